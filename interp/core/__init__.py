@@ -1,0 +1,1 @@
+"""Numbers and labels: nothing in here has ever heard of a transformer."""

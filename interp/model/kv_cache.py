@@ -1,0 +1,57 @@
+"""Keys and values of the tokens already seen, so that generation computes each token once."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.model.config import ModelConfig
+
+
+class KVCache:
+    """Room for `n_max` tokens of every layer, filled from the front; keys are stored rotated.
+
+    `keep` says which of them are real (None: all). The buffers are allocated once and written in place.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        rows: int,
+        n_max: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        shape = (config.n_layers, rows, n_max, config.kv_heads, config.head_width)
+        self.keys = torch.empty(shape, device=device, dtype=dtype)
+        self.values = torch.empty(shape, device=device, dtype=dtype)
+        self.length = 0
+        self.keep: Bool[Tensor, "b k"] | None = None
+
+    def room(self, n: int) -> None:
+        """ValueError unless `n` more tokens fit."""
+        n_max = self.keys.shape[2]
+        if self.length + n > n_max:
+            raise ValueError(f"the cache holds {self.length} of {n_max} tokens; {n} more do not fit")
+
+    def extended_keep(self, keep: Bool[Tensor, "b n"] | None, rows: int, n: int) -> Bool[Tensor, "b k"] | None:
+        """The keep-mask of everything seen once `n` more tokens are in; None as long as nothing is padded."""
+        if keep is None and self.keep is None:
+            return None
+        ones = torch.ones(rows, max(n, self.length), dtype=torch.bool, device=self.keys.device)
+        past = ones[:, : self.length] if self.keep is None else self.keep
+        return torch.cat((past, ones[:, :n] if keep is None else keep), 1)
+
+    def append(
+        self, layer: int, k: Float[Tensor, "b n g e"], v: Float[Tensor, "b n g e"]
+    ) -> tuple[Float[Tensor, "b k g e"], Float[Tensor, "b k g e"]]:
+        """Write one layer's new keys and values; returns views of everything seen so far."""
+        end = self.length + k.shape[1]
+        self.keys[layer, :, self.length : end] = k
+        self.values[layer, :, self.length : end] = v
+        return self.keys[layer, :, :end], self.values[layer, :, :end]
+
+    def advance(self, n: int, keep: Bool[Tensor, "b k"] | None) -> None:
+        """Count `n` tokens as seen, once every layer has them."""
+        self.length += n
+        self.keep = keep

@@ -1,0 +1,198 @@
+"""Questions and interventions as data, and the collector that carries them through one forward pass.
+
+A `Read` says what to record, an `Edit` what to change. A `Tap` holds both for ONE pass; modules call
+`at(tap, site, value)`, which applies the edits first and then answers the reads. Nothing is stored on the model, so
+nothing can leak into the next pass.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from interp.core.shapes import describe, nearest, shape_text
+from interp.model import sites
+from interp.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Read:
+    """Record `via(value)` at a site, or the metric's gradient there.
+
+    `via` runs at the site, so a reduction keeps only its result: `[batch, head]` instead of `[batch, head, q, k]`.
+    With `grad=True` the answer is d metric / d value (passed through `via`), given by `engine.observe`.
+    """
+
+    site: str
+    via: Callable[[Tensor], Tensor] | None = None
+    grad: bool = False
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace the value of a site by `change(value)`, on some batch rows or on all.
+
+    `change` gets a private copy (it may write into it) and must return the same shape.
+    """
+
+    site: str
+    change: Callable[[Tensor], Tensor]
+    rows: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Trace(Mapping[Read, Tensor]):
+    """The answers of one pass: indexed by `Read`, or by site name where only one read asks for it."""
+
+    answers: Mapping[Read, Tensor]
+
+    def __getitem__(self, key: Read | str) -> Tensor:
+        if isinstance(key, Read):
+            if key in self.answers:
+                return self.answers[key]
+            raise KeyError(f"nobody asked for {key}; asked: {sorted({r.site for r in self.answers})}")
+        matches = [read for read in self.answers if read.site == key]
+        if len(matches) == 1:
+            return self.answers[matches[0]]
+        if matches:
+            raise KeyError(f"{len(matches)} reads of {key!r}: index by the Read itself")
+        hint = nearest(key, {r.site for r in self.answers})
+        raise KeyError(f"nothing was read at {key!r}; {hint}")
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self.answers)
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+
+class Scope:
+    """The part of a tap that concerns one layer (or the parts outside the layers)."""
+
+    def __init__(self, tap: "Tap", prefix: str) -> None:
+        self._tap = tap
+        self._prefix = prefix
+        self._edits: dict[str, list[Edit]] = defaultdict(list)
+        self._reads: dict[str, list[Read]] = defaultdict(list)
+
+    def add(self, item: Read | Edit) -> None:
+        """File a read or an edit under its site."""
+        site = item.site.removeprefix(self._prefix)
+        if isinstance(item, Edit):
+            self._edits[site].append(item)
+        else:
+            self._reads[site].append(item)
+
+    def wants(self, *names: str) -> bool:
+        """Whether any of these sites is read or edited in this scope."""
+        return any(name in self._reads or name in self._edits for name in names)
+
+    def alters(self, *names: str) -> bool:
+        """Whether any of these sites is edited, or differentiated, so that its value must carry the computation."""
+        return any(
+            name in self._edits or any(read.grad for read in self._reads.get(name, ()))
+            for name in names
+        )
+
+    def visit(self, name: str, value: Tensor) -> Tensor:
+        """Apply this site's edits to `value`, answer its reads, and return what the forward pass goes on with."""
+        for edit in self._edits.get(name, ()):
+            value = _edited(edit, value)
+        for read in self._reads.get(name, ()):
+            value = self._tap.answer(read, value)
+        return value
+
+
+class Tap:
+    """Reads and edits of one forward pass; `values` holds the answers afterwards.
+
+    Example:
+        >>> tap = Tap(reads=[Read("blocks.0.attn.hook_pattern")])
+        >>> logits = model(tokens, tap)
+        >>> tap.values[tap.reads[0]].shape
+        torch.Size([1, 8, 12, 12])
+    """
+
+    def __init__(self, reads: Iterable[Read] = (), edits: Iterable[Edit] = ()) -> None:
+        self.reads = tuple(dict.fromkeys(reads))
+        self.edits = tuple(edits)
+        self.values: dict[Read, Tensor] = {}
+        self.live: dict[Read, Tensor] = {}
+        """Tensors in the graph, one for each `Read(grad=True)`."""
+        self._scopes: dict[int | None, Scope] = {}
+
+    def open(self, config: ModelConfig, start: int, stop: int | None) -> None:
+        """Check every site against the model and the layers that will run; refuse what could not be answered."""
+        self._scopes, self.values, self.live = {}, {}, {}
+        for item in (*self.reads, *self.edits):
+            _, layer = sites.find(item.site, config)
+            if not _will_run(item.site, layer, start, stop, config):
+                last = "the logits" if stop is None else f"the residual entering block {stop}"
+                raise ValueError(
+                    f"{type(item).__name__} of {item.site!r} would never run: this pass goes from "
+                    f"block {start} to {last}"
+                )
+            prefix = "" if layer is None else f"blocks.{layer}."
+            self._scopes.setdefault(layer, Scope(self, prefix)).add(item)
+        if any(read.grad for read in self.reads) and not torch.is_grad_enabled():
+            raise ValueError("Read(grad=True) requires gradients; this pass runs under torch.no_grad()")
+
+    def scope(self, layer: int | None = None) -> Scope | None:
+        """What concerns one layer (None: outside the blocks), or None where nobody asks for anything."""
+        return self._scopes.get(layer)
+
+    def answer(self, read: Read, value: Tensor) -> Tensor:
+        """Store the answer to one read; returns the value to go on with (a leaf, if it starts the graph)."""
+        if read.grad:
+            value = value if value.requires_grad else value.detach().requires_grad_()
+            self.live[read] = value
+        else:
+            seen = value.detach()
+            self.values[read] = compact(seen if read.via is None else read.via(seen))
+        return value
+
+
+def at(tap: Scope | None, name: str, value: Tensor) -> Tensor:
+    """Pass `value` through the site `name`: the only line a module needs to make a tensor observable."""
+    return value if tap is None else tap.visit(name, value)
+
+
+def compact(value: Tensor) -> Tensor:
+    """The tensor itself, or a copy where it is a view that would keep a larger tensor alive."""
+    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+
+
+def _will_run(
+    site: str, layer: int | None, start: int, stop: int | None, config: ModelConfig
+) -> bool:
+    if layer is not None:
+        return start <= layer < (config.n_layers if stop is None else stop)
+    return start == 0 if site in sites.EMBEDDING_SITES else stop is None
+
+
+def _edited(edit: Edit, value: Tensor) -> Tensor:
+    rows = None if edit.rows is None else _row_index(edit, value)
+    part = value.clone() if rows is None else value.index_select(0, rows)
+    try:
+        new = edit.change(part)
+    except Exception as cause:
+        raise RuntimeError(f"the edit of {edit.site!r} failed on shape {shape_text(part.shape)}: {cause}") from cause
+    if not isinstance(new, Tensor) or new.shape != part.shape:
+        site = sites.BLOCK_SITES + sites.MODEL_SITES
+        axes = next(s.axes for s in site if edit.site.endswith(s.name))
+        got = shape_text(new.shape) if isinstance(new, Tensor) else type(new).__name__
+        raise ValueError(
+            f"the edit of {edit.site!r} must return shape {shape_text(part.shape)} {describe(axes)}, got {got}"
+        )
+    new = new.to(value.dtype)
+    return new if rows is None else value.index_copy(0, rows, new)
+
+
+def _row_index(edit: Edit, value: Tensor) -> Tensor:
+    assert edit.rows is not None
+    n = value.shape[0]
+    if not edit.rows or min(edit.rows) < 0 or max(edit.rows) >= n:
+        raise ValueError(f"the edit of {edit.site!r} names rows {edit.rows}, the batch has rows 0 to {n - 1}")
+    return torch.tensor(edit.rows, device=value.device)
