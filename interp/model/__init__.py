@@ -16,12 +16,14 @@ from interp.model.kv_cache import KVCache
 from interp.model.sites import Site
 from interp.model.tap import Edit, Read, Tap, Trace
 from interp.model.transformer import Transformer, mean_next_token_loss, next_token_loss
+from interp.model.weights import LayerWeights, Weights
 
 __all__ = [
     "MLP",
     "Edit",
     "KVCache",
     "LayerNorm",
+    "LayerWeights",
     "Learned",
     "LinearScaling",
     "Llama3Scaling",
@@ -35,6 +37,7 @@ __all__ = [
     "Tap",
     "Trace",
     "Transformer",
+    "Weights",
     "mean_next_token_loss",
     "next_token_loss",
 ]

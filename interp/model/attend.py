@@ -11,10 +11,15 @@ from torch import Tensor
 from interp.model.mask import Mask
 from interp.model.tap import Scope, at
 
-Heads = Float[Tensor, "b p h e"]
 
-
-def attend(q: Heads, k: Heads, v: Heads, mask: Mask, scale: float, tap: Scope | None) -> Heads:
+def attend(
+    q: Float[Tensor, "b q h e"],
+    k: Float[Tensor, "b k g e"],
+    v: Float[Tensor, "b k g e"],
+    mask: Mask,
+    scale: float,
+    tap: Scope | None,
+) -> Float[Tensor, "b q h e"]:
     """softmax(scale * q k^T + mask) v per head, `[batch, pos, head, d_head]`; key/value heads may be grouped."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if tap is not None and tap.wants("attn.hook_attn_scores", "attn.hook_pattern"):

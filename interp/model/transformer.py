@@ -89,7 +89,7 @@ class Transformer(nn.Module):
         return self.embed.weight.dtype
 
     def _embedded(
-        self, tokens: Int[Tensor, "b p"], positions: Int[Tensor, "b p"], tap: Scope | None
+        self, tokens: Int[Tensor, "b p"], positions: Int[Tensor, "#b p"], tap: Scope | None
     ) -> Float[Tensor, "b p d"]:
         resid = at(tap, "hook_embed", self.embed(tokens))
         if self.pos_embed is None:

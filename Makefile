@@ -1,0 +1,44 @@
+# Everything here starts from a fresh clone with Python >= 3.11 and make; the first target run builds .venv.
+
+# 3.11 first: there the pinned PyTorch is the small CPU build (see the README for another one).
+RECENT := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c '$(RECENT)' 2>&- && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+$(READY): pyproject.toml
+	@"$(PYTHON)" -c '$(RECENT)' \
+		|| { echo "Python >= 3.11 is required, got '$(PYTHON)'; name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY) ## write the analysis page of the demo model to out/demo
+	$(BIN)/interp report --model demo-4l --out out/demo
+	@echo "Open in a browser:" && ls $(CURDIR)/out/demo/*.html
+
+test: $(READY) ## run the test suite
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## style, format and types, as a commit must pass them
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## let ruff fix what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## every speed claim, one JSON line each
+	@set -e; for script in experiments/bench/*.py; do $(BIN)/python "$$script"; done
+
+clean: ## remove the virtual environment, caches and generated pages
+	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find interp tests experiments -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,400 @@
+"""Train one of the two demo models from plain-text files and generated sentences, and measure its card.
+
+Question: does a model of under two million parameters, trained for minutes on a CPU, grow a real induction head, learn
+a table of facts and the indirect-object task, and when does the phase change come?
+
+    python experiments/train_zoo.py --model demo-attn-2l --texts a.txt b.txt
+
+Every row of 128 tokens starts with BOS and is prose, a repeated random sequence, indirect-object sentences or facts.
+Writes `<out>/<model>/` (weights, config, tokenizer, card, log, a few checkpoints around the phase change) and
+`<series>/<model>/` (an fp16 checkpoint at every evaluation). Same seed, machine and thread count: same bytes.
+"""
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+from jaxtyping import Int
+from safetensors.torch import save
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from tqdm import tqdm
+
+from interp.model import MLP, LayerNorm, Learned, ModelConfig, Rotary, Transformer, mean_next_token_loss
+from interp.zoo import measure, tasks
+
+BOS = "<|bos|>"
+WIDTH = 128
+CONFIGS: Mapping[str, ModelConfig] = {
+    "demo-attn-2l": ModelConfig(
+        n_layers=2, d_model=128, n_heads=8, d_head=16, n_ctx=WIDTH, d_vocab=1024, position=Rotary(), norm=LayerNorm()
+    ),
+    "demo-4l": ModelConfig(
+        n_layers=4, d_model=160, n_heads=8, d_head=20, n_ctx=WIDTH, d_vocab=1024,
+        position=Learned(), norm=LayerNorm(), mlp=MLP(d_mlp=640, act="gelu_new"),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainZoo:
+    """Train a demo model and write its folder."""
+
+    texts: tuple[Path, ...]
+    """Plain-text prose files; a Project Gutenberg header and licence are stripped."""
+    model: str = "demo-attn-2l"
+    """Which model of CONFIGS to train."""
+    steps: int = 4000
+    """Optimiser steps."""
+    batch: int = 32
+    """Rows of 128 tokens per step."""
+    learning_rate: float = 2e-3
+    """Peak of the cosine."""
+    warm_up: int = 100
+    """Steps of linear warm-up."""
+    weight_decay: float = 0.05
+    """AdamW's decay of all matrices."""
+    mix: tuple[float, float, float, float] = (0.25, 0.40, 0.20, 0.15)
+    """Shares of prose, repeated random tokens, indirect objects and facts."""
+    seed: int = 0
+    """Seed of weights and data."""
+    threads: int = 1
+    """CPU threads of torch."""
+    evaluate_every: int = 50
+    """Steps between evaluations; each is a row of the log and a checkpoint of the series."""
+    held_out_prose: float = 0.05
+    """Share of each text, at its end, that is never trained on."""
+    licence: str = "public-domain prose; generated sentences and fact table made for this package"
+    """What the card says about the data."""
+    shipped: int = 4
+    """Checkpoints around the phase change that go into the model's folder."""
+    out: Path = Path("interp/zoo/weights")
+    """Where the finished model goes."""
+    series: Path = Path("out/zoo")
+    """Where the whole checkpoint series goes."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """One prose file without its frame."""
+
+    title: str
+    train: str
+    validation: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The small held-out sample that is measured at every evaluation."""
+
+    prose_bp: Int[Tensor, "b p"]
+    repeats_bp: Int[Tensor, "b p"]
+    indirect_objects: tuple[tasks.IndirectObject, ...]
+    facts: tuple[tasks.FactPrompt, ...]
+
+
+# --- text -----------------------------------------------------------------------------------------------------------
+
+
+def read_text(path: Path, held_out: float) -> Text:
+    """The prose of a file: no Gutenberg frame, line ends as \\n, the last `held_out` share split off."""
+    raw = path.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
+    body = re.sub(r"\A.*?\*\*\* ?START OF TH[^\n]*\n", "", raw, count=1, flags=re.DOTALL)
+    body = re.sub(r"(End of (the )?Project Gutenberg|\*\*\* ?END OF TH).*\Z", "", body, count=1, flags=re.DOTALL).strip()
+    found = {key: re.search(rf"^{key}: (.+)$", raw[:3000], re.MULTILINE) for key in ("Title", "Author")}
+    title = ", ".join(match[1].strip() for match in found.values() if match) or path.stem
+    cut = int(len(body) * (1 - held_out))
+    return Text(title, body[:cut], body[cut:])
+
+
+def train_tokenizer(texts: Iterable[Text], facts: Iterable[tasks.FactPrompt], size: int) -> Tokenizer:
+    """A byte-level BPE over the training mix; every name of the indirect-object task becomes one token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[BOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    sentences = [s.text for s in tasks.indirect_objects(np.random.default_rng(0), 40_000)]
+    sentences += [fact.text for fact in facts] * 5
+    tokenizer.train_from_iterator([*(text.train for text in texts), *sentences], trainer)
+    split = [name for name in tasks.NAMES if len(tokenizer.encode(f" {name}").ids) != 1]
+    if split or tokenizer.token_to_id(BOS) != 0:
+        raise ValueError(f"every name must be one token and {BOS} id 0; these names are several: {split}")
+    return tokenizer
+
+
+class Mixture:
+    """Training rows: prose, repeated random tokens, indirect-object sentences and facts in fixed shares."""
+
+    def __init__(self, tokenizer: Tokenizer, prose: Tensor, facts: Iterable[tasks.FactPrompt]) -> None:
+        self.tokenizer = tokenizer
+        self.prose = prose.numpy()
+        self.facts = [np.array(e.ids) for e in tokenizer.encode_batch([f"{fact.text}\n" for fact in facts])]
+        self.size = tokenizer.get_vocab_size()
+
+    def batch(self, rng: np.random.Generator, rows: int, shares: tuple[float, ...]) -> Int[Tensor, "b p"]:
+        """Rows of `WIDTH` tokens, each of a kind drawn by `shares`; all start with BOS (id 0)."""
+        makers = (self._prose, self._repeats, self._indirect_objects, self._facts)
+        kinds = rng.choice(len(makers), size=rows, p=shares)
+        return torch.from_numpy(np.stack([[0, *makers[kind](rng)[: WIDTH - 1]] for kind in kinds]))
+
+    def _prose(self, rng: np.random.Generator) -> np.ndarray:
+        start = rng.integers(0, len(self.prose) - WIDTH)
+        return self.prose[start : start + WIDTH]
+
+    def _repeats(self, rng: np.random.Generator) -> np.ndarray:
+        """A random period per row, so that no fixed distance does the work of matching."""
+        period = int(rng.integers(8, 61))
+        vocab = range(1, self.size)
+        return tasks.repeated_tokens(rng, 1, period=period, repeats=WIDTH // period + 1, vocab=vocab)[0].numpy()
+
+    def _indirect_objects(self, rng: np.random.Generator) -> np.ndarray:
+        sentences = [f"{s.text}\n" for s in tasks.indirect_objects(rng, 12)]
+        return np.concatenate([e.ids for e in self.tokenizer.encode_batch(sentences)])
+
+    def _facts(self, rng: np.random.Generator) -> np.ndarray:
+        return np.concatenate([self.facts[i] for i in rng.integers(0, len(self.facts), size=24)])
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+def optimiser(model: Transformer, plan: TrainZoo) -> torch.optim.AdamW:
+    """AdamW; matrices decay, biases and norm gains do not."""
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": plan.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=plan.learning_rate, betas=(0.9, 0.98))
+
+
+def rate(step: int, plan: TrainZoo) -> float:
+    """Learning rate of a step: linear warm-up, then a cosine to zero."""
+    warm = min(1.0, (step + 1) / plan.warm_up)
+    return plan.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / plan.steps))
+
+
+def evaluate(model: Transformer, tokenizer: Tokenizer, sample: Probe) -> dict[str, float]:
+    """The columns of the log that are measured on held-out material."""
+    losses = measure.token_losses(model, sample.prose_bp)
+    induction = measure.induction_scores(model, sample.repeats_bp, period=25)
+    facts = measure.completes(model, encoder(tokenizer), 0, fact_pairs(sample.facts))
+    margins = measure.answer_margins(model, encoder(tokenizer), 0, sample.indirect_objects)
+    return {
+        "validation_loss": float(losses.mean()),
+        "in_context_learning_score": measure.in_context_learning_score(losses, late=120, early=20),
+        "best_induction_score": float(induction.max()),
+        "facts_held_out_phrasing": float(facts.float().mean()),
+        "indirect_object_unseen_pairs": float((margins > 0).float().mean()),
+    }
+
+
+def probe(validation: Int[Tensor, "n"], d_vocab: int) -> Probe:
+    """A fixed small sample: prose windows 100 tokens apart, repeats, unseen name pairs, unseen phrasings."""
+    return Probe(
+        measure.prose_windows(validation, width=WIDTH, stride=100, bos=0)[:: max(1, len(validation) // 12_800)],
+        tasks.repeated_tokens(np.random.default_rng(1), 10, period=25, repeats=4, vocab=d_vocab, bos=0),
+        tasks.indirect_objects(np.random.default_rng(2), 192, held_out=True),
+        tasks.held_out_fact_prompts(tasks.load_facts())[::2],
+    )
+
+
+def train(plan: TrainZoo, model: Transformer, data: Mixture, sample: Probe) -> list[dict[str, float]]:
+    """Train in place; returns the log and writes it, with a checkpoint, at every evaluation."""
+    rng = np.random.default_rng(plan.seed)
+    adam = optimiser(model, plan)
+    log: list[dict[str, float]] = []
+    recent: list[float] = []
+    for step in tqdm(range(plan.steps + 1), desc=plan.model, mininterval=10):
+        if step % plan.evaluate_every == 0 or step in (1, 4, 16) or step == plan.steps:
+            record = {"step": step, "tokens": step * plan.batch * WIDTH, "train_loss": float(np.mean(recent or [np.nan]))}
+            log.append(record | evaluate(model, data.tokenizer, sample))
+            recent.clear()
+            keep_progress(plan, model, log)
+        if step < plan.steps:
+            recent.append(train_step(model, adam, data.batch(rng, plan.batch, plan.mix), rate(step, plan)))
+    return log
+
+
+def train_step(model: Transformer, adam: torch.optim.AdamW, tokens_bp: Int[Tensor, "b p"], lr: float) -> float:
+    """One update with clipped gradients; returns the loss before it, in nats per token."""
+    for group in adam.param_groups:
+        group["lr"] = lr
+    loss = mean_next_token_loss(model(tokens_bp), tokens_bp)
+    adam.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    adam.step()
+    return float(loss.detach())
+
+
+def keep_progress(plan: TrainZoo, model: Transformer, log: list[dict[str, float]]) -> None:
+    """Write the log so far and an fp16 checkpoint into the series folder, and show the last line."""
+    folder = plan.series / plan.model
+    half = {name: value.half() for name, value in model.state_dict().items()}
+    write(folder / f"step{log[-1]['step']:05.0f}.safetensors", save(half))
+    write(folder / "training_log.csv", log_csv(log))
+    tqdm.write("  ".join(f"{name} {value:.4g}" for name, value in log[-1].items()))
+
+
+def log_csv(log: list[dict[str, float]]) -> bytes:
+    """The log as CSV text, one row per evaluation."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(log[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: f"{value:.6g}" for name, value in row.items()} for row in log)
+    return text.getvalue().encode()
+
+
+# --- the finished model ---------------------------------------------------------------------------------------------
+
+
+def measured(model: Transformer, tokenizer: Tokenizer, validation: Tensor) -> dict[str, dict[str, object]]:
+    """Every number of the card with its count and its definition in words."""
+    encode = encoder(tokenizer)
+    rows = measure.prose_windows(validation, width=WIDTH, stride=WIDTH - 1, bos=0)
+    sliding = measure.token_losses(model, measure.prose_windows(validation, width=WIDTH, stride=20, bos=0))
+    repeats = tasks.repeated_tokens(np.random.default_rng(1), 10, period=25, repeats=4, vocab=tokenizer.get_vocab_size(), bos=0)
+    induction = measure.induction_scores(model, repeats, period=25)
+    layer, head = divmod(int(induction.argmax()), induction.shape[1])
+    facts = tasks.load_facts()
+    trained, unseen = tasks.trained_fact_prompts(facts), tasks.held_out_fact_prompts(facts)
+    pairs = tasks.indirect_objects(np.random.default_rng(2), 2000, held_out=True)
+    margins = measure.answer_margins(model, encode, 0, pairs)
+    top1 = measure.completes(model, encode, 0, [(p.prompt, p.answer) for p in pairs])
+    return {
+        "validation_loss": entry(
+            float(measure.token_losses(model, rows).mean()), rows.shape[0] * (WIDTH - 1),
+            "nats per token on held-out prose, rows of BOS and 127 tokens; n = tokens",
+        ),
+        "in_context_learning_score": entry(
+            measure.in_context_learning_score(sliding, late=120, early=20), len(sliding),
+            "mean loss at token index 120 minus at index 20 (BOS is index 0) in rows of 128 of held-out prose, one "
+            "every 20 tokens, nats; negative = context helps; n = rows",
+        ),
+        "best_induction_score": entry(
+            float(induction.max()), len(repeats),
+            "prefix-matching score: BOS and 25 distinct random tokens four times; attention to the tokens after "
+            "earlier occurrences of the query's token, summed per query, mean over queries; n = rows",
+        ) | {"head": f"{layer}.{head}"},
+        "facts_trained_phrasings": entry(
+            share(measure.completes(model, encode, 0, fact_pairs(trained))), len(trained),
+            f"greedy decoding writes exactly the object and the full stop; n = {len(facts)} facts x 4 phrasings",
+        ),
+        "facts_held_out_phrasing": entry(
+            share(measure.completes(model, encode, 0, fact_pairs(unseen))), len(unseen),
+            "the same in one phrasing per relation that training never contains; n = facts",
+        ),
+        "indirect_object_unseen_pairs": entry(
+            share(margins > 0), len(pairs),
+            "logit of the receiver above logit of the giver, name pairs that training never contains in either role; "
+            "n = sentences",
+        ),
+        "indirect_object_unseen_pairs_top1": entry(
+            share(top1), len(pairs), "the receiver's name is the most likely next token; n = sentences"
+        ),
+    }  # fmt: skip
+
+
+def entry(value: float, n: int, definition: str) -> dict[str, object]:
+    """One measured number of the card."""
+    return {"value": round(value, 4), "n": n, "definition": definition}
+
+
+def phase_change_steps(log: list[dict[str, float]], count: int) -> list[int]:
+    """The first steps at which the induction score passes 5 % .. 95 % of its last value, `count` levels."""
+    levels = np.linspace(0.05, 0.95, count) * log[-1]["best_induction_score"]
+    return sorted({next(int(r["step"]) for r in log if r["best_induction_score"] >= level) for level in levels})
+
+
+def write_model(plan: TrainZoo, model: Transformer, tokenizer: Tokenizer, log: list, card: dict) -> None:
+    """The model's folder, every file under a temporary name first."""
+    folder = plan.out / plan.model
+    for step in phase_change_steps(log, plan.shipped) if plan.shipped else []:
+        source = plan.series / plan.model / f"step{step:05}.safetensors"
+        write(folder / "checkpoints" / f"step{step}.safetensors", source.read_bytes())
+    write(folder / "tokenizer.json", tokenizer.to_str(pretty=False).encode())
+    write(folder / "config.json", as_json(model.config.to_dict()))
+    write(folder / "training_log.csv", log_csv(log))
+    write(folder / "card.json", as_json(card))
+    write(folder / "model.safetensors", save(model.state_dict()))
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(content)
+    os.replace(part, path)
+
+
+def as_json(value: object) -> bytes:
+    """Readable JSON with a final line end."""
+    return (json.dumps(value, indent=2, default=str) + "\n").encode()
+
+
+def encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """Words -> ids without BOS."""
+    return lambda text: tokenizer.encode(text).ids
+
+
+def fact_pairs(prompts: Iterable[tasks.FactPrompt]) -> list[tuple[str, str]]:
+    """(prompt, object and full stop), what `measure.completes` asks for."""
+    return [(p.prompt, f"{p.answer}.") for p in prompts]
+
+
+def share(verdicts: Tensor) -> float:
+    """The fraction of True."""
+    return float(verdicts.float().mean())
+
+
+def run(plan: TrainZoo) -> None:
+    """Read the texts, train the tokenizer and the model, measure it, write everything."""
+    torch.set_num_threads(plan.threads)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(plan.seed)
+    texts = [read_text(path, plan.held_out_prose) for path in plan.texts]
+    facts = tasks.trained_fact_prompts(tasks.load_facts())
+    model = Transformer(CONFIGS[plan.model])
+    tokenizer = train_tokenizer(texts, facts, model.config.d_vocab)
+    encode = encoder(tokenizer)
+    prose = torch.tensor([token for text in texts for token in encode(text.train)])
+    validation = torch.tensor([token for text in texts for token in encode(text.validation)])
+    start = time.monotonic()
+    log = train(plan, model, Mixture(tokenizer, prose, facts), probe(validation, model.config.d_vocab))
+    minutes = (time.monotonic() - start) / 60
+    card = {
+        "model": plan.model,
+        "measured": measured(model, tokenizer, validation),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "tokens_trained": plan.steps * plan.batch * WIDTH,
+        "training_minutes": round(minutes, 1),
+        "prose": [text.title for text in texts],
+        "prose_tokens": {"train": len(prose), "held_out": len(validation)},
+        "licence": plan.licence,
+        "plan": {k: v for k, v in asdict(plan).items() if k not in ("texts", "out", "series")},
+        "versions": {"torch": torch.__version__, "numpy": np.__version__},
+        "date": date.today().isoformat(),
+    }
+    write_model(plan, model, tokenizer, log, card)
+    tqdm.write(as_json(card).decode())
+
+
+if __name__ == "__main__":
+    run(tyro.cli(TrainZoo))

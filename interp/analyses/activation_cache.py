@@ -1,0 +1,134 @@
+"""The activations of one pass under their site names, with the residual stream's accessors on them."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from einops import einsum
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.analyses import residual
+from interp.analyses.residual import Parts
+from interp.core.shapes import nearest
+from interp.model.sites import full_name
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+
+Key = str | tuple[str, int] | tuple[str, int, str]
+
+
+class ActivationCache(Mapping[str, Tensor]):
+    """What `run_with_cache` recorded. Index by site name, or in shorthand: `cache["pattern", 3]`.
+
+    A negative layer counts from the end. Accessors that split the stream check that the parts sum to the whole and
+    raise `IncompleteSumError` if they do not.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], model: Transformer, *, batched: bool = True) -> None:
+        self._values = dict(values)
+        self.model = model
+        self.batched = batched
+
+    def __getitem__(self, key: Key) -> Tensor:
+        name = key if isinstance(key, str) else self._named(*key)
+        found = self._values.get(name)
+        if found is None:
+            found = self._values.get(full_name(name)) if "hook_" not in name else None
+        if found is None:
+            raise KeyError(f"{name!r} was not recorded; {nearest(name, self._values)}")
+        return found
+
+    def _named(self, short: str, layer: int, part: str | None = None) -> str:
+        n = self.model.config.n_layers
+        if not -n <= layer < n:
+            raise KeyError(f"layers are 0 to {n - 1}, got {layer}")
+        return full_name(short, layer % n, part)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        megabytes = sum(v.nbytes for v in self._values.values()) / 2**20
+        return f"ActivationCache({len(self)} activations, {megabytes:.1f} MiB)"
+
+    def to(self, device: torch.device | str) -> "ActivationCache":
+        """The same activations on another device (the model stays where it is)."""
+        moved = {name: value.to(device) for name, value in self._values.items()}
+        return ActivationCache(moved, self.model, batched=self.batched)
+
+    def remove_batch_dim(self) -> "ActivationCache":
+        """The activations of the only row, without the batch axis; ValueError if there are several rows."""
+        if not self.batched:
+            return self
+        rows = {value.shape[0] for value in self._values.values()}
+        if rows != {1}:
+            raise ValueError(f"the batch axis can be dropped for one row only, got {sorted(rows)}")
+        return ActivationCache({n: v[0] for n, v in self._values.items()}, self.model, batched=False)
+
+    def accumulated_resid(self, layer: int | None = None, *, incl_mid: bool = False) -> Parts:
+        """The stream at each depth up to `layer`, `[depth, batch, pos, d_model]`, for a lens."""
+        return residual.accumulated(self._rows(), self.model, layer, incl_mid=incl_mid)
+
+    def decompose_resid(self, layer: int | None = None) -> Parts:
+        """Embeddings and every sublayer's addition before depth `layer`, `[component, batch, pos, d_model]`."""
+        return residual.by_sublayer(self._rows(), self.model, layer)
+
+    def stack_head_results(self, layer: int | None = None) -> Parts:
+        """Every head's write and the remainder, `[component, batch, pos, d_model]`."""
+        return residual.by_head(self._rows(), self.model, layer)
+
+    def head_source_results(self, layer: int, pos: int = -1) -> Float[Tensor, "h k b d"]:
+        """What each head moved to `pos` from each source position, `[head, source, batch, d_model]`."""
+        return residual.by_source(self._rows(), self.model, layer, pos)
+
+    def stack_neuron_results(self, layer: int, pos: int = -1) -> Parts:
+        """Every neuron's write at `pos`, `[neuron + 1, batch, d_model]`, the last one b_out."""
+        return residual.by_neuron(self._rows(), self.model, layer, pos)
+
+    def apply_ln_to_stack(self, stack: Float[Tensor, "c b p d"]) -> Float[Tensor, "c b p d"]:
+        """Parts of the stream through the final norm with its scale frozen (gamma applied, beta left out).
+
+        The right norm for attribution; a lens recomputes the scale instead: `model.transformer.read_out`.
+        """
+        norm = self.model.ln_final
+        scale = norm.scale(residual.stream(self._rows(), self.model, None))
+        return norm.frozen(stack, scale)
+
+    def logit_attrs(
+        self, parts: Parts, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None = None, *, pos: int = -1
+    ) -> Parts:
+        """Each part's contribution to the logit (or logit difference) at `pos`, `[component + 1, batch]`.
+
+        The last row, `final_bias`, is beta W_U + b_U. For complete parts the sum is checked against the logits that
+        the final residual gives.
+        """
+        weights, model = Weights(self.model), self.model
+        final = residual.stream(self._rows(), model, None)[:, pos]
+        direction, bias = logit_direction(weights, answer, wrong)
+        pulled = model.ln_final.pull_back(direction, model.ln_final.scale(final))
+        values = einsum(parts.values[:, :, pos], pulled, "c b d, b d -> c b")
+        stacked = torch.cat((values, bias[None]))
+        if parts.complete:
+            logits = model.read_out(final)
+            whole = logits.gather(1, answer[:, None])[:, 0]
+            if wrong is not None:
+                whole = whole - logits.gather(1, wrong[:, None])[:, 0]
+            residual.check_sum(stacked, whole, "logit attribution", model.dtype)
+        return Parts(stacked, (*parts.labels, "final_bias"), complete=parts.complete)
+
+    def _rows(self) -> Mapping[str, Tensor]:
+        return self if self.batched else {name: value[None] for name, value in self._values.items()}
+
+
+def logit_direction(
+    weights: Weights, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None
+) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b"]]:
+    """The unembedding direction of a logit (difference), and the constant beta W_U + b_U along it."""
+    direction, constant = weights.W_U.mT[answer], weights.b_U[answer]
+    if wrong is not None:
+        direction = direction - weights.W_U.mT[wrong]
+        constant = constant - weights.b_U[wrong]
+    return direction, constant + einsum(direction, weights.final_beta, "b d, d -> b")

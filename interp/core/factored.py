@@ -1,0 +1,131 @@
+"""A matrix kept as the product of two thin factors, and the questions that need only the factors."""
+
+from dataclasses import dataclass
+from typing import overload
+
+import torch
+from jaxtyping import Complex, Float
+from torch import Tensor
+
+from interp.core.shapes import shape_text
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredMatrix:
+    """`A @ B` with A `[... left mid]` and B `[... mid right]`; leading dimensions (layer, head) are batched.
+
+    Nothing forms the `left x right` product unless `AB` is asked for. Spectra and norms are computed in float32 at
+    least. Row-vector convention: `x @ M`.
+
+    Example:
+        >>> FactoredMatrix(torch.ones(5, 2), torch.ones(2, 7)).norm()
+        tensor(11.8322)
+    """
+
+    A: Float[Tensor, "... left mid"]
+    B: Float[Tensor, "... mid right"]
+
+    def __post_init__(self) -> None:
+        if self.A.shape[-1] != self.B.shape[-2]:
+            raise ValueError(
+                f"A @ B requires matching inner sizes, got A {shape_text(self.A.shape)} and B {shape_text(self.B.shape)}"
+            )
+        lead = torch.broadcast_shapes(self.A.shape[:-2], self.B.shape[:-2])
+        object.__setattr__(self, "A", self.A.expand(*lead, *self.A.shape[-2:]))
+        object.__setattr__(self, "B", self.B.expand(*lead, *self.B.shape[-2:]))
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the product."""
+        return torch.Size((*self.A.shape[:-1], self.B.shape[-1]))
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of the product."""
+        return self.A.ndim
+
+    @property
+    def AB(self) -> Float[Tensor, "... left right"]:
+        """The full product; this is where the memory goes."""
+        return self.A @ self.B
+
+    @property
+    def BA(self) -> Float[Tensor, "... mid mid"]:
+        """The small product in the other order, which shares its nonzero eigenvalues with AB (square AB only)."""
+        if self.shape[-1] != self.shape[-2]:
+            raise ValueError(f"BA requires a square product, got {shape_text(self.shape)}")
+        return self.B @ self.A
+
+    @property
+    def T(self) -> "FactoredMatrix":
+        """The transpose of the product."""
+        return FactoredMatrix(self.B.mT, self.A.mT)
+
+    def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> "FactoredMatrix":
+        """Select along the leading dimensions: `OV[3, 7]` is head 7 of layer 3."""
+        depth = len(index) if isinstance(index, tuple) else 1
+        if depth > self.ndim - 2:
+            raise IndexError(
+                f"{self.ndim - 2} leading dimensions can be indexed, got {depth}; the product's rows and columns "
+                "are selected on .A and .B"
+            )
+        return FactoredMatrix(self.A[index], self.B[index])
+
+    @overload
+    def __matmul__(self, other: "FactoredMatrix") -> "FactoredMatrix": ...
+    @overload
+    def __matmul__(self, other: Tensor) -> "FactoredMatrix | Tensor": ...
+    def __matmul__(self, other: "FactoredMatrix | Tensor") -> "FactoredMatrix | Tensor":
+        """Product with a matrix or a factored matrix (factored) or with a vector (a tensor)."""
+        if isinstance(other, FactoredMatrix):
+            mid = self.B @ other.A
+            small_left = self.A.shape[-1] <= other.B.shape[-2]
+            if small_left:
+                return FactoredMatrix(self.A, mid @ other.B)
+            return FactoredMatrix(self.A @ mid, other.B)
+        if other.ndim == 1:
+            return self.A @ (self.B @ other)
+        return FactoredMatrix(self.A, self.B @ other)
+
+    def __rmatmul__(self, other: Tensor) -> "FactoredMatrix | Tensor":
+        """Product with a matrix (factored) or a row vector (a tensor) on the left."""
+        if other.ndim == 1:
+            return (other @ self.A).unsqueeze(-2).matmul(self.B).squeeze(-2)
+        return FactoredMatrix(other @ self.A, self.B)
+
+    def __mul__(self, scalar: float | Tensor) -> "FactoredMatrix":
+        """The product scaled by one number."""
+        return FactoredMatrix(self.A * scalar, self.B)
+
+    __rmul__ = __mul__
+
+    def norm(self) -> Float[Tensor, "..."]:
+        """Frobenius norm through the Gram matrices of the factors: `sqrt(tr(A^T A B B^T))`."""
+        a, b = _wide(self.A), _wide(self.B)
+        square = ((a.mT @ a) * (b @ b.mT)).sum((-2, -1))
+        return square.clamp_min(0).sqrt()
+
+    def trace(self) -> Float[Tensor, "..."]:
+        """Trace of a square product, read off the small one."""
+        return self.BA.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    def eigenvalues(self) -> Complex[Tensor, "... mid"]:
+        """The `mid` eigenvalues of a square product that can be nonzero, from BA; order is arbitrary."""
+        return torch.linalg.eigvals(_wide(self.BA))
+
+    def svd(self) -> tuple[Tensor, Tensor, Tensor]:
+        """U `[... left mid]`, S `[... mid]` descending, V `[... right mid]` with `AB = U diag(S) V^T`.
+
+        Signs are arbitrary, and so are rotations among equal singular values.
+        """
+        qa, ra = torch.linalg.qr(_wide(self.A))
+        qb, rb = torch.linalg.qr(_wide(self.B).mT)
+        u, s, vh = torch.linalg.svd(ra @ rb.mT, full_matrices=False)
+        return qa @ u, s, qb @ vh.mT
+
+    def __repr__(self) -> str:
+        return f"FactoredMatrix({shape_text(self.shape)}, rank <= {self.A.shape[-1]})"
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,1 @@
+"""The imperative shell: batches, passes, generation, runs and their records."""

@@ -1,0 +1,114 @@
+"""From text to token ids and back, with one rule for the beginning-of-sequence token: once, or not at all."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from interp.engine.batch import Batch, Side
+
+Prompts = str | Sequence[str] | Tensor | Batch
+"""What every analysis accepts: a text, several texts, token ids `[pos]` or `[batch, pos]`, or a batch."""
+
+
+class Tokenizer(Protocol):
+    """What we need of a tokenizer; `families.tokenizer` adapts the two common libraries to it."""
+
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text alone, no special token added."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these ids, special tokens included."""
+        ...
+
+    def piece(self, token: int) -> str:
+        """The text of one token, leading space included."""
+        ...
+
+
+class Text:
+    """Tokenisation for one model: prompts in, batches out."""
+
+    def __init__(self, tokenizer: Tokenizer | None, n_ctx: int, d_vocab: int) -> None:
+        self._tokenizer = tokenizer
+        self.n_ctx = n_ctx
+        self.d_vocab = d_vocab
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; ValueError if the model came without one."""
+        if self._tokenizer is None:
+            raise ValueError("this model has no tokenizer: pass token ids, or give a tokenizer when loading")
+        return self._tokenizer
+
+    def batch(self, prompts: Prompts, *, prepend_bos: bool = True, side: Side = "right") -> Batch:
+        """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
+
+        Errors: ValueError for an empty prompt, an over-long one, or ids outside the vocabulary.
+        """
+        if isinstance(prompts, Batch):
+            return self._checked(prompts)
+        if isinstance(prompts, Tensor):
+            return self._checked(Batch(prompts[None] if prompts.ndim == 1 else prompts))
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if not texts:
+            raise ValueError("at least one prompt is required, got none")
+        rows = [self.ids(text, prepend_bos=prepend_bos) for text in texts]
+        bos = prepend_bos and self.tokenizer.bos_id is not None
+        return self._checked(Batch.of(rows, pad_id=self.tokenizer.pad_id, side=side, bos=bos))
+
+    def ids(self, text: str, *, prepend_bos: bool = True) -> list[int]:
+        """Ids of one text, with BOS exactly once if asked for and if the tokenizer has one."""
+        if not text:
+            raise ValueError("the prompt is empty: at least one character is required")
+        ids = self.tokenizer.encode(text)
+        bos = self.tokenizer.bos_id
+        if prepend_bos and bos is not None and ids[:1] != [bos]:
+            ids = [bos, *ids]
+        return ids
+
+    def single(self, text: str) -> int:
+        """The one token that `text` is; ValueError naming the tokens if it is several."""
+        ids = self.tokenizer.encode(text)
+        if len(ids) != 1:
+            pieces = [self.tokenizer.piece(i) for i in ids]
+            raise ValueError(f"{text!r} must be a single token, got {len(ids)}: {pieces}")
+        return ids[0]
+
+    def pieces(self, ids: Int[Tensor, "p"] | Sequence[int]) -> list[str]:
+        """The text of each token; ids in brackets where the model has no tokenizer."""
+        values = [int(i) for i in ids]
+        if self._tokenizer is None:
+            return [f"<{i}>" for i in values]
+        return [self._tokenizer.piece(i) for i in values]
+
+    def targets(self, answers: str | int | Sequence[str | int] | Tensor, rows: int) -> Int[Tensor, "b"]:
+        """One answer token per row, from one answer for all rows or one for each; texts must be single tokens."""
+        if isinstance(answers, Tensor):
+            ids = [int(a) for a in answers.flatten()]
+        else:
+            given = [answers] if isinstance(answers, str | int) else list(answers)
+            ids = [a if isinstance(a, int) else self.single(a) for a in given]
+        if len(ids) == 1:
+            ids = ids * rows
+        if len(ids) != rows:
+            raise ValueError(f"one answer per prompt is required, got {len(ids)} answers for {rows} prompts")
+        if bad := [i for i in ids if not 0 <= i < self.d_vocab]:
+            raise ValueError(f"answer tokens must be in [0, {self.d_vocab - 1}], got {bad[0]}")
+        return torch.tensor(ids)
+
+    def _checked(self, batch: Batch) -> Batch:
+        n = batch.tokens.shape[1]
+        if n > self.n_ctx:
+            raise ValueError(f"the prompt has {n} tokens, the model's context holds {self.n_ctx}")
+        low, high = int(batch.tokens.min()), int(batch.tokens.max())
+        if low < 0 or high >= self.d_vocab:
+            raise ValueError(f"token ids must be in [0, {self.d_vocab - 1}], got {low if low < 0 else high}")
+        return batch

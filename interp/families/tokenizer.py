@@ -1,0 +1,68 @@
+"""The two common tokenizer libraries behind one small interface (see `engine.text.Tokenizer`)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tokenizers
+    import transformers
+
+
+class FileTokenizer:
+    """A `tokenizer.json` read by the `tokenizers` library; its first special token serves as BOS, EOS and padding."""
+
+    def __init__(self, tokenizer: "tokenizers.Tokenizer", bos: str) -> None:
+        bos_id = tokenizer.token_to_id(bos)
+        if bos_id is None:
+            raise ValueError(f"the tokenizer has no token {bos!r} to begin a sequence with")
+        self._tokenizer = tokenizer
+        self.bos_id: int | None = bos_id
+        self.eos_id: int | None = bos_id
+        self.pad_id: int = bos_id
+
+    @classmethod
+    def read(cls, path: Path, bos: str) -> "FileTokenizer":
+        """The tokenizer of a file."""
+        import tokenizers
+
+        return cls(tokenizers.Tokenizer.from_file(str(path)), bos)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text alone."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these ids, special tokens included."""
+        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    def piece(self, token: int) -> str:
+        """The text of one token."""
+        return self.decode([token])
+
+
+class HuggingFaceTokenizer:
+    """A transformers tokenizer; where it has no BOS (or padding) token, its end-of-text token serves."""
+
+    def __init__(self, tokenizer: "transformers.PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+        self.eos_id: int | None = tokenizer.eos_token_id
+        bos = tokenizer.bos_token_id
+        self.bos_id: int | None = self.eos_id if bos is None else bos
+        pad = tokenizer.pad_token_id
+        self.pad_id: int = next((i for i in (pad, self.eos_id, self.bos_id) if i is not None), 0)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text alone."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these ids, special tokens included, spaces as they are."""
+        return str(self._tokenizer.decode([int(i) for i in ids], clean_up_tokenization_spaces=False))
+
+    def piece(self, token: int) -> str:
+        """The text of one token, with the leading space that decoding alone would drop (SentencePiece)."""
+        raw = self._tokenizer.convert_ids_to_tokens(int(token))
+        if isinstance(raw, str) and "\u2581" in raw:
+            return raw.replace("\u2581", " ")
+        return self.decode([token])

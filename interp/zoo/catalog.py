@@ -1,0 +1,80 @@
+"""The models that come with the package: trained ones from `weights/`, hand-built ones from code."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from interp.families.load import from_folder, tokenizer_of
+from interp.model.config import Json
+from interp.model.transformer import Transformer
+from interp.zoo import groundtruth
+
+WEIGHTS = Path(__file__).parent / "weights"
+
+
+@dataclass(frozen=True)
+class Demo:
+    """One embedded model: what it is in a sentence, and the code that builds it (None: trained weights)."""
+
+    name: str
+    summary: str
+    build: Callable[[], Transformer] | None = None
+
+
+DEMOS: dict[str, Demo] = {
+    demo.name: demo
+    for demo in (
+        Demo("demo-4l", "trained, 4 layers with MLPs, GPT-2 shape: facts, indirect objects, induction"),
+        Demo("demo-attn-2l", "trained, 2 layers of attention only, rotary positions: induction by composition"),
+        Demo(
+            "groundtruth-induction",
+            "hand-built, 2 layers: head 0.1 attends to the previous token, head 1.2 does induction, the rest is noise",
+            groundtruth.induction,
+        ),
+    )
+}
+
+
+def load(
+    name: str,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Transformer, object]:
+    """A demo model and its tokenizer; `revision="step1500"` is a checkpoint of its training, where one is shipped."""
+    demo = DEMOS[name]
+    if demo.build is not None:
+        if revision is not None:
+            raise ValueError(f"{name} is built from code and has no revision {revision!r}")
+        model = demo.build().to(device=device, dtype=dtype).requires_grad_(False).eval()
+        return model, groundtruth.Alphabet()
+    folder = WEIGHTS / name
+    return _weights(folder, revision, dtype, device), tokenizer_of(folder)
+
+
+def card(name: str) -> Json:
+    """What a trained demo model measurably does on held-out material; empty for a hand-built one."""
+    path = WEIGHTS / name / "card.json"
+    values: Json = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return values
+
+
+def revisions(name: str) -> list[str]:
+    """The training checkpoints shipped with a demo model, in order."""
+    found = (WEIGHTS / name / "checkpoints").glob("step*.safetensors")
+    return sorted((p.stem for p in found), key=lambda stem: int(stem.removeprefix("step")))
+
+
+def _weights(
+    folder: Path, revision: str | None, dtype: torch.dtype | None, device: torch.device | str
+) -> Transformer:
+    if revision is None:
+        return from_folder(folder / "model.safetensors", dtype=dtype, device=device)
+    file = folder / "checkpoints" / f"{revision}.safetensors"
+    if not file.is_file():
+        raise ValueError(f"{folder.name} has no revision {revision!r}; it has {revisions(folder.name)}")
+    return from_folder(file, config=folder / "config.json", dtype=dtype or torch.float32, device=device)

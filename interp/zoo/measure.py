@@ -1,0 +1,126 @@
+"""What a small trained model measurably does: the numbers of its card, each a plain function of model and data.
+
+Text enters through `encode` (words -> ids, no BOS added), so any tokenizer will do. Every function runs without
+gradients and in batches of `BATCH` rows; the batch size never changes a number.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.model import Read, Tap, Transformer, next_token_loss
+from interp.zoo.tasks import IndirectObject
+
+BATCH = 64
+"""Rows per forward pass."""
+
+Encode = Callable[[str], Sequence[int]]
+
+
+def prose_windows(tokens: Int[Tensor, "n"], *, width: int, stride: int, bos: int) -> Int[Tensor, "b p"]:
+    """Rows `[bos, width - 1 consecutive tokens]`, one every `stride` tokens.
+
+    With `stride = 20` the token at index 120 of one row stands at index 20 of the fifth row after it, so a difference
+    between the two indices compares the same tokens with more and with less context.
+    """
+    if len(tokens) < width - 1:
+        raise ValueError(f"at least {width - 1} tokens are required for one row, got {len(tokens)}")
+    rows = tokens.unfold(0, width - 1, stride)
+    return torch.cat([torch.full((len(rows), 1), bos), rows], dim=1)
+
+
+@torch.inference_mode()
+def token_losses(model: Transformer, tokens_bp: Int[Tensor, "b p"]) -> Float[Tensor, "b p-1"]:
+    """Cross-entropy in nats of every token after the first; column i is the loss of token index i + 1."""
+    return torch.cat([next_token_loss(model(rows), rows) for rows in tokens_bp.split(BATCH)])
+
+
+def in_context_learning_score(losses: Float[Tensor, "b n"], *, late: int, early: int) -> float:
+    """Mean loss at token index `late` minus at `early` (index 0 is BOS), in nats; negative = context helps.
+
+    Olsson et al. 2022 use tokens 500 and 50 of 512. `losses` is the answer of `token_losses`.
+    """
+    return float(losses[:, late - 1].mean() - losses[:, early - 1].mean())
+
+
+@torch.inference_mode()
+def induction_scores(
+    model: Transformer, tokens_bp: Int[Tensor, "b p"], *, period: int
+) -> Float[Tensor, "l h"]:
+    """Prefix-matching score of every head on `[bos, the same period distinct tokens over and over]`, mean over rows.
+
+    Each query from the second copy on sums its attention over the tokens that followed earlier occurrences of its own
+    token; the score is the mean over these queries. 1 is a perfect induction head (Olsson et al. 2022).
+    """
+    reads = [
+        Read(f"blocks.{layer}.attn.hook_pattern", via=partial(_prefix_matching, period=period))
+        for layer in range(model.config.n_layers)
+    ]
+    parts = []
+    for rows in tokens_bp.split(BATCH):
+        tap = Tap(reads=reads)
+        model(rows, tap)
+        parts.append(torch.stack([tap.values[read] for read in reads], dim=1))
+    return torch.cat(parts).mean(0)
+
+
+def _prefix_matching(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[Tensor, "b h"]:
+    """Attention from query i to keys i - k * period + 1 for k = 1, 2, ..., averaged over i > period."""
+    n = pattern_bhqk.shape[-1]
+    offsets = range(1 - period, 1 - n, -period)
+    mass_bh = torch.stack([pattern_bhqk.diagonal(o, -2, -1)[..., 2:].sum(-1) for o in offsets]).sum(0)
+    return mass_bh / (n - 1 - period)
+
+
+@torch.inference_mode()
+def completes(
+    model: Transformer, encode: Encode, bos: int, prompts: Sequence[tuple[str, str]]
+) -> Bool[Tensor, "c"]:
+    """For each (prompt, continuation): whether greedy decoding of `bos + prompt` writes exactly the continuation.
+
+    One teacher-forced pass decides it: greedy decoding writes these tokens if and only if each is the argmax after
+    those before it.
+    """
+    encoded = [([bos, *encode(prompt)], list(encode(answer))) for prompt, answer in prompts]
+    verdicts = []
+    for group in _groups(encoded):
+        tokens = _right_padded([prompt + answer for prompt, answer in group], bos)
+        best = model(tokens).argmax(-1)
+        for row, (prompt, answer) in enumerate(group):
+            span = slice(len(prompt), len(prompt) + len(answer))
+            verdicts.append(torch.equal(best[row, span.start - 1 : span.stop - 1], tokens[row, span]))
+    return torch.tensor(verdicts)
+
+
+@torch.inference_mode()
+def answer_margins(
+    model: Transformer, encode: Encode, bos: int, prompts: Sequence[IndirectObject]
+) -> Float[Tensor, "c"]:
+    """Logit of the answer minus logit of the wrong name, at the first token in which the two differ."""
+    encoded = []
+    for prompt in prompts:
+        right, wrong = list(encode(prompt.answer)), list(encode(prompt.wrong))
+        shared = next(i for i, (a, b) in enumerate(zip(right, wrong, strict=False)) if a != b)
+        encoded.append(([bos, *encode(prompt.prompt), *right[:shared]], [right[shared], wrong[shared]]))
+    margins = []
+    for group in _groups(encoded):
+        tokens = _right_padded([context for context, _ in group], bos)
+        last = torch.tensor([[len(context) - 1] for context, _ in group])
+        pair = torch.tensor([candidates for _, candidates in group])
+        logits_bc = model(tokens, logits_at=last)[:, 0].gather(1, pair)
+        margins.append(logits_bc[:, 0] - logits_bc[:, 1])
+    return torch.cat(margins)
+
+
+def _groups(items: list[tuple[list[int], list[int]]]) -> Iterator[list[tuple[list[int], list[int]]]]:
+    for start in range(0, len(items), BATCH):
+        yield items[start : start + BATCH]
+
+
+def _right_padded(rows: list[list[int]], fill: int) -> Int[Tensor, "b p"]:
+    """Rows of equal length; under a causal mask what stands to the right of a row cannot change its numbers."""
+    width = max(len(row) for row in rows)
+    return torch.tensor([row + [fill] * (width - len(row)) for row in rows])

@@ -1,0 +1,31 @@
+"""What holds for every test: no network, one thread per worker, fixed seeds, shapes checked at every call."""
+
+import os
+import random
+import sys
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch starts its threads
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+import jaxtyping  # noqa: E402
+
+assert "interp" not in sys.modules, "the shape checks must be in place before interp is imported"
+jaxtyping.install_import_hook("interp", "beartype.beartype")
+
+import hypothesis  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+hypothesis.settings.register_profile("interp", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("interp")
+
+
+@pytest.fixture(autouse=True)
+def _same_seed_for_every_test() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)

@@ -1,0 +1,314 @@
+"""Reads and edits as data: what they keep, that they do not alias, when they refuse."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from interp.model import Edit, Read, Tap, Trace
+from interp.model.tap import compact
+from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.tolerances import assert_close
+
+Z = "blocks.0.attn.hook_z"
+PRE, POST = "blocks.0.hook_resid_pre", "blocks.0.hook_resid_post"
+
+
+def double(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+def zero_in_place(x: Tensor) -> Tensor:
+    return x.zero_()
+
+
+# --- reads --------------------------------------------------------------------------------------------------------
+
+
+def test_a_reduction_runs_at_the_site() -> None:
+    plain, reduced = Read(Z), Read(Z, via=lambda z: z.square().sum((1, 3)))
+    tap = Tap([plain, reduced])
+    build("gpt2")(some_tokens(), tap)
+    assert tap.values[reduced].shape == (3, 4)
+    assert_close(tap.values[reduced], tap.values[plain].square().sum((1, 3)))
+
+
+def test_two_reads_of_one_site_coexist_and_the_same_read_twice_is_one() -> None:
+    tap = Tap([Read(Z), Read(Z, via=double), Read(Z)])
+    build("gpt2")(some_tokens(), tap)
+    assert len(tap.values) == 2
+    assert_close(tap.values[Read(Z, via=double)], 2 * tap.values[Read(Z)])
+
+
+def test_a_small_answer_does_not_keep_a_large_tensor_alive() -> None:
+    last = Read("blocks.0.attn.hook_pattern", via=lambda pattern: pattern[:, :, -1])
+    tap = Tap([last])
+    build("gpt2")(some_tokens(), tap)
+    answer = tap.values[last]
+    assert answer.untyped_storage().nbytes() == answer.nbytes
+    whole = torch.randn(3, 4)
+    assert compact(whole) is whole
+    assert compact(whole[0]).untyped_storage().nbytes() == 4 * 4
+
+
+def test_queries_do_not_keep_keys_and_values_alive() -> None:
+    """q, k and v leave one fused matrix product; each answer has memory of its own."""
+    tap = Tap([Read("blocks.0.attn.hook_q"), Read("blocks.0.attn.hook_v")])
+    build("llama-gqa")(some_tokens(), tap)
+    for value in tap.values.values():
+        assert value.untyped_storage().nbytes() == value.nbytes
+
+
+def test_answers_carry_no_graph() -> None:
+    model = perturbed(CONFIGS["gpt2"]).requires_grad_(True)
+    tap = Tap([Read(Z), Read(Z, via=double)])
+    assert model(some_tokens(), tap).requires_grad
+    assert not any(value.requires_grad for value in tap.values.values())
+
+
+def test_a_tap_used_again_holds_the_answers_of_the_last_pass() -> None:
+    model, tap = build("gpt2"), Tap([Read(POST)])
+    model(some_tokens(), tap)
+    first = tap.values[Read(POST)]
+    model(some_tokens(seed=1), tap)
+    assert not torch.equal(tap.values[Read(POST)], first)
+    fresh = Tap([Read(POST)])
+    model(some_tokens(), fresh)
+    assert torch.equal(first, fresh.values[Read(POST)])
+
+
+def test_a_trace_is_indexed_by_read_or_by_an_unambiguous_name() -> None:
+    tap = Tap([Read(PRE), Read(Z), Read(Z, via=double)])
+    build("gpt2")(some_tokens(), tap)
+    trace = Trace(tap.values)
+    assert trace[PRE] is tap.values[Read(PRE)]
+    assert trace[Read(Z, via=double)] is tap.values[Read(Z, via=double)]
+    assert len(trace) == 3
+    assert set(trace) == set(tap.reads)
+    with pytest.raises(KeyError, match="2 reads of .*: index by the Read itself"):
+        trace[Z]
+    with pytest.raises(KeyError, match=f"nothing was read at '{POST}'; nearest: {PRE}"):
+        trace[POST]
+    with pytest.raises(KeyError, match="nobody asked for"):
+        trace[Read(POST)]
+
+
+# --- gradients ----------------------------------------------------------------------------------------------------
+
+
+def test_gradient_at_the_embedding_scatters_into_autograds_weight_gradient() -> None:
+    model, tokens = perturbed(CONFIGS["gpt2"]).requires_grad_(True), some_tokens()
+    read = Read("hook_embed", grad=True)
+    tap = Tap([read])
+    metric = model(tokens, tap).square().mean()
+    at_site, at_weight = torch.autograd.grad(metric, [tap.live[read], model.embed.weight])
+    scattered = torch.zeros_like(at_weight).index_add(0, tokens.flatten(), at_site.flatten(0, 1))
+    assert_close(scattered, at_weight)
+
+
+def test_gradient_of_z_gives_autograds_gradient_of_the_output_weight() -> None:
+    """d loss / d W_O[d, (h e)] = sum over b p of d loss / d attn_out[b p d] * z[b p h e]."""
+    model, tokens = perturbed(CONFIGS["gpt2"]).requires_grad_(True), some_tokens()
+    z, out = Read(Z), Read("blocks.0.hook_attn_out", grad=True)
+    tap = Tap([z, out])
+    metric = model(tokens, tap).square().mean()
+    delta, expected = torch.autograd.grad(metric, [tap.live[out], model.blocks[0].attn.out.weight])
+    assert_close(torch.einsum("bpd,bpc->dc", delta, tap.values[z].flatten(2)), expected)
+
+
+def test_gradients_need_no_gradient_of_any_parameter_and_write_none() -> None:
+    model = perturbed(CONFIGS["gpt2"])
+    tap = Tap([Read(PRE, grad=True)])
+    metric = model(some_tokens(), tap).sum()
+    torch.autograd.grad(metric, tap.live[tap.reads[0]])
+    assert all(p.grad is None and not p.requires_grad for p in model.parameters())
+
+
+def test_gradient_at_an_edited_site_is_that_of_the_new_value() -> None:
+    model, tokens = build("gpt2"), some_tokens()
+    plain, edited = Tap([Read(POST, grad=True)]), Tap([Read(POST, grad=True)], [Edit(POST, double)])
+    model(tokens, plain)
+    model(tokens, edited)
+    assert_close(edited.live[Read(POST, grad=True)], 2 * plain.live[Read(POST, grad=True)])
+
+
+def test_gradients_under_no_grad_are_refused() -> None:
+    with torch.no_grad(), pytest.raises(ValueError, match=r"requires gradients.*no_grad"):
+        build("gpt2")(some_tokens(), Tap([Read(PRE, grad=True)]))
+
+
+# --- edits --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [None, (0, 2)])
+def test_an_edit_in_place_does_not_reach_what_was_read_before(rows: tuple[int, ...] | None) -> None:
+    """The stream leaving block 0 is the tensor that enters block 1; writing into the second must spare the first."""
+    model, tokens = build("gpt2"), some_tokens()
+    before = Tap([Read(POST), Read("hook_embed")])
+    model(tokens, before)
+    tap = Tap(before.reads, [Edit("blocks.1.hook_resid_pre", zero_in_place, rows)])
+    after = model(tokens, tap)
+    for read in before.reads:
+        assert torch.equal(tap.values[read], before.values[read])
+    assert not torch.allclose(after, model(tokens))
+
+
+def test_an_edit_in_place_of_an_embedding_leaves_the_weights_alone() -> None:
+    model, tokens = perturbed(CONFIGS["gpt2"]), some_tokens()
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    edits = [Edit(site, zero_in_place) for site in ("hook_embed", "hook_pos_embed", "blocks.0.hook_q_input")]
+    model(tokens, Tap(edits=edits))
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+
+
+def test_edits_of_one_site_apply_in_the_order_given() -> None:
+    model, tokens = build("gpt2"), some_tokens()
+    tap = Tap([Read(POST)], [Edit(POST, double), Edit(POST, lambda x: x + 1)])
+    plain = Tap([Read(POST)])
+    model(tokens, tap)
+    model(tokens, plain)
+    assert_close(tap.values[Read(POST)], 2 * plain.values[Read(POST)] + 1)
+
+
+def test_different_rows_can_carry_different_edits() -> None:
+    model, tokens = build("gpt2"), some_tokens(rows=1).expand(3, -1)
+    changes = {0: double, 2: zero_in_place}
+    packed = model(tokens, Tap(edits=[Edit(Z, change, (row,)) for row, change in changes.items()]))
+    for row, change in changes.items():
+        assert_close(packed[row], model(tokens[:1], Tap(edits=[Edit(Z, change)]))[0])
+    assert_close(packed[1], model(tokens[:1])[0])
+
+
+def test_an_edit_that_returns_another_dtype_is_cast_back() -> None:
+    model, tokens = build("gpt2"), some_tokens()
+    assert_close(
+        model(tokens, Tap(edits=[Edit(Z, lambda z: z.float())])), model(tokens), torch.float32
+    )
+    assert model(tokens, Tap(edits=[Edit(Z, lambda z: z.float())])).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda z: z[:, :, :2], "must return shape [3, 9, 4, 6] [batch row, position, query head, per-head width]"),
+        (lambda z: z[0], "got [9, 4, 6]"),
+        (lambda z: z.mean(), "got []"),
+        (lambda z: None, "got NoneType"),
+    ],
+)
+def test_an_edit_that_returns_something_else_is_refused(change: object, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build("gpt2")(some_tokens(), Tap(edits=[Edit(Z, change)]))
+
+
+def test_an_error_inside_an_edit_names_the_site_and_keeps_its_cause() -> None:
+    with pytest.raises(RuntimeError, match=re.escape(f"the edit of {Z!r} failed on shape [3, 9, 4, 6]")) as caught:
+        build("gpt2")(some_tokens(), Tap(edits=[Edit(Z, lambda z: z @ torch.zeros(5, 5))]))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("rows", [(), (3,), (-1,), (0, 7)])
+def test_an_edit_of_rows_that_are_not_there_is_refused(rows: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"names rows .*, the batch has rows 0 to 2"):
+        build("gpt2")(some_tokens(), Tap(edits=[Edit(Z, double, rows)]))
+
+
+@pytest.mark.parametrize(
+    ("site", "options"),
+    [
+        ("blocks.1.attn.hook_z", {"stop": 1}),
+        ("ln_final.hook_scale", {"stop": 2}),
+        ("blocks.0.attn.hook_z", {"start": 1}),
+        ("hook_embed", {"start": 1}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["reads", "edits"])
+def test_a_site_outside_the_pass_is_refused(kind: str, site: str, options: dict[str, int]) -> None:
+    model = build("gpt2")
+    tokens = model(some_tokens(), stop=1) if "start" in options else some_tokens()
+    tap = Tap([Read(site)]) if kind == "reads" else Tap(edits=[Edit(site, double)])
+    with pytest.raises(ValueError, match=f"{kind.title()[:-1]} of '{re.escape(site)}' would never run"):
+        model(tokens, tap, **options)
+
+
+# --- sites with arithmetic of their own ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "mqa", "no-norm", "attention-only-rotary"])
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+def test_an_edited_split_input_reaches_only_its_own_head(name: str, part: str) -> None:
+    """Oracle: the projection of head 0 recomputed from the edited residual, by hand."""
+    model, tokens = build(name), some_tokens()
+    site, block = f"blocks.1.hook_{part}_input", model.blocks[1]
+    pre, before = Read("blocks.1.hook_resid_pre"), Read(f"blocks.1.attn.hook_{part}")
+    plain = Tap([pre, before])
+    model(tokens, plain)
+
+    def shift_head_0(copies: Tensor) -> Tensor:
+        copies[:, :, 0] += torch.linspace(-1, 1, copies.shape[-1], dtype=copies.dtype)
+        return copies
+
+    edited = Tap([before], [Edit(site, shift_head_0)])
+    model(tokens, edited)
+    shifted = plain.values[pre] + torch.linspace(-1, 1, model.config.d_model, dtype=torch.float64)
+    widths = [n * model.config.head_width for n in (model.config.n_heads, *2 * [model.config.kv_heads])]
+    first = sum(widths[: "qkv".index(part)])
+    by_hand = block.attn.qkv(block.ln1(shifted))[..., first : first + model.config.head_width]
+    assert_close(edited.values[before][:, :, 0], by_hand)
+    assert_close(edited.values[before][:, :, 1:], plain.values[before][:, :, 1:])
+
+
+def test_split_inputs_and_their_norm_cannot_be_edited_together() -> None:
+    edits = [Edit("blocks.0.hook_q_input", double), Edit("blocks.0.ln1.hook_scale", double)]
+    with pytest.raises(ValueError, match="cannot be edited in the same pass and layer"):
+        build("gpt2")(some_tokens(), Tap(edits=edits))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "attention-only", "llama-gqa"])
+def test_head_results_and_the_bias_sum_to_what_attention_adds(name: str) -> None:
+    model = build(name)
+    result, out = Read("blocks.0.attn.hook_result"), Read("blocks.0.hook_attn_out")
+    tap = Tap([result, out])
+    model(some_tokens(), tap)
+    bias = model.blocks[0].attn.out.bias
+    summed = tap.values[result].sum(2)
+    assert_close(summed if bias is None else summed + bias, tap.values[out])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "attention-only", "llama-gqa"])
+def test_zeroing_the_result_of_a_head_equals_zeroing_its_z(name: str) -> None:
+    def without_head_1(x: Tensor) -> Tensor:
+        x[:, :, 1] = 0
+        return x
+
+    model, tokens = build(name), some_tokens()
+    by_result, by_z = (
+        model(tokens, Tap(edits=[Edit(f"blocks.0.attn.hook_{site}", without_head_1)])) for site in ("result", "z")
+    )
+    assert_close(by_result, by_z)
+    assert not torch.allclose(by_z, model(tokens))
+
+
+def test_an_edited_pattern_is_used_as_it_is() -> None:
+    """Attention to the first token only: z is the first value, whatever the scores said."""
+    model = build("gpt2")
+
+    def only_first(pattern: Tensor) -> Tensor:
+        pattern.zero_()
+        pattern[..., 0] = 1
+        return pattern
+
+    tap = Tap([Read(Z), Read("blocks.0.attn.hook_v")], [Edit("blocks.0.attn.hook_pattern", only_first)])
+    model(some_tokens(), tap)
+    z, v = (tap.values[read] for read in tap.reads)
+    assert_close(z, v[:, :1].expand_as(z))
+
+
+def test_a_doubled_norm_scale_halves_the_norm() -> None:
+    model = build("rms-plain")
+    normed = Read("blocks.0.ln1.hook_normalized")
+    plain, halved = Tap([normed]), Tap([normed], [Edit("blocks.0.ln1.hook_scale", double)])
+    model(some_tokens(), plain)
+    model(some_tokens(), halved)
+    assert_close(halved.values[normed], plain.values[normed] / 2)

@@ -1,0 +1,240 @@
+"""The forward pass as a whole: against the slow one, in pieces, at chosen positions; its loss; what it refuses."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+from torch import Tensor
+
+from interp.model import ModelConfig, Read, Rotary, Tap, Transformer, mean_next_token_loss, next_token_loss
+from tests.configs import CAUSAL, CONFIGS, D_VOCAB, N_CTX, build, empty_cache, perturbed, some_tokens
+from tests.model.slow import slow_forward
+from tests.tolerances import assert_close
+
+EVERY = pytest.mark.parametrize("name", CONFIGS)
+
+
+def oracle_dtype(name: str) -> torch.dtype:
+    """Angles are float32 in both, but rounded at different places."""
+    return torch.float32 if isinstance(CONFIGS[name].position, Rotary) else torch.float64
+
+
+@EVERY
+def test_logits_equal_those_of_the_slow_forward(name: str) -> None:
+    tokens = some_tokens()
+    expected = torch.stack([slow_forward(build(name), row)[0] for row in tokens])
+    assert_close(build(name)(tokens), expected, oracle_dtype(name))
+
+
+@EVERY
+def test_every_site_of_the_slow_forward_has_its_value(name: str) -> None:
+    tokens = some_tokens(rows=1)
+    _, expected = slow_forward(build(name), tokens[0])
+    tap = Tap([Read(site) for site in expected])
+    build(name)(tokens, tap)
+    for read, value in tap.values.items():
+        assert_close(value[0], expected[read.site], oracle_dtype(name))
+
+
+def test_the_configs_give_models_that_do_something() -> None:
+    for name in CONFIGS:
+        tap = Tap([Read("blocks.1.attn.hook_pattern")])
+        logits = build(name)(some_tokens(), tap)
+        sharpest = tap.values[tap.reads[0]][:, :, 4:].amax(-1)
+        assert 0.5 < logits.std() < 50, f"{name}: logits of spread {logits.std()}"
+        assert sharpest.mean() > 0.3, f"{name}: attention is nearly uniform"
+
+
+@EVERY
+def test_starting_and_stopping_in_the_middle_equals_one_pass(name: str) -> None:
+    model, tokens = build(name), some_tokens()
+    whole = model(tokens)
+    for layer in range(1, model.config.n_layers + 1):
+        assert_close(model(model(tokens, stop=layer), start=layer), whole)
+    resid = model(tokens, stop=1)
+    assert_close(model(model(resid, start=1, stop=2), start=2), whole)
+    assert torch.equal(model(resid, start=1, stop=1), resid)
+
+
+@EVERY
+def test_stopping_gives_the_residual_stream_entering_that_block(name: str) -> None:
+    model, tokens = build(name), some_tokens()
+    tap = Tap([Read("blocks.0.hook_resid_pre"), Read("blocks.1.hook_resid_pre"), Read("blocks.1.hook_resid_post")])
+    model(tokens, tap)
+    for stop, read in enumerate(tap.reads):
+        assert_close(model(tokens, stop=stop), tap.values[read])
+
+
+@EVERY
+def test_logits_at_chosen_columns_are_those_columns(name: str) -> None:
+    model, tokens = build(name), some_tokens()
+    columns = torch.tensor([[0, 8], [5, 5], [7, 1]])
+    expected = torch.stack([row[at] for row, at in zip(model(tokens), columns, strict=True)])
+    assert_close(model(tokens, logits_at=columns), expected)
+
+
+@EVERY
+def test_read_out_of_the_last_residual_gives_the_logits(name: str) -> None:
+    model, tokens = build(name), some_tokens()
+    assert_close(model.read_out(model(tokens, stop=2)), model(tokens))
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_model_does_not_see_what_comes_later(name: str) -> None:
+    tokens = some_tokens(n=10)
+    changed = torch.cat((tokens[:, :6], some_tokens(n=4, seed=1)), 1)
+    assert not torch.equal(tokens, changed)
+    assert_close(build(name)(tokens)[:, :6], build(name)(changed)[:, :6])
+
+
+def test_a_bidirectional_model_does() -> None:
+    tokens = some_tokens()
+    changed = tokens.clone()
+    changed[:, -1] = (tokens[:, -1] + 1) % D_VOCAB
+    difference = build("bidirectional")(tokens)[:, 0] - build("bidirectional")(changed)[:, 0]
+    assert difference.abs().amin(0).max() > 1e-3
+
+
+@EVERY
+def test_rows_of_a_batch_do_not_touch_each_other(name: str) -> None:
+    tokens = some_tokens()
+    alone = torch.cat([build(name)(row[None]) for row in tokens])
+    assert_close(build(name)(tokens), alone)
+
+
+@EVERY
+def test_float32_agrees_with_float64(name: str) -> None:
+    tokens = some_tokens()
+    assert_close(build(name, torch.float32)(tokens).double(), build(name)(tokens), torch.float32)
+
+
+def test_grouped_heads_equal_full_heads_with_repeated_keys_and_values() -> None:
+    grouped = build("llama-gqa")
+    config = replace(CONFIGS["llama-gqa"], n_kv_heads=4)
+    full = Transformer(config).double()
+    state = grouped.state_dict()
+    for layer in range(config.n_layers):
+        name = f"blocks.{layer}.attn.qkv.weight"
+        q, k, v = state[name].split([40, 20, 20])
+        state[name] = torch.cat((q, *(w.unflatten(0, (2, 10)).repeat_interleave(2, 0).flatten(0, 1) for w in (k, v))))
+    full.load_state_dict(state)
+    assert_close(full(some_tokens()), grouped(some_tokens()))
+
+
+def test_a_tied_model_has_one_matrix_and_an_untied_one_two() -> None:
+    assert build("tied").unembed.weight is build("tied").embed.weight
+    assert build("gpt2").unembed.weight is not build("gpt2").embed.weight
+
+
+def test_a_fresh_model_starts_near_the_uniform_prediction() -> None:
+    torch.manual_seed(0)
+    model = Transformer(CONFIGS["gpt2"])
+    loss = mean_next_token_loss(model(some_tokens()), some_tokens())
+    assert abs(loss.item() - torch.tensor(float(D_VOCAB)).log().item()) < 0.1
+
+
+def test_an_interrupted_pass_leaves_nothing_behind() -> None:
+    model, tokens = build("gpt2"), some_tokens()
+    before, attributes = model(tokens), {k: set(vars(m)) for k, m in model.named_modules()}
+
+    def fail(value: Tensor) -> Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        model(tokens, Tap([Read("blocks.0.hook_resid_post", via=fail)]))
+    assert torch.equal(model(tokens), before)
+    assert {k: set(vars(m)) for k, m in model.named_modules()} == attributes
+
+
+# --- the loss -----------------------------------------------------------------------------------------------------
+
+
+def slow_loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    rows, n = tokens.shape
+    loss = torch.zeros(rows, n - 1, dtype=logits.dtype)
+    for b in range(rows):
+        for i in range(n - 1):
+            p = torch.exp(logits[b, i] - logits[b, i].max())
+            loss[b, i] = -torch.log(p[tokens[b, i + 1]] / p.sum())
+    return loss
+
+
+def test_loss_equals_a_slow_loop() -> None:
+    tokens = some_tokens()
+    logits = build("gpt2")(tokens)
+    assert_close(next_token_loss(logits, tokens), slow_loss(logits, tokens))
+    assert_close(mean_next_token_loss(logits, tokens), slow_loss(logits, tokens).mean())
+
+
+def test_loss_counts_no_pair_with_padding_in_it() -> None:
+    tokens = some_tokens(rows=2, n=5)
+    keep = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]], dtype=torch.bool)
+    logits = build("gpt2")(tokens, keep=keep)
+    slow = slow_loss(logits, tokens)
+    expected = torch.zeros_like(slow)
+    expected[0, 2:], expected[1, :2] = slow[0, 2:], slow[1, :2]
+    assert_close(next_token_loss(logits, tokens, keep), expected)
+    assert_close(mean_next_token_loss(logits, tokens, keep), expected.sum() / 4)
+
+
+def test_loss_of_half_precision_logits_is_computed_in_float32() -> None:
+    tokens = some_tokens()
+    logits = build("gpt2", torch.bfloat16)(tokens)
+    loss = next_token_loss(logits, tokens)
+    assert loss.dtype == torch.float32
+    assert_close(loss, next_token_loss(logits.float(), tokens))
+
+
+# --- what it refuses ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "message"),
+    [
+        (torch.tensor([[0, D_VOCAB]]), {}, f"must be in [0, {D_VOCAB - 1}], got {D_VOCAB}"),
+        (torch.tensor([[-1, 3]]), {}, "got -1"),
+        (torch.zeros(1, 0, dtype=torch.long), {}, "at least one token"),
+        (torch.zeros(0, 3, dtype=torch.long), {}, "at least one token"),
+        (torch.zeros(1, N_CTX + 1, dtype=torch.long), {}, f"holds {N_CTX} tokens, got {N_CTX + 1}"),
+        (torch.zeros(3, dtype=torch.long), {}, "token ids [batch, pos] are required, got torch.int64 of shape [3]"),
+        (torch.zeros(1, 3), {}, "token ids [batch, pos] are required, got torch.float32"),
+        (some_tokens(), {"start": 1}, "residual stream [batch, pos, 24] is required, got shape [3, 9]"),
+        (some_tokens(), {"stop": 3}, "0 <= start <= stop <= 2"),
+        (some_tokens(), {"start": 2, "stop": 1}, "got 2 and 1"),
+    ],
+    ids=lambda value: None if isinstance(value, Tensor) else str(value),
+)
+def test_tokens_that_do_not_fit_are_refused_with_what_would(
+    tokens: Tensor, options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build("gpt2")(tokens, **options)
+
+
+def test_a_keep_mask_of_another_shape_is_refused() -> None:
+    with pytest.raises((ValueError, TypeCheckError), match=r"keep"):
+        build("gpt2")(some_tokens(), keep=torch.ones(3, 8, dtype=torch.bool))
+
+
+def test_a_full_cache_is_refused_before_anything_is_computed() -> None:
+    model = build("gpt2")
+    cache = empty_cache(model, rows=3, n_max=10)
+    model(some_tokens(), cache=cache)
+    with pytest.raises(ValueError, match="holds 9 of 10 tokens; 2 more do not fit"):
+        model(some_tokens(n=2), cache=cache)
+    assert cache.length == 9
+
+
+def test_state_dict_round_trip_gives_the_same_logits() -> None:
+    model = build("llama-gqa")
+    again = perturbed(model.config, seed=99)
+    assert not torch.equal(again(some_tokens()), model(some_tokens()))
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again(some_tokens()), model(some_tokens()))
+
+
+def test_the_smallest_model_runs() -> None:
+    config = ModelConfig(n_layers=1, d_model=2, n_heads=1, n_ctx=1, d_vocab=1)
+    assert Transformer(config)(torch.zeros(1, 1, dtype=torch.long)).shape == (1, 1, 1)

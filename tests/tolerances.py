@@ -1,0 +1,28 @@
+"""The one tolerance table, by dtype: how far two ways to compute the same number may stand apart."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Tolerance(NamedTuple):
+    """|actual - expected| <= atol + rtol * |expected|."""
+
+    rtol: float
+    atol: float
+
+
+TOLERANCES = {
+    torch.float64: Tolerance(1e-9, 1e-9),
+    torch.float32: Tolerance(1e-4, 2e-5),
+    torch.bfloat16: Tolerance(5e-2, 1e-1),
+}
+
+
+def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:
+    """AssertionError with the largest difference unless both agree to the tolerance of `dtype` (theirs if None)."""
+    tolerance = TOLERANCES[dtype or actual.dtype]
+    torch.testing.assert_close(
+        actual, expected, rtol=tolerance.rtol, atol=tolerance.atol, check_dtype=dtype is None
+    )
