@@ -1,9 +1,9 @@
 """A hookable Transformer and the exact analyses that take it apart.
 
-    import interp
-    model = interp.HookedTransformer.from_pretrained("demo-4l")
-    interp.heads(model)
-    interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
+import interp
+model = interp.HookedTransformer.from_pretrained("demo-4l")
+interp.heads(model)
+interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
 """
 
 from interp.analyses.activation_cache import ActivationCache

@@ -58,7 +58,9 @@ class HookedTransformer:
     Parameters are frozen; call `model.transformer.requires_grad_(True)` to train.
     """
 
-    def __init__(self, transformer: Transformer, tokenizer: Tokenizer | None = None, *, name: str = "custom") -> None:
+    def __init__(
+        self, transformer: Transformer, tokenizer: Tokenizer | None = None, *, name: str = "custom"
+    ) -> None:
         self.transformer = transformer
         self.text = Text(tokenizer, transformer.config.n_ctx, transformer.config.d_vocab)
         self.weights = Weights(transformer)
@@ -243,7 +245,12 @@ class HookedTransformer:
         tokenizer = self.text._tokenizer
         stop = tokenizer.eos_id if stop_at_eos and tokenizer is not None else None
         return generate(
-            self.transformer, batch, max_new_tokens, sampling=sampling, stop_token=stop, use_cache=use_past_kv_cache
+            self.transformer,
+            batch,
+            max_new_tokens,
+            sampling=sampling,
+            stop_token=stop,
+            use_cache=use_past_kv_cache,
         )
 
     def to_texts(self, batch: Batch) -> list[str]:
@@ -269,7 +276,7 @@ class HookedTransformer:
     def __getattr__(self, name: str) -> Float[Tensor, "..."]:
         """Weight stacks by their TransformerLens names: `W_Q`, `W_O`, `b_in`, `W_E`, ..."""
         if re.fullmatch(r"[Wb]_\w+", name) and isinstance(getattr(Weights, name, None), property):
-            return getattr(self.weights, name)  # type: ignore[no-any-return]
+            return getattr(self.weights, name)
         raise AttributeError(f"HookedTransformer has no attribute {name!r}; {nearest(name, dir(type(self)))}")
 
     # hooks as edits
@@ -358,12 +365,13 @@ def _located(source: str | Path, revision: str | None) -> Path:
     looks_local = isinstance(source, Path) or path.is_absolute() or str(source).startswith((".", "~"))
     hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
     if looks_local:
-        raise FileNotFoundError(f"{source} does not exist; give a folder with config.json and safetensors, or a name; {hint}")
+        raise FileNotFoundError(
+            f"{source} does not exist; give a folder with config.json and safetensors, or a name; {hint}"
+        )
     try:
         return download(str(source), revision)
     except Exception as cause:
         raise ValueError(
-            f"unknown model {str(source)!r}: no such folder, no demo model, and the hub did not give it ({type(cause).__name__}); {hint}"
+            f"unknown model {str(source)!r}: no such folder, no demo model, and the hub did not give it "
+            f"({type(cause).__name__}); {hint}"
         ) from cause
-
-

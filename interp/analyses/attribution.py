@@ -145,7 +145,9 @@ def _compute(trace: Trace, batch: Batch, model: Transformer, by: By) -> Mapping[
     direction, constant = logit_direction(weights, batch.answer, batch.wrong)
     scale = model.ln_final.scale(last[_site(config.n_layers - 1, "hook_resid_post")])
     pulled = model.ln_final.pull_back(direction.to(wide), scale)
-    columns = [(last[n] * pulled).sum(-1, keepdim=True) for n in ("hook_embed", "hook_pos_embed") if n in last]
+    columns = [
+        (last[n] * pulled).sum(-1, keepdim=True) for n in ("hook_embed", "hook_pos_embed") if n in last
+    ]
     extra: dict[str, Tensor] = {}
     for layer in range(config.n_layers):
         attn, sources = _attention_columns(last, weights, pulled, layer, by)
@@ -157,7 +159,9 @@ def _compute(trace: Trace, batch: Batch, model: Transformer, by: By) -> Mapping[
     whole, scale = _whole(last["unembed.hook_out"], batch)
     error = (values.sum(1) - whole).abs() / torch.maximum(values.abs().amax(1), scale)
     if not bool((error <= TOLERANCE[model.dtype]).all()):
-        raise IncompleteSumError(f"attribution by {by}: components miss the logits by {float(error.max()):.2e} relative")
+        raise IncompleteSumError(
+            f"attribution by {by}: components miss the logits by {float(error.max()):.2e} relative"
+        )
     return {"logits": values, "total": whole, "error": error, **extra}
 
 

@@ -1,10 +1,10 @@
 """What every head does on repeated random tokens: previous-token, duplicate-token and induction scores in one pass.
 
-Random tokens have no meaning, so only copying from the earlier repeat can explain attention there (Olsson et al. 2022).
-The scores are sums of diagonals of the attention pattern; each pattern is reduced where it arises and dies with its layer.
+Random tokens have no meaning, so only copying from the earlier repeat can explain attention there (Olsson et al.
+2022). The scores are sums of diagonals of the pattern; each pattern is reduced where it arises and dies with its layer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -49,9 +49,13 @@ class RepeatedTokens:
     def tokens(self, d_vocab: int, bos: int) -> Int[Tensor, "b p"]:
         """The rows; BOS never occurs inside. ValueError if the vocabulary is smaller than the period."""
         if d_vocab - 1 < self.period:
-            raise ValueError(f"{self.period} distinct tokens besides BOS are required, the vocabulary has {d_vocab - 1}")
+            raise ValueError(
+                f"{self.period} distinct tokens besides BOS are required, the vocabulary has {d_vocab - 1}"
+            )
         dice = torch.Generator().manual_seed(self.seed)
-        order = torch.stack([torch.randperm(d_vocab - 1, generator=dice)[: self.period] for _ in range(self.rows)])
+        order = torch.stack(
+            [torch.randperm(d_vocab - 1, generator=dice)[: self.period] for _ in range(self.rows)]
+        )
         chosen = order + (order >= bos)
         return torch.cat((torch.full((self.rows, 1), bos), chosen.repeat(1, self.repeats)), 1)
 
@@ -67,7 +71,7 @@ def heads(
     Returns Dataset[layer, head]: `previous_token`, `duplicate_token`, `induction` in [0, 1] (attention mass), each
     with `_low` and `_high` (95 % over rows) and the scalar `_null`, the score of uniform causal attention.
     induction is the prefix-matching score with the sum rule: attention to all tokens that followed an earlier copy of
-    the current token, averaged over the queries that have one. Caveat: a score says where a head looks, not what it does.
+    the current token, averaged over the queries that have one. Caveat: it says where a head looks, not what it does.
     Errors: ValueError if the rows do not fit the context or the model is not causal.
 
     Example:
@@ -105,9 +109,7 @@ def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
     )
 
 
-def repeat_scores(
-    pattern_bhqk: Float[Tensor, "b h q k"], period: int
-) -> Float[Tensor, "b h 3"]:
+def repeat_scores(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[Tensor, "b h 3"]:
     """The three scores of each row and head, in the order of `SCORES`.
 
     Column 0 is BOS; token i (from 1) equals token i - period where that is at least 1. previous_token: A[i, i-1] over
@@ -123,9 +125,7 @@ def repeat_scores(
     return torch.stack((previous, duplicate, induction), -1)
 
 
-def _attention_back(
-    pattern_bhqk: Float[Tensor, "b h q k"], period: int, shift: int
-) -> Float[Tensor, "b h"]:
+def _attention_back(pattern_bhqk: Float[Tensor, "b h q k"], period: int, shift: int) -> Float[Tensor, "b h"]:
     """Attention to the earlier copies of each token (shift 0) or to what followed them (shift 1), summed over queries.
 
     One diagonal per distance; on each, the first key that follows or is a real copy is 1 + shift (column 0 is BOS).
@@ -152,7 +152,7 @@ def _finish(merged: Means | Rows, data: RepeatedTokens) -> "xr.Dataset":
     n = data.length
     uniform = torch.ones(n, n).tril() / torch.arange(1, n + 1)[:, None]
     null = repeat_scores(uniform[None, None], data.period)[0, 0]
-    values = {}
+    values: dict[str, tuple[Sequence[str], Tensor]] = {}
     for i, name in enumerate(SCORES):
         moments = merged.moments[name]
         low, high = moments.interval()

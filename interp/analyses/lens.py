@@ -135,4 +135,6 @@ def _finish(merged: Means | Rows, config: ModelConfig) -> "xr.Dataset":
     dims = ("prompt", "depth", "pos")
     names = [f"{layer}_pre" for layer in range(config.n_layers)] + ["final_post"]
     values = {name: ((*dims, "rank") if v.ndim == 4 else dims, v) for name, v in merged.rows.items()}
-    return labelled(values, coords={"depth": names}, attrs={"entropy_unit": "nats", "kl": "KL(final || depth), nats"})
+    return labelled(
+        values, coords={"depth": names}, attrs={"entropy_unit": "nats", "kl": "KL(final || depth), nats"}
+    )

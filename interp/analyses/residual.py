@@ -49,13 +49,15 @@ def sum_error(parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."]) -> flo
     return float((total - whole).abs().max() / scale.clamp_min(torch.finfo(wide).tiny))
 
 
-def check_sum(parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."], what: str, dtype: torch.dtype) -> float:
+def check_sum(
+    parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."], what: str, dtype: torch.dtype
+) -> float:
     """The relative error of a sum; IncompleteSumError if it exceeds the tolerance of `dtype`, or is not a number."""
     error = sum_error(parts, whole)
     if not error <= TOLERANCE[dtype]:
         raise IncompleteSumError(
-            f"{what}: parts miss the whole by {error:.2e} of the largest part, allowed {TOLERANCE[dtype]:.0e} in {dtype}"
-            " (was the pass edited, or a weight changed since?)"
+            f"{what}: parts miss the whole by {error:.2e} of the largest part, allowed {TOLERANCE[dtype]:.0e}"
+            f" in {dtype} (was the pass edited, or a weight changed since?)"
         )
     return error
 
@@ -78,7 +80,9 @@ def depth(model: Transformer, layer: int | None) -> int:
     return layer
 
 
-def accumulated(cache: Cache, model: Transformer, layer: int | None = None, *, incl_mid: bool = False) -> Parts:
+def accumulated(
+    cache: Cache, model: Transformer, layer: int | None = None, *, incl_mid: bool = False
+) -> Parts:
     """The stream itself at each depth up to `layer`: states to look through with a lens, not parts that sum.
 
     Labels `0_pre`, `0_mid`, ..., `final_post`. `incl_mid` is ignored where a block has no middle (parallel,

@@ -28,7 +28,7 @@ class FactoredMatrix:
     def __post_init__(self) -> None:
         if self.A.shape[-1] != self.B.shape[-2]:
             raise ValueError(
-                f"A @ B requires matching inner sizes, got A {shape_text(self.A.shape)} and B {shape_text(self.B.shape)}"
+                f"A @ B requires equal inner sizes, got A {shape_text(self.A.shape)} and B {shape_text(self.B.shape)}"
             )
         lead = torch.broadcast_shapes(self.A.shape[:-2], self.B.shape[:-2])
         object.__setattr__(self, "A", self.A.expand(*lead, *self.A.shape[-2:]))

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,9 @@ def labelled(
         return value.cpu().numpy()
 
     variables = {name: (tuple(dims), host(value)) for name, (dims, value) in values.items()}
-    return xr.Dataset(variables, coords={k: list(v) for k, v in (coords or {}).items()}, attrs=dict(attrs or {}))
+    return xr.Dataset(
+        variables, coords={k: list(v) for k, v in (coords or {}).items()}, attrs=dict(attrs or {})
+    )
 
 
 def frame(result: "xr.Dataset") -> "pd.DataFrame":
@@ -40,7 +43,7 @@ def frame(result: "xr.Dataset") -> "pd.DataFrame":
     return result.to_dataframe().reset_index()
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it: nothing half-written ever bears the name."""
     path = Path(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
@@ -59,7 +62,7 @@ def write_tables(tables: Mapping[str, "pd.DataFrame"], folder: Path) -> list[Pat
     paths = []
     for name, table in tables.items():
         csv, parquet = folder / f"{name}.csv", folder / f"{name}.parquet"
-        write_atomically(csv, lambda p, t=table: t.to_csv(p, index=False))
-        write_atomically(parquet, lambda p, t=table: t.to_parquet(p, index=False))
+        write_atomically(csv, partial(table.to_csv, index=False))
+        write_atomically(parquet, partial(table.to_parquet, index=False))
         paths += [csv, parquet]
     return paths

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Literal
 
 import torch
@@ -79,7 +80,7 @@ class Batch:
     def split(self, size: int) -> Iterator["Batch"]:
         """Consecutive parts of at most `size` rows, of the same width."""
         for start in range(0, len(self), size):
-            yield self._each(lambda x, part=slice(start, start + size): x[part])
+            yield self._each(itemgetter(slice(start, start + size)))
 
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> "Batch":
         """The same rows with the tokens a question is about."""
@@ -93,6 +94,9 @@ class Batch:
         return replace(self, tokens=self.tokens.gather(1, order), keep=self.keep.gather(1, order))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        names = ("tokens", "keep", "answer", "wrong")
-        values = {name: getattr(self, name) for name in names}
-        return replace(self, **{n: None if v is None else change(v) for n, v in values.items()})
+        def changed(x: Tensor | None) -> Tensor | None:
+            return None if x is None else change(x)
+
+        return Batch(
+            change(self.tokens), changed(self.keep), self.bos, changed(self.answer), changed(self.wrong)
+        )

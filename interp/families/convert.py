@@ -27,7 +27,7 @@ def to_model(
     with torch.device("meta"):
         model = Transformer(config)
     wanted = dict(model.named_parameters())
-    rules = [rule for rule in _per_layer(family.rules(config), config)]
+    rules = list(_per_layer(family.rules(config), config))
     names = _located(family, tensors)
     _account(family, config, rules, names, tensors)
     state: dict[str, Tensor] = {}
@@ -77,7 +77,9 @@ def _account(
             raise ValueError(f"{family.name}: config says tied, but lm_head.weight differs from {embedding}")
     extra = {n for n in extra if not any(re.fullmatch(p, n) for p in family.buffers)}
     if extra:
-        raise ValueError(f"{family.name}: {len(extra)} tensors are not understood, first {sorted(extra)[0]!r}")
+        raise ValueError(
+            f"{family.name}: {len(extra)} tensors are not understood, first {sorted(extra)[0]!r}"
+        )
 
 
 def _made(

@@ -30,7 +30,9 @@ def family_of(values: Mapping[str, object]) -> Family:
         if kind in family.model_types:
             return family
     known = [t for family in FAMILIES for t in family.model_types]
-    raise ValueError(f"model_type {kind!r} is not supported; supported: {', '.join(known)} ({nearest(kind, known)})")
+    raise ValueError(
+        f"model_type {kind!r} is not supported; supported: {', '.join(known)} ({nearest(kind, known)})"
+    )
 
 
 def config_of(values: Mapping[str, object]) -> tuple[Family, ModelConfig]:
@@ -68,7 +70,9 @@ def from_folder(
     folder = path if path.is_dir() else path.parent
     config_file = config or folder / "config.json"
     if not config_file.is_file():
-        raise FileNotFoundError(f"{config_file} is required beside the weights; {folder} holds {_listing(folder)}")
+        raise FileNotFoundError(
+            f"{config_file} is required beside the weights; {folder} holds {_listing(folder)}"
+        )
     family, ours = config_of(_json(config_file))
     files = [path] if path.is_file() else _weight_files(folder)
     with StoredTensors(files) as tensors:
@@ -122,9 +126,11 @@ class StoredTensors(Mapping[str, Tensor]):
             try:
                 handle = safe_open(file, framework="pt")
             except (SafetensorError, OSError) as cause:
-                raise ValueError(f"{file} is not a readable safetensors file (truncated?): {cause}") from cause
+                raise ValueError(
+                    f"{file} is not a readable safetensors file (truncated?): {cause}"
+                ) from cause
             self._open[file] = handle
-            self._where |= dict.fromkeys(handle.keys(), file)
+            self._where |= dict.fromkeys(handle.keys(), file)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> "StoredTensors":
         return self
@@ -135,7 +141,8 @@ class StoredTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         file = self._where[name]
         try:
-            return self._open[file].get_tensor(name)
+            tensor: Tensor = self._open[file].get_tensor(name)  # type: ignore[no-untyped-call]
+            return tensor
         except self._error as cause:
             raise ValueError(f"{file}: tensor {name!r} cannot be read: {cause}") from cause
 

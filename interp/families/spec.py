@@ -7,15 +7,31 @@ from typing import Literal
 from interp.model.config import LinearScaling, Llama3Scaling, ModelConfig, Rotary
 
 NOT_ARITHMETIC = frozenset(
-    """
-    _name_or_path architectures auto_map bos_token_id eos_token_id pad_token_id unk_token_id chunk_size_feed_forward
-    dtype torch_dtype finetuning_task gradient_checkpointing id2label label2id initializer_range is_decoder
-    is_encoder_decoder keys_to_ignore_at_inference model_type output_attentions output_hidden_states
-    problem_type return_dict task_specific_params tokenizer_class torchscript transformers_version use_cache
-    use_return_dict attention_dropout attn_pdrop embd_pdrop resid_pdrop summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj _attn_implementation
-    _attn_implementation_autoset attn_implementation
-    """.split()
+    {
+        *(
+            "_name_or_path",
+            "architectures",
+            "auto_map",
+            "model_type",
+            "task_specific_params",
+            "tokenizer_class",
+        ),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "finetuning_task", "problem_type"),
+        *(
+            "dtype",
+            "torch_dtype",
+            "torchscript",
+            "transformers_version",
+            "initializer_range",
+            "id2label",
+            "label2id",
+        ),
+        *("gradient_checkpointing", "chunk_size_feed_forward", "keys_to_ignore_at_inference", "is_decoder"),
+        *("is_encoder_decoder", "return_dict", "use_return_dict", "use_cache", "output_attentions"),
+        *("output_hidden_states", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"),
+        *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type"),
+        *("summary_use_proj", "attn_implementation", "_attn_implementation", "_attn_implementation_autoset"),
+    }
 )
 """Keys of Hugging Face configs that cannot change a number of an evaluated forward pass."""
 
@@ -93,8 +109,9 @@ def rotary(settings: Settings, dim: int | None = None) -> Rotary:
     kind = rule.pop("rope_type", None) or rule.pop("type", None) or "default"
     rule.pop("type", None)
     base = float(str(theta))
+    scaling: LinearScaling | Llama3Scaling | None = None
     if kind == "default":
-        scaling = None
+        pass
     elif kind == "linear":
         scaling = LinearScaling(float(str(rule.pop("factor"))))
     elif kind == "llama3":

@@ -75,7 +75,9 @@ class Attention(nn.Module):
         copies = resid.unsqueeze(2).expand(-1, -1, x.shape[2], -1)
         alters = tap.alters(site)
         if alters and tap.alters(f"{norm.name}.hook_normalized", f"{norm.name}.hook_scale"):
-            raise ValueError(f"{site} and the sites of {norm.name} cannot be edited in the same pass and layer")
+            raise ValueError(
+                f"{site} and the sites of {norm.name} cannot be edited in the same pass and layer"
+            )
         copies = at(tap, site, copies)
         if not alters:
             return x

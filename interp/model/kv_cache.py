@@ -34,7 +34,9 @@ class KVCache:
         if self.length + n > n_max:
             raise ValueError(f"the cache holds {self.length} of {n_max} tokens; {n} more do not fit")
 
-    def extended_keep(self, keep: Bool[Tensor, "b n"] | None, rows: int, n: int) -> Bool[Tensor, "b k"] | None:
+    def extended_keep(
+        self, keep: Bool[Tensor, "b n"] | None, rows: int, n: int
+    ) -> Bool[Tensor, "b k"] | None:
         """The keep-mask of everything seen once `n` more tokens are in; None as long as nothing is padded."""
         if keep is None and self.keep is None:
             return None

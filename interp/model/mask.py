@@ -46,7 +46,8 @@ def attention_mask(
     The window counts kept positions, so a padded row sees what the unpadded one would.
     """
     total = past + n
-    windowed = config.window is not None and config.window < total
+    window = total if config.window is None else min(config.window, total)
+    windowed = window < total
     if keep is None and not windowed:
         if not config.causal or n == 1:
             return Mask(causal=False, allowed=None)
@@ -59,7 +60,7 @@ def attention_mask(
     if windowed:
         place = position_ids(total, 0, keep, device)
         distance = place[:, past:, None] - place[:, None, :]
-        allowed = allowed & (distance.abs() < config.window)
+        allowed = allowed & (distance.abs() < window)
     if keep is not None:
         allowed = allowed & keep[:, None, :]
     return Mask(causal=False, allowed=allowed[:, None])

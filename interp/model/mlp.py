@@ -35,9 +35,7 @@ class FeedForward(nn.Module):
         self.into = nn.Linear(d_model, mlp.d_mlp * (2 if mlp.gated else 1), bias=mlp.bias)
         self.out = nn.Linear(mlp.d_mlp, d_model, bias=mlp.bias)
 
-    def forward(
-        self, x: Float[Tensor, "b p d"], tap: Scope | None = None
-    ) -> Float[Tensor, "b p d"]:
+    def forward(self, x: Float[Tensor, "b p d"], tap: Scope | None = None) -> Float[Tensor, "b p d"]:
         """What the MLP adds to the residual stream."""
         if self.gated:
             gate, linear = self.into(x).chunk(2, -1)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.model.config import LayerNorm, Norm, NoNorm
+from interp.model.config import LayerNorm, NoNorm, Norm
 from interp.model.tap import Scope, at
 
 
@@ -23,9 +23,7 @@ class Normalize(nn.Module):
         self.weight = None if isinstance(norm, NoNorm) else nn.Parameter(torch.ones(d_model))
         self.bias = nn.Parameter(torch.zeros(d_model)) if isinstance(norm, LayerNorm) else None
 
-    def forward(
-        self, x: Float[Tensor, "*b d"], tap: Scope | None = None
-    ) -> Float[Tensor, "*b d"]:
+    def forward(self, x: Float[Tensor, "*b d"], tap: Scope | None = None) -> Float[Tensor, "*b d"]:
         """The normalised input; sites `<name>.hook_scale` and `<name>.hook_normalized`."""
         if isinstance(self.kind, NoNorm):
             return x
@@ -60,16 +58,12 @@ class Normalize(nn.Module):
         """`x` minus its mean for LayerNorm, `x` itself otherwise."""
         return x - x.mean(-1, keepdim=True) if isinstance(self.kind, LayerNorm) else x
 
-    def linear(
-        self, x: Float[Tensor, "*b d"], scale: Float[Tensor, "*b 1"]
-    ) -> Float[Tensor, "*b d"]:
+    def linear(self, x: Float[Tensor, "*b d"], scale: Float[Tensor, "*b 1"]) -> Float[Tensor, "*b d"]:
         """The norm with its scale given: an affine map of `x`."""
         normed = self.frozen(x, scale)
         return normed if self.bias is None else normed + self.bias
 
-    def frozen(
-        self, x: Float[Tensor, "*b d"], scale: Float[Tensor, "*b 1"]
-    ) -> Float[Tensor, "*b d"]:
+    def frozen(self, x: Float[Tensor, "*b d"], scale: Float[Tensor, "*b 1"]) -> Float[Tensor, "*b d"]:
         """The linear part of the norm at a frozen scale, without beta: what one part of a sum becomes.
 
         Applied to the parts of a residual stream it gives parts that sum to `linear(whole) - beta`.

@@ -38,9 +38,7 @@ class Rotation:
     interleaved: bool
 
     @classmethod
-    def at(
-        cls, rotary: Rotary, dim: int, positions: Int[Tensor, "b p"], dtype: torch.dtype
-    ) -> "Rotation":
+    def at(cls, rotary: Rotary, dim: int, positions: Int[Tensor, "b p"], dtype: torch.dtype) -> "Rotation":
         """The rotation for these position ids; angles are computed in float32 whatever the dtype."""
         frequency = inverse_frequencies(rotary, dim, positions.device)
         angle = positions[..., None].float() * frequency

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from interp.core.shapes import nearest
-from interp.model.config import Learned, LayerNorm, ModelConfig, NoNorm, RMSNorm, Rotary
+from interp.model.config import LayerNorm, Learned, ModelConfig, NoNorm, RMSNorm, Rotary
 
 
 def _always(config: ModelConfig) -> bool:

@@ -6,7 +6,7 @@ nothing can leak into the next pass.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -61,7 +61,7 @@ class Trace(Mapping[Read, Tensor]):
         hint = nearest(key, {r.site for r in self.answers})
         raise KeyError(f"nothing was read at {key!r}; {hint}")
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Read]:
         return iter(self.answers)
 
     def __len__(self) -> int:
@@ -92,8 +92,7 @@ class Scope:
     def alters(self, *names: str) -> bool:
         """Whether any of these sites is edited, or differentiated, so that its value must carry the computation."""
         return any(
-            name in self._edits or any(read.grad for read in self._reads.get(name, ()))
-            for name in names
+            name in self._edits or any(read.grad for read in self._reads.get(name, ())) for name in names
         )
 
     def visit(self, name: str, value: Tensor) -> Tensor:
@@ -126,7 +125,8 @@ class Tap:
     def open(self, config: ModelConfig, start: int, stop: int | None) -> None:
         """Check every site against the model and the layers that will run; refuse what could not be answered."""
         self._scopes, self.values, self.live = {}, {}, {}
-        for item in (*self.reads, *self.edits):
+        asked: tuple[Read | Edit, ...] = (*self.reads, *self.edits)
+        for item in asked:
             _, layer = sites.find(item.site, config)
             if not _will_run(item.site, layer, start, stop, config):
                 last = "the logits" if stop is None else f"the residual entering block {stop}"
@@ -164,9 +164,7 @@ def compact(value: Tensor) -> Tensor:
     return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
 
 
-def _will_run(
-    site: str, layer: int | None, start: int, stop: int | None, config: ModelConfig
-) -> bool:
+def _will_run(site: str, layer: int | None, start: int, stop: int | None, config: ModelConfig) -> bool:
     if layer is not None:
         return start <= layer < (config.n_layers if stop is None else stop)
     return start == 0 if site in sites.EMBEDDING_SITES else stop is None
@@ -178,7 +176,9 @@ def _edited(edit: Edit, value: Tensor) -> Tensor:
     try:
         new = edit.change(part)
     except Exception as cause:
-        raise RuntimeError(f"the edit of {edit.site!r} failed on shape {shape_text(part.shape)}: {cause}") from cause
+        raise RuntimeError(
+            f"the edit of {edit.site!r} failed on shape {shape_text(part.shape)}: {cause}"
+        ) from cause
     if not isinstance(new, Tensor) or new.shape != part.shape:
         site = sites.BLOCK_SITES + sites.MODEL_SITES
         axes = next(s.axes for s in site if edit.site.endswith(s.name))

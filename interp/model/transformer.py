@@ -72,11 +72,15 @@ class Transformer(nn.Module):
             resid = resid.take_along_dim(logits_at[..., None], 1)
         return self.read_out(resid, outside)
 
-    def read_out(
-        self, resid: Float[Tensor, "*b d"], tap: Scope | None = None
-    ) -> Float[Tensor, "*b v"]:
+    def read_out(self, resid: Float[Tensor, "*b d"], tap: Scope | None = None) -> Float[Tensor, "*b v"]:
         """Logits of a residual stream: final norm (recomputed), then unembedding."""
         return at(tap, "unembed.hook_out", self.unembed(self.ln_final(resid, tap)))
+
+    def block(self, layer: int) -> Block:
+        """Block `layer`, typed."""
+        block = self.blocks[layer]
+        assert isinstance(block, Block)
+        return block
 
     @property
     def device(self) -> torch.device:
@@ -124,7 +128,9 @@ class Transformer(nn.Module):
     ) -> None:
         config = self.config
         if not 0 <= start <= last <= config.n_layers:
-            raise ValueError(f"requires 0 <= start <= stop <= {config.n_layers} layers, got {start} and {last}")
+            raise ValueError(
+                f"requires 0 <= start <= stop <= {config.n_layers} layers, got {start} and {last}"
+            )
         if start:
             if tokens.ndim != 3 or tokens.shape[2] != config.d_model:
                 raise ValueError(
@@ -161,7 +167,8 @@ class Transformer(nn.Module):
 
     def _initialise(self) -> None:
         """GPT-2's scheme: normal(0, 0.02), writers scaled by 1/sqrt(2 layers), biases 0, norms 1."""
-        writers = {id(b.attn.out) for b in self.blocks} | {id(b.mlp.out) for b in self.blocks if b.mlp}
+        blocks = [self.block(layer) for layer in range(self.config.n_layers)]
+        writers = {id(b.attn.out) for b in blocks} | {id(b.mlp.out) for b in blocks if b.mlp}
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 narrow = (2 * self.config.n_layers) ** -0.5 if id(module) in writers else 1.0

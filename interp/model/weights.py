@@ -48,10 +48,13 @@ class Weights:
         """One block's weights as views (no copy); IndexError if there is no such layer."""
         if not 0 <= layer < self.config.n_layers:
             raise IndexError(f"layers are 0 to {self.config.n_layers - 1}, got {layer}")
-        attn = self.model.blocks[layer].attn
+        attn = self.model.block(layer).attn
         parts = {name: attn.part(name) for name in "qkv"}
         w = {n: rearrange(weight, "h e d -> h d e") for n, (weight, _) in parts.items()}
-        b = {n: weight.new_zeros(weight.shape[:2]) if bias is None else bias for n, (weight, bias) in parts.items()}
+        b = {
+            n: weight.new_zeros(weight.shape[:2]) if bias is None else bias
+            for n, (weight, bias) in parts.items()
+        }
         zeros = attn.out.weight.new_zeros(self.config.d_model)
         return LayerWeights(
             W_Q=w["q"], W_K=w["k"], W_V=w["v"],
@@ -63,7 +66,7 @@ class Weights:
 
     def _mlp(self, layer: int) -> dict[str, Tensor | None]:
         names = ("W_gate", "W_in", "W_out", "b_gate", "b_in", "b_out")
-        mlp, kind = self.model.blocks[layer].mlp, self.config.mlp
+        mlp, kind = self.model.block(layer).mlp, self.config.mlp
         if mlp is None or kind is None:
             return dict.fromkeys(names)
         bias = mlp.into.weight.new_zeros(mlp.into.weight.shape[0]) if mlp.into.bias is None else mlp.into.bias
@@ -191,4 +194,3 @@ class Weights:
         Under rotary positions this is the content term at offset 0 only; the circuit depends on the offset.
         """
         return FactoredMatrix(self.W_Q, self.W_K[:, self.kv_head()].mT)
-

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import torch
 
-from interp.families.load import from_folder, tokenizer_of
+from interp.families.load import TokenizerAdapter, from_folder, tokenizer_of
 from interp.model.config import Json
 from interp.model.transformer import Transformer
 from interp.zoo import groundtruth
 
+DemoTokenizer = TokenizerAdapter | groundtruth.Alphabet
 WEIGHTS = Path(__file__).parent / "weights"
 
 
@@ -28,7 +29,9 @@ DEMOS: dict[str, Demo] = {
     demo.name: demo
     for demo in (
         Demo("demo-4l", "trained, 4 layers with MLPs, GPT-2 shape: facts, indirect objects, induction"),
-        Demo("demo-attn-2l", "trained, 2 layers of attention only, rotary positions: induction by composition"),
+        Demo(
+            "demo-attn-2l", "trained, 2 layers of attention only, rotary positions: induction by composition"
+        ),
         Demo(
             "groundtruth-induction",
             "hand-built, 2 layers: head 0.1 attends to the previous token, head 1.2 does induction, the rest is noise",
@@ -44,7 +47,7 @@ def load(
     revision: str | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
-) -> tuple[Transformer, object]:
+) -> tuple[Transformer, DemoTokenizer | None]:
     """A demo model and its tokenizer; `revision="step1500"` is a checkpoint of its training, where one is shipped."""
     demo = DEMOS[name]
     if demo.build is not None:

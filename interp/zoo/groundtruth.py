@@ -1,4 +1,4 @@
-"""Models whose weights are written by hand, so that the circuit in them is known and every method can be scored on it."""
+"""Models whose weights are written by hand: the circuit in them is known, so every method can be scored on it."""
 
 import math
 import string
@@ -83,7 +83,7 @@ def _plant(
 ) -> None:
     """Write one head's four matrices (row convention) into the fused parameters."""
     layer, head = where
-    attn = model.blocks[layer].attn
+    attn = model.block(layer).attn
     for name, matrix in zip("qkv", (query, key, value), strict=True):
         attn.part(name)[0][head].copy_(matrix.T)
     attn.out.weight[:, head * WIDTH : (head + 1) * WIDTH].copy_(out.T)

@@ -193,13 +193,17 @@ class IndirectObject:
 
 def load_facts() -> tuple[Fact, ...]:
     """The fact table of the package (`facts.csv`), in file order."""
-    with files(__package__).joinpath("facts.csv").open(encoding="utf-8", newline="") as stream:
-        return tuple(Fact(row["relation"], row["subject"], row["object"]) for row in csv.DictReader(stream))
+    table = files(__package__).joinpath("facts.csv").read_text(encoding="utf-8")
+    return tuple(
+        Fact(row["relation"], row["subject"], row["object"]) for row in csv.DictReader(table.splitlines())
+    )
 
 
 def trained_fact_prompts(facts: Iterable[Fact]) -> tuple[FactPrompt, ...]:
     """Every fact in each of its trained phrasings, fact by fact."""
-    return tuple(FactPrompt(fact, phrasing) for fact in facts for phrasing in TRAINED_PHRASINGS[fact.relation])
+    return tuple(
+        FactPrompt(fact, phrasing) for fact in facts for phrasing in TRAINED_PHRASINGS[fact.relation]
+    )
 
 
 def held_out_fact_prompts(facts: Iterable[Fact]) -> tuple[FactPrompt, ...]:
