@@ -158,7 +158,7 @@ class HookedTransformer:
         """Logits `[b p v]`, the loss in nats (mean, or `[b p-1]`), or both; hooks of an enclosing `hooks()` apply."""
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
         batch = batch.to(self.transformer.device)
-        edits = self._hook_edits()
+        edits = self._hook_edits(differentiable=torch.is_grad_enabled())
         tap = Tap(edits=edits) if edits else None
         logits = self.transformer(batch.tokens, tap, keep=batch.keep)
         if return_type == "logits":
@@ -188,7 +188,7 @@ class HookedTransformer:
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
         wanted = self._matching(names, stop_at_layer)
         reads = [Read(name, _position_filter(name, self.cfg, pos_slice)) for name in wanted]
-        seen = observe(self.transformer, batch, reads, self._hook_edits(), stop=stop_at_layer)
+        seen = observe(self.transformer, batch, reads, self._hook_edits(stop_at_layer), stop=stop_at_layer)
         values = {read.site: value for read, value in seen.trace.items()}
         if device is not None:
             values = {name: value.to(device) for name, value in values.items()}
@@ -242,8 +242,7 @@ class HookedTransformer:
         `model.to_texts(batch)` gives the strings.
         """
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side="left")
-        tokenizer = self.text._tokenizer
-        stop = tokenizer.eos_id if stop_at_eos and tokenizer is not None else None
+        stop = self.text.eos_id if stop_at_eos else None
         return generate(
             self.transformer,
             batch,
@@ -300,10 +299,12 @@ class HookedTransformer:
             raise KeyError(f"{names!r} matches no site of this model; {hint}")
         return list(dict.fromkeys(found))
 
-    def _hook_edits(self) -> list[Edit]:
+    def _hook_edits(self, stop: int | None = None, *, differentiable: bool = False) -> list[Edit]:
         edits = []
         for (names, function), direction in self._hooks:
-            for name in self._matching(names, None):
+            if direction == "bwd" and not differentiable:
+                raise ValueError("backward hooks require a pass that keeps gradients; this one runs without")
+            for name in self._matching(names, stop):
                 point = HookPoint(name)
                 make = _forward_change if direction == "fwd" else _backward_change
                 edits.append(Edit(name, make(function, point)))

@@ -107,7 +107,7 @@ class ActivationCache(Mapping[str, Tensor]):
         """
         weights, model = Weights(self.model), self.model
         final = residual.stream(self._rows(), model, None)[:, pos]
-        direction, bias = logit_direction(weights, answer, wrong)
+        direction, bias = residual.logit_direction(weights, answer, wrong)
         pulled = model.ln_final.pull_back(direction, model.ln_final.scale(final))
         values = einsum(parts.values[:, :, pos], pulled, "c b d, b d -> c b")
         stacked = torch.cat((values, bias[None]))
@@ -121,14 +121,3 @@ class ActivationCache(Mapping[str, Tensor]):
 
     def _rows(self) -> Mapping[str, Tensor]:
         return self if self.batched else {name: value[None] for name, value in self._values.items()}
-
-
-def logit_direction(
-    weights: Weights, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None
-) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b"]]:
-    """The unembedding direction of a logit (difference), and the constant beta W_U + b_U along it."""
-    direction, constant = weights.W_U.mT[answer], weights.b_U[answer]
-    if wrong is not None:
-        direction = direction - weights.W_U.mT[wrong]
-        constant = constant - weights.b_U[wrong]
-    return direction, constant + einsum(direction, weights.final_beta, "b d, d -> b")

@@ -14,8 +14,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.analyses.activation_cache import logit_direction
-from interp.analyses.residual import TOLERANCE, IncompleteSumError, check_sum
+from interp.analyses.residual import TOLERANCE, IncompleteSumError, check_sum, logit_direction
 from interp.core.results import labelled
 from interp.core.stats import Means, Rows
 from interp.engine.analysis import Analysis, run

@@ -81,19 +81,10 @@ def heads(
     config = model.transformer.config
     if data.length > config.n_ctx:
         raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}")
-    tokens = data.tokens(config.d_vocab, bos_of(model))
+    tokens = data.tokens(config.d_vocab, model.text.bos_id or 0)
     batch = Batch(tokens, bos=True)
     analysis = head_scores(config, data)
     return run([analysis], model.transformer, batch.split(batch_size))["heads"]
-
-
-def bos_of(model: Subject) -> int:
-    """The id that begins a sequence; 0 for a model without a tokenizer."""
-    try:
-        bos = model.text.tokenizer.bos_id
-    except ValueError:
-        return 0
-    return 0 if bos is None else bos
 
 
 def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.model.config import Learned
@@ -174,6 +174,17 @@ def by_neuron(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Pa
     check_sum(stacked, out, f"neurons of layer {layer}", model.dtype)
     labels = tuple(f"L{layer}N{u}" for u in range(neurons.shape[0]))
     return Parts(stacked, (*labels, "bias"))
+
+
+def logit_direction(
+    weights: Weights, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None
+) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b"]]:
+    """The unembedding direction of a logit (difference), and the constant beta W_U + b_U along it."""
+    direction, constant = weights.W_U.mT[answer], weights.b_U[answer]
+    if wrong is not None:
+        direction = direction - weights.W_U.mT[wrong]
+        constant = constant - weights.b_U[wrong]
+    return direction, constant + einsum(direction, weights.final_beta, "b d, d -> b")
 
 
 def _embeddings(cache: Cache, model: Transformer) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -19,6 +19,7 @@ Metric = Callable[[Tensor], Float[Tensor, ""]]
 """From the logits `[b p v]` (or those asked for) to one number to differentiate."""
 
 
+@runtime_checkable
 class Subject(Protocol):
     """A model under study: the network and its text; `HookedTransformer` is one."""
 

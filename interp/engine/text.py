@@ -1,7 +1,7 @@
 """From text to token ids and back, with one rule for the beginning-of-sequence token: once, or not at all."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -13,6 +13,7 @@ Prompts = str | Sequence[str] | Tensor | Batch
 """What every analysis accepts: a text, several texts, token ids `[pos]` or `[batch, pos]`, or a batch."""
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """What we need of a tokenizer; `families.tokenizer` adapts the two common libraries to it."""
 
@@ -47,6 +48,16 @@ class Text:
         if self._tokenizer is None:
             raise ValueError("this model has no tokenizer: pass token ids, or give a tokenizer when loading")
         return self._tokenizer
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id that begins a sequence; None without a tokenizer, or if the tokenizer has none."""
+        return None if self._tokenizer is None else self._tokenizer.bos_id
+
+    @property
+    def eos_id(self) -> int | None:
+        """The id that ends a text; None without a tokenizer, or if the tokenizer has none."""
+        return None if self._tokenizer is None else self._tokenizer.eos_id
 
     def batch(self, prompts: Prompts, *, prepend_bos: bool = True, side: Side = "right") -> Batch:
         """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.

@@ -47,8 +47,11 @@ class Settings:
         self._read: set[str] = set()
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """An integer setting; `default` stands in for a missing key or None."""
-        return int(self._number(key, default))
+        """A whole number setting; `default` stands in for a missing key or None."""
+        value = self._number(key, default)
+        if value != int(value):
+            raise ValueError(f"{self._family}: config requires a whole number for {key}, got {value!r}")
+        return int(value)
 
     def real(self, key: str, default: float | None = None) -> float:
         """A real setting; `default` stands in for a missing key or None."""
@@ -93,10 +96,10 @@ class Settings:
         if unknown:
             raise ValueError(f"{self._family}: config keys not understood: {', '.join(unknown)}")
 
-    def _number(self, key: str, default: float | None) -> float:
+    def _number(self, key: str, default: int | float | None) -> int | float:
         value = self.get(key)
         value = default if value is None else value
-        if not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{self._family}: config requires a number for {key}, got {value!r}")
         return value
 

@@ -63,7 +63,7 @@ class Normalize(nn.Module):
         normed = self.frozen(x, scale)
         return normed if self.bias is None else normed + self.bias
 
-    def frozen(self, x: Float[Tensor, "*b d"], scale: Float[Tensor, "*b 1"]) -> Float[Tensor, "*b d"]:
+    def frozen(self, x: Float[Tensor, "*b d"], scale: Float[Tensor, "*#b 1"]) -> Float[Tensor, "*b d"]:
         """The linear part of the norm at a frozen scale, without beta: what one part of a sum becomes.
 
         Applied to the parts of a residual stream it gives parts that sum to `linear(whole) - beta`.

@@ -16,6 +16,10 @@ from interp.model.position import Rotation
 from interp.model.tap import Scope, Tap, at
 
 
+IGNORED = -100
+"""A target that counts for nothing in `F.cross_entropy`."""
+
+
 class Transformer(nn.Module):
     """A decoder (or, with `causal=False`, an encoder) whose every part can be read and edited.
 
@@ -184,10 +188,19 @@ def next_token_loss(
 ) -> Float[Tensor, "b p-1"]:
     """Cross-entropy in nats of each token given those before it; 0 where the token or its predecessor is padding.
 
-    Column i is the loss of token i + 1. Divide a sum by `(keep[:, 1:] & keep[:, :-1]).sum()` for a mean.
+    Column i is the loss of token i + 1; ValueError for a single column, which predicts nothing. For a mean divide
+    the sum by `(keep[:, 1:] & keep[:, :-1]).sum()`.
     """
+    if tokens.shape[1] < 2:
+        raise ValueError(f"a loss requires at least two tokens, got shape {shape_text(tokens.shape)}")
     wide = torch.promote_types(logits.dtype, torch.float32)
-    loss = F.cross_entropy(logits[:, :-1].to(wide).mT, tokens[:, 1:], reduction="none")
+    target = F.pad(
+        tokens[:, 1:], (0, 1), value=IGNORED
+    )  # the last column predicts nothing; so no logits are copied
+    flat = F.cross_entropy(
+        logits.to(wide).flatten(0, 1), target.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    loss = flat.view(tokens.shape)[:, :-1]
     return loss if keep is None else loss * (keep[:, 1:] & keep[:, :-1])
 
 
