@@ -17,7 +17,8 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -71,6 +72,8 @@ class TrainZoo:
     """Seed of weights and data."""
     threads: int = 1
     """CPU threads of torch."""
+    device: str = "cpu"
+    """Where the model is trained; everything is measured on the CPU."""
     evaluate_every: int = 50
     """Steps between evaluations; each is a row of the log and a checkpoint of the series."""
     held_out_prose: float = 0.05
@@ -111,7 +114,9 @@ def read_text(path: Path, held_out: float) -> Text:
     """The prose of a file: no Gutenberg frame, line ends as \\n, the last `held_out` share split off."""
     raw = path.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
     body = re.sub(r"\A.*?\*\*\* ?START OF TH[^\n]*\n", "", raw, count=1, flags=re.DOTALL)
-    body = re.sub(r"(End of (the )?Project Gutenberg|\*\*\* ?END OF TH).*\Z", "", body, count=1, flags=re.DOTALL).strip()
+    body = re.sub(
+        r"(End of (the )?Project Gutenberg|\*\*\* ?END OF TH).*\Z", "", body, count=1, flags=re.DOTALL
+    ).strip()
     found = {key: re.search(rf"^{key}: (.+)$", raw[:3000], re.MULTILINE) for key in ("Title", "Author")}
     title = ", ".join(match[1].strip() for match in found.values() if match) or path.stem
     cut = int(len(body) * (1 - held_out))
@@ -161,7 +166,9 @@ class Mixture:
         """A random period per row, so that no fixed distance does the work of matching."""
         period = int(rng.integers(8, 61))
         vocab = range(1, self.size)
-        return tasks.repeated_tokens(rng, 1, period=period, repeats=WIDTH // period + 1, vocab=vocab)[0].numpy()
+        return tasks.repeated_tokens(rng, 1, period=period, repeats=WIDTH // period + 1, vocab=vocab)[
+            0
+        ].numpy()
 
     def _indirect_objects(self, rng: np.random.Generator) -> np.ndarray:
         sentences = [f"{s.text}\n" for s in tasks.indirect_objects(rng, 12)]
@@ -190,25 +197,25 @@ def rate(step: int, plan: TrainZoo) -> float:
     return plan.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / plan.steps))
 
 
-def evaluate(model: Transformer, tokenizer: Tokenizer, sample: Probe) -> dict[str, float]:
-    """The columns of the log that are measured on held-out material."""
+def evaluate(model: Transformer, encode: measure.Encode, sample: Probe) -> dict[str, float]:
+    """The columns of the log that are measured on held-out material, in float32 on the CPU."""
+    model = deepcopy(model).cpu()
     losses = measure.token_losses(model, sample.prose_bp)
-    induction = measure.induction_scores(model, sample.repeats_bp, period=25)
-    facts = measure.completes(model, encoder(tokenizer), 0, fact_pairs(sample.facts))
-    margins = measure.answer_margins(model, encoder(tokenizer), 0, sample.indirect_objects)
+    margins = measure.answer_margins(model, encode, 0, sample.indirect_objects)
     return {
         "validation_loss": float(losses.mean()),
         "in_context_learning_score": measure.in_context_learning_score(losses, late=120, early=20),
-        "best_induction_score": float(induction.max()),
-        "facts_held_out_phrasing": float(facts.float().mean()),
+        "best_induction_score": float(measure.induction_scores(model, sample.repeats_bp, period=25).max()),
+        "facts_held_out_phrasing": float(measure.states(model, encode, 0, sample.facts).float().mean()),
         "indirect_object_unseen_pairs": float((margins > 0).float().mean()),
     }
 
 
 def probe(validation: Int[Tensor, "n"], d_vocab: int) -> Probe:
-    """A fixed small sample: prose windows 100 tokens apart, repeats, unseen name pairs, unseen phrasings."""
+    """A fixed sample: blocks of neighbouring prose windows, repeats, unseen name pairs, unseen phrasings."""
+    windows = measure.prose_windows(validation, width=WIDTH, stride=100, bos=0)
     return Probe(
-        measure.prose_windows(validation, width=WIDTH, stride=100, bos=0)[:: max(1, len(validation) // 12_800)],
+        windows[torch.arange(len(windows)) % 8 < 3],
         tasks.repeated_tokens(np.random.default_rng(1), 10, period=25, repeats=4, vocab=d_vocab, bos=0),
         tasks.indirect_objects(np.random.default_rng(2), 192, held_out=True),
         tasks.held_out_fact_prompts(tasks.load_facts())[::2],
@@ -223,16 +230,26 @@ def train(plan: TrainZoo, model: Transformer, data: Mixture, sample: Probe) -> l
     recent: list[float] = []
     for step in tqdm(range(plan.steps + 1), desc=plan.model, mininterval=10):
         if step % plan.evaluate_every == 0 or step in (1, 4, 16) or step == plan.steps:
-            record = {"step": step, "tokens": step * plan.batch * WIDTH, "train_loss": float(np.mean(recent or [np.nan]))}
-            log.append(record | evaluate(model, data.tokenizer, sample))
+            record = {
+                "step": step,
+                "tokens": step * plan.batch * WIDTH,
+                "train_loss": float(np.mean(recent or [np.nan])),
+            }
+            log.append(record | evaluate(model, encoder(data.tokenizer), sample))
             recent.clear()
             keep_progress(plan, model, log)
         if step < plan.steps:
-            recent.append(train_step(model, adam, data.batch(rng, plan.batch, plan.mix), rate(step, plan)))
+            recent.append(
+                train_step(
+                    model, adam, data.batch(rng, plan.batch, plan.mix).to(plan.device), rate(step, plan)
+                )
+            )
     return log
 
 
-def train_step(model: Transformer, adam: torch.optim.AdamW, tokens_bp: Int[Tensor, "b p"], lr: float) -> float:
+def train_step(
+    model: Transformer, adam: torch.optim.AdamW, tokens_bp: Int[Tensor, "b p"], lr: float
+) -> float:
     """One update with clipped gradients; returns the loss before it, in nats per token."""
     for group in adam.param_groups:
         group["lr"] = lr
@@ -247,7 +264,7 @@ def train_step(model: Transformer, adam: torch.optim.AdamW, tokens_bp: Int[Tenso
 def keep_progress(plan: TrainZoo, model: Transformer, log: list[dict[str, float]]) -> None:
     """Write the log so far and an fp16 checkpoint into the series folder, and show the last line."""
     folder = plan.series / plan.model
-    half = {name: value.half() for name, value in model.state_dict().items()}
+    half = {name: value.half().cpu() for name, value in model.state_dict().items()}
     write(folder / f"step{log[-1]['step']:05.0f}.safetensors", save(half))
     write(folder / "training_log.csv", log_csv(log))
     tqdm.write("  ".join(f"{name} {value:.4g}" for name, value in log[-1].items()))
@@ -265,65 +282,21 @@ def log_csv(log: list[dict[str, float]]) -> bytes:
 # --- the finished model ---------------------------------------------------------------------------------------------
 
 
-def measured(model: Transformer, tokenizer: Tokenizer, validation: Tensor) -> dict[str, dict[str, object]]:
-    """Every number of the card with its count and its definition in words."""
-    encode = encoder(tokenizer)
-    rows = measure.prose_windows(validation, width=WIDTH, stride=WIDTH - 1, bos=0)
-    sliding = measure.token_losses(model, measure.prose_windows(validation, width=WIDTH, stride=20, bos=0))
-    repeats = tasks.repeated_tokens(np.random.default_rng(1), 10, period=25, repeats=4, vocab=tokenizer.get_vocab_size(), bos=0)
-    induction = measure.induction_scores(model, repeats, period=25)
-    layer, head = divmod(int(induction.argmax()), induction.shape[1])
-    facts = tasks.load_facts()
-    trained, unseen = tasks.trained_fact_prompts(facts), tasks.held_out_fact_prompts(facts)
-    pairs = tasks.indirect_objects(np.random.default_rng(2), 2000, held_out=True)
-    margins = measure.answer_margins(model, encode, 0, pairs)
-    top1 = measure.completes(model, encode, 0, [(p.prompt, p.answer) for p in pairs])
-    return {
-        "validation_loss": entry(
-            float(measure.token_losses(model, rows).mean()), rows.shape[0] * (WIDTH - 1),
-            "nats per token on held-out prose, rows of BOS and 127 tokens; n = tokens",
-        ),
-        "in_context_learning_score": entry(
-            measure.in_context_learning_score(sliding, late=120, early=20), len(sliding),
-            "mean loss at token index 120 minus at index 20 (BOS is index 0) in rows of 128 of held-out prose, one "
-            "every 20 tokens, nats; negative = context helps; n = rows",
-        ),
-        "best_induction_score": entry(
-            float(induction.max()), len(repeats),
-            "prefix-matching score: BOS and 25 distinct random tokens four times; attention to the tokens after "
-            "earlier occurrences of the query's token, summed per query, mean over queries; n = rows",
-        ) | {"head": f"{layer}.{head}"},
-        "facts_trained_phrasings": entry(
-            share(measure.completes(model, encode, 0, fact_pairs(trained))), len(trained),
-            f"greedy decoding writes exactly the object and the full stop; n = {len(facts)} facts x 4 phrasings",
-        ),
-        "facts_held_out_phrasing": entry(
-            share(measure.completes(model, encode, 0, fact_pairs(unseen))), len(unseen),
-            "the same in one phrasing per relation that training never contains; n = facts",
-        ),
-        "indirect_object_unseen_pairs": entry(
-            share(margins > 0), len(pairs),
-            "logit of the receiver above logit of the giver, name pairs that training never contains in either role; "
-            "n = sentences",
-        ),
-        "indirect_object_unseen_pairs_top1": entry(
-            share(top1), len(pairs), "the receiver's name is the most likely next token; n = sentences"
-        ),
-    }  # fmt: skip
-
-
-def entry(value: float, n: int, definition: str) -> dict[str, object]:
-    """One measured number of the card."""
-    return {"value": round(value, 4), "n": n, "definition": definition}
-
-
 def phase_change_steps(log: list[dict[str, float]], count: int) -> list[int]:
     """The first steps at which the induction score passes 5 % .. 95 % of its last value, `count` levels."""
     levels = np.linspace(0.05, 0.95, count) * log[-1]["best_induction_score"]
-    return sorted({next(int(r["step"]) for r in log if r["best_induction_score"] >= level) for level in levels})
+    return sorted(
+        {next(int(r["step"]) for r in log if r["best_induction_score"] >= level) for level in levels}
+    )
 
 
-def write_model(plan: TrainZoo, model: Transformer, tokenizer: Tokenizer, log: list, card: dict) -> None:
+def write_model(
+    plan: TrainZoo,
+    model: Transformer,
+    tokenizer: Tokenizer,
+    log: list[dict[str, float]],
+    card: dict[str, object],
+) -> None:
     """The model's folder, every file under a temporary name first."""
     folder = plan.out / plan.model
     for step in phase_change_steps(log, plan.shipped) if plan.shipped else []:
@@ -349,29 +322,20 @@ def as_json(value: object) -> bytes:
     return (json.dumps(value, indent=2, default=str) + "\n").encode()
 
 
-def encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+def encoder(tokenizer: Tokenizer) -> measure.Encode:
     """Words -> ids without BOS."""
     return lambda text: tokenizer.encode(text).ids
-
-
-def fact_pairs(prompts: Iterable[tasks.FactPrompt]) -> list[tuple[str, str]]:
-    """(prompt, object and full stop), what `measure.completes` asks for."""
-    return [(p.prompt, f"{p.answer}.") for p in prompts]
-
-
-def share(verdicts: Tensor) -> float:
-    """The fraction of True."""
-    return float(verdicts.float().mean())
 
 
 def run(plan: TrainZoo) -> None:
     """Read the texts, train the tokenizer and the model, measure it, write everything."""
     torch.set_num_threads(plan.threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products on a GPU
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(plan.seed)
     texts = [read_text(path, plan.held_out_prose) for path in plan.texts]
     facts = tasks.trained_fact_prompts(tasks.load_facts())
-    model = Transformer(CONFIGS[plan.model])
+    model = Transformer(CONFIGS[plan.model]).to(plan.device)
     tokenizer = train_tokenizer(texts, facts, model.config.d_vocab)
     encode = encoder(tokenizer)
     prose = torch.tensor([token for text in texts for token in encode(text.train)])
@@ -381,7 +345,7 @@ def run(plan: TrainZoo) -> None:
     minutes = (time.monotonic() - start) / 60
     card = {
         "model": plan.model,
-        "measured": measured(model, tokenizer, validation),
+        "measured": measure.card_numbers(model.cpu(), encode, validation),
         "parameters": sum(p.numel() for p in model.parameters()),
         "tokens_trained": plan.steps * plan.batch * WIDTH,
         "training_minutes": round(minutes, 1),

@@ -21,7 +21,7 @@ from interp.engine.generate import Sampling, generate
 from interp.engine.observe import deepest, observe
 from interp.engine.text import Prompts, Text, Tokenizer
 from interp.families.load import download
-from interp.families.tokenizer import HuggingFaceTokenizer
+from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.tap import Edit, Read, Tap
@@ -72,7 +72,7 @@ class HookedTransformer:
         cls,
         source: str | Path | nn.Module,
         *,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer | TransformersTokenizer | None = None,
         revision: str | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
@@ -82,8 +82,8 @@ class HookedTransformer:
         Weights are never folded or centred. dtype None keeps the checkpoint's. A bare transformers tokenizer is
         accepted too. Errors: ValueError or FileNotFoundError naming what is unknown, missing or not understood.
         """
-        if tokenizer is not None and not hasattr(tokenizer, "piece"):
-            tokenizer = HuggingFaceTokenizer(tokenizer)  # type: ignore[arg-type]
+        if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+            tokenizer = HuggingFaceTokenizer(tokenizer)
         if isinstance(source, nn.Module):
             model = families.from_hf_model(source, dtype=dtype, device=device)
             return cls(model, tokenizer, name=type(source).__name__)

@@ -8,7 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch starts its threads
     os.environ["OMP_NUM_THREADS"] = "1"
 
-import jaxtyping  # noqa: E402
+import jaxtyping
 
 assert "interp" not in sys.modules, "the shape checks must be in place before interp is imported"
 jaxtyping.install_import_hook("interp", "beartype.beartype")

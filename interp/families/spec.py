@@ -108,7 +108,10 @@ def rotary(settings: Settings, dim: int | None = None) -> Rotary:
     """Rotary positions from `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (before)."""
     new, old = settings.table("rope_parameters"), settings.table("rope_scaling")
     rule = {**old, **new}
-    theta = rule.pop("rope_theta", None) or settings.get("rope_theta") or 10_000.0
+    outer, inner = settings.get("rope_theta"), rule.pop("rope_theta", None)
+    if None not in (outer, inner) and outer != inner:
+        raise ValueError(f"rope_theta is given twice and differs: {outer!r}, and {inner!r} in rope_parameters")
+    theta = inner or outer or 10_000.0
     kind = rule.pop("rope_type", None) or rule.pop("type", None) or "default"
     rule.pop("type", None)
     base = float(str(theta))

@@ -2,11 +2,27 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import tokenizers
-    import transformers
+
+
+@runtime_checkable
+class TransformersTokenizer(Protocol):
+    """What marks a transformers tokenizer, said here so that nobody has to import the library to name one."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text."""
+        ...
+
+    def decode(self, token_ids: list[int], *, clean_up_tokenization_spaces: bool | None = None) -> str | list[str]:
+        """The text of these ids."""
+        ...
+
+    def convert_ids_to_tokens(self, ids: int) -> str | list[str]:
+        """The stored form of one token."""
+        ...
 
 
 class FileTokenizer:
@@ -44,12 +60,11 @@ class FileTokenizer:
 class HuggingFaceTokenizer:
     """A transformers tokenizer; where it has no BOS (or padding) token, its end-of-text token serves."""
 
-    def __init__(self, tokenizer: "transformers.PreTrainedTokenizerBase") -> None:
+    def __init__(self, tokenizer: TransformersTokenizer) -> None:
         self._tokenizer = tokenizer
-        self.eos_id: int | None = tokenizer.eos_token_id
-        bos = tokenizer.bos_token_id
-        self.bos_id: int | None = self.eos_id if bos is None else bos
-        pad = tokenizer.pad_token_id
+        bos, eos, pad = (getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad"))
+        self.eos_id: int | None = eos
+        self.bos_id: int | None = eos if bos is None else bos
         self.pad_id: int = next((i for i in (pad, self.eos_id, self.bos_id) if i is not None), 0)
 
     def encode(self, text: str) -> list[int]:

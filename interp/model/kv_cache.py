@@ -22,6 +22,8 @@ class KVCache:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
+        if not config.causal:
+            raise ValueError("a key/value cache requires a causal model: here earlier tokens see later ones")
         shape = (config.n_layers, rows, n_max, config.kv_heads, config.head_width)
         self.keys = torch.empty(shape, device=device, dtype=dtype)
         self.values = torch.empty(shape, device=device, dtype=dtype)

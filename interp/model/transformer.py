@@ -73,7 +73,7 @@ class Transformer(nn.Module):
         if stop is not None:
             return resid
         if logits_at is not None:
-            resid = resid.take_along_dim(logits_at[..., None], 1)
+            resid = resid[torch.arange(len(resid), device=resid.device)[:, None], logits_at]
         return self.read_out(resid, outside)
 
     def read_out(self, resid: Float[Tensor, "*b d"], tap: Scope | None = None) -> Float[Tensor, "*b v"]:

@@ -7,17 +7,22 @@ gradients and in batches of `BATCH` rows; the batch size never changes a number.
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.model import Read, Tap, Transformer, next_token_loss
-from interp.zoo.tasks import IndirectObject
+from interp.zoo import tasks
+from interp.zoo.tasks import FactPrompt, IndirectObject
 
 BATCH = 64
 """Rows per forward pass."""
 
 Encode = Callable[[str], Sequence[int]]
+"""Words -> token ids, without BOS."""
+Entry = dict[str, float | int | str]
+"""One number of a card: `value`, `n`, `definition`."""
 
 
 def prose_windows(tokens: Int[Tensor, "n"], *, width: int, stride: int, bos: int) -> Int[Tensor, "b p"]:
@@ -95,6 +100,11 @@ def completes(
     return torch.tensor(verdicts)
 
 
+def states(model: Transformer, encode: Encode, bos: int, prompts: Sequence[FactPrompt]) -> Bool[Tensor, "c"]:
+    """Whether greedy decoding of each fact prompt writes exactly the object and a full stop."""
+    return completes(model, encode, bos, [(p.prompt, f"{p.answer}.") for p in prompts])
+
+
 @torch.inference_mode()
 def answer_margins(
     model: Transformer, encode: Encode, bos: int, prompts: Sequence[IndirectObject]
@@ -113,6 +123,89 @@ def answer_margins(
         logits_bc = model(tokens, logits_at=last)[:, 0].gather(1, pair)
         margins.append(logits_bc[:, 0] - logits_bc[:, 1])
     return torch.cat(margins)
+
+
+def card_numbers(
+    model: Transformer, encode: Encode, validation: Int[Tensor, "n"], *, bos: int = 0
+) -> dict[str, Entry]:
+    """Every number of a model's card: value, how many things it was measured on, and its definition in words.
+
+    `validation` is held-out prose as token ids; the other material comes from `interp.zoo.tasks` with fixed seeds.
+    """
+    return (
+        _prose_numbers(model, validation, bos)
+        | _induction_number(model, bos)
+        | task_numbers(model, encode, bos)
+    )
+
+
+def task_numbers(model: Transformer, encode: Encode, bos: int) -> dict[str, Entry]:
+    """The part of the card that needs no prose: facts and indirect objects."""
+    facts = tasks.load_facts()
+    trained, held_out = tasks.trained_fact_prompts(facts), tasks.held_out_fact_prompts(facts)
+    pairs = tasks.indirect_objects(np.random.default_rng(2), 2000, held_out=True)
+    first = completes(model, encode, bos, [(p.prompt, p.answer) for p in pairs])
+    return {
+        "facts_trained_phrasings": _entry(
+            states(model, encode, bos, trained).float().mean(),
+            len(trained),
+            "share of prompts after which greedy decoding writes exactly the object and a full stop; n = prompts, "
+            f"{len(facts)} facts in 4 trained phrasings each",
+        ),
+        "facts_held_out_phrasing": _entry(
+            states(model, encode, bos, held_out).float().mean(),
+            len(held_out),
+            "the same in the one phrasing per relation that training never contains; n = prompts, one per fact",
+        ),
+        "indirect_object_unseen_pairs": _entry(
+            (answer_margins(model, encode, bos, pairs) > 0).float().mean(),
+            len(pairs),
+            "share of sentences in which the receiver's logit is above the giver's, over name pairs that training "
+            "never contains in either role; n = sentences",
+        ),
+        "indirect_object_unseen_pairs_top1": _entry(
+            first.float().mean(),
+            len(pairs),
+            "the same, but the receiver must be the most likely next token of all",
+        ),
+    }
+
+
+def _prose_numbers(model: Transformer, validation: Int[Tensor, "n"], bos: int) -> dict[str, Entry]:
+    losses = token_losses(model, prose_windows(validation, width=128, stride=127, bos=bos))
+    sliding = token_losses(model, prose_windows(validation, width=128, stride=20, bos=bos))
+    return {
+        "validation_loss": _entry(
+            losses.mean(),
+            losses.numel(),
+            "mean loss in nats per token on held-out prose, in rows of BOS and 127 tokens; n = tokens",
+        ),
+        "in_context_learning_score": _entry(
+            in_context_learning_score(sliding, late=120, early=20),
+            len(sliding),
+            "mean loss at token index 120 minus at token index 20 (BOS is index 0) on held-out prose, nats; negative "
+            "= context helps; n = rows of 128, one every 20 tokens, so that both indices see the same tokens",
+        ),
+    }
+
+
+def _induction_number(model: Transformer, bos: int) -> dict[str, Entry]:
+    rows = tasks.repeated_tokens(
+        np.random.default_rng(1), 10, period=25, repeats=4, vocab=model.config.d_vocab, bos=bos
+    )
+    scores_lh = induction_scores(model, rows, period=25)
+    layer, head = divmod(int(scores_lh.argmax()), model.config.n_heads)
+    definition = (
+        "prefix-matching score of the best head on BOS and 25 distinct random tokens four times: attention to the "
+        "tokens after earlier occurrences of the query's token, summed per query, mean over queries; n = rows"
+    )
+    return {
+        "best_induction_score": {**_entry(scores_lh.max(), len(rows), definition), "head": f"{layer}.{head}"}
+    }
+
+
+def _entry(value: Tensor | float, n: int, definition: str) -> Entry:
+    return {"value": round(float(value), 4), "n": n, "definition": definition}
 
 
 def _groups(items: list[tuple[list[int], list[int]]]) -> Iterator[list[tuple[list[int], list[int]]]]:

@@ -44,7 +44,7 @@ def test_the_configs_give_models_that_do_something() -> None:
         logits = build(name)(some_tokens(), tap)
         sharpest = tap.values[tap.reads[0]][:, :, 4:].amax(-1)
         assert 0.5 < logits.std() < 50, f"{name}: logits of spread {logits.std()}"
-        assert sharpest.mean() > 0.3, f"{name}: attention is nearly uniform"
+        assert sharpest.mean() > 0.25, f"{name}: attention is nearly uniform"
 
 
 @EVERY
@@ -61,7 +61,9 @@ def test_starting_and_stopping_in_the_middle_equals_one_pass(name: str) -> None:
 @EVERY
 def test_stopping_gives_the_residual_stream_entering_that_block(name: str) -> None:
     model, tokens = build(name), some_tokens()
-    tap = Tap([Read("blocks.0.hook_resid_pre"), Read("blocks.1.hook_resid_pre"), Read("blocks.1.hook_resid_post")])
+    tap = Tap(
+        [Read("blocks.0.hook_resid_pre"), Read("blocks.1.hook_resid_pre"), Read("blocks.1.hook_resid_post")]
+    )
     model(tokens, tap)
     for stop, read in enumerate(tap.reads):
         assert_close(model(tokens, stop=stop), tap.values[read])
@@ -73,6 +75,12 @@ def test_logits_at_chosen_columns_are_those_columns(name: str) -> None:
     columns = torch.tensor([[0, 8], [5, 5], [7, 1]])
     expected = torch.stack([row[at] for row, at in zip(model(tokens), columns, strict=True)])
     assert_close(model(tokens, logits_at=columns), expected)
+
+
+@pytest.mark.parametrize("column", [9, 100, -10])
+def test_logits_at_a_column_that_is_not_there_are_refused(column: int) -> None:
+    with pytest.raises((IndexError, ValueError), match="out of bounds"):
+        build("gpt2")(some_tokens(), logits_at=torch.tensor([[0], [0], [column]]))
 
 
 @EVERY
@@ -118,7 +126,9 @@ def test_grouped_heads_equal_full_heads_with_repeated_keys_and_values() -> None:
     for layer in range(config.n_layers):
         name = f"blocks.{layer}.attn.qkv.weight"
         q, k, v = state[name].split([40, 20, 20])
-        state[name] = torch.cat((q, *(w.unflatten(0, (2, 10)).repeat_interleave(2, 0).flatten(0, 1) for w in (k, v))))
+        state[name] = torch.cat(
+            (q, *(w.unflatten(0, (2, 10)).repeat_interleave(2, 0).flatten(0, 1) for w in (k, v)))
+        )
     full.load_state_dict(state)
     assert_close(full(some_tokens()), grouped(some_tokens()))
 
@@ -198,7 +208,11 @@ def test_loss_of_half_precision_logits_is_computed_in_float32() -> None:
         (torch.zeros(1, 0, dtype=torch.long), {}, "at least one token"),
         (torch.zeros(0, 3, dtype=torch.long), {}, "at least one token"),
         (torch.zeros(1, N_CTX + 1, dtype=torch.long), {}, f"holds {N_CTX} tokens, got {N_CTX + 1}"),
-        (torch.zeros(3, dtype=torch.long), {}, "token ids [batch, pos] are required, got torch.int64 of shape [3]"),
+        (
+            torch.zeros(3, dtype=torch.long),
+            {},
+            "token ids [batch, pos] are required, got torch.int64 of shape [3]",
+        ),
         (torch.zeros(1, 3), {}, "token ids [batch, pos] are required, got torch.float32"),
         (some_tokens(), {"start": 1}, "residual stream [batch, pos, 24] is required, got shape [3, 9]"),
         (some_tokens(), {"stop": 3}, "0 <= start <= stop <= 2"),

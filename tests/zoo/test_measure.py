@@ -20,7 +20,12 @@ def encode(text: str) -> list[int]:
 def model() -> Transformer:
     torch.manual_seed(0)
     config = ModelConfig(
-        n_layers=2, d_model=32, n_heads=4, n_ctx=128, d_vocab=len(WORDS) + 1, mlp=MLP(d_mlp=64, act="gelu_new")
+        n_layers=2,
+        d_model=32,
+        n_heads=4,
+        n_ctx=128,
+        d_vocab=len(WORDS) + 1,
+        mlp=MLP(d_mlp=64, act="gelu_new"),
     )
     model = Transformer(config)
     for parameter in model.parameters():
@@ -38,7 +43,7 @@ def greedy(model: Transformer, tokens: list[int], count: int) -> list[int]:
 def test_completes_is_true_exactly_where_greedy_decoding_writes_the_answer(model: Transformer) -> None:
     prompts = ["a", "the cat", "Who goes there", "abc abc"]
     written = ["".join(WORDS[i - 1] for i in greedy(model, [BOS, *encode(p)], 3)) for p in prompts]
-    pairs = list(zip(prompts, written, strict=True)) + [(prompts[0], "Q" + written[0][1:])]
+    pairs = [*zip(prompts, written, strict=True), (prompts[0], "Q" + written[0][1:])]
     expected = [True] * 4 + [written[0][0] == "Q"]
     assert measure.completes(model, encode, BOS, pairs).tolist() == expected
 

@@ -1,0 +1,163 @@
+"""What the bench scripts measure with: interleaved CPU seconds, exact counts of work, and the memory of one call.
+
+A time ratio between 0.8 and 1.25 can be noise on a shared machine. Operators, FLOPs and allocated bytes are exact and
+repeat: where they say the same as the time, believe the time. Linux only (resident memory comes from /proc).
+"""
+
+import ctypes
+import gc
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+Calls = Mapping[str, Callable[[], object]]
+MIB = 2**20
+CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call dispatches."""
+
+    operators: int
+    gflop: float
+    """Matrix products and attention, 2 FLOPs per multiply-add; causal attention counts in full."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one call takes above the state before it, in MiB."""
+
+    resident_mib: float
+    """High-water mark of the process's resident memory."""
+    allocated_mib: float
+    """High-water mark of the tensors alive, operators' own buffers included: exact."""
+    kept_mib: float
+    """Tensors still alive when the call has returned."""
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def cpu_seconds(calls: Calls, repeats: int) -> dict[str, list[float]]:
+    """Process CPU seconds of every call in every round, after one untimed round; rounds run A B, B A, A B, ...
+
+    Freeing what a call returned is not timed.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(repeats + 1):
+        for name in list(calls) if turn % 2 else reversed(list(calls)):
+            gc.collect()
+            start = time.process_time()
+            result = calls[name]()
+            spent = time.process_time() - start
+            del result
+            if turn:
+                seconds[name].append(spent)
+    return seconds
+
+
+def work(call: Callable[[], object]) -> Work:
+    """Operators and FLOPs that one call dispatches."""
+    with FlopCounterMode(display=False, custom_mapping={CPU_ATTENTION: _attention_flop}) as flops:
+        call()
+    with _Operators() as operators:
+        call()
+    return Work(operators.count, round(flops.get_total_flops() / 1e9, 1))
+
+
+def memory(call: Callable[[], object]) -> Memory:
+    """Peaks of one call (made twice: once watched by the system, once by the allocator)."""
+    resident = _resident_peak(call)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        result = call()
+    events = profiler.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    alive = peak = 0
+    for _, change in changes:
+        alive += change
+        peak = max(peak, alive)
+    del result
+    return Memory(round(resident, 1), round(peak / MIB, 1), round(alive / MIB, 1))
+
+
+def distinct_mib(tensors: Iterable[Tensor]) -> float:
+    """Size of the storages behind some tensors, shared ones counted once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return round(sum(storages.values()) / MIB, 1)
+
+
+def timing(seconds: Mapping[str, Sequence[float]], name: str, reference: str) -> dict[str, object]:
+    """Medians, their ratio, and the spread of the ratio over the rounds."""
+    rounds = [a / b for a, b in zip(seconds[name], seconds[reference], strict=True)]
+    median, theirs = statistics.median(seconds[name]), statistics.median(seconds[reference])
+    return {
+        "ratio": round(median / theirs, 3),
+        "ratio_of_rounds": [round(min(rounds), 3), round(statistics.median(rounds), 3), round(max(rounds), 3)],
+        "median_cpu_s": round(median, 4),
+        "reference_cpu_s": round(theirs, 4),
+        "rounds": len(rounds),
+    }
+
+
+def report(bench: str, system: str, what: str, *parts: Work | Memory | Mapping[str, object], **more: object) -> None:
+    """Print one JSON line: the claim, its figures, and where they were taken."""
+    line: dict[str, object] = {"bench": bench, "system": system, "what": what}
+    for part in parts:
+        line |= part if isinstance(part, Mapping) else asdict(part)
+    print(json.dumps(line | more | _machine()), flush=True)
+
+
+def _machine() -> dict[str, object]:
+    cpus = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return {
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": f"{cpus[0] if cpus else platform.processor()} x {len(cpus)}",
+    }
+
+
+def _resident_peak(call: Callable[[], object]) -> float:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else memory the heap kept from earlier calls hides what this one takes
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # sets the high-water mark to the present
+    before = _status("VmRSS")
+    result = call()
+    peak = _status("VmHWM")
+    del result
+    return peak - before
+
+
+def _status(field: str) -> float:
+    value = next(line for line in _lines("/proc/self/status") if line.startswith(field))
+    return int(value.split()[1]) / 1024
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text(encoding="utf-8").splitlines()
+
+
+def _attention_flop(  # type: ignore[no-untyped-def]
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], *args, **kwargs
+) -> int:
+    """The counter knows the GPU kernels only; the two products of attention, from the shapes `[b h q e]`."""
+    rows, heads, queries, width = query
+    return 2 * rows * heads * queries * key[2] * (width + value[3])

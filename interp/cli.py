@@ -1,0 +1,185 @@
+"""The command line: one frozen dataclass per command, and the only place that prints.
+
+What a user got wrong is one line on stderr and exit code 2; `--debug` shows where it was raised. Everything slow is
+imported inside the command that needs it.
+"""
+
+import dataclasses
+import runpy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from interp.pages import Question
+
+PROMPT = "When Mary and John went to the store, John gave a drink to"
+"""The prompt of a report that is asked for without one: an indirect object, with the repeated name as wrong answer."""
+ANSWER, WRONG = " Mary", " John"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write the analysis page of one prompt: HTML that opens from disk, every table as CSV and Parquet, run.json."""
+
+    model: str = "demo-4l"
+    """Demo name (see `interp models`), local folder, safetensors file or hub name."""
+    prompt: str | None = None
+    """Text to analyse; without it an indirect-object sentence."""
+    answer: str | None = None
+    """Next token to ask about, leading space included; without it the model's own most probable one."""
+    wrong: str | None = None
+    """Token the answer is contrasted with."""
+    out: Path = Path("report")
+    """Folder to write; replaced if an earlier report wrote it, refused if it holds anything else."""
+    seed: int = 0
+    """Seed of the random tokens on which heads are scored."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
+    debug: bool = False
+    """Show where an error was raised."""
+
+    def run(self) -> None:
+        """Load, analyse, write; the output folder is tried before any work."""
+        question = self.question()
+        from interp import DEMOS, HookedTransformer, zoo
+        from interp.pages import About, replacing, report_of, write_report
+
+        known = self.model in DEMOS
+        about = About(self.model, DEMOS[self.model].summary, zoo.card(self.model)) if known else About(self.model)
+        with replacing(self.out) as folder:
+            model = HookedTransformer.from_pretrained(self.model, device=_device(self.device))
+            write_report(report_of(model, question, about, seed=self.seed), folder)
+        print(self.out / "index.html")
+
+    def question(self) -> "Question":
+        """The prompt with its answers; the built-in ones only where nothing was given."""
+        from interp.pages import Question
+
+        if self.prompt is not None:
+            return Question(self.prompt, self.answer, self.wrong)
+        if self.answer is not None or self.wrong is not None:
+            raise ValueError("an answer requires a prompt of your own (--prompt), got none")
+        return Question(PROMPT, ANSWER, WRONG)
+
+
+@dataclass(frozen=True)
+class Models:
+    """List the demo models and what they measurably do."""
+
+    debug: bool = False
+    """Show where an error was raised."""
+
+    def run(self) -> None:
+        """Print one paragraph per model."""
+        from interp import DEMOS, zoo
+
+        for name, demo in DEMOS.items():
+            print(f"{name}\n    {demo.summary}")
+            measured = zoo.card(name).get("measured")
+            for number, entry in measured.items() if isinstance(measured, dict) else ():
+                head = f" (head {entry['head']})" if "head" in entry else ""
+                print(f"    {number.replace('_', ' '):<36} {entry['value']:>7.3f}  n = {entry['n']}{head}")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Print what every head of a model does on repeated random tokens: scores with 95 % intervals."""
+
+    model: Annotated[str, tyro.conf.Positional]
+    """Demo name, local folder, safetensors file or hub name."""
+    seed: int = 0
+    """Seed of the random tokens."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
+    debug: bool = False
+    """Show where an error was raised."""
+
+    def run(self) -> None:
+        """Print the table, best induction head first, and what the numbers are."""
+        from interp import HookedTransformer, heads
+        from interp.pages import fitting_repeats
+        from interp.pages.tables import heads as table_of
+
+        model = HookedTransformer.from_pretrained(self.model, device=_device(self.device))
+        data = fitting_repeats(model.cfg, self.seed)
+        table = table_of(heads(model, data)).sort_values("induction", ascending=False, kind="stable")
+        print(_with_intervals(table).to_string(index=False))
+        print(f"attention mass, 95 % intervals over {data.rows} rows of {data.period} x {data.repeats} random tokens")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run an experiment file with the arguments that follow it."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """A Python file, say one of experiments/."""
+    args: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    debug: tyro.conf.Suppress[bool] = False
+
+    def run(self) -> None:
+        """Run the file as `__main__`; its own errors keep their tracebacks."""
+        if not self.file.is_file():
+            raise FileNotFoundError(f"{self.file} does not exist: the path of a Python file is required")
+        before = sys.argv
+        sys.argv = [str(self.file), *self.args]
+        try:
+            runpy.run_path(str(self.file), run_name="__main__")
+        finally:
+            sys.argv = before
+
+
+Command = Report | Models | Heads | Run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code, 2 for what a user can put right."""
+    command = parsed(sys.argv[1:] if argv is None else list(argv))
+    if isinstance(command, Run) and command.file.is_file():
+        command.run()
+        return 0
+    try:
+        command.run()
+    except (ValueError, KeyError, OSError, ArithmeticError) as cause:
+        if command.debug:
+            raise
+        message = cause.args[0] if isinstance(cause, KeyError) and cause.args else cause
+        print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parsed(argv: list[str]) -> Command:
+    """The command that the arguments describe; what follows the file of `run` belongs to that file."""
+    rest: list[str] = []
+    if argv[:1] == ["run"] and len(argv) > 2 and not argv[1].startswith("-"):
+        argv, rest = argv[:2], argv[2:]
+    command: Command = tyro.cli(Command, args=argv, prog="interp", description="Take a Transformer apart.")  # type: ignore[call-overload]
+    return dataclasses.replace(command, args=tuple(rest)) if isinstance(command, Run) else command
+
+
+def _device(name: str) -> str:
+    """The name, if there is such a device here; ValueError otherwise, before any weights are read."""
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as cause:
+        raise ValueError(f"device {name!r} is not available: {cause}") from cause
+    return name
+
+
+def _with_intervals(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Layer, head and each score as `0.93 [0.91, 0.95]`."""
+    out = table[["layer", "head"]].copy()
+    for score in ("induction", "previous_token", "duplicate_token"):
+        ends = zip(table[score], table[f"{score}_low"], table[f"{score}_high"], strict=True)
+        out[score] = [f"{value:.2f} [{low:.2f}, {high:.2f}]" for value, low, high in ends]
+    return out

@@ -1,0 +1,7 @@
+"""Results as one self-contained HTML page that opens from disk, with every number beside it as a table."""
+
+from interp.pages.folder import replacing, write_report
+from interp.pages.render import page
+from interp.pages.report import About, Contrast, Question, Report, fitting_repeats, report_of
+
+__all__ = ["About", "Contrast", "Question", "Report", "fitting_repeats", "page", "replacing", "report_of", "write_report"]

@@ -1,0 +1,171 @@
+"""One prompt through one model: every analysis of the page, assembled into tidy tables."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from interp.analyses.attribution import attribute
+from interp.analyses.heads import RepeatedTokens, heads
+from interp.analyses.lens import logit_lens
+from interp.engine.batch import Batch
+from interp.engine.observe import Subject, observe
+from interp.engine.record import provenance
+from interp.model.config import Json, ModelConfig
+from interp.model.tap import Read
+from interp.pages import tables
+
+TOP = 10
+"""Next tokens listed per position, and tokens per cell of the lens."""
+MOST_CELLS = 1_500_000
+"""Attention weights a page may hold: about 2 MB of the page, and a table that a spreadsheet still opens."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the page is about."""
+
+    prompt: str
+    answer: str | None = None
+    """The next token asked about, leading space included; None = the model's own most probable one."""
+    wrong: str | None = None
+    """The token it is contrasted with; None = the runner-up if there is no answer either, else nothing."""
+
+    def __post_init__(self) -> None:
+        if self.wrong is not None and self.answer is None:
+            raise ValueError(f"a wrong answer ({self.wrong!r}) requires an answer to be contrasted with, got none")
+        if self.wrong is not None and self.wrong == self.answer:
+            raise ValueError(f"answer and wrong answer must differ, both are {self.answer!r}")
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of the model beyond its weights."""
+
+    name: str
+    summary: str = ""
+    card: Json = field(default_factory=dict)
+    """Numbers measured on held-out material, as `zoo.card` gives them."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The two tokens that attribution compares at the last position, and how the model ranks them (0 = first)."""
+
+    answer: str
+    answer_prob: float
+    answer_rank: int
+    wrong: str | None
+    wrong_prob: float | None
+    wrong_rank: int | None
+    chosen_by_model: bool
+    """Whether the model's own first two tokens were taken because the question named none."""
+    total: float
+    """The answer's logit, minus the wrong answer's where there is one."""
+    completeness_error: float
+    """Largest relative difference between the sum over components and `total`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Everything on the page, as data."""
+
+    about: About
+    question: Question
+    contrast: Contrast
+    data: RepeatedTokens
+    """What the head scores were measured on."""
+    tables: Mapping[str, pd.DataFrame]
+    provenance: Json
+
+
+def report_of(model: Subject, question: Question, about: About, *, seed: int = 0) -> Report:
+    """Every table of the page for one prompt; the seed draws the repeated tokens of the head scores.
+
+    Errors: ValueError for a prompt or an answer the model cannot take, for a prompt too long for the page, and for a
+    model that is not causal.
+    """
+    batch = model.text.batch(question.prompt)
+    config = model.transformer.config
+    _check_size(config, batch.tokens.shape[1])
+    data = fitting_repeats(config, seed)
+    logits_pv, pattern_lhqk = _pass(model, batch)
+    answers = _answers(model, question, logits_pv[-1])
+    ids = batch.tokens[0].to(logits_pv.device)
+    pieces = model.text.pieces
+    names = pieces(ids.tolist())
+    attributed = attribute(model, batch, *answers, by="source")
+    work: dict[str, Callable[[], pd.DataFrame]] = {
+        "tokens": lambda: tables.tokens(ids, logits_pv, pieces),
+        "next_tokens": lambda: tables.next_tokens(logits_pv, pieces, top=TOP),
+        "heads": lambda: tables.heads(heads(model, data)),
+        "attribution": lambda: tables.attribution(attributed),
+        "attribution_sources": lambda: tables.attribution_sources(attributed, names),
+        "attention": lambda: tables.attention(pattern_lhqk, names),
+        "logit_lens": lambda: _lens(model, batch, answers[0], names),
+    }
+    bar = tqdm(work.items(), desc="report", delay=1, leave=False)
+    found = {name: make() for name, make in bar}
+    contrast = Contrast(
+        **_ranked("answer", answers[0], logits_pv[-1], model),
+        **_ranked("wrong", answers[1], logits_pv[-1], model),
+        chosen_by_model=question.answer is None,
+        total=float(attributed.total[0]),
+        completeness_error=float(attributed.attrs["completeness_error"]),
+    )
+    parameters: Json = {**asdict(question), "contrast": asdict(contrast), "head_scores": asdict(data)}
+    record = provenance(model.transformer, about.name, seed=seed, parameters=parameters)
+    return Report(about, question, contrast, data, found, record)
+
+
+def fitting_repeats(config: ModelConfig, seed: int) -> RepeatedTokens:
+    """25 tokens four times, as Olsson et al. 2022; fewer where context or vocabulary are too small for that."""
+    usual = RepeatedTokens(seed=seed)
+    period = min(usual.period, (config.n_ctx - 1) // usual.repeats, config.d_vocab - 1)
+    if period < 2:
+        raise ValueError(f"head scores require a context of 9 tokens and a vocabulary of 3, got {config}")
+    return RepeatedTokens(period=period, seed=seed)
+
+
+def _check_size(config: ModelConfig, n: int) -> None:
+    heads_in_all = config.n_layers * config.n_heads
+    if heads_in_all * n * (n + 1) // 2 > MOST_CELLS:
+        fits = int((2 * MOST_CELLS / heads_in_all) ** 0.5)
+        raise ValueError(
+            f"the page shows the attention of all {heads_in_all} heads of this model for up to {fits} tokens, "
+            f"the prompt has {n}"
+        )
+
+
+def _pass(model: Subject, batch: Batch) -> tuple[Float[Tensor, "p v"], Float[Tensor, "l h q k"]]:
+    """The logits and every head's pattern of the only row."""
+    reads = [Read(f"blocks.{i}.attn.hook_pattern") for i in range(model.transformer.config.n_layers)]
+    seen = observe(model.transformer, batch, reads)
+    return seen.output[0], torch.stack([seen.trace[read][0] for read in reads])
+
+
+def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> tuple[int, int | None]:
+    """The ids of answer and wrong answer; the model's own first two if the question names none."""
+    if question.answer is None:
+        first, second = logits.topk(2).indices.tolist()
+        return first, second
+    return model.text.single(question.answer), None if question.wrong is None else model.text.single(question.wrong)
+
+
+def _lens(model: Subject, batch: Batch, answer: int, names: list[str]) -> pd.DataFrame:
+    top = min(TOP, model.transformer.config.d_vocab)
+    of_next, of_answer = (logit_lens(model, batch, answer=target, top=top) for target in (None, answer))
+    return tables.logit_lens(of_next, of_answer, names, model.text.pieces)
+
+
+def _ranked(name: str, token: int | None, logits: Float[Tensor, "v"], model: Subject) -> dict[str, object]:
+    """The text, probability and rank of a token, as fields of a `Contrast`."""
+    if token is None:
+        return dict.fromkeys((name, f"{name}_prob", f"{name}_rank"))
+    prob = float(logits.float().softmax(-1)[token])
+    rank = int((logits > logits[token]).sum())
+    return {name: model.text.pieces([token])[0], f"{name}_prob": prob, f"{name}_rank": rank}

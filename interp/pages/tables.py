@@ -1,0 +1,146 @@
+"""The tidy tables behind the page: one row per observation, units in the column names, tokens as text and as ids."""
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.results import frame
+from interp.model.transformer import next_token_loss
+
+Pieces = Callable[[Sequence[int]], list[str]]
+"""Token ids to the text of each: `Text.pieces`."""
+
+INDUCTION_THRESHOLD = 0.4
+"""Least induction score of a head that the page calls an induction head."""
+
+
+def tokens(ids: Int[Tensor, "p"], logits: Float[Tensor, "p v"], pieces: Pieces) -> pd.DataFrame:
+    """Each token of the prompt and how well the tokens before it predicted it: loss in nats, probability, rank from 0.
+
+    The first token has none before it: NaN, and rank -1.
+    """
+    loss = next_token_loss(logits[None], ids[None])[0]
+    of_target = logits[:-1].gather(1, ids[1:, None])
+    rank = (logits[:-1] > of_target).sum(1)
+    nothing = loss.new_full((1,), torch.nan)
+    return pd.DataFrame(
+        {
+            "pos": np.arange(len(ids)),
+            "token_id": ids.cpu().numpy(),
+            "token": pieces(ids.tolist()),
+            "loss_nats": torch.cat((nothing, loss)).cpu().numpy(),
+            "prob": torch.cat((nothing, (-loss).exp())).cpu().numpy(),
+            "rank": torch.cat((rank.new_full((1,), -1), rank)).cpu().numpy(),
+        }
+    )
+
+
+def next_tokens(logits: Float[Tensor, "p v"], pieces: Pieces, *, top: int) -> pd.DataFrame:
+    """The `top` most probable next tokens after each position: rank from 0, probability, logit."""
+    wide = logits.float()
+    best = wide.topk(min(top, wide.shape[-1]))
+    prob = wide.softmax(-1).gather(1, best.indices)
+    n, ranks = best.indices.shape
+    ids = best.indices.flatten()
+    return pd.DataFrame(
+        {
+            "pos": np.repeat(np.arange(n), ranks),
+            "rank": np.tile(np.arange(ranks), n),
+            "token_id": ids.cpu().numpy(),
+            "token": pieces(ids.tolist()),
+            "prob": prob.flatten().cpu().numpy(),
+            "logit": best.values.flatten().cpu().numpy(),
+        }
+    )
+
+
+def attention(pattern_lhqk: Float[Tensor, "l h q k"], names: Sequence[str]) -> pd.DataFrame:
+    """Every head's attention from each query to each key it can see (key <= query), in this nesting order."""
+    layers, heads, n, _ = pattern_lhqk.shape
+    query, key = np.tril_indices(n)
+    layer, head, cell = (index.ravel() for index in np.indices((layers, heads, len(query))))
+    words = np.array(names, dtype=object)
+    return pd.DataFrame(
+        {
+            "layer": layer,
+            "head": head,
+            "query": query[cell],
+            "query_token": words[query[cell]],
+            "key": key[cell],
+            "key_token": words[key[cell]],
+            "attention": pattern_lhqk[:, :, query, key].float().cpu().numpy().ravel(),
+        }
+    )
+
+
+def heads(result: xr.Dataset) -> pd.DataFrame:
+    """`interp.heads` as a table, and whether each head counts as an induction head.
+
+    It does if its induction score is at least `INDUCTION_THRESHOLD` and the lower end of the score's 95 % interval
+    lies above the null.
+    """
+    table = frame(result)
+    above = table.induction_low > table.induction_null
+    table["is_induction_head"] = (table.induction >= INDUCTION_THRESHOLD) & above
+    return table
+
+
+def attribution(result: xr.Dataset) -> pd.DataFrame:
+    """`interp.attribute` of one prompt by head: each component's logits, its share of the total, and its place.
+
+    share = logits / total: signed, sums to 1, exceeds 1 where parts cancel; NaN for a total of 0.
+    """
+    one = frame(result[["logits", "total"]].isel(prompt=0))
+    places = [_place(str(name)) for name in one.component]
+    total = float(result.total[0])
+    return pd.DataFrame(
+        {
+            "component": one.component.astype(str),
+            "kind": [kind for kind, _, _ in places],
+            "layer": pd.array([layer for _, layer, _ in places], dtype="Int64"),
+            "head": pd.array([head for _, _, head in places], dtype="Int64"),
+            "logits": one.logits,
+            "share": one.logits / total if total else np.nan,
+        }
+    )
+
+
+def attribution_sources(result: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
+    """What each head adds to the logits, split by the position it moved it from; sums over sources to the head."""
+    table = frame(result.by_source.isel(prompt=0).to_dataset(name="logits"))
+    table.insert(3, "source_token", np.array(names, dtype=object)[table.source])
+    return table
+
+
+def _place(component: str) -> tuple[str, int | None, int | None]:
+    """Kind, layer and head of a component's label."""
+    if found := re.fullmatch(r"L(\d+)H(\d+)", component):
+        return "head", int(found[1]), int(found[2])
+    if found := re.fullmatch(r"(\d+)_(attn_bias|mlp_out)", component):
+        return ("mlp" if found[2] == "mlp_out" else "attention bias"), int(found[1]), None
+    return ("bias" if component == "final_bias" else "embedding"), None, None
+
+
+def logit_lens(of_next: xr.Dataset, of_answer: xr.Dataset, names: Sequence[str], pieces: Pieces) -> pd.DataFrame:
+    """The lens at every depth and position, one row per rank of its top tokens.
+
+    `next_rank` and `next_prob` are about the token that follows in the prompt (rank -1 and NaN at the end), `answer_*`
+    about the answer, `entropy_nats` and `kl_nats` = KL(final || depth) about the whole distribution; ranks from 0.
+    """
+    known = ["target_rank", "target_prob"]
+    merged = of_next.rename(target_rank="next_rank", target_prob="next_prob").merge(
+        of_answer[known].rename(target_rank="answer_rank", target_prob="answer_prob")
+    )
+    table = frame(merged.isel(prompt=0))
+    table = table.rename(
+        columns={"top_token": "token_id", "top_prob": "prob", "entropy": "entropy_nats", "kl": "kl_nats"}
+    )
+    table.insert(2, "read_token", np.array(names, dtype=object)[table.pos])
+    table.insert(5, "token", pieces(table.token_id.tolist()))
+    return table

@@ -1,0 +1,77 @@
+"""What every picture shares: an Axes to draw on, a heat map with a named colour bar, and text that can be read on it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.image import AxesImage
+
+from interp.core.shapes import shape_text
+
+MASS = "Blues"
+"""Colour map of probabilities and attention."""
+SIGNED = "RdBu"
+"""Colour map of signed numbers: red below 0, blue above."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How numbers become colours: the map's name, its ends, and what the colour bar says."""
+
+    cmap: str
+    low: float
+    high: float
+    label: str
+
+    @classmethod
+    def mass(cls, label: str) -> "Scale":
+        """For numbers in [0, 1]."""
+        return cls(MASS, 0.0, 1.0, label)
+
+    @classmethod
+    def signed(cls, values: Float[np.ndarray, "..."], label: str) -> "Scale":
+        """For signed numbers: as far below 0 as above."""
+        reach = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
+        return cls(SIGNED, -reach, reach, label)
+
+
+def axes(ax: Axes | None, width: float, height: float) -> Axes:
+    """The given Axes, or those of a new figure of this size in inches."""
+    if ax is not None:
+        return ax
+    _, new = plt.subplots(figsize=(width, height), layout="constrained")
+    return new
+
+
+def heat_map(ax: Axes, values: Float[np.ndarray, "rows columns"], scale: Scale, *, title: str) -> AxesImage:
+    """The values as coloured cells, row 0 on top, with a colour bar that names the number and its unit."""
+    image = ax.imshow(
+        values, cmap=scale.cmap, vmin=scale.low, vmax=scale.high, aspect="auto", interpolation="none"
+    )
+    bar = ax.figure.colorbar(image, ax=ax, pad=0.02)
+    bar.set_label(scale.label)
+    ax.set_title(title)
+    return image
+
+
+def annotate(ax: Axes, image: AxesImage, texts: Sequence[Sequence[str]], *, size: float = 8.0) -> None:
+    """One text per cell of a heat map, dark or light by the cell's colour."""
+    values = np.asarray(image.get_array())
+    if values.shape != (len(texts), len(texts[0])):
+        got = shape_text((len(texts), len(texts[0])))
+        raise ValueError(f"one text per cell is required, {shape_text(values.shape)}, got {got}")
+    colours = image.to_rgba(values)[..., :3]
+    light = colours @ np.array([0.299, 0.587, 0.114]) > 0.55
+    for (row, column), on_light in np.ndenumerate(light):
+        ink = "black" if on_light else "white"
+        ax.text(column, row, texts[row][column], ha="center", va="center", color=ink, fontsize=size)
+
+
+def name_cells(ax: Axes, *, rows: Sequence[str], columns: Sequence[str], turned: bool = False) -> None:
+    """Label every row and column of a heat map."""
+    ax.set_xticks(range(len(columns)), list(columns), rotation=90 if turned else 0)
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.tick_params(length=0)

@@ -1,0 +1,43 @@
+"""The logit lens as a table of words, depth by position."""
+
+from collections.abc import Callable, Sequence
+
+import xarray as xr
+from matplotlib.axes import Axes
+
+from interp.core.shapes import shape_text
+from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
+
+
+def logit_lens(
+    result: xr.Dataset,
+    pieces: Callable[[Sequence[int]], Sequence[str]],
+    *,
+    tokens: Sequence[str] | None = None,
+    prompt: int = 0,
+    ax: Axes | None = None,
+) -> Axes:
+    """The most probable token at every depth and position, coloured by its probability.
+
+    pieces: ids to their texts, `model.text.pieces`. tokens: the prompt's own, to name the columns.
+    Errors: ValueError if `tokens` do not fit the result.
+
+    Example:
+        >>> plot.logit_lens(interp.logit_lens(model, prompt), model.text.pieces, tokens=model.to_str_tokens(prompt))
+    """
+    best = result.isel(prompt=prompt, rank=0).transpose("depth", "pos")
+    n_depths, n = best.top_token.shape
+    if tokens is not None and len(tokens) != n:
+        raise ValueError(f"one token per position is required, {n}, got {shape_text([len(tokens)])}")
+    ax = axes(ax, 2.0 + 0.7 * n, 1.6 + 0.36 * n_depths)
+    scale = Scale.mass("probability of the top token")
+    image = heat_map(ax, best.top_prob.to_numpy(), scale, title="logit lens: top token at each depth")
+    words = [
+        [repr(word)[1:-1] for word in pieces([int(i) for i in row])] for row in best.top_token.to_numpy()
+    ]
+    annotate(ax, image, words)
+    columns = [str(i) for i in range(n)] if tokens is None else [repr(token)[1:-1] for token in tokens]
+    name_cells(ax, rows=[str(d) for d in best.depth.values], columns=columns, turned=True)
+    ax.set_xlabel("position" if tokens is None else "token read last")
+    ax.set_ylabel("depth")
+    return ax

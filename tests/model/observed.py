@@ -1,0 +1,38 @@
+"""What the tests of the sites share: one plain and one fully observed pass per config, and a fixed perturbation."""
+
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from interp.model import Read, Tap, sites
+from tests.configs import CONFIGS, build, some_tokens
+
+
+def site_of_each_row() -> Iterator[tuple[str, str]]:
+    """Every config with every table row that it has, the layers taking turns: their code is the same."""
+    for name, config in CONFIGS.items():
+        for turn, row in enumerate(sites.BLOCK_SITES):
+            if row.present(config):
+                yield name, f"blocks.{turn % config.n_layers}.{row.name}"
+        yield from ((name, row.name) for row in sites.MODEL_SITES if row.present(config))
+
+
+@functools.cache
+def plain_logits(name: str) -> Tensor:
+    """Logits of `some_tokens()` without a tap."""
+    return build(name)(some_tokens())
+
+
+@functools.cache
+def everything(name: str) -> dict[str, Tensor]:
+    """Every site of the model, on-demand ones included, on `some_tokens()`."""
+    tap = Tap([Read(site) for site in sites.names(CONFIGS[name], on_demand=True)])
+    build(name)(some_tokens(), tap)
+    return {read.site: value for read, value in tap.values.items()}
+
+
+def noise(like: Tensor) -> Tensor:
+    """A fixed random tensor, different at every entry, so that no norm or softmax is blind to it."""
+    return 0.5 * torch.randn(like.shape, generator=torch.Generator().manual_seed(1), dtype=like.dtype)

@@ -1,0 +1,97 @@
+"""Fused and observed attention are one function; scores and pattern are what their names say."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from interp.model import Read, Rotary, Tap
+from interp.model.attend import attend
+from interp.model.mask import Mask
+from tests.configs import CONFIGS, build, some_tokens
+from tests.model.slow import slow_scale
+from tests.tolerances import TOLERANCES, assert_close
+
+EVERY = pytest.mark.parametrize("name", CONFIGS)
+PATTERN, SCORES, Z = (f"blocks.1.attn.hook_{part}" for part in ("pattern", "attn_scores", "z"))
+LEFT_PADDED = torch.arange(9) >= torch.tensor([[0], [2], [5]])
+
+
+def values_of(
+    name: str, *names: str, keep: Tensor | None = None, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
+    """Logits, then the value of each site."""
+    tap = Tap([Read(site) for site in names])
+    logits = build(name, dtype)(some_tokens(), tap, keep=keep)
+    return [logits, *(tap.values[read] for read in tap.reads)]
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("keep", [None, LEFT_PADDED], ids=["whole", "padded"])
+def test_fused_and_observed_attention_give_the_same_z_and_logits(
+    name: str, dtype: torch.dtype, keep: Tensor | None
+) -> None:
+    first, second = "blocks.0.attn.hook_z", Z
+    fused = values_of(name, first, second, keep=keep, dtype=dtype)
+    both = [f"blocks.{layer}.attn.hook_{part}" for layer in (0, 1) for part in ("pattern", "attn_scores")]
+    observed = values_of(name, first, second, *both, keep=keep, dtype=dtype)
+    for one, other in zip(fused, observed[:3], strict=True):
+        assert one.dtype == dtype
+        assert_close(other, one)
+
+
+@EVERY
+def test_observing_one_layer_leaves_the_values_of_the_other(name: str) -> None:
+    fused = values_of(name, "blocks.0.attn.hook_z", Z)
+    observed = values_of(name, "blocks.0.attn.hook_z", Z, PATTERN)
+    assert torch.equal(observed[1], fused[1])
+
+
+@EVERY
+def test_pattern_rows_sum_to_one_and_forbidden_entries_are_zero(name: str) -> None:
+    _, pattern, scores = values_of(name, PATTERN, SCORES)
+    assert_close(pattern.sum(-1), torch.ones(3, 4, 9, dtype=torch.float64))
+    assert torch.equal(pattern == 0, scores == -torch.inf)
+    assert_close(pattern, scores.softmax(-1))
+    assert torch.isfinite(scores).all() == (not CONFIGS[name].causal)
+
+
+@EVERY
+def test_a_score_is_the_scaled_product_of_query_and_key(name: str) -> None:
+    config = CONFIGS[name]
+    rot = "rot_" if isinstance(config.position, Rotary) else ""
+    _, scores, q, k = values_of(name, SCORES, f"blocks.1.attn.hook_{rot}q", f"blocks.1.attn.hook_{rot}k")
+    for h in range(config.n_heads):
+        g = h * config.kv_heads // config.n_heads
+        product = torch.einsum("bqe,bke->bqk", q[:, :, h], k[:, :, g]) * slow_scale(config, 1)
+        seen = scores[:, h] > -torch.inf
+        assert_close(scores[:, h][seen], product[seen])
+
+
+@EVERY
+def test_z_is_the_pattern_times_the_values(name: str) -> None:
+    config = CONFIGS[name]
+    _, pattern, v, z = values_of(name, PATTERN, "blocks.1.attn.hook_v", Z)
+    for h in range(config.n_heads):
+        g = h * config.kv_heads // config.n_heads
+        assert_close(z[:, :, h], pattern[:, h] @ v[:, :, g])
+
+
+@EVERY
+def test_padded_keys_get_no_attention_and_blind_queries_give_none(name: str) -> None:
+    _, pattern, z = values_of(name, PATTERN, Z, keep=LEFT_PADDED)
+    hidden = ~LEFT_PADDED[:, None, None, :].expand_as(pattern)
+    assert (pattern[hidden] == 0).all()
+    if CONFIGS[name].causal:
+        blind = ~LEFT_PADDED
+        assert (pattern.transpose(1, 2)[blind] == 0).all()
+        assert (z[blind] == 0).all()
+
+
+def test_half_precision_softmax_runs_in_float32() -> None:
+    """A thousand equal scores: summed in bfloat16, the pattern would miss one by percents."""
+    q = torch.zeros(1, 1000, 1, 4, dtype=torch.bfloat16)
+    tap = Tap([Read(PATTERN, via=lambda p: p[..., -1, :].double().sum(-1))])
+    tap.open(CONFIGS["gpt2"], 0, None)
+    attend(q, q, q, Mask(causal=True, allowed=None), 1.0, tap.scope(1))
+    assert abs(tap.values[tap.reads[0]].item() - 1) < 5e-3
