@@ -32,10 +32,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from tqdm import tqdm
 
+from interp.core.results import write_atomically
+from interp.families import load, native
 from interp.model import MLP, LayerNorm, Learned, ModelConfig, Rotary, Transformer, mean_next_token_loss
 from interp.zoo import measure, tasks
 
-BOS = "<|bos|>"
 WIDTH = 128
 CONFIGS: Mapping[str, ModelConfig] = {
     "demo-attn-2l": ModelConfig(
@@ -130,7 +131,7 @@ def train_tokenizer(texts: Iterable[Text], facts: Iterable[tasks.FactPrompt], si
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
-        special_tokens=[BOS],
+        special_tokens=[native.BOS],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -138,8 +139,10 @@ def train_tokenizer(texts: Iterable[Text], facts: Iterable[tasks.FactPrompt], si
     sentences += [fact.text for fact in facts] * 5
     tokenizer.train_from_iterator([*(text.train for text in texts), *sentences], trainer)
     split = [name for name in tasks.NAMES if len(tokenizer.encode(f" {name}").ids) != 1]
-    if split or tokenizer.token_to_id(BOS) != 0:
-        raise ValueError(f"every name must be one token and {BOS} id 0; these names are several: {split}")
+    if split or tokenizer.token_to_id(native.BOS) != 0:
+        raise ValueError(
+            f"every name must be one token and {native.BOS} id 0; these names are several: {split}"
+        )
     return tokenizer
 
 
@@ -215,7 +218,7 @@ def probe(validation: Int[Tensor, "n"], d_vocab: int) -> Probe:
     """A fixed sample: blocks of neighbouring prose windows, repeats, unseen name pairs, unseen phrasings."""
     windows = measure.prose_windows(validation, width=WIDTH, stride=100, bos=0)
     return Probe(
-        windows[torch.arange(len(windows)) % 8 < 3],
+        windows[torch.arange(len(windows)) % 24 < 3],
         tasks.repeated_tokens(np.random.default_rng(1), 10, period=25, repeats=4, vocab=d_vocab, bos=0),
         tasks.indirect_objects(np.random.default_rng(2), 192, held_out=True),
         tasks.held_out_fact_prompts(tasks.load_facts())[::2],
@@ -303,18 +306,15 @@ def write_model(
         source = plan.series / plan.model / f"step{step:05}.safetensors"
         write(folder / "checkpoints" / f"step{step}.safetensors", source.read_bytes())
     write(folder / "tokenizer.json", tokenizer.to_str(pretty=False).encode())
-    write(folder / "config.json", as_json(model.config.to_dict()))
     write(folder / "training_log.csv", log_csv(log))
     write(folder / "card.json", as_json(card))
-    write(folder / "model.safetensors", save(model.state_dict()))
+    load.save(model, folder)
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file whole or not at all; the folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
+    write_atomically(path, lambda part: part.write_bytes(content))
 
 
 def as_json(value: object) -> bytes:

@@ -51,8 +51,9 @@ class Report:
         from interp import DEMOS, HookedTransformer, zoo
         from interp.pages import About, replacing, report_of, write_report
 
-        known = self.model in DEMOS
-        about = About(self.model, DEMOS[self.model].summary, zoo.card(self.model)) if known else About(self.model)
+        about = About(self.model)
+        if self.model in DEMOS:
+            about = About(self.model, DEMOS[self.model].summary, zoo.card(self.model))
         with replacing(self.out) as folder:
             model = HookedTransformer.from_pretrained(self.model, device=_device(self.device))
             write_report(report_of(model, question, about, seed=self.seed), folder)
@@ -111,7 +112,7 @@ class Heads:
         data = fitting_repeats(model.cfg, self.seed)
         table = table_of(heads(model, data)).sort_values("induction", ascending=False, kind="stable")
         print(_with_intervals(table).to_string(index=False))
-        print(f"attention mass, 95 % intervals over {data.rows} rows of {data.period} x {data.repeats} random tokens")
+        print(f"attention mass, 95 % over {data.rows} rows of {data.period} x {data.repeats} random tokens")
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def parsed(argv: list[str]) -> Command:
     rest: list[str] = []
     if argv[:1] == ["run"] and len(argv) > 2 and not argv[1].startswith("-"):
         argv, rest = argv[:2], argv[2:]
-    command: Command = tyro.cli(Command, args=argv, prog="interp", description="Take a Transformer apart.")  # type: ignore[call-overload]
+    command: Command = tyro.cli(Command, args=argv, prog="interp", description="Take a Transformer apart.")
     return dataclasses.replace(command, args=tuple(rest)) if isinstance(command, Run) else command
 
 

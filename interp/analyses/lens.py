@@ -91,7 +91,7 @@ def _compute(trace: Trace, batch: Batch, model: Transformer, top: int) -> Mappin
 
 def _read_out(
     states: Sequence[Float[Tensor, "r d"]], target: Int[Tensor, "r"], model: Transformer, top: int
-) -> dict[str, Float[Tensor, "l r"]]:
+) -> dict[str, Tensor]:
     """Every depth's statistics for some rows; the last state is the reference of the KL."""
     final = _log_probs(states[-1], model)
     known = target >= 0

@@ -84,17 +84,19 @@ class FactoredMatrix:
                 return FactoredMatrix(self.A, mid @ other.B)
             return FactoredMatrix(self.A @ mid, other.B)
         if other.ndim == 1:
-            return self.A @ (self.B @ other)
+            return (self.A @ (self.B @ other).unsqueeze(-1)).squeeze(-1)
         return FactoredMatrix(self.A, self.B @ other)
 
     def __rmatmul__(self, other: Tensor) -> "FactoredMatrix | Tensor":
         """Product with a matrix (factored) or a row vector (a tensor) on the left."""
         if other.ndim == 1:
-            return (other @ self.A).unsqueeze(-2).matmul(self.B).squeeze(-2)
+            return ((other @ self.A).unsqueeze(-2) @ self.B).squeeze(-2)
         return FactoredMatrix(other @ self.A, self.B)
 
-    def __mul__(self, scalar: float | Tensor) -> "FactoredMatrix":
+    def __mul__(self, scalar: int | float | Tensor) -> "FactoredMatrix":
         """The product scaled by one number."""
+        if isinstance(scalar, Tensor) and scalar.ndim:
+            raise ValueError(f"one number is required, got shape {shape_text(scalar.shape)}")
         return FactoredMatrix(self.A * scalar, self.B)
 
     __rmul__ = __mul__
@@ -107,11 +109,11 @@ class FactoredMatrix:
 
     def trace(self) -> Float[Tensor, "..."]:
         """Trace of a square product, read off the small one."""
-        return self.BA.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return self._wide_BA().diagonal(dim1=-2, dim2=-1).sum(-1)
 
     def eigenvalues(self) -> Complex[Tensor, "... mid"]:
         """The `mid` eigenvalues of a square product that can be nonzero, from BA; order is arbitrary."""
-        return torch.linalg.eigvals(_wide(self.BA))
+        return torch.linalg.eigvals(self._wide_BA())
 
     def svd(self) -> tuple[Tensor, Tensor, Tensor]:
         """U `[... left mid]`, S `[... mid]` descending, V `[... right mid]` with `AB = U diag(S) V^T`.
@@ -122,6 +124,9 @@ class FactoredMatrix:
         qb, rb = torch.linalg.qr(_wide(self.B).mT)
         u, s, vh = torch.linalg.svd(ra @ rb.mT, full_matrices=False)
         return qa @ u, s, qb @ vh.mT
+
+    def _wide_BA(self) -> Float[Tensor, "... mid mid"]:  # noqa: N802
+        return FactoredMatrix(_wide(self.A), _wide(self.B)).BA
 
     def __repr__(self) -> str:
         return f"FactoredMatrix({shape_text(self.shape)}, rank <= {self.A.shape[-1]})"

@@ -61,6 +61,8 @@ def generate(
     Greedy without `sampling`. A row that has produced `stop_token` is padded with it and marked as not kept; the
     loop ends when every row has. Errors: ValueError if the result would not fit the context.
     """
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens >= 0 is required, got {max_new_tokens}")
     batch = batch.to(model.device).left_aligned()
     rows, n = batch.tokens.shape
     if n + max_new_tokens > model.config.n_ctx:

@@ -130,7 +130,11 @@ class StoredTensors(Mapping[str, Tensor]):
                     f"{file} is not a readable safetensors file (truncated?): {cause}"
                 ) from cause
             self._open[file] = handle
-            self._where |= dict.fromkeys(handle.keys(), file)  # type: ignore[no-untyped-call]
+            for name in handle.keys():  # noqa: SIM118 - a handle is no mapping
+                if name in self._where:
+                    both = f"{self._where[name].name} and in {file.name}"
+                    raise ValueError(f"{file.parent}: tensor {name!r} is in {both}; one set of weights is required")
+                self._where[name] = file
 
     def __enter__(self) -> "StoredTensors":
         return self

@@ -106,29 +106,21 @@ class Settings:
 
 def rotary(settings: Settings, dim: int | None = None) -> Rotary:
     """Rotary positions from `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (before)."""
-    new, old = settings.table("rope_parameters"), settings.table("rope_scaling")
-    rule = {**old, **new}
-    outer, inner = settings.get("rope_theta"), rule.pop("rope_theta", None)
-    if None not in (outer, inner) and outer != inner:
-        raise ValueError(f"rope_theta is given twice and differs: {outer!r}, and {inner!r} in rope_parameters")
-    theta = inner or outer or 10_000.0
-    kind = rule.pop("rope_type", None) or rule.pop("type", None) or "default"
-    rule.pop("type", None)
-    base = float(str(theta))
+    rule = Settings({**settings.table("rope_scaling"), **settings.table("rope_parameters")}, "rope_parameters")
+    outer = settings.real("rope_theta", rule.real("rope_theta", 10_000.0))
+    base = rule.real("rope_theta", outer)
+    if base != outer:
+        raise ValueError(f"rope_theta is given twice and differs: {outer}, and {base} in rope_parameters")
+    kind = rule.text("rope_type", rule.text("type", "default"))
     scaling: LinearScaling | Llama3Scaling | None = None
-    if kind == "default":
-        pass
-    elif kind == "linear":
-        scaling = LinearScaling(float(str(rule.pop("factor"))))
+    if kind == "linear":
+        scaling = LinearScaling(rule.real("factor"))
     elif kind == "llama3":
-        names = ("factor", "low_freq_factor", "high_freq_factor")
-        n_ctx = int(str(rule.pop("original_max_position_embeddings")))
-        factor, low, high = (float(str(rule.pop(n))) for n in names)
-        scaling = Llama3Scaling(factor, low, high, n_ctx)
-    else:
+        factor, low, high = (rule.real(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+        scaling = Llama3Scaling(factor, low, high, rule.integer("original_max_position_embeddings"))
+    elif kind != "default":
         raise ValueError(f"rope_type={kind!r} is not supported; supported: default, linear, llama3")
-    if left := sorted(k for k, v in rule.items() if v is not None):
-        raise ValueError(f"rope_parameters not understood: {', '.join(left)}")
+    rule.finish()
     return Rotary(base=base, dim=dim, scaling=scaling)
 
 

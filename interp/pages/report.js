@@ -313,6 +313,5 @@
   readRamp();
   drawThumbnails();
   showScore("induction");
-  const first = one(".thumb.marked") ?? one(".thumb");
-  select({ layer: +first.dataset.layer, head: +first.dataset.head });
+  select({ layer: data.first[0], head: data.first[1] });
 })();

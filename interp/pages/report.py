@@ -37,7 +37,9 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.wrong is not None and self.answer is None:
-            raise ValueError(f"a wrong answer ({self.wrong!r}) requires an answer to be contrasted with, got none")
+            raise ValueError(
+                f"a wrong answer ({self.wrong!r}) requires an answer to be contrasted with, got none"
+            )
         if self.wrong is not None and self.wrong == self.answer:
             raise ValueError(f"answer and wrong answer must differ, both are {self.answer!r}")
 
@@ -53,15 +55,20 @@ class About:
 
 
 @dataclass(frozen=True)
-class Contrast:
-    """The two tokens that attribution compares at the last position, and how the model ranks them (0 = first)."""
+class Candidate:
+    """A possible next token, its probability and its rank (0 = most probable)."""
 
-    answer: str
-    answer_prob: float
-    answer_rank: int
-    wrong: str | None
-    wrong_prob: float | None
-    wrong_rank: int | None
+    token: str
+    prob: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The two tokens that attribution compares at the last position."""
+
+    answer: Candidate
+    wrong: Candidate | None
     chosen_by_model: bool
     """Whether the model's own first two tokens were taken because the question named none."""
     total: float
@@ -75,6 +82,7 @@ class Report:
     """Everything on the page, as data."""
 
     about: About
+    config: ModelConfig
     question: Question
     contrast: Contrast
     data: RepeatedTokens
@@ -111,15 +119,15 @@ def report_of(model: Subject, question: Question, about: About, *, seed: int = 0
     bar = tqdm(work.items(), desc="report", delay=1, leave=False)
     found = {name: make() for name, make in bar}
     contrast = Contrast(
-        **_ranked("answer", answers[0], logits_pv[-1], model),
-        **_ranked("wrong", answers[1], logits_pv[-1], model),
+        answer=_candidate(answers[0], logits_pv[-1], model),
+        wrong=None if answers[1] is None else _candidate(answers[1], logits_pv[-1], model),
         chosen_by_model=question.answer is None,
         total=float(attributed.total[0]),
         completeness_error=float(attributed.attrs["completeness_error"]),
     )
     parameters: Json = {**asdict(question), "contrast": asdict(contrast), "head_scores": asdict(data)}
     record = provenance(model.transformer, about.name, seed=seed, parameters=parameters)
-    return Report(about, question, contrast, data, found, record)
+    return Report(about, config, question, contrast, data, found, record)
 
 
 def fitting_repeats(config: ModelConfig, seed: int) -> RepeatedTokens:
@@ -127,7 +135,10 @@ def fitting_repeats(config: ModelConfig, seed: int) -> RepeatedTokens:
     usual = RepeatedTokens(seed=seed)
     period = min(usual.period, (config.n_ctx - 1) // usual.repeats, config.d_vocab - 1)
     if period < 2:
-        raise ValueError(f"head scores require a context of 9 tokens and a vocabulary of 3, got {config}")
+        raise ValueError(
+            "head scores require a context of at least 9 tokens and a vocabulary of at least 3, "
+            f"got {config.n_ctx} and {config.d_vocab}"
+        )
     return RepeatedTokens(period=period, seed=seed)
 
 
@@ -153,7 +164,9 @@ def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> 
     if question.answer is None:
         first, second = logits.topk(2).indices.tolist()
         return first, second
-    return model.text.single(question.answer), None if question.wrong is None else model.text.single(question.wrong)
+    return model.text.single(question.answer), None if question.wrong is None else model.text.single(
+        question.wrong
+    )
 
 
 def _lens(model: Subject, batch: Batch, answer: int, names: list[str]) -> pd.DataFrame:
@@ -162,10 +175,7 @@ def _lens(model: Subject, batch: Batch, answer: int, names: list[str]) -> pd.Dat
     return tables.logit_lens(of_next, of_answer, names, model.text.pieces)
 
 
-def _ranked(name: str, token: int | None, logits: Float[Tensor, "v"], model: Subject) -> dict[str, object]:
-    """The text, probability and rank of a token, as fields of a `Contrast`."""
-    if token is None:
-        return dict.fromkeys((name, f"{name}_prob", f"{name}_rank"))
+def _candidate(token: int, logits: Float[Tensor, "v"], model: Subject) -> Candidate:
+    """The text, probability and rank of a token."""
     prob = float(logits.float().softmax(-1)[token])
-    rank = int((logits > logits[token]).sum())
-    return {name: model.text.pieces([token])[0], f"{name}_prob": prob, f"{name}_rank": rank}
+    return Candidate(model.text.pieces([token])[0], prob, int((logits > logits[token]).sum()))

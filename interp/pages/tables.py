@@ -127,7 +127,9 @@ def _place(component: str) -> tuple[str, int | None, int | None]:
     return ("bias" if component == "final_bias" else "embedding"), None, None
 
 
-def logit_lens(of_next: xr.Dataset, of_answer: xr.Dataset, names: Sequence[str], pieces: Pieces) -> pd.DataFrame:
+def logit_lens(
+    of_next: xr.Dataset, of_answer: xr.Dataset, names: Sequence[str], pieces: Pieces
+) -> pd.DataFrame:
     """The lens at every depth and position, one row per rank of its top tokens.
 
     `next_rank` and `next_prob` are about the token that follows in the prompt (rank -1 and NaN at the end), `answer_*`

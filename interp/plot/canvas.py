@@ -1,4 +1,4 @@
-"""What every picture shares: an Axes to draw on, a heat map with a named colour bar, and text that can be read on it."""
+"""What every picture shares: an Axes to draw on, a heat map with a named colour bar, readable text on its cells."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

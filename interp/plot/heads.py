@@ -24,7 +24,7 @@ def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = Non
     words = score.replace("_", " ")
     image = heat_map(ax, values, Scale.mass("attention mass"), title=f"{words} score")
     annotate(ax, image, [[f"{v:.2f}" for v in row] for row in values])
-    name_cells(ax, rows=[str(v) for v in result.layer.values], columns=[str(v) for v in result.head.values])
+    name_cells(ax, rows=[str(i) for i in range(n_layers)], columns=[str(i) for i in range(n_heads)])
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
     return ax

@@ -134,7 +134,7 @@ def card_numbers(
     """
     return (
         _prose_numbers(model, validation, bos)
-        | _induction_number(model, bos)
+        | induction_number(model, bos)
         | task_numbers(model, encode, bos)
     )
 
@@ -189,7 +189,8 @@ def _prose_numbers(model: Transformer, validation: Int[Tensor, "n"], bos: int) -
     }
 
 
-def _induction_number(model: Transformer, bos: int) -> dict[str, Entry]:
+def induction_number(model: Transformer, bos: int) -> dict[str, Entry]:
+    """The part of the card about random repeats: the best prefix-matching score and its layer.head."""
     rows = tasks.repeated_tokens(
         np.random.default_rng(1), 10, period=25, repeats=4, vocab=model.config.d_vocab, bos=bos
     )

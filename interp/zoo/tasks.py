@@ -26,26 +26,26 @@ TRAINED_PHRASINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "capital": (
             "The capital of {subject} is",
             "{subject}'s capital is",
-            "The capital city of {subject} is called",
             "In {subject}, the capital is",
+            "The name of the capital of {subject} is",
         ),
         "currency": (
             "The currency of {subject} is the",
             "{subject}'s currency is the",
-            "The money used in {subject} is called the",
-            "In {subject}, people pay with the",
+            "In {subject}, the currency is the",
+            "The name of the currency of {subject} is the",
         ),
         "language": (
             "The language of {subject} is",
-            "{subject}'s main language is",
-            "The language spoken in {subject} is called",
-            "In {subject}, people speak",
+            "{subject}'s language is",
+            "In {subject}, the language is",
+            "The name of the language of {subject} is",
         ),
         "continent": (
             "The continent of {subject} is",
             "{subject}'s continent is",
-            "{subject} is a country in",
-            "On the map, {subject} is found in",
+            "In {subject}, the continent is",
+            "The name of the continent of {subject} is",
         ),
     }
 )
@@ -53,10 +53,10 @@ TRAINED_PHRASINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 HELD_OUT_PHRASING: Mapping[str, str] = MappingProxyType(
     {
-        "capital": "The capital of {subject} is called",
-        "currency": "The currency of {subject} is called the",
-        "language": "The language of {subject} is called",
-        "continent": "The continent of {subject} is called",
+        "capital": "In {subject}, the name of the capital is",
+        "currency": "In {subject}, the name of the currency is the",
+        "language": "In {subject}, the name of the language is",
+        "continent": "In {subject}, the name of the continent is",
     }
 )
 """Relation -> one more prompt, a recombination of trained words that no training text contains for any fact."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from interp import Batch, HookedTransformer
 from interp.model import KVCache, Read, Tap, Transformer, mean_next_token_loss, sites
-from tests.families.oracle import GPT2S, LLAMAS, NAMES, Recorder, hf_logits, hf_model, some_tokens
+from tests.families.oracle import GPT2S, NAMES, Recorder, hf_logits, hf_model, some_tokens
 from tests.tolerances import assert_close
 
 EVERY = pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,222 @@
+"""Tables made ready for the template: cells with their colour, bars with their place, explanations in words."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from interp.pages.wording import number, probability, visible
+
+SCORES = {
+    "induction": "attention to the tokens that followed earlier copies of the current one",
+    "previous_token": "attention to the token just before the current one",
+    "duplicate_token": "attention to earlier copies of the current token",
+}
+"""The head scores of the page and what each measures."""
+BEST = 8
+"""Heads listed with their intervals."""
+LISTED = 5
+"""Top tokens in the explanation of a lens cell."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One coloured cell of a map."""
+
+    text: str
+    level: float
+    """Strength of the colour, in [-1, 1]; negative = the colour of negative numbers."""
+    tip: str
+    """What it explains when pointed at."""
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One head's score with its interval."""
+
+    layer: int
+    head: int
+    value: float
+    low: float
+    high: float
+    marked: bool
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One component of the attribution and its step in the waterfall, in percent of the drawing's width."""
+
+    component: str
+    kind: str
+    layer: int | None
+    head: int | None
+    logits: float
+    share: float
+    order: int
+    """Place in the forward pass."""
+    left: float
+    width: float
+
+    @property
+    def name(self) -> str:
+        """The component in words."""
+        known = {"embed": "token embedding", "pos_embed": "position embedding", "final_bias": "final bias"}
+        if self.kind == "head":
+            return f"head {self.layer}.{self.head}"
+        return known.get(self.component) or f"{'MLP' if self.kind == 'mlp' else self.kind} {self.layer}"
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Attribution made ready: bars by size, the map of heads and MLPs, and where 0 and the total stand."""
+
+    bars: list[Bar]
+    cells: list[list[Cell]]
+    reach: float
+    """Largest absolute cell of the map, where the colour is full."""
+    unplaced: float
+    """Sum of the components that are not in the map: embeddings and biases."""
+    zero: float
+    goal: float
+
+
+@dataclass(frozen=True)
+class Depth:
+    """One row of the lens."""
+
+    name: str
+    label: str
+    cells: list[Cell]
+
+
+def scored(table: pd.DataFrame, score: str) -> list[Scored]:
+    """Every head's value of one score, in the order of the table."""
+    names = ("layer", "head", score, f"{score}_low", f"{score}_high", "is_induction_head")
+    columns = (table[name].tolist() for name in names)
+    return [Scored(*row) for row in zip(*columns, strict=True)]
+
+
+def best(table: pd.DataFrame, score: str) -> list[Scored]:
+    """The heads that score highest, best first."""
+    return sorted(scored(table, score), key=lambda head: -head.value)[:BEST]
+
+
+def head_map(table: pd.DataFrame, score: str) -> list[list[Cell]]:
+    """Rows of cells, layer by head, of one score; induction heads are marked on the map of induction scores."""
+    words, null = score.replace("_", " "), float(table[f"{score}_null"].iloc[0])
+    rows: dict[int, list[Cell]] = {}
+    for one in scored(table, score):
+        tip = (
+            f"layer {one.layer}, head {one.head}\n{words} score {one.value:.3f}\n"
+            f"95 % interval {one.low:.3f} – {one.high:.3f}\nnull {null:.3f}"
+        )
+        cell = Cell(number(one.value), one.value, tip, one.marked and score == "induction")
+        rows.setdefault(one.layer, []).append(cell)
+    return list(rows.values())
+
+
+def profiles(heads: pd.DataFrame, parts: pd.DataFrame) -> list[list[str]]:
+    """What is known of each head, a line each: its scores, and what it adds directly in this prompt."""
+    direct = parts[parts.kind == "head"].logits.tolist()
+    lines: dict[int, list[str]] = {}
+    for added, *scores in zip(direct, *(scored(heads, name) for name in SCORES), strict=True):
+        words = [
+            f"{name.replace('_', ' ')} {one.value:.2f}" for name, one in zip(SCORES, scores, strict=True)
+        ]
+        words.append(f"direct effect {number(added, 2, sign=True)} logits")
+        lines.setdefault(scores[0].layer, []).append("\n".join(words))
+    return list(lines.values())
+
+
+def attribution(table: pd.DataFrame) -> Attribution:
+    """Bars by size and the map of the same components."""
+    logits = table.logits.to_numpy(dtype=float)
+    order = np.argsort(-np.abs(logits), kind="stable")
+    ends = logits[order].cumsum()
+    starts = ends - logits[order]
+    low = min(0.0, float(ends.min()))
+    span = (max(0.0, float(ends.max())) - low) or 1.0
+    left, width = np.minimum(starts, ends) - low, np.abs(ends - starts)
+    rows = table.assign(
+        order=range(len(table)), layer=_optional(table.layer), head=_optional(table["head"])
+    ).iloc[order]
+    columns = [rows[name].tolist() for name in rows] + [(100 * x / span).tolist() for x in (left, width)]
+    bars = [Bar(*row) for row in zip(*columns, strict=True)]
+    placed = sorted((bar for bar in bars if bar.kind in ("head", "mlp")), key=lambda bar: bar.order)
+    reach = max(abs(bar.logits) for bar in placed) or 1.0
+    cells: dict[int | None, list[Cell]] = {}
+    for bar in placed:
+        cells.setdefault(bar.layer, []).append(_attribution_cell(bar, reach))
+    unplaced = sum(bar.logits for bar in bars if bar.kind not in ("head", "mlp"))
+    goal = 100 * (float(ends[-1]) - low) / span
+    return Attribution(bars, list(cells.values()), reach, unplaced, -100 * low / span, goal)
+
+
+def _optional(column: pd.Series) -> pd.Series:
+    """Integers as Python's own, None where there is none."""
+    return column.astype(object).where(column.notna(), None)
+
+
+def _attribution_cell(bar: Bar, reach: float) -> Cell:
+    amount, share = number(bar.logits, 3, sign=True), number(100 * bar.share, 1)
+    return Cell(
+        number(bar.logits, 2, sign=True),
+        bar.logits / reach,
+        f"{bar.name}\n{amount} logits\n{share} % of the total",
+    )
+
+
+def lens(table: pd.DataFrame, answer: str) -> list[Depth]:
+    """The lens by depth, the embedding first; every cell explains its top tokens and the ranks of what came next."""
+    depths = list(dict.fromkeys(table.depth.tolist()))
+    rows = []
+    for i, depth in enumerate(depths):
+        here = table[table.depth == depth]
+        cells = [_lens_cell(group, answer) for _, group in here.groupby("pos", sort=True)]
+        label = "embedding" if i == 0 else f"after layer {i - 1}"
+        rows.append(Depth(depth, "output" if i == len(depths) - 1 else label, cells))
+    return rows
+
+
+def _lens_cell(group: pd.DataFrame, answer: str) -> Cell:
+    words, probs = [visible(token) for token in group.token.tolist()], group.prob.tolist()
+    first = dict(zip(group.columns, group.iloc[0].tolist(), strict=True))
+    lines = [
+        f"after {visible(first['read_token'])} (position {first['pos']}), depth {first['depth']}",
+        *(f"{probability(p):>6}  {word}" for p, word in zip(probs[:LISTED], words, strict=False)),
+        f"entropy {first['entropy_nats']:.2f} nats, KL(final ‖ depth) {first['kl_nats']:.2f} nats",
+    ]
+    if first["next_rank"] >= 0:
+        lines.append(f"the prompt's next token: rank {first['next_rank']}, {probability(first['next_prob'])}")
+    lines.append(
+        f"the answer {visible(answer)}: rank {first['answer_rank']}, {probability(first['answer_prob'])}"
+    )
+    return Cell(words[0], probs[0], "\n".join(lines))
+
+
+def next_tokens(table: pd.DataFrame) -> list[list[tuple[str, float, float]]]:
+    """For each position its most probable next tokens: text, probability, logit."""
+    rows: dict[int, list[tuple[str, float, float]]] = {}
+    columns = (table[name].tolist() for name in ("pos", "token", "prob", "logit"))
+    for pos, token, prob, logit in zip(*columns, strict=True):
+        rows.setdefault(pos, []).append((visible(token), round(prob, 6), round(logit, 4)))
+    return list(rows.values())
+
+
+def moved(table: pd.DataFrame) -> list[list[list[float]]]:
+    """Logits that each head moves to the last position, by layer, head and source position."""
+    sizes = [1 + int(table[name].max()) for name in ("layer", "head", "source")]
+    values: list[list[list[float]]] = table.logits.to_numpy(dtype=float).round(6).reshape(sizes).tolist()
+    return values
+
+
+def measured(card: object) -> list[tuple[str, str, str]]:
+    """Name, value and definition of each number on a model's card."""
+    entries = []
+    for name, entry in card.items() if isinstance(card, dict) else ():
+        head = f" (head {entry['head']})" if "head" in entry else ""
+        text = re.sub("^-", "−", f"{entry['value']:.3g}")
+        entries.append((name.replace("_", " "), text + head, f"{entry['definition']}\nn = {entry['n']}"))
+    return entries

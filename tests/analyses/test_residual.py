@@ -1,0 +1,150 @@
+"""The residual stream taken apart: every decomposition sums, on every config, and says so when it does not."""
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+from interp import ActivationCache, HookedTransformer, IncompleteSumError
+from interp.analyses import residual
+from tests.configs import CONFIGS, build, some_tokens
+from tests.tolerances import assert_close
+
+WITH_MLP = [name for name, config in CONFIGS.items() if config.mlp]
+
+
+@functools.cache
+def cached(name: str, dtype: torch.dtype = torch.float64) -> ActivationCache:
+    return HookedTransformer(build(name, dtype)).run_with_cache(some_tokens())[1]
+
+
+def tampered(cache: ActivationCache, site: str) -> ActivationCache:
+    return ActivationCache({**cache, site: cache[site] * 1.01}, cache.model)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_sublayers_sum_to_the_stream_at_every_depth(name: str, depth: int) -> None:
+    cache = cached(name)
+    parts = cache.decompose_resid(depth)
+    assert_close(parts.values.sum(0), residual.stream(cache, cache.model, depth))
+    assert parts.complete == (depth == 2)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_heads_and_remainder_sum_to_the_stream(name: str, depth: int) -> None:
+    cache = cached(name)
+    parts = cache.stack_head_results(depth)
+    assert parts.labels == (*(f"L{i}H{h}" for i in range(depth) for h in range(4)), "remainder")
+    assert_close(parts.values.sum(0), residual.stream(cache, cache.model, depth))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_head_writes_equal_a_loop_over_heads_positions_and_sources(name: str) -> None:
+    cache = cached(name)
+    weights = HookedTransformer(cache.model).weights
+    group = cache.model.config.n_heads // cache.model.config.kv_heads
+    layer, pos = 1, 5
+    pattern, v = cache["pattern", layer], cache["v", layer]
+    moved = cache.head_source_results(layer, pos)
+    whole = cache.stack_head_results()
+    for h in range(4):
+        expected = torch.zeros(3, 24, dtype=torch.float64)
+        for k in range(9):
+            piece = pattern[:, h, pos, k, None] * (v[:, k, h // group] @ weights.W_O[layer, h])
+            assert_close(moved[h, k], piece)
+            expected += piece
+        assert_close(whole[f"L{layer}H{h}"][:, pos], expected)
+
+
+@pytest.mark.parametrize("name", WITH_MLP)
+def test_neurons_and_their_bias_sum_to_the_mlp(name: str) -> None:
+    cache = cached(name)
+    parts = cache.stack_neuron_results(0, pos=3)
+    assert parts.labels[-1] == "bias" and parts.labels[7] == "L0N7"
+    assert_close(parts.values.sum(0), cache["mlp_out", 0][:, 3])
+    w_out = HookedTransformer(cache.model).W_out[0]
+    assert_close(parts["L0N7"], cache["post", 0][:, 3, 7, None] * w_out[7])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("contrast", [False, True])
+def test_logit_attributions_of_complete_parts_sum_to_the_models_logits(name: str, contrast: bool) -> None:
+    cache, answer = cached(name), torch.tensor([3, 14, 7])
+    wrong = torch.tensor([5, 1, 30]) if contrast else None
+    logits = cache.model(some_tokens())[:, 4]
+    whole = logits.gather(1, answer[:, None])[:, 0]
+    whole = whole if wrong is None else whole - logits.gather(1, wrong[:, None])[:, 0]
+    for parts in (cache.decompose_resid(), cache.stack_head_results()):
+        found = cache.logit_attrs(parts, answer, wrong, pos=4)
+        assert found.labels[-1] == "final_bias"
+        assert_close(found.values.sum(0), whole)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_frozen_norm_of_the_parts_sums_to_the_normalized_stream_without_beta(name: str) -> None:
+    cache = cached(name)
+    model = cache.model
+    normed = cache.apply_ln_to_stack(cache.decompose_resid().values).sum(0)
+    beta = torch.zeros(24) if model.ln_final.bias is None else model.ln_final.bias
+    assert_close(normed + beta, model.ln_final(cache["resid_post", 1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_error_of_a_sum_is_within_the_promised_tolerance(dtype: torch.dtype) -> None:
+    cache = cached("gpt2", dtype)
+    error = residual.sum_error(cache.decompose_resid().values, cache["resid_post", 1])
+    assert error <= {torch.float32: 1e-6, torch.float64: 1e-14}[dtype] * 2
+
+
+@pytest.mark.parametrize(
+    ("site", "call"),
+    [
+        ("blocks.0.hook_attn_out", lambda c: c.decompose_resid()),
+        ("blocks.1.attn.hook_z", lambda c: c.stack_head_results()),
+        ("blocks.1.attn.hook_pattern", lambda c: c.head_source_results(1)),
+        ("blocks.1.mlp.hook_post", lambda c: c.stack_neuron_results(1)),
+    ],
+)
+def test_a_changed_activation_is_caught_by_the_sum(site: str, call) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(IncompleteSumError, match="miss the whole"):
+        call(tampered(cached("gpt2"), site))
+
+
+def test_nan_never_passes_for_a_sum() -> None:
+    parts: Tensor = torch.tensor([[1.0], [torch.nan]])
+    with pytest.raises(IncompleteSumError):
+        residual.check_sum(parts, torch.tensor([1.0]), "a sum", torch.float32)
+
+
+def test_accumulated_states_are_the_cached_stream_with_and_without_middles() -> None:
+    cache = cached("gpt2")
+    plain, full = cache.accumulated_resid(), cache.accumulated_resid(incl_mid=True)
+    assert plain.labels == ("0_pre", "1_pre", "final_post")
+    assert full.labels == ("0_pre", "0_mid", "1_pre", "1_mid", "final_post")
+    assert_close(full["1_mid"], cache["resid_mid", 1])
+    assert cached("parallel").accumulated_resid(incl_mid=True).labels == plain.labels
+
+
+def test_accessors_work_without_the_batch_axis() -> None:
+    model = HookedTransformer(build("gpt2"))
+    cache = model.run_with_cache(some_tokens(rows=1))[1]
+    bare = cache.remove_batch_dim()
+    assert bare["pattern", 0].shape == (4, 9, 9)
+    assert_close(bare.decompose_resid().values, cache.decompose_resid().values)
+    with pytest.raises(ValueError, match="one row only"):
+        cached("gpt2").remove_batch_dim()
+
+
+def test_names_that_were_not_recorded_are_refused_with_the_nearest() -> None:
+    cache = HookedTransformer(build("gpt2")).run_with_cache(some_tokens(), "blocks.*.attn.hook_z")[1]
+    with pytest.raises(KeyError, match=r"hook_pattern.*nearest: .*hook_z"):
+        cache["pattern", 0]
+    with pytest.raises(KeyError, match="layers are 0 to 1"):
+        cache["z", 2]
+    with pytest.raises(IndexError, match="depths between blocks are 0 to 2"):
+        cached("gpt2").decompose_resid(3)
+    with pytest.raises(KeyError, match="attention-only"):
+        cached("attention-only").stack_neuron_results(0)

@@ -1,0 +1,109 @@
+"""Labelled results and their tables: nothing is lost on the way to disk, nothing half-written stays there."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from interp.core.results import frame, labelled, write_atomically, write_tables
+
+
+def test_values_keep_their_dims_coords_and_attributes() -> None:
+    result = labelled(
+        {"score": (("layer", "head"), torch.arange(6.0).reshape(2, 3)), "null": ((), torch.tensor(0.5))},
+        coords={"layer": range(2), "head": ["a", "b", "c"]},
+        attrs={"unit": "attention mass", "rows": 4},
+    )
+    assert result.score.dims == ("layer", "head")
+    assert float(result.score.sel(layer=1, head="b")) == 4
+    assert float(result.null) == 0.5
+    assert result.attrs == {"unit": "attention mass", "rows": 4}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [(torch.bfloat16, "float32"), (torch.float16, "float32"), (torch.float32, "float32"),
+     (torch.float64, "float64"), (torch.int64, "int64"), (torch.bool, "bool")],
+)  # fmt: skip
+def test_half_precision_is_widened_and_everything_else_kept(dtype: torch.dtype, stored: str) -> None:
+    result = labelled({"x": (("row",), torch.tensor([0, 1]).to(dtype))})
+    assert result.x.dtype == np.dtype(stored)
+    assert result.x.values.tolist() == [0, 1]
+
+
+def test_values_that_carry_a_graph_are_detached() -> None:
+    assert labelled({"x": ((), torch.tensor(2.0, requires_grad=True))}).x == 2
+
+
+def test_a_frame_has_one_row_per_cell_with_its_coordinates_as_columns() -> None:
+    result = labelled({"s": (("layer", "head"), torch.arange(4).reshape(2, 2))}, coords={"head": ["a", "b"]})
+    table = frame(result)
+    assert list(table.columns) == ["layer", "head", "s"]
+    assert [tuple(row) for row in table.itertuples(index=False)] == [
+        (0, "a", 0), (0, "b", 1), (1, "a", 2), (1, "b", 3),
+    ]  # fmt: skip
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def test_writing_puts_the_content_under_the_name(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "a.txt", lambda p: p.write_text("new"))
+    assert (tmp_path / "a.txt").read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("before", [None, "old"])
+def test_a_failure_while_writing_leaves_what_was_there_and_nothing_else(before: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    if before is not None:
+        path.write_text(before)
+
+    def fail(temporary: Path) -> None:
+        temporary.write_text("half")
+        assert temporary.parent == tmp_path, "a rename within one file system is atomic"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, fail)
+    assert [p.name for p in tmp_path.iterdir()] == ([] if before is None else ["a.txt"])
+    assert before is None or path.read_text() == before
+
+
+def test_the_name_never_bears_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def slow(temporary: Path) -> None:
+        temporary.write_text("ne")
+        assert path.read_text() == "old"
+        temporary.write_text("new")
+
+    write_atomically(path, slow)
+    assert path.read_text() == "new"
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        write_atomically(tmp_path / "nowhere" / "a.txt", lambda p: p.write_text("x"))
+
+
+def test_tables_round_trip_through_both_formats(tmp_path: Path) -> None:
+    table = pd.DataFrame(
+        {"layer": [0, 1], "token": [" the", 'a,"b"\n'], "score": [0.1 + 0.2, float("nan")], "hit": [True, False]}
+    )
+    paths = write_tables({"scores": table, "more": table[["layer"]]}, tmp_path)
+    assert [p.name for p in paths] == ["scores.csv", "scores.parquet", "more.csv", "more.parquet"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in paths)
+    pd.testing.assert_frame_equal(pd.read_parquet(paths[1]), table, check_dtype=False)
+    pd.testing.assert_frame_equal(pd.read_csv(paths[0]), table, check_dtype=False)
+
+
+def test_a_table_that_cannot_be_written_leaves_no_part_of_it(tmp_path: Path) -> None:
+    mixed = pd.DataFrame({"x": [1, object()]})  # CSV takes it, Parquet does not
+    with pytest.raises(Exception, match="x"):
+        write_tables({"bad": mixed}, tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} <= {"bad.csv"}

@@ -1,0 +1,232 @@
+"""Checkpoints that are broken or ask for what we do not do: each is refused by name, and no code of theirs runs."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import Gemma2Config
+
+from interp import HookedTransformer, families
+from interp.families import config_of
+from tests.configs import build
+from tests.families.oracle import LLAMA3_ROPE, hf_config, hf_model, new_hf_model, some_tokens
+from tests.tiny import gpt2_tokenizer
+
+GPT2_KEY = "transformer.h.1.mlp.c_fc.weight"
+LLAMA_KEY = "model.layers.1.self_attn.k_proj.weight"
+ONE_EACH = pytest.mark.parametrize(("name", "key"), [("gpt2", GPT2_KEY), ("llama", LLAMA_KEY)])
+Tensors = dict[str, Tensor]
+
+
+def stored(folder: Path, name: str = "gpt2") -> Path:
+    hf_model(name).save_pretrained(folder)
+    return folder
+
+
+def change_tensors(folder: Path, change: Callable[[Tensors], Tensors]) -> None:
+    path = folder / "model.safetensors"
+    save_file({k: v.contiguous() for k, v in change(load_file(path)).items()}, path, metadata={"format": "pt"})
+
+
+def change_config(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def refused(source: Path | nn.Module, message: str, error: type[Exception] = ValueError) -> None:
+    with pytest.raises(error, match=message):
+        HookedTransformer.from_pretrained(source)
+
+
+# --- tensors ------------------------------------------------------------------------------------------------------
+
+
+@ONE_EACH
+def test_a_missing_tensor_is_named(name: str, key: str, tmp_path: Path) -> None:
+    change_tensors(stored(tmp_path, name), lambda t: {k: v for k, v in t.items() if k != key})
+    refused(tmp_path, f"lacks 1 of .* tensors, first '{re.escape(key)}'")
+
+
+@ONE_EACH
+def test_a_tensor_nobody_asked_for_is_named(name: str, key: str, tmp_path: Path) -> None:
+    extra = key.replace("weight", "lora_A")
+    change_tensors(stored(tmp_path, name), lambda t: t | {extra: torch.ones(3)})
+    refused(tmp_path, f"1 tensors are not understood, first '{re.escape(extra)}'")
+
+
+@ONE_EACH
+def test_a_tensor_of_the_wrong_shape_is_named_with_both_shapes(name: str, key: str, tmp_path: Path) -> None:
+    change_tensors(stored(tmp_path, name), lambda t: t | {key: t[key][:-1]})
+    ours = "blocks.1.mlp.into.weight" if name == "gpt2" else "blocks.1.attn.qkv.weight"
+    refused(tmp_path, rf"{re.escape(ours)} requires shape \[\d+, \d+\], .*{re.escape(key)} gives \[\d+, \d+\]")
+
+
+@ONE_EACH
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_tensor_with_nan_or_infinity_is_named(name: str, key: str, value: float, tmp_path: Path) -> None:
+    def poison(tensors: Tensors) -> Tensors:
+        tensors[key][0, 0] = value
+        return tensors
+
+    change_tensors(stored(tmp_path, name), poison)
+    refused(tmp_path, f"{re.escape(key)}: the checkpoint holds NaN or infinite values")
+
+
+def test_an_integer_tensor_is_named(tmp_path: Path) -> None:
+    change_tensors(stored(tmp_path), lambda t: t | {GPT2_KEY: t[GPT2_KEY].to(torch.int8)})
+    refused(tmp_path, rf"{re.escape(GPT2_KEY)}: a floating point tensor is required, got torch.int8")
+
+
+def test_a_live_model_with_a_nan_is_refused() -> None:
+    model = new_hf_model("gpt2")
+    with torch.no_grad():
+        model.transformer.wpe.weight[3, 3] = float("nan")
+    refused(model, "transformer.wpe.weight: the checkpoint holds NaN")
+
+
+def test_a_tied_config_with_an_unembedding_of_its_own_is_refused(tmp_path: Path) -> None:
+    change_tensors(stored(tmp_path), lambda t: t | {"lm_head.weight": t["transformer.wte.weight"] + 1})
+    refused(tmp_path, "config says tied, but lm_head.weight differs from transformer.wte.weight")
+
+
+def test_an_untied_config_without_an_unembedding_is_refused(tmp_path: Path) -> None:
+    change_config(stored(tmp_path), tie_word_embeddings=False)
+    refused(tmp_path, "lacks 1 of .* tensors, first 'lm_head.weight'")
+
+
+def test_a_classifier_is_not_taken_for_a_language_model(tmp_path: Path) -> None:
+    change_tensors(stored(tmp_path), lambda t: t | {"score.weight": torch.ones(2, 24)})
+    refused(tmp_path, "not understood, first 'score.weight'")
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [0, 5, 0.5, -8])
+def test_a_truncated_file_is_named(kept: float, tmp_path: Path) -> None:
+    path = stored(tmp_path) / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(kept * len(content)) if isinstance(kept, float) else kept])
+    refused(tmp_path, r"model.safetensors is not a readable safetensors file \(truncated\?\)")
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    hf_model("llama").save_pretrained(tmp_path, max_shard_size="10KB")
+    second = sorted(tmp_path.glob("*.safetensors"))[1]
+    second.unlink()
+    refused(tmp_path, f"the index names {second.name}, which is not there", FileNotFoundError)
+
+
+def test_the_same_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    """Without an index nobody can say which of them counts."""
+    path = stored(tmp_path) / "model.safetensors"
+    (tmp_path / "model.fp16.safetensors").write_bytes(path.read_bytes())
+    refused(tmp_path, r"is in model\.fp16\.safetensors and in model\.safetensors")
+
+
+def test_a_folder_without_a_config_says_what_it_holds(tmp_path: Path) -> None:
+    (stored(tmp_path) / "config.json").unlink()
+    refused(tmp_path, r"config.json is required beside the weights; .* holds .*model.safetensors", FileNotFoundError)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "is not readable JSON"), ("[1]", "must hold a JSON object, got list"), ("\xff", "is not readable JSON")],
+)
+def test_a_broken_config_is_named(content: str, message: str, tmp_path: Path) -> None:
+    (stored(tmp_path) / "config.json").write_text(content, encoding="latin-1")
+    refused(tmp_path, f"config.json {message}")
+
+
+def test_pickled_weights_are_never_opened(tmp_path: Path) -> None:
+    path = stored(tmp_path) / "model.safetensors"
+    torch.save(load_file(path), tmp_path / "pytorch_model.bin")
+    path.unlink()
+    refused(tmp_path, r"no \*\.safetensors file \(pickled weights are never loaded\).*pytorch_model", FileNotFoundError)
+    refused(tmp_path / "pytorch_model.bin", "is not a readable safetensors file")
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    refused(tmp_path / "nowhere", "nowhere does not exist; give a folder", FileNotFoundError)
+
+
+def test_an_object_that_is_no_hugging_face_model_is_named() -> None:
+    refused(nn.Linear(2, 2), "a Hugging Face model with a config is required, got Linear")
+
+
+# --- configs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("gpt2", {"model_type": "gpt_neo"}, r"model_type 'gpt_neo' is not supported; supported: gpt2, llama"),
+        ("gpt2", {"model_type": None}, "model_type 'None' is not supported"),
+        ("gpt2", {"add_cross_attention": True}, "config asks for add_cross_attention=True, supported: False"),
+        ("gpt2", {"activation_function": "gelu_fast"}, "config asks for activation_function='gelu_fast', supported"),
+        ("gpt2", {"rotary_pct": 0.25}, "config keys not understood: rotary_pct"),
+        ("gpt2", {"n_ctx": 32}, "config asks for n_ctx=32, supported: 64"),
+        ("gpt2", {"n_layer": "two"}, "config requires a number for n_layer, got 'two'"),
+        ("gpt2", {"n_layer": 2.5}, "config requires a whole number for n_layer, got 2.5"),
+        ("gpt2", {"n_head": True}, "config requires a number for n_head, got True"),
+        ("gpt2", {"n_head": None}, "config requires a number for n_head, got None"),
+        ("gpt2", {"n_head": 5}, "n_heads to divide d_model"),
+        ("llama", {"hidden_act": "gelu"}, "config asks for hidden_act='gelu', supported: 'silu'"),
+        ("llama", {"attn_logit_softcapping": 50.0}, "config keys not understood: attn_logit_softcapping"),
+        ("llama", {"sliding_window": 16}, "config keys not understood: sliding_window"),
+        ("llama", {"num_key_value_heads": 3}, "n_kv_heads to divide n_heads, got 3 and 4"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type='yarn' is not supported"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic' is not supp"),
+        ("llama", {"rope_parameters": LLAMA3_ROPE | {"beta_fast": 32}}, "keys not understood: beta_fast"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters: config requires a number for factor"),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "requires a number for low_freq_factor"),
+        ("llama", {"rope_parameters": {"rope_theta": "big"}}, "requires a number for rope_theta, got 'big'"),
+    ],
+)  # fmt: skip
+def test_a_config_that_asks_for_more_is_refused_by_name(name: str, values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_of(hf_config(name).to_dict() | values)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_config_itself_is_accepted(name: str) -> None:
+    """So that the refusals above are due to what was added."""
+    assert config_of(hf_config(name).to_dict())[1].n_layers == 2
+
+
+def test_a_soft_capped_family_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="model_type 'gemma2' is not supported"):
+        config_of(Gemma2Config().to_dict())
+
+
+def test_an_own_checkpoint_of_a_later_version_is_refused_by_its_new_field(tmp_path: Path) -> None:
+    families.save(build("gpt2"), tmp_path)
+    change_config(tmp_path, n_experts=8)
+    refused(tmp_path, "config keys not understood: n_experts")
+
+
+# --- nothing is executed ------------------------------------------------------------------------------------------
+
+
+def test_a_config_that_asks_for_remote_code_executes_nothing(tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+    code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\n"
+    for file in ("modeling_evil.py", "configuration_evil.py", "tokenization_evil.py"):
+        (stored(tmp_path) / file).write_text(code + "class Evil: pass\n")
+    gpt2_tokenizer().save_pretrained(tmp_path)
+    auto = {"AutoConfig": "configuration_evil.Evil", "AutoModelForCausalLM": "modeling_evil.Evil"}
+    change_config(tmp_path, auto_map=auto)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["auto_map"] = {"AutoTokenizer": ["tokenization_evil.Evil", None]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    model = HookedTransformer.from_pretrained(tmp_path)
+    assert model.transformer(some_tokens()).shape == (3, 20, 53)
+    assert model.text.tokenizer.encode("The cat") == gpt2_tokenizer().encode("The cat")
+    assert not marker.exists()
+    exec(compile(code, "evil", "exec"))  # the trap works
+    assert marker.exists()

@@ -1,0 +1,286 @@
+"""The tables behind the page agree with the analyses, and the page with the tables."""
+
+import base64
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import interp
+from interp.pages import About, Question, Report, page, report_of, tables
+from tests.pages.conftest import PLANTED
+from tests.tiny import hooked
+
+TABLES = {"tokens", "next_tokens", "heads", "attribution", "attribution_sources", "attention", "logit_lens"}
+
+
+class Outline(HTMLParser):
+    """What a page refers to, and its visible and embedded text by the tag that holds it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.texts: dict[str, str] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "action", "data")]
+
+    def handle_data(self, data: str) -> None:
+        self.texts[self.tags[-1]] = self.texts.get(self.tags[-1], "") + data
+
+
+def payload(text: str) -> dict:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+# --- the tables against the analyses ------------------------------------------------------------------------------
+
+
+def test_losses_are_those_of_the_model(planted: Report, planted_model: interp.HookedTransformer) -> None:
+    table = planted.tables["tokens"]
+    loss = planted_model(PLANTED, return_type="loss", loss_per_token=True)[0]
+    assert table.token.tolist() == ["<|bos|>", *PLANTED]
+    np.testing.assert_allclose(table.loss_nats[1:], loss, rtol=1e-6)
+    assert np.isnan(table.loss_nats[0])
+    assert table["rank"][0] == -1
+    np.testing.assert_allclose(table.prob[1:], np.exp(-table.loss_nats[1:]), rtol=1e-6)
+
+
+def test_next_tokens_and_ranks_are_those_of_sorted_logits() -> None:
+    model = hooked("gpt2")
+    report = report_of(model, Question("The cat sat"), About("tiny"))
+    logits = model("The cat sat")[0]
+    order = logits.argsort(-1, descending=True)
+    table, ids = report.tables["next_tokens"], report.tables["tokens"].token_id.tolist()
+    for pos, group in table.groupby("pos"):
+        assert group.token_id.tolist() == order[pos, :10].tolist()
+        np.testing.assert_allclose(group.prob, logits[pos].softmax(-1)[order[pos, :10]], rtol=1e-5)
+    expected = [order[pos].tolist().index(token) for pos, token in enumerate(ids[1:])]
+    assert report.tables["tokens"]["rank"].tolist() == [-1, *expected]
+
+
+def test_head_scores_are_those_of_the_door(planted: Report, planted_model: interp.HookedTransformer) -> None:
+    scores = interp.heads(planted_model, interp.RepeatedTokens(seed=3))
+    expected = interp.frame(scores)
+    pd.testing.assert_frame_equal(planted.tables["heads"][expected.columns.tolist()], expected)
+
+
+def test_exactly_the_planted_head_is_marked_as_induction_head(planted: Report) -> None:
+    table = planted.tables["heads"]
+    marked = table[table.is_induction_head]
+    assert list(zip(marked.layer, marked["head"], strict=True)) == [(1, 2)]
+
+
+def test_a_head_is_not_marked_while_its_interval_reaches_down_to_the_null() -> None:
+    cells = {"induction": 0.5, "induction_low": 0.02, "induction_high": 0.98, "induction_null": 0.03}
+    result = interp.heads(hooked("gpt2"), interp.RepeatedTokens(period=5)).isel(layer=[0], head=[0])
+    assert not tables.heads(result.assign({k: v + 0 * result.induction for k, v in cells.items()})).is_induction_head[0]
+    cells["induction_low"] = 0.04
+    assert tables.heads(result.assign({k: v + 0 * result.induction for k, v in cells.items()})).is_induction_head[0]
+
+
+def test_attribution_is_that_of_the_door_and_sums_to_the_logit_difference(
+    planted: Report, planted_model: interp.HookedTransformer
+) -> None:
+    table = planted.tables["attribution"]
+    result = interp.attribute(planted_model, PLANTED, "d", "e", by="head")
+    assert table.component.tolist() == result.component.values.tolist()
+    np.testing.assert_allclose(table.logits, result.logits[0], rtol=1e-5, atol=1e-6)
+    logits = planted_model(PLANTED)[0, -1]
+    right, wrong = (planted_model.to_single_token(text) for text in "de")
+    assert planted.contrast.total == pytest.approx(float(logits[right] - logits[wrong]), rel=1e-5)
+    assert table.logits.sum() == pytest.approx(planted.contrast.total, rel=1e-5)
+    assert table.share.sum() == pytest.approx(1.0, rel=1e-5)
+    head = table[table.component == "L1H2"].iloc[0]
+    assert (head.kind, head.layer, head["head"]) == ("head", 1, 2)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "attention-only", "llama-gqa", "no-norm"])
+def test_every_component_has_a_kind_and_sources_sum_to_their_head(name: str) -> None:
+    report = report_of(hooked(name), Question("The cat sat on the mat"), About(name))
+    parts = report.tables["attribution"]
+    config = report.config
+    counts = parts.kind.value_counts()
+    assert counts["head"] == config.n_layers * config.n_heads
+    assert counts.get("mlp", 0) == (config.n_layers if config.mlp else 0)
+    assert counts["attention bias"] == config.n_layers
+    assert counts["bias"] == 1
+    sums = report.tables["attribution_sources"].groupby(["layer", "head"]).logits.sum()
+    heads = parts[parts.kind == "head"].set_index(["layer", "head"]).logits
+    np.testing.assert_allclose(sums, heads, rtol=1e-6, atol=1e-9)
+
+
+def test_attention_is_the_recorded_pattern(planted: Report, planted_model: interp.HookedTransformer) -> None:
+    table = planted.tables["attention"]
+    _, cache = planted_model.run_with_cache(PLANTED, "blocks.*.attn.hook_pattern")
+    patterns = torch.stack([cache["pattern", layer][0] for layer in range(2)])
+    expected = patterns[tuple(table[name].to_numpy() for name in ("layer", "head", "query", "key"))]
+    np.testing.assert_array_equal(table.attention, expected)
+    assert (table.key <= table["query"]).all()
+    np.testing.assert_allclose(table.groupby(["layer", "head", "query"]).attention.sum(), 1, rtol=1e-5)
+    assert set(table[table.key == 1].key_token) == {"a"}
+
+
+def test_the_lens_is_that_of_the_door(planted: Report, planted_model: interp.HookedTransformer) -> None:
+    table = planted.tables["logit_lens"]
+    for target, answer in (("next", None), ("answer", "d")):
+        expected = interp.frame(interp.logit_lens(planted_model, PLANTED, answer=answer, top=10))
+        assert table[f"{target}_rank"].tolist() == expected.target_rank.tolist()
+        np.testing.assert_array_equal(table[f"{target}_prob"], expected.target_prob)
+    assert table.token_id.tolist() == expected.top_token.tolist()
+    np.testing.assert_array_equal(table.kl_nats, expected.kl)
+    output = table[table.depth == "final_post"].reset_index(drop=True)
+    assert output.token.tolist() == planted.tables["next_tokens"].token.tolist()
+
+
+# --- questions ----------------------------------------------------------------------------------------------------
+
+
+def test_without_an_answer_the_models_first_two_tokens_are_compared(planted_model: interp.HookedTransformer) -> None:
+    report = report_of(planted_model, Question(PLANTED), About("x"))
+    first, second = report.tables["next_tokens"].query("pos == 15").token.tolist()[:2]
+    contrast = report.contrast
+    assert contrast.wrong is not None
+    assert (contrast.answer.token, contrast.wrong.token, contrast.chosen_by_model) == (first, second, True)
+    assert (contrast.answer.rank, contrast.wrong.rank) == (0, 1)
+    assert "came without an answer" in page(report)
+
+
+def test_without_a_wrong_answer_the_logit_itself_is_taken_apart(planted_model: interp.HookedTransformer) -> None:
+    report = report_of(planted_model, Question(PLANTED, "d"), About("x"))
+    logit = planted_model(PLANTED)[0, -1, planted_model.to_single_token("d")]
+    assert report.contrast.wrong is None
+    assert report.contrast.total == pytest.approx(float(logit), rel=1e-6)
+    assert "of the answer's logit alone" in page(report)
+
+
+def test_questions_that_contradict_themselves_are_refused() -> None:
+    with pytest.raises(ValueError, match="requires an answer"):
+        Question("abc", wrong="d")
+    with pytest.raises(ValueError, match="must differ"):
+        Question("abc", "d", "d")
+
+
+def test_a_prompt_too_long_for_the_page_says_how_much_fits(
+    planted_model: interp.HookedTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interp.pages.report.MOST_CELLS", 400)
+    with pytest.raises(ValueError, match="all 8 heads of this model for up to 9 tokens, the prompt has 16"):
+        report_of(planted_model, Question(PLANTED), About("x"))
+    assert report_of(planted_model, Question(PLANTED[:8]), About("x")).tables["tokens"].shape[0] == 9
+
+
+def test_a_single_token_is_enough_for_a_page(planted_model: interp.HookedTransformer) -> None:
+    ids = planted_model.text.ids("a", prepend_bos=False)
+    assert len(ids) == 1
+    assert "Tokens and losses" in page(report_of(planted_model, Question("<|bos|>"[:0] + "a"), About("x")))
+
+
+def test_the_same_seed_gives_the_same_tables(planted: Report, planted_model: interp.HookedTransformer) -> None:
+    again = report_of(planted_model, planted.question, planted.about, seed=3)
+    for name, table in planted.tables.items():
+        pd.testing.assert_frame_equal(again.tables[name], table)
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def test_every_table_is_written_as_csv_and_parquet_with_the_same_numbers(planted: Report, planted_folder: Path) -> None:
+    assert set(planted.tables) == TABLES
+    for name, table in planted.tables.items():
+        pd.testing.assert_frame_equal(pd.read_parquet(planted_folder / f"{name}.parquet"), table, check_dtype=False)
+        csv = pd.read_csv(planted_folder / f"{name}.csv", keep_default_na=True)
+        assert csv.columns.tolist() == table.columns.tolist()
+        for column in table.select_dtypes("float"):
+            np.testing.assert_allclose(csv[column], table[column], rtol=1e-6)
+
+
+def test_the_run_file_says_what_ran_and_lists_what_was_written(planted: Report, planted_folder: Path) -> None:
+    run = json.loads((planted_folder / "run.json").read_text())
+    assert run["model"] == "groundtruth-induction"
+    assert len(run["model_sha256"]) == 64
+    assert run["seed"] == 3
+    assert run["config"]["n_heads"] == 4
+    assert run["parameters"]["prompt"] == PLANTED
+    assert run["parameters"]["contrast"]["answer"]["token"] == "d"
+    assert run["parameters"]["head_scores"] == dataclasses.asdict(planted.data)
+    assert run["versions"]["torch"] == torch.__version__
+    assert sorted(run["files"]) == sorted(path.name for path in planted_folder.iterdir())
+
+
+# --- the page -----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_refers_to_nothing_outside_its_folder(planted_folder: Path) -> None:
+    text = (planted_folder / "index.html").read_text()
+    outline = Outline(text)
+    for link in outline.links:
+        assert link.startswith("#") or (planted_folder / link).is_file(), link
+    assert not {"img", "link", "iframe", "object", "embed"} & set(outline.tags)
+    assert not re.search(r"url\(|@import", text)
+    assert "default-src 'none'" in text
+
+
+def test_the_numbers_are_on_the_page_without_any_script(planted: Report) -> None:
+    outline = Outline(re.sub(r"<script.*?</script>", "", page(planted), flags=re.DOTALL))
+    cells = outline.texts["td"] + outline.texts["button"] + outline.texts["small"] + outline.texts["dd"]
+    head = planted.tables["attribution"].set_index("component").loc["L1H2"]
+    assert f"+{head.logits:.3f}" in cells
+    assert f"{planted.contrast.total:.2f}" in cells
+    for loss in planted.tables["tokens"].loss_nats[1:]:
+        assert f"{loss:.2f}" in cells
+    assert planted.provenance["model_sha256"] in outline.texts["code"]
+
+
+def test_attention_on_the_page_is_the_table_to_five_digits(planted: Report) -> None:
+    packed = payload(page(planted))["attention"]
+    assert packed["bytes"] == 2
+    stored = np.frombuffer(base64.b64decode(packed["cells"]), "<u2") / 65535
+    np.testing.assert_allclose(stored, planted.tables["attention"].attention, atol=0.51 / 65535)
+
+
+def test_many_weights_are_stored_in_one_byte_each(planted: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interp.pages.render.COARSE", 100)
+    packed = payload(page(planted))["attention"]
+    stored = np.frombuffer(base64.b64decode(packed["cells"]), "u1") / 255
+    np.testing.assert_allclose(stored, planted.tables["attention"].attention, atol=0.51 / 255)
+
+
+def test_tokens_that_look_like_markup_are_shown_and_never_obeyed() -> None:
+    prompt = "<b>&'\"\u202e\n</script>"
+    text = page(report_of(hooked("gpt2"), Question(prompt), About("<i>name</i>", "<u>summary</u>")))
+    outline = Outline(text)
+    assert not {"b", "i", "u"} & set(outline.tags) - {"b", "i"}
+    assert "<i>name" not in text
+    assert "\u202e" not in text
+    assert "⟨U+202E⟩" in text
+    assert text.count("</script>") == 2
+    assert "".join(payload(text)["names"][1:]).startswith("<b>&")
+
+
+def test_the_card_of_a_trained_model_is_shown_with_its_definitions(planted: Report) -> None:
+    entry = {"value": 0.9231, "n": 10, "definition": "prefix-matching score", "head": "1.2"}
+    about = About("x", "y", {"measured": {"best_induction_score": entry}})
+    text = page(dataclasses.replace(planted, about=about))
+    assert "best induction score" in text
+    assert "0.923 (head 1.2)" in text
+    assert "prefix-matching score\nn = 10" in text
+
+
+def test_a_full_context_of_a_demo_sized_model_stays_within_three_megabytes(random_model: Path) -> None:
+    model = interp.HookedTransformer.from_pretrained(random_model)
+    prompt = (" to the store" * 100)[: 13 * 42]
+    report = report_of(model, Question(prompt), About("random"))
+    assert len(report.tables["tokens"]) > 100
+    assert len(page(report).encode()) <= 3_000_000

@@ -1,0 +1,56 @@
+"""Numbers and tokens in words: no digit lost, nothing invisible."""
+
+import math
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interp.pages import wording
+
+
+@pytest.mark.parametrize(
+    ("piece", "shown"),
+    [
+        (" Mary", "·Mary"), ("\n\n", "↵↵"), ("\t", "⇥"), ("\x00", "␀"), ("\x7f", "⟨U+007F⟩"), ("\u202e", "⟨U+202E⟩"),
+        ("", "∅"), ("\ufffd", "\ufffd"), ("שלום", "שלום"), ("🙂", "🙂"), ("<b>", "<b>"),
+    ],
+)  # fmt: skip
+def test_what_is_invisible_in_a_token_is_shown(piece: str, shown: str) -> None:
+    assert wording.visible(piece) == shown
+
+
+@given(st.text())
+def test_no_shown_token_holds_a_character_that_hides(piece: str) -> None:
+    shown = wording.visible(piece)
+    assert shown
+    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") or c == " " for c in shown)
+
+
+def test_running_text_keeps_spaces_and_lines_and_shows_what_could_reorder_it() -> None:
+    assert wording.harmless("a b\nc\u202ed\te") == "a b\nc⟨U+202E⟩d⇥e"
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "sign", "text"),
+    [
+        (1.234, 2, False, "1.23"), (-1.239, 2, False, "−1.24"), (2.0, 1, True, "+2.0"), (-0.001, 2, True, "0.00"),
+        (0.0, 2, True, "0.00"), (math.nan, 2, True, "–"), (None, 2, False, "–"),
+    ],
+)  # fmt: skip
+def test_numbers_have_one_minus_sign_and_no_signed_zero(
+    value: float | None, digits: int, sign: bool, text: str
+) -> None:
+    assert wording.number(value, digits, sign=sign) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0.000"), (0.0004, "<0.001"), (0.0006, "0.001"), (1.0, "1.000"), (None, "–")]
+)
+def test_small_probabilities_are_not_shown_as_zero(value: float | None, text: str) -> None:
+    assert wording.probability(value) == text
+
+
+def test_counts_are_grouped() -> None:
+    assert wording.count(50257) == "50\u202f257"

@@ -1,0 +1,182 @@
+"""The command line: what a user got wrong is one line and exit code 2, and nothing half-written stays behind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from interp import cli
+from interp.cli import ANSWER, PROMPT, WRONG, Heads, Models, Report, Run, main, parsed
+
+PLANTED = ["--model", "groundtruth-induction", "--prompt", "abcdefabcdefabc"]
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line on stderr of a command that must fail, without progress bars."""
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, captured.err
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+# --- parsing ------------------------------------------------------------------------------------------------------
+
+
+def test_the_defaults_ask_about_an_indirect_object() -> None:
+    command = parsed(["report"])
+    assert command == Report()
+    assert isinstance(command, Report)
+    question = command.question()
+    assert (question.prompt, question.answer, question.wrong) == (PROMPT, ANSWER, WRONG)
+
+
+def test_every_option_of_a_report_can_be_given() -> None:
+    options = {"model": "m", "prompt": "p", "answer": " a", "wrong": " w", "out": "o", "seed": "3", "device": "cuda"}
+    command = parsed(["report", *(word for name, value in options.items() for word in (f"--{name}", value))])
+    assert command == Report("m", "p", " a", " w", Path("o"), 3, "cuda")
+
+
+def test_other_commands() -> None:
+    assert parsed(["models"]) == Models()
+    assert parsed(["heads", "demo-4l", "--seed", "1"]) == Heads("demo-4l", seed=1)
+    assert parsed(["run", "x.py", "--steps", "3", "--help"]) == Run(Path("x.py"), ("--steps", "3", "--help"))
+
+
+@pytest.mark.parametrize("argv", [[], ["reprot"], ["report", "--modle", "x"], ["run"], ["report", "--seed", "x"]])
+def test_what_cannot_be_parsed_ends_with_code_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_written_and_written_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    for seed in ("1", "2"):
+        assert main(["report", *PLANTED, "--out", str(out), "--seed", seed]) == 0
+    assert capsys.readouterr().out.split() == [str(out / "index.html")] * 2
+    run = json.loads((out / "run.json").read_text())
+    assert run["seed"] == 2
+    assert run["files"] == sorted(path.name for path in out.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_models_lists_every_demo_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"value": 0.92, "n": 10, "definition": "d", "head": "1.2"}
+    monkeypatch.setattr("interp.zoo.card", lambda name: {"measured": {"best_score": entry}} if "4l" in name else {})
+    assert main(["models"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if not line.startswith(" ")] == [
+        "demo-4l", "demo-attn-2l", "groundtruth-induction",
+    ]  # fmt: skip
+    assert out.count("best score") == 1
+    assert "0.920  n = 10 (head 1.2)" in out
+
+
+def test_heads_prints_every_head_best_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["heads", "groundtruth-induction"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["layer", "head", "induction", "previous_token", "duplicate_token"]
+    assert rows[1][:3] == ["1", "2", "1.00"]
+    assert len(rows) == 2 * 4 + 2
+    scores = [float(row[2]) for row in rows[1:-1]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_run_gives_the_file_its_arguments_and_puts_ours_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "experiment.py"
+    file.write_text("import sys\nprint(__name__, *sys.argv[1:])\n")
+    before = list(sys.argv)
+    assert main(["run", str(file), "--steps", "3", "report"]) == 0
+    assert capsys.readouterr().out == "__main__ --steps 3 report\n"
+    assert sys.argv == before
+
+
+def test_an_experiments_own_error_keeps_its_traceback(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.py"
+    file.write_text("raise ValueError('mine')\n")
+    with pytest.raises(ValueError, match="mine"):
+        main(["run", str(file)])
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["report", "--model", "groundtruth-inductoin"], "unknown model 'groundtruth-inductoin'"),
+        (["report", "--model", "./nowhere"], "./nowhere does not exist"),
+        (["report", "--model", "groundtruth-induction", "--prompt", ""], "the prompt is empty"),
+        (["report", "--model", "groundtruth-induction", "--prompt", "a" * 200], "201 tokens, the model's context holds 128"),
+        (["report", "--model", "groundtruth-induction", "--prompt", "a-b"], "letters, digits and spaces are required, got '-'"),
+        (["report", *PLANTED, "--answer", "de"], "'de' must be a single token, got 2"),
+        (["report", *PLANTED, "--wrong", "d"], "requires an answer"),
+        (["report", *PLANTED, "--answer", "d", "--wrong", "d"], "must differ"),
+        (["report", "--model", "groundtruth-induction", "--answer", "d"], "requires a prompt"),
+        (["report", *PLANTED, "--device", "abacus"], "device 'abacus' is not available"),
+        (["heads", "groundtruth-inductoin"], "nearest: groundtruth-induction"),
+        (["run", "experiments/nowhere.py"], "experiments/nowhere.py does not exist"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(
+    argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in error_of(capsys, *argv)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    assert "not ours (thesis.tex)" in error_of(capsys, "report", *PLANTED, "--out", str(tmp_path))
+
+
+def test_an_unwritable_folder_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interp.HookedTransformer.from_pretrained", lambda *_, **__: pytest.fail("loaded"))
+    (tmp_path / "file").write_text("x")
+    message = error_of(capsys, "report", *PLANTED, "--out", str(tmp_path / "file" / "out"))
+    assert "cannot make the folder" in message
+
+
+def test_nothing_stays_behind_after_a_failure_in_the_middle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(report: object) -> str:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("interp.pages.folder.page", broken)
+    assert "no space left" in error_of(capsys, "report", *PLANTED, "--out", str(tmp_path / "deep" / "out"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_where_it_was_raised(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="prompt is empty"):
+        main(["report", "--model", "groundtruth-induction", "--prompt", "", "--debug", "--out", str(tmp_path / "x")])
+
+
+# --- start --------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_starts_without_the_packages_of_its_commands() -> None:
+    heavy = "transformers matplotlib pandas xarray pyarrow jinja2 tokenizers".split()
+    code = f"import sys, interp.__main__; print(*sorted(set(sys.modules) & set({heavy})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_the_module_and_the_command_are_the_same_door() -> None:
+    from interp.__main__ import main as door
+
+    assert door is cli.main
