@@ -239,7 +239,8 @@ class HookedTransformer:
     ) -> Batch:
         """Prompts continued greedily, or by `sampling`; left-padded rows, `batch.keep` marks the real tokens.
 
-        `model.to_texts(batch)` gives the strings.
+        `model.to_texts(batch)` gives the strings. Hooks of an enclosing `hooks()` apply at every step: with the cache
+        they see the prompt first and then one new token at a time.
         """
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side="left")
         stop = self.text.eos_id if stop_at_eos else None
@@ -250,6 +251,7 @@ class HookedTransformer:
             sampling=sampling,
             stop_token=stop,
             use_cache=use_past_kv_cache,
+            edits=self._hook_edits(),
         )
 
     def to_texts(self, batch: Batch) -> list[str]:
@@ -353,9 +355,15 @@ def _position_filter(
         return None
     keep = slice(pos_slice, pos_slice + 1 or None) if isinstance(pos_slice, int) else pos_slice
     site, _ = sites.find(name, config)
-    if site.axes == "b h q k":
-        return lambda value: value[:, :, keep]
-    return lambda value: value[:, keep]
+    axis = 2 if site.axes == "b h q k" else 1
+
+    def kept(value: Tensor) -> Tensor:
+        part = value[(slice(None),) * axis + (keep,)]
+        if part.shape[axis] == 0:
+            raise ValueError(f"pos_slice {pos_slice} keeps none of the {value.shape[axis]} positions")
+        return part
+
+    return kept
 
 
 def _located(source: str | Path, revision: str | None) -> Path:

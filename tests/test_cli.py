@@ -36,7 +36,15 @@ def test_the_defaults_ask_about_an_indirect_object() -> None:
 
 
 def test_every_option_of_a_report_can_be_given() -> None:
-    options = {"model": "m", "prompt": "p", "answer": " a", "wrong": " w", "out": "o", "seed": "3", "device": "cuda"}
+    options = {
+        "model": "m",
+        "prompt": "p",
+        "answer": " a",
+        "wrong": " w",
+        "out": "o",
+        "seed": "3",
+        "device": "cuda",
+    }
     command = parsed(["report", *(word for name, value in options.items() for word in (f"--{name}", value))])
     assert command == Report("m", "p", " a", " w", Path("o"), 3, "cuda")
 
@@ -47,7 +55,9 @@ def test_other_commands() -> None:
     assert parsed(["run", "x.py", "--steps", "3", "--help"]) == Run(Path("x.py"), ("--steps", "3", "--help"))
 
 
-@pytest.mark.parametrize("argv", [[], ["reprot"], ["report", "--modle", "x"], ["run"], ["report", "--seed", "x"]])
+@pytest.mark.parametrize(
+    "argv", [[], ["reprot"], ["report", "--modle", "x"], ["run"], ["report", "--seed", "x"]]
+)
 def test_what_cannot_be_parsed_ends_with_code_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(argv)
@@ -68,9 +78,13 @@ def test_a_report_is_written_and_written_again(tmp_path: Path, capsys: pytest.Ca
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_models_lists_every_demo_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_lists_every_demo_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     entry = {"value": 0.92, "n": 10, "definition": "d", "head": "1.2"}
-    monkeypatch.setattr("interp.zoo.card", lambda name: {"measured": {"best_score": entry}} if "4l" in name else {})
+    monkeypatch.setattr(
+        "interp.zoo.card", lambda name: {"measured": {"best_score": entry}} if "4l" in name else {}
+    )
     assert main(["models"]) == 0
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if not line.startswith(" ")] == [
@@ -129,7 +143,11 @@ def test_an_experiments_own_error_keeps_its_traceback(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(
-    argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    argv: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert message in error_of(capsys, *argv)
@@ -163,14 +181,25 @@ def test_nothing_stays_behind_after_a_failure_in_the_middle(
 
 def test_debug_shows_where_it_was_raised(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="prompt is empty"):
-        main(["report", "--model", "groundtruth-induction", "--prompt", "", "--debug", "--out", str(tmp_path / "x")])
+        main(
+            [
+                "report",
+                "--model",
+                "groundtruth-induction",
+                "--prompt",
+                "",
+                "--debug",
+                "--out",
+                str(tmp_path / "x"),
+            ]
+        )
 
 
 # --- start --------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_line_starts_without_the_packages_of_its_commands() -> None:
-    heavy = "transformers matplotlib pandas xarray pyarrow jinja2 tokenizers".split()
+    heavy = ["transformers", "matplotlib", "pandas", "xarray", "pyarrow", "jinja2", "tokenizers"]
     code = f"import sys, interp.__main__; print(*sorted(set(sys.modules) & set({heavy})))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -110,14 +110,20 @@ def timing(seconds: Mapping[str, Sequence[float]], name: str, reference: str) ->
     median, theirs = statistics.median(seconds[name]), statistics.median(seconds[reference])
     return {
         "ratio": round(median / theirs, 3),
-        "ratio_of_rounds": [round(min(rounds), 3), round(statistics.median(rounds), 3), round(max(rounds), 3)],
+        "ratio_of_rounds": [
+            round(min(rounds), 3),
+            round(statistics.median(rounds), 3),
+            round(max(rounds), 3),
+        ],
         "median_cpu_s": round(median, 4),
         "reference_cpu_s": round(theirs, 4),
         "rounds": len(rounds),
     }
 
 
-def report(bench: str, system: str, what: str, *parts: Work | Memory | Mapping[str, object], **more: object) -> None:
+def report(
+    bench: str, system: str, what: str, *parts: Work | Memory | Mapping[str, object], **more: object
+) -> None:
     """Print one JSON line: the claim, its figures, and where they were taken."""
     line: dict[str, object] = {"bench": bench, "system": system, "what": what}
     for part in parts:
@@ -126,7 +132,9 @@ def report(bench: str, system: str, what: str, *parts: Work | Memory | Mapping[s
 
 
 def _machine() -> dict[str, object]:
-    cpus = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    cpus = [
+        line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")
+    ]
     return {
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

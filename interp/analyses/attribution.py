@@ -138,9 +138,11 @@ def _compute(trace: Trace, batch: Batch, model: Transformer, by: By) -> Mapping[
     """Contributions `[b c]` by folding the logit direction backwards, so nothing per head is as wide as d_model."""
     if batch.answer is None:
         raise ValueError("attribution requires batches with answers (Batch.with_answers)")
+    if batch.keep is not None and not bool(batch.keep[:, -1].all()):
+        raise ValueError("attribution requires rows that end in the last column (Batch.left_aligned)")
     weights, config = Weights(model), model.config
     wide = torch.promote_types(model.dtype, torch.float32)
-    last = {read.site: value.to(wide) for read, value in trace.items()}
+    last = {read.site: trace[read].to(wide) for read in _reads(config, by)}
     direction, constant = logit_direction(weights, batch.answer, batch.wrong)
     scale = model.ln_final.scale(last[_site(config.n_layers - 1, "hook_resid_post")])
     pulled = model.ln_final.pull_back(direction.to(wide), scale)

@@ -4,7 +4,7 @@ Random tokens have no meaning, so only copying from the earlier repeat can expla
 2022). The scores are sums of diagonals of the pattern; each pattern is reduced where it arises and dies with its layer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -91,10 +91,11 @@ def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
     """The analysis behind `heads`, for batches that `data` made."""
     if not config.causal:
         raise ValueError("head scores on repeats require a causal model")
+    via = partial(repeat_scores, period=data.period)
     return Analysis(
         name="heads",
-        reads=partial(_reads, data=data),
-        compute=partial(_compute, data=data),
+        reads=partial(_reads, via=via),
+        compute=partial(_compute, via=via),
         reduction=Means,
         finish=partial(_finish, data=data),
     )
@@ -128,13 +129,14 @@ def _attention_back(pattern_bhqk: Float[Tensor, "b h q k"], period: int, shift: 
     return total
 
 
-def _reads(config: ModelConfig, data: RepeatedTokens) -> tuple[Read, ...]:
-    via = partial(repeat_scores, period=data.period)
+def _reads(config: ModelConfig, via: Callable[[Tensor], Tensor]) -> tuple[Read, ...]:
     return tuple(Read(f"blocks.{layer}.attn.hook_pattern", via) for layer in range(config.n_layers))
 
 
-def _compute(trace: Trace, batch: Batch, model: Transformer, data: RepeatedTokens) -> Mapping[str, Tensor]:
-    layers = torch.stack([trace[f"blocks.{i}.attn.hook_pattern"] for i in range(model.config.n_layers)], 1)
+def _compute(
+    trace: Trace, batch: Batch, model: Transformer, via: Callable[[Tensor], Tensor]
+) -> Mapping[str, Tensor]:
+    layers = torch.stack([trace[read] for read in _reads(model.config, via)], 1)
     return dict(zip(SCORES, layers.unbind(-1), strict=True))
 
 

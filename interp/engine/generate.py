@@ -1,5 +1,6 @@
 """Text continuation with a key/value cache: greedy, or sampled with temperature, top-k and top-p."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from interp.engine.batch import Batch
 from interp.model.kv_cache import KVCache
+from interp.model.tap import Edit, Tap
 from interp.model.transformer import Transformer
 
 
@@ -21,6 +23,7 @@ class Sampling:
     top_p: float | None = None
     """Keep the fewest tokens whose probabilities sum to at least p."""
     seed: int | None = None
+    """Seed of a generator of its own; None draws from torch's global one."""
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -55,11 +58,13 @@ def generate(
     sampling: Sampling | None = None,
     stop_token: int | None = None,
     use_cache: bool = True,
+    edits: Sequence[Edit] = (),
 ) -> Batch:
     """The prompts (padded on the left) followed by up to `max_new_tokens` new tokens.
 
     Greedy without `sampling`. A row that has produced `stop_token` is padded with it and marked as not kept; the
-    loop ends when every row has. Errors: ValueError if the result would not fit the context.
+    loop ends when every row has. `edits` apply at every step, to the tokens computed in it.
+    Errors: ValueError if the result would not fit the context.
     """
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens >= 0 is required, got {max_new_tokens}")
@@ -71,14 +76,14 @@ def generate(
         )
     n_max = n + max_new_tokens
     cache = KVCache(model.config, rows, n_max, device=model.device, dtype=model.dtype) if use_cache else None
-    dice = None if sampling is None else torch.Generator(model.device)
-    if dice is not None and sampling is not None and sampling.seed is not None:
-        dice.manual_seed(sampling.seed)
+    seed = None if sampling is None else sampling.seed
+    dice = None if seed is None else torch.Generator(model.device).manual_seed(seed)
     tokens, keep = batch.tokens, batch.keep
     fresh, fresh_keep = tokens, keep
     done = torch.zeros(rows, dtype=torch.bool, device=model.device)
     for _ in range(max_new_tokens):
-        logits = _last_logits(model, *((fresh, fresh_keep) if use_cache else (tokens, keep)), cache)
+        tap = Tap(edits=edits) if edits else None
+        logits = _last_logits(model, tap, *((fresh, fresh_keep) if use_cache else (tokens, keep)), cache)
         fresh = _draw(logits, sampling, dice)
         if stop_token is not None:
             fresh = fresh.masked_fill(done[:, None], stop_token)
@@ -91,10 +96,14 @@ def generate(
 
 
 def _last_logits(
-    model: Transformer, tokens: Int[Tensor, "b p"], keep: Bool[Tensor, "b p"] | None, cache: KVCache | None
+    model: Transformer,
+    tap: Tap | None,
+    tokens: Int[Tensor, "b p"],
+    keep: Bool[Tensor, "b p"] | None,
+    cache: KVCache | None,
 ) -> Float[Tensor, "b v"]:
     last = torch.full((tokens.shape[0], 1), tokens.shape[1] - 1, device=tokens.device)
-    return model(tokens, keep=keep, cache=cache, logits_at=last)[:, 0]
+    return model(tokens, tap, keep=keep, cache=cache, logits_at=last)[:, 0]
 
 
 def _draw(

@@ -133,7 +133,9 @@ class StoredTensors(Mapping[str, Tensor]):
             for name in handle.keys():  # noqa: SIM118 - a handle is no mapping
                 if name in self._where:
                     both = f"{self._where[name].name} and in {file.name}"
-                    raise ValueError(f"{file.parent}: tensor {name!r} is in {both}; one set of weights is required")
+                    raise ValueError(
+                        f"{file.parent}: tensor {name!r} is in {both}; one set of weights is required"
+                    )
                 self._where[name] = file
 
     def __enter__(self) -> "StoredTensors":

@@ -106,7 +106,9 @@ class Settings:
 
 def rotary(settings: Settings, dim: int | None = None) -> Rotary:
     """Rotary positions from `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (before)."""
-    rule = Settings({**settings.table("rope_scaling"), **settings.table("rope_parameters")}, "rope_parameters")
+    rule = Settings(
+        {**settings.table("rope_scaling"), **settings.table("rope_parameters")}, "rope_parameters"
+    )
     outer = settings.real("rope_theta", rule.real("rope_theta", 10_000.0))
     base = rule.real("rope_theta", outer)
     if base != outer:

@@ -16,7 +16,9 @@ class TransformersTokenizer(Protocol):
         """Ids of a text."""
         ...
 
-    def decode(self, token_ids: list[int], *, clean_up_tokenization_spaces: bool | None = None) -> str | list[str]:
+    def decode(
+        self, token_ids: list[int], *, clean_up_tokenization_spaces: bool | None = None
+    ) -> str | list[str]:
         """The text of these ids."""
         ...
 

@@ -32,11 +32,11 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.widths = [n * config.head_width for n in (config.n_heads, config.kv_heads, config.kv_heads)]
+        self.heads = [config.n_heads, config.kv_heads, config.kv_heads]
         self.d_head = config.head_width
         self.scale = config.score_scale(layer)
-        self.qkv = nn.Linear(config.d_model, sum(self.widths), bias=config.qkv_bias)
-        self.out = nn.Linear(self.widths[0], config.d_model, bias=config.out_bias)
+        self.qkv = nn.Linear(config.d_model, sum(self.heads) * self.d_head, bias=config.qkv_bias)
+        self.out = nn.Linear(config.n_heads * self.d_head, config.d_model, bias=config.out_bias)
 
     def forward(
         self, resid: Float[Tensor, "b p d"], norm: Normalize, shared: Pass, tap: Scope | None
@@ -55,11 +55,8 @@ class Attention(nn.Module):
         self, resid: Float[Tensor, "b p d"], norm: Normalize, tap: Scope | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values `[b p h|g e]`, each a site."""
-        qkv = self.qkv(norm(resid, tap)).split(self.widths, -1)
-        heads = {
-            part: rearrange(x, "b p (h e) -> b p h e", e=self.d_head)
-            for part, x in zip("qkv", qkv, strict=True)
-        }
+        qkv = rearrange(self.qkv(norm(resid, tap)), "b p (n e) -> b p n e", e=self.d_head)
+        heads = dict(zip("qkv", qkv.split(self.heads, 2), strict=True))
         if tap is not None:
             heads = {part: self._from_split(part, x, resid, norm, tap) for part, x in heads.items()}
         q, k, v = (at(tap, f"attn.hook_{part}", heads[part]) for part in "qkv")
@@ -76,7 +73,7 @@ class Attention(nn.Module):
         alters = tap.alters(site)
         if alters and tap.alters(f"{norm.name}.hook_normalized", f"{norm.name}.hook_scale"):
             raise ValueError(
-                f"{site} and the sites of {norm.name} cannot be edited in the same pass and layer"
+                f"{site} and the sites of {norm.name} cannot be edited or differentiated in the same pass and layer"
             )
         copies = at(tap, site, copies)
         if not alters:
@@ -98,7 +95,7 @@ class Attention(nn.Module):
     def part(self, name: str) -> tuple[Float[Tensor, "h e d"], Float[Tensor, "h e"] | None]:
         """Weight `[h e d]` and bias `[h e]` of "q", "k" or "v" as views of the fused matrix."""
         i = "qkv".index(name)
-        weight = rearrange(self.qkv.weight.split(self.widths)[i], "(h e) d -> h e d", e=self.d_head)
+        weight = rearrange(self.qkv.weight, "(n e) d -> n e d", e=self.d_head).split(self.heads)[i]
         if self.qkv.bias is None:
             return weight, None
-        return weight, rearrange(self.qkv.bias.split(self.widths)[i], "(h e) -> h e", e=self.d_head)
+        return weight, rearrange(self.qkv.bias, "(n e) -> n e", e=self.d_head).split(self.heads)[i]

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from interp.core.shapes import nearest
 
@@ -80,6 +80,12 @@ class MLP:
     gated: bool = False
     bias: bool = True
 
+    def __post_init__(self) -> None:
+        if self.d_mlp < 1:
+            raise ValueError(f"MLP requires d_mlp >= 1, got {self.d_mlp}")
+        if self.act not in get_args(Activation):
+            raise ValueError(f"MLP has no activation {self.act!r}; known: {', '.join(get_args(Activation))}")
+
 
 Position = Learned | Rotary | NoPosition
 Norm = LayerNorm | RMSNorm | NoNorm
@@ -127,6 +133,14 @@ class ModelConfig:
     """Whether the unembedding is the embedding matrix itself."""
 
     def __post_init__(self) -> None:
+        for name, kinds in (("position", Position), ("norm", Norm), ("mlp", MLP | None)):
+            value = getattr(self, name)
+            _require(isinstance(value, kinds), f"{name} to be one of {kinds}, got {value!r}")
+        for name in ("n_layers", "d_model", "n_heads", "n_ctx", "d_vocab"):
+            _require(
+                isinstance(getattr(self, name), int),
+                f"a whole number for {name}, got {getattr(self, name)!r}",
+            )
         if self.d_head is None:
             _require(
                 self.d_model % self.n_heads == 0,
@@ -200,6 +214,9 @@ def _build(cls: type[T], values: Json) -> T:
     if unknown := set(values) - known:
         name = sorted(unknown)[0]
         raise ValueError(f"{cls.__name__} has no field {name!r}; {nearest(name, known)}")
+    needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]  # type: ignore[arg-type]
+    if missing := [name for name in needed if name not in values]:
+        raise ValueError(f"{cls.__name__} requires {', '.join(missing)}")
     return cls(**{name: _record(value) for name, value in values.items()})
 
 

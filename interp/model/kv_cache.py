@@ -30,9 +30,11 @@ class KVCache:
         self.length = 0
         self.keep: Bool[Tensor, "b k"] | None = None
 
-    def room(self, n: int) -> None:
-        """ValueError unless `n` more tokens fit."""
-        n_max = self.keys.shape[2]
+    def room(self, rows: int, n: int) -> None:
+        """ValueError unless `n` more tokens of this many rows fit."""
+        _, held, n_max, *_ = self.keys.shape
+        if rows != held:
+            raise ValueError(f"the cache was made for {held} rows, the batch has {rows}")
         if self.length + n > n_max:
             raise ValueError(f"the cache holds {self.length} of {n_max} tokens; {n} more do not fit")
 
@@ -51,9 +53,9 @@ class KVCache:
     ) -> tuple[Float[Tensor, "b k g e"], Float[Tensor, "b k g e"]]:
         """Write one layer's new keys and values; returns views of everything seen so far."""
         end = self.length + k.shape[1]
-        self.keys[layer, :, self.length : end] = k
-        self.values[layer, :, self.length : end] = v
-        return self.keys[layer, :, :end], self.values[layer, :, :end]
+        keys, values = self.keys[layer, :, :end], self.values[layer, :, :end]
+        keys[:, self.length :], values[:, self.length :] = k, v
+        return keys, values
 
     def advance(self, n: int, keep: Bool[Tensor, "b k"] | None) -> None:
         """Count `n` tokens as seen, once every layer has them."""

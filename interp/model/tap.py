@@ -193,6 +193,6 @@ def _edited(edit: Edit, value: Tensor) -> Tensor:
 def _row_index(edit: Edit, value: Tensor) -> Tensor:
     assert edit.rows is not None
     n = value.shape[0]
-    if not edit.rows or min(edit.rows) < 0 or max(edit.rows) >= n:
+    if not edit.rows or min(edit.rows) < 0 or max(edit.rows) >= n or len(set(edit.rows)) < len(edit.rows):
         raise ValueError(f"the edit of {edit.site!r} names rows {edit.rows}, the batch has rows 0 to {n - 1}")
     return torch.tensor(edit.rows, device=value.device)

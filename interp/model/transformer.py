@@ -15,7 +15,6 @@ from interp.model.norm import Normalize
 from interp.model.position import Rotation
 from interp.model.tap import Scope, Tap, at
 
-
 IGNORED = -100
 """A target that counts for nothing in `F.cross_entropy`."""
 
@@ -55,12 +54,15 @@ class Transformer(nn.Module):
 
         tokens: ids `[b p]`; with `start > 0` the residual stream entering block `start`, `[b p d]`.
         keep: True at real tokens; None = no padding. Positions count the kept tokens only.
-        logits_at: columns of each row whose logits are wanted; the others are never computed.
+        logits_at: columns of each row whose logits are wanted; the others are never computed, and the sites after the
+        blocks (`ln_final.*`, `unembed.hook_out`) hold these n columns.
         Errors: ValueError for ids, shapes, lengths or layers that do not fit the model.
         """
         n_layers = self.config.n_layers
         last = n_layers if stop is None else stop
         self._check(tokens, start, last, keep, cache)
+        if stop is not None and logits_at is not None:
+            raise ValueError(f"logits_at requires a pass to the logits; this one stops before block {stop}")
         if tap is not None:
             tap.open(self.config, start, stop)
         outside = None if tap is None else tap.scope()
@@ -150,12 +152,14 @@ class Transformer(nn.Module):
             raise ValueError(f"at least one token is required, got shape {shape_text(tokens.shape)}")
         if n > config.n_ctx:
             raise ValueError(f"the context holds {config.n_ctx} tokens, got {n}")
+        if keep is not None and keep.dtype != torch.bool:
+            raise ValueError(f"keep must be boolean, True at real tokens, got {keep.dtype}")
         if keep is not None and keep.shape != tokens.shape[:2]:
             raise ValueError(
                 f"keep must have the shape {shape_text(tokens.shape[:2])} of the tokens, got {shape_text(keep.shape)}"
             )
         if cache is not None:
-            cache.room(tokens.shape[1])
+            cache.room(*tokens.shape[:2])
         if not start:
             self._check_ids(tokens)
 
@@ -211,4 +215,9 @@ def mean_next_token_loss(
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy in nats per predicted token; padding does not count."""
     loss = next_token_loss(logits, tokens, keep)
-    return loss.mean() if keep is None else loss.sum() / (keep[:, 1:] & keep[:, :-1]).sum()
+    if keep is None:
+        return loss.mean()
+    count = (keep[:, 1:] & keep[:, :-1]).sum()
+    if not bool(count):
+        raise ValueError("a loss requires two neighbouring real tokens; the keep-mask leaves none")
+    return loss.sum() / count

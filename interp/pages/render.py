@@ -46,8 +46,9 @@ def _ready(report: Report) -> dict[str, object]:
     return {
         "facts": _facts(report),
         "card": views.measured(report.about.card.get("measured")),
-        "tokens": list(tables["tokens"].itertuples(index=False)),
+        "tokens": tables["tokens"].to_dict("records"),
         "names": names,
+        "mean_loss": float(tables["tokens"].loss_nats.mean()),
         "loss_scale": math.log(report.config.d_vocab),
         "nexts": nexts,
         "scores": views.SCORES,

@@ -101,6 +101,7 @@
     const dense = window.devicePixelRatio || 1;
     canvas.width = canvas.height = Math.round(side * dense);
     canvas.style.width = canvas.style.height = `${side}px`;
+    Object.assign(canvas.dataset, frame);
     context.scale(dense, dense);
     context.font = font;
     context.textBaseline = "middle";

@@ -145,7 +145,7 @@ def fitting_repeats(config: ModelConfig, seed: int) -> RepeatedTokens:
 def _check_size(config: ModelConfig, n: int) -> None:
     heads_in_all = config.n_layers * config.n_heads
     if heads_in_all * n * (n + 1) // 2 > MOST_CELLS:
-        fits = int((2 * MOST_CELLS / heads_in_all) ** 0.5)
+        fits = int(((1 + 8 * MOST_CELLS / heads_in_all) ** 0.5 - 1) / 2)
         raise ValueError(
             f"the page shows the attention of all {heads_in_all} heads of this model for up to {fits} tokens, "
             f"the prompt has {n}"

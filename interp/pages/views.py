@@ -1,7 +1,9 @@
 """Tables made ready for the template: cells with their colour, bars with their place, explanations in words."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 import pandas as pd
@@ -168,32 +170,46 @@ def _attribution_cell(bar: Bar, reach: float) -> Cell:
     )
 
 
+@dataclass(frozen=True)
+class LensRow:
+    """One row of the lens table: a top token at one depth and position, and what is known of that place."""
+
+    depth: str
+    pos: int
+    read_token: str
+    token: str
+    prob: float
+    entropy_nats: float
+    kl_nats: float
+    next_rank: int
+    next_prob: float
+    answer_rank: int
+    answer_prob: float
+
+
 def lens(table: pd.DataFrame, answer: str) -> list[Depth]:
     """The lens by depth, the embedding first; every cell explains its top tokens and the ranks of what came next."""
-    depths = list(dict.fromkeys(table.depth.tolist()))
-    rows = []
-    for i, depth in enumerate(depths):
-        here = table[table.depth == depth]
-        cells = [_lens_cell(group, answer) for _, group in here.groupby("pos", sort=True)]
-        label = "embedding" if i == 0 else f"after layer {i - 1}"
-        rows.append(Depth(depth, "output" if i == len(depths) - 1 else label, cells))
-    return rows
+    columns = (table[field.name].tolist() for field in fields(LensRow))
+    ranked = [LensRow(*row) for row in zip(*columns, strict=True)]
+    cells: dict[str, list[Cell]] = {}
+    for (depth, _), rows in groupby(ranked, key=attrgetter("depth", "pos")):
+        cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
+    labels = ["embedding", *(f"after layer {i}" for i in range(len(cells) - 2)), "output"]
+    return [Depth(name, label, row) for (name, row), label in zip(cells.items(), labels, strict=True)]
 
 
-def _lens_cell(group: pd.DataFrame, answer: str) -> Cell:
-    words, probs = [visible(token) for token in group.token.tolist()], group.prob.tolist()
-    first = dict(zip(group.columns, group.iloc[0].tolist(), strict=True))
+def _lens_cell(ranked: list[LensRow], answer: str) -> Cell:
+    """One depth and position from the rows of its top tokens, best first."""
+    first = ranked[0]
     lines = [
-        f"after {visible(first['read_token'])} (position {first['pos']}), depth {first['depth']}",
-        *(f"{probability(p):>6}  {word}" for p, word in zip(probs[:LISTED], words, strict=False)),
-        f"entropy {first['entropy_nats']:.2f} nats, KL(final ‖ depth) {first['kl_nats']:.2f} nats",
+        f"after {visible(first.read_token)} (position {first.pos}), depth {first.depth}",
+        *(f"{probability(row.prob):>6}  {visible(row.token)}" for row in ranked[:LISTED]),
+        f"entropy {first.entropy_nats:.2f} nats, KL(final ‖ depth) {first.kl_nats:.2f} nats",
     ]
-    if first["next_rank"] >= 0:
-        lines.append(f"the prompt's next token: rank {first['next_rank']}, {probability(first['next_prob'])}")
-    lines.append(
-        f"the answer {visible(answer)}: rank {first['answer_rank']}, {probability(first['answer_prob'])}"
-    )
-    return Cell(words[0], probs[0], "\n".join(lines))
+    if first.next_rank >= 0:
+        lines.append(f"the prompt's next token: rank {first.next_rank}, {probability(first.next_prob)}")
+    lines.append(f"the answer {visible(answer)}: rank {first.answer_rank}, {probability(first.answer_prob)}")
+    return Cell(visible(first.token), first.prob, "\n".join(lines))
 
 
 def next_tokens(table: pd.DataFrame) -> list[list[tuple[str, float, float]]]:

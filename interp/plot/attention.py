@@ -11,7 +11,7 @@ from interp.plot.canvas import Scale, axes, heat_map, name_cells
 
 
 def attention(
-    pattern_qk: Float[Tensor, "q k"], tokens: Sequence[str] | None = None, *, ax: Axes | None = None
+    pattern_qk: Float[Tensor, "*q k"], tokens: Sequence[str] | None = None, *, ax: Axes | None = None
 ) -> Axes:
     """One head's pattern: row = the token that looks, column = the token looked at, rows sum to 1.
 

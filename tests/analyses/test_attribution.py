@@ -14,7 +14,9 @@ ANSWER, WRONG = torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
 
 
 def attributed(name: str, by: str, dtype: torch.dtype = torch.float64, **options: object):  # type: ignore[no-untyped-def]
-    return interp.attribute(HookedTransformer(build(name, dtype)), some_tokens(), ANSWER, WRONG, by=by, **options)
+    return interp.attribute(
+        HookedTransformer(build(name, dtype)), some_tokens(), ANSWER, WRONG, by=by, **options
+    )
 
 
 def logit_difference(name: str) -> torch.Tensor:
@@ -58,7 +60,10 @@ def test_sources_sum_to_their_heads_and_masked_sources_give_nothing(name: str) -
     for layer in range(2):
         for head in range(4):
             summed = result.by_source.sel(layer=layer, head=head).sum("source")
-            assert_close(torch.tensor(summed.values), torch.tensor(result.logits.sel(component=f"L{layer}H{head}").values))
+            assert_close(
+                torch.tensor(summed.values),
+                torch.tensor(result.logits.sel(component=f"L{layer}H{head}").values),
+            )
     if CONFIGS[name].window:
         assert float(abs(result.by_source[..., : 9 - CONFIGS[name].window]).max()) == 0.0  # type: ignore[operator]
 

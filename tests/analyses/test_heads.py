@@ -41,7 +41,11 @@ def tokens_of(period: int, n: int) -> list[int]:
 def test_scores_equal_the_definition_token_by_token(n: int, period: int) -> None:
     pattern = causal(torch.rand(n, n, dtype=torch.float64))
     expected, _ = slow_scores(pattern, tokens_of(period, n))
-    assert_close(repeat_scores(pattern[None, None], period)[0, 0].double(), torch.tensor(expected).double(), torch.float32)
+    assert_close(
+        repeat_scores(pattern[None, None], period)[0, 0].double(),
+        torch.tensor(expected).double(),
+        torch.float32,
+    )
 
 
 def test_an_ideal_induction_head_scores_one_over_75_of_101_queries() -> None:
@@ -88,7 +92,9 @@ def test_scores_and_intervals_do_not_depend_on_the_batch_split() -> None:
     tables = [interp.heads(model, SMALL, batch_size=size) for size in (1, 4, 7)]
     for other in tables[1:]:
         for name in tables[0].data_vars:
-            assert_close(torch.tensor(other[name].values), torch.tensor(tables[0][name].values), torch.float64)
+            assert_close(
+                torch.tensor(other[name].values), torch.tensor(tables[0][name].values), torch.float64
+            )
 
 
 def test_repeated_rows_have_distinct_tokens_and_really_repeat() -> None:

@@ -21,7 +21,9 @@ def test_every_statistic_equals_a_loop_over_depths_and_positions(name: str) -> N
     result = interp.logit_lens(model, tokens, top=3)
     cache = model.run_with_cache(tokens)[1]
     final = model(tokens).log_softmax(-1)  # type: ignore[union-attr]
-    for depth, (state, label) in enumerate(zip(cache.accumulated_resid().values, result.depth.values, strict=True)):
+    for depth, (state, label) in enumerate(
+        zip(cache.accumulated_resid().values, result.depth.values, strict=True)
+    ):
         assert label == ("0_pre", "1_pre", "final_post")[depth]
         for row in range(3):
             for pos in range(9):

@@ -62,7 +62,9 @@ def test_trace_is_that_of_the_dense_product(lead: tuple[int, ...]) -> None:
 
 
 @LEAD
-def test_eigenvalues_of_the_small_product_are_the_nonzero_ones_of_the_dense_one(lead: tuple[int, ...]) -> None:
+def test_eigenvalues_of_the_small_product_are_the_nonzero_ones_of_the_dense_one(
+    lead: tuple[int, ...],
+) -> None:
     matrix = square(lead)
     small = matrix.eigenvalues().reshape(-1, 3)
     dense = torch.linalg.eigvals(matrix.A @ matrix.B).reshape(-1, 7)
@@ -131,7 +133,10 @@ def test_products_with_vectors_are_vectors(lead: tuple[int, ...]) -> None:
 @LEAD
 @pytest.mark.parametrize("inner", [2, 3, 6])
 def test_products_of_two_factored_matrices_keep_the_thinner_middle(lead: tuple[int, ...], inner: int) -> None:
-    one, other = factored(lead), FactoredMatrix(gaussian(*lead, 5, inner, seed=3), gaussian(*lead, inner, 4, seed=4))
+    one, other = (
+        factored(lead),
+        FactoredMatrix(gaussian(*lead, 5, inner, seed=3), gaussian(*lead, inner, 4, seed=4)),
+    )
     product = one @ other
     assert isinstance(product, FactoredMatrix)
     assert_close(product.AB, one.AB @ other.AB)

@@ -57,7 +57,9 @@ def test_writing_puts_the_content_under_the_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [None, "old"])
-def test_a_failure_while_writing_leaves_what_was_there_and_nothing_else(before: str | None, tmp_path: Path) -> None:
+def test_a_failure_while_writing_leaves_what_was_there_and_nothing_else(
+    before: str | None, tmp_path: Path
+) -> None:
     path = tmp_path / "a.txt"
     if before is not None:
         path.write_text(before)
@@ -93,7 +95,12 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_tables_round_trip_through_both_formats(tmp_path: Path) -> None:
     table = pd.DataFrame(
-        {"layer": [0, 1], "token": [" the", 'a,"b"\n'], "score": [0.1 + 0.2, float("nan")], "hit": [True, False]}
+        {
+            "layer": [0, 1],
+            "token": [" the", 'a,"b"\n'],
+            "score": [0.1 + 0.2, float("nan")],
+            "hit": [True, False],
+        }
     )
     paths = write_tables({"scores": table, "more": table[["layer"]]}, tmp_path)
     assert [p.name for p in paths] == ["scores.csv", "scores.parquet", "more.csv", "more.parquet"]

@@ -8,7 +8,9 @@ from interp.model.sites import BLOCK_SITES, MODEL_SITES
 
 
 def test_shapes_are_written_the_same_whatever_they_came_in() -> None:
-    assert {shape_text(s) for s in (torch.Size((2, 7)), (2, 7), [2, 7], torch.tensor([2, 7]).tolist())} == {"[2, 7]"}
+    assert {shape_text(s) for s in (torch.Size((2, 7)), (2, 7), [2, 7], torch.tensor([2, 7]).tolist())} == {
+        "[2, 7]"
+    }
     assert shape_text(()) == "[]"
 
 

@@ -100,6 +100,8 @@ def test_means_merge_name_by_name() -> None:
 
 def test_rows_are_kept_in_order() -> None:
     values = {"a": rows(7), "b": torch.arange(7)}
-    parts = [Rows.of({k: v[part] for k, v in values.items()}) for part in (slice(0, 2), slice(2, 5), slice(5, 7))]
+    parts = [
+        Rows.of({k: v[part] for k, v in values.items()}) for part in (slice(0, 2), slice(2, 5), slice(5, 7))
+    ]
     whole = parts[0].merge(parts[1]).merge(parts[2])
     assert all(torch.equal(whole.rows[name], value) for name, value in values.items())

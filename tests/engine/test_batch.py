@@ -16,7 +16,8 @@ def kept(batch: Batch) -> list[list[int]]:
     """The real tokens of each row, by a loop."""
     keep = torch.ones_like(batch.tokens).bool() if batch.keep is None else batch.keep
     return [
-        [int(t) for t, k in zip(row, mask, strict=True) if k] for row, mask in zip(batch.tokens, keep, strict=True)
+        [int(t) for t, k in zip(row, mask, strict=True) if k]
+        for row, mask in zip(batch.tokens, keep, strict=True)
     ]
 
 
@@ -94,11 +95,13 @@ def test_tokens_of_another_shape_are_refused(tokens: Tensor, message: str) -> No
 
 
 def test_a_mask_of_another_shape_is_refused() -> None:
-    with pytest.raises(Exception, match="keep must have the tokens' shape|Type-check"):
+    with pytest.raises(Exception, match=r"keep must have the tokens' shape|Type-check"):
         Batch(torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("rows", [[], [[1], []]])
 def test_rows_without_tokens_are_refused_with_their_lengths(rows: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"at least one token, got lengths {[len(r) for r in rows]}")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"at least one token, got lengths {[len(r) for r in rows]}")
+    ):
         Batch.of(rows)

@@ -28,7 +28,9 @@ def test_a_text_that_begins_with_bos_does_not_get_a_second_one(text: Text) -> No
     batch = text.batch([f"{END}The cat", "The cat"])
     assert batch.tokens.tolist() == [[0, *CAT], [0, *CAT]]
     assert batch.bos
-    assert text.batch(f"{END}{END}The cat").tokens.tolist() == [[0, 0, *CAT]], "what the text says twice stays"
+    assert text.batch(f"{END}{END}The cat").tokens.tolist() == [[0, 0, *CAT]], (
+        "what the text says twice stays"
+    )
 
 
 def test_bos_can_be_switched_off(text: Text) -> None:
@@ -68,7 +70,9 @@ def test_a_single_token_is_its_id_and_never_bos(text: Text) -> None:
 
 
 def test_a_text_of_several_tokens_is_refused_with_them(text: Text) -> None:
-    with pytest.raises(ValueError, match=re.escape("'The cat' must be a single token, got 2: ['The', ' cat']")):
+    with pytest.raises(
+        ValueError, match=re.escape("'The cat' must be a single token, got 2: ['The', ' cat']")
+    ):
         text.single("The cat")
     with pytest.raises(ValueError, match="'' must be a single token, got 0"):
         text.single("")

@@ -30,7 +30,9 @@ def stored(folder: Path, name: str = "gpt2") -> Path:
 
 def change_tensors(folder: Path, change: Callable[[Tensors], Tensors]) -> None:
     path = folder / "model.safetensors"
-    save_file({k: v.contiguous() for k, v in change(load_file(path)).items()}, path, metadata={"format": "pt"})
+    save_file(
+        {k: v.contiguous() for k, v in change(load_file(path)).items()}, path, metadata={"format": "pt"}
+    )
 
 
 def change_config(folder: Path, **values: object) -> None:
@@ -63,7 +65,9 @@ def test_a_tensor_nobody_asked_for_is_named(name: str, key: str, tmp_path: Path)
 def test_a_tensor_of_the_wrong_shape_is_named_with_both_shapes(name: str, key: str, tmp_path: Path) -> None:
     change_tensors(stored(tmp_path, name), lambda t: t | {key: t[key][:-1]})
     ours = "blocks.1.mlp.into.weight" if name == "gpt2" else "blocks.1.attn.qkv.weight"
-    refused(tmp_path, rf"{re.escape(ours)} requires shape \[\d+, \d+\], .*{re.escape(key)} gives \[\d+, \d+\]")
+    refused(
+        tmp_path, rf"{re.escape(ours)} requires shape \[\d+, \d+\], .*{re.escape(key)} gives \[\d+, \d+\]"
+    )
 
 
 @ONE_EACH
@@ -131,12 +135,20 @@ def test_the_same_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_config_says_what_it_holds(tmp_path: Path) -> None:
     (stored(tmp_path) / "config.json").unlink()
-    refused(tmp_path, r"config.json is required beside the weights; .* holds .*model.safetensors", FileNotFoundError)
+    refused(
+        tmp_path,
+        r"config.json is required beside the weights; .* holds .*model.safetensors",
+        FileNotFoundError,
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "is not readable JSON"), ("[1]", "must hold a JSON object, got list"), ("\xff", "is not readable JSON")],
+    [
+        ("{", "is not readable JSON"),
+        ("[1]", "must hold a JSON object, got list"),
+        ("\xff", "is not readable JSON"),
+    ],
 )
 def test_a_broken_config_is_named(content: str, message: str, tmp_path: Path) -> None:
     (stored(tmp_path) / "config.json").write_text(content, encoding="latin-1")
@@ -147,7 +159,11 @@ def test_pickled_weights_are_never_opened(tmp_path: Path) -> None:
     path = stored(tmp_path) / "model.safetensors"
     torch.save(load_file(path), tmp_path / "pytorch_model.bin")
     path.unlink()
-    refused(tmp_path, r"no \*\.safetensors file \(pickled weights are never loaded\).*pytorch_model", FileNotFoundError)
+    refused(
+        tmp_path,
+        r"no \*\.safetensors file \(pickled weights are never loaded\).*pytorch_model",
+        FileNotFoundError,
+    )
     refused(tmp_path / "pytorch_model.bin", "is not a readable safetensors file")
 
 
@@ -188,7 +204,9 @@ def test_an_object_that_is_no_hugging_face_model_is_named() -> None:
         ("llama", {"rope_parameters": {"rope_theta": "big"}}, "requires a number for rope_theta, got 'big'"),
     ],
 )  # fmt: skip
-def test_a_config_that_asks_for_more_is_refused_by_name(name: str, values: dict[str, object], message: str) -> None:
+def test_a_config_that_asks_for_more_is_refused_by_name(
+    name: str, values: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         config_of(hf_config(name).to_dict() | values)
 

@@ -127,7 +127,9 @@ def test_a_base_model_without_the_prefix_and_the_head_is_understood(how: str, tm
         ("llama", {"model.layers.{}.self_attn.rotary_emb.inv_freq": torch.ones(5)}),
     ],
 )  # fmt: skip
-def test_buffers_in_old_checkpoints_are_ignored(name: str, buffers: dict[str, Tensor], tmp_path: Path) -> None:
+def test_buffers_in_old_checkpoints_are_ignored(
+    name: str, buffers: dict[str, Tensor], tmp_path: Path
+) -> None:
     hf_model(name).save_pretrained(tmp_path)
     extra = {key.format(layer): v.clone() for key, v in buffers.items() for layer in range(2)}
     rewrite(tmp_path, load_file(tmp_path / "model.safetensors") | extra)
@@ -191,7 +193,9 @@ def test_rope_theta_written_twice_is_understood_if_it_agrees(tmp_path: Path) -> 
 # --- our own format -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "dtype"), [*((n, torch.float32) for n in CONFIGS), ("gpt2", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((n, torch.float32) for n in CONFIGS), ("gpt2", torch.bfloat16)]
+)
 def test_our_own_format_round_trips(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = build(name, dtype)
     families.save(model, tmp_path / "new" / "folder")
@@ -254,7 +258,13 @@ def test_a_download_never_asks_for_code_or_pickles(monkeypatch: pytest.MonkeyPat
     assert (asked["name"], asked["revision"]) == ("someone/model", "main")
     patterns = asked["allow_patterns"]
     assert isinstance(patterns, list)
-    wanted = ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "tokenizer.json", "merges.txt"]
+    wanted = [
+        "config.json",
+        "model.safetensors",
+        "model-00001-of-00002.safetensors",
+        "tokenizer.json",
+        "merges.txt",
+    ]
     unwanted = ["modeling_x.py", "pytorch_model.bin", "model.pt", "weights.pkl", "tf_model.h5"]
     assert all(any(fnmatch.fnmatch(f, p) for p in patterns) for f in wanted)
     assert not any(any(fnmatch.fnmatch(f, p) for p in patterns) for f in unwanted)

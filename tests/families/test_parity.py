@@ -79,7 +79,9 @@ def gpt2_sites(model: torch.nn.Module, tokens: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def llama_sites(model: torch.nn.Module, tokens: Tensor, rotated: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+def llama_sites(
+    model: torch.nn.Module, tokens: Tensor, rotated: list[tuple[Tensor, Tensor]]
+) -> dict[str, Tensor]:
     """The same for Llama; `rotated` holds what its rotary function returned, layer by layer."""
     seen, out = _recorded(model, tokens)
     into, outof = seen.inputs, seen.outputs
@@ -137,7 +139,9 @@ def rotated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Tensor, Tens
 
 
 @EVERY
-def test_every_site_that_hugging_face_exposes_is_equal(name: str, rotated: list[tuple[Tensor, Tensor]]) -> None:
+def test_every_site_that_hugging_face_exposes_is_equal(
+    name: str, rotated: list[tuple[Tensor, Tensor]]
+) -> None:
     model, tokens = hf_model(name), some_tokens()
     expected = gpt2_sites(model, tokens) if name in GPT2S else llama_sites(model, tokens, rotated)
     mine = network(name)
@@ -155,7 +159,9 @@ def test_hidden_states_are_the_residual_stream_and_the_last_one_is_already_norme
     with torch.no_grad():
         hidden = hf_model(name)(some_tokens(), output_hidden_states=True).hidden_states
     model = network(name)
-    tap = Tap([Read("blocks.0.hook_resid_pre"), Read("blocks.1.hook_resid_pre"), Read("ln_final.hook_normalized")])
+    tap = Tap(
+        [Read("blocks.0.hook_resid_pre"), Read("blocks.1.hook_resid_pre"), Read("ln_final.hook_normalized")]
+    )
     model(some_tokens(), tap)
     for read, expected in zip(tap.reads, hidden, strict=True):
         assert largest(tap.values[read], expected) <= 1e-4
@@ -199,7 +205,9 @@ def test_mean_loss_of_padded_rows_equals_hugging_faces_with_ignored_labels(name:
     tokens, keep = padded("right")
     with torch.no_grad():
         labels = tokens.masked_fill(~keep, -100)
-        expected = hf_model(name, torch.float32, "sdpa")(tokens, attention_mask=keep.long(), labels=labels).loss
+        expected = hf_model(name, torch.float32, "sdpa")(
+            tokens, attention_mask=keep.long(), labels=labels
+        ).loss
     assert_close(mean_next_token_loss(network(name)(tokens, keep=keep), tokens, keep), expected)
 
 
@@ -221,7 +229,12 @@ def test_greedy_generation_gives_hugging_faces_tokens_with_and_without_the_cache
 def test_greedy_generation_of_left_padded_rows_gives_hugging_faces_tokens(name: str) -> None:
     tokens, keep = padded("left")
     expected = hf_model(name, torch.float64, "sdpa").generate(
-        tokens, attention_mask=keep.long(), max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0
+        tokens,
+        attention_mask=keep.long(),
+        max_new_tokens=8,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
     )
     got = ours(name, torch.float64).generate(Batch(tokens, keep), max_new_tokens=8, stop_at_eos=False)
     assert torch.equal(got.tokens, expected)

@@ -220,7 +220,7 @@ def test_an_edited_split_input_reaches_only_its_own_head(name: str, part: str) -
 
 def test_split_inputs_and_their_norm_cannot_be_edited_together() -> None:
     edits = [Edit("blocks.0.hook_q_input", double), Edit("blocks.0.ln1.hook_scale", double)]
-    with pytest.raises(ValueError, match="cannot be edited in the same pass and layer"):
+    with pytest.raises(ValueError, match="cannot be edited or differentiated in the same pass"):
         build("gpt2")(some_tokens(), Tap(edits=edits))
 
 

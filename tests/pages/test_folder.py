@@ -54,7 +54,9 @@ def test_a_failure_leaves_the_earlier_report_as_it_was(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_a_rename_that_fails_puts_the_earlier_report_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rename_that_fails_puts_the_earlier_report_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with replacing(tmp_path / "out") as fresh:
         fill(fresh, "old")
     rename = os.replace
@@ -79,7 +81,9 @@ def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_folder_with_a_foreign_file_is_refused_by_its_name_and_left_alone(tmp_path: Path, ours: bool) -> None:
+def test_a_folder_with_a_foreign_file_is_refused_by_its_name_and_left_alone(
+    tmp_path: Path, ours: bool
+) -> None:
     target = tmp_path / "out"
     target.mkdir()
     if ours:
@@ -112,7 +116,10 @@ def test_the_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_place_that_cannot_be_written_to_is_known_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(OSError, match="cannot make the folder"), replacing(tmp_path / "file" / "deep" / "out"):
+    with (
+        pytest.raises(OSError, match="cannot make the folder"),
+        replacing(tmp_path / "file" / "deep" / "out"),
+    ):
         pytest.fail("no work may be done")
     with pytest.raises(OSError, match="cannot"), replacing(Path("/proc/interp/out")):
         pytest.fail("no work may be done")

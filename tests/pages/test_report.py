@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import interp
-from interp.pages import About, Question, Report, page, report_of, tables
+from interp.pages import About, Question, Report, page, report_of, tables, wording
 from tests.pages.conftest import PLANTED
 from tests.tiny import hooked
 
@@ -26,7 +26,7 @@ class Outline(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[str] = []
-        self.tags: list[str] = []
+        self.tags: list[str] = ["html"]
         self.texts: dict[str, str] = {}
         self.feed(text)
 
@@ -85,9 +85,13 @@ def test_exactly_the_planted_head_is_marked_as_induction_head(planted: Report) -
 def test_a_head_is_not_marked_while_its_interval_reaches_down_to_the_null() -> None:
     cells = {"induction": 0.5, "induction_low": 0.02, "induction_high": 0.98, "induction_null": 0.03}
     result = interp.heads(hooked("gpt2"), interp.RepeatedTokens(period=5)).isel(layer=[0], head=[0])
-    assert not tables.heads(result.assign({k: v + 0 * result.induction for k, v in cells.items()})).is_induction_head[0]
+    assert not tables.heads(
+        result.assign({k: v + 0 * result.induction for k, v in cells.items()})
+    ).is_induction_head[0]
     cells["induction_low"] = 0.04
-    assert tables.heads(result.assign({k: v + 0 * result.induction for k, v in cells.items()})).is_induction_head[0]
+    assert tables.heads(
+        result.assign({k: v + 0 * result.induction for k, v in cells.items()})
+    ).is_induction_head[0]
 
 
 def test_attribution_is_that_of_the_door_and_sums_to_the_logit_difference(
@@ -125,7 +129,7 @@ def test_attention_is_the_recorded_pattern(planted: Report, planted_model: inter
     table = planted.tables["attention"]
     _, cache = planted_model.run_with_cache(PLANTED, "blocks.*.attn.hook_pattern")
     patterns = torch.stack([cache["pattern", layer][0] for layer in range(2)])
-    expected = patterns[tuple(table[name].to_numpy() for name in ("layer", "head", "query", "key"))]
+    expected = patterns[tuple(table[name].tolist() for name in ("layer", "head", "query", "key"))]
     np.testing.assert_array_equal(table.attention, expected)
     assert (table.key <= table["query"]).all()
     np.testing.assert_allclose(table.groupby(["layer", "head", "query"]).attention.sum(), 1, rtol=1e-5)
@@ -147,7 +151,9 @@ def test_the_lens_is_that_of_the_door(planted: Report, planted_model: interp.Hoo
 # --- questions ----------------------------------------------------------------------------------------------------
 
 
-def test_without_an_answer_the_models_first_two_tokens_are_compared(planted_model: interp.HookedTransformer) -> None:
+def test_without_an_answer_the_models_first_two_tokens_are_compared(
+    planted_model: interp.HookedTransformer,
+) -> None:
     report = report_of(planted_model, Question(PLANTED), About("x"))
     first, second = report.tables["next_tokens"].query("pos == 15").token.tolist()[:2]
     contrast = report.contrast
@@ -157,7 +163,9 @@ def test_without_an_answer_the_models_first_two_tokens_are_compared(planted_mode
     assert "came without an answer" in page(report)
 
 
-def test_without_a_wrong_answer_the_logit_itself_is_taken_apart(planted_model: interp.HookedTransformer) -> None:
+def test_without_a_wrong_answer_the_logit_itself_is_taken_apart(
+    planted_model: interp.HookedTransformer,
+) -> None:
     report = report_of(planted_model, Question(PLANTED, "d"), About("x"))
     logit = planted_model(PLANTED)[0, -1, planted_model.to_single_token("d")]
     assert report.contrast.wrong is None
@@ -187,7 +195,9 @@ def test_a_single_token_is_enough_for_a_page(planted_model: interp.HookedTransfo
     assert "Tokens and losses" in page(report_of(planted_model, Question("<|bos|>"[:0] + "a"), About("x")))
 
 
-def test_the_same_seed_gives_the_same_tables(planted: Report, planted_model: interp.HookedTransformer) -> None:
+def test_the_same_seed_gives_the_same_tables(
+    planted: Report, planted_model: interp.HookedTransformer
+) -> None:
     again = report_of(planted_model, planted.question, planted.about, seed=3)
     for name, table in planted.tables.items():
         pd.testing.assert_frame_equal(again.tables[name], table)
@@ -196,10 +206,14 @@ def test_the_same_seed_gives_the_same_tables(planted: Report, planted_model: int
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-def test_every_table_is_written_as_csv_and_parquet_with_the_same_numbers(planted: Report, planted_folder: Path) -> None:
+def test_every_table_is_written_as_csv_and_parquet_with_the_same_numbers(
+    planted: Report, planted_folder: Path
+) -> None:
     assert set(planted.tables) == TABLES
     for name, table in planted.tables.items():
-        pd.testing.assert_frame_equal(pd.read_parquet(planted_folder / f"{name}.parquet"), table, check_dtype=False)
+        pd.testing.assert_frame_equal(
+            pd.read_parquet(planted_folder / f"{name}.parquet"), table, check_dtype=False
+        )
         csv = pd.read_csv(planted_folder / f"{name}.csv", keep_default_na=True)
         assert csv.columns.tolist() == table.columns.tolist()
         for column in table.select_dtypes("float"):
@@ -239,7 +253,7 @@ def test_the_numbers_are_on_the_page_without_any_script(planted: Report) -> None
     assert f"+{head.logits:.3f}" in cells
     assert f"{planted.contrast.total:.2f}" in cells
     for loss in planted.tables["tokens"].loss_nats[1:]:
-        assert f"{loss:.2f}" in cells
+        assert wording.number(loss) in cells
     assert planted.provenance["model_sha256"] in outline.texts["code"]
 
 
@@ -261,7 +275,7 @@ def test_tokens_that_look_like_markup_are_shown_and_never_obeyed() -> None:
     prompt = "<b>&'\"\u202e\n</script>"
     text = page(report_of(hooked("gpt2"), Question(prompt), About("<i>name</i>", "<u>summary</u>")))
     outline = Outline(text)
-    assert not {"b", "i", "u"} & set(outline.tags) - {"b", "i"}
+    assert "u" not in outline.tags
     assert "<i>name" not in text
     assert "\u202e" not in text
     assert "⟨U+202E⟩" in text

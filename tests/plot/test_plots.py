@@ -150,7 +150,9 @@ def test_text_is_dark_on_light_and_light_on_dark() -> None:
     assert [text.get_color() for text in ax.texts] == ["black", "white"]
 
 
-def test_errors_say_what_was_required_and_what_arrived(model: interp.HookedTransformer, by_head: xr.Dataset) -> None:
+def test_errors_say_what_was_required_and_what_arrived(
+    model: interp.HookedTransformer, by_head: xr.Dataset
+) -> None:
     with pytest.raises(KeyError, match="no score 'inductoin'.*nearest: induction"):
         plot.heads(interp.heads(model), "inductoin")
     with pytest.raises(ValueError, match=r"\[query, key\] of one head is required, got shape \[2, 3, 3\]"):

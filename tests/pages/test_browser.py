@@ -1,0 +1,262 @@
+"""The page in a real browser: what is shown after a click or a hover are the numbers of the tables, and nothing else."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from interp.cli import main
+from tests.pages.conftest import SENTENCE
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright's Python package is not installed")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+
+ARGS = [
+    "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync",
+    "--disable-component-update", "--disable-default-apps", "--host-resolver-rules=MAP * ~NOTFOUND",
+]  # fmt: skip
+NARROW, WIDE = 400, 1400
+
+
+@dataclass
+class Visit:
+    """An open page, what it asked for and what it complained about."""
+
+    page: "sync_api.Page"
+    folder: Path
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def table(self, name: str) -> pd.DataFrame:
+        return pd.read_parquet(self.folder / f"{name}.parquet")
+
+    def texts(self, selector: str) -> list[str]:
+        return self.page.locator(selector).all_inner_texts()
+
+
+@pytest.fixture(scope="module")
+def folder(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("browser") / "report"
+    argv = ["report", "--model", str(random_model), "--prompt", SENTENCE, "--out", str(out)]
+    assert main(argv) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["sync_api.Browser"]:
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=BROWSER, args=ARGS)
+        yield running
+        running.close()
+
+
+def visit(browser: "sync_api.Browser", folder: Path, width: int = WIDE, **options: object) -> Visit:
+    page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+    seen = Visit(page, folder)
+    page.on("request", lambda request: seen.requests.append(request.url))
+    page.on("console", lambda message: seen.complaints.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+    page.goto((folder / "index.html").as_uri())
+    return seen
+
+
+@pytest.fixture(params=[NARROW, WIDE])
+def seen(request: pytest.FixtureRequest, browser: "sync_api.Browser", folder: Path) -> Iterator[Visit]:
+    """A fresh visit at each width; whatever a test does, nothing is fetched and nothing logged."""
+    fresh = visit(browser, folder, request.param)
+    yield fresh
+    assert all(url.startswith("file://") for url in fresh.requests), fresh.requests
+    assert len(fresh.requests) == 1
+    assert fresh.complaints == []
+    overflow = fresh.page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+    assert overflow <= 0
+    fresh.page.close()
+
+
+def numbers(texts: list[str]) -> list[float]:
+    return [float(text.replace("−", "-")) for text in texts if text != "–"]
+
+
+def shown_attention(seen: Visit) -> list[float]:
+    return numbers(seen.texts("#attended small"))
+
+
+def expected_attention(seen: Visit, layer: int, head: int, query: int) -> list[float]:
+    return (
+        seen.table("attention")
+        .query(f"layer == {layer} and head == {head} and query == {query}")
+        .attention.tolist()
+    )
+
+
+def choose(seen: Visit, layer: int, head: int) -> None:
+    seen.page.click(f".thumb[data-layer='{layer}'][data-head='{head}']")
+
+
+def test_the_page_opens_on_the_best_induction_head_and_the_last_token(seen: Visit) -> None:
+    best = seen.table("heads").sort_values("induction", ascending=False, kind="stable").iloc[0]
+    assert seen.texts("#head-name") == [f"Layer {best.layer}, head {best['head']}"]
+    assert seen.texts("#losses .chosen bdi") == ["·to"]
+    last = len(seen.table("tokens")) - 1
+    assert shown_attention(seen) == pytest.approx(
+        expected_attention(seen, int(best.layer), int(best["head"]), last), abs=6e-4
+    )
+
+
+def test_a_click_on_a_thumbnail_shows_that_head_everywhere(seen: Visit) -> None:
+    last = len(seen.table("tokens")) - 1
+    for layer, head in ((2, 3), (0, 7)):
+        choose(seen, layer, head)
+        assert seen.texts("#head-name") == [f"Layer {layer}, head {head}"]
+        assert shown_attention(seen) == pytest.approx(expected_attention(seen, layer, head, last), abs=6e-4)
+        moved = seen.table("attribution_sources").query(f"layer == {layer} and head == {head}").logits
+        assert numbers(seen.texts("#moved small")) == pytest.approx(moved.tolist(), abs=6e-4)
+        assert (
+            seen.page.locator(f"#attribution .cell.chosen[data-layer='{layer}'][data-head='{head}']").count()
+            == 1
+        )
+        score = seen.table("heads").query(f"layer == {layer} and head == {head}").induction.item()
+        assert f"induction {score:.2f}" in seen.texts("#head-profile")[0]
+
+
+def test_hovering_a_token_shows_where_it_looks_and_leaving_goes_back(seen: Visit) -> None:
+    choose(seen, 1, 4)
+    last = len(seen.table("tokens")) - 1
+    for query in (3, 6):
+        seen.page.hover(f"#attended [data-pos='{query}']")
+        assert shown_attention(seen) == pytest.approx(expected_attention(seen, 1, 4, query), abs=6e-4)
+        assert f"({query}) looks most at" in seen.texts("#readout")[0]
+    seen.page.mouse.move(1, 1)
+    assert shown_attention(seen) == pytest.approx(expected_attention(seen, 1, 4, last), abs=6e-4)
+
+
+def test_the_other_direction_shows_who_looks_at_a_token(seen: Visit) -> None:
+    choose(seen, 3, 1)
+    seen.page.click("text=who looks at it")
+    seen.page.hover("#attended [data-pos='4']")
+    looking = seen.table("attention").query("layer == 3 and head == 1 and key == 4").attention
+    assert shown_attention(seen) == pytest.approx(looking.tolist(), abs=6e-4)
+
+
+def test_pointing_into_the_large_pattern_reads_one_weight_and_a_click_keeps_the_token(seen: Visit) -> None:
+    choose(seen, 2, 2)
+    canvas = seen.page.locator("#pattern")
+    margin, cell = (float(canvas.get_attribute(f"data-{name}") or 0) for name in ("margin", "cell"))
+    key, query = 2, 5
+    canvas.hover(position={"x": margin + (key + 0.5) * cell, "y": (query + 0.5) * cell})
+    weight = expected_attention(seen, 2, 2, query)[key]
+    names = [token.replace(" ", "·") for token in seen.table("tokens").token]
+    assert seen.texts("#readout") == [f"{names[query]} ({query}) looks at {names[key]} ({key}): {weight:.4f}"]
+    canvas.click(position={"x": margin + (key + 0.5) * cell, "y": (query + 0.5) * cell})
+    assert seen.page.locator("#losses .chosen").get_attribute("data-pos") == str(query)
+
+
+def test_choosing_a_token_shows_what_the_model_expected_next(seen: Visit) -> None:
+    seen.page.click("#losses [data-pos='2']")
+    expected = seen.table("next_tokens").query("pos == 2")
+    assert seen.texts("#next-pos") == ["2"]
+    assert seen.texts("#next .tok") == [token.replace(" ", "·") for token in expected.token]
+    assert numbers(seen.texts("#next td:nth-child(4)")) == pytest.approx(expected.prob.tolist(), abs=6e-4)
+    assert numbers(seen.texts("#next td:nth-child(3)")) == pytest.approx(expected.logit.tolist(), abs=6e-3)
+
+
+@pytest.mark.parametrize("score", ["induction", "previous_token", "duplicate_token"])
+def test_the_score_switch_shows_that_score_alone(seen: Visit, score: str) -> None:
+    seen.page.locator("#heads .switch").get_by_text(score.replace("_", " "), exact=True).click()
+    shown = numbers([text for text in seen.texts("#heads .cell:visible")])
+    table = seen.table("heads")
+    assert shown == pytest.approx(table[score].tolist(), abs=6e-3)
+    seen.page.locator("#heads .cell:visible").nth(9).hover()
+    low, high = table[f"{score}_low"][9], table[f"{score}_high"][9]
+    tip = seen.texts("#tip")[0]
+    assert "layer 1, head 1" in tip
+    assert f"{low:.3f} – {high:.3f}" in tip
+    assert f"null {table[f'{score}_null'][0]:.3f}" in tip
+
+
+def test_components_can_be_ordered_by_depth_and_their_bars_still_end_at_the_total(seen: Visit) -> None:
+    table = seen.table("attribution")
+    rows = "#components tbody tr"
+    by_size = table.iloc[(-table.logits.abs()).argsort(kind="stable")]
+    assert numbers(seen.texts(f"{rows} td:nth-child(2)")) == pytest.approx(by_size.logits.tolist(), abs=6e-4)
+    seen.page.click("text=by depth")
+    assert numbers(seen.texts(f"{rows} td:nth-child(2)")) == pytest.approx(table.logits.tolist(), abs=6e-4)
+    assert numbers(seen.texts("#components tfoot td:nth-child(2)")) == pytest.approx(
+        [table.logits.sum()], abs=6e-4
+    )
+    ends = """rows => { const cell = rows.at(-1).querySelector(".fall"), bar = cell.querySelector("i");
+      const [goal, left, width] = [cell.style.getPropertyValue("--goal"), bar.style.left, bar.style.width].map(parseFloat);
+      return Math.min(Math.abs(left - goal), Math.abs(left + width - goal)); }"""
+    assert seen.page.eval_on_selector_all(rows, ends) < 0.01
+
+
+def test_a_lens_cell_explains_itself(seen: Visit) -> None:
+    table = seen.table("logit_lens").query("depth == '2_pre' and pos == 3")
+    cell = seen.page.locator(".lens tbody tr").nth(2).locator("td[data-pos='3']")
+    assert cell.inner_text() == table.token.iloc[0].replace(" ", "·")
+    cell.hover()
+    tip, first = seen.texts("#tip")[0], table.iloc[0]
+    assert f"entropy {first.entropy_nats:.2f} nats, KL(final ‖ depth) {first.kl_nats:.2f} nats" in tip
+    assert f"next token: rank {first.next_rank}," in tip
+    assert f": rank {first.answer_rank}," in tip
+    for token in table.token[:5]:
+        assert token.replace(" ", "·") in tip
+
+
+def test_heads_and_tokens_can_be_chosen_with_the_keyboard(seen: Visit) -> None:
+    choose(seen, 1, 1)
+    for key in ("ArrowRight", "ArrowDown", "Enter"):
+        seen.page.keyboard.press(key)
+    assert seen.texts("#head-name") == ["Layer 2, head 2"]
+    assert "layer 2, head 2" in seen.texts("#tip")[0]
+    seen.page.keyboard.press("Escape")
+    assert seen.page.locator("#tip").is_hidden()
+    stops = "[...document.querySelectorAll('.thumb')].filter((thumb) => thumb.tabIndex === 0).length"
+    assert seen.page.evaluate(stops) == 1
+    seen.page.focus("#losses [data-pos='0']")
+    for key in ("End", "ArrowLeft", "Enter"):
+        seen.page.keyboard.press(key)
+    assert seen.texts("#next-pos") == [str(len(seen.table("tokens")) - 2)]
+
+
+def test_light_and_dark_have_colours_of_their_own_and_pictures_follow(
+    browser: "sync_api.Browser", folder: Path
+) -> None:
+    paper = "getComputedStyle(document.body).backgroundColor"
+    pixel = "String(document.querySelector('.thumb canvas').getContext('2d').getImageData(0, 0, 1, 1).data)"
+    seen = visit(browser, folder, color_scheme="light")
+    light = [seen.page.evaluate(look) for look in (paper, pixel)]
+    seen.page.emulate_media(color_scheme="dark")
+    for look, before in zip((paper, pixel), light, strict=True):
+        seen.page.wait_for_function(f"{look} !== '{before}'", timeout=5000)
+    assert seen.complaints == []
+    seen.page.close()
+
+
+def test_a_print_shows_every_component_and_no_controls(browser: "sync_api.Browser", folder: Path) -> None:
+    seen = visit(browser, folder)
+    seen.page.emulate_media(media="print")
+    assert seen.page.locator("nav").is_hidden()
+    assert seen.page.locator("#heads .switch").is_hidden()
+    box = "element => element.scrollHeight - element.clientHeight"
+    assert seen.page.eval_on_selector(".tall", box) <= 1
+    seen.page.close()
+
+
+def test_without_javascript_every_table_is_still_there(browser: "sync_api.Browser", folder: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((folder / "index.html").as_uri())
+    assert page.locator("#heads .map:visible").count() == 3
+    assert page.locator("#components tbody tr:visible").count() == 3 + 4 * 8 + 4 + 4
+    assert page.locator(".lens td[title]:visible").count() == 5 * len(
+        pd.read_parquet(folder / "tokens.parquet")
+    )
+    assert page.get_by_text("need JavaScript").is_visible()
+    context.close()

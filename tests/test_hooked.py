@@ -1,0 +1,304 @@
+"""The front door: text, caches, weights and generation as people type them in a notebook (hooks: test_hooks.py)."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+import interp
+from interp import HookedTransformer, HookPoint, Sampling
+from interp.model import sites
+from tests.configs import CONFIGS
+from tests.tiny import CORPUS, END, backend, hooked
+from tests.tolerances import assert_close
+
+PATTERN, POST = "blocks.0.attn.hook_pattern", "blocks.0.hook_resid_post"
+LINE = CORPUS[2]
+
+
+# --- text ---------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_begin_with_bos_exactly_once_unless_switched_off() -> None:
+    model, ids = hooked(), backend().encode(LINE).ids
+    assert model.to_tokens(LINE).tolist() == [[0, *ids]]
+    assert model.to_tokens(END + LINE).tolist() == [[0, *ids]]
+    assert model.to_tokens(LINE, prepend_bos=False).tolist() == [ids]
+    assert model.to_batch(LINE).bos
+    assert not model.to_batch(LINE, prepend_bos=False).bos
+
+
+def test_tokens_pieces_and_text_agree() -> None:
+    model = hooked()
+    tokens = model.to_tokens(LINE)[0]
+    assert model.to_string(tokens[1:]) == LINE
+    assert model.to_string(tokens) == END + LINE
+    assert model.to_string(int(tokens[3])) == model.to_str_tokens(LINE)[3]
+    assert model.to_str_tokens(LINE) == model.to_str_tokens(tokens)
+    assert "".join(model.to_str_tokens(LINE, prepend_bos=False)) == LINE
+
+
+def test_padded_texts_come_back_as_they_were() -> None:
+    model, texts = hooked(), ["The cat", LINE]
+    for side in ("left", "right"):
+        assert model.to_texts(model.to_batch(texts, padding_side=side)) == texts
+    assert model.to_texts(model.to_batch(texts, prepend_bos=False)) == texts
+
+
+def test_a_single_token_is_one_or_refused() -> None:
+    model = hooked()
+    assert model.to_string(model.to_single_token(" cat")) == " cat"
+    with pytest.raises(ValueError, match=re.escape("'The cat' must be a single token, got 2")):
+        model.to_single_token("The cat")
+    with pytest.raises(Exception, match=r"one prompt is required, got 2|Type-check"):
+        model.to_str_tokens(torch.tensor([[1, 2], [3, 4]]))
+
+
+# --- calling ------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_gives_logits_loss_or_both() -> None:
+    model = hooked()
+    tokens = model.to_tokens(LINE)
+    logits, loss = model(LINE, return_type="both")
+    assert_close(logits, model.transformer(tokens))
+    per_token = -logits[:, :-1].log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
+    assert_close(loss, per_token.mean())
+    assert_close(model(LINE, return_type="loss", loss_per_token=True), per_token)
+    assert_close(model(tokens, return_type="loss"), loss)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
+def test_texts_of_different_lengths_give_the_numbers_of_each_alone(name: str, side: str) -> None:
+    model, texts = hooked(name), ["The cat", LINE]
+    batch = model.to_batch(texts, padding_side=side)
+    assert batch.keep is not None
+    logits = model(texts, padding_side=side)
+    losses = model(texts, padding_side=side, return_type="loss", loss_per_token=True)
+    for row, text in enumerate(texts):
+        assert_close(logits[row][batch.keep[row]], model(text)[0])
+        assert_close(losses[row].sum(), model(text, return_type="loss", loss_per_token=True).sum())
+
+
+def test_a_return_type_of_another_name_is_refused() -> None:
+    with pytest.raises(Exception, match=r"return_type must be logits, loss or both|return_type"):
+        hooked()(LINE, return_type="probs")
+
+
+# --- run_with_cache -----------------------------------------------------------------------------------------------
+
+
+def test_everything_is_cached_by_default_and_changes_nothing() -> None:
+    model = hooked()
+    logits, cache = model.run_with_cache(LINE)
+    assert_close(logits, model(LINE))
+    assert set(cache) == set(sites.names(model.cfg))
+    assert "blocks.0.attn.hook_result" not in cache
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (POST, [POST]),
+        ("blocks.0.attn.hook_result", ["blocks.0.attn.hook_result"]),
+        ([PATTERN, "blocks.*.hook_resid_post"], [PATTERN, POST, "blocks.1.hook_resid_post"]),
+        ("blocks.*.hook_resid_post", [POST, "blocks.1.hook_resid_post"]),
+        ("blocks.[1-9].hook_resid_post", ["blocks.1.hook_resid_post"]),
+        (
+            re.compile(r"blocks\.\d+\.attn\.hook_[qk]"),
+            [f"blocks.{i}.attn.hook_{p}" for i in (0, 1) for p in "qk"],
+        ),
+        (lambda name: name.endswith("pattern"), [PATTERN, "blocks.1.attn.hook_pattern"]),
+        (lambda name: "hook_result" in name, [f"blocks.{i}.attn.hook_result" for i in (0, 1)]),
+        ([POST, POST], [POST]),
+    ],
+    ids=[
+        "name",
+        "on-demand",
+        "list",
+        "glob",
+        "glob-set",
+        "regex",
+        "predicate",
+        "predicate-on-demand",
+        "twice",
+    ],
+)
+def test_names_select_sites(names: object, found: list[str]) -> None:
+    _, cache = hooked().run_with_cache(LINE, names)
+    assert sorted(cache) == sorted(found)
+    _, whole = hooked().run_with_cache(LINE)
+    for name in found:
+        if name in whole:
+            assert_close(cache[name], whole[name])
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            "blocks.0.hook_resid_pos",
+            "unknown site 'blocks.0.hook_resid_pos'; nearest: blocks.0.hook_resid_post",
+        ),
+        ("blocks.*.hook_resid_pots", "'blocks.*.hook_resid_pots' matches no site of this model; nearest: "),
+        ("blocks.7.hook_resid_post", "layers are 0 to 1 in this model, got 7"),
+        (re.compile("hook_resid_post"), "matches no site of this model; sites are named like "),
+        (lambda name: False, "matches no site of this model"),
+        ([POST, "blocks.0.nothing*"], "'blocks.0.nothing*' matches no site"),
+    ],
+)
+def test_names_that_select_nothing_are_refused(names: object, message: str) -> None:
+    with pytest.raises(KeyError, match=re.escape(message)):
+        hooked().run_with_cache(LINE, names)
+
+
+def test_a_pass_can_stop_early() -> None:
+    model = hooked()
+    resid, cache = model.run_with_cache(LINE, stop_at_layer=1)
+    _, whole = model.run_with_cache(LINE)
+    assert_close(resid, whole["blocks.1.hook_resid_pre"])
+    assert not [name for name in cache if name.startswith(("blocks.1.", "ln_final"))]
+    assert {n for n in whole if n.startswith(("blocks.0.", "hook_"))} == set(cache)
+    for name, value in cache.items():
+        assert_close(value, whole[name])
+    with pytest.raises(Exception, match=r"blocks.1.hook_resid_post.*would never run|matches no site"):
+        model.run_with_cache(LINE, "blocks.1.hook_resid_post", stop_at_layer=1)
+
+
+@pytest.mark.parametrize("where", [0, 3, -1, slice(2, 5), slice(-3, None)])
+def test_positions_are_kept_on_every_axis_that_counts_queries(where: int | slice) -> None:
+    """Keys of scores and patterns stay whole: the last query still shows all that it looks at."""
+    model = hooked("llama-gqa")
+    logits, cache = model.run_with_cache(LINE, pos_slice=where)
+    assert_close(logits, model(LINE))
+    _, whole = model.run_with_cache(LINE)
+    assert set(cache) == set(whole)
+    for name, value in whole.items():
+        axis = 2 if sites.find(name, model.cfg)[0].axes == "b h q k" else 1
+        expected = value.transpose(0, axis)[where]
+        expected = (expected[None] if isinstance(where, int) else expected).transpose(0, axis)
+        assert_close(cache[name], expected)
+
+
+@pytest.mark.parametrize("where", [99, -99, slice(50, 60)])
+def test_positions_that_are_not_there_are_refused(where: int | slice) -> None:
+    with pytest.raises(Exception, match=r"pos_slice .* keeps none of the \d+ positions"):
+        hooked().run_with_cache(LINE, POST, pos_slice=where)
+
+
+def test_the_cache_can_be_moved_and_carries_no_graph() -> None:
+    _, cache = hooked().run_with_cache(LINE, POST, device="meta")
+    assert cache[POST].device.type == "meta"
+    _, cache = hooked().run_with_cache(LINE)
+    assert not any(value.requires_grad for value in cache.values())
+
+
+# --- weights ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weight_stacks_have_their_shapes_and_are_the_parameters(name: str) -> None:
+    model, c = hooked(name), CONFIGS[name]
+    n_layers, h, g, d, e = c.n_layers, c.n_heads, c.kv_heads, c.d_model, c.head_width
+    shapes = {"W_Q": (h, d, e), "W_K": (g, d, e), "W_V": (g, d, e), "W_O": (h, e, d),
+              "b_Q": (h, e), "b_K": (g, e), "b_V": (g, e), "b_O": (d,)}  # fmt: skip
+    if c.mlp is not None:
+        shapes |= {"W_in": (d, c.mlp.d_mlp), "W_out": (c.mlp.d_mlp, d), "b_in": (c.mlp.d_mlp,), "b_out": (d,)}
+    for weight, shape in shapes.items():
+        assert getattr(model, weight).shape == (n_layers, *shape), weight
+    _, cache = model.run_with_cache(LINE)
+    x = cache.get("blocks.1.ln1.hook_normalized", cache["blocks.1.hook_resid_pre"])
+    for part, sub in {"q": "Q", "k": "K", "v": "V"}.items():
+        weight, bias = getattr(model, f"W_{sub}")[1], getattr(model, f"b_{sub}")[1]
+        assert_close(cache[part, 1], torch.einsum("bpd,hde->bphe", x, weight) + bias)
+    assert_close(
+        cache["attn_out", 1], torch.einsum("bphe,hed->bpd", cache["z", 1], model.W_O[1]) + model.b_O[1]
+    )
+    assert_close(model.W_E, model.transformer.embed.weight)
+    assert_close(model.W_U, model.transformer.unembed.weight.mT)
+    if c.mlp is not None:
+        assert_close(cache["mlp_out", 1], cache["post", 1] @ model.W_out[1] + model.b_out[1])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "mqa", "attention-only"])
+def test_circuits_are_the_dense_products_with_key_value_heads_repeated(name: str) -> None:
+    model, c = hooked(name), CONFIGS[name]
+    assert model.OV.shape == model.QK.shape == (2, c.n_heads, c.d_model, c.d_model)
+    for layer in range(2):
+        for head in range(c.n_heads):
+            group = head * c.kv_heads // c.n_heads
+            assert_close(model.OV[layer, head].AB, model.W_V[layer, group] @ model.W_O[layer, head])
+            assert_close(model.QK[layer, head].AB, model.W_Q[layer, head] @ model.W_K[layer, group].T)
+
+
+def test_an_unknown_attribute_names_the_nearest_and_a_missing_weight_says_why() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'run_with_cach'; nearest: run_with_cache"):
+        hooked().run_with_cach  # noqa: B018
+    with pytest.raises(AttributeError, match="no W_gate: mlp=MLP"):
+        hooked().W_gate  # noqa: B018
+    with pytest.raises(AttributeError, match="no W_in: mlp=None"):
+        hooked("attention-only").W_in  # noqa: B018
+
+
+# --- generating ---------------------------------------------------------------------------------------------------
+
+
+def test_generation_continues_texts_and_gives_them_back() -> None:
+    model, texts = hooked(), ["The cat", "When Mary and John"]
+    batch = model.generate(texts, 5, stop_at_eos=False)
+    again = model.to_texts(batch)
+    for text, got in zip(texts, again, strict=True):
+        assert got.startswith(text)
+        alone = model.to_texts(model.generate(text, 5, stop_at_eos=False))[0]
+        assert got == alone
+    assert (
+        model.generate(texts, 5, stop_at_eos=False, sampling=Sampling(seed=0)).tokens.shape
+        == batch.tokens.shape
+    )
+
+
+def test_generation_stops_at_the_tokenizers_end_of_text() -> None:
+    model = hooked()
+
+    def end_now(value: Tensor, hook: HookPoint) -> None:
+        value[..., 0] = 1e6
+
+    with model.hooks([("unembed.hook_out", end_now)]):
+        n = model.to_tokens(LINE).shape[1]
+        assert model.generate(LINE, 3).tokens.shape == (1, n + 1)
+        assert model.generate(LINE, 3, stop_at_eos=False).tokens.shape == (1, n + 3)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit the context of 24"):
+        hooked().generate(LINE, 24)
+
+
+# --- loading by name ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["demo-41", "dem-4l", "demo4l"])
+def test_an_unknown_model_names_the_nearest_demo(name: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown model '{name}'.*demo models: .*nearest: demo-4l"):
+        HookedTransformer.from_pretrained(name)
+
+
+def test_a_hand_built_demo_loads_by_name_and_has_no_revisions() -> None:
+    model = HookedTransformer.from_pretrained("groundtruth-induction")
+    assert repr(model).startswith("HookedTransformer('groundtruth-induction': 2 layers, 4 heads, d_model 256")
+    assert model.to_str_tokens("ab") == ["<|bos|>", "a", "b"]
+    with pytest.raises(ValueError, match="built from code and has no revision 'step1'"):
+        HookedTransformer.from_pretrained("groundtruth-induction", revision="step1")
+
+
+def test_every_public_name_exists() -> None:
+    assert all(hasattr(interp, name) for name in interp.__all__)
+    assert len(set(interp.__all__)) == len(interp.__all__)
+
+
+def test_the_dtype_can_be_changed_and_weights_follow() -> None:
+    model = HookedTransformer.from_pretrained("groundtruth-induction")
+    assert model.to(torch.float64) is model
+    assert model.W_Q.dtype == model("ab").dtype == torch.float64
