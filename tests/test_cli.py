@@ -10,6 +10,7 @@ import pytest
 from interp import cli
 from interp.cli import ANSWER, PROMPT, WRONG, Heads, Models, Report, Run, main, parsed
 
+MODEL = ["report", "--model", "groundtruth-induction"]
 PLANTED = ["--model", "groundtruth-induction", "--prompt", "abcdefabcdefabc"]
 
 
@@ -130,13 +131,13 @@ def test_an_experiments_own_error_keeps_its_traceback(tmp_path: Path) -> None:
     [
         (["report", "--model", "groundtruth-inductoin"], "unknown model 'groundtruth-inductoin'"),
         (["report", "--model", "./nowhere"], "./nowhere does not exist"),
-        (["report", "--model", "groundtruth-induction", "--prompt", ""], "the prompt is empty"),
-        (["report", "--model", "groundtruth-induction", "--prompt", "a" * 200], "201 tokens, the model's context holds 128"),
-        (["report", "--model", "groundtruth-induction", "--prompt", "a-b"], "letters, digits and spaces are required, got '-'"),
+        ([*MODEL, "--prompt", ""], "the prompt is empty"),
+        ([*MODEL, "--prompt", "a" * 200], "201 tokens, the model's context holds 128"),
+        ([*MODEL, "--prompt", "a-b"], "letters, digits and spaces are required, got '-'"),
         (["report", *PLANTED, "--answer", "de"], "'de' must be a single token, got 2"),
         (["report", *PLANTED, "--wrong", "d"], "requires an answer"),
         (["report", *PLANTED, "--answer", "d", "--wrong", "d"], "must differ"),
-        (["report", "--model", "groundtruth-induction", "--answer", "d"], "requires a prompt"),
+        ([*MODEL, "--answer", "d"], "requires a prompt"),
         (["report", *PLANTED, "--device", "abacus"], "device 'abacus' is not available"),
         (["heads", "groundtruth-inductoin"], "nearest: groundtruth-induction"),
         (["run", "experiments/nowhere.py"], "experiments/nowhere.py does not exist"),

@@ -24,9 +24,11 @@ class Block(nn.Module):
     def forward(
         self, resid: Float[Tensor, "b p d"], shared: Pass, tap: Scope | None
     ) -> Float[Tensor, "b p d"]:
-        """The residual stream after the block."""
+        """The residual stream after the block; without the MLP's part where the pass may end after attention."""
         resid = at(tap, "hook_resid_pre", resid)
         mid = resid + self.attn(resid, self.ln1, shared, tap)
+        if tap is not None and tap.finished:
+            return mid
         if self.mlp is None or self.ln2 is None:
             return at(tap, "hook_resid_post", mid)
         if self.parallel:

@@ -95,6 +95,11 @@ class Scope:
             name in self._edits or any(read.grad for read in self._reads.get(name, ())) for name in names
         )
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing of this pass is wanted any more."""
+        return self._tap.finished
+
     def visit(self, name: str, value: Tensor) -> Tensor:
         """Apply this site's edits to `value`, answer its reads, and return what the forward pass goes on with."""
         for edit in self._edits.get(name, ()):
@@ -107,6 +112,9 @@ class Scope:
 class Tap:
     """Reads and edits of one forward pass; `values` holds the answers afterwards.
 
+    answers_only: the pass's output is not wanted, so the pass ends once every read is answered, inside a block if need
+    be, and what it returns has no meaning. Edits behind the last read then do not run; they could change no answer.
+
     Example:
         >>> tap = Tap(reads=[Read("blocks.0.attn.hook_pattern")])
         >>> logits = model(tokens, tap)
@@ -114,9 +122,12 @@ class Tap:
         torch.Size([1, 8, 12, 12])
     """
 
-    def __init__(self, reads: Iterable[Read] = (), edits: Iterable[Edit] = ()) -> None:
+    def __init__(
+        self, reads: Iterable[Read] = (), edits: Iterable[Edit] = (), *, answers_only: bool = False
+    ) -> None:
         self.reads = tuple(dict.fromkeys(reads))
         self.edits = tuple(edits)
+        self.answers_only = answers_only
         self.values: dict[Read, Tensor] = {}
         self.live: dict[Read, Tensor] = {}
         """Tensors in the graph, one for each `Read(grad=True)`."""
@@ -138,6 +149,11 @@ class Tap:
             self._scopes.setdefault(layer, Scope(self, prefix)).add(item)
         if any(read.grad for read in self.reads) and not torch.is_grad_enabled():
             raise ValueError("Read(grad=True) requires gradients; this pass runs under torch.no_grad()")
+
+    @property
+    def finished(self) -> bool:
+        """Whether the pass may end here: all reads are answered, and nobody wants its output."""
+        return self.answers_only and len(self.values) == len(self.reads)
 
     def scope(self, layer: int | None = None) -> Scope | None:
         """What concerns one layer (None: outside the blocks), or None where nobody asks for anything."""

@@ -311,6 +311,7 @@
   });
   addEventListener("afterprint", () => { delete document.documentElement.dataset.theme; redraw(); });
 
+  one("#unscripted").remove();
   readRamp();
   drawThumbnails();
   showScore("induction");

@@ -1,4 +1,4 @@
-"""The page in a real browser: what is shown after a click or a hover are the numbers of the tables, and nothing else."""
+"""The page in a real browser: what a click or a hover shows are the numbers of the tables; nothing is fetched."""
 
 import shutil
 from collections.abc import Iterator
@@ -169,7 +169,7 @@ def test_choosing_a_token_shows_what_the_model_expected_next(seen: Visit) -> Non
 @pytest.mark.parametrize("score", ["induction", "previous_token", "duplicate_token"])
 def test_the_score_switch_shows_that_score_alone(seen: Visit, score: str) -> None:
     seen.page.locator("#heads .switch").get_by_text(score.replace("_", " "), exact=True).click()
-    shown = numbers([text for text in seen.texts("#heads .cell:visible")])
+    shown = numbers(seen.texts("#heads .cell:visible"))
     table = seen.table("heads")
     assert shown == pytest.approx(table[score].tolist(), abs=6e-3)
     seen.page.locator("#heads .cell:visible").nth(9).hover()
@@ -191,7 +191,8 @@ def test_components_can_be_ordered_by_depth_and_their_bars_still_end_at_the_tota
         [table.logits.sum()], abs=6e-4
     )
     ends = """rows => { const cell = rows.at(-1).querySelector(".fall"), bar = cell.querySelector("i");
-      const [goal, left, width] = [cell.style.getPropertyValue("--goal"), bar.style.left, bar.style.width].map(parseFloat);
+      const said = [cell.style.getPropertyValue("--goal"), bar.style.left, bar.style.width];
+      const [goal, left, width] = said.map(parseFloat);
       return Math.min(Math.abs(left - goal), Math.abs(left + width - goal)); }"""
     assert seen.page.eval_on_selector_all(rows, ends) < 0.01
 
@@ -258,5 +259,5 @@ def test_without_javascript_every_table_is_still_there(browser: "sync_api.Browse
     assert page.locator(".lens td[title]:visible").count() == 5 * len(
         pd.read_parquet(folder / "tokens.parquet")
     )
-    assert page.get_by_text("need JavaScript").is_visible()
+    assert page.locator("#unscripted").is_visible()
     context.close()

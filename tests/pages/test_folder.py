@@ -10,13 +10,19 @@ from interp.pages import folder as pages_folder
 from interp.pages.folder import replacing
 
 
-class Interrupted(Exception):
+class WriteStoppedError(Exception):
     """Something that goes wrong in the middle."""
 
 
 def fill(folder: Path, word: str = "new") -> None:
     (folder / "a.csv").write_text(word)
     (folder / "run.json").write_text('{"files": ["a.csv", "run.json"]}')
+
+
+def stop_in_the_middle(target: Path) -> None:
+    with replacing(target) as fresh:
+        fill(fresh)
+        raise WriteStoppedError
 
 
 def test_a_new_folder_appears_with_its_parents(tmp_path: Path) -> None:
@@ -30,9 +36,8 @@ def test_a_new_folder_appears_with_its_parents(tmp_path: Path) -> None:
 
 
 def test_a_failure_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted), replacing(tmp_path / "deep" / "out") as fresh:
-        fill(fresh)
-        raise Interrupted
+    with pytest.raises(WriteStoppedError):
+        stop_in_the_middle(tmp_path / "deep" / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -47,9 +52,8 @@ def test_an_earlier_report_is_replaced_whole(tmp_path: Path) -> None:
 def test_a_failure_leaves_the_earlier_report_as_it_was(tmp_path: Path) -> None:
     with replacing(tmp_path / "out") as fresh:
         fill(fresh, "old")
-    with pytest.raises(Interrupted), replacing(tmp_path / "out") as fresh:
-        fill(fresh)
-        raise Interrupted
+    with pytest.raises(WriteStoppedError):
+        stop_in_the_middle(tmp_path / "out")
     assert (tmp_path / "out" / "a.csv").read_text() == "old"
     assert os.listdir(tmp_path) == ["out"]
 

@@ -153,16 +153,17 @@ def test_text_is_dark_on_light_and_light_on_dark() -> None:
 def test_errors_say_what_was_required_and_what_arrived(
     model: interp.HookedTransformer, by_head: xr.Dataset
 ) -> None:
-    with pytest.raises(KeyError, match="no score 'inductoin'.*nearest: induction"):
+    with pytest.raises(KeyError, match=r"no score 'inductoin'.*nearest: induction"):
         plot.heads(interp.heads(model), "inductoin")
     with pytest.raises(ValueError, match=r"\[query, key\] of one head is required, got shape \[2, 3, 3\]"):
         plot.attention(torch.zeros(2, 3, 3))
     with pytest.raises(ValueError, match="2 tokens do not fit"):
         plot.attention(torch.eye(3), ["a", "b"])
-    with pytest.raises(ValueError, match="by='head' is required.*got by='sublayer'"):
+    with pytest.raises(ValueError, match=r"by='head' is required.*got by='sublayer'"):
         plot.attribution_map(interp.attribute(model, PROMPT, "d", by="sublayer"))
     with pytest.raises(ValueError, match="one token per position"):
         plot.logit_lens(interp.logit_lens(model, "abc"), model.text.pieces, tokens=["a"])
+    _, ax = plt.subplots()
+    image = heat_map(ax, np.eye(2), plot.canvas.Scale.mass("x"), title="t")
     with pytest.raises(ValueError, match="one text per cell"):
-        _, ax = plt.subplots()
-        annotate(ax, heat_map(ax, np.eye(2), plot.canvas.Scale.mass("x"), title="t"), [["a", "b"]])
+        annotate(ax, image, [["a", "b"]])
