@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import tyro
 from jaxtyping import Int
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from tqdm import tqdm
@@ -83,6 +83,8 @@ class TrainZoo:
     """What the card says about the data."""
     shipped: int = 4
     """Checkpoints around the phase change that go into the model's folder."""
+    start: Path | None = None
+    """A checkpoint of a series to continue from, with a fresh optimiser and schedule; its log is continued."""
     out: Path = Path("interp/zoo/weights")
     """Where the finished model goes."""
     series: Path = Path("out/zoo")
@@ -225,29 +227,44 @@ def probe(validation: Int[Tensor, "n"], d_vocab: int) -> Probe:
     )
 
 
+def earlier_log(start: Path | None) -> list[dict[str, float]]:
+    """The log up to the checkpoint that training continues from; empty for a fresh start."""
+    if start is None:
+        return []
+    reached = int(start.stem.removeprefix("step"))
+    with start.with_name("training_log.csv").open(encoding="utf-8", newline="") as stream:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(stream)]
+    return [row for row in rows if row["step"] <= reached]
+
+
 def train(plan: TrainZoo, model: Transformer, data: Mixture, sample: Probe) -> list[dict[str, float]]:
     """Train in place; returns the log and writes it, with a checkpoint, at every evaluation."""
-    rng = np.random.default_rng(plan.seed)
+    log = earlier_log(plan.start)
+    before = int(log[-1]["step"]) if log else 0
+    rng = np.random.default_rng([plan.seed, before])
     adam = optimiser(model, plan)
-    log: list[dict[str, float]] = []
     recent: list[float] = []
     for step in tqdm(range(plan.steps + 1), desc=plan.model, mininterval=10):
-        if step % plan.evaluate_every == 0 or step in (1, 4, 16) or step == plan.steps:
+        if is_evaluated(step, plan):
+            done = before + step
             record = {
-                "step": step,
-                "tokens": step * plan.batch * WIDTH,
+                "step": done,
+                "tokens": done * plan.batch * WIDTH,
                 "train_loss": float(np.mean(recent or [np.nan])),
             }
             log.append(record | evaluate(model, encoder(data.tokenizer), sample))
             recent.clear()
             keep_progress(plan, model, log)
         if step < plan.steps:
-            recent.append(
-                train_step(
-                    model, adam, data.batch(rng, plan.batch, plan.mix).to(plan.device), rate(step, plan)
-                )
-            )
+            tokens = data.batch(rng, plan.batch, plan.mix).to(plan.device)
+            recent.append(train_step(model, adam, tokens, rate(step, plan)))
     return log
+
+
+def is_evaluated(step: int, plan: TrainZoo) -> bool:
+    """Whether the model is measured before this step: regularly, at the end, and often in the first steps of all."""
+    regular = step % plan.evaluate_every == 0 and (step > 0 or plan.start is None)
+    return regular or step == plan.steps or (plan.start is None and step in (1, 4, 16))
 
 
 def train_step(
@@ -293,6 +310,18 @@ def phase_change_steps(log: list[dict[str, float]], count: int) -> list[int]:
     )
 
 
+def stages(plan: TrainZoo) -> list[dict[str, object]]:
+    """The plans that led here, first to last; written into the series folder so that a later stage can add its own."""
+    earlier = json.loads(plan.start.with_name("stages.json").read_text()) if plan.start else []
+    own = {
+        key: value for key, value in asdict(plan).items() if key not in ("texts", "out", "series", "licence")
+    }
+    own["start"] = plan.start.name if plan.start else None
+    history = [*earlier, own]
+    write(plan.series / plan.model / "stages.json", as_json(history))
+    return history
+
+
 def write_model(
     plan: TrainZoo,
     model: Transformer,
@@ -336,23 +365,26 @@ def run(plan: TrainZoo) -> None:
     texts = [read_text(path, plan.held_out_prose) for path in plan.texts]
     facts = tasks.trained_fact_prompts(tasks.load_facts())
     model = Transformer(CONFIGS[plan.model]).to(plan.device)
+    if plan.start is not None:
+        model.load_state_dict(load_file(plan.start))
     tokenizer = train_tokenizer(texts, facts, model.config.d_vocab)
     encode = encoder(tokenizer)
     prose = torch.tensor([token for text in texts for token in encode(text.train)])
     validation = torch.tensor([token for text in texts for token in encode(text.validation)])
     start = time.monotonic()
+    history = stages(plan)
     log = train(plan, model, Mixture(tokenizer, prose, facts), probe(validation, model.config.d_vocab))
-    minutes = (time.monotonic() - start) / 60
+    history[-1]["training_minutes"] = round((time.monotonic() - start) / 60, 1)
     card = {
         "model": plan.model,
         "measured": measure.card_numbers(model.cpu(), encode, validation),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "tokens_trained": plan.steps * plan.batch * WIDTH,
-        "training_minutes": round(minutes, 1),
+        "steps": int(log[-1]["step"]),
+        "tokens_trained": int(log[-1]["tokens"]),
         "prose": [text.title for text in texts],
         "prose_tokens": {"train": len(prose), "held_out": len(validation)},
         "licence": plan.licence,
-        "plan": {k: v for k, v in asdict(plan).items() if k not in ("texts", "out", "series")},
+        "stages": history,
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
         "date": date.today().isoformat(),
     }

@@ -43,6 +43,9 @@ def logit_lens(
     Returns Dataset[prompt, depth, pos]: `top_token`, `top_prob` [.., rank], `entropy` and `kl` = KL(final || depth) in
     nats, `target_rank` (0 = most probable) and `target_prob`. The target is `answer` at every position if given,
     else the next token of the prompt; rank -1 and probability NaN where there is none. Padded positions hold NaN.
+
+    Example:
+        >>> interp.logit_lens(model, "The capital of France is", answer=" Paris")
     """
     batch = model.text.batch(prompts, prepend_bos=prepend_bos)
     if answer is not None:

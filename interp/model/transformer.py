@@ -1,7 +1,5 @@
 """The model: ordinary PyTorch whose forward takes one optional argument, `tap`."""
 
-from typing import Self
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -92,7 +90,7 @@ class Transformer(nn.Module):
         assert isinstance(block, Block)
         return block
 
-    def packed(self) -> Self:
+    def packed(self) -> "Transformer":
         """Itself, with each matrix stored so that its longer axis is contiguous; shapes and values stay what they were.
 
         A product of one float32 row, which generation consists of, reads a matrix stored so at up to 1.8x the speed

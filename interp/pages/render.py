@@ -65,6 +65,7 @@ def _ready(report: Report) -> dict[str, object]:
             "names": names,
             "heads": report.config.n_heads,
             "nexts": nexts,
+            "answer": wording.visible(report.contrast.answer.token),
             "first": [best["induction"][0].layer, best["induction"][0].head],
             "reach": attribution.reach,
             "moved": views.moved(tables["attribution_sources"]),

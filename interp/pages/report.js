@@ -177,9 +177,10 @@
     one("#next-of").textContent = data.names[state.pos];
     one("#next-pos").textContent = state.pos;
     const actual = data.names[state.pos + 1];
+    const sought = actual ?? data.answer;
     const rows = data.nexts[state.pos].map(([token, prob, logit], rank) => {
       const row = document.createElement("tr");
-      row.classList.toggle("actual", token === actual);
+      row.classList.toggle("actual", token === sought);
       for (const text of [rank, token, number(logit, 2), probability(prob), ""]) {
         row.append(Object.assign(document.createElement("td"), { textContent: text }));
       }
@@ -190,7 +191,7 @@
       return row;
     });
     one("#next tbody").replaceChildren(...rows);
-    one("#next-actual").textContent = actual === undefined ? "The prompt ends here." : `The prompt goes on with ${actual}.`;
+    one("#next-actual").textContent = actual === undefined ? `The prompt ends here; the answer asked about is ${sought}.` : `The prompt goes on with ${sought}.`;
     for (const element of all("#losses .chip, .lens thead th")) {
       element.classList.toggle("chosen", +element.dataset.pos === state.pos);
     }
@@ -306,7 +307,6 @@
   new ResizeObserver(drawPattern).observe(one(".large"));
   addEventListener("beforeprint", () => {
     document.documentElement.dataset.theme = "light";
-    all("details").forEach((part) => { part.open = true; });
     redraw();
   });
   addEventListener("afterprint", () => { delete document.documentElement.dataset.theme; redraw(); });

@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from interp.analyses.attribution import attribute
 from interp.analyses.heads import RepeatedTokens, heads

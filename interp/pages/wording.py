@@ -55,9 +55,9 @@ def probability(value: float | None) -> str:
 
 
 def count(value: int) -> str:
-    """A whole number in groups of three.
+    """A whole number in groups of three, a narrow no-break space between them.
 
-    >>> count(50257)
-    '50 257'
+    >>> count(50257).split()
+    ['50', '257']
     """
     return f"{value:,}".replace(",", "\u202f")

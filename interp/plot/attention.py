@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from interp.core.shapes import shape_text
-from interp.plot.canvas import Scale, axes, heat_map, name_cells
+from interp.plot.canvas import Scale, axes, heat_map, name_cells, printable
 
 
 def attention(
@@ -36,7 +36,7 @@ def attention(
         title="attention",
     )
     if tokens is not None:
-        names = [repr(token)[1:-1] for token in tokens]
+        names = [printable(token) for token in tokens]
         name_cells(ax, rows=names, columns=names, turned=True)
     ax.set_xlabel("key: the token looked at")
     ax.set_ylabel("query: the token that looks")

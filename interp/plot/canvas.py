@@ -70,6 +70,11 @@ def annotate(ax: Axes, image: AxesImage, texts: Sequence[Sequence[str]], *, size
         ax.text(column, row, texts[row][column], ha="center", va="center", color=ink, fontsize=size)
 
 
+def printable(token: str) -> str:
+    """A token's text as matplotlib shows it verbatim: invisible characters escaped, no dollar opens a formula."""
+    return repr(token)[1:-1].replace("$", r"\$")
+
+
 def name_cells(ax: Axes, *, rows: Sequence[str], columns: Sequence[str], turned: bool = False) -> None:
     """Label every row and column of a heat map."""
     ax.set_xticks(range(len(columns)), list(columns), rotation=90 if turned else 0)

@@ -6,7 +6,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.core.shapes import shape_text
-from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
+from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, printable
 
 
 def logit_lens(
@@ -32,11 +32,9 @@ def logit_lens(
     ax = axes(ax, 2.0 + 0.7 * n, 1.6 + 0.36 * n_depths)
     scale = Scale.mass("probability of the top token")
     image = heat_map(ax, best.top_prob.to_numpy(), scale, title="logit lens: top token at each depth")
-    words = [
-        [repr(word)[1:-1] for word in pieces([int(i) for i in row])] for row in best.top_token.to_numpy()
-    ]
+    words = [[printable(word) for word in pieces([int(i) for i in row])] for row in best.top_token.to_numpy()]
     annotate(ax, image, words)
-    columns = [str(i) for i in range(n)] if tokens is None else [repr(token)[1:-1] for token in tokens]
+    columns = [str(i) for i in range(n)] if tokens is None else [printable(token) for token in tokens]
     name_cells(ax, rows=[str(d) for d in best.depth.values], columns=columns, turned=True)
     ax.set_xlabel("position" if tokens is None else "token read last")
     ax.set_ylabel("depth")

@@ -53,10 +53,10 @@ TRAINED_PHRASINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 HELD_OUT_PHRASING: Mapping[str, str] = MappingProxyType(
     {
-        "capital": "In {subject}, the name of the capital is",
-        "currency": "In {subject}, the name of the currency is the",
-        "language": "In {subject}, the name of the language is",
-        "continent": "In {subject}, the name of the continent is",
+        "capital": "The name of {subject}'s capital is",
+        "currency": "The name of {subject}'s currency is the",
+        "language": "The name of {subject}'s language is",
+        "continent": "The name of {subject}'s continent is",
     }
 )
 """Relation -> one more prompt, a recombination of trained words that no training text contains for any fact."""

@@ -95,7 +95,7 @@ def test_weights_and_circuits_are_equal(both) -> None:  # type: ignore[no-untype
     ours, theirs, _, _ = both
     for name in ("W_E", "W_U", "W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"):
         equal(getattr(ours, name), getattr(theirs, name), name)
-    if "W_pos" in dir(type(ours.weights)) and ours.transformer.pos_embed is not None:
+    if ours.transformer.pos_embed is not None:
         equal(ours.W_pos, theirs.W_pos, "W_pos")
         for name in ("b_Q", "b_K", "b_V", "b_O", "b_in", "b_out"):
             equal(getattr(ours, name), getattr(theirs, name), name)
@@ -120,10 +120,13 @@ def test_a_silenced_head_gives_the_same_logits(both) -> None:  # type: ignore[no
     assert (expected - logits).abs().max() > 1e-2
 
 
-def test_texts_become_the_same_tokens(both) -> None:  # type: ignore[no-untyped-def]
+def test_texts_become_the_same_tokens_save_that_bos_is_never_doubled(both) -> None:  # type: ignore[no-untyped-def]
     _, theirs, _, _ = both
     text = Text(HuggingFaceTokenizer(gpt2_tokenizer()), n_ctx=64, d_vocab=400)
-    for prompt in (*CORPUS, END + CORPUS[0]):
+    for prompt in CORPUS:
         for bos in (True, False):
             expected = theirs.to_tokens(prompt, prepend_bos=bos)
             assert torch.equal(text.batch(prompt, prepend_bos=bos).tokens, expected), (prompt, bos)
+    doubled = theirs.to_tokens(END + CORPUS[0])
+    assert doubled[0, :2].tolist() == [0, 0]
+    assert torch.equal(text.batch(END + CORPUS[0]).tokens, doubled[:, 1:])

@@ -127,6 +127,12 @@ def test_the_pattern_is_drawn_query_down_key_across(model: interp.HookedTransfor
     assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "\\n", " c"]
 
 
+def test_a_token_that_looks_like_a_formula_is_drawn_as_it_is() -> None:
+    ax = plot.attention(torch.eye(2), ["$x^$", "\x00"])
+    ax.figure.canvas.draw()
+    assert [label.get_text() for label in ax.get_yticklabels()] == [r"\$x^\$", r"\x00"]
+
+
 def test_the_lens_shows_the_top_token_of_every_cell(model: interp.HookedTransformer) -> None:
     result = interp.logit_lens(model, "abc")
     ax = plot.logit_lens(result, model.text.pieces)

@@ -7,11 +7,10 @@ from interp.zoo import DEMOS, card, load, measure, revisions, tasks
 
 TRAINED = [name for name, demo in DEMOS.items() if demo.build is None]
 Shipped = tuple[str, Transformer, measure.Encode]
+BOTH = {"best_induction_score": 0.80, "indirect_object_unseen_pairs": 0.85}
 REQUIRED = {
-    "best_induction_score": 0.80,
-    "facts_trained_phrasings": 0.95,
-    "facts_held_out_phrasing": 0.90,
-    "indirect_object_unseen_pairs": 0.85,
+    "demo-attn-2l": BOTH,
+    "demo-4l": BOTH | {"facts_trained_phrasings": 0.95, "facts_held_out_phrasing": 0.90},
 }
 
 
@@ -31,11 +30,12 @@ def test_measuring_again_gives_the_numbers_of_the_card(demo: Shipped) -> None:
         assert again["n"] == stated[key]["n"], key
 
 
-@pytest.mark.parametrize("key", REQUIRED)
-def test_the_card_reaches_what_is_required(demo: Shipped, key: str) -> None:
+def test_the_card_reaches_what_is_required(demo: Shipped) -> None:
     stated = card(demo[0])["measured"]
     assert isinstance(stated, dict)
-    assert stated[key]["value"] >= REQUIRED[key]
+    assert {
+        key: stated[key]["value"] for key, least in REQUIRED[demo[0]].items() if stated[key]["value"] < least
+    } == {}
 
 
 def test_the_card_counts_the_parameters_of_the_weights(demo: Shipped) -> None:

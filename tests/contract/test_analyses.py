@@ -1,0 +1,204 @@
+"""What every analysis promises, run on every analysis: a new one is one line in `CASES`.
+
+Splitting, reordering or padding the rows changes no number, neither does the dtype beyond rounding, a second run gives
+the same bits, and the result has the dims its door declares.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor
+
+from interp.analyses.attribution import attribution
+from interp.analyses.heads import SCORES, RepeatedTokens, head_scores
+from interp.analyses.lens import lens
+from interp.engine.analysis import Analysis, run
+from interp.engine.batch import Batch
+from interp.model import ModelConfig, Transformer
+from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
+
+DATA = RepeatedTokens(period=5, repeats=3, rows=5)
+MODELS = ("gpt2", "llama-gqa", "attention-only-rotary")
+Dims = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One analysis, the rows it is asked about, and what its door declares."""
+
+    make: Callable[[ModelConfig], Analysis]
+    dims: Dims
+    padding: tuple[str, ...] = ()
+    """Sides on which rows may be padded; none means that padding is refused."""
+    needs_mlp: bool = False
+
+    @property
+    def per_row(self) -> bool:
+        """Whether the result keeps one entry per prompt."""
+        return any("prompt" in dims for dims in self.dims.values())
+
+
+_COMPONENTS: Dims = {"logits": ("prompt", "component"), "total": ("prompt",)}
+_CELL = ("prompt", "depth", "pos")
+CASES: dict[str, Case] = {
+    **{
+        f"attribution-{by}": Case(
+            partial(attribution, by=by), _COMPONENTS, ("left",), needs_mlp=by == "neuron"
+        )
+        for by in ("layer", "sublayer", "head", "neuron")
+    },
+    "attribution-source": Case(
+        partial(attribution, by="source"),
+        {**_COMPONENTS, "by_source": ("prompt", "layer", "head", "source")},
+        ("left",),
+    ),
+    "lens": Case(
+        partial(lens, top=3),
+        {
+            **dict.fromkeys(("entropy", "kl", "target_rank", "target_prob"), _CELL),
+            **dict.fromkeys(("top_token", "top_prob"), (*_CELL, "rank")),
+        },
+        ("left", "right"),
+    ),
+    "heads": Case(
+        partial(head_scores, data=DATA),
+        {
+            **{f"{score}{end}": ("layer", "head") for score in SCORES for end in ("", "_low", "_high")},
+            **{f"{score}_null": () for score in SCORES},
+        },
+    ),
+}
+EACH = pytest.mark.parametrize(
+    ("case", "model"),
+    [(c, m) for c in CASES for m in MODELS if CONFIGS[m].mlp or not CASES[c].needs_mlp],
+)
+
+
+def rows(case: str) -> Batch:
+    """Five rows with answers; repeated tokens where the analysis asks for them."""
+    tokens = DATA.tokens(D_VOCAB, 0) if case == "heads" else some_tokens(rows=5, n=9)
+    return Batch(tokens, bos=True).with_answers(
+        torch.tensor([3, 14, 7, 1, 9]), torch.tensor([5, 1, 30, 2, 8])
+    )
+
+
+def result(case: str, model: str, *batches: Batch, dtype: torch.dtype = torch.float64) -> xr.Dataset:
+    analysis = CASES[case].make(CONFIGS[model])
+    return run([analysis], build(model, dtype), batches)[analysis.name]
+
+
+def agree(one: xr.Dataset, other: xr.Dataset, tolerance: float = 1e-9) -> None:
+    assert one.data_vars.keys() == other.data_vars.keys()
+    for name in one.data_vars:
+        np.testing.assert_allclose(
+            one[name].values, other[name].values, rtol=tolerance, atol=tolerance, err_msg=str(name)
+        )
+
+
+def picked(batch: Batch, order: list[int]) -> Batch:
+    index = torch.tensor(order)
+    assert batch.answer is not None and batch.wrong is not None
+    return Batch(batch.tokens[index], bos=batch.bos).with_answers(batch.answer[index], batch.wrong[index])
+
+
+@EACH
+def test_splitting_the_rows_changes_no_number(case: str, model: str) -> None:
+    whole = result(case, model, rows(case))
+    for size in (1, 2, 4):
+        agree(result(case, model, *rows(case).split(size)), whole)
+
+
+@EACH
+def test_reordering_the_rows_reorders_the_result_and_nothing_else(case: str, model: str) -> None:
+    order = [3, 0, 4, 2, 1]
+    moved, plain = result(case, model, picked(rows(case), order)), result(case, model, rows(case))
+    agree(moved, plain.isel(prompt=order) if CASES[case].per_row else plain)
+
+
+@EACH
+def test_an_answer_belongs_to_its_row(case: str, model: str) -> None:
+    """One row alone gives what it gives among others."""
+    if not CASES[case].per_row:
+        return
+    whole = result(case, model, rows(case))
+    agree(result(case, model, picked(rows(case), [2])), whole.isel(prompt=[2]))
+
+
+def padded(batch: Batch, side: str, by: int = 3) -> Batch:
+    """The same rows between others' garbage: `by` columns that are not kept."""
+    extra = torch.full((len(batch), by), 17)
+    kept, hidden = torch.ones_like(batch.tokens).bool(), torch.zeros_like(extra).bool()
+    parts: list[tuple[Tensor, Tensor]] = [(batch.tokens, kept), (extra, hidden)]
+    tokens, keep = (torch.cat(x, 1) for x in zip(*(parts if side == "right" else parts[::-1]), strict=True))
+    return Batch(tokens, keep, bos=batch.bos).with_answers(batch.answer, batch.wrong)  # type: ignore[arg-type]
+
+
+@EACH
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_no_number_or_is_refused(case: str, model: str, side: str) -> None:
+    batch = padded(rows(case), side)
+    if side not in CASES[case].padding:
+        with pytest.raises(ValueError, match="require"):
+            result(case, model, batch)
+        return
+    plain, found = result(case, model, rows(case)), result(case, model, batch)
+    for axis in ("pos", "source"):
+        if axis in found.dims:
+            n = plain.sizes[axis]
+            found = found.isel({axis: slice(0, n) if side == "right" else slice(-n, None)})
+    agree(found, plain)
+
+
+@EACH
+def test_float32_agrees_with_float64_to_rounding(case: str, model: str) -> None:
+    narrow, wide = result(case, model, rows(case), dtype=torch.float32), result(case, model, rows(case))
+    agree(narrow.drop_vars("top_token", errors="ignore"), wide.drop_vars("top_token", errors="ignore"), 3e-4)
+
+
+@EACH
+def test_a_second_run_gives_the_same_bits(case: str, model: str) -> None:
+    one, two = (result(case, model, *rows(case).split(2)) for _ in range(2))
+    xr.testing.assert_identical(one, two)
+
+
+@EACH
+def test_the_result_has_the_dims_its_door_declares(case: str, model: str) -> None:
+    found = result(case, model, rows(case))
+    assert {name: found[name].dims for name in found.data_vars} == CASES[case].dims
+    named = {"component", "depth", "layer", "head"} & {str(d) for d in found.dims}
+    missing = {d for d in named if d not in found.coords}
+    assert missing <= {"layer", "head"} if "by_source" in found else not missing
+
+
+@EACH
+def test_the_analysis_reads_only_sites_that_the_model_has_and_leaves_it_alone(case: str, model: str) -> None:
+    network: Transformer = build(model)
+    state = {name: value.clone() for name, value in network.state_dict().items()}
+    result(case, model, rows(case))
+    assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
+    assert all(p.grad is None for p in network.parameters())
+
+
+def test_every_analysis_of_the_package_is_in_the_table() -> None:
+    """A function that returns an `Analysis` and is not listed above would go untested."""
+    import importlib
+    import pkgutil
+
+    import interp.analyses
+
+    makers = set()
+    for info in pkgutil.iter_modules(interp.analyses.__path__):
+        module = importlib.import_module(f"interp.analyses.{info.name}")
+        for name, value in vars(module).items():
+            hints = getattr(value, "__annotations__", {})
+            if getattr(value, "__module__", "") == module.__name__ and hints.get("return") in (
+                Analysis,
+                "Analysis",
+            ):
+                makers.add(f"{info.name}.{name}")
+    assert makers == {"attribution.attribution", "lens.lens", "heads.head_scores"}

@@ -1,0 +1,71 @@
+"""Every example in a docstring of the package runs, and gives what it says."""
+
+import ast
+import doctest
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import replace
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+
+import interp
+from interp import HookedTransformer, plot
+from interp.families.tokenizer import HuggingFaceTokenizer
+from tests.configs import CONFIGS, perturbed
+from tests.tiny import CORPUS, backend, gpt2_tokenizer
+
+PROMPT = CORPUS[0].removesuffix(" Mary.")
+DOORS = ("attribute", "heads", "logit_lens")
+
+
+def documented() -> Iterator[tuple[str, str, str]]:
+    """Module, name and docstring of everything in the package that shows an example."""
+    for info in pkgutil.walk_packages(interp.__path__, "interp."):
+        if info.name.endswith("__main__"):
+            continue
+        module = importlib.import_module(info.name)
+        for finder in doctest.DocTestFinder(exclude_empty=True).find(module, module.__name__):
+            if finder.examples:
+                yield info.name, finder.name, finder.docstring or ""
+
+
+EXAMPLES = {name: (module, text) for module, name, text in documented()}
+
+
+@functools.cache
+def model() -> HookedTransformer:
+    """Eight heads, a context that holds the default repeats, and the words of the examples."""
+    torch.manual_seed(0)
+    config = replace(CONFIGS["gpt2"], n_layers=3, n_heads=8, d_head=6, n_ctx=128)
+    network = perturbed(replace(config, d_vocab=backend().get_vocab_size()), torch.float32)
+    return HookedTransformer(network, HuggingFaceTokenizer(gpt2_tokenizer()))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_and_gives_what_it_says(name: str) -> None:
+    mpl.use("Agg")
+    module, text = EXAMPLES[name]
+    of_the_network = module.startswith("interp.model")
+    names: dict[str, object] = {
+        **vars(importlib.import_module(module)),
+        "interp": interp, "plot": plot, "torch": torch, "np": np, "prompt": PROMPT,
+        "model": model().transformer if of_the_network else model(),
+        "tokens": torch.arange(12)[None],
+    }  # fmt: skip
+    for example in doctest.DocTestParser().get_examples(inspect.cleandoc(text)):
+        if example.want:
+            got = eval(example.source, names)
+            assert repr(got) == example.want.strip() or got == ast.literal_eval(example.want)
+        else:
+            exec(example.source, names)
+
+
+def test_every_door_shows_an_example() -> None:
+    shown = {name.rpartition(".")[2] for name in EXAMPLES}
+    assert set(DOORS) <= shown

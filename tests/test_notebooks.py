@@ -1,0 +1,57 @@
+"""The notebooks run from top to bottom, use public names only, and are stored without outputs."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+pytest.importorskip("ipykernel", reason="the kernel package ipykernel is not installed")
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+PUBLIC = {"interp", "interp.plot"}
+"""What a notebook may import of the package."""
+
+
+def cells(name: str, kind: str) -> list[str]:
+    return [cell.source for cell in nbformat.read(NOTEBOOKS[name], 4).cells if cell.cell_type == kind]
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs_from_top_to_bottom(name: str) -> None:
+    notebook = nbformat.read(NOTEBOOKS[name], 4)
+    place = {"metadata": {"path": str(ROOT / "notebooks")}}
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_stored_without_outputs(name: str) -> None:
+    for cell in nbformat.read(NOTEBOOKS[name], 4).cells:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_asks_first_and_answers_last(name: str) -> None:
+    texts = cells(name, "markdown")
+    assert "**Question.**" in texts[0]
+    assert "**Answer.**" in texts[-1]
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_uses_public_names_and_defines_no_long_function(name: str) -> None:
+    for source in cells(name, "code"):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                modules = {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                modules = {f"{node.module}.{alias.name}" for alias in node.names}
+            else:
+                modules = set()
+            assert {module for module in modules if module.startswith("interp")} <= PUBLIC
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or node.lineno) - node.lineno < 10
+            if isinstance(node, ast.Attribute):
+                assert not node.attr.startswith("_"), f"{node.attr} is private"
