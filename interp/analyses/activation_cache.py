@@ -103,20 +103,20 @@ class ActivationCache(Mapping[str, Tensor]):
         """Each part's contribution to the logit (or logit difference) at `pos`, `[component + 1, batch]`.
 
         The last row, `final_bias`, is beta W_U + b_U. For complete parts the sum is checked against the logits that
-        the final residual gives.
+        the final residual gives. Computed in float32 at least.
         """
         weights, model = Weights(self.model), self.model
+        wide = torch.promote_types(model.dtype, torch.float32)
         final = residual.stream(self._rows(), model, None)[:, pos]
         direction, bias = residual.logit_direction(weights, answer, wrong)
-        pulled = model.ln_final.pull_back(direction, model.ln_final.scale(final))
-        values = einsum(parts.values[:, :, pos], pulled, "c b d, b d -> c b")
-        stacked = torch.cat((values, bias[None]))
+        pulled = model.ln_final.pull_back(direction.to(wide), model.ln_final.scale(final.to(wide)))
+        values = einsum(parts.values[:, :, pos].to(wide), pulled, "c b d, b d -> c b")
+        stacked = torch.cat((values, bias[None].to(wide)))
         if parts.complete:
-            logits = model.read_out(final)
-            whole = logits.gather(1, answer[:, None])[:, 0]
-            if wrong is not None:
-                whole = whole - logits.gather(1, wrong[:, None])[:, 0]
-            residual.check_sum(stacked, whole, "logit attribution", model.dtype)
+            tokens = answer[None] if wrong is None else torch.stack((answer, wrong))
+            terms = model.read_out(final).gather(1, tokens.mT).to(wide)
+            whole = terms[:, 0] if wrong is None else terms[:, 0] - terms[:, 1]
+            residual.check_sum(stacked, whole, "logit attribution", model.dtype, terms=terms)
         return Parts(stacked, (*parts.labels, "final_bias"), complete=parts.complete)
 
     def _rows(self) -> Mapping[str, Tensor]:

@@ -41,19 +41,29 @@ class Parts:
         return self.values[self.labels.index(label)]
 
 
-def sum_error(parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."]) -> float:
-    """max |sum of parts - whole| relative to the largest absolute part (or whole); sums in float32 at least."""
+def sum_error(
+    parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."], terms: Float[Tensor, "..."] | None = None
+) -> float:
+    """max |sum of parts - whole| relative to the largest absolute part (or whole); sums in float32 at least.
+
+    terms: what `whole` is a difference of, whose rounding it carries; the largest of them counts too.
+    """
     wide = torch.promote_types(parts.dtype, torch.float32)
     total = parts.sum(0, dtype=wide)
-    scale = torch.maximum(parts.abs().max(), whole.abs().max()).to(wide)
+    scale = torch.stack([x.abs().max().to(wide) for x in (parts, whole, terms) if x is not None]).max()
     return float((total - whole).abs().max() / scale.clamp_min(torch.finfo(wide).tiny))
 
 
 def check_sum(
-    parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."], what: str, dtype: torch.dtype
+    parts: Float[Tensor, "c ..."],
+    whole: Float[Tensor, "..."],
+    what: str,
+    dtype: torch.dtype,
+    *,
+    terms: Float[Tensor, "..."] | None = None,
 ) -> float:
     """The relative error of a sum; IncompleteSumError if it exceeds the tolerance of `dtype`, or is not a number."""
-    error = sum_error(parts, whole)
+    error = sum_error(parts, whole, terms)
     if not error <= TOLERANCE[dtype]:
         raise IncompleteSumError(
             f"{what}: parts miss the whole by {error:.2e} of the largest part, allowed {TOLERANCE[dtype]:.0e}"

@@ -147,7 +147,7 @@ class StoredTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         file = self._where[name]
         try:
-            tensor: Tensor = self._open[file].get_tensor(name)  # type: ignore[no-untyped-call]
+            tensor: Tensor = self._open[file].get_tensor(name)
             return tensor
         except self._error as cause:
             raise ValueError(f"{file}: tensor {name!r} cannot be read: {cause}") from cause

@@ -42,7 +42,6 @@ def _ready(report: Report) -> dict[str, object]:
     names = [wording.visible(token) for token in tables["tokens"].token.tolist()]
     nexts = views.next_tokens(tables["next_tokens"])
     heads = tables["heads"]
-    best = {score: views.best(heads, score) for score in views.SCORES}
     return {
         "facts": _facts(report),
         "card": views.measured(report.about.card.get("measured")),
@@ -54,7 +53,7 @@ def _ready(report: Report) -> dict[str, object]:
         "scores": views.SCORES,
         "threshold": INDUCTION_THRESHOLD,
         "head_maps": {score: views.head_map(heads, score) for score in views.SCORES},
-        "best": best,
+        "best": {score: views.best(heads, score) for score in views.SCORES},
         "nulls": {score: float(heads[f"{score}_null"].iloc[0]) for score in views.SCORES},
         "found": [head for head in views.scored(heads, "induction") if head.marked],
         "profiles": views.profiles(heads, tables["attribution"]),
@@ -66,7 +65,8 @@ def _ready(report: Report) -> dict[str, object]:
             "heads": report.config.n_heads,
             "nexts": nexts,
             "answer": wording.visible(report.contrast.answer.token),
-            "first": [best["induction"][0].layer, best["induction"][0].head],
+            "ranks": [*tables["tokens"]["rank"].tolist()[1:], report.contrast.answer.rank],
+            "first": views.speaker(tables["attribution"]),
             "reach": attribution.reach,
             "moved": views.moved(tables["attribution_sources"]),
             "attention": _packed(tables["attention"].attention.to_numpy()),

@@ -66,14 +66,14 @@
   // --- the large pattern ---------------------------------------------------------------------------------------------
 
   const canvas = one("#pattern");
-  const frame = { margin: 0, cell: 1 };
+  const frame = { margin: 0, top: 6, cell: 1 };
 
   const measureFrame = (context) => {
     const longest = Math.max(...data.names.map((name) => context.measureText(name).width));
     frame.margin = Math.ceil(Math.min(longest, 110)) + 10;
     const room = canvas.parentElement.clientWidth - frame.margin - 2;
     frame.cell = Math.max(2, Math.min(30, Math.floor(room / n)));
-    return frame.margin + frame.cell * n + 2;
+    return frame.cell * n;
   };
 
   const drawLabels = (context, query) => {
@@ -84,9 +84,9 @@
       const middle = (i + 0.5) * frame.cell;
       context.fillStyle = i === query || i === state.key ? style("--ink") : style("--muted");
       context.textAlign = "right";
-      if (i !== state.key || i === query || !(i % every)) context.fillText(data.names[i], frame.margin - 6, middle, frame.margin - 8);
+      if (i !== state.key || i === query || !(i % every)) context.fillText(data.names[i], -6, middle, frame.margin - 8);
       context.save();
-      context.translate(frame.margin + middle, side + 6);
+      context.translate(middle, side + 6);
       context.rotate(-Math.PI / 2);
       context.fillText(data.names[i], 0, 0, frame.margin - 8);
       context.restore();
@@ -99,26 +99,28 @@
     context.font = font;
     const side = measureFrame(context);
     const dense = window.devicePixelRatio || 1;
-    canvas.width = canvas.height = Math.round(side * dense);
-    canvas.style.width = canvas.style.height = `${side}px`;
+    const [width, height] = [frame.margin + side + 2, frame.top + side + frame.margin];
+    [canvas.width, canvas.height] = [Math.round(width * dense), Math.round(height * dense)];
+    [canvas.style.width, canvas.style.height] = [`${width}px`, `${height}px`];
     Object.assign(canvas.dataset, frame);
     context.scale(dense, dense);
     context.font = font;
     context.textBaseline = "middle";
+    context.translate(frame.margin, frame.top);
     const gap = frame.cell >= 8 ? 1 : 0;
     for (let q = 0; q < n; q++) {
       for (let k = 0; k <= q; k++) {
         context.fillStyle = `rgb(${colour(weight(state.layer, state.head, q, k))})`;
-        context.fillRect(frame.margin + k * frame.cell, q * frame.cell, frame.cell - gap, frame.cell - gap);
+        context.fillRect(k * frame.cell, q * frame.cell, frame.cell - gap, frame.cell - gap);
       }
     }
     const query = state.pointed ?? state.pos;
     context.strokeStyle = style("--ink");
     context.lineWidth = 1.25;
     if (state.direction === "from") {
-      context.strokeRect(frame.margin - 0.5, query * frame.cell - 0.5, (query + 1) * frame.cell, frame.cell);
+      context.strokeRect(-0.5, query * frame.cell - 0.5, (query + 1) * frame.cell, frame.cell);
     } else {
-      context.strokeRect(frame.margin + query * frame.cell - 0.5, query * frame.cell - 0.5, frame.cell, (n - query) * frame.cell);
+      context.strokeRect(query * frame.cell - 0.5, query * frame.cell - 0.5, frame.cell, (n - query) * frame.cell);
     }
     drawLabels(context, query);
   };
@@ -126,7 +128,7 @@
   const under = (event) => {
     const box = canvas.getBoundingClientRect();
     const key = Math.floor((event.clientX - box.left - frame.margin) / frame.cell);
-    const query = Math.floor((event.clientY - box.top) / frame.cell);
+    const query = Math.floor((event.clientY - box.top - frame.top) / frame.cell);
     return key >= 0 && key <= query && query < n ? { query, key } : null;
   };
   canvas.addEventListener("pointermove", (event) => {
@@ -176,11 +178,10 @@
   const showNext = () => {
     one("#next-of").textContent = data.names[state.pos];
     one("#next-pos").textContent = state.pos;
-    const actual = data.names[state.pos + 1];
-    const sought = actual ?? data.answer;
+    const ends = state.pos === n - 1;
     const rows = data.nexts[state.pos].map(([token, prob, logit], rank) => {
       const row = document.createElement("tr");
-      row.classList.toggle("actual", token === sought);
+      row.classList.toggle("actual", rank === data.ranks[state.pos]);
       for (const text of [rank, token, number(logit, 2), probability(prob), ""]) {
         row.append(Object.assign(document.createElement("td"), { textContent: text }));
       }
@@ -191,7 +192,8 @@
       return row;
     });
     one("#next tbody").replaceChildren(...rows);
-    one("#next-actual").textContent = actual === undefined ? `The prompt ends here; the answer asked about is ${sought}.` : `The prompt goes on with ${sought}.`;
+    const what = ends ? `The answer asked about is ${data.answer}` : `The prompt goes on with ${data.names[state.pos + 1]}`;
+    one("#next-actual").textContent = `${what}, rank ${data.ranks[state.pos]}.`;
     for (const element of all("#losses .chip, .lens thead th")) {
       element.classList.toggle("chosen", +element.dataset.pos === state.pos);
     }

@@ -21,7 +21,7 @@ from interp.pages import tables
 
 TOP = 10
 """Next tokens listed per position, and tokens per cell of the lens."""
-MOST_CELLS = 1_500_000
+MOST_CELLS = 1_300_000
 """Attention weights a page may hold: about 2 MB of the page, and a table that a spreadsheet still opens."""
 
 

@@ -1,6 +1,5 @@
 """Tables made ready for the template: cells with their colour, bars with their place, explanations in words."""
 
-import re
 from dataclasses import dataclass, fields
 from itertools import groupby
 from operator import attrgetter
@@ -8,7 +7,7 @@ from operator import attrgetter
 import numpy as np
 import pandas as pd
 
-from interp.pages.wording import number, probability, visible
+from interp.pages.wording import count, number, probability, visible
 
 SCORES = {
     "induction": "attention to the tokens that followed earlier copies of the current one",
@@ -187,6 +186,13 @@ class LensRow:
     answer_prob: float
 
 
+def speaker(table: pd.DataFrame) -> list[int]:
+    """Layer and head of the head that adds most to the answer: the one that the page opens on."""
+    heads = table[table.kind == "head"].reset_index(drop=True)
+    first = heads.loc[[heads.logits.argmax()]]
+    return [int(first.layer.iloc[0]), int(first["head"].iloc[0])]
+
+
 def lens(table: pd.DataFrame, answer: str) -> list[Depth]:
     """The lens by depth, the embedding first; every cell explains its top tokens and the ranks of what came next."""
     columns = (table[field.name].tolist() for field in fields(LensRow))
@@ -228,11 +234,20 @@ def moved(table: pd.DataFrame) -> list[list[list[float]]]:
     return values
 
 
-def measured(card: object) -> list[tuple[str, str, str]]:
-    """Name, value and definition of each number on a model's card."""
+@dataclass(frozen=True)
+class Measured:
+    """One number of a model's card."""
+
+    name: str
+    value: str
+    definition: str
+
+
+def measured(card: object) -> list[Measured]:
+    """The numbers of a model's card; none for a model without one."""
     entries = []
     for name, entry in card.items() if isinstance(card, dict) else ():
         head = f" (head {entry['head']})" if "head" in entry else ""
-        text = re.sub("^-", "−", f"{entry['value']:.3g}")
-        entries.append((name.replace("_", " "), text + head, f"{entry['definition']}\nn = {entry['n']}"))
+        definition = f"{entry['definition']}, n = {count(entry['n'])}"
+        entries.append(Measured(name.replace("_", " "), number(entry["value"], 3) + head, definition))
     return entries

@@ -143,6 +143,7 @@ def task_numbers(model: Transformer, encode: Encode, bos: int) -> dict[str, Entr
     """The part of the card that needs no prose: facts and indirect objects."""
     facts = tasks.load_facts()
     trained, held_out = tasks.trained_fact_prompts(facts), tasks.held_out_fact_prompts(facts)
+    distant = tasks.distant_fact_prompts(facts)
     pairs = tasks.indirect_objects(np.random.default_rng(2), 2000, held_out=True)
     first = completes(model, encode, bos, [(p.prompt, p.answer) for p in pairs])
     return {
@@ -155,7 +156,14 @@ def task_numbers(model: Transformer, encode: Encode, bos: int) -> dict[str, Entr
         "facts_held_out_phrasing": _entry(
             states(model, encode, bos, held_out).float().mean(),
             len(held_out),
-            "the same in the one phrasing per relation that training never contains; n = prompts, one per fact",
+            "the same in a phrasing that training never contains for any fact (The name of X's capital is); n = "
+            "prompts, one per fact",
+        ),
+        "facts_distant_phrasing": _entry(
+            states(model, encode, bos, distant).float().mean(),
+            len(distant),
+            "the same in a harder unseen phrasing, the country far from the object (In X, the name of the capital is); "
+            "n = prompts, one per fact",
         ),
         "indirect_object_unseen_pairs": _entry(
             (answer_margins(model, encode, bos, pairs) > 0).float().mean(),

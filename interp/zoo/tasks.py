@@ -4,8 +4,8 @@ The demo models are trained on these sentences, their cards are measured on the 
 analyses use them as prompts with a right and a wrong answer. Everything is text (or token ids) and a pure function of
 a `numpy.random.Generator`, so it works with any tokenizer and gives the same rows on every machine.
 
-What is held out, whatever the seed: one phrasing per relation (`HELD_OUT_PHRASING`) and about 15 % of the unordered
-name pairs (`is_held_out`). The fact table was typed for this package from general knowledge.
+What is held out, whatever the seed: two phrasings per relation (`HELD_OUT_PHRASING`, `DISTANT_PHRASING`) and about
+15 % of the unordered name pairs (`is_held_out`). The fact table was typed for this package from general knowledge.
 """
 
 import csv
@@ -60,6 +60,16 @@ HELD_OUT_PHRASING: Mapping[str, str] = MappingProxyType(
     }
 )
 """Relation -> one more prompt, a recombination of trained words that no training text contains for any fact."""
+
+DISTANT_PHRASING: Mapping[str, str] = MappingProxyType(
+    {
+        "capital": "In {subject}, the name of the capital is",
+        "currency": "In {subject}, the name of the currency is the",
+        "language": "In {subject}, the name of the language is",
+        "continent": "In {subject}, the name of the continent is",
+    }
+)
+"""Relation -> a second unseen prompt, harder: the subject stands further from its object than in any training text."""
 
 NAMES: tuple[str, ...] = (
     *("Mary", "John", "Tom", "James", "Dan", "Martin", "Amy", "Paul", "Kate", "Mark"),
@@ -209,6 +219,11 @@ def trained_fact_prompts(facts: Iterable[Fact]) -> tuple[FactPrompt, ...]:
 def held_out_fact_prompts(facts: Iterable[Fact]) -> tuple[FactPrompt, ...]:
     """Every fact once, in the phrasing that training text never contains."""
     return tuple(FactPrompt(fact, HELD_OUT_PHRASING[fact.relation]) for fact in facts)
+
+
+def distant_fact_prompts(facts: Iterable[Fact]) -> tuple[FactPrompt, ...]:
+    """Every fact once, in the harder one of the two unseen phrasings."""
+    return tuple(FactPrompt(fact, DISTANT_PHRASING[fact.relation]) for fact in facts)
 
 
 def is_held_out(name: str, other: str) -> bool:

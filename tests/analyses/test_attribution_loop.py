@@ -14,7 +14,8 @@ from torch import Tensor
 import interp
 from interp import ActivationCache, HookedTransformer
 from interp.model import LayerNorm, NoNorm
-from tests.configs import CONFIGS, build, some_tokens
+from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.tolerances import assert_close
 
 ANSWER, WRONG, ROW = 14, 1, 1
 MODELS = ("gpt2", "llama-gqa", "attention-only", "parallel", "no-norm", "no-final-norm", "rms-plain")
@@ -122,18 +123,27 @@ def test_every_source_of_every_head_equals_its_formula(name: str) -> None:
 
 
 def test_a_common_part_of_both_logits_raises_no_false_alarm() -> None:
-    """Two unembedding columns that nearly agree: large logits, a small difference, and float32 rounding of the large."""
-    near = perturbed_unembedding()
-    result = interp.attribute(HookedTransformer(near), some_tokens(), ANSWER, WRONG)
-    assert result.attrs["completeness_error"] <= 1e-5
-    assert float(abs(result.logits).max()) < 50 < float(near(some_tokens())[:, -1, ANSWER].abs().min())
-
-
-def perturbed_unembedding() -> torch.nn.Module:
-    from tests.configs import perturbed
-
+    """Two unembedding columns that nearly agree: large logits, a small difference, float32 rounding of the large."""
     torch.manual_seed(0)
     network = perturbed(CONFIGS["gpt2"], torch.float32)
     network.ln_final.bias.fill_(1.0)
     network.unembed.weight[[ANSWER, WRONG]] += 1000.0
-    return network
+    subject = HookedTransformer(network)
+    result = interp.attribute(subject, some_tokens(), ANSWER, WRONG)
+    assert float(abs(result.logits).max()) < 50
+    assert float(network(some_tokens())[:, -1, ANSWER].abs().min()) > 1e4
+    cache = subject.run_with_cache(some_tokens())[1]
+    answer, wrong = torch.full((3,), ANSWER), torch.full((3,), WRONG)
+    parts = cache.logit_attrs(cache.decompose_resid(), answer, wrong)
+    assert_close(parts.values.mT, torch.tensor(result.logits.values))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_caches_attribution_of_a_half_precision_model_is_that_of_the_door(dtype: torch.dtype) -> None:
+    subject = HookedTransformer(build("gpt2", dtype))
+    fused = ["*embed", "blocks.*.hook_attn_out", "blocks.*.hook_mlp_out", "blocks.*.hook_resid_post"]
+    cache = subject.run_with_cache(some_tokens(), fused)[1]
+    found = cache.logit_attrs(cache.decompose_resid(), torch.full((3,), ANSWER), torch.full((3,), WRONG))
+    assert found.values.dtype == torch.float32
+    door = interp.attribute(subject, some_tokens(), ANSWER, WRONG)
+    assert_close(found.values.mT, torch.tensor(door.logits.values))

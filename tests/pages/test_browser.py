@@ -99,8 +99,9 @@ def choose(seen: Visit, layer: int, head: int) -> None:
     seen.page.click(f".thumb[data-layer='{layer}'][data-head='{head}']")
 
 
-def test_the_page_opens_on_the_best_induction_head_and_the_last_token(seen: Visit) -> None:
-    best = seen.table("heads").sort_values("induction", ascending=False, kind="stable").iloc[0]
+def test_the_page_opens_on_the_head_that_adds_most_and_the_last_token(seen: Visit) -> None:
+    heads = seen.table("attribution").query("kind == 'head'")
+    best = heads.sort_values("logits", ascending=False, kind="stable").iloc[0]
     assert seen.texts("#head-name") == [f"Layer {best.layer}, head {best['head']}"]
     assert seen.texts("#losses .chosen bdi") == ["·to"]
     last = len(seen.table("tokens")) - 1
@@ -147,13 +148,16 @@ def test_the_other_direction_shows_who_looks_at_a_token(seen: Visit) -> None:
 def test_pointing_into_the_large_pattern_reads_one_weight_and_a_click_keeps_the_token(seen: Visit) -> None:
     choose(seen, 2, 2)
     canvas = seen.page.locator("#pattern")
-    margin, cell = (float(canvas.get_attribute(f"data-{name}") or 0) for name in ("margin", "cell"))
+    margin, top, cell = (
+        float(canvas.get_attribute(f"data-{name}") or 0) for name in ("margin", "top", "cell")
+    )
     key, query = 2, 5
-    canvas.hover(position={"x": margin + (key + 0.5) * cell, "y": (query + 0.5) * cell})
+    place = {"x": margin + (key + 0.5) * cell, "y": top + (query + 0.5) * cell}
+    canvas.hover(position=place)
     weight = expected_attention(seen, 2, 2, query)[key]
     names = [token.replace(" ", "·") for token in seen.table("tokens").token]
     assert seen.texts("#readout") == [f"{names[query]} ({query}) looks at {names[key]} ({key}): {weight:.4f}"]
-    canvas.click(position={"x": margin + (key + 0.5) * cell, "y": (query + 0.5) * cell})
+    canvas.click(position=place)
     assert seen.page.locator("#losses .chosen").get_attribute("data-pos") == str(query)
 
 
@@ -161,6 +165,9 @@ def test_choosing_a_token_shows_what_the_model_expected_next(seen: Visit) -> Non
     seen.page.click("#losses [data-pos='2']")
     expected = seen.table("next_tokens").query("pos == 2")
     assert seen.texts("#next-pos") == ["2"]
+    follows = seen.table("tokens").iloc[3]
+    name = follows.token.replace(" ", "·")
+    assert seen.texts("#next-actual") == [f"The prompt goes on with {name}, rank {follows['rank']}."]
     assert seen.texts("#next .tok") == [token.replace(" ", "·") for token in expected.token]
     assert numbers(seen.texts("#next td:nth-child(4)")) == pytest.approx(expected.prob.tolist(), abs=6e-4)
     assert numbers(seen.texts("#next td:nth-child(3)")) == pytest.approx(expected.logit.tolist(), abs=6e-3)

@@ -289,7 +289,7 @@ def test_the_card_of_a_trained_model_is_shown_with_its_definitions(planted: Repo
     text = page(dataclasses.replace(planted, about=about))
     assert "best induction score" in text
     assert "0.923 (head 1.2)" in text
-    assert "prefix-matching score\nn = 10" in text
+    assert "prefix-matching score, n = 10" in text
 
 
 def test_a_full_context_of_a_demo_sized_model_stays_within_three_megabytes(random_model: Path) -> None:

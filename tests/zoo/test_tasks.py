@@ -36,7 +36,8 @@ def test_a_capital_belongs_to_one_country() -> None:
 @pytest.mark.parametrize("relation", tasks.TRAINED_PHRASINGS)
 def test_held_out_phrasing_never_occurs_in_training_text(relation: str) -> None:
     trained = "\n".join(prompt.text for prompt in tasks.trained_fact_prompts(FACTS))
-    unseen = [p for p in tasks.held_out_fact_prompts(FACTS) if p.fact.relation == relation]
+    both = tasks.held_out_fact_prompts(FACTS) + tasks.distant_fact_prompts(FACTS)
+    unseen = [prompt for prompt in both if prompt.fact.relation == relation]
     assert unseen
     assert not [p.prompt for p in unseen if p.prompt in trained]
 
@@ -45,6 +46,7 @@ def test_held_out_phrasing_never_occurs_in_training_text(relation: str) -> None:
 def test_held_out_phrasing_recombines_trained_words(relation: str) -> None:
     words = {word for phrasing in tasks.TRAINED_PHRASINGS[relation] for word in phrasing.split()}
     assert set(tasks.HELD_OUT_PHRASING[relation].split()) <= words
+    assert set(tasks.DISTANT_PHRASING[relation].split()) <= words
 
 
 def test_every_fact_has_four_trained_prompts_and_one_held_out() -> None:
