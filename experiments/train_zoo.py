@@ -8,6 +8,9 @@ a table of facts and the indirect-object task, and when does the phase change co
 Every row of 128 tokens starts with BOS and is prose, a repeated random sequence, indirect-object sentences or facts.
 Writes `<out>/<model>/` (weights, config, tokenizer, card, log, a few checkpoints around the phase change) and
 `<series>/<model>/` (an fp16 checkpoint at every evaluation). Same seed, machine and thread count: same bytes.
+
+The shipped models were trained in two stages, the second from a checkpoint of the first (`--start`); `stages` in a
+card lists every parameter of both.
 """
 
 import csv

@@ -79,6 +79,16 @@ def test_a_report_is_written_and_written_again(tmp_path: Path, capsys: pytest.Ca
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_without_options_the_trained_model_answers_its_own_question(tmp_path: Path) -> None:
+    assert main(["report", "--out", str(tmp_path / "out")]) == 0
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    answer = run["parameters"]["contrast"]["answer"]
+    assert (run["model"], answer["token"], answer["rank"]) == ("demo-4l", ANSWER, 0)
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "Measured on held-out material" in page
+    assert len(page.encode()) < 3_000_000
+
+
 def test_models_lists_every_demo_model(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

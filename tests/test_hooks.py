@@ -69,6 +69,20 @@ def test_an_in_place_hook_does_not_reach_a_cache_taken_before_nor_the_weights() 
     assert all(torch.equal(model.transformer.state_dict()[name], value) for name, value in state.items())
 
 
+def test_an_in_place_hook_does_not_reach_what_the_same_pass_has_recorded() -> None:
+    """The stream leaving block 0 is the very tensor that enters block 1."""
+    model = hooked()
+    _, plain = model.run_with_cache(LINE, POST)
+
+    def zero(value: Tensor, hook: HookPoint) -> None:
+        value.zero_()
+
+    with model.hooks([("blocks.1.hook_resid_pre", zero)]):
+        _, cache = model.run_with_cache(LINE, [POST, "blocks.1.hook_resid_pre"])
+    assert_close(cache[POST], plain[POST])
+    assert not cache["blocks.1.hook_resid_pre"].any()
+
+
 def test_a_hook_has_a_memory_of_its_own_for_one_pass() -> None:
     counts: list[int] = []
 

@@ -3,10 +3,13 @@
 One prompt of 16 tokens, 100 new ones, GPT-2 small's shape, float32; every system must produce the same tokens.
 """
 
+from collections.abc import Callable
+
 import torch
 import tyro
-from measure import Calls, cpu_seconds, memory, report, timing, work
+from measure import cpu_seconds, memory, report, timing, work
 from subjects import Pair, gpt2_small
+from torch import Tensor
 
 PROMPT, NEW = 16, 100
 CLAIM = 1.0
@@ -36,12 +39,12 @@ def main(repeats: int = 7) -> None:
     report("generate", "interp_uncached", what, against, work(calls["interp_uncached"]), claim=CLAIM_UNCACHED)
 
 
-def _calls(pair: Pair) -> Calls:
+def _calls(pair: Pair) -> dict[str, Callable[[], Tensor]]:
     prompt = pair.tokens(1, PROMPT)
     settings = {"do_sample": False, "max_new_tokens": NEW, "min_new_tokens": NEW, "use_cache": True}
     everything = torch.ones_like(prompt)
     return {
-        "hf": lambda: pair.hf.generate(prompt, attention_mask=everything, **settings),
+        "hf": lambda: pair.hf.generate(prompt, attention_mask=everything, **settings),  # type: ignore[operator]
         "interp": lambda: pair.ours.generate(prompt, NEW).tokens,
         "interp_uncached": lambda: pair.ours.generate(prompt, NEW, use_past_kv_cache=False).tokens,
     }

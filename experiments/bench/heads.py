@@ -33,7 +33,7 @@ def main(repeats: int = 7) -> None:
     torch.set_num_threads(1)
     pair = gpt2_small()
     calls = {"transformer_lens": transformer_lens_scores(pair), "interp": lambda: ours(pair)}
-    difference = largest_difference(calls["interp"](), calls["transformer_lens"]())
+    difference = largest_difference(calls["interp"](), calls["transformer_lens"]())  # type: ignore[no-untyped-call]
     if difference > 1e-4:
         raise RuntimeError(f"the scores differ by {difference}")
     seconds = cpu_seconds(calls, repeats)

@@ -39,7 +39,9 @@ def main(repeats: int = 15) -> None:
         seconds = cpu_seconds(calls, repeats)
         claim = {"claim": CLAIM} if rows * columns <= 2 else {}
         what = f"last logits of {rows} x {columns}"
-        report("layout", "packed", what, timing(seconds, "packed", "plain"), claim, rows=rows, columns=columns)
+        report(
+            "layout", "packed", what, timing(seconds, "packed", "plain"), claim, rows=rows, columns=columns
+        )
 
 
 if __name__ == "__main__":

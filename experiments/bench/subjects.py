@@ -31,13 +31,13 @@ class Pair:
 
 def gpt2_small() -> Pair:
     """12 layers, width 768, 12 heads, vocabulary 50257: GPT-2 small's shape."""
-    config = transformers.GPT2Config(attn_implementation="sdpa", bos_token_id=0, eos_token_id=None)
+    config = transformers.GPT2Config(attn_implementation="sdpa", bos_token_id=0, eos_token_id=None)  # type: ignore[call-arg]
     return _pair("gpt2-small", lambda: transformers.GPT2LMHeadModel(config))
 
 
 def llama_small() -> Pair:
     """8 layers, width 512, 8 heads on 2 key/value heads, gated MLP, vocabulary 32000."""
-    config = transformers.LlamaConfig(
+    config = transformers.LlamaConfig(  # type: ignore[call-arg]
         num_hidden_layers=8, hidden_size=512, intermediate_size=1376, num_attention_heads=8, num_key_value_heads=2,
         vocab_size=32000, max_position_embeddings=1024, attn_implementation="sdpa", eos_token_id=None,
     )  # fmt: skip

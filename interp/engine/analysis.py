@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from interp.core.stats import Means, Rows
 from interp.engine.batch import Batch

@@ -4,6 +4,7 @@ import datetime
 import hashlib
 import json
 import platform
+import shlex
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -59,7 +60,7 @@ def provenance(model: Transformer, name: str, *, seed: int | None, parameters: J
         "device": str(model.device),
         "parameters": parameters,
         "seed": seed,
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
         "versions": versions(),
         "git_revision": git_revision(),
         "platform": platform.platform(),

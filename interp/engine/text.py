@@ -90,7 +90,9 @@ class Text:
         ids = self.tokenizer.encode(text)
         if len(ids) != 1:
             pieces = [self.tokenizer.piece(i) for i in ids]
-            raise ValueError(f"{text!r} must be a single token, got {len(ids)}: {pieces}")
+            spaced = f" {text}"
+            hint = f"; {spaced!r} is one" if len(self.tokenizer.encode(spaced)) == 1 else ""
+            raise ValueError(f"{text!r} must be a single token, got {len(ids)}: {pieces}{hint}")
         return ids[0]
 
     def pieces(self, ids: Int[Tensor, "p"] | Sequence[int]) -> list[str]:

@@ -100,7 +100,9 @@ class Transformer(nn.Module):
             if isinstance(linear, nn.Linear) and linear.weight is not self.embed.weight:
                 n_out, n_in = linear.weight.shape
                 if n_out > n_in:
-                    linear.weight = nn.Parameter(linear.weight.mT.contiguous().mT, linear.weight.requires_grad)
+                    linear.weight = nn.Parameter(
+                        linear.weight.mT.contiguous().mT, linear.weight.requires_grad
+                    )
         return self
 
     @property

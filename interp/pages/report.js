@@ -44,7 +44,7 @@
 
   const shade = (element, value) => {
     element.style.setProperty("--v", value.toFixed(3));
-    element.classList.toggle("hi", value > 0.7);
+    element.classList.toggle("hi", value > 0.78);
   };
 
   // --- thumbnails ----------------------------------------------------------------------------------------------------

@@ -25,8 +25,9 @@ _LLAMA: Options = {
 }  # fmt: skip
 LLAMA3_ROPE: Options = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
+    "original_max_position_embeddings": 64,
 }  # fmt: skip
+"""Of its five frequencies one is kept, one is mixed and three are divided."""
 LINEAR_ROPE: Options = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0}
 
 GPT2S: dict[str, Options] = {

@@ -165,7 +165,7 @@ OLD_GPT2 = ("model_type", "vocab_size", "n_positions", "n_embd", "n_layer", "n_h
         ("llama-linear-rope", {"type": "linear", "factor": 4.0}),
         ("llama-linear-rope", {"rope_type": "linear", "factor": 4.0}),
         ("llama-llama3-rope", {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                               "original_max_position_embeddings": 16}),
+                               "original_max_position_embeddings": 64}),
     ],
 )  # fmt: skip
 def test_rope_settings_of_before_transformers_5_are_understood(

@@ -190,9 +190,9 @@ def test_a_prompt_too_long_for_the_page_says_how_much_fits(
 
 
 def test_a_single_token_is_enough_for_a_page(planted_model: interp.HookedTransformer) -> None:
-    ids = planted_model.text.ids("a", prepend_bos=False)
-    assert len(ids) == 1
-    assert "Tokens and losses" in page(report_of(planted_model, Question("<|bos|>"[:0] + "a"), About("x")))
+    report = report_of(planted_model, Question("a"), About("x"))
+    assert report.tables["tokens"].token.tolist() == ["<|bos|>", "a"]
+    assert "Tokens and losses" in page(report)
 
 
 def test_the_same_seed_gives_the_same_tables(
