@@ -1,18 +1,17 @@
 """The random models every claim is measured on: a Hugging Face model, and ours with the same weights."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
 import interp
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One set of weights in two implementations; `hf` runs its fastest attention (SDPA)."""
+    """One set of weights in two implementations; `hf` runs its fused attention (SDPA)."""
 
     name: str
     hf: transformers.PreTrainedModel
@@ -31,33 +30,16 @@ class Pair:
 
 def gpt2_small() -> Pair:
     """12 layers, width 768, 12 heads, vocabulary 50257: GPT-2 small's shape."""
-    config = transformers.GPT2Config(attn_implementation="sdpa", bos_token_id=0, eos_token_id=None)  # type: ignore[call-arg]
-    return _pair("gpt2-small", lambda: transformers.GPT2LMHeadModel(config))
+    return _pair("gpt2-small", transformers.GPT2Config(bos_token_id=0, eos_token_id=None))
 
 
 def llama_small() -> Pair:
-    """8 layers, width 512, 8 heads on 2 key/value heads, gated MLP, vocabulary 32000."""
-    config = transformers.LlamaConfig(  # type: ignore[call-arg]
+    """8 layers, width 512, 8 heads on 2 key/value heads, gated MLP of 1376, vocabulary 32000."""
+    config = transformers.LlamaConfig(
         num_hidden_layers=8, hidden_size=512, intermediate_size=1376, num_attention_heads=8, num_key_value_heads=2,
-        vocab_size=32000, max_position_embeddings=1024, attn_implementation="sdpa", eos_token_id=None,
+        vocab_size=32000, max_position_embeddings=1024, eos_token_id=None,
     )  # fmt: skip
-    return _pair("llama-small", lambda: transformers.LlamaForCausalLM(config))
-
-
-def _pair(name: str, build: Callable[[], transformers.PreTrainedModel]) -> Pair:
-    """Norms and biases are perturbed, so that an implementation that drops or folds one wrongly would show."""
-    torch.manual_seed(0)
-    hf = build().eval().requires_grad_(False)
-    for module in hf.modules():
-        for parameter in module.parameters(recurse=False):
-            if parameter.ndim == 1:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    _silence_progress()
-    return Pair(name, hf, interp.HookedTransformer.from_pretrained(hf))
-
-
-def _silence_progress() -> None:
-    transformers.utils.logging.set_verbosity_error()
+    return _pair("llama-small", config)
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
@@ -65,4 +47,12 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max() / b.abs().max())
 
 
-__all__ = ["Pair", "gpt2_small", "largest_difference", "llama_small", "nn"]
+def _pair(name: str, config: transformers.PreTrainedConfig) -> Pair:
+    """Norms and biases are perturbed, so that an implementation that drops or folds one wrongly would show."""
+    transformers.utils.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    hf = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    for parameter in hf.eval().requires_grad_(False).parameters():
+        if parameter.ndim == 1:
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return Pair(name, hf, interp.HookedTransformer.from_pretrained(hf))

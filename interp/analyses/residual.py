@@ -46,12 +46,17 @@ def sum_error(
 ) -> float:
     """max |sum of parts - whole| relative to the largest absolute part (or whole); sums in float32 at least.
 
+    Each vector (each number, for `[c b]`) has its own scale, so a huge position hides no error elsewhere.
     terms: what `whole` is a difference of, whose rounding it carries; the largest of them counts too.
     """
     wide = torch.promote_types(parts.dtype, torch.float32)
-    total = parts.sum(0, dtype=wide)
-    scale = torch.stack([x.abs().max().to(wide) for x in (parts, whole, terms) if x is not None]).max()
-    return float((total - whole).abs().max() / scale.clamp_min(torch.finfo(wide).tiny))
+    error = (parts.sum(0, dtype=wide) - whole).abs()
+    scale = torch.maximum(parts.abs().amax(0), whole.abs()).to(wide)
+    if terms is not None:
+        scale = torch.maximum(scale, terms.to(wide).abs().max())
+    if whole.ndim > 1:
+        error, scale = error.amax(-1), scale.amax(-1)
+    return float((error / scale.clamp_min(torch.finfo(wide).tiny)).max())
 
 
 def check_sum(

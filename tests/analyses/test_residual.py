@@ -148,3 +148,11 @@ def test_names_that_were_not_recorded_are_refused_with_the_nearest() -> None:
         cached("gpt2").decompose_resid(3)
     with pytest.raises(KeyError, match="attention-only"):
         cached("attention-only").stack_neuron_results(0)
+
+
+def test_a_huge_position_hides_no_error_elsewhere() -> None:
+    parts = torch.ones(2, 1, 3, 4)
+    parts[:, :, 0] = 1e6
+    whole = parts.sum(0)
+    whole[0, 2, 1] += 0.01
+    assert residual.sum_error(parts, whole) == pytest.approx(0.01 / 2.01, rel=1e-3)
