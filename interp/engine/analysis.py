@@ -58,7 +58,7 @@ def run(
     for batch in tqdm(batches, desc=", ".join(names), total=total, delay=1, leave=False):
         batch = batch.to(model.device)
         where = batch.last()[:, None] if last_only else None
-        trace = observe(model, batch, union, stop=stop, logits_at=where).trace
+        trace = observe(model, batch, union, stop=stop, logits_at=where, answers_only=True).trace
         for analysis in analyses:
             part = analysis.reduction.of(analysis.compute(trace, batch, model))
             before = partial.get(analysis.name)

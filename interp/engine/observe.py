@@ -55,17 +55,19 @@ def observe(
     stop: int | None = None,
     logits_at: Int[Tensor, "b n"] | None = None,
     metric: Metric | None = None,
+    answers_only: bool = False,
 ) -> Observation:
     """Run the model on a batch and answer `reads` under `edits`.
 
     With `metric`, reads with `grad=True` are answered by d metric / d value; parameters receive no gradient, and
-    nobody's `.grad` is written. Without it the pass runs under `no_grad`.
+    nobody's `.grad` is written. Without it the pass runs under `no_grad`. With `answers_only` it ends as soon as every
+    read is answered, inside the last block if need be, and `output` has no meaning.
     Errors: ValueError for a gradient read without a metric, and everything `Transformer` refuses.
     """
     wants_grad = any(read.grad for read in reads)
     if wants_grad and metric is None:
         raise ValueError("Read(grad=True) requires a metric to differentiate")
-    tap = Tap(reads, edits) if reads or edits else None
+    tap = Tap(reads, edits, answers_only=answers_only) if reads or edits else None
     batch = batch.to(model.device)
     with torch.set_grad_enabled(metric is not None):
         output = model(batch.tokens, tap, stop=stop, keep=batch.keep, logits_at=logits_at)
