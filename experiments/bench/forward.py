@@ -3,10 +3,14 @@
 8 x 128 tokens, float32, all logits, on GPT-2 small's shape and a Llama shape with grouped key/value heads.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import tyro
 from measure import cpu_seconds, memory, report, timing, work
-from subjects import gpt2_small, largest_difference, llama_small
+from subjects import Pair, gpt2_small, largest_difference, llama_small
+from torch import Tensor
 
 ROWS, COLUMNS = 8, 128
 CLAIM = 1.0
@@ -20,21 +24,21 @@ def main(repeats: int = 9) -> None:
         repeats: timed rounds per system.
     """
     torch.set_num_threads(1)
-    for build in (gpt2_small, llama_small):
-        pair = build()
-        tokens = pair.tokens(ROWS, COLUMNS)
-        calls = {
-            "hf": lambda pair=pair, tokens=tokens: pair.hf_logits(tokens),
-            "interp": lambda pair=pair, tokens=tokens: pair.ours.transformer(tokens),
-        }
+    pairs = [gpt2_small(), llama_small()]
+    seconds = [cpu_seconds(_calls(pair), repeats) for pair in pairs]
+    for pair, times in zip(pairs, seconds, strict=True):
+        calls = _calls(pair)
         difference = largest_difference(calls["interp"](), calls["hf"]())
-        seconds = cpu_seconds(calls, repeats)
         for system, call in calls.items():
             report(
-                "forward", system, f"{pair.name}, all logits",
-                timing(seconds, system, "hf"), work(call), memory(call),
+                "forward", system, f"{pair.name}, all logits", timing(times, system, "hf"), work(call), memory(call),
                 claim=CLAIM, logit_difference=difference, rows=ROWS, columns=COLUMNS,
             )  # fmt: skip
+
+
+def _calls(pair: Pair) -> dict[str, Callable[[], Tensor]]:
+    tokens = pair.tokens(ROWS, COLUMNS)
+    return {"hf": partial(pair.hf_logits, tokens), "interp": partial(pair.ours.transformer, tokens)}
 
 
 if __name__ == "__main__":

@@ -4,19 +4,21 @@ import os
 import subprocess
 import sys
 
+import torch
 import tyro
 from measure import report, timing
 
 CLAIM = 1.3
-MODULES = ("torch", "interp", "transformers", "transformer_lens")
+MODULES = ("torch", "interp", "transformer_lens")
 
 
 def main(repeats: int = 9) -> None:
-    """Measure `torch`, `interp` and, for comparison, two neighbours.
+    """Measure `torch`, `interp` and, for comparison, TransformerLens.
 
     Args:
         repeats: fresh interpreters per module.
     """
+    torch.set_num_threads(1)
     seconds: dict[str, list[float]] = {module: [] for module in MODULES}
     for turn in range(repeats + 1):
         for module in MODULES if turn % 2 else reversed(MODULES):
@@ -30,7 +32,7 @@ def main(repeats: int = 9) -> None:
 
 def child_cpu_seconds(code: str) -> float:
     """User and system seconds of a fresh interpreter that runs `code`."""
-    child = subprocess.Popen([sys.executable, "-c", code])
+    child = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"OMP_NUM_THREADS": "1"})
     _, status, usage = os.wait4(child.pid, 0)
     if status:
         raise RuntimeError(f"{code!r} failed with status {status}")

@@ -33,7 +33,7 @@ class Normalize(nn.Module):
             normed = self.linear(x, scale)
         else:
             if tap is not None and tap.wants(scale_site):
-                at(tap, scale_site, self.scale(x))
+                at(tap, scale_site, self._observed_scale(x))
             normed = self._fused(x)
         return at(tap, f"{self.name}.hook_normalized", normed)
 
@@ -43,15 +43,24 @@ class Normalize(nn.Module):
             return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.kind.eps)
         return F.rms_norm(x, self.weight.shape, self.weight, self.kind.eps)
 
+    @torch.no_grad()
+    def _observed_scale(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b 1"]:
+        """`scale` for a reader only: the fused kernel's own statistic, a tenth of the time of a variance, no gradient.
+
+        Recording everything on GPT-2 small's shape drops by 4 % (`experiments/bench/cache.py`).
+        """
+        if not isinstance(self.kind, LayerNorm):
+            return self.scale(x)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        inverse = torch.native_layer_norm(wide, wide.shape[-1:], None, None, self.kind.eps)[2]
+        return inverse.reciprocal().to(x.dtype)
+
     def scale(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b 1"]:
         """What the norm divides by: the root of variance (or mean square) plus eps."""
         if isinstance(self.kind, NoNorm):
             return torch.ones_like(x[..., :1])
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        if isinstance(self.kind, LayerNorm):
-            square = wide.var(-1, keepdim=True, correction=0)
-        else:
-            square = wide.square().mean(-1, keepdim=True)
+        square = self.centred(wide).square().mean(-1, keepdim=True)  # torch.var takes six times as long
         return (square + self.kind.eps).sqrt().to(x.dtype)
 
     def centred(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:

@@ -90,21 +90,6 @@ class Transformer(nn.Module):
         assert isinstance(block, Block)
         return block
 
-    def packed(self) -> "Transformer":
-        """Itself, with each matrix stored so that its longer axis is contiguous; shapes and values stay what they were.
-
-        A product of one float32 row, which generation consists of, reads a matrix stored so at up to 1.8x the speed
-        (`experiments/bench/layout.py`); a tied unembedding keeps the embedding's rows.
-        """
-        for linear in self.modules():
-            if isinstance(linear, nn.Linear) and linear.weight is not self.embed.weight:
-                n_out, n_in = linear.weight.shape
-                if n_out > n_in:
-                    linear.weight = nn.Parameter(
-                        linear.weight.mT.contiguous().mT, linear.weight.requires_grad
-                    )
-        return self
-
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
