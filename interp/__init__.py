@@ -11,13 +11,16 @@ from interp.analyses.attribution import attribute
 from interp.analyses.heads import RepeatedTokens, heads
 from interp.analyses.lens import logit_lens
 from interp.analyses.residual import IncompleteSumError, Parts
+from interp.analyses.verify import Contract
 from interp.core.factored import FactoredMatrix
 from interp.core.results import frame
+from interp.encoder_decoder import HookedEncoderDecoder
 from interp.engine.analysis import Analysis, run
 from interp.engine.batch import Batch
-from interp.engine.generate import Sampling
+from interp.engine.hooks import HookPoint
 from interp.engine.observe import observe
-from interp.hooked import HookedTransformer, HookPoint
+from interp.engine.sampling import Sampling
+from interp.hooked import HookedTransformer
 from interp.model.config import ModelConfig
 from interp.model.tap import Edit, Read, Tap, Trace
 from interp.model.transformer import Transformer
@@ -30,9 +33,11 @@ __all__ = [
     "ActivationCache",
     "Analysis",
     "Batch",
+    "Contract",
     "Edit",
     "FactoredMatrix",
     "HookPoint",
+    "HookedEncoderDecoder",
     "HookedTransformer",
     "IncompleteSumError",
     "ModelConfig",

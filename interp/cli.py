@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -116,6 +116,43 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class Verify:
+    """Measure the numerical contract of a model: every line with its error; exit code 1 if one does not hold."""
+
+    model: Annotated[str, tyro.conf.Positional]
+    """Demo name, local folder, file of weights or hub name."""
+    revision: str | None = None
+    """Branch, tag or training checkpoint."""
+    dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None
+    """Precision to load in; without it the checkpoint's own."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
+    debug: bool = False
+    """Show where an error was raised."""
+
+    def run(self) -> int:
+        """Load, measure, print; 1 if the contract is broken."""
+        import torch
+
+        from interp import DEMOS, HookedEncoderDecoder, HookedTransformer
+        from interp.families import is_encoder_decoder
+        from interp.families.hub import located
+
+        dtype = None if self.dtype is None else getattr(torch, self.dtype)
+        source: str | Path = self.model
+        pair = False
+        if self.model not in DEMOS:
+            source = located(self.model, self.revision, f"demo models: {', '.join(DEMOS)}")
+            pair = is_encoder_decoder(source)
+        door = HookedEncoderDecoder if pair else HookedTransformer
+        revision = self.revision if self.model in DEMOS else None
+        model = door.from_pretrained(source, revision=revision, dtype=dtype, device=_device(self.device))
+        found = model.verify()
+        print(found)
+        return 0 if found.passed else 1
+
+
+@dataclass(frozen=True)
 class Run:
     """Run an experiment file with the arguments that follow it."""
 
@@ -137,7 +174,7 @@ class Run:
             sys.argv = before
 
 
-Command = Report | Models | Heads | Run
+Command = Report | Models | Heads | Verify | Run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -147,14 +184,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.run()
         return 0
     try:
-        command.run()
+        return command.run() or 0
     except (ValueError, KeyError, OSError, ArithmeticError) as cause:
         if command.debug:
             raise
         message = cause.args[0] if isinstance(cause, KeyError) and cause.args else cause
         print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
         return 2
-    return 0
 
 
 def parsed(argv: list[str]) -> Command:

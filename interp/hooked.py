@@ -1,10 +1,9 @@
 """The front door: a model, its tokenizer, and the things people type in a notebook. No logic of its own."""
 
-import fnmatch
 import re
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -14,41 +13,26 @@ from torch import Tensor, nn
 
 from interp import families, zoo
 from interp.analyses.activation_cache import ActivationCache
+from interp.analyses.verify import Contract, contract
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import nearest
 from interp.engine.batch import Batch, Side
-from interp.engine.generate import Sampling, generate
-from interp.engine.observe import deepest, observe
+from interp.engine.generate import generate, stream
+from interp.engine.hooks import Direction, Hook, Names, as_edits, matching, position_filter
+from interp.engine.observe import observe
+from interp.engine.sampling import Sampling
 from interp.engine.text import Prompts, Text, Tokenizer
-from interp.families.load import download
+from interp.engine.text_stream import Stop, stop_ids, streamed_text
+from interp.families.hub import located
+from interp.families.reference import exported, reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
-from interp.model import sites
 from interp.model.config import ModelConfig
+from interp.model.loss import mean_next_token_loss, next_token_loss
 from interp.model.tap import Edit, Read, Tap
-from interp.model.transformer import Transformer, mean_next_token_loss, next_token_loss
+from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 
 ReturnType = Literal["logits", "loss", "both"]
-Names = str | Sequence[str] | Callable[[str], bool] | re.Pattern[str] | None
-
-
-@dataclass
-class HookPoint:
-    """What a hook function is told about where it is: the site's name, and a dict of its own for one pass."""
-
-    name: str
-    ctx: dict[str, object] = field(default_factory=dict)
-
-    def layer(self) -> int:
-        """The block this site is in; ValueError outside the blocks."""
-        found = re.match(r"blocks\.(\d+)\.", self.name)
-        if found is None:
-            raise ValueError(f"{self.name!r} is not inside a block")
-        return int(found[1])
-
-
-HookFunction = Callable[[Tensor, HookPoint], Tensor | None]
-Hook = tuple[Names, HookFunction]
 
 
 class HookedTransformer:
@@ -59,13 +43,21 @@ class HookedTransformer:
     """
 
     def __init__(
-        self, transformer: Transformer, tokenizer: Tokenizer | None = None, *, name: str = "custom"
+        self,
+        transformer: Transformer,
+        tokenizer: Tokenizer | None = None,
+        *,
+        name: str = "custom",
+        origin: Path | nn.Module | None = None,
     ) -> None:
+        """`origin` is what the weights came from, for `verify`; a live model is held weakly."""
+        config = transformer.config
         self.transformer = transformer
-        self.text = Text(tokenizer, transformer.config.n_ctx, transformer.config.d_vocab)
+        self.text = Text(tokenizer, config.n_ctx, config.d_vocab, special=not config.causal)
+        self._origin = weakref.ref(origin) if isinstance(origin, nn.Module) else origin
         self.weights = Weights(transformer)
         self.name = name
-        self._hooks: list[tuple[Hook, Literal["fwd", "bwd"]]] = []
+        self._hooks: list[tuple[Hook, Direction]] = []
 
     @classmethod
     def from_pretrained(
@@ -76,24 +68,44 @@ class HookedTransformer:
         revision: str | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
+        devices: Sequence[torch.device | str] | None = None,
     ) -> "HookedTransformer":
         """The model of a demo name (`interp.DEMOS`), local folder, safetensors file, hub name or live HF model.
 
         Weights are never folded or centred. dtype None keeps the checkpoint's. A bare transformers tokenizer is
-        accepted too. Errors: ValueError or FileNotFoundError naming what is unknown, missing or not understood.
+        accepted too. revision: a branch, tag or training checkpoint ("step3000"), on the hub or as a subfolder.
+        devices: several to spread the layers over; inputs and what is recorded are on the first.
+        Errors: ValueError or FileNotFoundError naming what is unknown, missing or not understood.
         """
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
             tokenizer = HuggingFaceTokenizer(tokenizer)
         if isinstance(source, nn.Module):
-            model = families.from_hf_model(source, dtype=dtype, device=device)
-            return cls(model, tokenizer, name=type(source).__name__)
+            model = families.from_hf_model(source, dtype=dtype, device=device, devices=devices)
+            return cls(model, tokenizer, name=type(source).__name__, origin=source)
         if str(source) in zoo.DEMOS:
             model, found = zoo.load(str(source), revision=revision, dtype=dtype, device=device)
             return cls(model, tokenizer or found, name=str(source))
-        path = _located(source, revision)
-        model = families.from_folder(path, dtype=dtype, device=device)
+        hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
+        path = located(source, revision, hint)
+        model = families.from_folder(path, dtype=dtype, device=device, devices=devices)
         folder = path if path.is_dir() else path.parent
-        return cls(model, tokenizer or families.tokenizer_of(folder), name=str(source))
+        tokenizer = tokenizer or families.tokenizer_of(folder)
+        return cls(model, tokenizer, name=str(source), origin=path)
+
+    def verify(self, reference: nn.Module | None = None) -> Contract:
+        """The numerical contract of this model, measured line by line: `print(model.verify())`.
+
+        Logits and gradients are compared with Hugging Face's implementation: with `reference`, a live model, or with
+        what this one was loaded from (its folder is read a second time).
+        """
+        origin = self._origin() if isinstance(self._origin, weakref.ref) else self._origin
+        source = reference or origin
+        other = (
+            exported(self.transformer)
+            if source is None
+            else reference_of(source, self.transformer, self.transformer.dtype)
+        )
+        return contract(self.transformer, other, name=self.name)
 
     @property
     def cfg(self) -> ModelConfig:
@@ -160,10 +172,13 @@ class HookedTransformer:
         batch = batch.to(self.transformer.device)
         edits = self._hook_edits(differentiable=torch.is_grad_enabled())
         tap = Tap(edits=edits) if edits else None
-        logits = self.transformer(batch.tokens, tap, keep=batch.keep)
+        logits = self.transformer(
+            batch.tokens, tap, keep=batch.keep, documents=batch.documents, types=batch.types
+        )
         if return_type == "logits":
             return logits
-        loss = (next_token_loss if loss_per_token else mean_next_token_loss)(logits, batch.tokens, batch.keep)
+        loss_of = next_token_loss if loss_per_token else mean_next_token_loss
+        loss = loss_of(logits, batch.tokens, batch.keep, batch.documents)
         if return_type not in ("loss", "both"):
             raise ValueError(f"return_type must be logits, loss or both, got {return_type!r}")
         return loss if return_type == "loss" else (logits, loss)
@@ -186,8 +201,8 @@ class HookedTransformer:
         positions of every axis that counts queries. No gradients are kept.
         """
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
-        wanted = self._matching(names, stop_at_layer)
-        reads = [Read(name, _position_filter(name, self.cfg, pos_slice)) for name in wanted]
+        wanted = matching(names, self.cfg, stop_at_layer)
+        reads = [Read(name, position_filter(name, self.cfg, pos_slice)) for name in wanted]
         seen = observe(self.transformer, batch, reads, self._hook_edits(stop_at_layer), stop=stop_at_layer)
         values = {read.site: value for read, value in seen.trace.items()}
         if device is not None:
@@ -219,40 +234,46 @@ class HookedTransformer:
         """Hooks for every pass inside the `with`; nests; vanishes on leaving, also by an exception."""
         before = list(self._hooks)
         for hook in (*fwd_hooks, *bwd_hooks):
-            self._matching(hook[0], None)
-        added = [(h, "fwd") for h in fwd_hooks] + [(h, "bwd") for h in bwd_hooks]
+            matching(hook[0], self.cfg)
+        added: list[tuple[Hook, Direction]] = [(h, "fwd") for h in fwd_hooks]
+        added += [(h, "bwd") for h in bwd_hooks]
         try:
-            self._hooks = before + added  # type: ignore[operator]
+            self._hooks = before + added
             yield self
         finally:
             self._hooks = before
 
     def generate(
-        self,
-        prompts: Prompts,
-        max_new_tokens: int = 20,
-        *,
-        sampling: Sampling | None = None,
-        stop_at_eos: bool = True,
-        use_past_kv_cache: bool = True,
-        prepend_bos: bool = True,
-    ) -> Batch:
+        self, prompts: Prompts, max_new_tokens: int = 20, *, sampling: Sampling | None = None,
+        repetition_penalty: float = 1.0, stop: Stop = (), stop_at_eos: bool = True,
+        use_past_kv_cache: bool = True, prepend_bos: bool = True,
+    ) -> Batch:  # fmt: skip
         """Prompts continued greedily, or by `sampling`; left-padded rows, `batch.keep` marks the real tokens.
 
-        `model.to_texts(batch)` gives the strings. Hooks of an enclosing `hooks()` apply at every step: with the cache
-        they see the prompt first and then one new token at a time.
+        A row ends with a `stop` token (ids, or texts of one token). `model.to_texts(batch)` gives the strings. Hooks of
+        an enclosing `hooks()` apply at every step: with the cache they see the prompt, then one new token at a time.
         """
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side="left")
-        stop = self.text.eos_id if stop_at_eos else None
         return generate(
-            self.transformer,
-            batch,
-            max_new_tokens,
-            sampling=sampling,
-            stop_token=stop,
-            use_cache=use_past_kv_cache,
+            self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
+            stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), use_cache=use_past_kv_cache,
             edits=self._hook_edits(),
-        )
+        )  # fmt: skip
+
+    def stream(
+        self, prompt: Prompts, max_new_tokens: int = 20, *, sampling: Sampling | None = None,
+        repetition_penalty: float = 1.0, stop: Stop = (), stop_at_eos: bool = True, prepend_bos: bool = True,
+    ) -> Iterator[str]:  # fmt: skip
+        """The text that `generate` adds to one prompt, in pieces of whole characters as soon as they are known.
+
+        Hooks that are in place at the call apply to the whole stream.
+        """
+        batch = self.to_batch(prompt, prepend_bos=prepend_bos, padding_side="left")
+        steps = stream(
+            self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
+            stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), edits=self._hook_edits(),
+        )  # fmt: skip
+        return streamed_text(batch, steps, self.text.tokenizer)
 
     def to_texts(self, batch: Batch) -> list[str]:
         """The text of every row of a batch, padding and the prepended BOS left out."""
@@ -280,107 +301,5 @@ class HookedTransformer:
             return getattr(self.weights, name)
         raise AttributeError(f"HookedTransformer has no attribute {name!r}; {nearest(name, dir(type(self)))}")
 
-    # hooks as edits
-
-    def _matching(self, names: Names, stop: int | None) -> list[str]:
-        """Sites that a filter selects; KeyError if it selects none."""
-        known = sites.names(self.cfg)
-        every = sites.names(self.cfg, on_demand=True)
-        if names is None:
-            found = [n for n in known if _within(n, self.cfg, stop)]
-        elif isinstance(names, str) and not set(names) & set("*?["):
-            sites.find(names, self.cfg)
-            found = [names]
-        elif isinstance(names, str | re.Pattern) or callable(names):
-            accept = _predicate(names)
-            found = [n for n in every if accept(n) and _within(n, self.cfg, stop)]
-        else:
-            found = [match for each in names for match in self._matching(each, stop)]
-        if not found:
-            hint = nearest(names, every) if isinstance(names, str) else f"sites are named like {every[3]}"
-            raise KeyError(f"{names!r} matches no site of this model; {hint}")
-        return list(dict.fromkeys(found))
-
     def _hook_edits(self, stop: int | None = None, *, differentiable: bool = False) -> list[Edit]:
-        edits = []
-        for (names, function), direction in self._hooks:
-            if direction == "bwd" and not differentiable:
-                raise ValueError("backward hooks require a pass that keeps gradients; this one runs without")
-            for name in self._matching(names, stop):
-                point = HookPoint(name)
-                make = _forward_change if direction == "fwd" else _backward_change
-                edits.append(Edit(name, make(function, point)))
-        return edits
-
-
-def _forward_change(function: HookFunction, point: HookPoint) -> Callable[[Tensor], Tensor]:
-    def change(value: Tensor) -> Tensor:
-        new = function(value, point)
-        return value if new is None else new
-
-    return change
-
-
-def _backward_change(function: HookFunction, point: HookPoint) -> Callable[[Tensor], Tensor]:
-    def change(value: Tensor) -> Tensor:
-        value = value if value.requires_grad else value.detach().requires_grad_()
-        value.register_hook(lambda grad: function(grad, point))
-        return value
-
-    return change
-
-
-def _predicate(names: str | re.Pattern[str] | Callable[[str], bool]) -> Callable[[str], bool]:
-    if isinstance(names, str):
-        pattern = names
-        return lambda name: fnmatch.fnmatchcase(name, pattern)
-    if isinstance(names, re.Pattern):
-        regex = names
-        return lambda name: regex.fullmatch(name) is not None
-    return names
-
-
-def _within(name: str, config: ModelConfig, stop: int | None) -> bool:
-    if stop is None:
-        return True
-    need = deepest([name], config)
-    return need is not None and need <= stop
-
-
-def _position_filter(
-    name: str, config: ModelConfig, pos_slice: slice | int | None
-) -> Callable[[Tensor], Tensor] | None:
-    """The `via` that keeps some positions: axis 1, or the query axis of scores and patterns."""
-    if pos_slice is None:
-        return None
-    keep = slice(pos_slice, pos_slice + 1 or None) if isinstance(pos_slice, int) else pos_slice
-    site, _ = sites.find(name, config)
-    axis = 2 if site.axes == "b h q k" else 1
-
-    def kept(value: Tensor) -> Tensor:
-        part = value[(slice(None),) * axis + (keep,)]
-        if part.shape[axis] == 0:
-            raise ValueError(f"pos_slice {pos_slice} keeps none of the {value.shape[axis]} positions")
-        return part
-
-    return kept
-
-
-def _located(source: str | Path, revision: str | None) -> Path:
-    """A local path, or the downloaded copy of a hub repository."""
-    path = Path(source)
-    if path.exists():
-        return path
-    looks_local = isinstance(source, Path) or path.is_absolute() or str(source).startswith((".", "~"))
-    hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
-    if looks_local:
-        raise FileNotFoundError(
-            f"{source} does not exist; give a folder with config.json and safetensors, or a name; {hint}"
-        )
-    try:
-        return download(str(source), revision)
-    except Exception as cause:
-        raise ValueError(
-            f"unknown model {str(source)!r}: no such folder, no demo model, and the hub did not give it "
-            f"({type(cause).__name__}); {hint}"
-        ) from cause
+        return as_edits(self._hooks, self.cfg, stop, differentiable=differentiable)

@@ -1,4 +1,4 @@
-"""Small models that between them have every variant of the config; most tests run on all of them.
+"""Small models that between them have every variant of the config (but cross-attention); most tests run on all of them.
 
 Two layers, 24 wide; where the family allows it heads are not d_model / n_heads wide, so that no axis can stand in
 for another. `build` perturbs every parameter, norms and biases included: nothing is zero or one by default.
@@ -13,16 +13,22 @@ from torch import Tensor
 
 from interp.model import (
     MLP,
+    Alibi,
+    Buckets,
     KVCache,
     LayerNorm,
     Learned,
+    LinearScaling,
     Llama3Scaling,
     ModelConfig,
+    MoE,
     NoNorm,
     NoPosition,
     RMSNorm,
     Rotary,
+    Sinusoidal,
     Transformer,
+    YarnScaling,
 )
 
 N_CTX, D_VOCAB = 24, 31
@@ -53,7 +59,41 @@ CONFIGS: dict[str, ModelConfig] = {
     "bidirectional": replace(_GPT2, d_head=10, causal=False, position=Learned(), unembed_bias=True),
     "tied": replace(_GPT2, tied=True, mlp=MLP(40, act="gelu", gated=True)),
     "scale-by-layer": replace(_GPT2, d_head=10, scale_by_layer=True),
-}
+    "gemma2": replace(
+        _LLAMA, norm=RMSNorm(unit_offset=True), norm_place="sandwich", embed_scale=24**0.5, tied=True,
+        attn_softcap=2.0, logit_softcap=3.0, window=4, local_layers=(0,), attn_scale=0.2,
+    ),
+    "gemma3": replace(
+        _LLAMA, norm=RMSNorm(unit_offset=True), norm_place="sandwich", qk_norm="head", n_kv_heads=1, window=5,
+        local_layers=(1,), local_position=Rotary(100.0), position=Rotary(1000.0, scaling=LinearScaling(8.0)),
+    ),
+    "olmo2": replace(_LLAMA, norm_place="output", qk_norm="width", embed_scale=4.0),
+    "post-norm": replace(
+        _GPT2, norm_place="post", final_norm=False, embed_norm=True, position=Sinusoidal(), embed_scale=2.0
+    ),
+    "masked-lm": replace(
+        _GPT2, d_head=10, causal=False, norm_place="post", final_norm=False, embed_norm=True, n_token_types=2,
+        position=Learned(offset=2), tied=True, unembed_bias=True, mlm_head="gelu", attn_scale=0.5,
+    ),
+    "bloom": replace(_GPT2, position=Alibi(), embed_norm=True, tied=True),
+    "t5": replace(
+        _GPT2, d_head=10, position=Buckets(8, 16), norm=RMSNorm(), mlp=MLP(40, act="relu", bias=False),
+        attn_scale=0.4, qkv_bias=False, out_bias=False, logit_scale=1.5,
+    ),
+    "gpt-oss": replace(
+        _LLAMA, sinks=True, window=4, local_layers=(0,), qkv_bias=True, out_bias=True,
+        position=Rotary(100.0, scaling=YarnScaling(4.0, 16, 1.14, truncate=False)),
+        mlp=MoE(3, 2, 20, "quick_gelu", bias=True, router_bias=True, clamp=1.0, linear_offset=1.0),
+    ),
+    "granite-moe": replace(
+        _LLAMA, mlp=MoE(4, 1, 20, renormalise=False), residual_scale=0.3, embed_scale=3.0, logit_scale=0.6,
+        attn_scale=0.4,
+    ),
+    "gptj": replace(
+        _GPT2, d_head=10, parallel=True, shared_norm=True, position=Rotary(dim=4, interleaved=True),
+        qkv_bias=False, out_bias=False, unembed_bias=True,
+    ),
+}  # fmt: skip
 CAUSAL = tuple(name for name, config in CONFIGS.items() if config.causal)
 
 

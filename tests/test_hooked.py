@@ -8,7 +8,7 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer, HookPoint, Sampling
-from interp.model import sites
+from interp.model import MLP, sites
 from tests.configs import CONFIGS
 from tests.tiny import CORPUS, END, backend, hooked
 from tests.tolerances import assert_close
@@ -204,21 +204,25 @@ def test_weight_stacks_have_their_shapes_and_are_the_parameters(name: str) -> No
     n_layers, h, g, d, e = c.n_layers, c.n_heads, c.kv_heads, c.d_model, c.head_width
     shapes = {"W_Q": (h, d, e), "W_K": (g, d, e), "W_V": (g, d, e), "W_O": (h, e, d),
               "b_Q": (h, e), "b_K": (g, e), "b_V": (g, e), "b_O": (d,)}  # fmt: skip
-    if c.mlp is not None:
+    if isinstance(c.mlp, MLP):
         shapes |= {"W_in": (d, c.mlp.d_mlp), "W_out": (c.mlp.d_mlp, d), "b_in": (c.mlp.d_mlp,), "b_out": (d,)}
     for weight, shape in shapes.items():
         assert getattr(model, weight).shape == (n_layers, *shape), weight
     _, cache = model.run_with_cache(LINE)
-    x = cache.get("blocks.1.ln1.hook_normalized", cache["blocks.1.hook_resid_pre"])
+    bare = c.norm_place in ("post", "output")  # attention reads the stream as it is
+    x = cache["blocks.1.hook_resid_pre"]
+    x = x if bare else cache.get("blocks.1.ln1.hook_normalized", x)
     for part, sub in {"q": "Q", "k": "K", "v": "V"}.items():
         weight, bias = getattr(model, f"W_{sub}")[1], getattr(model, f"b_{sub}")[1]
         assert_close(cache[part, 1], torch.einsum("bpd,hde->bphe", x, weight) + bias)
-    assert_close(
-        cache["attn_out", 1], torch.einsum("bphe,hed->bpd", cache["z", 1], model.W_O[1]) + model.b_O[1]
-    )
+    written = torch.einsum("bphe,hed->bphd", cache["z", 1], model.W_O[1])
+    _, results = model.run_with_cache(LINE, "blocks.1.attn.hook_result")
+    assert_close(results["result", 1], written)
+    if c.norm_place in ("pre", "post"):
+        assert_close(cache["attn_out", 1], (written.sum(2) + model.b_O[1]) * c.residual_scale)
     assert_close(model.W_E, model.transformer.embed.weight)
     assert_close(model.W_U, model.transformer.unembed.weight.mT)
-    if c.mlp is not None:
+    if isinstance(c.mlp, MLP) and c.norm_place in ("pre", "post"):
         assert_close(cache["mlp_out", 1], cache["post", 1] @ model.W_out[1] + model.b_out[1])
 
 
@@ -240,6 +244,8 @@ def test_an_unknown_attribute_names_the_nearest_and_a_missing_weight_says_why() 
         hooked().W_gate  # noqa: B018
     with pytest.raises(AttributeError, match="no W_in: mlp=None"):
         hooked("attention-only").W_in  # noqa: B018
+    with pytest.raises(AttributeError, match="no W_in: mlp=MoE"):
+        hooked("gpt-oss").W_in  # noqa: B018
 
 
 # --- generating ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from interp.analyses.residual import Parts
 from interp.core.shapes import nearest
 from interp.model.sites import full_name
 from interp.model.transformer import Transformer
-from interp.model.weights import Weights
 
 Key = str | tuple[str, int] | tuple[str, int, str]
 
@@ -103,18 +102,18 @@ class ActivationCache(Mapping[str, Tensor]):
         """Each part's contribution to the logit (or logit difference) at `pos`, `[component + 1, batch]`.
 
         The last row, `final_bias`, is beta W_U + b_U. For complete parts the sum is checked against the logits that
-        the final residual gives. Computed in float32 at least.
+        the final residual gives (before a soft cap). Computed in float32 at least.
         """
-        weights, model = Weights(self.model), self.model
+        model = self.model
         wide = torch.promote_types(model.dtype, torch.float32)
         final = residual.stream(self._rows(), model, None)[:, pos]
-        direction, bias = residual.logit_direction(weights, answer, wrong)
+        direction, bias = residual.logit_direction(model, answer, wrong)
         pulled = model.ln_final.pull_back(direction.to(wide), model.ln_final.scale(final.to(wide)))
         values = einsum(parts.values[:, :, pos].to(wide), pulled, "c b d, b d -> c b")
         stacked = torch.cat((values, bias[None].to(wide)))
         if parts.complete:
             tokens = answer[None] if wrong is None else torch.stack((answer, wrong))
-            terms = model.read_out(final).gather(1, tokens.mT).to(wide)
+            terms = model.uncapped(final).gather(1, tokens.mT).to(wide)
             whole = terms[:, 0] if wrong is None else terms[:, 0] - terms[:, 1]
             residual.check_sum(stacked, whole, "logit attribution", model.dtype, terms=terms)
         return Parts(stacked, (*parts.labels, "final_bias"), complete=parts.complete)

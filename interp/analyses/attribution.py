@@ -21,7 +21,8 @@ from interp.engine.analysis import Analysis, run
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Prompts
-from interp.model.config import Learned, ModelConfig
+from interp.model.config import MLP, LayerNorm, ModelConfig, NoNorm
+from interp.model.sites import embedding_parts, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
@@ -29,6 +30,7 @@ from interp.model.weights import Weights
 if TYPE_CHECKING:
     import xarray as xr
 
+_SOURCES = {"attn_out": ("by_source", "source"), "cross_attn_out": ("by_memory", "memory")}
 By = Literal["layer", "sublayer", "head", "source", "neuron"]
 Answers = str | int | Sequence[str | int] | Tensor
 
@@ -47,9 +49,12 @@ def attribute(
 
     Returns Dataset[prompt, component] with `logits`, in logit units; `attrs["completeness_error"]` is the largest
     relative difference between the sum over components and the model's own logits. With `by="source"` there is also
-    `by_source[prompt, layer, head, source]`, each head split by the position it moved from.
-    Components: embed, pos_embed, heads `L0H3` or sublayers `0_attn_out`, biases, `final_bias` (beta W_U + b_U).
-    Errors: ValueError for answers that are not one token; IncompleteSumError if the parts do not sum.
+    `by_source[prompt, layer, head, source]`, each head split by the position it moved from (`by_memory` for the heads
+    of cross-attention).
+    Components: embed, pos_embed, heads `L0H3` (cross-attention: `L0X3`) or sublayers `0_attn_out`, biases, betas of
+    norms that stand in the stream (`0_ln1_bias`), `final_bias` (beta W_U + b_U). Logits are those before a soft cap.
+    Errors: ValueError for answers that are not one token, and for models without logits linear in the normed stream;
+    IncompleteSumError if the parts do not sum.
 
     Example:
         >>> interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
@@ -66,8 +71,13 @@ def attribution(config: ModelConfig, by: By) -> Analysis:
     """The analysis behind `attribute`; batches must carry answers and end in their last column."""
     if by not in ("layer", "sublayer", "head", "source", "neuron"):
         raise ValueError(f"by must be layer, sublayer, head, source or neuron, got {by!r}")
-    if by == "neuron" and config.mlp is None:
-        raise ValueError("by='neuron' requires an MLP; this model is attention-only")
+    if by == "neuron" and not isinstance(config.mlp, MLP):
+        kind = "a mixture of experts" if config.mlp else "attention-only"
+        raise ValueError(f"by='neuron' requires a plain or gated MLP, this model is {kind}")
+    if not config.unembed or config.mlm_head:
+        raise ValueError(
+            "attribution requires logits that are linear in the normed stream (no masked-LM head)"
+        )
     return Analysis(
         name="attribution",
         reads=partial(_reads, by=by),
@@ -80,24 +90,32 @@ def attribution(config: ModelConfig, by: By) -> Analysis:
 
 def labels(config: ModelConfig, by: By) -> tuple[str, ...]:
     """The components of one grain, in the order of the values."""
-    names = ["embed"] + (["pos_embed"] if isinstance(config.position, Learned) else [])
+    names = [site.removeprefix("hook_") for site in embedding_parts(config)]
+    names += ["embed_bias"] if config.embed_norm and _has_beta(config) else []
     for layer in range(config.n_layers):
-        names += _layer_labels(config, by, layer)
+        names += [f"{layer}_block"] if by == "layer" else _layer_labels(config, by, layer)
     return (*names, "final_bias")
 
 
 def _layer_labels(config: ModelConfig, by: By, layer: int) -> list[str]:
-    if by == "layer":
-        return [f"{layer}_block"]
-    if by in ("head", "source"):
-        attn = [f"L{layer}H{h}" for h in range(config.n_heads)] + [f"{layer}_attn_bias"]
-    else:
-        attn = [f"{layer}_attn_out"]
-    if config.mlp is None:
-        return attn
-    if by == "neuron":
-        return [*attn, *(f"L{layer}N{u}" for u in range(config.mlp.d_mlp)), f"{layer}_mlp_bias"]
-    return [*attn, f"{layer}_mlp_out"]
+    names: list[str] = []
+    norms = {"attn_out": "ln1", "cross_attn_out": "ln_cross", "mlp_out": "ln2"}
+    for sublayer in config.sublayers:
+        letter = {"attn_out": "H", "cross_attn_out": "X"}.get(sublayer)
+        if letter and by in ("head", "source"):
+            names += [f"L{layer}{letter}{h}" for h in range(config.n_heads)]
+            names += [f"{layer}_{sublayer.removesuffix('_out')}_bias"]
+        elif by == "neuron" and sublayer == "mlp_out" and isinstance(config.mlp, MLP):
+            names += [f"L{layer}N{u}" for u in range(config.mlp.d_mlp)] + [f"{layer}_mlp_bias"]
+        else:
+            names.append(f"{layer}_{sublayer}")
+        if config.norm_place == "post" and _has_beta(config):
+            names.append(f"{layer}_{norms[sublayer]}_bias")
+    return names
+
+
+def _has_beta(config: ModelConfig) -> bool:
+    return isinstance(config.norm, LayerNorm)
 
 
 def _last(x: Tensor) -> Tensor:
@@ -113,25 +131,35 @@ def _site(layer: int, name: str) -> str:
 
 
 def _layer_reads(config: ModelConfig, by: By, layer: int) -> Iterable[Read]:
-    if by in ("head", "source"):
-        yield Read(_site(layer, "attn.hook_z"), _last)
-    else:
-        yield Read(_site(layer, "hook_attn_out"), _last)
-    if by == "source":
-        yield Read(_site(layer, "attn.hook_pattern"), _last_query)
-        yield Read(_site(layer, "attn.hook_v"))
-    if config.mlp is not None:
-        yield Read(_site(layer, "mlp.hook_post" if by == "neuron" else "hook_mlp_out"), _last)
+    for sublayer in config.sublayers:
+        mixer = sublayer.removesuffix("_out")
+        if sublayer != "mlp_out" and by in ("head", "source"):
+            yield Read(_site(layer, f"{mixer}.hook_z"), _last)
+            if by == "source":
+                yield Read(_site(layer, f"{mixer}.hook_pattern"), _last_query)
+                yield Read(_site(layer, f"{mixer}.hook_v"))
+        elif sublayer == "mlp_out" and by == "neuron":
+            yield Read(_site(layer, "mlp.hook_post"), _last)
+        else:
+            yield Read(_site(layer, f"hook_{sublayer}"), _last)
+    if config.norm_place == "post":
+        names = {"attn_out": "ln1", "cross_attn_out": "ln_cross", "mlp_out": "ln2"}
+        for sublayer in config.sublayers:
+            yield Read(_site(layer, f"{names[sublayer]}.hook_scale"), _last)
 
 
 def _reads(config: ModelConfig, by: By) -> tuple[Read, ...]:
-    reads = [Read("hook_embed", _last)]
-    if isinstance(config.position, Learned):
-        reads.append(Read("hook_pos_embed", _last))
+    reads = [Read(site, _last) for site in embedding_parts(config)]
+    if config.embed_norm and not isinstance(config.norm, NoNorm):
+        reads.append(Read("ln_embed.hook_scale", _last))
     for layer in range(config.n_layers):
         reads += _layer_reads(config, by, layer)
-    final = Read(_site(config.n_layers - 1, "hook_resid_post"), _last)
-    return (*reads, final, Read("unembed.hook_out", _last))
+    return (*reads, Read(final_stream(config), _last), Read(_logits(config), _last))
+
+
+def _logits(config: ModelConfig) -> str:
+    """The logits as a sum of parts sees them: before their soft cap."""
+    return "unembed.hook_out" if config.logit_softcap is None else "unembed.hook_uncapped"
 
 
 def _compute(trace: Trace, batch: Batch, model: Transformer, by: By) -> Mapping[str, Tensor]:
@@ -140,30 +168,116 @@ def _compute(trace: Trace, batch: Batch, model: Transformer, by: By) -> Mapping[
         raise ValueError("attribution requires batches with answers (Batch.with_answers)")
     if batch.keep is not None and not bool(batch.keep[:, -1].all()):
         raise ValueError("attribution requires rows that end in the last column (Batch.left_aligned)")
-    weights, config = Weights(model), model.config
     wide = torch.promote_types(model.dtype, torch.float32)
-    last = {read.site: trace[read].to(wide) for read in _reads(config, by)}
-    direction, constant = logit_direction(weights, batch.answer, batch.wrong)
-    scale = model.ln_final.scale(last[_site(config.n_layers - 1, "hook_resid_post")])
-    pulled = model.ln_final.pull_back(direction.to(wide), scale)
-    columns = [
-        (last[n] * pulled).sum(-1, keepdim=True) for n in ("hook_embed", "hook_pos_embed") if n in last
-    ]
+    last = {read.site: trace[read].to(wide) for read in _reads(model.config, by)}
+    direction, constant = logit_direction(model, batch.answer, batch.wrong)
+    scale = model.ln_final.scale(last[final_stream(model.config)])
+    folded = _Folded(model, last, model.ln_final.pull_back(direction.to(wide), scale))
+    columns = folded.embeddings()
     extra: dict[str, Tensor] = {}
-    for layer in range(config.n_layers):
-        attn, sources = _attention_columns(last, weights, pulled, layer, by)
-        mlp = _mlp_columns(last, weights, pulled, layer, by)
-        columns += [attn + mlp[0]] if by == "layer" and mlp else [attn, *mlp]
-        if sources is not None:
-            extra[f"source_{layer}"] = sources
+    for layer in range(model.config.n_layers):
+        parts, sources = folded.block(layer, by)
+        columns += [torch.cat(parts, 1).sum(1, keepdim=True)] if by == "layer" else parts
+        extra |= sources
     values = torch.cat((*columns, constant[:, None].to(wide)), 1)
-    whole, scale = _whole(last["unembed.hook_out"], batch)
+    whole, scale = _whole(last[_logits(model.config)], batch)
     error = (values.sum(1) - whole).abs() / torch.maximum(values.abs().amax(1), scale)
     if not bool((error <= TOLERANCE[model.dtype]).all()):
         raise IncompleteSumError(
-            f"attribution by {by}: components miss the logits by {float(error.max()):.2e} relative"
+            f"attribution by {by}: components miss the logits by {float(error.max()):.2e} relative",
+            float(error.max()),
         )
     return {"logits": values, "total": whole, "error": error, **extra}
+
+
+class _Folded:
+    """A direction at the end of the stream, carried back to where each sublayer writes.
+
+    `last` holds the activations at the last position. In pre-norm models the direction is the same everywhere; each
+    norm of the stream (post-norm) or of a sublayer's output (sandwich) that lies in between is pulled back through at
+    its frozen scale, and its beta becomes a column.
+    """
+
+    def __init__(self, model: Transformer, last: Mapping[str, Tensor], end: Float[Tensor, "b d"]) -> None:
+        self.model, self.last, self.weights = model, last, Weights(model)
+        self.at: dict[tuple[int, str], Float[Tensor, "b d"]] = {}
+        self.betas: dict[tuple[int, str], Float[Tensor, "b 1"]] = {}
+        for layer in reversed(range(model.config.n_layers)):
+            for sublayer in reversed(model.config.sublayers):
+                norm = model.block(layer).sum_norm(sublayer)
+                if norm is not None:
+                    if norm.bias is not None:
+                        self.betas[layer, sublayer] = _dot(end, norm.bias.to(end))
+                    end = norm.pull_back(end, last[_site(layer, f"{norm.name}.hook_scale")])
+                self.at[layer, sublayer] = end
+        self.end = end
+
+    def embeddings(self) -> list[Float[Tensor, "b 1"]]:
+        """The embeddings' columns, and beta of the norm behind them."""
+        norm, direction, beta = self.model.ln_embed, self.end, []
+        if norm is not None:
+            beta = [] if norm.bias is None else [_dot(direction, norm.bias.to(direction))]
+            direction = norm.pull_back(direction, self.last["ln_embed.hook_scale"])
+        return [_dot(self.last[name], direction) for name in embedding_parts(self.model.config)] + beta
+
+    def block(self, layer: int, by: By) -> tuple[list[Float[Tensor, "b c"]], dict[str, Tensor]]:
+        """The columns of one block at this grain, and each head split by source if that is asked."""
+        columns: list[Tensor] = []
+        extra: dict[str, Tensor] = {}
+        for sublayer in self.model.config.sublayers:
+            if sublayer != "mlp_out" and by in ("head", "source"):
+                found, sources = self._heads(layer, sublayer, by)
+                columns += found
+                extra |= {} if sources is None else {f"{sublayer}_{layer}": sources}
+            elif sublayer == "mlp_out" and by == "neuron":
+                columns += self._neurons(layer)
+            else:
+                columns.append(_dot(self.last[_site(layer, f"hook_{sublayer}")], self.at[layer, sublayer]))
+            if (layer, sublayer) in self.betas:
+                columns.append(self.betas[layer, sublayer])
+        return columns, extra
+
+    def _heads(
+        self, layer: int, sublayer: str, by: By
+    ) -> tuple[list[Float[Tensor, "b c"]], Float[Tensor, "b h k"] | None]:
+        """The heads' columns and their bias'; with `by="source"` also each head's by source."""
+        mixer = sublayer.removesuffix("_out")
+        w = self.weights.layer(layer, cross=sublayer == "cross_attn_out")
+        z = self.last[_site(layer, f"{mixer}.hook_z")]
+        output = einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
+        direction, beta = self._behind(layer, sublayer, output)
+        folded = einsum(w.W_O.to(z), direction, "h e d, b d -> b h e")
+        heads = (z * folded).sum(-1)
+        columns = [heads, _dot(direction, w.b_O.to(z)) + beta]
+        if by == "head":
+            return columns, None
+        v = self.last[_site(layer, f"{mixer}.hook_v")][:, :, self.weights.kv_head()]
+        pattern = self.last[_site(layer, f"{mixer}.hook_pattern")]
+        sources = einsum(v, folded, "b k h e, b h e -> b h k") * pattern
+        check_sum(sources.movedim(-1, 0), heads, f"sources of layer {layer}", self.model.dtype)
+        return columns, sources
+
+    def _neurons(self, layer: int) -> list[Float[Tensor, "b c"]]:
+        """Every neuron's column, and the bias'."""
+        w, post = self.weights.layer(layer), self.last[_site(layer, "mlp.hook_post")]
+        assert w.W_out is not None and w.b_out is not None
+        direction, beta = self._behind(layer, "mlp_out", post @ w.W_out.to(post) + w.b_out.to(post))
+        return [post * (direction @ w.W_out.to(post).mT), _dot(direction, w.b_out.to(post)) + beta]
+
+    def _behind(
+        self, layer: int, sublayer: str, output: Float[Tensor, "b d"]
+    ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b 1"] | float]:
+        """The direction at a sublayer's bare output, and what beta of the norm behind it adds."""
+        norm = self.model.block(layer).post_norm(sublayer)
+        direction = self.at[layer, sublayer] * self.model.config.residual_scale
+        if norm is None:
+            return direction, 0.0
+        beta = 0.0 if norm.bias is None else _dot(direction, norm.bias.to(direction))
+        return norm.pull_back(direction, norm.scale(output)), beta
+
+
+def _dot(x: Float[Tensor, "b d"], y: Float[Tensor, "*#b d"]) -> Float[Tensor, "b 1"]:
+    return (x * y).sum(-1, keepdim=True)
 
 
 def _whole(logits: Float[Tensor, "b v"], batch: Batch) -> tuple[Float[Tensor, "b"], Float[Tensor, "b"]]:
@@ -176,39 +290,6 @@ def _whole(logits: Float[Tensor, "b v"], batch: Batch) -> tuple[Float[Tensor, "b
     return answer - wrong, torch.maximum(answer.abs(), wrong.abs())
 
 
-def _attention_columns(
-    last: Mapping[str, Tensor], weights: Weights, pulled: Float[Tensor, "b d"], layer: int, by: By
-) -> tuple[Float[Tensor, "b c"], Float[Tensor, "b h k"] | None]:
-    """Attention's contributions of one layer: whole, or by head and bias; and each head by source if asked."""
-    if by not in ("head", "source"):
-        return (last[_site(layer, "hook_attn_out")] * pulled).sum(-1, keepdim=True), None
-    w = weights.layer(layer)
-    folded = einsum(w.W_O.to(pulled.dtype), pulled, "h e d, b d -> b h e")
-    heads = (last[_site(layer, "attn.hook_z")] * folded).sum(-1)
-    bias = einsum(w.b_O.to(pulled.dtype), pulled, "d, b d -> b")[:, None]
-    columns = torch.cat((heads, bias), 1)
-    if by == "head":
-        return columns, None
-    v = last[_site(layer, "attn.hook_v")][:, :, weights.kv_head()]
-    sources = einsum(v, folded, "b k h e, b h e -> b h k") * last[_site(layer, "attn.hook_pattern")]
-    check_sum(sources.movedim(-1, 0), heads, f"sources of layer {layer}", weights.model.dtype)
-    return columns, sources
-
-
-def _mlp_columns(
-    last: Mapping[str, Tensor], weights: Weights, pulled: Float[Tensor, "b d"], layer: int, by: By
-) -> list[Float[Tensor, "b c"]]:
-    """The MLP's contributions of one layer: whole, or by neuron and bias; empty without an MLP."""
-    if weights.config.mlp is None:
-        return []
-    if by != "neuron":
-        return [(last[_site(layer, "hook_mlp_out")] * pulled).sum(-1, keepdim=True)]
-    w = weights.layer(layer)
-    assert w.W_out is not None and w.b_out is not None
-    neurons = last[_site(layer, "mlp.hook_post")] * (pulled @ w.W_out.to(pulled.dtype).mT)
-    return [neurons, (pulled @ w.b_out.to(pulled.dtype))[:, None]]
-
-
 def _finish(merged: Means | Rows, config: ModelConfig, by: By) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     rows = merged.rows
@@ -217,10 +298,13 @@ def _finish(merged: Means | Rows, config: ModelConfig, by: By) -> "xr.Dataset":
         "total": (("prompt",), rows["total"]),
     }
     if by == "source":
-        sources = torch.stack([rows[f"source_{layer}"] for layer in range(config.n_layers)], 1)
-        values["by_source"] = (("prompt", "layer", "head", "source"), sources)
+        for sublayer, (name, dim) in _SOURCES.items():
+            if sublayer in config.sublayers:
+                each = [rows[f"{sublayer}_{layer}"] for layer in range(config.n_layers)]
+                values[name] = (("prompt", "layer", "head", dim), torch.stack(each, 1))
+    unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
     return labelled(
         values,
         coords={"component": labels(config, by)},
-        attrs={"by": by, "unit": "logits", "completeness_error": float(rows["error"].max())},
+        attrs={"by": by, "unit": unit, "completeness_error": float(rows["error"].max())},
     )

@@ -136,8 +136,8 @@ def _reads(config: ModelConfig, via: Callable[[Tensor], Tensor]) -> tuple[Read, 
 def _compute(
     trace: Trace, batch: Batch, model: Transformer, via: Callable[[Tensor], Tensor]
 ) -> Mapping[str, Tensor]:
-    if batch.keep is not None:
-        raise ValueError("head scores require the unpadded rows of RepeatedTokens, got a padded batch")
+    if batch.keep is not None or batch.documents is not None:
+        raise ValueError("head scores require the plain rows of RepeatedTokens, got a padded or packed batch")
     layers = torch.stack([trace[read] for read in _reads(model.config, via)], 1)
     return dict(zip(SCORES, layers.unbind(-1), strict=True))
 

@@ -19,6 +19,8 @@ from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Prompts
 from interp.model.config import ModelConfig
+from interp.model.loss import predicted
+from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 
@@ -58,6 +60,8 @@ def lens(config: ModelConfig, *, top: int = 10) -> Analysis:
     """The analysis behind `logit_lens`."""
     if not 1 <= top <= config.d_vocab:
         raise ValueError(f"top must be in [1, {config.d_vocab}], got {top}")
+    if not config.unembed:
+        raise ValueError("a lens requires an unembedding; this model ends in its residual stream")
     return Analysis(
         name="logit_lens",
         reads=_reads,
@@ -69,7 +73,7 @@ def lens(config: ModelConfig, *, top: int = 10) -> Analysis:
 
 def _reads(config: ModelConfig) -> tuple[Read, ...]:
     states = [f"blocks.{layer}.hook_resid_pre" for layer in range(config.n_layers)]
-    return tuple(Read(s) for s in (*states, f"blocks.{config.n_layers - 1}.hook_resid_post"))
+    return tuple(Read(s) for s in (*states, final_stream(config)))
 
 
 @torch.no_grad()
@@ -128,8 +132,9 @@ def _targets(batch: Batch) -> Int[Tensor, "b p"]:
         return batch.answer[:, None].expand_as(batch.tokens)
     target = torch.full_like(batch.tokens, -1)
     target[:, :-1] = batch.tokens[:, 1:]
-    if batch.keep is not None:
-        target[:, :-1][~(batch.keep[:, 1:] & batch.keep[:, :-1])] = -1
+    known = predicted(batch.keep, batch.documents)
+    if known is not None:
+        target[:, :-1][~known] = -1
     return target
 
 

@@ -4,7 +4,8 @@
 depth is the embedding plus everything the heads and MLPs before it added.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,8 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.model.config import Learned
+from interp.model.norm import Normalize
+from interp.model.sites import embedding_parts, final_stream
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 
@@ -23,7 +25,11 @@ TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-2, tor
 
 
 class IncompleteSumError(ArithmeticError):
-    """Parts that should sum to a whole do not; the message holds the error."""
+    """Parts that should sum to a whole do not; the message holds the relative error, and so does `error`."""
+
+    def __init__(self, message: str, error: float) -> None:
+        super().__init__(message)
+        self.error = error
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +40,8 @@ class Parts:
     labels: tuple[str, ...]
     complete: bool = False
     """Whether they were checked to sum to the whole final residual stream."""
+    error: float | None = None
+    """By how much their checked sum misses the stream, relative; None if nothing was checked."""
 
     def __getitem__(self, label: str) -> Float[Tensor, "..."]:
         if label not in self.labels:
@@ -72,7 +80,8 @@ def check_sum(
     if not error <= TOLERANCE[dtype]:
         raise IncompleteSumError(
             f"{what}: parts miss the whole by {error:.2e} of the largest part, allowed {TOLERANCE[dtype]:.0e}"
-            f" in {dtype} (was the pass edited, or a weight changed since?)"
+            f" in {dtype} (was the pass edited, or a weight changed since?)",
+            error,
         )
     return error
 
@@ -80,9 +89,8 @@ def check_sum(
 def stream(cache: Cache, model: Transformer, layer: int | None) -> Float[Tensor, "b p d"]:
     """The residual stream entering block `layer` (None or n_layers: leaving the last block)."""
     layer = depth(model, layer)
-    if layer == model.config.n_layers:
-        return cache[f"blocks.{layer - 1}.hook_resid_post"]
-    return cache[f"blocks.{layer}.hook_resid_pre"]
+    last = layer == model.config.n_layers
+    return cache[final_stream(model.config) if last else f"blocks.{layer}.hook_resid_pre"]
 
 
 def depth(model: Transformer, layer: int | None) -> int:
@@ -105,7 +113,7 @@ def accumulated(
     """
     n = depth(model, layer)
     states, labels = [], []
-    has_mid = incl_mid and model.config.mlp is not None and not model.config.parallel
+    has_mid = incl_mid and len(model.config.sublayers) > 1 and not model.config.parallel
     for i in range(n):
         states.append(cache[f"blocks.{i}.hook_resid_pre"])
         labels.append(f"{i}_pre")
@@ -118,45 +126,82 @@ def accumulated(
 
 
 def by_sublayer(cache: Cache, model: Transformer, layer: int | None = None) -> Parts:
-    """Embeddings and what each attention and MLP added before depth `layer`; checked to sum to the stream there."""
-    n = depth(model, layer)
-    embeddings = _embeddings(cache, model)
-    values, labels = list(embeddings.values()), list(embeddings)
-    for i in range(n):
-        for part in ("attn_out", "mlp_out") if model.config.mlp else ("attn_out",):
-            values.append(cache[f"blocks.{i}.hook_{part}"])
-            labels.append(f"{i}_{part}")
-    stacked = torch.stack(values)
-    check_sum(stacked, stream(cache, model, n), f"sublayers before depth {n}", model.dtype)
-    return Parts(stacked, tuple(labels), complete=n == model.config.n_layers)
+    """Embeddings and what each sublayer added before depth `layer`; checked to sum to the stream there.
+
+    In post-norm models every part goes through the later norms of the stream at their frozen scales, and each norm's
+    beta is a part of its own (`0_ln1_bias`).
+    """
+
+    def whole(i: int, sublayer: str) -> dict[str, Tensor]:
+        return {f"{i}_{sublayer}": cache[f"blocks.{i}.hook_{sublayer}"]}
+
+    return _collected(cache, model, depth(model, layer), whole)
 
 
-def head_results(cache: Cache, model: Transformer, layer: int) -> Float[Tensor, "h b p d"]:
-    """What each head of a block wrote, z W_O without b_O; checked: heads + b_O = attn_out."""
-    weights = Weights(model).layer(layer)
-    z = cache[f"blocks.{layer}.attn.hook_z"]
+def head_results(
+    cache: Cache, model: Transformer, layer: int, *, cross: bool = False
+) -> Float[Tensor, "h b p d"]:
+    """What each head of a block adds to the stream, without the bias; checked: heads + bias = attn_out.
+
+    z W_O, through the norm and the factor of attention's output where the family has them. cross: the heads of
+    cross-attention.
+    """
+    return head_parts(cache, model, layer, cross=cross).values[:-1]
+
+
+def head_parts(cache: Cache, model: Transformer, layer: int, *, cross: bool = False) -> Parts:
+    """What each head of a block adds to the stream (`L0H3`, of cross-attention `L0X3`) and, last, their `bias`."""
+    weights = Weights(model).layer(layer, cross=cross)
+    z = cache[f"blocks.{layer}.{'cross_attn' if cross else 'attn'}.hook_z"]
     results = einsum(z, weights.W_O, "b p h e, h e d -> h b p d")
-    out = cache[f"blocks.{layer}.hook_attn_out"]
-    bias = weights.b_O.expand_as(out)[None]
-    check_sum(torch.cat((results, bias)), out, f"heads of layer {layer}", model.dtype)
-    return results
+    bias = weights.b_O.expand_as(results[0])[None]
+    sublayer = "cross_attn_out" if cross else "attn_out"
+    values = written(model, layer, sublayer, torch.cat((results, bias)))
+    whole = cache[f"blocks.{layer}.hook_{sublayer}"]
+    error = check_sum(values, whole, f"heads of layer {layer}", model.dtype)
+    labels = [f"L{layer}{'X' if cross else 'H'}{h}" for h in range(len(results))]
+    return Parts(values, (*labels, "bias"), error=error)
+
+
+def written(
+    model: Transformer,
+    layer: int,
+    sublayer: str,
+    parts: Float[Tensor, "c ... d"],
+    output: Float[Tensor, "... d"] | None = None,
+) -> Float[Tensor, "c ... d"]:
+    """Parts of a sublayer's output as what they add to the stream; the last part takes the beta of the output's norm.
+
+    output: what the parts sum to; None = their sum.
+    """
+    norm, factor = model.block(layer).post_norm(sublayer), model.config.residual_scale
+    if norm is not None:
+        scale = norm.scale(parts.sum(0) if output is None else output)
+        parts = norm.frozen(parts, scale)
+        if norm.bias is not None:
+            parts = torch.cat((parts[:-1], parts[-1:] + norm.bias.to(parts.device)))
+    return parts if factor == 1 else parts * factor
 
 
 def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Parts:
-    """Every head's write before depth `layer` (`L0H3`) and one `remainder`: embeddings, MLPs and biases.
+    """Every head's write before depth `layer` (`L0H3`; of cross-attention `L0X3`) and one `remainder`.
 
-    Checked twice: heads + b_O = attn_out in each layer, and all parts against the stream.
+    The remainder holds embeddings, MLPs and biases. Checked twice: heads + bias = attn_out in each layer, and all
+    parts against the stream.
     """
-    n = depth(model, layer)
-    whole = by_sublayer(cache, model, n)
-    heads = [head_results(cache, model, i) for i in range(n)]
-    labels = [f"L{i}H{h}" for i in range(n) for h in range(model.config.n_heads)]
-    rest = [v for v, name in zip(whole.values, whole.labels, strict=True) if not name.endswith("attn_out")]
-    rest += [Weights(model).layer(i).b_O.expand_as(rest[0]) for i in range(n)]
-    remainder = torch.stack(rest).sum(0)
-    stacked = torch.cat((*heads, remainder[None]))
-    check_sum(stacked, stream(cache, model, n), f"heads before depth {n}", model.dtype)
-    return Parts(stacked, (*labels, "remainder"), complete=n == model.config.n_layers)
+
+    def split(i: int, sublayer: str) -> dict[str, Tensor]:
+        if sublayer == "mlp_out":
+            return {f"{i}_mlp_out": cache[f"blocks.{i}.hook_mlp_out"]}
+        parts = head_parts(cache, model, i, cross=sublayer == "cross_attn_out")
+        return dict(zip((*parts.labels[:-1], f"{i}_{sublayer}_bias"), parts.values, strict=True))
+
+    every = _collected(cache, model, depth(model, layer), split)
+    is_head = torch.tensor([re.fullmatch(r"L\d+[HX]\d+", label) is not None for label in every.labels])
+    rest = every.values[~is_head.to(every.values.device)].sum(0, keepdim=True)
+    labels = [label for label, head in zip(every.labels, is_head, strict=True) if head]
+    heads = every.values[is_head.to(every.values.device)]
+    return Parts(torch.cat((heads, rest)), (*labels, "remainder"), every.complete, every.error)
 
 
 def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Float[Tensor, "h k b d"]:
@@ -165,10 +210,13 @@ def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Fl
     a_ij (v_j W_O), b_V included in v. Ferrando et al. 2024, the head's intermediate representations.
     """
     weights = Weights(model)
+    w = weights.layer(layer)
     pattern = cache[f"blocks.{layer}.attn.hook_pattern"][:, :, pos]
     v = cache[f"blocks.{layer}.attn.hook_v"][:, :, weights.kv_head()]
-    written = einsum(v, weights.layer(layer).W_O, "b k h e, h e d -> h k b d")
-    moved = written * rearrange(pattern, "b h k -> h k b 1")
+    moved = einsum(v, w.W_O, "b k h e, h e d -> h k b d") * rearrange(pattern, "b h k -> h k b 1")
+    output = einsum(cache[f"blocks.{layer}.attn.hook_z"][:, pos], w.W_O, "b h e, h e d -> b d") + w.b_O
+    flat = torch.cat((moved.flatten(0, 1), w.b_O.expand_as(output)[None]))
+    moved = written(model, layer, "attn_out", flat, output)[:-1].view_as(moved)
     heads = head_results(cache, model, layer)[:, :, pos]
     check_sum(rearrange(moved, "h k b d -> k h b d"), heads, f"sources of layer {layer}", model.dtype)
     return moved
@@ -181,29 +229,67 @@ def by_neuron(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Pa
     """
     weights = Weights(model).layer(layer)
     if weights.W_out is None or weights.b_out is None:
-        raise KeyError(f"layer {layer} has no MLP: this model is attention-only")
+        kind = "a mixture of experts" if model.config.mlp else "attention-only"
+        raise KeyError(f"layer {layer} has no neurons that write on their own: this model is {kind}")
     post = cache[f"blocks.{layer}.mlp.hook_post"][:, pos]
     out = cache[f"blocks.{layer}.hook_mlp_out"][:, pos]
     neurons = einsum(post, weights.W_out, "b m, m d -> m b d")
-    stacked = torch.cat((neurons, weights.b_out.expand_as(out)[None]))
+    stacked = written(model, layer, "mlp_out", torch.cat((neurons, weights.b_out.expand_as(out)[None])))
     check_sum(stacked, out, f"neurons of layer {layer}", model.dtype)
     labels = tuple(f"L{layer}N{u}" for u in range(neurons.shape[0]))
     return Parts(stacked, (*labels, "bias"))
 
 
+def _collected(
+    cache: Cache, model: Transformer, n: int, split: Callable[[int, str], dict[str, Tensor]]
+) -> Parts:
+    """Embeddings and the parts that `split` makes of every sublayer before depth `n`, as they stand in the stream."""
+    parts = _embedded(cache, model)
+    for i in range(n):
+        for sublayer in model.config.sublayers:
+            parts |= split(i, sublayer)
+            norm = model.block(i).sum_norm(sublayer)
+            if norm is not None:
+                scale = cache[f"blocks.{i}.{norm.name}.hook_scale"]
+                parts = _through(norm, parts, scale, f"{i}_{norm.name}_bias")
+    stacked = torch.stack(list(parts.values()))
+    error = check_sum(stacked, stream(cache, model, n), f"parts before depth {n}", model.dtype)
+    return Parts(stacked, tuple(parts), n == model.config.n_layers, error)
+
+
+def _through(norm: Normalize, parts: dict[str, Tensor], scale: Tensor, bias: str) -> dict[str, Tensor]:
+    """Parts behind a norm of the whole stream, at its frozen scale, with beta as one more."""
+    new = {label: norm.frozen(part, scale) for label, part in parts.items()}
+    if norm.bias is None:
+        return new
+    return new | {bias: norm.bias.to(scale.device).expand_as(next(iter(new.values())))}
+
+
+def _embedded(cache: Cache, model: Transformer) -> dict[str, Tensor]:
+    """The parts of the stream entering the first block."""
+    parts = {name.removeprefix("hook_"): cache[name] for name in embedding_parts(model.config)}
+    if model.ln_embed is None:
+        return parts
+    return _through(model.ln_embed, parts, cache["ln_embed.hook_scale"], "embed_bias")
+
+
 def logit_direction(
-    weights: Weights, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None
+    model: Transformer, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None
 ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b"]]:
-    """The unembedding direction of a logit (difference), and the constant beta W_U + b_U along it."""
+    """The direction of a logit (difference) at the output of the final norm, and its constant beta W_U + b_U.
+
+    The factor on the logits is in both; a soft cap is not, so these are logits before the cap. Errors: ValueError
+    where the logits are not linear in the normed stream (a masked-LM head), or there are none.
+    """
+    if model.unembed is None or model.mlm_head is not None:
+        what = (
+            "has no logits" if model.unembed is None else "computes its logits by a non-linear masked-LM head"
+        )
+        raise ValueError(f"this model {what}: parts of its stream have no logits of their own")
+    weights, factor = Weights(model), model.config.logit_scale
     direction, constant = weights.W_U.mT[answer], weights.b_U[answer]
     if wrong is not None:
         direction = direction - weights.W_U.mT[wrong]
         constant = constant - weights.b_U[wrong]
-    return direction, constant + einsum(direction, weights.final_beta, "b d, d -> b")
-
-
-def _embeddings(cache: Cache, model: Transformer) -> dict[str, Tensor]:
-    found = {"embed": cache["hook_embed"]}
-    if isinstance(model.config.position, Learned):
-        found["pos_embed"] = cache["hook_pos_embed"]
-    return found
+    constant = constant + einsum(direction, weights.final_beta, "b d, d -> b")
+    return direction * factor, constant * factor

@@ -15,6 +15,8 @@ AXES: dict[str, str] = {
     "v": "vocabulary",
     "l": "layer",
     "c": "component",
+    "s": "source position",
+    "x": "expert",
     "1": "kept for broadcasting",
 }
 

@@ -6,10 +6,11 @@ from operator import itemgetter
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from interp.core.shapes import shape_text
+from interp.model.attention import Memory
 
 Side = Literal["left", "right"]
 
@@ -27,6 +28,12 @@ class Batch:
     """The token each row should be followed by, where a question has one."""
     wrong: Int[Tensor, "b"] | None = None
     """The token the answer is contrasted with."""
+    documents: Int[Tensor, "b p"] | None = None
+    """The text that each column belongs to, in packed rows (-1 at padding); None = one text per row."""
+    types: Int[Tensor, "b p"] | None = None
+    """Token types, for models that have them; None = 0 everywhere."""
+    memory: Memory | None = None
+    """What cross-attention reads, for the decoder of an encoder-decoder."""
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.tokens.is_floating_point() or self.tokens.numel() == 0:
@@ -34,10 +41,12 @@ class Batch:
                 "a batch requires at least one token id, shape [batch, pos], "
                 f"got {self.tokens.dtype} of shape {shape_text(self.tokens.shape)}"
             )
-        if self.keep is not None and self.keep.shape != self.tokens.shape:
-            raise ValueError(
-                f"keep must have the tokens' shape {shape_text(self.tokens.shape)}, got {shape_text(self.keep.shape)}"
-            )
+        for name in ("keep", "documents", "types"):
+            given, wanted = getattr(self, name), self.tokens.shape
+            if given is not None and given.shape != wanted:
+                raise ValueError(
+                    f"{name} must have the tokens' shape {shape_text(wanted)}, got {shape_text(given.shape)}"
+                )
 
     @classmethod
     def of(
@@ -56,6 +65,37 @@ class Batch:
             keep[i, span] = True
         return cls(tokens, None if min(lengths) == width else keep, bos)
 
+    @classmethod
+    def packed(cls, texts: Sequence[Sequence[int]], width: int, *, pad_id: int = 0) -> "Batch":
+        """Texts side by side in rows of `width` columns, each seeing only itself; `documents` holds their numbers.
+
+        Longest first, each into the first row with room (first fit decreasing). Every number of a packed text equals
+        that of the text alone. Errors: ValueError for an empty text, or one longer than `width`.
+        """
+        lengths = [len(text) for text in texts]
+        if not texts or min(lengths) == 0 or max(lengths) > width:
+            raise ValueError(f"texts of 1 to {width} tokens are required, got lengths {lengths}")
+        rows: list[list[int]] = []
+        for i in sorted(range(len(texts)), key=lambda i: -lengths[i]):
+            fitting = (row for row in rows if sum(lengths[j] for j in row) + lengths[i] <= width)
+            row = next(fitting, None)
+            rows.append([i]) if row is None else row.append(i)
+        tokens = torch.full((len(rows), width), pad_id)
+        documents = torch.full((len(rows), width), -1)
+        for r, row in enumerate(rows):
+            joined = [token for i in row for token in texts[i]]
+            tokens[r, : len(joined)] = torch.tensor(joined)
+            documents[r, : len(joined)] = torch.tensor([i for i in row for _ in texts[i]])
+        keep = documents >= 0
+        return cls(tokens, None if bool(keep.all()) else keep, documents=documents)
+
+    def unpack(self, values: Shaped[Tensor, "b p ..."]) -> list[Shaped[Tensor, "n ..."]]:
+        """Per-position values of a packed batch as one tensor per text, in the order the texts were given."""
+        if self.documents is None:
+            raise ValueError("this batch is not packed: it has one text per row")
+        count = int(self.documents.max()) + 1
+        return [values[self.documents == i] for i in range(count)]
+
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
@@ -67,7 +107,8 @@ class Batch:
         return self.keep.sum(1)
 
     def last(self) -> Int[Tensor, "b"]:
-        """Column of the last real token of each row."""
+        """Column of the last real token of each row; ValueError for packed rows, which have several."""
+        self._one_text_per_row("the last token")
         n = self.tokens.shape[1]
         if self.keep is None:
             return torch.full((len(self),), n - 1, device=self.tokens.device)
@@ -88,15 +129,27 @@ class Batch:
 
     def left_aligned(self) -> "Batch":
         """The same rows with all padding moved to the left, so that every row ends in the last column."""
+        self._one_text_per_row("alignment")
         if self.keep is None:
             return self
         order = self.keep.int().argsort(dim=1, stable=True)
-        return replace(self, tokens=self.tokens.gather(1, order), keep=self.keep.gather(1, order))
+        types = None if self.types is None else self.types.gather(1, order)
+        return replace(
+            self, tokens=self.tokens.gather(1, order), keep=self.keep.gather(1, order), types=types
+        )
+
+    def _one_text_per_row(self, what: str) -> None:
+        if self.documents is not None:
+            raise ValueError(f"{what} requires one text per row, this batch is packed")
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         def changed(x: Tensor | None) -> Tensor | None:
             return None if x is None else change(x)
 
+        memory = self.memory
+        if memory is not None:
+            memory = Memory(change(memory.states), changed(memory.keep))
         return Batch(
-            change(self.tokens), changed(self.keep), self.bos, changed(self.answer), changed(self.wrong)
-        )
+            change(self.tokens), changed(self.keep), self.bos, changed(self.answer), changed(self.wrong),
+            changed(self.documents), changed(self.types), memory,
+        )  # fmt: skip

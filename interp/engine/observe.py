@@ -70,7 +70,10 @@ def observe(
     tap = Tap(reads, edits, answers_only=answers_only) if reads or edits else None
     batch = batch.to(model.device)
     with torch.set_grad_enabled(metric is not None):
-        output = model(batch.tokens, tap, stop=stop, keep=batch.keep, logits_at=logits_at)
+        output = model(
+            batch.tokens, tap, stop=stop, logits_at=logits_at, keep=batch.keep, documents=batch.documents,
+            types=batch.types, memory=batch.memory,
+        )  # fmt: skip
         if tap is None:
             return Observation(output, Trace({}))
         answers = dict(tap.values)

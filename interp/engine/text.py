@@ -34,13 +34,28 @@ class Tokenizer(Protocol):
         ...
 
 
-class Text:
-    """Tokenisation for one model: prompts in, batches out."""
+@runtime_checkable
+class SpecialTokenizer(Tokenizer, Protocol):
+    """A tokenizer that knows what its model expects around a text, such as BERT's [CLS] and [SEP]."""
 
-    def __init__(self, tokenizer: Tokenizer | None, n_ctx: int, d_vocab: int) -> None:
+    def with_special(self, text: str) -> list[int]:
+        """Ids of the text with every special token that the tokenizer itself adds."""
+        ...
+
+
+class Text:
+    """Tokenisation for one model: prompts in, batches out.
+
+    special: texts get all special tokens that their tokenizer adds itself (encoders), instead of BOS alone.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, n_ctx: int, d_vocab: int, *, special: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self.n_ctx = n_ctx
         self.d_vocab = d_vocab
+        self._special = special and isinstance(tokenizer, SpecialTokenizer)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -72,13 +87,19 @@ class Text:
         if not texts:
             raise ValueError("at least one prompt is required, got none")
         rows = [self.ids(text, prepend_bos=prepend_bos) for text in texts]
-        bos = prepend_bos and self.tokenizer.bos_id is not None
+        bos = prepend_bos and self.tokenizer.bos_id is not None and not self._special
         return self._checked(Batch.of(rows, pad_id=self.tokenizer.pad_id, side=side, bos=bos))
 
     def ids(self, text: str, *, prepend_bos: bool = True) -> list[int]:
-        """Ids of one text, with BOS exactly once if asked for and if the tokenizer has one."""
+        """Ids of one text, with BOS exactly once if asked for and if the tokenizer has one.
+
+        For encoders: with all special tokens, or none with `prepend_bos=False`.
+        """
         if not text:
             raise ValueError("the prompt is empty: at least one character is required")
+        if self._special:
+            assert isinstance(self._tokenizer, SpecialTokenizer)
+            return self._tokenizer.with_special(text) if prepend_bos else self._tokenizer.encode(text)
         ids = self.tokenizer.encode(text)
         bos = self.tokenizer.bos_id
         if prepend_bos and bos is not None and ids[:1] != [bos]:

@@ -1,5 +1,19 @@
 """Checkpoints in: one file per architecture family, converted to our config and parameters."""
 
-from interp.families.load import FAMILIES, config_of, from_folder, from_hf_model, save, tokenizer_of
+from interp.families.load import (
+    FAMILIES,
+    any_from_folder,
+    any_from_hf_model,
+    config_of,
+    from_folder,
+    from_hf_model,
+    is_encoder_decoder,
+    save,
+    tokenizer_of,
+)
 
-__all__ = ["FAMILIES", "config_of", "from_folder", "from_hf_model", "save", "tokenizer_of"]
+__all__ = [
+    "FAMILIES", "any_from_folder", "any_from_hf_model", "config_of", "from_folder", "from_hf_model",
+    "is_encoder_decoder", "save",
+    "tokenizer_of",
+]  # fmt: skip

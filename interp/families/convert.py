@@ -1,108 +1,175 @@
-"""From a checkpoint's tensors to our parameters, with every tensor accounted for."""
+"""From a checkpoint's tensors to our parameters, with every tensor accounted for before any is read."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from interp.core.shapes import nearest, shape_text
-from interp.families.spec import Family, Rule
-from interp.model.config import ModelConfig
+from interp.core.shapes import nearest
+from interp.families.fill import Plan, fill, plan
+from interp.families.spec import AnyFamily, Rule
+from interp.families.stored import Tensors, equal
+from interp.model.config import AnyConfig, EncoderDecoderConfig, ModelConfig
+from interp.model.encoder_decoder import EncoderDecoder, build
+from interp.model.place import layer_devices
 from interp.model.transformer import Transformer
+
+AnyModel = Transformer | EncoderDecoder
 
 
 def to_model(
-    family: Family,
-    config: ModelConfig,
-    tensors: Mapping[str, Tensor],
+    family: AnyFamily,
+    config: AnyConfig,
+    tensors: Tensors,
     *,
     dtype: torch.dtype | None,
-    device: torch.device,
-) -> Transformer:
-    """A frozen model in eval mode whose parameters are copies of `tensors`, converted one at a time.
+    devices: Sequence[torch.device],
+) -> AnyModel:
+    """A frozen model in eval mode whose parameters are filled from `tensors`, each allocated once and in its place.
 
-    dtype None keeps the checkpoint's. Errors: ValueError for missing, extra, mis-shaped or non-finite tensors.
+    dtype None keeps the checkpoint's. Layer i of n stands on `devices[i * len(devices) // n]`, the rest on the first.
+    Errors: ValueError for missing, extra, mis-shaped or non-finite tensors, and for a dtype a device does not have.
     """
-    with torch.device("meta"):
-        model = Transformer(config)
-    wanted = dict(model.named_parameters())
-    rules = list(_per_layer(family.rules(config), config))
+    with torch.device("meta"), _Unfilled():
+        model = build(config)
+    every = dict(model.named_parameters(remove_duplicate=False))
+    rules, duplicates = family.table(config)
     names = _located(family, tensors)
-    _account(family, config, rules, names, tensors)
-    state: dict[str, Tensor] = {}
-    for rule in rules:
-        state[rule.ours] = _made(rule, wanted[rule.ours], names, tensors, dtype, device)
-    if config.tied:
-        state["unembed.weight"] = state["embed.weight"]
-    model.load_state_dict(state, assign=True)
-    if config.tied:
-        model.unembed.weight = model.embed.weight
+    names |= {
+        first: names[copy] for copy, first in duplicates.items() if copy in names and first not in names
+    }
+    chosen = [_chosen(rule, names) for rule in expanded(rules, config)]
+    _account(family, chosen, names, duplicates, tensors)
+    plans = [
+        _planned(rule, every, names, tensors, config, dtype, _device_of(rule.ours, config, devices))
+        for rule in chosen
+    ]
+    made = {id(every[p.ours]): nn.Parameter(fill(p, tensors), requires_grad=False) for p in plans}
+    if bare := sorted(name for name, parameter in every.items() if id(parameter) not in made):
+        raise ValueError(
+            f"{family.name}: no rule makes {bare[0]!r} and {len(bare) - 1} more of our parameters"
+        )
+    # a tied parameter has several names and stays one object
+    model.load_state_dict({name: made[id(p)] for name, p in every.items()}, assign=True)
+    if len(devices) > 1:
+        for side in (model,) if isinstance(model, Transformer) else (model.encoder, model.decoder):
+            side.devices = layer_devices(side.config.n_layers, devices)
     return model.requires_grad_(False).eval()
 
 
-def _per_layer(rules: tuple[Rule, ...], config: ModelConfig) -> Iterator[Rule]:
+class _Unfilled(TorchFunctionMode):
+    """Leaves random numbers out of new parameters; on "meta" they alone would import torch's compiler (a second)."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init" and "tensor" in kwargs:
+            return kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def _side(ours: str, config: AnyConfig) -> ModelConfig:
+    """The config of the stack that a parameter stands in."""
+    if isinstance(config, EncoderDecoderConfig):
+        return config.encoder if ours.startswith("encoder.") else config.decoder
+    return config
+
+
+def expanded(rules: Sequence[Rule], config: AnyConfig) -> Iterator[Rule]:
+    """The rules with layers and experts written out."""
     for rule in rules:
-        for layer in range(config.n_layers) if "{l}" in rule.ours else (0,):
-            theirs = tuple(name.replace("{l}", str(layer)) for name in rule.theirs)
-            yield Rule(rule.ours.replace("{l}", str(layer)), theirs, rule.layout)
+        side = _side(rule.ours, config)
+        experts = getattr(side.mlp, "n_experts", 1)
+        for layer in range(side.n_layers) if "{l}" in rule.ours else (0,):
+            yield _written_out(rule, layer, experts)
 
 
-def _located(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The family's name of each tensor -> its name in this checkpoint (which may lack the prefix)."""
-    bare = family.prefix and not any(name.startswith(family.prefix) for name in tensors)
-    keep = ("lm_head.",)
-    return {(name if not bare or name.startswith(keep) else family.prefix + name): name for name in tensors}
+def _written_out(rule: Rule, layer: int, experts: int) -> Rule:
+    per_expert = range(experts) if any("{x}" in name for name in rule.theirs) else (0,)
+    return replace(
+        rule,
+        ours=rule.ours.replace("{l}", str(layer)),
+        theirs=tuple(
+            name.replace("{l}", str(layer)).replace("{x}", str(x)) for x in per_expert for name in rule.theirs
+        ),
+        otherwise=rule.otherwise and _written_out(rule.otherwise, layer, experts),
+    )
+
+
+def _chosen(rule: Rule, names: Mapping[str, str]) -> Rule:
+    """The first of a rule and its alternatives whose first tensor is there; if none, the one that lacks least."""
+    ways = [rule]
+    while (other := ways[-1].otherwise) is not None:
+        ways.append(other)
+    return max(ways, key=lambda way: (way.theirs[0] in names, sum(n in names for n in way.theirs)))
+
+
+def _located(family: AnyFamily, tensors: Tensors) -> dict[str, str]:
+    """The family's name of each tensor -> its name in this checkpoint (which may be older, or lack the prefix)."""
+    renamed = {name: family.rename(name) for name in tensors}
+    bare = family.prefix and not any(name.startswith(family.prefix) for name in renamed.values())
+    found: dict[str, str] = {}
+    for name, new in renamed.items():
+        full = family.prefix + new if bare and not new.startswith(family.outside) else new
+        if full in found:
+            raise ValueError(f"{family.name}: {found[full]!r} and {name!r} are two names of one tensor")
+        found[full] = name
+    return found
 
 
 def _account(
-    family: Family,
-    config: ModelConfig,
-    rules: list[Rule],
+    family: AnyFamily,
+    rules: Sequence[Rule],
     names: Mapping[str, str],
-    tensors: Mapping[str, Tensor],
+    duplicates: Mapping[str, str],
+    tensors: Tensors,
 ) -> None:
-    """Nothing missing, nothing left over; a tied unembedding that is stored must equal the embedding."""
+    """Nothing missing, nothing left over; a second copy that is stored must equal the first."""
     used = {name for rule in rules for name in rule.theirs}
     if missing := sorted(used - set(names)):
         raise ValueError(
             f"{family.name}: the checkpoint lacks {len(missing)} of {len(used)} tensors, first {missing[0]!r}; "
             f"{nearest(missing[0], names)}"
         )
-    extra = set(names) - used
-    if config.tied and "lm_head.weight" in extra:
-        extra.remove("lm_head.weight")
-        embedding = next(rule.theirs[0] for rule in rules if rule.ours == "embed.weight")
-        if not torch.equal(tensors[names["lm_head.weight"]], tensors[names[embedding]]):
-            raise ValueError(f"{family.name}: config says tied, but lm_head.weight differs from {embedding}")
-    extra = {n for n in extra if not any(re.fullmatch(p, n) for p in family.buffers)}
+    known = (*family.buffers, *family.unused)
+    extra = {n for n in set(names) - used - set(duplicates) if not any(re.fullmatch(p, n) for p in known)}
     if extra:
         raise ValueError(
             f"{family.name}: {len(extra)} tensors are not understood, first {sorted(extra)[0]!r}"
         )
+    for copy, first in duplicates.items():
+        if copy in names and not equal(tensors, names[copy], names[first]):
+            raise ValueError(f"{family.name}: config says tied, but {copy} differs from {first}")
 
 
-def _made(
+def _planned(
     rule: Rule,
-    wanted: Tensor,
+    every: Mapping[str, nn.Parameter],
     names: Mapping[str, str],
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
+    config: AnyConfig,
     dtype: torch.dtype | None,
     device: torch.device,
-) -> Tensor:
-    parts = []
-    for name in rule.theirs:
-        part = tensors[names[name]].detach()
-        if not part.is_floating_point():
-            raise ValueError(f"{name}: a floating point tensor is required, got {part.dtype}")
-        if not bool(part.isfinite().all()):
-            raise ValueError(f"{name}: the checkpoint holds NaN or infinite values")
-        parts.append(part.mT if rule.layout == "transposed" else part)
-    whole = torch.cat(parts) if len(parts) > 1 else parts[0]
-    if whole.shape != wanted.shape:
+) -> Plan:
+    if rule.ours not in every:
         raise ValueError(
-            f"{rule.ours} requires shape {shape_text(wanted.shape)}, "
-            f"{' + '.join(rule.theirs)} gives {shape_text(whole.shape)}"
+            f"a rule makes {rule.ours!r}, which is no parameter of ours; {nearest(rule.ours, every)}"
         )
-    copied = torch.empty(wanted.shape, dtype=dtype or whole.dtype, device=device)
-    return copied.copy_(whole)
+    parts = tuple(names[name] for name in rule.theirs)
+    side = _side(rule.ours, config)
+    return plan(rule, every[rule.ours].shape, parts, tensors, side, dtype, device)
+
+
+def _device_of(ours: str, config: AnyConfig, devices: Sequence[torch.device]) -> torch.device:
+    layer = re.match(r"(?:encoder\.|decoder\.)?blocks\.(\d+)\.", ours)
+    if layer is None:
+        return devices[0]
+    return layer_devices(_side(ours, config).n_layers, devices)[int(layer[1])]

@@ -1,23 +1,17 @@
 """GPT-2: learned positions, LayerNorm, Conv1D matrices stored `[in, out]`, tied unembedding."""
 
-from interp.families.spec import Family, Rule, Settings
-from interp.model.config import MLP, Activation, LayerNorm, Learned, ModelConfig
+from torch import Tensor
 
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu_new": "gelu_new",
-    "gelu_pytorch_tanh": "gelu_new",
-    "gelu": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
+from interp.families.activations import activation
+from interp.families.spec import Family, Rule, Settings, transposed
+from interp.families.table import modules, tied_to, unembedding
+from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a GPT-2 checkpoint."""
     d_model, n_heads = settings.integer("n_embd"), settings.integer("n_head")
-    act = settings.text("activation_function", "gelu_new")
-    settings.require("activation_function", *ACTIVATIONS)
+    act = activation(settings, "activation_function", "gelu_new")
     settings.require("add_cross_attention", False)
     settings.get("reorder_and_upcast_attn")
     n_ctx = settings.integer("n_positions", 1024)
@@ -28,7 +22,7 @@ def config(settings: Settings) -> ModelConfig:
         n_heads=n_heads,
         n_ctx=n_ctx,
         d_vocab=settings.integer("vocab_size"),
-        mlp=MLP(settings.integer("n_inner", 4 * d_model), ACTIVATIONS[act]),
+        mlp=MLP(settings.integer("n_inner", 4 * d_model), act),
         position=Learned(),
         norm=LayerNorm(settings.real("layer_norm_epsilon", 1e-5)),
         attn_scale=None if settings.flag("scale_attn_weights", True) else 1.0,
@@ -40,26 +34,25 @@ def config(settings: Settings) -> ModelConfig:
 def rules(config: ModelConfig) -> tuple[Rule, ...]:
     """The weight table."""
     ours, theirs = "blocks.{l}.", "transformer.h.{l}."
-    table = [
-        Rule("embed.weight", ("transformer.wte.weight",)),
-        Rule("pos_embed.weight", ("transformer.wpe.weight",)),
-        Rule("ln_final.weight", ("transformer.ln_f.weight",)),
-        Rule("ln_final.bias", ("transformer.ln_f.bias",)),
-    ]
-    for name, his in (("ln1", "ln_1"), ("ln2", "ln_2")):
-        table += [Rule(f"{ours}{name}.{p}", (f"{theirs}{his}.{p}",)) for p in ("weight", "bias")]
+    norms = {"ln1": "ln_1", "ln2": "ln_2"}
     matrices = {
         "attn.qkv": "attn.c_attn",
         "attn.out": "attn.c_proj",
         "mlp.into": "mlp.c_fc",
         "mlp.out": "mlp.c_proj",
     }
-    for mine, his in matrices.items():
-        table.append(Rule(f"{ours}{mine}.weight", (f"{theirs}{his}.weight",), "transposed"))
-        table.append(Rule(f"{ours}{mine}.bias", (f"{theirs}{his}.bias",)))
-    if not config.tied:
-        table.append(Rule("unembed.weight", ("lm_head.weight",)))
-    return tuple(table)
+    return (
+        *modules({"embed": "transformer.wte", "pos_embed": "transformer.wpe"}, bias=False),
+        *modules({"ln_final": "transformer.ln_f"}),
+        *modules(norms, ours=ours, theirs=theirs),
+        *modules(matrices, ours=ours, theirs=theirs, layout=conv1d),
+        *unembedding(config),
+    )
+
+
+def conv1d(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """Weights transposed, biases as they are."""
+    return transposed(tensor, config) if tensor.ndim > 1 else tensor
 
 
 FAMILY = Family(
@@ -68,5 +61,6 @@ FAMILY = Family(
     config=config,
     rules=rules,
     prefix="transformer.",
+    duplicates=tied_to("transformer.wte.weight"),
     buffers=(r".*\.attn\.bias", r".*\.attn\.masked_bias"),
 )

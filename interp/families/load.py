@@ -1,29 +1,92 @@
 """Loading: a folder, a file or a live Hugging Face model becomes a `Transformer`, every tensor accounted for.
 
-Nothing here executes code from a checkpoint: configs are JSON, weights are safetensors, remote code is never asked for.
+Nothing here executes code from a checkpoint: configs are JSON, weights are safetensors, or pickles read by torch's
+weights-only unpickler; remote code is never asked for.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from interp.core.results import write_atomically
 from interp.core.shapes import nearest
-from interp.families import gpt2, llama, native
-from interp.families.convert import to_model
-from interp.families.spec import Family, Settings
-from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer
-from interp.model.config import ModelConfig
+from interp.families import (
+    bart,
+    bert,
+    bloom,
+    distilbert,
+    gemma,
+    gemma2,
+    gemma3,
+    gemma3_text,
+    gpt2,
+    gpt_neo,
+    gpt_neox,
+    gpt_oss,
+    gptj,
+    granite,
+    llama,
+    marian,
+    mistral,
+    mixtral,
+    native,
+    olmo2,
+    opt,
+    phi,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    roberta,
+    t5,
+)
+from interp.families.convert import AnyModel, to_model
+from interp.families.fill import check_dtype
+from interp.families.hub import download as download
+from interp.families.spec import AnyFamily, Settings
+from interp.families.stored import LiveTensors, StoredTensors
+from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, check_fit
+from interp.model.config import AnyConfig, EncoderDecoderConfig
 from interp.model.transformer import Transformer
 
-FAMILIES: tuple[Family, ...] = (gpt2.FAMILY, llama.FAMILY, native.FAMILY)
+FAMILIES: tuple[AnyFamily, ...] = (
+    gpt2.FAMILY,
+    llama.FAMILY,
+    gpt_neo.FAMILY,
+    gptj.FAMILY,
+    gpt_neox.FAMILY,
+    opt.FAMILY,
+    bloom.FAMILY,
+    mistral.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+    gemma.FAMILY,
+    gemma2.FAMILY,
+    gemma3_text.FAMILY,
+    gemma3.FAMILY,
+    phi.FAMILY,
+    phi3.FAMILY,
+    olmo2.FAMILY,
+    granite.FAMILY,
+    mixtral.FAMILY,
+    qwen3_moe.FAMILY,
+    gpt_oss.FAMILY,
+    bert.FAMILY,
+    roberta.FAMILY,
+    distilbert.FAMILY,
+    t5.FAMILY,
+    bart.FAMILY,
+    marian.FAMILY,
+    native.FAMILY,
+)
+Devices = Sequence[torch.device | str]
 TokenizerAdapter = FileTokenizer | HuggingFaceTokenizer
 
 
-def family_of(values: Mapping[str, object]) -> Family:
+def family_of(values: Mapping[str, object]) -> AnyFamily:
     """The family of a config by its `model_type`; ValueError naming the supported ones."""
     kind = str(values.get("model_type"))
     for family in FAMILIES:
@@ -35,9 +98,15 @@ def family_of(values: Mapping[str, object]) -> Family:
     )
 
 
-def config_of(values: Mapping[str, object]) -> tuple[Family, ModelConfig]:
+def config_of(values: Mapping[str, object]) -> tuple[AnyFamily, AnyConfig]:
     """Family and our config of a checkpoint's config; ValueError for anything it asks that we do not do."""
     family = family_of(values)
+    if quantization := values.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+        raise ValueError(
+            f"{family.name}: config asks for quantization_config ({method}), and quantised weights are not supported; "
+            "load the original checkpoint, or one that was dequantised and saved again"
+        )
     settings = Settings(values, family.name)
     config = family.config(settings)
     settings.finish()
@@ -45,15 +114,35 @@ def config_of(values: Mapping[str, object]) -> tuple[Family, ModelConfig]:
 
 
 def from_hf_model(
-    hf_model: nn.Module, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    hf_model: nn.Module,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    devices: Devices | None = None,
 ) -> Transformer:
-    """Our copy of a live Hugging Face model; the original is not touched and shares no memory."""
+    """Our copy of a live Hugging Face model; the original is not touched and shares no memory.
+
+    devices: several to spread the layers over, in consecutive runs; what stands outside them goes to the first.
+    """
+    return _one_stack(any_from_hf_model(hf_model, dtype=dtype, device=device, devices=devices))
+
+
+def any_from_hf_model(
+    hf_model: nn.Module,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    devices: Devices | None = None,
+) -> AnyModel:
+    """The same for a model of either kind, an encoder-decoder included."""
     config = getattr(hf_model, "config", None)
     if config is None or not hasattr(config, "to_dict"):
         raise ValueError(f"a Hugging Face model with a config is required, got {type(hf_model).__name__}")
-    values: dict[str, object] = config.to_dict()
+    # a config may still name the class it was saved from, one with a head, say
+    values: dict[str, object] = {**config.to_dict(), "architectures": [type(hf_model).__name__]}
     family, ours = config_of(values)
-    return to_model(family, ours, hf_model.state_dict(), dtype=dtype, device=torch.device(device))
+    places = _places(dtype, device, devices)
+    return to_model(family, ours, LiveTensors(hf_model.state_dict()), dtype=dtype, devices=places)
 
 
 def from_folder(
@@ -62,11 +151,25 @@ def from_folder(
     config: Path | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    devices: Devices | None = None,
 ) -> Transformer:
-    """The model of a local folder (`config.json` beside safetensors), or of one safetensors file in such a folder.
+    """The model of a local folder (`config.json` beside the weights), or of one file of weights in such a folder.
 
     config: the config's file, where it is not beside the weights.
+    devices: several to spread the layers over, in consecutive runs; what stands outside them goes to the first.
     """
+    return _one_stack(any_from_folder(path, config=config, dtype=dtype, device=device, devices=devices))
+
+
+def any_from_folder(
+    path: Path,
+    *,
+    config: Path | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    devices: Devices | None = None,
+) -> AnyModel:
+    """The same for a model of either kind, an encoder-decoder included."""
     folder = path if path.is_dir() else path.parent
     config_file = config or folder / "config.json"
     if not config_file.is_file():
@@ -74,13 +177,49 @@ def from_folder(
             f"{config_file} is required beside the weights; {folder} holds {_listing(folder)}"
         )
     family, ours = config_of(_json(config_file))
-    files = [path] if path.is_file() else _weight_files(folder)
-    with StoredTensors(files) as tensors:
-        return to_model(family, ours, tensors, dtype=dtype, device=torch.device(device))
+    places = _places(dtype, device, devices)
+    with StoredTensors([path] if path.is_file() else _weight_files(folder)) as tensors:
+        return to_model(family, ours, tensors, dtype=dtype, devices=places)
+
+
+def is_encoder_decoder(path: Path) -> bool:
+    """Whether the checkpoint in a folder (or a file of one) is an encoder-decoder, by its config."""
+    folder = path if path.is_dir() else path.parent
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        return False
+    return isinstance(config_of(_json(config_file))[1], EncoderDecoderConfig)
+
+
+def _places(
+    dtype: torch.dtype | None, device: torch.device | str, devices: Devices | None
+) -> tuple[torch.device, ...]:
+    """The devices to use, each checked for the dtype."""
+    places = tuple(torch.device(d) for d in ([device] if devices is None else devices))
+    if not places:
+        raise ValueError("at least one device is required, got devices=[]")
+    for place in places:
+        check_dtype(dtype or torch.float32, place)
+    return places
+
+
+def _one_stack(model: AnyModel) -> Transformer:
+    if not isinstance(model, Transformer):
+        raise ValueError("one stack of layers is required, this checkpoint is an encoder-decoder")
+    return model
 
 
 def tokenizer_of(folder: Path) -> TokenizerAdapter | None:
-    """The tokenizer stored in a folder, or None if there is none."""
+    """The tokenizer stored in a folder, or None if there is none; ValueError if it does not fit the model."""
+    tokenizer = _stored_tokenizer(folder)
+    if tokenizer is not None and (folder / "config.json").is_file():
+        _, config = config_of(_json(folder / "config.json"))
+        stack = config.decoder if isinstance(config, EncoderDecoderConfig) else config
+        check_fit(tokenizer, stack.d_vocab)
+    return tokenizer
+
+
+def _stored_tokenizer(folder: Path) -> TokenizerAdapter | None:
     native_file = folder / "tokenizer.json"
     config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
     if config.get("model_type") == native.MODEL_TYPE:
@@ -94,86 +233,34 @@ def tokenizer_of(folder: Path) -> TokenizerAdapter | None:
     return HuggingFaceTokenizer(found)
 
 
-def download(name: str, revision: str | None) -> Path:
-    """The local copy of a hub repository: configs, tokenizer and safetensors only, never code or pickles."""
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.safetensors", "*.model", "*.txt"]
-    return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-
-
-def save(model: Transformer, folder: Path) -> None:
+def save(model: AnyModel, folder: Path) -> None:
     """Write `config.json` and `model.safetensors` in our own layout; a tied unembedding is stored once."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
-    values = {"model_type": native.MODEL_TYPE, **model.config.to_dict()}
+    values = native.values(model.config)
     write_atomically(folder / "model.safetensors", lambda p: save_file(state, p, metadata={"format": "pt"}))
     write_atomically(folder / "config.json", lambda p: _write_text(p, json.dumps(values, indent=2) + "\n"))
 
 
-class StoredTensors(Mapping[str, Tensor]):
-    """The tensors of some safetensors files, read one at a time; ValueError naming a file that cannot be read."""
-
-    def __init__(self, files: list[Path]) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        self._error = SafetensorError
-        self._where: dict[str, Path] = {}
-        self._open = {}
-        for file in files:
-            try:
-                handle = safe_open(file, framework="pt")
-            except (SafetensorError, OSError) as cause:
-                raise ValueError(
-                    f"{file} is not a readable safetensors file (truncated?): {cause}"
-                ) from cause
-            self._open[file] = handle
-            for name in handle.keys():  # noqa: SIM118 - a handle is no mapping
-                if name in self._where:
-                    both = f"{self._where[name].name} and in {file.name}"
-                    raise ValueError(
-                        f"{file.parent}: tensor {name!r} is in {both}; one set of weights is required"
-                    )
-                self._where[name] = file
-
-    def __enter__(self) -> "StoredTensors":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.clear()
-
-    def __getitem__(self, name: str) -> Tensor:
-        file = self._where[name]
-        try:
-            tensor: Tensor = self._open[file].get_tensor(name)
-            return tensor
-        except self._error as cause:
-            raise ValueError(f"{file}: tensor {name!r} cannot be read: {cause}") from cause
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._where)
-
-    def __len__(self) -> int:
-        return len(self._where)
-
-
 def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        table = _json(index).get("weight_map")
-        names = sorted(set(table.values())) if isinstance(table, dict) else []
-        files = [folder / str(name) for name in names]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-    if missing := [f.name for f in files if not f.is_file()]:
-        raise FileNotFoundError(f"{folder}: the index names {missing[0]}, which is not there")
-    if not files:
-        raise FileNotFoundError(
-            f"{folder} holds no *.safetensors file (pickled weights are never loaded); it holds {_listing(folder)}"
-        )
-    return files
+    """The files that hold the weights; pickles only where there are no safetensors."""
+    for kind in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{kind}.index.json"
+        if index.is_file():
+            table = _json(index).get("weight_map")
+            names = sorted(set(table.values())) if isinstance(table, dict) else []
+            files = [folder / str(name) for name in names]
+        else:
+            files = sorted(folder.glob("*.safetensors" if kind == "model.safetensors" else kind))
+        if missing := [f.name for f in files if not f.is_file()]:
+            raise FileNotFoundError(f"{folder}: the index names {missing[0]}, which is not there")
+        if files:
+            return files
+    raise FileNotFoundError(
+        f"{folder} holds no *.safetensors file and no pytorch_model.bin; it holds {_listing(folder)}"
+    )
 
 
 def _listing(folder: Path) -> str:

@@ -5,23 +5,33 @@ import dataclasses
 import torch
 
 from interp.families.spec import Family, Rule, Settings
-from interp.model.config import ModelConfig
-from interp.model.transformer import Transformer
+from interp.model.config import AnyConfig, EncoderDecoderConfig, Json, ModelConfig
+from interp.model.encoder_decoder import build
 
 MODEL_TYPE = "interp"
 BOS = "<|bos|>"
 """The token that begins a sequence, ends a text and pads a row in our own tokenizers."""
+_KINDS = {kind.__name__: kind for kind in (ModelConfig, EncoderDecoderConfig)}
 
 
-def config(settings: Settings) -> ModelConfig:
-    """The config as `ModelConfig.to_dict` wrote it."""
-    return ModelConfig.from_dict(settings.present([f.name for f in dataclasses.fields(ModelConfig)]))
+def values(config: AnyConfig) -> Json:
+    """What `config.json` holds; an encoder-decoder says so under `kind`."""
+    kind = type(config).__name__
+    named = {} if kind == ModelConfig.__name__ else {"kind": kind}
+    return {"model_type": MODEL_TYPE, **named, **config.to_dict()}
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
-    """Every parameter under its own name."""
+def config(settings: Settings) -> AnyConfig:
+    """The config that `values` wrote."""
+    settings.require("kind", *_KINDS, None)
+    kind = _KINDS[settings.text("kind", ModelConfig.__name__)]
+    return kind.from_dict(settings.present([f.name for f in dataclasses.fields(kind)]))
+
+
+def rules(config: AnyConfig) -> tuple[Rule, ...]:
+    """Every parameter under its own name, a shared one under its first."""
     with torch.device("meta"):
-        parameters = dict(Transformer(config).named_parameters())
+        parameters = dict(build(config).named_parameters())
     return tuple(Rule(name, (name,)) for name in parameters)
 
 

@@ -2,37 +2,33 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, TypeVar, cast
 
-from interp.model.config import LinearScaling, Llama3Scaling, ModelConfig, Rotary
+from torch import Tensor
+
+from interp.model.config import (
+    AnyConfig,
+    EncoderDecoderConfig,
+    ModelConfig,
+)
 
 NOT_ARITHMETIC = frozenset(
     {
-        *(
-            "_name_or_path",
-            "architectures",
-            "auto_map",
-            "model_type",
-            "task_specific_params",
-            "tokenizer_class",
-        ),
-        *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "finetuning_task", "problem_type"),
-        *(
-            "dtype",
-            "torch_dtype",
-            "torchscript",
-            "transformers_version",
-            "initializer_range",
-            "id2label",
-            "label2id",
-        ),
-        *("gradient_checkpointing", "chunk_size_feed_forward", "keys_to_ignore_at_inference", "is_decoder"),
-        *("is_encoder_decoder", "return_dict", "use_return_dict", "use_cache", "output_attentions"),
-        *("output_hidden_states", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"),
-        *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type"),
-        *("summary_use_proj", "attn_implementation", "_attn_implementation", "_attn_implementation_autoset"),
+        "_name_or_path", "architectures", "auto_map", "model_type", "task_specific_params", "tokenizer_class",
+        "prefix", "name_or_path", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id",
+        "sep_token_id", "finetuning_task", "problem_type", "dtype", "torch_dtype", "torchscript",
+        "transformers_version", "initializer_range", "init_std", "initializer_factor", "id2label", "label2id",
+        "num_labels", "gradient_checkpointing", "chunk_size_feed_forward", "keys_to_ignore_at_inference",
+        "is_decoder", "is_encoder_decoder", "return_dict", "use_return_dict", "use_cache",
+        "cache_implementation", "output_attentions", "output_hidden_states", "output_past", "attention_dropout",
+        "attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout", "activation_dropout", "hidden_dropout",
+        "layerdrop", "embed_dropout", "resid_dropout", "classifier_dropout", "attention_probs_dropout_prob",
+        "hidden_dropout_prob", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
+        "summary_type", "summary_use_proj", "attn_implementation", "_attn_implementation",
+        "_attn_implementation_autoset", "do_sample", "max_length", "min_length", "temperature", "top_k",
+        "top_p", "repetition_penalty", "num_beams",
     }
-)
+)  # fmt: skip
 """Keys of Hugging Face configs that cannot change a number of an evaluated forward pass."""
 
 Scalar = str | int | float | bool | None
@@ -56,6 +52,10 @@ class Settings:
     def real(self, key: str, default: float | None = None) -> float:
         """A real setting; `default` stands in for a missing key or None."""
         return float(self._number(key, default))
+
+    def optional(self, key: str, default: int | float | None) -> float | None:
+        """A real setting that may be None; `default` stands in for a missing key alone."""
+        return None if self.present((key,)).get(key, default) is None else float(self._number(key, default))
 
     def flag(self, key: str, default: bool) -> bool:
         """A boolean setting."""
@@ -104,47 +104,74 @@ class Settings:
         return value
 
 
-def rotary(settings: Settings, dim: int | None = None) -> Rotary:
-    """Rotary positions from `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (before)."""
-    rule = Settings(
-        {**settings.table("rope_scaling"), **settings.table("rope_parameters")}, "rope_parameters"
-    )
-    outer = settings.real("rope_theta", rule.real("rope_theta", 10_000.0))
-    base = rule.real("rope_theta", outer)
-    if base != outer:
-        raise ValueError(f"rope_theta is given twice and differs: {outer}, and {base} in rope_parameters")
-    kind = rule.text("rope_type", rule.text("type", "default"))
-    scaling: LinearScaling | Llama3Scaling | None = None
-    if kind == "linear":
-        scaling = LinearScaling(rule.real("factor"))
-    elif kind == "llama3":
-        factor, low, high = (rule.real(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-        scaling = Llama3Scaling(factor, low, high, rule.integer("original_max_position_embeddings"))
-    elif kind != "default":
-        raise ValueError(f"rope_type={kind!r} is not supported; supported: default, linear, llama3")
-    rule.finish()
-    return Rotary(base=base, dim=dim, scaling=scaling)
+C = TypeVar("C", bound=AnyConfig)
+Layout = Callable[[Tensor, ModelConfig], Tensor]
+"""One checkpoint tensor -> rows of our parameter, a view wherever possible.
+
+The config is that of the stack the parameter stands in: in an encoder-decoder the encoder's for `encoder.`, else the
+decoder's.
+"""
+
+
+def same(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """The tensor as it is."""
+    return tensor
+
+
+def transposed(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """A matrix stored `[in, out]` (Conv1D) as `[out, in]`; of a stack of matrices, each."""
+    return tensor.mT
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One of our parameters and the checkpoint's tensors it is made of; `{l}` stands for the layer."""
+    """One of our parameters and the checkpoint's tensors it is made of, joined along our first axis.
+
+    `{l}` stands for the layer. `{x}` in `theirs` stands for the expert: all of `theirs` for expert 0, then for 1, and
+    so on; parts with fewer axes than ours are joined along ours flattened (`[rows, d]` into `[x, rows, d]`).
+    """
 
     ours: str
     theirs: tuple[str, ...]
-    layout: Literal["same", "transposed"] = "same"
-    """`transposed` for Conv1D weights `[in, out]`; several tensors are joined along our first axis."""
+    layout: Layout = same
+    """Applied to each of the checkpoint's tensors."""
+    otherwise: "Rule | None" = None
+    """The rule where the checkpoint lacks the first of `theirs` (one parameter, two ways to store it)."""
+
+
+def _unchanged(name: str) -> str:
+    return name
+
+
+def _none(config: AnyConfig) -> Mapping[str, str]:
+    return {}
 
 
 @dataclass(frozen=True)
-class Family:
-    """One architecture family of checkpoints."""
+class Family(Generic[C]):
+    """One architecture family of checkpoints, whose configs become a `ModelConfig` or an `EncoderDecoderConfig`."""
 
     name: str
     model_types: tuple[str, ...]
-    config: Callable[[Settings], ModelConfig]
-    rules: Callable[[ModelConfig], tuple[Rule, ...]]
+    config: Callable[[Settings], C]
+    rules: Callable[[C], tuple[Rule, ...]]
     prefix: str
     """What stands before most tensor names, and is missing when only the base model was saved."""
     buffers: tuple[str, ...] = ()
     """Regular expressions of tensors in old checkpoints that hold no weights (masks, frequency tables)."""
+    unused: tuple[str, ...] = ()
+    """Regular expressions of weights of parts that we do not model, such as BERT's pooler."""
+    outside: tuple[str, ...] = ("lm_head.",)
+    """Beginnings of names that never carry the prefix: heads beside the base model."""
+    duplicates: Callable[[C], Mapping[str, str]] = _none
+    """Name of a tied tensor's second copy -> name of the first; one suffices, and stored copies must be equal."""
+    rename: Callable[[str], str] = _unchanged
+    """A name in old checkpoints -> the name that the rules use (BERT's `gamma` is `weight`)."""
+
+    def table(self, config: AnyConfig) -> tuple[tuple[Rule, ...], Mapping[str, str]]:
+        """Rules and duplicates for a config that this family made."""
+        own = cast(C, config)
+        return self.rules(own), self.duplicates(own)
+
+
+AnyFamily = Family[ModelConfig] | Family[EncoderDecoderConfig] | Family[AnyConfig]

@@ -26,6 +26,10 @@ class TransformersTokenizer(Protocol):
         """The stored form of one token."""
         ...
 
+    def get_vocab(self) -> dict[str, int]:
+        """Every token and its id."""
+        ...
+
 
 class FileTokenizer:
     """A `tokenizer.json` read by the `tokenizers` library; its first special token serves as BOS, EOS and padding."""
@@ -45,6 +49,11 @@ class FileTokenizer:
         import tokenizers
 
         return cls(tokenizers.Tokenizer.from_file(str(path)), bos)
+
+    @property
+    def n_ids(self) -> int:
+        """One more than the largest id."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone."""
@@ -69,9 +78,18 @@ class HuggingFaceTokenizer:
         self.bos_id: int | None = eos if bos is None else bos
         self.pad_id: int = next((i for i in (pad, self.eos_id, self.bos_id) if i is not None), 0)
 
+    @property
+    def n_ids(self) -> int:
+        """One more than the largest id, added tokens included."""
+        return max(self._tokenizer.get_vocab().values(), default=-1) + 1
+
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def with_special(self, text: str) -> list[int]:
+        """Ids of the text with every special token that the tokenizer itself adds."""
+        return list(self._tokenizer.encode(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, special tokens included, spaces as they are."""
@@ -83,3 +101,19 @@ class HuggingFaceTokenizer:
         if isinstance(raw, str) and "\u2581" in raw:
             return raw.replace("\u2581", " ")
         return self.decode([token])
+
+
+def check_fit(tokenizer: FileTokenizer | HuggingFaceTokenizer, d_vocab: int) -> None:
+    """ValueError naming both sizes if a tokenizer gives ids that the model has no row for.
+
+    An embedding with more rows than the tokenizer has tokens is fine: many are padded to a round number.
+    """
+    if tokenizer.n_ids > d_vocab:
+        raise ValueError(
+            f"the tokenizer has ids up to {tokenizer.n_ids - 1}, the model a vocabulary of {d_vocab}: "
+            "tokens were added that the model lacks, or it is another model's tokenizer"
+        )
+    if not 0 <= tokenizer.pad_id < d_vocab:
+        raise ValueError(
+            f"the tokenizer pads with id {tokenizer.pad_id}, the model has a vocabulary of {d_vocab}"
+        )

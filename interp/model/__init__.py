@@ -1,43 +1,67 @@
 """The hookable Transformer: config, modules, sites, taps and weight views."""
 
+from interp.model.attention import Memory
 from interp.model.config import (
     MLP,
+    Alibi,
+    AnyConfig,
+    Buckets,
+    DynamicScaling,
+    EncoderDecoderConfig,
     LayerNorm,
     Learned,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
     ModelConfig,
+    MoE,
     NoNorm,
     NoPosition,
     RMSNorm,
     Rotary,
+    Sinusoidal,
+    YarnScaling,
 )
+from interp.model.encoder_decoder import EncoderDecoder, build
 from interp.model.kv_cache import KVCache
+from interp.model.loss import mean_next_token_loss, next_token_loss
 from interp.model.sites import Site
 from interp.model.tap import Edit, Read, Tap, Trace
-from interp.model.transformer import Transformer, mean_next_token_loss, next_token_loss
+from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights
 
 __all__ = [
     "MLP",
+    "Alibi",
+    "AnyConfig",
+    "Buckets",
+    "DynamicScaling",
     "Edit",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
     "KVCache",
     "LayerNorm",
     "LayerWeights",
     "Learned",
     "LinearScaling",
     "Llama3Scaling",
+    "LongScaling",
+    "Memory",
+    "MoE",
     "ModelConfig",
     "NoNorm",
     "NoPosition",
     "RMSNorm",
     "Read",
     "Rotary",
+    "Sinusoidal",
     "Site",
     "Tap",
     "Trace",
     "Transformer",
     "Weights",
+    "YarnScaling",
+    "build",
     "mean_next_token_loss",
     "next_token_loss",
 ]

@@ -1,39 +1,106 @@
-"""One block: attention and MLP, each reading the residual stream through a norm and adding to it."""
+"""One block: attention and MLP read the residual stream and add to it, with norms where the family puts them."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Pass
-from interp.model.config import ModelConfig
-from interp.model.mlp import FeedForward
+from interp.model.attention import Attention, CrossAttention, Pass
+from interp.model.config import ModelConfig, MoE, NoNorm
+from interp.model.mlp import Experts, FeedForward
 from interp.model.norm import Normalize
 from interp.model.tap import Scope, at
 
 
 class Block(nn.Module):
-    """A pre-norm block, sequential or parallel, with or without an MLP."""
+    """A sequential or parallel block, with or without an MLP and attention to a memory.
+
+    ln1, ln_cross and ln2 norm what a sublayer reads ("pre", "sandwich") or the sum it leaves ("post"); ln1_post and
+    ln2_post norm what it adds ("sandwich", "output").
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.parallel = config.parallel
-        self.ln1 = Normalize(config.norm, config.d_model, "ln1")
+        self.config = config
+        inner = NoNorm() if config.norm_place == "output" else config.norm
+        outer = config.norm_place in ("sandwich", "output")
+        has_mlp, d = config.mlp is not None, config.d_model
+        self.ln1 = Normalize(inner, d, "ln1")
         self.attn = Attention(config, layer)
-        self.ln2 = Normalize(config.norm, config.d_model, "ln2") if config.mlp else None
-        self.mlp = FeedForward(config.mlp, config.d_model) if config.mlp else None
+        self.ln1_post = Normalize(config.norm, d, "ln1_post") if outer else None
+        self.ln_cross = Normalize(inner, d, "ln_cross") if config.cross_attention else None
+        self.cross_attn = CrossAttention(config, layer) if config.cross_attention else None
+        self.ln2 = Normalize(inner, d, "ln2") if has_mlp and not config.shared_norm else None
+        self.mlp: FeedForward | Experts | None = None
+        if config.mlp is not None:
+            self.mlp = Experts(config.mlp, d) if isinstance(config.mlp, MoE) else FeedForward(config.mlp, d)
+        self.ln2_post = Normalize(config.norm, d, "ln2_post") if outer and has_mlp else None
+        self._identity = Normalize(NoNorm(), d, "none")
 
     def forward(
         self, resid: Float[Tensor, "b p d"], shared: Pass, tap: Scope | None
     ) -> Float[Tensor, "b p d"]:
         """The residual stream after the block; without the MLP's part where the pass may end after attention."""
         resid = at(tap, "hook_resid_pre", resid)
-        mid = resid + self.attn(resid, self.ln1, shared, tap)
+        normed = self.reading(self.ln1)(resid, tap)
+        attn_out = self.attn(normed, (resid, self.reading(self.ln1)), shared, tap)
+        x = resid + self._added("attn_out", attn_out, tap)
         if tap is not None and tap.finished:
-            return mid
-        if self.mlp is None or self.ln2 is None:
-            return at(tap, "hook_resid_post", mid)
-        if self.parallel:
-            mlp_in = at(tap, "hook_mlp_in", resid)
-        else:
-            mid = at(tap, "hook_resid_mid", mid)
-            mlp_in = at(tap, "hook_mlp_in", mid)
-        return at(tap, "hook_resid_post", mid + self.mlp(self.ln2(mlp_in, tap), tap))
+            return x
+        if self.cross_attn is not None and self.ln_cross is not None:
+            x = self._summed(self.ln1, at(tap, "hook_resid_mid", x), tap)
+            crossed = self.cross_attn(self.reading(self.ln_cross)(x, tap), shared, tap)
+            x = x + self._added("cross_attn_out", crossed, tap)
+        if self.mlp is not None:
+            if self.config.parallel:
+                mlp_in = self._parallel_input(resid, normed, tap)
+            else:
+                x = self._before_mlp(x, tap)
+                mlp_in = self.reading(self.ln2)(at(tap, "hook_mlp_in", x), tap)
+            x = x + self._added("mlp_out", self.mlp(mlp_in, tap), tap)
+        x = at(tap, "hook_resid_post", x)
+        if self.config.norm_place != "post":
+            return x
+        return at(tap, "hook_normalized_resid_post", self._last_norm()(x, tap))
+
+    def reading(self, norm: Normalize | None) -> Normalize:
+        """The norm through which a sublayer reads the stream: none at all in post-norm blocks."""
+        return self._identity if norm is None or self.config.norm_place == "post" else norm
+
+    def post_norm(self, sublayer: str) -> Normalize | None:
+        """The norm of what a sublayer (`attn_out`, ...) adds, if it has one."""
+        return {"attn_out": self.ln1_post, "mlp_out": self.ln2_post}.get(sublayer)
+
+    def sum_norm(self, sublayer: str) -> Normalize | None:
+        """The norm of the stream after a sublayer was added, in post-norm blocks."""
+        if self.config.norm_place != "post":
+            return None
+        return {"attn_out": self.ln1, "cross_attn_out": self.ln_cross, "mlp_out": self.ln2}[sublayer]
+
+    def _added(self, sublayer: str, out: Float[Tensor, "b p d"], tap: Scope | None) -> Float[Tensor, "b p d"]:
+        """What a sublayer adds to the stream: its output, normed and scaled where the family does so; a site."""
+        norm = self.post_norm(sublayer)
+        if norm is not None:
+            out = norm(out, tap)
+        if self.config.residual_scale != 1:
+            out = out * self.config.residual_scale
+        return at(tap, f"hook_{sublayer}", out)
+
+    def _before_mlp(self, x: Float[Tensor, "b p d"], tap: Scope | None) -> Float[Tensor, "b p d"]:
+        crossed = self.cross_attn is not None
+        x = at(tap, "hook_resid_mid_cross" if crossed else "hook_resid_mid", x)
+        return self._summed(self.ln_cross if crossed else self.ln1, x, tap)
+
+    def _parallel_input(self, resid: Tensor, normed: Tensor, tap: Scope | None) -> Float[Tensor, "b p d"]:
+        """What the MLP of a parallel block reads: attention's input where both share a norm."""
+        read = at(tap, "hook_mlp_in", resid)
+        if self.ln2 is not None:
+            return self.ln2(read, tap)
+        return self.ln1(read) if tap is not None and tap.alters("hook_mlp_in") else normed
+
+    def _summed(self, norm: Normalize | None, x: Tensor, tap: Scope | None) -> Float[Tensor, "b p d"]:
+        """The stream after a sublayer was added: normed in post-norm blocks, as it is in the others."""
+        return x if norm is None or self.config.norm_place != "post" else norm(x, tap)
+
+    def _last_norm(self) -> Normalize:
+        found = self.sum_norm(self.config.sublayers[-1])
+        assert found is not None
+        return found

@@ -1,100 +1,44 @@
-"""What a Transformer is, as data: one frozen record, its alternatives as unions of small records."""
+"""What a Transformer is, as data: one frozen record, its alternatives as unions of small records (`variants`)."""
 
 import dataclasses
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
 from interp.core.shapes import nearest
+from interp.model.variants import (
+    MLP,
+    RECORDS,
+    Activation,
+    Alibi,
+    Buckets,
+    DynamicScaling,
+    LayerNorm,
+    Learned,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    MoE,
+    NoNorm,
+    NoPosition,
+    Norm,
+    NormPlace,
+    Position,
+    RMSNorm,
+    Rotary,
+    Scaling,
+    Sinusoidal,
+    YarnScaling,
+)
+
+__all__ = [
+    "MLP", "Activation", "Alibi", "AnyConfig", "Buckets", "DynamicScaling", "EncoderDecoderConfig", "Json",
+    "LayerNorm", "Learned", "LinearScaling", "Llama3Scaling", "LongScaling", "MoE", "ModelConfig", "NoNorm",
+    "NoPosition", "Norm", "NormPlace", "Position", "RMSNorm", "Rotary", "Scaling", "Sinusoidal", "YarnScaling",
+]  # fmt: skip
 
 T = TypeVar("T")
 Json = dict[str, object]
 """A JSON object, as `to_dict` writes it and `from_dict` reads it."""
-
-Activation = Literal["gelu", "gelu_new", "relu", "silu"]
-
-
-@dataclass(frozen=True)
-class Learned:
-    """A trained vector per position, added to the embedding (GPT-2)."""
-
-
-@dataclass(frozen=True)
-class NoPosition:
-    """No position information at all beyond what the mask gives."""
-
-
-@dataclass(frozen=True)
-class LinearScaling:
-    """Position interpolation: every rotary frequency divided by `factor` (Chen et al. 2023)."""
-
-    factor: float
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """Llama 3.1's rule: low frequencies divided by `factor`, high ones kept, a ramp in between."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_n_ctx: int
-
-
-@dataclass(frozen=True)
-class Rotary:
-    """Queries and keys rotated by an angle that grows with the position (Su et al. 2021)."""
-
-    base: float = 10_000.0
-    dim: int | None = None
-    """Leading dimensions of each head that are rotated; None = all of them."""
-    interleaved: bool = False
-    """True pairs (0, 1), (2, 3), ... (GPT-J); False pairs i with i + dim/2 (NeoX, Llama)."""
-    scaling: LinearScaling | Llama3Scaling | None = None
-
-
-@dataclass(frozen=True)
-class LayerNorm:
-    """Mean removed, divided by the biased standard deviation, scaled by gamma, shifted by beta."""
-
-    eps: float = 1e-5
-
-
-@dataclass(frozen=True)
-class RMSNorm:
-    """Divided by the root mean square, scaled by gamma; no mean, no shift."""
-
-    eps: float = 1e-6
-
-
-@dataclass(frozen=True)
-class NoNorm:
-    """The identity: blocks read the residual stream as it is."""
-
-
-@dataclass(frozen=True)
-class MLP:
-    """Two matrices with a non-linearity between them, optionally gated by a third."""
-
-    d_mlp: int
-    act: Activation = "gelu_new"
-    gated: bool = False
-    bias: bool = True
-
-    def __post_init__(self) -> None:
-        if self.d_mlp < 1:
-            raise ValueError(f"MLP requires d_mlp >= 1, got {self.d_mlp}")
-        if self.act not in get_args(Activation):
-            raise ValueError(f"MLP has no activation {self.act!r}; known: {', '.join(get_args(Activation))}")
-
-
-Position = Learned | Rotary | NoPosition
-Norm = LayerNorm | RMSNorm | NoNorm
-_RECORDS = {
-    record.__name__: record
-    for record in (
-        Learned, NoPosition, LinearScaling, Llama3Scaling, Rotary, LayerNorm, RMSNorm, NoNorm, MLP,
-    )
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,37 +54,62 @@ class ModelConfig:
     """Width of one head; None = d_model / n_heads."""
     n_kv_heads: int | None = None
     """Key/value heads (grouped-query attention); None = n_heads. Query head h reads h // (n_heads / n_kv_heads)."""
-    mlp: MLP | None = None
+    mlp: MLP | MoE | None = None
     """None = attention-only."""
     position: Position = Learned()
     norm: Norm = LayerNorm()
+    norm_place: NormPlace = "pre"
+    """Where each block norms: what a sublayer reads, what it adds, both, or the sum."""
+    embed_norm: bool = False
+    """Whether the same norm stands after the embeddings (BLOOM, BERT)."""
     final_norm: bool = True
     """Whether the same norm stands before the unembedding."""
     parallel: bool = False
     """True: attention and MLP of a block read the same residual and are added together (NeoX)."""
+    shared_norm: bool = False
+    """True: attention and MLP of a parallel block read through one norm, ln1 (GPT-J, Phi)."""
     causal: bool = True
     """False: every position sees every other (encoders)."""
     window: int | None = None
     """Sliding window: a query sees itself and the `window - 1` positions before it."""
+    local_layers: tuple[int, ...] | None = None
+    """The layers that have the window; None = all of them."""
+    local_position: Rotary | None = None
+    """Rotary positions of the layers with the window, where they differ (Gemma 3)."""
     attn_scale: float | None = None
     """Factor on the scores; None = 1/sqrt(d_head)."""
     scale_by_layer: bool = False
     """Additionally divide the scores of layer l by l + 1 (a GPT-2 option)."""
+    attn_softcap: float | None = None
+    """Scores become cap tanh(score / cap), before the mask (Gemma 2)."""
+    sinks: bool = False
+    """A trained score per head that takes part in the softmax and belongs to no token (GPT-OSS)."""
+    qk_norm: Literal["head", "width"] | None = None
+    """Queries and keys normed before rotation: each head alone (Qwen3), or all heads as one vector (OLMo-2)."""
     qkv_bias: bool = True
     out_bias: bool = True
+    cross_attention: bool = False
+    """Whether every block also attends to a memory, the states of an encoder."""
+    embed_scale: float = 1.0
+    """Factor on the token embeddings (Gemma: sqrt(d_model))."""
+    residual_scale: float = 1.0
+    """Factor on what every sublayer adds (Granite)."""
+    n_token_types: int = 0
+    """Rows of a table of token types added to the embedding (BERT)."""
+    unembed: bool = True
+    """False: the model ends in its residual stream, without logits."""
     unembed_bias: bool = False
     tied: bool = False
     """Whether the unembedding is the embedding matrix itself."""
+    mlm_head: Activation | None = None
+    """A dense layer, this activation and a norm before the unembedding (BERT)."""
+    logit_scale: float = 1.0
+    """Factor on the logits."""
+    logit_softcap: float | None = None
+    """Logits become cap tanh(logit / cap) (Gemma 2)."""
 
     def __post_init__(self) -> None:
-        for name, kinds in (("position", Position), ("norm", Norm), ("mlp", MLP | None)):
-            value = getattr(self, name)
-            _require(isinstance(value, kinds), f"{name} to be one of {kinds}, got {value!r}")
-        for name in ("n_layers", "d_model", "n_heads", "n_ctx", "d_vocab"):
-            _require(
-                isinstance(getattr(self, name), int),
-                f"a whole number for {name}, got {getattr(self, name)!r}",
-            )
+        self._check_kinds()
         if self.d_head is None:
             _require(
                 self.d_model % self.n_heads == 0,
@@ -156,12 +125,49 @@ class ModelConfig:
             f"n_kv_heads to divide n_heads, got {self.kv_heads} and {self.n_heads}",
         )
         _require(self.window is None or self.window >= 1, f"window >= 1, got {self.window}")
-        if isinstance(self.position, Rotary):
-            rotated = self.rotary_dim
-            _require(
-                rotated % 2 == 0 and 0 < rotated <= self.head_width,
-                f"an even rotary dim in [2, {self.head_width}], got {rotated}",
-            )
+        for rotary in (self.position, self.local_position):
+            if isinstance(rotary, Rotary):
+                rotated = self.head_width if rotary.dim is None else rotary.dim
+                _require(
+                    rotated % 2 == 0 and 0 < rotated <= self.head_width,
+                    f"an even rotary dim in [2, {self.head_width}], got {rotated}",
+                )
+        self._check_combinations()
+
+    def _check_kinds(self) -> None:
+        kinds = {
+            "position": Position, "norm": Norm, "mlp": MLP | MoE | None, "local_position": Rotary | None,
+            "local_layers": tuple | None,
+        }  # fmt: skip
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            _require(isinstance(value, kind), f"{name} to be one of {kind}, got {value!r}")
+        for name, allowed in {
+            "norm_place": get_args(NormPlace), "qk_norm": ("head", "width", None),
+            "mlm_head": (*get_args(Activation), None),
+        }.items():  # fmt: skip
+            value = getattr(self, name)
+            _require(value in allowed, f"{name} to be one of {allowed}, got {value!r}")
+        for name in ("n_layers", "d_model", "n_heads", "n_ctx", "d_vocab"):
+            value = getattr(self, name)
+            _require(isinstance(value, int), f"a whole number for {name}, got {value!r}")
+
+    def _check_combinations(self) -> None:
+        if self.local_layers is not None:
+            _require(self.window is not None, f"a window for local_layers, got {self.local_layers}")
+            bad = [layer for layer in self.local_layers if not 0 <= layer < self.n_layers]
+            _require(not bad, f"local_layers in [0, {self.n_layers - 1}], got {bad[:1]}")
+        _require(self.local_position is None or self.window is not None, "a window for local_position")
+        plain = self.norm_place == "pre" and self.mlp is not None and not self.cross_attention
+        _require(not self.parallel or plain, "norm_place 'pre', an MLP and no cross-attention for parallel")
+        _require(not self.shared_norm or self.parallel, "parallel blocks for shared_norm")
+        special = self.sinks or self.qk_norm or self.attn_softcap is not None
+        _require(
+            not self.cross_attention or not special, "no sinks, qk_norm, attn_softcap for cross_attention"
+        )
+        _require(self.n_token_types >= 0, f"n_token_types >= 0, got {self.n_token_types}")
+        head = self.tied or self.unembed_bias or self.mlm_head or self.logit_softcap
+        _require(self.unembed or not head, "unembed for tied, unembed_bias, mlm_head or logit_softcap")
 
     @property
     def head_width(self) -> int:
@@ -182,6 +188,21 @@ class ModelConfig:
             return 0
         return self.head_width if self.position.dim is None else self.position.dim
 
+    @property
+    def sublayers(self) -> tuple[str, ...]:
+        """What each block adds to the stream, in order: `attn_out`, `cross_attn_out`, `mlp_out`."""
+        has = {"attn_out": True, "cross_attn_out": self.cross_attention, "mlp_out": self.mlp is not None}
+        return tuple(name for name, present in has.items() if present)
+
+    @property
+    def position_embedded(self) -> bool:
+        """Whether positions are vectors added to the embedding."""
+        return isinstance(self.position, Learned | Sinusoidal)
+
+    def is_local(self, layer: int) -> bool:
+        """Whether attention of `layer` has the sliding window."""
+        return self.window is not None and (self.local_layers is None or layer in self.local_layers)
+
     def score_scale(self, layer: int) -> float:
         """The factor between q . k and the attention score of `layer`."""
         scale = self.head_width**-0.5 if self.attn_scale is None else self.attn_scale
@@ -197,12 +218,52 @@ class ModelConfig:
         return _build(cls, values)
 
 
-def _require(condition: bool, what: str) -> None:
+@dataclass(frozen=True)
+class EncoderDecoderConfig:
+    """Two Transformers: an encoder, and a decoder whose blocks also attend to the encoder's final states."""
+
+    encoder: ModelConfig
+    decoder: ModelConfig
+    start_token: int = 0
+    """The token that every target begins with."""
+    shared_embedding: bool = True
+    """Whether both sides read the same embedding matrix."""
+
+    def __post_init__(self) -> None:
+        _require(
+            not self.encoder.causal and not self.encoder.unembed, "an encoder: not causal, no unembedding"
+        )
+        _require(
+            self.decoder.causal and self.decoder.cross_attention, "a causal decoder with cross-attention"
+        )
+        widths = (self.encoder.d_model, self.decoder.d_model)
+        _require(widths[0] == widths[1], f"one d_model on both sides, got {widths[0]} and {widths[1]}")
+        vocabularies = (self.encoder.d_vocab, self.decoder.d_vocab)
+        same = vocabularies[0] == vocabularies[1]
+        _require(same or not self.shared_embedding, f"one vocabulary to share, got {vocabularies}")
+
+    def to_dict(self) -> Json:
+        """A JSON-ready dict."""
+        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: Json) -> "EncoderDecoderConfig":
+        """The config that `to_dict` described; ValueError for any key this version does not know."""
+        return _build(cls, values)
+
+
+AnyConfig = ModelConfig | EncoderDecoderConfig
+_KINDS: dict[str, type] = {**RECORDS, "ModelConfig": ModelConfig}
+
+
+def _require(condition: object, what: str) -> None:
     if not condition:
         raise ValueError(f"ModelConfig requires {what}")
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
@@ -221,9 +282,11 @@ def _build(cls: type[T], values: Json) -> T:
 
 
 def _record(value: object) -> object:
+    if isinstance(value, list):
+        return tuple(value)
     if not isinstance(value, dict):
         return value
     kind = value.get("kind")
-    if kind not in _RECORDS:
-        raise ValueError(f"unknown record {kind!r}; {nearest(str(kind), _RECORDS)}")
-    return _build(_RECORDS[kind], {k: v for k, v in value.items() if k != "kind"})
+    if kind not in _KINDS:
+        raise ValueError(f"unknown record {kind!r}; {nearest(str(kind), _KINDS)}")
+    return _build(_KINDS[str(kind)], {k: v for k, v in value.items() if k != "kind"})

@@ -1,5 +1,7 @@
 """Keys and values of the tokens already seen, so that generation computes each token once."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -10,7 +12,8 @@ from interp.model.config import ModelConfig
 class KVCache:
     """Room for `n_max` tokens of every layer, filled from the front; keys are stored rotated.
 
-    `keep` says which of them are real (None: all). The buffers are allocated once and written in place.
+    `keep` says which of them are real (None: all). The buffers are allocated once and written in place; `crossed`
+    holds the keys and values of a memory, computed by the first pass.
     """
 
     def __init__(
@@ -19,24 +22,26 @@ class KVCache:
         rows: int,
         n_max: int,
         *,
-        device: torch.device,
+        device: torch.device | Sequence[torch.device],
         dtype: torch.dtype,
     ) -> None:
         if not config.causal:
             raise ValueError("a key/value cache requires a causal model: here earlier tokens see later ones")
-        shape = (config.n_layers, rows, n_max, config.kv_heads, config.head_width)
-        self.keys = torch.empty(shape, device=device, dtype=dtype)
-        self.values = torch.empty(shape, device=device, dtype=dtype)
+        devices = [device] * config.n_layers if isinstance(device, torch.device) else device
+        shape = (rows, n_max, config.kv_heads, config.head_width)
+        self.rows, self.n_max = rows, n_max
+        self.keys = [torch.empty(shape, device=where, dtype=dtype) for where in devices]
+        self.values = [torch.empty(shape, device=where, dtype=dtype) for where in devices]
+        self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
         self.length = 0
         self.keep: Bool[Tensor, "b k"] | None = None
 
     def room(self, rows: int, n: int) -> None:
         """ValueError unless `n` more tokens of this many rows fit."""
-        _, held, n_max, *_ = self.keys.shape
-        if rows != held:
-            raise ValueError(f"the cache was made for {held} rows, the batch has {rows}")
-        if self.length + n > n_max:
-            raise ValueError(f"the cache holds {self.length} of {n_max} tokens; {n} more do not fit")
+        if rows != self.rows:
+            raise ValueError(f"the cache was made for {self.rows} rows, the batch has {rows}")
+        if self.length + n > self.n_max:
+            raise ValueError(f"the cache holds {self.length} of {self.n_max} tokens; {n} more do not fit")
 
     def extended_keep(
         self, keep: Bool[Tensor, "b n"] | None, rows: int, n: int
@@ -44,7 +49,7 @@ class KVCache:
         """The keep-mask of everything seen once `n` more tokens are in; None as long as nothing is padded."""
         if keep is None and self.keep is None:
             return None
-        ones = torch.ones(rows, max(n, self.length), dtype=torch.bool, device=self.keys.device)
+        ones = torch.ones(rows, max(n, self.length), dtype=torch.bool, device=self.keys[0].device)
         past = ones[:, : self.length] if self.keep is None else self.keep
         return torch.cat((past, ones[:, :n] if keep is None else keep), 1)
 
@@ -53,7 +58,7 @@ class KVCache:
     ) -> tuple[Float[Tensor, "b k g e"], Float[Tensor, "b k g e"]]:
         """Write one layer's new keys and values; returns views of everything seen so far."""
         end = self.length + k.shape[1]
-        keys, values = self.keys[layer, :, :end], self.values[layer, :, :end]
+        keys, values = self.keys[layer][:, :end], self.values[layer][:, :end]
         keys[:, self.length :], values[:, self.length :] = k, v
         return keys, values
 

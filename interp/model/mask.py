@@ -1,31 +1,48 @@
-"""Who may look at whom, and at which position everybody stands: built from an explicit keep-mask, never from tokens."""
+"""Who may look at whom, and at which position everybody stands: built from explicit masks, never from tokens."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.model.config import ModelConfig
 
 
-def position_ids(
-    n: int, past: int, keep: Bool[Tensor, "b k"] | None, device: torch.device
-) -> Int[Tensor, "b n"]:
-    """Position of the last `n` tokens: the column index, or the count of kept tokens before it under padding."""
-    if keep is None:
-        return torch.arange(past, past + n, device=device)[None]
-    return (keep.cumsum(1) - 1).clamp_min(0)[:, past:]
+@dataclass(frozen=True)
+class Layout:
+    """How the rows of a pass are laid out: which columns are real, and which document each belongs to."""
+
+    keep: Bool[Tensor, "b k"] | None = None
+    """True at real tokens; None = no padding."""
+    documents: Int[Tensor, "b k"] | None = None
+    """An id per column; neighbours with the same id are one text, which sees nothing of the others. None = one text."""
+
+    def positions(self, n: int, past: int, device: torch.device) -> Int[Tensor, "b n"]:
+        """Position of the last `n` tokens: the column, or the count of kept tokens of its text before it."""
+        if self.keep is None and self.documents is None:
+            return torch.arange(past, past + n, device=device)[None]
+        if self.documents is None:
+            assert self.keep is not None
+            return (self.keep.cumsum(1) - 1).clamp_min(0)[:, past:]
+        kept = torch.ones_like(self.documents) if self.keep is None else self.keep.int()
+        before = kept.cumsum(1) - kept
+        starts = torch.ones_like(self.documents, dtype=torch.bool)
+        starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+        return (before - before.masked_fill(~starts, 0).cummax(1).values)[:, past:]
 
 
 @dataclass(frozen=True)
 class Mask:
-    """What each query may see, in the cheapest form that says it."""
+    """What each query may see, in the cheapest form that says it, and what is added to its scores."""
 
     causal: bool
     """The plain triangle, which the fused kernel knows without a matrix; then `allowed` is None."""
     allowed: Bool[Tensor, "b 1 q k"] | None
     """The joined mask (causal, window, padding); None with `causal=False` means everybody sees everything."""
+    bias: Float[Tensor, "b h q k"] | None = None
+    """Added to the scores (ALiBi, T5)."""
 
     def matrix(self, n_query: int, n_key: int, device: torch.device) -> Bool[Tensor, "b 1 q k"] | None:
         """`allowed`, written out also for the plain triangle; None if nothing is hidden."""
@@ -33,22 +50,39 @@ class Mask:
             return self.allowed
         return torch.ones(n_query, n_key, dtype=torch.bool, device=device).tril()[None, None]
 
+    @cached_property
+    def blind(self) -> Bool[Tensor, "b 1 q 1"] | None:
+        """Queries that may see nothing, whose attention is 0; None where there cannot be any."""
+        return None if self.allowed is None else ~self.allowed.any(-1, keepdim=True)
+
+    def with_bias(self, bias: Float[Tensor, "b h q k"]) -> "Mask":
+        """The same with an addition to the scores, as one matrix that hides what the mask hides.
+
+        Blind queries keep finite scores (their attention is set to 0 afterwards), for the sake of the gradients.
+        """
+        allowed = self.matrix(bias.shape[-2], bias.shape[-1], bias.device)
+        if allowed is not None:
+            bias = bias.masked_fill(~allowed & allowed.any(-1, keepdim=True), -torch.inf)
+        return Mask(causal=False, allowed=allowed, bias=bias)
+
+    def to(self, device: torch.device) -> "Mask":
+        """The same on another device."""
+        moved = [None if x is None else x.to(device) for x in (self.allowed, self.bias)]
+        return Mask(self.causal, moved[0], moved[1])
+
 
 def attention_mask(
-    config: ModelConfig,
-    n: int,
-    past: int,
-    keep: Bool[Tensor, "b k"] | None,
-    device: torch.device,
+    config: ModelConfig, n: int, past: int, layout: Layout, device: torch.device, *, local: bool
 ) -> Mask:
-    """The mask for the last `n` of `past + n` positions; padding hides keys, so a padded query row may see nothing.
+    """The mask for the last `n` of `past + n` positions, for layers with the window (`local`) or without.
 
-    The window counts kept positions, so a padded row sees what the unpadded one would.
+    Padding hides keys, so a padded query row may see nothing. The window counts kept positions, so a padded row sees
+    what the unpadded one would.
     """
-    total = past + n
-    window = total if config.window is None else min(config.window, total)
+    total, keep, documents = past + n, layout.keep, layout.documents
+    window = total if config.window is None or not local else min(config.window, total)
     windowed = window < total
-    if keep is None and not windowed:
+    if keep is None and documents is None and not windowed:
         if not config.causal or n == 1:
             return Mask(causal=False, allowed=None)
         if past == 0:
@@ -58,9 +92,11 @@ def attention_mask(
     if config.causal:
         allowed = allowed & (columns[None, None, :] <= columns[None, past:, None])
     if windowed:
-        place = position_ids(total, 0, keep, device)
+        place = layout.positions(total, 0, device)
         distance = place[:, past:, None] - place[:, None, :]
         allowed = allowed & (distance.abs() < window)
+    if documents is not None:
+        allowed = allowed & (documents[:, past:, None] == documents[:, None, :])
     if keep is not None:
         allowed = allowed & keep[:, None, :]
     return Mask(causal=False, allowed=allowed[:, None])

@@ -1,12 +1,13 @@
-"""The MLP of a block, plain or gated."""
+"""The MLP of a block, plain or gated, and the mixture of experts that may stand in its place."""
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.model.config import MLP
+from interp.model.config import MLP, MoE
 from interp.model.tap import Scope, at
 
 
@@ -14,9 +15,14 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
     "relu": F.relu,
     "silu": F.silu,
 }
@@ -36,11 +42,63 @@ class FeedForward(nn.Module):
         self.out = nn.Linear(mlp.d_mlp, d_model, bias=mlp.bias)
 
     def forward(self, x: Float[Tensor, "b p d"], tap: Scope | None = None) -> Float[Tensor, "b p d"]:
-        """What the MLP adds to the residual stream."""
+        """The MLP's output."""
         if self.gated:
             gate, linear = self.into(x).chunk(2, -1)
             gate = at(tap, "mlp.hook_pre", gate)
             post = self.act(gate) * at(tap, "mlp.hook_pre_linear", linear)
         else:
             post = self.act(at(tap, "mlp.hook_pre", self.into(x)))
-        return at(tap, "hook_mlp_out", self.out(at(tap, "mlp.hook_post", post)))
+        return self.out(at(tap, "mlp.hook_post", post))
+
+
+class Experts(nn.Module):
+    """sum over the chosen experts of weight_x * expert_x(x), every expert a gated MLP.
+
+    The router's softmax over its `top_k` largest logits weighs them (Shazeer et al. 2017); without `renormalise` they
+    keep their share of the softmax over all. Matrices are stacked `[expert, out, in]`, rows ordered gate, in.
+    """
+
+    def __init__(self, moe: MoE, d_model: int) -> None:
+        super().__init__()
+        self.kind = moe
+        self.act = ACTIVATIONS[moe.act]
+        self.router = nn.Linear(d_model, moe.n_experts, bias=moe.router_bias)
+        self.into = nn.Parameter(torch.empty(moe.n_experts, 2 * moe.d_mlp, d_model))
+        self.out = nn.Parameter(torch.empty(moe.n_experts, d_model, moe.d_mlp))
+        biases = [torch.zeros(moe.n_experts, 2 * moe.d_mlp), torch.zeros(moe.n_experts, d_model)]
+        into_bias, out_bias = [nn.Parameter(b) if moe.bias else None for b in biases]
+        self.into_bias, self.out_bias = into_bias, out_bias
+
+    def forward(self, x: Float[Tensor, "b p d"], tap: Scope | None = None) -> Float[Tensor, "b p d"]:
+        """The mixture's output; only experts with a weight other than 0 are computed, unless all are observed."""
+        logits = at(tap, "mlp.hook_router_logits", self.router(x))
+        weights = at(tap, "mlp.hook_expert_weights", self.weights(logits))
+        if tap is not None and (tap.wants("mlp.hook_expert_out") or tap.alters("mlp.hook_expert_weights")):
+            outs = torch.stack([self.expert(i, x) for i in range(self.kind.n_experts)], 2)
+            return at(tap, "mlp.hook_expert_out", outs * weights[..., None]).sum(2)
+        flat, shares = x.flatten(0, 1), weights.flatten(0, 1)
+        out = torch.zeros_like(flat)
+        for i in range(self.kind.n_experts):
+            rows = shares[:, i].nonzero()[:, 0]
+            if len(rows):
+                out = out.index_add(0, rows, self.expert(i, flat[rows]) * shares[rows, i, None])
+        return out.view_as(x)
+
+    def weights(self, logits: Float[Tensor, "b p x"]) -> Float[Tensor, "b p x"]:
+        """The weight of every expert, 0 for those not chosen; the softmax runs in float32 at least."""
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        chosen = wide.topk(self.kind.top_k, -1)
+        share = chosen.values.softmax(-1)
+        if not self.kind.renormalise:
+            share = wide.softmax(-1).gather(-1, chosen.indices)
+        return torch.zeros_like(wide).scatter(-1, chosen.indices, share).to(logits.dtype)
+
+    def expert(self, i: int, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        """The output of one expert, unweighted."""
+        bias = None if self.into_bias is None else self.into_bias[i]
+        gate, linear = F.linear(x, self.into[i], bias).chunk(2, -1)
+        if self.kind.clamp is not None:
+            gate, linear = gate.clamp(max=self.kind.clamp), linear.clamp(-self.kind.clamp, self.kind.clamp)
+        post = self.act(gate) * (linear + self.kind.linear_offset if self.kind.linear_offset else linear)
+        return F.linear(post, self.out[i], None if self.out_bias is None else self.out_bias[i])

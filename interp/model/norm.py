@@ -2,10 +2,11 @@
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.model.config import LayerNorm, NoNorm, Norm
+from interp.model.config import LayerNorm, NoNorm, Norm, RMSNorm
 from interp.model.tap import Scope, at
 
 
@@ -20,28 +21,42 @@ class Normalize(nn.Module):
         super().__init__()
         self.kind = norm
         self.name = name
-        self.weight = None if isinstance(norm, NoNorm) else nn.Parameter(torch.ones(d_model))
+        identity, self.unit_offset = isinstance(norm, NoNorm), isinstance(norm, RMSNorm) and norm.unit_offset
+        stored = torch.zeros(d_model) if self.unit_offset else torch.ones(d_model)
+        self.weight = None if identity else nn.Parameter(stored)
         self.bias = nn.Parameter(torch.zeros(d_model)) if isinstance(norm, LayerNorm) else None
 
     def forward(self, x: Float[Tensor, "*b d"], tap: Scope | None = None) -> Float[Tensor, "*b d"]:
         """The normalised input; sites `<name>.hook_scale` and `<name>.hook_normalized`."""
         if isinstance(self.kind, NoNorm):
             return x
+        return at(tap, f"{self.name}.hook_normalized", self.divided(x, tap))
+
+    def divided(self, x: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
+        """The normalised input, with the scale as the only site."""
+        if tap is None:
+            return self._fused(x)
         scale_site = f"{self.name}.hook_scale"
-        if tap is not None and tap.alters(scale_site):
-            scale = at(tap, scale_site, self.scale(x))
-            normed = self.linear(x, scale)
-        else:
-            if tap is not None and tap.wants(scale_site):
-                at(tap, scale_site, self._observed_scale(x))
-            normed = self._fused(x)
-        return at(tap, f"{self.name}.hook_normalized", normed)
+        if tap.alters(scale_site):
+            return self.linear(x, at(tap, scale_site, self.scale(x)))
+        if tap.wants(scale_site):
+            at(tap, scale_site, self._observed_scale(x))
+        return self._fused(x)
+
+    @property
+    def gamma(self) -> Float[Tensor, "d"] | None:
+        """What the normed input is multiplied by, in float32 at least where it is stored as gamma - 1."""
+        if self.weight is None or not self.unit_offset:
+            return self.weight
+        return 1 + self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
 
     def _fused(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         assert self.weight is not None and not isinstance(self.kind, NoNorm)
         if isinstance(self.kind, LayerNorm):
             return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.kind.eps)
-        return F.rms_norm(x, self.weight.shape, self.weight, self.kind.eps)
+        gamma = self.gamma
+        assert gamma is not None
+        return F.rms_norm(x.to(gamma.dtype), gamma.shape, gamma, self.kind.eps).to(x.dtype)
 
     @torch.no_grad()
     def _observed_scale(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b 1"]:
@@ -70,21 +85,39 @@ class Normalize(nn.Module):
     def linear(self, x: Float[Tensor, "*b d"], scale: Float[Tensor, "*b 1"]) -> Float[Tensor, "*b d"]:
         """The norm with its scale given: an affine map of `x`."""
         normed = self.frozen(x, scale)
-        return normed if self.bias is None else normed + self.bias
+        return normed if self.bias is None else normed + self.bias.to(normed.device)
 
     def frozen(self, x: Float[Tensor, "*b d"], scale: Float[Tensor, "*#b 1"]) -> Float[Tensor, "*b d"]:
         """The linear part of the norm at a frozen scale, without beta: what one part of a sum becomes.
 
         Applied to the parts of a residual stream it gives parts that sum to `linear(whole) - beta`.
         """
-        if self.weight is None:
-            return x
-        return self.centred(x) / scale * self.weight
+        gamma = self.gamma
+        return x if gamma is None else (self.centred(x) / scale * gamma.to(x.device)).to(x.dtype)
 
     def pull_back(
         self, direction: Float[Tensor, "*b d"], scale: Float[Tensor, "*b 1"]
     ) -> Float[Tensor, "*b d"]:
         """The transpose of `frozen`: `part . pull_back(u)` equals `frozen(part) . u`."""
-        if self.weight is None:
+        gamma = self.gamma
+        if gamma is None:
             return direction
-        return self.centred(direction * self.weight) / scale
+        return self.centred(direction * gamma.to(direction.device)) / scale
+
+
+class HeadNorm(nn.Module):
+    """The norm of queries or keys before rotation: of each head, or of all heads as one vector."""
+
+    def __init__(self, norm: Norm, n_heads: int, d_head: int, name: str, *, whole: bool) -> None:
+        super().__init__()
+        self.whole, self.d_head, self.name = whole, d_head, name
+        self.norm = Normalize(norm, n_heads * d_head if whole else d_head, name)
+
+    def forward(self, x: Float[Tensor, "b p h e"], tap: Scope | None = None) -> Float[Tensor, "b p h e"]:
+        """The normed heads; sites `<name>.hook_scale` (one per head, or one for all) and `<name>.hook_normalized`."""
+        if self.whole:
+            flat = rearrange(x, "b p h e -> b p 1 (h e)")
+            normed = rearrange(self.norm.divided(flat, tap), "b p 1 (h e) -> b p h e", e=self.d_head)
+        else:
+            normed = self.norm.divided(x, tap)
+        return at(tap, f"{self.name}.hook_normalized", normed)

@@ -7,22 +7,10 @@ Sites marked `on_demand` are computed only when somebody asks for them by name; 
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from interp.core.shapes import nearest
-from interp.model.config import LayerNorm, Learned, ModelConfig, NoNorm, RMSNorm, Rotary
-
-
-def _always(config: ModelConfig) -> bool:
-    return True
-
-
-def _has_mlp(config: ModelConfig) -> bool:
-    return config.mlp is not None
-
-
-def _has_norm(config: ModelConfig) -> bool:
-    return isinstance(config.norm, (LayerNorm, RMSNorm))
+from interp.model.config import MLP, ModelConfig, MoE, NoNorm, Rotary
 
 
 @dataclass(frozen=True)
@@ -32,78 +20,158 @@ class Site:
     name: str
     axes: str
     meaning: str
-    present: Callable[[ModelConfig], bool] = _always
+    present: Callable[[ModelConfig], bool] = lambda config: True
     on_demand: bool = False
+
+
+def _neurons(c: ModelConfig) -> bool:
+    return isinstance(c.mlp, MLP)
+
+
+def _experts(c: ModelConfig) -> bool:
+    return isinstance(c.mlp, MoE)
+
+
+def _has_mlp(c: ModelConfig) -> bool:
+    return c.mlp is not None
+
+
+def _normed(c: ModelConfig) -> bool:
+    return not isinstance(c.norm, NoNorm)
+
+
+def _cross(c: ModelConfig) -> bool:
+    return c.cross_attention
+
+
+def _rotary(c: ModelConfig) -> bool:
+    return isinstance(c.position, Rotary)
+
+
+def _norm_sites(
+    name: str, place: str, present: Callable[[ModelConfig], bool], axes: tuple[str, str] = ("b p 1", "b p d")
+) -> tuple[Site, Site]:
+    """The two sites of a norm: what it divides by, and what comes out."""
+    scale = Site(f"{name}.hook_scale", axes[0], f"what the norm {place} divides by", present)
+    meaning = f"output of the norm {place}, gamma and beta applied"
+    return scale, Site(f"{name}.hook_normalized", axes[1], meaning, present)
+
+
+def _qk_norm(kind: str) -> Callable[[ModelConfig], bool]:
+    return lambda c: _normed(c) and c.qk_norm == kind
+
+
+def _head_norm(part: str, letter: str) -> tuple[Site, ...]:
+    """The sites of the norm of queries or keys; one scale per head, or one for all heads together."""
+    axes = {"head": f"b p {letter} 1", "width": "b p 1 1"}
+    rows = [
+        _norm_sites(f"attn.{part}_norm", f"of {part}", _qk_norm(kind), (scale, f"b p {letter} e"))
+        for kind, scale in axes.items()
+    ]
+    return (*rows[0], *rows[1])
+
+
+_ATTENTION = (
+    Site("attn.hook_q", "b p h e", "queries, before norm and rotation"),
+    Site("attn.hook_k", "b p g e", "keys, before norm and rotation"),
+    Site("attn.hook_v", "b p g e", "values"),
+    Site("attn.hook_attn_scores", "b h q k", "scaled scores with their bias, -inf where the mask forbids"),
+    Site("attn.hook_pattern", "b h q k", "attention pattern; rows sum to 1 (with sinks to less)"),
+    Site("attn.hook_z", "b p h e", "pattern @ values, per head"),
+    Site("attn.hook_result", "b p h d", "each head's z @ W_O, no bias, before any norm", on_demand=True),
+)
+
+
+def _crossed(site: Site) -> Site:
+    """The same site of cross-attention, whose keys stand at source positions."""
+    axes = site.axes.replace("k", "s")
+    if site.name in ("attn.hook_k", "attn.hook_v"):
+        axes = axes.replace("p", "s")
+    return replace(site, name=f"cross_{site.name}", axes=axes, present=_cross)
 
 
 BLOCK_SITES: tuple[Site, ...] = (
     Site("hook_resid_pre", "b p d", "residual stream entering the block"),
-    Site("ln1.hook_scale", "b p 1", "what the norm before attention divides by", _has_norm),
-    Site("ln1.hook_normalized", "b p d", "input of attention, after gamma and beta", _has_norm),
+    *_norm_sites(
+        "ln1", "before attention (post-norm: after it)", lambda c: _normed(c) and c.norm_place != "output"
+    ),
     Site("hook_q_input", "b p h d", "residual read by each head's query, before ln1", on_demand=True),
     Site("hook_k_input", "b p g d", "residual read by each head's key, before ln1", on_demand=True),
     Site("hook_v_input", "b p g d", "residual read by each head's value, before ln1", on_demand=True),
-    Site("attn.hook_q", "b p h e", "queries, before rotation"),
-    Site("attn.hook_k", "b p g e", "keys, before rotation"),
-    Site("attn.hook_v", "b p g e", "values"),
-    Site(
-        "attn.hook_rot_q", "b p h e", "queries after rotation",
-        lambda c: isinstance(c.position, Rotary),
+    *_ATTENTION[:3],
+    *_head_norm("q", "h"),
+    *_head_norm("k", "g"),
+    Site("attn.hook_rot_q", "b p h e", "queries after rotation", _rotary),
+    Site("attn.hook_rot_k", "b p g e", "keys after rotation", _rotary),
+    *_ATTENTION[3:],
+    *_norm_sites(
+        "ln1_post", "of attention's output", lambda c: _normed(c) and c.norm_place in ("sandwich", "output")
     ),
+    Site("hook_attn_out", "b p d", "what attention adds to the stream, bias, norm and factor included"),
     Site(
-        "attn.hook_rot_k", "b p g e", "keys after rotation",
-        lambda c: isinstance(c.position, Rotary),
+        "hook_resid_mid", "b p d", "residual stream after attention",
+        lambda c: (_has_mlp(c) or c.cross_attention) and not c.parallel,
     ),
-    Site("attn.hook_attn_scores", "b h q k", "scaled scores, -inf where the mask forbids"),
-    Site("attn.hook_pattern", "b h q k", "attention pattern; rows sum to 1"),
-    Site("attn.hook_z", "b p h e", "pattern @ values, per head"),
-    Site("attn.hook_result", "b p h d", "what each head writes (z @ W_O), no bias", on_demand=True),
-    Site("hook_attn_out", "b p d", "what attention adds to the stream, bias included"),
+    *_norm_sites("ln_cross", "before cross-attention (post-norm: after it)", lambda c: _normed(c) and _cross(c)),
+    *(_crossed(site) for site in _ATTENTION),
+    Site("hook_cross_attn_out", "b p d", "what cross-attention adds to the stream", _cross),
     Site(
-        "hook_resid_mid", "b p d", "residual stream between attention and MLP",
-        lambda c: c.mlp is not None and not c.parallel,
+        "hook_resid_mid_cross", "b p d", "residual stream after cross-attention",
+        lambda c: _cross(c) and _has_mlp(c),
     ),
     Site("hook_mlp_in", "b p d", "residual read by the MLP, before ln2", _has_mlp, on_demand=True),
-    Site(
-        "ln2.hook_scale", "b p 1", "what the norm before the MLP divides by",
-        lambda c: _has_mlp(c) and _has_norm(c),
+    *_norm_sites(
+        "ln2", "before the MLP (post-norm: after it)",
+        lambda c: _has_mlp(c) and _normed(c) and not c.shared_norm and c.norm_place != "output",
     ),
-    Site(
-        "ln2.hook_normalized", "b p d", "input of the MLP, after gamma and beta",
-        lambda c: _has_mlp(c) and _has_norm(c),
-    ),
-    Site("mlp.hook_pre", "b p m", "neurons before the non-linearity (the gate, if gated)", _has_mlp),
+    Site("mlp.hook_pre", "b p m", "neurons before the non-linearity (the gate, if gated)", _neurons),
     Site(
         "mlp.hook_pre_linear", "b p m", "the linear branch that the gate multiplies",
-        lambda c: c.mlp is not None and c.mlp.gated,
+        lambda c: isinstance(c.mlp, MLP) and c.mlp.gated,
     ),
-    Site("mlp.hook_post", "b p m", "neurons after the non-linearity (and the gate)", _has_mlp),
-    Site("hook_mlp_out", "b p d", "what the MLP adds to the stream, bias included", _has_mlp),
-    Site("hook_resid_post", "b p d", "residual stream leaving the block"),
+    Site("mlp.hook_post", "b p m", "neurons after the non-linearity (and the gate)", _neurons),
+    Site("mlp.hook_router_logits", "b p x", "the router's score of every expert", _experts),
+    Site("mlp.hook_expert_weights", "b p x", "the weight of every expert, 0 where not chosen", _experts),
+    Site("mlp.hook_expert_out", "b p x d", "each expert's weighted output", _experts, on_demand=True),
+    *_norm_sites(
+        "ln2_post", "of the MLP's output",
+        lambda c: _has_mlp(c) and _normed(c) and c.norm_place in ("sandwich", "output"),
+    ),
+    Site("hook_mlp_out", "b p d", "what the MLP adds to the stream, bias, norm and factor included", _has_mlp),
+    Site("hook_resid_post", "b p d", "residual stream leaving the block (post-norm: before its last norm)"),
+    Site(
+        "hook_normalized_resid_post", "b p d", "residual stream leaving a post-norm block",
+        lambda c: c.norm_place == "post",
+    ),
 )  # fmt: skip
 
 MODEL_SITES: tuple[Site, ...] = (
-    Site("hook_embed", "b p d", "token embeddings"),
+    Site("hook_embed", "b p d", "token embeddings, scaled where the family does so"),
+    Site("hook_pos_embed", "b p d", "position embeddings", lambda c: c.position_embedded),
+    Site("hook_type_embed", "b p d", "token type embeddings", lambda c: c.n_token_types > 0),
+    *_norm_sites("ln_embed", "after the embeddings", lambda c: c.embed_norm and _normed(c)),
+    *_norm_sites("ln_final", "before the unembedding", lambda c: c.final_norm and _normed(c)),
     Site(
-        "hook_pos_embed", "b p d", "position embeddings",
-        lambda c: isinstance(c.position, Learned),
+        "unembed.hook_uncapped", "b p v", "logits before their soft cap",
+        lambda c: c.logit_softcap is not None, on_demand=True,
     ),
-    Site(
-        "ln_final.hook_scale", "b p 1", "what the final norm divides by",
-        lambda c: c.final_norm and not isinstance(c.norm, NoNorm),
-    ),
-    Site(
-        "ln_final.hook_normalized", "b p d", "input of the unembedding",
-        lambda c: c.final_norm and not isinstance(c.norm, NoNorm),
-    ),
-    Site("unembed.hook_out", "b p v", "logits", on_demand=True),
+    Site("unembed.hook_out", "b p v", "logits", lambda c: c.unembed, on_demand=True),
 )  # fmt: skip
 
-EMBEDDING_SITES = ("hook_embed", "hook_pos_embed")
-_BLOCK = {site.name: site for site in BLOCK_SITES}
-_MODEL = {site.name: site for site in MODEL_SITES}
+EMBEDDING_SITES = tuple(s.name for s in MODEL_SITES if s.name.startswith(("hook_", "ln_embed")))
 _BLOCK_NAME = re.compile(r"blocks\.(-?\d+)\.(.+)")
-_SHORT = {name.rpartition("hook_")[2]: name for name in (*_BLOCK, *_MODEL) if "ln" not in name}
+_SHORT = {
+    s.name.rpartition("hook_")[2]: s.name
+    for s in reversed((*BLOCK_SITES, *MODEL_SITES))
+    if "ln" not in s.name and "norm." not in s.name
+    and not s.name.startswith("cross_")
+}  # fmt: skip
+
+
+def _row(name: str, table: tuple[Site, ...], config: ModelConfig) -> Site | None:
+    """The row of a name: the one this model has, where several models' rows share the name."""
+    rows = [site for site in table if site.name == name]
+    return next((site for site in rows if site.present(config)), rows[0] if rows else None)
 
 
 def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
@@ -113,7 +181,7 @@ def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
     """
     match = _BLOCK_NAME.fullmatch(name)
     layer = int(match[1]) if match else None
-    site = _BLOCK.get(match[2]) if match else _MODEL.get(name)
+    site = _row(match[2], BLOCK_SITES, config) if match else _row(name, MODEL_SITES, config)
     if site is None:
         hint = nearest(name, names(config, on_demand=True))
         raise KeyError(f"unknown site {name!r}; {hint}")
@@ -123,6 +191,13 @@ def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
         hint = nearest(name, names(config, on_demand=True))
         raise KeyError(f"this model has no {name!r} ({site.meaning}); {hint}")
     return site, layer
+
+
+def axes_of(name: str) -> str:
+    """The axes of a full site name, whatever the model."""
+    match = _BLOCK_NAME.fullmatch(name)
+    table, short = (BLOCK_SITES, match[2]) if match else (MODEL_SITES, name)
+    return next(site.axes for site in table if site.name == short)
 
 
 def names(config: ModelConfig, *, on_demand: bool = False) -> tuple[str, ...]:
@@ -137,6 +212,17 @@ def names(config: ModelConfig, *, on_demand: bool = False) -> tuple[str, ...]:
     return (*first, *blocks, *(n for n in outside if n not in EMBEDDING_SITES))
 
 
+def embedding_parts(config: ModelConfig) -> tuple[str, ...]:
+    """The sites whose sum enters the first block (through the norm after the embeddings, where there is one)."""
+    return tuple(s.name for s in MODEL_SITES if s.name.endswith("embed") and s.present(config))
+
+
+def final_stream(config: ModelConfig) -> str:
+    """The site of the residual stream that leaves the last block."""
+    last = "hook_normalized_resid_post" if config.norm_place == "post" else "hook_resid_post"
+    return f"blocks.{config.n_layers - 1}.{last}"
+
+
 def full_name(short: str, layer: int | None = None, part: str | None = None) -> str:
     """The full name behind a shorthand: `("pattern", 3)`, `("resid_post", 0)`, `("scale", 3, "ln1")`, `("embed",)`."""
     if "hook_" in short:
@@ -147,4 +233,5 @@ def full_name(short: str, layer: int | None = None, part: str | None = None) -> 
         inner = _SHORT[short]
     else:
         raise KeyError(f"unknown site shorthand {short!r}; {nearest(short, _SHORT)}")
-    return inner if layer is None or inner in _MODEL else f"blocks.{layer}.{inner}"
+    outside = any(site.name == inner for site in MODEL_SITES)
+    return inner if layer is None or outside else f"blocks.{layer}.{inner}"

@@ -132,9 +132,16 @@ class Tap:
         self.live: dict[Read, Tensor] = {}
         """Tensors in the graph, one for each `Read(grad=True)`."""
         self._scopes: dict[int | None, Scope] = {}
+        self._home: torch.device | None = None
 
-    def open(self, config: ModelConfig, start: int, stop: int | None) -> None:
-        """Check every site against the model and the layers that will run; refuse what could not be answered."""
+    def open(
+        self, config: ModelConfig, start: int, stop: int | None, home: torch.device | None = None
+    ) -> None:
+        """Check every site against the model and the layers that will run; refuse what could not be answered.
+
+        home: where the answers go, if layers are spread over devices.
+        """
+        self._home = home
         self._scopes, self.values, self.live = {}, {}, {}
         asked: tuple[Read | Edit, ...] = (*self.reads, *self.edits)
         for item in asked:
@@ -166,7 +173,8 @@ class Tap:
             self.live[read] = value
         else:
             seen = value.detach()
-            self.values[read] = compact(seen if read.via is None else read.via(seen))
+            answer = compact(seen if read.via is None else read.via(seen))
+            self.values[read] = answer if self._home is None else answer.to(self._home)
         return value
 
 
@@ -196,11 +204,10 @@ def _edited(edit: Edit, value: Tensor) -> Tensor:
             f"the edit of {edit.site!r} failed on shape {shape_text(part.shape)}: {cause}"
         ) from cause
     if not isinstance(new, Tensor) or new.shape != part.shape:
-        site = sites.BLOCK_SITES + sites.MODEL_SITES
-        axes = next(s.axes for s in site if edit.site.endswith(s.name))
         got = shape_text(new.shape) if isinstance(new, Tensor) else type(new).__name__
+        axes = describe(sites.axes_of(edit.site))
         raise ValueError(
-            f"the edit of {edit.site!r} must return shape {shape_text(part.shape)} {describe(axes)}, got {got}"
+            f"the edit of {edit.site!r} must return shape {shape_text(part.shape)} {axes}, got {got}"
         )
     new = new.to(value.dtype)
     return new if rows is None else value.index_copy(0, rows, new)

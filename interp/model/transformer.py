@@ -1,22 +1,23 @@
 """The model: ordinary PyTorch whose forward takes one optional argument, `tap`."""
 
+from collections.abc import Sequence
+
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from interp.core.shapes import shape_text
-from interp.model.attention import Pass
+from interp.model.attention import Memory, Pass, View
 from interp.model.block import Block
-from interp.model.config import Learned, ModelConfig, NoNorm, Rotary
+from interp.model.checks import check_extras, check_pass
+from interp.model.config import Alibi, Buckets, Learned, ModelConfig, NoNorm, Norm, Rotary, Sinusoidal
 from interp.model.kv_cache import KVCache
-from interp.model.mask import attention_mask, position_ids
+from interp.model.mask import Layout, attention_mask
+from interp.model.mlp import ACTIVATIONS
 from interp.model.norm import Normalize
-from interp.model.position import Rotation
+from interp.model.place import layer_devices
+from interp.model.position import Rotation, sinusoids
+from interp.model.score_bias import ScoreBias
 from interp.model.tap import Scope, Tap, at
-
-IGNORED = -100
-"""A target that counts for nothing in `F.cross_entropy`."""
 
 
 class Transformer(nn.Module):
@@ -28,16 +29,42 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.d_vocab, config.d_model)
-        learned = isinstance(config.position, Learned)
-        self.pos_embed = nn.Embedding(config.n_ctx, config.d_model) if learned else None
+        d = config.d_model
+        self.embed = nn.Embedding(config.d_vocab, d)
+        learned = config.position
+        self.pos_embed = (
+            nn.Embedding(config.n_ctx + learned.offset, d) if isinstance(learned, Learned) else None
+        )
+        self.type_embed = nn.Embedding(config.n_token_types, d) if config.n_token_types else None
+        self.ln_embed = Normalize(config.norm, d, "ln_embed") if config.embed_norm else None
+        biased = isinstance(config.position, Alibi | Buckets)
+        self.score_bias = (
+            ScoreBias(config.position, config.n_heads, causal=config.causal)  # type: ignore[arg-type]
+            if biased
+            else None
+        )
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
-        norm = config.norm if config.final_norm else NoNorm()
-        self.ln_final = Normalize(norm, config.d_model, "ln_final")
-        self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=config.unembed_bias)
-        if config.tied:
+        self.ln_final = Normalize(config.norm if config.final_norm else NoNorm(), d, "ln_final")
+        self.mlm_head = MaskedHead(config.mlm_head, config.norm, d) if config.mlm_head else None
+        self.unembed = nn.Linear(d, config.d_vocab, bias=config.unembed_bias) if config.unembed else None
+        self.devices: tuple[torch.device, ...] | None = None
+        initialise(self)
+        self.tie()
+
+    def tie(self) -> None:
+        """Make the unembedding the embedding matrix itself, in models where it is."""
+        if self.config.tied and self.unembed is not None:
             self.unembed.weight = self.embed.weight
-        self._initialise()
+
+    def place(self, devices: Sequence[torch.device]) -> None:
+        """Spread the blocks over these devices; everything outside them stays on the first.
+
+        What a pass returns and records is on the first device.
+        """
+        self.devices = layer_devices(self.config.n_layers, devices)
+        self.to(devices[0])
+        for layer, device in enumerate(self.devices):
+            self.block(layer).to(device)
 
     def forward(
         self,
@@ -49,6 +76,9 @@ class Transformer(nn.Module):
         keep: Bool[Tensor, "b p"] | None = None,
         cache: KVCache | None = None,
         logits_at: Int[Tensor, "b n"] | None = None,
+        documents: Int[Tensor, "b p"] | None = None,
+        types: Int[Tensor, "b p"] | None = None,
+        memory: Memory | None = None,
     ) -> Tensor:
         """Logits `[b p v]`; or, with `stop`, the residual stream entering block `stop`, `[b p d]`.
 
@@ -56,24 +86,28 @@ class Transformer(nn.Module):
         keep: True at real tokens; None = no padding. Positions count the kept tokens only.
         logits_at: columns of each row whose logits are wanted; the others are never computed, and the sites after the
         blocks (`ln_final.*`, `unembed.hook_out`) hold these n columns.
+        documents: an id per column, where rows pack several texts; each sees itself only, its positions begin at 0.
+        types: token types of a model that has them; None = 0 everywhere.
+        memory: what cross-attention reads, required by models that have it.
+        A model without an unembedding returns its final residual stream.
         Errors: ValueError for ids, shapes, lengths or layers that do not fit the model.
         """
-        n_layers = self.config.n_layers
-        last = n_layers if stop is None else stop
-        self._check(tokens, start, last, keep, cache)
+        last = self.config.n_layers if stop is None else stop
+        check_pass(self.config, tokens, (start, last), keep, cache, documents)
+        check_extras(self.config, tokens, types, memory)
         if stop is not None and logits_at is not None:
             raise ValueError(f"logits_at requires a pass to the logits; this one stops before block {stop}")
         if tap is not None:
-            tap.open(self.config, start, stop)
+            tap.open(self.config, start, stop, None if self.devices is None else self.device)
         outside = None if tap is None else tap.scope()
-        shared, positions, seen = self._shared(tokens, keep, cache)
-        resid = tokens if start else self._embedded(tokens, positions, outside)
-        for layer in range(start, last):
-            resid = self.blocks[layer](resid, shared, None if tap is None else tap.scope(layer))
-            if tap is not None and tap.finished:
-                return resid
+        layout = Layout(keep if cache is None else cache.extended_keep(keep, *tokens.shape[:2]), documents)
+        shared, positions = self._shared(tokens, layout, cache, memory)
+        resid = tokens if start else self._embedded(tokens, positions, types, outside)
+        resid = self._through(resid, range(start, last), shared, tap)
+        if tap is not None and tap.finished:
+            return resid
         if cache is not None:
-            cache.advance(tokens.shape[1], seen)
+            cache.advance(tokens.shape[1], layout.keep)
         if stop is not None:
             return resid
         if logits_at is not None:
@@ -81,8 +115,24 @@ class Transformer(nn.Module):
         return self.read_out(resid, outside)
 
     def read_out(self, resid: Float[Tensor, "*b d"], tap: Scope | None = None) -> Float[Tensor, "*b v"]:
-        """Logits of a residual stream: final norm (recomputed), then unembedding."""
-        return at(tap, "unembed.hook_out", self.unembed(self.ln_final(resid, tap)))
+        """Logits of a residual stream: final norm (recomputed), unembedding, scale and soft cap.
+
+        For a model without an unembedding: the normed stream.
+        """
+        logits, cap = self.uncapped(resid, tap), self.config.logit_softcap
+        if self.unembed is None:
+            return logits
+        if cap is not None:
+            logits = cap * (at(tap, "unembed.hook_uncapped", logits) / cap).tanh()
+        return at(tap, "unembed.hook_out", logits)
+
+    def uncapped(self, resid: Float[Tensor, "*b d"], tap: Scope | None = None) -> Float[Tensor, "*b v"]:
+        """Logits of a residual stream before their soft cap (where the model has one)."""
+        x = self.ln_final(resid, tap)
+        if self.unembed is None:
+            return x
+        logits = self.unembed(x if self.mlm_head is None else self.mlm_head(x))
+        return logits if self.config.logit_scale == 1 else logits * self.config.logit_scale
 
     def block(self, layer: int) -> Block:
         """Block `layer`, typed."""
@@ -92,7 +142,7 @@ class Transformer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Where the embedding is, and what a pass returns."""
         return self.embed.weight.device
 
     @property
@@ -101,125 +151,97 @@ class Transformer(nn.Module):
         return self.embed.weight.dtype
 
     def _embedded(
-        self, tokens: Int[Tensor, "b p"], positions: Int[Tensor, "#b p"], tap: Scope | None
+        self,
+        tokens: Int[Tensor, "b p"],
+        positions: Int[Tensor, "#b p"],
+        types: Int[Tensor, "b p"] | None,
+        tap: Scope | None,
     ) -> Float[Tensor, "b p d"]:
-        resid = at(tap, "hook_embed", self.embed(tokens))
-        if self.pos_embed is None:
-            return resid
-        place = self.pos_embed(positions)
-        if tap is not None:
-            place = at(tap, "hook_pos_embed", place.expand_as(resid))
-        return resid + place
+        """The stream entering the first block: token, position and type embeddings, normed where the family does so."""
+        resid = self.embed(tokens)
+        if self.config.embed_scale != 1:
+            resid = resid * torch.tensor(self.config.embed_scale, dtype=resid.dtype, device=resid.device)
+        resid = at(tap, "hook_embed", resid)
+        place = self._position_vectors(positions)
+        if place is not None:
+            if tap is not None:
+                place = at(tap, "hook_pos_embed", place.expand_as(resid))
+            resid = resid + place
+        if self.type_embed is not None:
+            kinds = self.type_embed(torch.zeros_like(tokens) if types is None else types)
+            resid = resid + at(tap, "hook_type_embed", kinds)
+        return resid if self.ln_embed is None else self.ln_embed(resid, tap)
+
+    def _position_vectors(self, positions: Int[Tensor, "#b p"]) -> Float[Tensor, "#b p d"] | None:
+        kind = self.config.position
+        if isinstance(kind, Sinusoidal):
+            return sinusoids(kind, positions, self.config.d_model, self.dtype)
+        if self.pos_embed is None or not isinstance(kind, Learned):
+            return None
+        return self.pos_embed(positions + kind.offset if kind.offset else positions)
+
+    def _through(
+        self, resid: Float[Tensor, "b p d"], layers: range, shared: Pass, tap: Tap | None
+    ) -> Float[Tensor, "b p d"]:
+        """The stream after these blocks; it visits each block's device and comes home."""
+        home, passes = resid.device, {resid.device: shared}
+        for layer in layers:
+            device = home if self.devices is None else self.devices[layer]
+            if device not in passes:
+                passes[device] = shared.to(device)
+            scope = None if tap is None else tap.scope(layer)
+            resid = self.blocks[layer](resid.to(device), passes[device], scope)
+            if tap is not None and tap.finished:
+                break
+        return resid.to(home)
 
     def _shared(
-        self, tokens: Tensor, keep: Bool[Tensor, "b p"] | None, cache: KVCache | None
-    ) -> tuple[Pass, Int[Tensor, "b p"], Bool[Tensor, "b k"] | None]:
-        """Mask and rotation of this pass, its position ids, and the keep-mask including the cache's past."""
-        rows, n = tokens.shape[:2]
-        past = 0 if cache is None else cache.length
-        seen = keep if cache is None else cache.extended_keep(keep, rows, n)
-        positions = position_ids(n, past, seen, tokens.device)
-        rotary = self.config.position
-        rotation = None
-        if isinstance(rotary, Rotary):
-            rotation = Rotation.at(rotary, self.config.rotary_dim, positions, self.dtype)
-        mask = attention_mask(self.config, n, past, seen, tokens.device)
-        return Pass(mask, rotation, cache), positions, seen
-
-    def _check(
-        self,
-        tokens: Tensor,
-        start: int,
-        last: int,
-        keep: Tensor | None,
-        cache: KVCache | None,
-    ) -> None:
+        self, tokens: Tensor, layout: Layout, cache: KVCache | None, memory: Memory | None
+    ) -> tuple[Pass, Int[Tensor, "b p"]]:
+        """Masks and rotations of this pass, and its position ids."""
+        n, past, device = tokens.shape[1], 0 if cache is None else cache.length, tokens.device
+        positions = layout.positions(n, past, device)
         config = self.config
-        if not 0 <= start <= last <= config.n_layers:
-            raise ValueError(
-                f"requires 0 <= start <= stop <= {config.n_layers} layers, got {start} and {last}"
-            )
-        if start:
-            if tokens.ndim != 3 or tokens.shape[2] != config.d_model:
-                raise ValueError(
-                    f"with start={start} a residual stream [batch, pos, {config.d_model}] is required, "
-                    f"got shape {shape_text(tokens.shape)}"
-                )
-        elif tokens.ndim != 2 or tokens.is_floating_point():
-            raise ValueError(
-                f"token ids [batch, pos] are required, got {tokens.dtype} of shape {shape_text(tokens.shape)}"
-            )
-        n = tokens.shape[1] + (0 if cache is None else cache.length)
-        if tokens.shape[1] == 0 or tokens.shape[0] == 0:
-            raise ValueError(f"at least one token is required, got shape {shape_text(tokens.shape)}")
-        if n > config.n_ctx:
-            raise ValueError(f"the context holds {config.n_ctx} tokens, got {n}")
-        if keep is not None and keep.dtype != torch.bool:
-            raise ValueError(f"keep must be boolean, True at real tokens, got {keep.dtype}")
-        if keep is not None and keep.shape != tokens.shape[:2]:
-            raise ValueError(
-                f"keep must have the shape {shape_text(tokens.shape[:2])} of the tokens, got {shape_text(keep.shape)}"
-            )
-        if cache is not None:
-            cache.room(*tokens.shape[:2])
-        if not start:
-            self._check_ids(tokens)
+        bias = None
+        if self.score_bias is not None:
+            bias = self.score_bias(positions, layout.positions(past + n, 0, device), self.dtype)
 
-    def _check_ids(self, tokens: Int[Tensor, "b p"]) -> None:
-        """Out-of-range ids fault asynchronously on a GPU; there the embedding's own assertion must do."""
-        if tokens.device.type != "cpu":
-            return
-        low, high = (int(x) for x in torch.aminmax(tokens))
-        if low < 0 or high >= self.config.d_vocab:
-            raise ValueError(
-                f"token ids must be in [0, {self.config.d_vocab - 1}], got {low if low < 0 else high}"
-            )
+        def view(rotary: object, *, local: bool) -> View:
+            mask = attention_mask(config, n, past, layout, device, local=local)
+            turned = None
+            if isinstance(rotary, Rotary):
+                turned = Rotation.at(rotary, config.head_width, positions, self.dtype)
+            return View(mask if bias is None else mask.with_bias(bias), turned)
 
-    def _initialise(self) -> None:
-        """GPT-2's scheme: normal(0, 0.02), writers scaled by 1/sqrt(2 layers), biases 0, norms 1."""
-        blocks = [self.block(layer) for layer in range(self.config.n_layers)]
-        writers = {id(b.attn.out) for b in blocks} | {id(b.mlp.out) for b in blocks if b.mlp}
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                narrow = (2 * self.config.n_layers) ** -0.5 if id(module) in writers else 1.0
-                nn.init.normal_(module.weight, std=0.02 * narrow)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        everywhere = view(config.position, local=False)
+        local = everywhere
+        if config.window is not None:
+            local = view(config.local_position or config.position, local=True)
+        return Pass(everywhere, local, cache, memory), positions
 
 
-def next_token_loss(
-    logits: Float[Tensor, "b p v"],
-    tokens: Int[Tensor, "b p"],
-    keep: Bool[Tensor, "b p"] | None = None,
-) -> Float[Tensor, "b p-1"]:
-    """Cross-entropy in nats of each token given those before it; 0 where the token or its predecessor is padding.
+class MaskedHead(nn.Module):
+    """What BERT does before its unembedding: a dense layer, an activation and a norm. Not linear in the stream."""
 
-    Column i is the loss of token i + 1; ValueError for a single column, which predicts nothing. For a mean divide
-    the sum by `(keep[:, 1:] & keep[:, :-1]).sum()`.
-    """
-    if tokens.shape[1] < 2:
-        raise ValueError(f"a loss requires at least two tokens, got shape {shape_text(tokens.shape)}")
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    target = F.pad(
-        tokens[:, 1:], (0, 1), value=IGNORED
-    )  # the last column predicts nothing; so no logits are copied
-    flat = F.cross_entropy(
-        logits.to(wide).flatten(0, 1), target.flatten(), ignore_index=IGNORED, reduction="none"
-    )
-    loss = flat.view(tokens.shape)[:, :-1]
-    return loss if keep is None else loss * (keep[:, 1:] & keep[:, :-1])
+    def __init__(self, act: str, norm: Norm, d_model: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(d_model, d_model)
+        self.act = ACTIVATIONS[act]
+        self.norm = Normalize(norm, d_model, "mlm_head")
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        """The input of the unembedding."""
+        return self.norm(self.act(self.dense(x)))
 
 
-def mean_next_token_loss(
-    logits: Float[Tensor, "b p v"],
-    tokens: Int[Tensor, "b p"],
-    keep: Bool[Tensor, "b p"] | None = None,
-) -> Float[Tensor, ""]:
-    """Mean cross-entropy in nats per predicted token; padding does not count."""
-    loss = next_token_loss(logits, tokens, keep)
-    if keep is None:
-        return loss.mean()
-    count = (keep[:, 1:] & keep[:, :-1]).sum()
-    if not bool(count):
-        raise ValueError("a loss requires two neighbouring real tokens; the keep-mask leaves none")
-    return loss.sum() / count
+def initialise(model: nn.Module) -> None:
+    """GPT-2's scheme: normal(0, 0.02), what writes to the stream scaled by 1/sqrt(2 layers), biases 0, norms 1."""
+    n_layers = sum(isinstance(m, Block) for m in model.modules())
+    for name, parameter in model.named_parameters():
+        writes = name.endswith(("attn.out.weight", "mlp.out.weight", "mlp.out"))
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.02 * ((2 * n_layers) ** -0.5 if writes else 1.0))
+        elif name.endswith(
+            ("into.bias", "out.bias", "qkv.bias", "q.bias", "kv.bias", "unembed.bias", "dense.bias")
+        ):
+            nn.init.zeros_(parameter)

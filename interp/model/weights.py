@@ -5,15 +5,17 @@ stale after `.to(...)`. Under grouped-query attention W_K and W_V keep their key
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from interp.core.factored import FactoredMatrix
-from interp.model.config import Learned
+from interp.model.attention import Attention
+from interp.model.config import MLP, Learned
+from interp.model.mlp import FeedForward
 from interp.model.transformer import Transformer
 
 
@@ -44,11 +46,25 @@ class Weights:
         self.model = model
         self.config = model.config
 
-    def layer(self, layer: int) -> LayerWeights:
-        """One block's weights as views (no copy); IndexError if there is no such layer."""
+    def layer(self, layer: int, *, cross: bool = False) -> LayerWeights:
+        """One block's weights as views (copies only of a block that lives on another device than the embedding).
+
+        cross: those of its cross-attention. Errors: IndexError if there is no such layer, ValueError if there is no
+        cross-attention.
+        """
         if not 0 <= layer < self.config.n_layers:
             raise IndexError(f"layers are 0 to {self.config.n_layers - 1}, got {layer}")
-        attn = self.model.block(layer).attn
+        block = self.model.block(layer)
+        attn = block.cross_attn if cross else block.attn
+        if attn is None:
+            raise ValueError("this model has no cross-attention")
+        found = self._views(layer, attn)
+        if found.W_Q.device == self.model.device:
+            return found
+        views: dict[str, Tensor | None] = {f.name: getattr(found, f.name) for f in fields(found)}
+        return replace(found, **{n: w.to(self.model.device) for n, w in views.items() if w is not None})
+
+    def _views(self, layer: int, attn: Attention) -> LayerWeights:
         parts = {name: attn.part(name) for name in "qkv"}
         w = {n: rearrange(weight, "h e d -> h d e") for n, (weight, _) in parts.items()}
         b = {
@@ -67,7 +83,7 @@ class Weights:
     def _mlp(self, layer: int) -> dict[str, Tensor | None]:
         names = ("W_gate", "W_in", "W_out", "b_gate", "b_in", "b_out")
         mlp, kind = self.model.block(layer).mlp, self.config.mlp
-        if mlp is None or kind is None:
+        if not isinstance(mlp, FeedForward) or not isinstance(kind, MLP):
             return dict.fromkeys(names)
         bias = mlp.into.weight.new_zeros(mlp.into.weight.shape[0]) if mlp.into.bias is None else mlp.into.bias
         gate_w, in_w = mlp.into.weight.chunk(2) if kind.gated else (None, mlp.into.weight)
@@ -90,27 +106,34 @@ class Weights:
 
     @property
     def W_pos(self) -> Float[Tensor, "p d"]:
-        """Position embedding; AttributeError without learned positions."""
-        if self.model.pos_embed is None:
-            raise AttributeError(f"this model has no W_pos: position={self.config.position}, not {Learned()}")
-        return self.model.pos_embed.weight
+        """Position embedding, row 0 that of position 0; AttributeError without learned positions."""
+        kind = self.config.position
+        if self.model.pos_embed is None or not isinstance(kind, Learned):
+            raise AttributeError(f"this model has no W_pos: position={kind}, not {Learned()}")
+        return self.model.pos_embed.weight[kind.offset :]
 
     @property
     def W_U(self) -> Float[Tensor, "d v"]:
-        """Unembedding."""
-        return self.model.unembed.weight.mT
+        """Unembedding; AttributeError for a model that ends in its residual stream."""
+        return self._unembed.weight.mT
+
+    @property
+    def _unembed(self) -> nn.Linear:
+        if self.model.unembed is None:
+            raise AttributeError("this model has no W_U: it ends in its residual stream")
+        return self.model.unembed
 
     @property
     def b_U(self) -> Float[Tensor, "v"]:
         """Unembedding bias; zeros if the model has none."""
-        bias = self.model.unembed.bias
+        bias = self._unembed.bias
         return self.W_U.new_zeros(self.config.d_vocab) if bias is None else bias
 
     @property
     def final_beta(self) -> Float[Tensor, "d"]:
         """Beta of the final norm; zeros where there is none (RMSNorm, no norm)."""
         bias = self.model.ln_final.bias
-        return self.W_U.new_zeros(self.config.d_model) if bias is None else bias
+        return self.W_E.new_zeros(self.config.d_model) if bias is None else bias
 
     @property
     def W_Q(self) -> Float[Tensor, "l h d e"]:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.results import frame
-from interp.model.transformer import next_token_loss
+from interp.model.loss import next_token_loss
 
 Pieces = Callable[[Sequence[int]], list[str]]
 """Token ids to the text of each: `Text.pieces`."""

@@ -65,6 +65,7 @@ def induction(n_ctx: int = 128, noise: float = 0.02, seed: int = 0) -> Transform
     model.embed.weight.copy_(token[:names])
     assert model.pos_embed is not None
     model.pos_embed.weight.copy_(_waves(n_ctx) @ position)
+    assert model.unembed is not None
     model.unembed.weight.copy_(20.0 * prediction[:names])
     back = _shift(-1) * (SHARPNESS / (WIDTH / 2))
     _plant(model, PREVIOUS, query=position.T @ back, key=position.T, value=token.T, out=previous)

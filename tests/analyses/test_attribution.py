@@ -6,9 +6,11 @@ import torch
 import interp
 from interp import Batch, HookedTransformer
 from interp.analyses.attribution import labels
+from interp.model import MLP
 from tests.configs import CAUSAL, CONFIGS, build, some_tokens
 from tests.tolerances import assert_close
 
+LINEAR = tuple(name for name, config in CONFIGS.items() if not config.mlm_head)
 GRAINS = ("layer", "sublayer", "head", "source", "neuron")
 ANSWER, WRONG = torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
 
@@ -20,15 +22,18 @@ def attributed(name: str, by: str, dtype: torch.dtype = torch.float64, **options
 
 
 def logit_difference(name: str) -> torch.Tensor:
-    last = build(name)(some_tokens())[:, -1]
+    """Of the model's own logits, their soft cap undone."""
+    last, cap = build(name)(some_tokens())[:, -1], CONFIGS[name].logit_softcap
+    last = last if cap is None else cap * (last / cap).atanh()
     return last.gather(1, ANSWER[:, None])[:, 0] - last.gather(1, WRONG[:, None])[:, 0]
 
 
 @pytest.mark.parametrize("by", GRAINS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", LINEAR)
 def test_components_sum_to_the_logit_difference_at_every_grain(name: str, by: str) -> None:
-    if by == "neuron" and CONFIGS[name].mlp is None:
-        with pytest.raises(ValueError, match="attention-only"):
+    if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
+        kind = "attention-only" if CONFIGS[name].mlp is None else "a mixture of experts"
+        with pytest.raises(ValueError, match=f"requires a plain or gated MLP, this model is {kind}"):
             attributed(name, by)
         return
     result = attributed(name, by)
@@ -54,7 +59,21 @@ def test_a_heads_attribution_equals_pushing_its_write_through_the_frozen_norm(na
         assert_close(torch.tensor(result.logits.sel(component=label).values), expected)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_behind_a_masked_lm_head_have_no_linear_parts() -> None:
+    for by in GRAINS:
+        with pytest.raises(ValueError, match=r"linear in the normed stream \(no masked-LM head\)"):
+            attributed("masked-lm", by)
+
+
+def test_under_a_soft_cap_the_parts_sum_to_the_logits_before_it() -> None:
+    """And not to those that the model returns, which are well inside the cap."""
+    result, capped = attributed("gemma2", "sublayer"), build("gemma2")(some_tokens())[:, -1]
+    difference = capped.gather(1, ANSWER[:, None])[:, 0] - capped.gather(1, WRONG[:, None])[:, 0]
+    assert capped.abs().max() < 3.0
+    assert (torch.tensor(result.total.values) - difference).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", LINEAR)
 def test_sources_sum_to_their_heads_and_masked_sources_give_nothing(name: str) -> None:
     result = attributed(name, "source")
     for layer in range(2):
@@ -64,8 +83,11 @@ def test_sources_sum_to_their_heads_and_masked_sources_give_nothing(name: str) -
                 torch.tensor(summed.values),
                 torch.tensor(result.logits.sel(component=f"L{layer}H{head}").values),
             )
-    if CONFIGS[name].window:
-        assert float(abs(result.by_source[..., : 9 - CONFIGS[name].window]).max()) == 0.0  # type: ignore[operator]
+    config = CONFIGS[name]
+    for layer in range(2):
+        reach = 9 if config.window is None or not config.is_local(layer) else config.window
+        nothing = torch.tensor(result.by_source.sel(layer=layer).values == 0).all((0, 1))
+        assert nothing.tolist() == [k < 9 - reach for k in range(9)]
 
 
 def test_a_single_logit_counts_the_final_bias_and_a_batch_of_answers_is_one_each() -> None:

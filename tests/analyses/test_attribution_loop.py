@@ -1,10 +1,10 @@
 """Every component of an attribution, again, from the formulas: one prompt, one component at a time.
 
-c . ((x - mean x) / sigma * gamma), sigma that of the whole final residual, c the difference of two unembedding columns.
+c . ((x - mean x) / sigma * gamma), sigma that of the whole final residual, c the difference of two unembedding columns
+times the factor on the logits; x is the part as it stands at the end of the stream (`slow_parts`).
 """
 
 import functools
-import math
 from collections.abc import Callable
 
 import pytest
@@ -12,19 +12,21 @@ import torch
 from torch import Tensor
 
 import interp
-from interp import ActivationCache, HookedTransformer
-from interp.model import LayerNorm, NoNorm
+from interp import HookedTransformer
+from interp.model import MLP
+from tests.analyses import slow_parts
+from tests.analyses.slow_parts import bias_of, pushed, written
 from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.model.observed import everything
 from tests.tolerances import assert_close
 
 ANSWER, WRONG, ROW = 14, 1, 1
-MODELS = ("gpt2", "llama-gqa", "attention-only", "parallel", "no-norm", "no-final-norm", "rms-plain")
+MODELS = (
+    "gpt2", "llama-gqa", "attention-only", "parallel", "no-norm", "no-final-norm", "rms-plain", "gemma2", "gemma3",
+    "olmo2", "post-norm", "bloom", "t5", "gpt-oss", "granite-moe",
+)  # fmt: skip
 EVERY = pytest.mark.parametrize("name", MODELS)
-
-
-@functools.cache
-def cached(name: str) -> ActivationCache:
-    return HookedTransformer(build(name)).run_with_cache(some_tokens()[ROW])[1]
+Columns = dict[str, Tensor]
 
 
 @functools.cache
@@ -32,53 +34,66 @@ def model(name: str) -> HookedTransformer:
     return HookedTransformer(build(name))
 
 
+@functools.cache
+def column(name: str) -> Tensor:
+    """The direction of the logit difference behind the final norm."""
+    return (model(name).W_U[:, ANSWER] - model(name).W_U[:, WRONG]) * CONFIGS[name].logit_scale
+
+
+@functools.cache
+def end_of_stream(name: str) -> Tensor:
+    return build(name)(some_tokens(), stop=2)[ROW, -1]
+
+
 def contribution(name: str, part: Tensor) -> float:
-    """The formula above, for one vector `[d]`."""
-    config, weights = CONFIGS[name], model(name)
-    column = weights.W_U[:, ANSWER] - weights.W_U[:, WRONG]
-    whole = cached(name)["resid_post", 1][0, -1]
-    if isinstance(config.norm, NoNorm) or not config.final_norm:
-        return float(part @ column)
-    if isinstance(config.norm, LayerNorm):
-        part, whole = part - part.mean(), whole - whole.mean()
-    sigma = math.sqrt(float(whole.square().mean()) + config.norm.eps)
-    return float((part / sigma * weights.transformer.ln_final.weight) @ column)
+    """The formula above, for a part `[row, pos, d]` of the stream at its end."""
+    norm = model(name).transformer.ln_final
+    return float(slow_parts.frozen(norm, part[ROW, -1], end_of_stream(name)) @ column(name))
 
 
-def last(name: str, site: str, layer: int) -> Tensor:
-    return cached(name)[site, layer][0, -1]
+def beta_of(name: str, layer: int, sublayer: str) -> Columns:
+    """The beta of the norm of the sum behind a sublayer, where there is one."""
+    label = f"{layer}_{'ln1' if sublayer == 'attn_out' else 'ln2'}_bias"
+    return {label: value for key, value in slow_parts.betas(name).items() if key == label}
 
 
-def heads_of(name: str, layer: int) -> dict[str, Tensor]:
-    z, weights = last(name, "z", layer), model(name)
-    parts = {f"L{layer}H{h}": z[h] @ weights.W_O[layer, h] for h in range(4)}
-    return {**parts, f"{layer}_attn_bias": weights.b_O[layer]}
+def sublayers_of(name: str, layer: int) -> Columns:
+    parts: Columns = {}
+    for sublayer in CONFIGS[name].sublayers:
+        label = f"{layer}_{sublayer}"
+        parts |= {label: slow_parts.sublayers(name)[label]} | beta_of(name, layer, sublayer)
+    return parts
 
 
-def sublayers_of(name: str, layer: int) -> dict[str, Tensor]:
-    parts = {f"{layer}_attn_out": last(name, "attn_out", layer)}
-    return parts | ({f"{layer}_mlp_out": last(name, "mlp_out", layer)} if CONFIGS[name].mlp else {})
-
-
-def with_heads(name: str, layer: int) -> dict[str, Tensor]:
-    return heads_of(name, layer) | {k: v for k, v in sublayers_of(name, layer).items() if "mlp" in k}
-
-
-def with_neurons(name: str, layer: int) -> dict[str, Tensor]:
-    post, weights = last(name, "post", layer), model(name)
-    neurons = {f"L{layer}N{u}": post[u] * weights.W_out[layer, u] for u in range(len(post))}
+def split(name: str, layer: int, sublayer: str, pieces: Columns) -> Columns:
+    """Pieces of a sublayer's bare output, and its bias, at the end of the stream."""
+    place = (layer, slow_parts.SUBLAYERS.index(sublayer))
+    bias = f"{layer}_{sublayer.removesuffix('_out')}_bias"
+    pieces = pieces | {bias: bias_of(name, layer, sublayer).expand(3, 9, -1)}
     return {
-        f"{layer}_attn_out": last(name, "attn_out", layer),
-        **neurons,
-        f"{layer}_mlp_bias": weights.b_out[layer],
+        label: pushed(name, written(name, layer, sublayer, piece), place) for label, piece in pieces.items()
     }
 
 
-def whole_layer(name: str, layer: int) -> dict[str, Tensor]:
+def with_heads(name: str, layer: int) -> Columns:
+    z, W_O = everything(name)[f"blocks.{layer}.attn.hook_z"], model(name).W_O[layer]
+    heads = split(name, layer, "attn_out", {f"L{layer}H{h}": z[:, :, h] @ W_O[h] for h in range(4)})
+    whole = {k: v for k, v in sublayers_of(name, layer).items() if not k.endswith("attn_out")}
+    return heads | whole
+
+
+def with_neurons(name: str, layer: int) -> Columns:
+    post, W_out = everything(name)[f"blocks.{layer}.mlp.hook_post"], model(name).W_out[layer]
+    pieces = {f"L{layer}N{u}": post[:, :, u, None] * W_out[u] for u in range(post.shape[-1])}
+    whole = {k: v for k, v in sublayers_of(name, layer).items() if not k.endswith("mlp_out")}
+    return split(name, layer, "mlp_out", pieces) | whole
+
+
+def whole_layer(name: str, layer: int) -> Columns:
     return {f"{layer}_block": torch.stack(list(sublayers_of(name, layer).values())).sum(0)}
 
 
-GRAINS: dict[str, Callable[[str, int], dict[str, Tensor]]] = {
+GRAINS: dict[str, Callable[[str, int], Columns]] = {
     "layer": whole_layer,
     "sublayer": sublayers_of,
     "head": with_heads,
@@ -90,12 +105,11 @@ GRAINS: dict[str, Callable[[str, int], dict[str, Tensor]]] = {
 @EVERY
 @pytest.mark.parametrize("by", GRAINS)
 def test_every_component_equals_its_formula(name: str, by: str) -> None:
-    if by == "neuron" and CONFIGS[name].mlp is None:
+    if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
         return
     result = interp.attribute(model(name), some_tokens()[ROW], ANSWER, WRONG, by=by)  # type: ignore[arg-type]
-    parts = {"embed": cached(name)["hook_embed"][0, -1]}
-    if "hook_pos_embed" in cached(name):
-        parts["pos_embed"] = cached(name)["hook_pos_embed"][0, -1]
+    parts = slow_parts.sublayers(name)
+    parts = {label: part for label, part in parts.items() if label.partition("_")[0] in ("embed", "pos", "type")}
     for layer in range(2):
         parts |= GRAINS[by](name, layer)
     expected = {label: contribution(name, part) for label, part in parts.items()}
@@ -103,21 +117,23 @@ def test_every_component_equals_its_formula(name: str, by: str) -> None:
     constant = found.pop("final_bias")
     assert found == pytest.approx(expected, abs=1e-10)
     weights, beta = model(name), model(name).transformer.ln_final.bias
-    column = weights.W_U[:, ANSWER] - weights.W_U[:, WRONG]
-    bias = float(weights.b_U[ANSWER] - weights.b_U[WRONG]) + (0.0 if beta is None else float(beta @ column))
-    assert constant == pytest.approx(bias, abs=1e-12)
+    bias = float(weights.b_U[ANSWER] - weights.b_U[WRONG]) * CONFIGS[name].logit_scale
+    assert constant == pytest.approx(bias + (0.0 if beta is None else float(beta @ column(name))), abs=1e-12)
 
 
 @EVERY
 def test_every_source_of_every_head_equals_its_formula(name: str) -> None:
-    """a_j (v_j W_O), pushed through the same frozen norm."""
+    """a_j (v_j W_O), pushed through the same frozen norms."""
     result = interp.attribute(model(name), some_tokens()[ROW], ANSWER, WRONG, by="source")
     group = CONFIGS[name].n_heads // CONFIGS[name].kv_heads
     for layer in range(2):
-        pattern, v = cached(name)["pattern", layer][0, :, -1], cached(name)["v", layer][0]
+        pattern, v = (everything(name)[f"blocks.{layer}.attn.hook_{part}"] for part in ("pattern", "v"))
+        W_O = model(name).W_O[layer]
         for head in range(4):
+            moved = v[:, :, head // group] @ W_O[head]
             for source in range(9):
-                part = pattern[head, source] * (v[source, head // group] @ model(name).W_O[layer, head])
+                piece = pattern[:, head, :, source, None] * moved[:, source, None]
+                part = pushed(name, written(name, layer, "attn_out", piece), (layer, 0))
                 got = float(result.by_source.values[0, layer, head, source])
                 assert got == pytest.approx(contribution(name, part), abs=1e-10)
 

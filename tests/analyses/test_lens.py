@@ -8,6 +8,7 @@ import interp
 from interp import Batch, HookedTransformer
 from interp.analyses import lens
 from tests.configs import CAUSAL, CONFIGS, build, some_tokens
+from tests.model.slow import slow_read_out
 from tests.tolerances import assert_close
 
 
@@ -19,28 +20,26 @@ def of(values: np.ndarray) -> torch.Tensor:
 def test_every_statistic_equals_a_loop_over_depths_and_positions(name: str) -> None:
     model, tokens = HookedTransformer(build(name)), some_tokens()
     result = interp.logit_lens(model, tokens, top=3)
-    cache = model.run_with_cache(tokens)[1]
+    assert result.depth.values.tolist() == ["0_pre", "1_pre", "final_post"]
+    table = {key: value.values for key, value in result.data_vars.items()}
     final = model(tokens).log_softmax(-1)  # type: ignore[union-attr]
-    for depth, (state, label) in enumerate(
-        zip(cache.accumulated_resid().values, result.depth.values, strict=True)
-    ):
-        assert label == ("0_pre", "1_pre", "final_post")[depth]
+    for depth in range(3):
+        state = model.transformer(tokens, stop=depth)
         for row in range(3):
-            for pos in range(9):
-                logp = model.transformer.unembed(model.transformer.ln_final(state[row, pos])).log_softmax(-1)
-                cell = result.isel(prompt=row, depth=depth, pos=pos)
-                order = logp.argsort(descending=True)
-                assert cell.top_token.values.tolist() == order[:3].tolist()
-                assert_close(of(cell.top_prob.values), logp.exp()[order[:3]])
-                assert_close(of(cell.entropy.values), -(logp.exp() * logp).sum())
-                kl = (final[row, pos].exp() * (final[row, pos] - logp)).sum()
-                assert_close(of(cell.kl.values), kl)
+            logits = slow_read_out(model.transformer, state[row])
+            for pos, logp in enumerate(logits.log_softmax(-1)):
+                cell, order = (row, depth, pos), logp.argsort(descending=True)
+                assert table["top_token"][cell].tolist() == order[:3].tolist()
+                assert_close(of(table["top_prob"][cell]), logp.exp()[order[:3]])
+                entropy, kl = -(logp.exp() * logp).sum(), (final[row, pos].exp() * (final[row, pos] - logp)).sum()
+                assert table["entropy"][cell] == pytest.approx(float(entropy), rel=1e-9)
+                assert table["kl"][cell] == pytest.approx(float(kl), rel=1e-9, abs=1e-9)
                 if pos < 8:
                     target = int(tokens[row, pos + 1])
-                    assert int(cell.target_rank) == order.tolist().index(target)
-                    assert_close(of(cell.target_prob.values), logp[target].exp())
+                    assert table["target_rank"][cell] == order.tolist().index(target)
+                    assert table["target_prob"][cell] == pytest.approx(float(logp[target].exp()), rel=1e-9)
                 else:
-                    assert int(cell.target_rank) == -1 and np.isnan(cell.target_prob.values)
+                    assert table["target_rank"][cell] == -1 and np.isnan(table["target_prob"][cell])
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -8,10 +8,13 @@ from torch import Tensor
 
 from interp import ActivationCache, HookedTransformer, IncompleteSumError
 from interp.analyses import residual
+from interp.model import MLP, MoE
+from tests.analyses import slow_parts
 from tests.configs import CONFIGS, build, some_tokens
+from tests.model.observed import everything
 from tests.tolerances import assert_close
 
-WITH_MLP = [name for name, config in CONFIGS.items() if config.mlp]
+WITH_NEURONS = [name for name, config in CONFIGS.items() if isinstance(config.mlp, MLP)]
 
 
 @functools.cache
@@ -34,6 +37,16 @@ def test_sublayers_sum_to_the_stream_at_every_depth(name: str, depth: int) -> No
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("depth", [1, 2])
+def test_every_part_of_the_stream_equals_its_formula(name: str, depth: int) -> None:
+    """Each pushed through the norms behind it one by one, at the statistics of the stream that stood there."""
+    parts, expected = cached(name).decompose_resid(depth), slow_parts.sublayers(name, depth)
+    assert set(parts.labels) == set(expected)
+    for label, value in expected.items():
+        assert_close(parts[label], value)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("depth", [1, 2])
 def test_heads_and_remainder_sum_to_the_stream(name: str, depth: int) -> None:
     cache = cached(name)
     parts = cache.stack_head_results(depth)
@@ -42,31 +55,40 @@ def test_heads_and_remainder_sum_to_the_stream(name: str, depth: int) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_head_writes_equal_a_loop_over_heads_positions_and_sources(name: str) -> None:
+@pytest.mark.parametrize(("layer", "pos"), [(0, 8), (1, 5)])
+def test_head_writes_equal_a_loop_over_heads_and_sources(name: str, layer: int, pos: int) -> None:
+    """a_ij v_j W_O, through the norm and the factor of attention's output; in the whole also through later norms."""
     cache = cached(name)
-    weights = HookedTransformer(cache.model).weights
+    W_O = HookedTransformer(cache.model).W_O[layer]
     group = cache.model.config.n_heads // cache.model.config.kv_heads
-    layer, pos = 1, 5
     pattern, v = cache["pattern", layer], cache["v", layer]
-    moved = cache.head_source_results(layer, pos)
-    whole = cache.stack_head_results()
+    moved, whole = cache.head_source_results(layer, pos), cache.stack_head_results()
     for h in range(4):
-        expected = torch.zeros(3, 24, dtype=torch.float64)
-        for k in range(9):
-            piece = pattern[:, h, pos, k, None] * (v[:, k, h // group] @ weights.W_O[layer, h])
-            assert_close(moved[h, k], piece)
-            expected += piece
-        assert_close(whole[f"L{layer}H{h}"][:, pos], expected)
+        pieces = [pattern[:, h, pos, k, None] * (v[:, k, h // group] @ W_O[h]) for k in range(9)]
+        for k, piece in enumerate(pieces):
+            assert_close(moved[h, k], slow_parts.written(name, layer, "attn_out", piece, pos))
+        result = everything(name)[f"blocks.{layer}.attn.hook_result"][:, :, h]
+        assert_close(sum(pieces), result[:, pos])  # type: ignore[arg-type]
+        written = slow_parts.written(name, layer, "attn_out", result)
+        assert_close(whole[f"L{layer}H{h}"], slow_parts.pushed(name, written, (layer, 0)))
 
 
-@pytest.mark.parametrize("name", WITH_MLP)
+@pytest.mark.parametrize("name", WITH_NEURONS)
 def test_neurons_and_their_bias_sum_to_the_mlp(name: str) -> None:
     cache = cached(name)
     parts = cache.stack_neuron_results(0, pos=3)
     assert parts.labels[-1] == "bias" and parts.labels[7] == "L0N7"
     assert_close(parts.values.sum(0), cache["mlp_out", 0][:, 3])
     w_out = HookedTransformer(cache.model).W_out[0]
-    assert_close(parts["L0N7"], cache["post", 0][:, 3, 7, None] * w_out[7])
+    alone = cache["post", 0][:, 3, 7, None] * w_out[7]
+    assert_close(parts["L0N7"], slow_parts.written(name, 0, "mlp_out", alone, 3))
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "granite-moe"])
+def test_neurons_of_experts_have_no_write_of_their_own(name: str) -> None:
+    assert isinstance(CONFIGS[name].mlp, MoE)
+    with pytest.raises(KeyError, match="no neurons that write on their own: this model is a mixture of experts"):
+        cached(name).stack_neuron_results(0)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -74,7 +96,13 @@ def test_neurons_and_their_bias_sum_to_the_mlp(name: str) -> None:
 def test_logit_attributions_of_complete_parts_sum_to_the_models_logits(name: str, contrast: bool) -> None:
     cache, answer = cached(name), torch.tensor([3, 14, 7])
     wrong = torch.tensor([5, 1, 30]) if contrast else None
+    if CONFIGS[name].mlm_head:
+        with pytest.raises(ValueError, match="computes its logits by a non-linear masked-LM head"):
+            cache.logit_attrs(cache.decompose_resid(), answer, wrong, pos=4)
+        return
+    cap = CONFIGS[name].logit_softcap
     logits = cache.model(some_tokens())[:, 4]
+    logits = logits if cap is None else cap * (logits / cap).atanh()
     whole = logits.gather(1, answer[:, None])[:, 0]
     whole = whole if wrong is None else whole - logits.gather(1, wrong[:, None])[:, 0]
     for parts in (cache.decompose_resid(), cache.stack_head_results()):
@@ -89,7 +117,7 @@ def test_frozen_norm_of_the_parts_sums_to_the_normalized_stream_without_beta(nam
     model = cache.model
     normed = cache.apply_ln_to_stack(cache.decompose_resid().values).sum(0)
     beta = torch.zeros(24) if model.ln_final.bias is None else model.ln_final.bias
-    assert_close(normed + beta, model.ln_final(cache["resid_post", 1]))
+    assert_close(normed + beta, model.ln_final(model(some_tokens(), stop=2)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "families": FAMILIES,
     "zoo": FAMILIES | {"zoo"},
     "hooked": ANALYSES | FAMILIES | {"zoo", "hooked"},
+    "encoder_decoder": ANALYSES | FAMILIES | {"encoder_decoder"},
     "pages": ANALYSES | {"pages"},
     "compat": FAMILIES | {"compat", "hooked"},
 }

@@ -1,67 +1,34 @@
 """Small random Hugging Face models of every option we support: the oracle of the tests in this folder.
 
-Two layers, nothing zero or one by default (norms and biases are perturbed too), heads not d_model / n_heads wide where
-the family allows it, a vocabulary that is no multiple of 8.
+Nothing is zero or one by default (norms and biases are perturbed too), heads are not d_model / n_heads wide where the
+family allows it, the vocabulary is no multiple of 8. The models stand in `cases_decoders` and `cases_others`.
 """
 
 import functools
+import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedConfig, PreTrainedModel
 
-D_VOCAB, N_CTX = 53, 64
+from tests.families import cases_decoders, cases_others
+from tests.families.case import D_VOCAB, Case
+
+CASES: dict[str, Case] = {**cases_decoders.CASES, **cases_others.CASES}
+ENCODER_DECODERS = tuple(name for name, case in CASES.items() if case.config().is_encoder_decoder)
+NAMES = tuple(name for name in CASES if name not in (*ENCODER_DECODERS, *cases_others.ENCODERS))
+"""The decoders, with and without experts."""
 SPREAD = 0.25
 """Standard deviation of what is added to every parameter."""
-Options = Mapping[str, object]
-
-_GPT2: Options = {"n_layer": 2, "n_embd": 24, "n_head": 4, "n_positions": N_CTX}
-_LLAMA: Options = {
-    "num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10,
-    "intermediate_size": 36, "max_position_embeddings": N_CTX,
-}  # fmt: skip
-LLAMA3_ROPE: Options = {
-    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}  # fmt: skip
-"""Of its five frequencies one is kept, one is mixed and three are divided."""
-LINEAR_ROPE: Options = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0}
-
-GPT2S: dict[str, Options] = {
-    "gpt2": {},
-    "gpt2-untied": {"tie_word_embeddings": False},
-    "gpt2-inverse-layer": {"scale_attn_by_inverse_layer_idx": True},
-    "gpt2-unscaled": {"scale_attn_weights": False},
-    "gpt2-n-inner": {"n_inner": 17},
-    "gpt2-eps": {"layer_norm_epsilon": 0.1},
-    "gpt2-gelu": {"activation_function": "gelu"},
-    "gpt2-relu": {"activation_function": "relu"},
-    "gpt2-silu": {"activation_function": "silu"},
-    "gpt2-tanh": {"activation_function": "gelu_pytorch_tanh"},
-}
-LLAMAS: dict[str, Options] = {
-    "llama": {},
-    "llama-tied": {"tie_word_embeddings": True},
-    "llama-attention-bias": {"attention_bias": True},
-    "llama-mlp-bias": {"mlp_bias": True},
-    "llama-mha": {"num_key_value_heads": 4},
-    "llama-mqa": {"num_key_value_heads": 1},
-    "llama-eps": {"rms_norm_eps": 0.1},
-    "llama-llama3-rope": {"rope_parameters": LLAMA3_ROPE},
-    "llama-linear-rope": {"rope_parameters": LINEAR_ROPE},
-}
-NAMES = (*GPT2S, *LLAMAS)
 
 
-def hf_config(name: str) -> GPT2Config | LlamaConfig:
-    """The Hugging Face config of one entry of `NAMES`."""
-    shared = {"vocab_size": D_VOCAB, "bos_token_id": 0, "eos_token_id": 0}
-    if name in GPT2S:
-        return GPT2Config(**{**_GPT2, **shared, **GPT2S[name]})
-    return LlamaConfig(**{**_LLAMA, **shared, **LLAMAS[name]})
+def hf_config(name: str) -> PreTrainedConfig:
+    """The Hugging Face config of one of the `CASES`."""
+    return CASES[name].config()
 
 
 @functools.cache
@@ -71,24 +38,81 @@ def hf_model(name: str, dtype: torch.dtype = torch.float32, attention: str = "ea
 
 
 def new_hf_model(name: str, dtype: torch.dtype = torch.float32, attention: str = "eager") -> PreTrainedModel:
-    """The same for one test alone. In float64 all of it computes in float64, Llama's norm included."""
+    """The same for one test alone. In float64 all of it computes in float64 but the angles of rotary positions."""
     config = hf_config(name)
     config._attn_implementation = attention
     torch.manual_seed(zlib.crc32(name.encode()))
-    model = (GPT2LMHeadModel if name in GPT2S else LlamaForCausalLM)(config).double()
+    model = CASES[name].model_class(config).double()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += SPREAD * torch.randn(parameter.shape, dtype=torch.float64)
+        for weight in _trained(model):
+            weight += SPREAD * torch.randn(weight.shape, dtype=torch.float64)
     model = model.to(dtype).eval()
-    for module in model.modules():
-        if dtype == torch.float64 and type(module).__name__ == "LlamaRMSNorm":
-            module.forward = functools.partial(_rms_norm, module)
+    if dtype == torch.float64:
+        model.forward = _without_detours(model.forward)
+        for module in model.modules():
+            _widen(module)
     return model
+
+
+def _widen(module: nn.Module) -> None:
+    """Undo what rounds to float32, or to eight digits, within a float64 model."""
+    name = type(module).__name__
+    if name.endswith(("RMSNorm", "T5LayerNorm")):
+        module.forward = functools.partial(_rms_norm, module)
+    if name == "MarianSinusoidalPositionalEmbedding":
+        module.weight.copy_(_sinusoids(*module.weight.shape))
+    if name == "BloomGelu":  # writes sqrt(2/pi) with eight digits
+        module.forward = functools.partial(nn.functional.gelu, approximate="tanh")
+    if hasattr(module, "scalar_embed_scale"):
+        module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
+
+
+def _trained(model: nn.Module) -> list[Tensor]:
+    """Every trained parameter, and BART's bias of the logits, which is a buffer."""
+    biases = [buffer for name, buffer in model.named_buffers() if name.endswith("final_logits_bias")]
+    return [*(p for p in model.parameters() if p.requires_grad), *biases]
+
+
+def _sinusoids(n: int, d: int) -> Tensor:
+    """Marian's table, all sines and then all cosines, which Hugging Face rounds to float32."""
+    angles = [[p / 10_000 ** (2 * i / d) for i in range(d // 2)] for p in range(n)]
+    return torch.tensor([[*map(math.sin, row), *map(math.cos, row)] for row in angles], dtype=torch.float64)
 
 
 def _rms_norm(module: nn.Module, x: Tensor) -> Tensor:
     """Hugging Face's own formula without its detour through float32, which would hide errors below 1e-7."""
-    return module.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon))
+    eps = getattr(module, "eps", None) or module.variance_epsilon
+    offset = 1 if type(module).__name__.startswith("Gemma") else 0
+    return (offset + module.weight) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+
+
+def _without_detours(forward: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(forward)
+    def wrapped(*args: object, **options: object) -> object:
+        with _NoDetours():
+            return forward(*args, **options)
+
+    return wrapped
+
+
+class _NoDetours(TorchFunctionMode):
+    """Leaves out what would compute in float32 within a float64 model: softmaxes, casts of queries, keys, routers."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        options = dict(kwargs or {})
+        x = args[0] if args else None
+        if isinstance(x, Tensor) and x.dtype == torch.float64:
+            if func is nn.functional.softmax or func is Tensor.softmax or func is torch.softmax:
+                options.pop("dtype", None)
+            if x.ndim in (2, 4) and (func is Tensor.float or (func is Tensor.to and torch.float32 in args)):
+                return x
+        return func(*args, **options)
 
 
 def some_tokens(rows: int = 3, n: int = 20, seed: int = 0) -> Tensor:

@@ -7,14 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPT2Model
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel, GPT2Model
 
 from interp import HookedTransformer, families
-from interp.families.load import download
 from interp.model import Transformer
 from tests.configs import CONFIGS, build
 from tests.configs import some_tokens as our_tokens
-from tests.families.oracle import D_VOCAB, hf_logits, hf_model, new_hf_model, some_tokens
+from tests.families.oracle import D_VOCAB, hf_config, hf_logits, hf_model, new_hf_model, some_tokens
 from tests.tiny import gpt2_tokenizer
 
 SOME = pytest.mark.parametrize("name", ["gpt2", "gpt2-untied", "llama-attention-bias", "llama-tied"])
@@ -125,6 +124,12 @@ def test_a_base_model_without_the_prefix_and_the_head_is_understood(how: str, tm
         ("gpt2", {"transformer.h.{}.attn.bias": torch.ones(1, 1, 64, 64).tril().bool()}),
         ("gpt2", {"transformer.h.{}.attn.bias": torch.ones(9), "transformer.h.{}.attn.masked_bias": torch.ones(())}),
         ("llama", {"model.layers.{}.self_attn.rotary_emb.inv_freq": torch.ones(5)}),
+        ("gpt-neo", {"transformer.h.{}.attn.attention.bias": torch.ones(9),
+                     "transformer.h.{}.attn.attention.masked_bias": torch.ones(())}),
+        ("gptj", {"transformer.h.{}.attn.bias": torch.ones(9), "transformer.h.{}.attn.masked_bias": torch.ones(())}),
+        ("gpt-neox", {"gpt_neox.layers.{}.attention.bias": torch.ones(9),
+                      "gpt_neox.layers.{}.attention.masked_bias": torch.ones(()),
+                      "gpt_neox.layers.{}.attention.rotary_emb.inv_freq": torch.ones(2)}),
     ],
 )  # fmt: skip
 def test_buffers_in_old_checkpoints_are_ignored(
@@ -224,8 +229,28 @@ def test_saving_over_an_older_model_leaves_only_the_new_one(tmp_path: Path) -> N
 # --- the tokenizer that comes with it -----------------------------------------------------------------------------
 
 
+def store_wide(folder: Path, d_vocab: int) -> None:
+    """A GPT-2 with room for the tiny tokenizer's 328 ids."""
+    config = hf_config("gpt2")
+    config.vocab_size = d_vocab
+    GPT2LMHeadModel(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(("d_vocab", "fits"), [(400, True), (328, True), (327, False)])
+def test_a_tokenizer_may_have_fewer_ids_than_the_model_but_not_more(
+    d_vocab: int, fits: bool, tmp_path: Path
+) -> None:
+    store_wide(tmp_path, d_vocab)
+    gpt2_tokenizer().save_pretrained(tmp_path)
+    if fits:
+        assert HookedTransformer.from_pretrained(tmp_path).text.eos_id == 0
+        return
+    with pytest.raises(ValueError, match="tokenizer has ids up to 327, the model a vocabulary of 327"):
+        HookedTransformer.from_pretrained(tmp_path)
+
+
 def test_a_folders_tokenizer_is_found_and_one_given_wins(tmp_path: Path) -> None:
-    hf_model("gpt2").save_pretrained(tmp_path)
+    store_wide(tmp_path, 400)
     assert HookedTransformer.from_pretrained(tmp_path).text.bos_id is None
     gpt2_tokenizer().save_pretrained(tmp_path)
     model = HookedTransformer.from_pretrained(tmp_path)
@@ -240,34 +265,6 @@ def test_a_tokenizer_is_given_to_a_live_model() -> None:
     model = HookedTransformer.from_pretrained(hf_model("gpt2"), tokenizer=gpt2_tokenizer())
     assert model.text.tokenizer.decode([0]) == gpt2_tokenizer().decode([0])
     assert model.to_str_tokens(torch.tensor([0, 34])) == [gpt2_tokenizer().decode([i]) for i in (0, 34)]
-
-
-def test_a_download_never_asks_for_code_or_pickles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import fnmatch
-
-    import huggingface_hub
-
-    asked: dict[str, object] = {}
-
-    def snapshot_download(name: str, **options: object) -> str:
-        asked.update(options, name=name)
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert download("someone/model", "main") == tmp_path
-    assert (asked["name"], asked["revision"]) == ("someone/model", "main")
-    patterns = asked["allow_patterns"]
-    assert isinstance(patterns, list)
-    wanted = [
-        "config.json",
-        "model.safetensors",
-        "model-00001-of-00002.safetensors",
-        "tokenizer.json",
-        "merges.txt",
-    ]
-    unwanted = ["modeling_x.py", "pytorch_model.bin", "model.pt", "weights.pkl", "tf_model.h5"]
-    assert all(any(fnmatch.fnmatch(f, p) for p in patterns) for f in wanted)
-    assert not any(any(fnmatch.fnmatch(f, p) for p in patterns) for f in unwanted)
 
 
 def test_the_vocabulary_of_the_oracle_is_no_multiple_of_8() -> None:

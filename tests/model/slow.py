@@ -8,48 +8,104 @@ import math
 import torch
 from torch import Tensor
 
-from interp.model import (
-    LayerNorm,
-    LinearScaling,
-    Llama3Scaling,
-    ModelConfig,
-    NoNorm,
-    RMSNorm,
-    Rotary,
-    Transformer,
-)
+from interp.model import LayerNorm, ModelConfig, MoE, NoNorm, RMSNorm, Transformer
+from tests.model.slow_position import position_vector, rotated, score_bias
 
 Sites = dict[str, Tensor]
 
 
-def slow_forward(model: Transformer, tokens: Tensor) -> tuple[Tensor, Sites]:
-    """Logits `[p, v]` of one unpadded row, and the value of the main sites by name, without a batch axis."""
-    p, config, seen = dict(model.named_parameters()), model.config, {}
-    x = torch.stack([p["embed.weight"][t] for t in tokens])
-    if "pos_embed.weight" in p:
-        x = x + p["pos_embed.weight"][: len(tokens)]
+def slow_forward(
+    model: Transformer, tokens: Tensor, types: Tensor | None = None, memory: Tensor | None = None
+) -> tuple[Tensor, Sites]:
+    """Logits `[p, v]` of one unpadded row, and the value of the main sites by name, without a batch axis.
+
+    types: token types `[p]`; memory: what cross-attention reads, `[s, d]`.
+    """
+    p, config = dict(model.named_parameters()), model.config
+    seen: Sites = {}
+    x = _embedded(p, config, tokens, types, seen)
     for layer in range(config.n_layers):
-        x = _block(p, config, layer, x, seen)
-    final = config.norm if config.final_norm else NoNorm()
-    x = torch.stack([_normalised(p, "ln_final", final, row) for row in x])
+        x = _block(p, config, layer, x, seen, memory)
+    return slow_read_out(model, x, seen), seen
+
+
+def slow_read_out(model: Transformer, x: Tensor, seen: Sites | None = None) -> Tensor:
+    """Logits `[p, v]` of states `[p, d]`: final norm, masked-LM head, unembedding, factor and soft cap."""
+    p, config = dict(model.named_parameters()), model.config
+    seen = {} if seen is None else seen
+    x = normed(p, "ln_final", config.norm if config.final_norm else NoNorm(), x)
+    if config.mlm_head is not None:
+        x = normed(p, "mlm_head.norm", config.norm, ACTIVATIONS[config.mlm_head](_dense(p, "mlm_head.dense", x)))
     unembed = p.get("unembed.weight", p["embed.weight"])
-    return x @ unembed.T + p.get("unembed.bias", torch.zeros(())), seen
+    logits = (x @ unembed.T + p.get("unembed.bias", torch.zeros(()))) * config.logit_scale
+    if config.logit_softcap is not None:
+        seen["unembed.hook_uncapped"] = logits
+        logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
+    seen["unembed.hook_out"] = logits
+    return logits
 
 
-def _block(p: Sites, config: ModelConfig, layer: int, x: Tensor, seen: Sites) -> Tensor:
+def _embedded(p: Sites, config: ModelConfig, tokens: Tensor, types: Tensor | None, seen: Sites) -> Tensor:
+    x = torch.stack([p["embed.weight"][t] * config.embed_scale for t in tokens])
+    seen["hook_embed"] = x
+    if config.position_embedded:
+        seen["hook_pos_embed"] = torch.stack([position_vector(p, config, i) for i in range(len(tokens))])
+        x = x + seen["hook_pos_embed"]
+    if config.n_token_types:
+        kinds = torch.zeros_like(tokens) if types is None else types
+        seen["hook_type_embed"] = torch.stack([p["type_embed.weight"][t] for t in kinds])
+        x = x + seen["hook_type_embed"]
+    return normed(p, "ln_embed", config.norm, x) if config.embed_norm else x
+
+
+def _block(
+    p: Sites, config: ModelConfig, layer: int, x: Tensor, seen: Sites, memory: Tensor | None
+) -> Tensor:
     name = f"blocks.{layer}"
-    seen[f"{name}.hook_resid_pre"] = x
-    read = torch.stack([_normalised(p, f"{name}.ln1", config.norm, row) for row in x])
-    attn_out = _attention(p, config, layer, read, seen)
-    seen[f"{name}.hook_attn_out"] = attn_out
+    seen[f"{name}.hook_resid_pre"] = first = x
+    read = _read(p, config, f"{name}.ln1", x)
+    x = x + _written(p, config, layer, "attn", _attention(p, config, layer, read, seen), seen)
+    if memory is not None:
+        x = _after(p, config, f"{name}.ln1", x)
+        crossed = _cross_attention(p, config, layer, _read(p, config, f"{name}.ln_cross", x), memory, seen)
+        x = x + _written(p, config, layer, "cross_attn", crossed, seen)
+    last = "ln1" if memory is None else "ln_cross"
     if config.mlp is not None:
-        stream = x if config.parallel else x + attn_out
-        read = torch.stack([_normalised(p, f"{name}.ln2", config.norm, row) for row in stream])
-        mlp_out = _mlp(p, config, name, read)
-        seen[f"{name}.hook_mlp_out"] = mlp_out
-        attn_out = attn_out + mlp_out
-    seen[f"{name}.hook_resid_post"] = x + attn_out
-    return x + attn_out
+        if config.parallel:
+            read = read if config.shared_norm else _read(p, config, f"{name}.ln2", first)
+        else:
+            x = _after(p, config, f"{name}.{last}", x)
+            read = _read(p, config, f"{name}.ln2", x)
+        mlp = _experts if isinstance(config.mlp, MoE) else _mlp
+        x, last = x + _written(p, config, layer, "mlp", mlp(p, config, name, read, seen), seen), "ln2"
+    seen[f"{name}.hook_resid_post"] = x
+    if config.norm_place == "post":
+        x = _after(p, config, f"{name}.{last}", x)
+        seen[f"{name}.hook_normalized_resid_post"] = x
+    return x
+
+
+def _read(p: Sites, config: ModelConfig, name: str, x: Tensor) -> Tensor:
+    """What a sublayer reads."""
+    return normed(p, name, config.norm, x) if config.norm_place in ("pre", "sandwich") else x
+
+
+def _after(p: Sites, config: ModelConfig, name: str, x: Tensor) -> Tensor:
+    """The stream after a sublayer has been added."""
+    return normed(p, name, config.norm, x) if config.norm_place == "post" else x
+
+
+def _written(p: Sites, config: ModelConfig, layer: int, part: str, out: Tensor, seen: Sites) -> Tensor:
+    """What a sublayer adds."""
+    if config.norm_place in ("sandwich", "output"):
+        out = normed(p, f"blocks.{layer}.{ {'attn': 'ln1', 'mlp': 'ln2'}[part] }_post", config.norm, out)
+    seen[f"blocks.{layer}.hook_{part}_out"] = out * config.residual_scale
+    return out * config.residual_scale
+
+
+def normed(p: Sites, name: str, norm: object, x: Tensor) -> Tensor:
+    """Every row of `x` normed by itself, with the parameters called `name`."""
+    return torch.stack([_normalised(p, name, norm, row) for row in x])
 
 
 def _normalised(p: Sites, name: str, norm: object, row: Tensor) -> Tensor:
@@ -57,46 +113,112 @@ def _normalised(p: Sites, name: str, norm: object, row: Tensor) -> Tensor:
         row = row - row.sum() / len(row)
         return row / math.sqrt(row @ row / len(row) + norm.eps) * p[f"{name}.weight"] + p[f"{name}.bias"]
     if isinstance(norm, RMSNorm):
-        return row / math.sqrt(row @ row / len(row) + norm.eps) * p[f"{name}.weight"]
+        gamma = p[f"{name}.weight"] + (1 if norm.unit_offset else 0)
+        return row / math.sqrt(row @ row / len(row) + norm.eps) * gamma
     return row
 
 
-def _mlp(p: Sites, config: ModelConfig, block: str, x: Tensor) -> Tensor:
-    assert config.mlp is not None
-    act = {
-        "gelu": lambda t: t * 0.5 * (1 + torch.erf(t / math.sqrt(2))),
-        "gelu_new": lambda t: t * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (t + 0.044715 * t**3))),
-        "relu": lambda t: torch.where(t > 0, t, 0.0),
-        "silu": lambda t: t / (1 + torch.exp(-t)),
-    }[config.mlp.act]
-    pre = x @ p[f"{block}.mlp.into.weight"].T + p.get(f"{block}.mlp.into.bias", torch.zeros(()))
-    m = config.mlp.d_mlp
+def _dense(p: Sites, name: str, x: Tensor) -> Tensor:
+    return x @ p[f"{name}.weight"].T + p.get(f"{name}.bias", torch.zeros(()))
+
+
+ACTIVATIONS = {
+    "gelu": lambda t: t * 0.5 * (1 + torch.erf(t / math.sqrt(2))),
+    "gelu_new": lambda t: t * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (t + 0.044715 * t**3))),
+    "quick_gelu": lambda t: t / (1 + torch.exp(-1.702 * t)),
+    "relu": lambda t: torch.where(t > 0, t, 0.0),
+    "silu": lambda t: t / (1 + torch.exp(-t)),
+}
+
+
+def _mlp(p: Sites, config: ModelConfig, block: str, x: Tensor, seen: Sites) -> Tensor:
+    assert config.mlp is not None and not isinstance(config.mlp, MoE)
+    pre, m, act = _dense(p, f"{block}.mlp.into", x), config.mlp.d_mlp, ACTIVATIONS[config.mlp.act]
     post = act(pre[:, :m]) * pre[:, m:] if config.mlp.gated else act(pre)
-    return post @ p[f"{block}.mlp.out.weight"].T + p.get(f"{block}.mlp.out.bias", torch.zeros(()))
+    seen[f"{block}.mlp.hook_post"] = post
+    return _dense(p, f"{block}.mlp.out", post)
+
+
+def _experts(p: Sites, config: ModelConfig, block: str, x: Tensor, seen: Sites) -> Tensor:
+    """Token by token, expert by expert."""
+    moe, name = config.mlp, f"{block}.mlp"
+    assert isinstance(moe, MoE)
+    logits = _dense(p, f"{name}.router", x)
+    weights, outs = torch.zeros_like(logits), torch.zeros(*logits.shape, config.d_model).to(x)
+    for i, row in enumerate(logits.tolist()):
+        chosen = sorted(range(moe.n_experts), key=lambda e: -row[e])[: moe.top_k]
+        total = sum(math.exp(row[e]) for e in (chosen if moe.renormalise else range(moe.n_experts)))
+        for e in chosen:
+            weights[i, e] = math.exp(row[e]) / total
+            outs[i, e] = weights[i, e] * slow_expert(p, name, moe, e, x[i])
+    seen[f"{name}.hook_router_logits"], seen[f"{name}.hook_expert_weights"] = logits, weights
+    seen[f"{name}.hook_expert_out"] = outs
+    return outs.sum(1)
+
+
+def slow_expert(p: Sites, name: str, moe: MoE, e: int, x: Tensor) -> Tensor:
+    """One expert's output for one token `[d]`, unweighted."""
+    pre = p[f"{name}.into"][e] @ x
+    pre = pre + p[f"{name}.into_bias"][e] if moe.bias else pre
+    gate, linear = pre[: moe.d_mlp], pre[moe.d_mlp :]
+    if moe.clamp is not None:
+        gate, linear = gate.clamp(max=moe.clamp), linear.clamp(-moe.clamp, moe.clamp)
+    out = p[f"{name}.out"][e] @ (ACTIVATIONS[moe.act](gate) * (linear + moe.linear_offset))
+    return out + p[f"{name}.out_bias"][e] if moe.bias else out
 
 
 def _attention(p: Sites, config: ModelConfig, layer: int, x: Tensor, seen: Sites) -> Tensor:
-    name, e, n = f"blocks.{layer}.attn", config.head_width, len(x)
-    qkv = x @ p[f"{name}.qkv.weight"].T + p.get(f"{name}.qkv.bias", torch.zeros(()))
-    first_key, first_value = config.n_heads * e, (config.n_heads + config.kv_heads) * e
-    patterns, zs = torch.zeros(config.n_heads, n, n).to(x), torch.zeros(n, config.n_heads, e).to(x)
+    name, e = f"blocks.{layer}.attn", config.head_width
+    widths = [n * e for n in (config.n_heads, config.kv_heads, config.kv_heads)]
+    parts = dict(zip("qkv", _dense(p, f"{name}.qkv", x).split(widths, 1), strict=True))
+    heads = {part: list(value.split(e, 1)) for part, value in parts.items()}
+    for part in "qk":
+        norm = f"{name}.{part}_norm.norm"
+        if config.qk_norm == "head":
+            heads[part] = [normed(p, norm, config.norm, head) for head in heads[part]]
+        elif config.qk_norm == "width":
+            heads[part] = list(normed(p, norm, config.norm, parts[part]).split(e, 1))
+        heads[part] = [rotated(config, layer, head) for head in heads[part]]
+    return _mixed(p, config, layer, heads, seen, "attn")
+
+
+def _cross_attention(
+    p: Sites, config: ModelConfig, layer: int, x: Tensor, memory: Tensor, seen: Sites
+) -> Tensor:
+    name, e = f"blocks.{layer}.cross_attn", config.head_width
+    keys, values = _dense(p, f"{name}.kv", memory).split(config.kv_heads * e, 1)
+    heads = {"q": _dense(p, f"{name}.q", x).split(e, 1), "k": keys.split(e, 1), "v": values.split(e, 1)}
+    return _mixed(p, config, layer, {k: list(v) for k, v in heads.items()}, seen, "cross_attn")
+
+
+def _mixed(
+    p: Sites, config: ModelConfig, layer: int, heads: dict[str, list[Tensor]], seen: Sites, part: str
+) -> Tensor:
+    """Query by query: exp(score) over the sum of all exp(score), a sink's included, times the values."""
+    name, n, s = f"blocks.{layer}.{part}", len(heads["q"][0]), len(heads["k"][0])
+    scores = torch.full((config.n_heads, n, s), -torch.inf).to(heads["q"][0])
+    patterns, zs = torch.zeros_like(scores), torch.zeros(n, config.n_heads, config.head_width).to(scores)
     for h in range(config.n_heads):
         g = h * config.kv_heads // config.n_heads
-        q = rotated(config, qkv[:, h * e : (h + 1) * e])
-        k = rotated(config, qkv[:, first_key + g * e : first_key + (g + 1) * e])
-        v = qkv[:, first_value + g * e : first_value + (g + 1) * e]
+        sink = torch.exp(p[f"{name}.sinks"][h]) if config.sinks else 0.0
         for i in range(n):
-            visible = [j for j in range(n) if _sees(config, i, j)]
-            weights = torch.stack([torch.exp(q[i] @ k[j] * slow_scale(config, layer)) for j in visible])
-            for j, weight in zip(visible, weights / weights.sum(), strict=True):
-                patterns[h, i, j] = weight
-                zs[i, h] += weight * v[j]
-    seen[f"{name}.hook_pattern"], seen[f"{name}.hook_z"] = patterns, zs
-    return zs.flatten(1) @ p[f"{name}.out.weight"].T + p.get(f"{name}.out.bias", torch.zeros(()))
+            visible = [j for j in range(s) if part == "cross_attn" or _sees(config, layer, i, j)]
+            for j in visible:
+                score = heads["q"][h][i] @ heads["k"][g][j] * slow_scale(config, layer)
+                if config.attn_softcap is not None:
+                    score = config.attn_softcap * torch.tanh(score / config.attn_softcap)
+                scores[h, i, j] = score + (0 if part == "cross_attn" else score_bias(p, config, h, i, j))
+            total = sum(torch.exp(scores[h, i, j]) for j in visible) + sink
+            for j in visible:
+                patterns[h, i, j] = torch.exp(scores[h, i, j]) / total
+                zs[i, h] += patterns[h, i, j] * heads["v"][g][j]
+    seen |= {f"{name}.hook_attn_scores": scores, f"{name}.hook_pattern": patterns, f"{name}.hook_z": zs}
+    return _dense(p, f"{name}.out", zs.flatten(1))
 
 
-def _sees(config: ModelConfig, i: int, j: int) -> bool:
-    near = config.window is None or abs(i - j) < config.window
+def _sees(config: ModelConfig, layer: int, i: int, j: int) -> bool:
+    local = config.local_layers is None or layer in config.local_layers
+    near = config.window is None or not local or abs(i - j) < config.window
     return near and (j <= i or not config.causal)
 
 
@@ -104,40 +226,3 @@ def slow_scale(config: ModelConfig, layer: int) -> float:
     """What q . k is multiplied by."""
     scale = 1 / math.sqrt(config.head_width) if config.attn_scale is None else config.attn_scale
     return scale / (layer + 1) if config.scale_by_layer else scale
-
-
-def rotated(config: ModelConfig, x: Tensor) -> Tensor:
-    """Rows of `x` turned by their index, pair after pair; angles in float32, as all checkpoints were trained."""
-    rotary = config.position
-    if not isinstance(rotary, Rotary):
-        return x
-    dim = rotary.dim or config.head_width
-    out = x.clone()
-    for pair in range(dim // 2):
-        a, b = (2 * pair, 2 * pair + 1) if rotary.interleaved else (pair, pair + dim // 2)
-        frequency = torch.tensor(slow_frequency(rotary, 2 * pair / dim), dtype=torch.float32)
-        for position in range(len(x)):
-            angle = position * frequency
-            cos, sin = angle.cos().to(x), angle.sin().to(x)
-            out[position, a] = x[position, a] * cos - x[position, b] * sin
-            out[position, b] = x[position, b] * cos + x[position, a] * sin
-    return out
-
-
-def slow_frequency(rotary: Rotary, exponent: float) -> float:
-    """Angle per position of the pair at `exponent` = 2i / dim, by the case analysis of the Llama 3.1 release."""
-    frequency = rotary.base**-exponent
-    rule = rotary.scaling
-    if isinstance(rule, LinearScaling):
-        return frequency / rule.factor
-    if not isinstance(rule, Llama3Scaling):
-        return frequency
-    wavelength = 2 * math.pi / frequency
-    if wavelength < rule.original_n_ctx / rule.high_freq_factor:
-        return frequency
-    if wavelength > rule.original_n_ctx / rule.low_freq_factor:
-        return frequency / rule.factor
-    smooth = (rule.original_n_ctx / wavelength - rule.low_freq_factor) / (
-        rule.high_freq_factor - rule.low_freq_factor
-    )
-    return (1 - smooth) * frequency / rule.factor + smooth * frequency

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.model import Read, Rotary, Tap
+from interp.model import Alibi, Buckets, Read, Rotary, Tap
 from interp.model.attend import attend
 from interp.model.mask import Mask
 from tests.configs import CONFIGS, build, some_tokens
 from tests.model.slow import slow_scale
+from tests.model.slow_position import score_bias
 from tests.tolerances import TOLERANCES, assert_close
 
 EVERY = pytest.mark.parametrize("name", CONFIGS)
@@ -48,22 +49,32 @@ def test_observing_one_layer_leaves_the_values_of_the_other(name: str) -> None:
 
 
 @EVERY
-def test_pattern_rows_sum_to_one_and_forbidden_entries_are_zero(name: str) -> None:
+def test_pattern_rows_are_a_softmax_with_the_sink_and_forbidden_entries_are_zero(name: str) -> None:
+    """exp(score) / (sum of exp(score) + exp(sink)): rows sum to 1, with a sink to less."""
     _, pattern, scores = values_of(name, PATTERN, SCORES)
-    assert_close(pattern.sum(-1), torch.ones(3, 4, 9, dtype=torch.float64))
+    sinks = build(name).blocks[1].attn.sinks
+    extra = torch.zeros(4, 1, dtype=torch.float64) if sinks is None else sinks.exp()[:, None]
+    total = scores.exp().sum(-1)
+    assert_close(pattern.sum(-1), total / (total + extra))
+    assert bool((pattern.sum(-1) < 1 - 1e-6).all()) is (sinks is not None)
     assert torch.equal(pattern == 0, scores == -torch.inf)
-    assert_close(pattern, scores.softmax(-1))
+    assert_close(pattern, scores.exp() / (total + extra)[..., None])
     assert torch.isfinite(scores).all() == (not CONFIGS[name].causal)
 
 
 @EVERY
-def test_a_score_is_the_scaled_product_of_query_and_key(name: str) -> None:
-    config = CONFIGS[name]
+def test_a_score_is_the_scaled_product_of_query_and_key_capped_and_with_its_bias(name: str) -> None:
+    config, parameters = CONFIGS[name], dict(build(name).named_parameters())
     rot = "rot_" if isinstance(config.position, Rotary) else ""
     _, scores, q, k = values_of(name, SCORES, f"blocks.1.attn.hook_{rot}q", f"blocks.1.attn.hook_{rot}k")
     for h in range(config.n_heads):
         g = h * config.kv_heads // config.n_heads
         product = torch.einsum("bqe,bke->bqk", q[:, :, h], k[:, :, g]) * slow_scale(config, 1)
+        if config.attn_softcap is not None:
+            product = config.attn_softcap * (product / config.attn_softcap).tanh()
+        if isinstance(config.position, Alibi | Buckets):
+            bias = [[float(score_bias(parameters, config, h, i, j)) for j in range(9)] for i in range(9)]
+            product = product + torch.tensor(bias, dtype=torch.float64)
         seen = scores[:, h] > -torch.inf
         assert_close(scores[:, h][seen], product[seen])
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from interp.model import Read, Tap, sites
-from interp.model.mask import attention_mask, position_ids
+from interp.model.mask import Layout, attention_mask
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
 from tests.tolerances import assert_close
 
@@ -148,7 +148,9 @@ def test_the_mask_equals_a_slow_loop(
     keep = keep if padded else [True] * len(keep)
     n = len(keep) - past
     config = replace(CONFIGS["gpt2"], causal=causal, window=window)
-    mask = attention_mask(config, n, past, torch.tensor([keep]) if padded else None, CPU)
+    mask = attention_mask(
+        config, n, past, Layout(torch.tensor([keep]) if padded else None), CPU, local=config.window is not None
+    )
     matrix = mask.matrix(n, len(keep), CPU)
     expected = torch.tensor(slow_allowed(keep, past, causal=causal, window=window))
     actual = torch.ones(n, len(keep), dtype=torch.bool) if matrix is None else matrix[0, 0]
@@ -159,16 +161,16 @@ def test_the_mask_equals_a_slow_loop(
 def test_positions_count_the_kept_tokens_before(keep: list[bool], past: int) -> None:
     past = min(past, len(keep) - 1)
     expected = [max(sum(keep[: i + 1]) - 1, 0) for i in range(past, len(keep))]
-    assert position_ids(len(keep) - past, past, torch.tensor([keep]), CPU).tolist() == [expected]
+    assert Layout(torch.tensor([keep])).positions(len(keep) - past, past, CPU).tolist() == [expected]
 
 
 def test_without_padding_positions_are_columns() -> None:
-    assert position_ids(4, 3, None, CPU).tolist() == [[3, 4, 5, 6]]
+    assert Layout().positions(4, 3, CPU).tolist() == [[3, 4, 5, 6]]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "scale-by-layer"])
 def test_the_plain_triangle_is_never_written_out(name: str) -> None:
-    mask = attention_mask(CONFIGS[name], 9, 0, None, CPU)
+    mask = attention_mask(CONFIGS[name], 9, 0, Layout(), CPU, local=False)
     assert mask.causal
     assert mask.allowed is None
 

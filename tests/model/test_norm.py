@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.model import LayerNorm, NoNorm, Read, RMSNorm, Tap
-from interp.model.norm import Normalize
-from tests.configs import CONFIGS, build, some_tokens
+from interp.model import LayerNorm, NoNorm, RMSNorm, sites
+from interp.model.norm import HeadNorm, Normalize
+from tests.configs import CONFIGS, build
+from tests.model.observed import everything
 from tests.tolerances import assert_close
 
-NORMS = [LayerNorm(1e-2), RMSNorm(1e-2), NoNorm()]
-EACH = pytest.mark.parametrize("kind", NORMS, ids=lambda kind: type(kind).__name__)
+NORMS = [LayerNorm(1e-2), RMSNorm(1e-2), RMSNorm(1e-2, unit_offset=True), NoNorm()]
+EACH = pytest.mark.parametrize("kind", NORMS, ids=["layer", "rms", "rms-offset", "none"])
 
 
 def norm_of(kind: LayerNorm | RMSNorm | NoNorm, d: int = 12) -> Normalize:
@@ -35,14 +36,31 @@ def slow_scale(kind: LayerNorm | RMSNorm | NoNorm, row: Tensor) -> float:
 
 
 def norms_of_the_configs() -> Iterator[tuple[str, str]]:
-    """Every config with each of its norms."""
+    """Every config with each of its norms, of the layers block 1's."""
     for name, config in CONFIGS.items():
-        if not isinstance(config.norm, NoNorm):
-            yield name, "ln1"
-            if config.mlp is not None:
-                yield name, "ln2"
-            if config.final_norm:
-                yield name, "ln_final"
+        for site in sites.names(config):
+            prefix = site.removesuffix(".hook_scale")
+            if prefix != site and not prefix.startswith("blocks.0"):
+                yield name, prefix
+
+
+def read_by(name: str, prefix: str) -> Tensor:
+    """What a norm reads, from the definition of its place."""
+    model, config, seen, block = build(name), CONFIGS[name], everything(name), "blocks.1"
+    part = prefix.removeprefix(f"{block}.")
+    if part in ("ln_embed", "ln_final"):
+        embeddings = [v for k, v in seen.items() if k in ("hook_embed", "hook_pos_embed", "hook_type_embed")]
+        return torch.stack(embeddings).sum(0) if part == "ln_embed" else seen[f"{block}.hook_resid_post"]
+    if part in ("attn.q_norm", "attn.k_norm"):
+        heads = seen[f"{block}.attn.hook_{part[5]}"]
+        return heads.flatten(2)[:, :, None] if config.qk_norm == "width" else heads
+    if part == "ln1_post":
+        return model.blocks[1].attn.out(seen[f"{block}.attn.hook_z"].flatten(2))
+    if part == "ln2_post":
+        return model.blocks[1].mlp.out(seen[f"{block}.mlp.hook_post"])
+    sums = {"ln1": "hook_resid_mid" if config.mlp else "hook_resid_post", "ln2": "hook_resid_post"}
+    plain = {"ln1": "hook_resid_pre", "ln2": "hook_mlp_in"}
+    return seen[f"{block}.{(sums if config.norm_place == 'post' else plain)[part]}"]
 
 
 @EACH
@@ -54,7 +72,8 @@ def test_the_norm_equals_its_formula(kind: LayerNorm | RMSNorm | NoNorm) -> None
             expected = row
         else:
             mean = row.mean() if isinstance(kind, LayerNorm) else 0.0
-            expected = (row - mean) / slow_scale(kind, row) * norm.weight
+            gamma = norm.weight + (isinstance(kind, RMSNorm) and kind.unit_offset)
+            expected = (row - mean) / slow_scale(kind, row) * gamma
             expected = expected if norm.bias is None else expected + norm.bias
         assert_close(actual, expected)
 
@@ -82,7 +101,7 @@ def test_pull_back_is_the_transpose_of_frozen(kind: LayerNorm | RMSNorm | NoNorm
     assert_close((part * norm.pull_back(direction, scale)).sum(-1), there)
 
 
-@pytest.mark.parametrize("kind", NORMS[:2], ids=lambda kind: type(kind).__name__)
+@pytest.mark.parametrize("kind", NORMS[:3], ids=["layer", "rms", "rms-offset"])
 def test_statistics_of_half_precision_streams_are_computed_in_float32(kind: LayerNorm | RMSNorm) -> None:
     """A mean of squares of 4096 ones stops growing at 256 when it is summed in bfloat16."""
     x = torch.ones(1, 4096, dtype=torch.bfloat16)
@@ -93,19 +112,16 @@ def test_statistics_of_half_precision_streams_are_computed_in_float32(kind: Laye
     assert_close(norm(x), x)
 
 
-@pytest.mark.parametrize(("name", "part"), list(norms_of_the_configs()))
-def test_the_sites_of_a_norm_fit_together(name: str, part: str) -> None:
-    """hook_normalized = the affine map of what the norm read, at hook_scale; eps, gamma and beta included."""
-    model = build(name)
-    prefix = part if part == "ln_final" else f"blocks.1.{part}"
-    source = {
-        "ln1": "blocks.1.hook_resid_pre",
-        "ln2": "blocks.1.hook_mlp_in",
-        "ln_final": "blocks.1.hook_resid_post",
-    }
-    tap = Tap([Read(source[part]), Read(f"{prefix}.hook_scale"), Read(f"{prefix}.hook_normalized")])
-    model(some_tokens(), tap)
-    read, scale, normalized = (tap.values[r] for r in tap.reads)
-    norm = model.get_submodule(prefix)
-    assert_close(scale, norm.scale(read))
-    assert_close(normalized, norm.linear(read, scale))
+@pytest.mark.parametrize(("name", "prefix"), list(norms_of_the_configs()))
+def test_the_sites_of_a_norm_are_the_formula_on_what_stands_at_its_place(name: str, prefix: str) -> None:
+    """hook_scale row by row, and hook_normalized = centred / scale * gamma + beta."""
+    read, kind = read_by(name, prefix), CONFIGS[name].norm
+    norm = build(name).get_submodule(prefix)
+    norm = norm.norm if isinstance(norm, HeadNorm) else norm
+    scale, normalized = (everything(name)[f"{prefix}.hook_{site}"] for site in ("scale", "normalized"))
+    by_row = torch.tensor([slow_scale(kind, row) for row in read.flatten(0, -2)], dtype=torch.float64)
+    assert_close(scale.flatten(), by_row)
+    mean = read.mean(-1, keepdim=True) if isinstance(kind, LayerNorm) else 0.0
+    gamma = norm.weight + (isinstance(kind, RMSNorm) and kind.unit_offset)
+    expected = (read - mean) / scale * gamma + (0.0 if norm.bias is None else norm.bias)
+    assert_close(normalized, expected.view_as(normalized))

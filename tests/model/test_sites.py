@@ -5,7 +5,7 @@ import re
 import pytest
 from torch import Tensor
 
-from interp.model import Edit, ModelConfig, Read, Tap, sites
+from interp.model import Edit, ModelConfig, MoE, Read, Tap, sites
 from tests.configs import CONFIGS, build, some_tokens
 from tests.model.observed import everything, noise, plain_logits, site_of_each_row
 from tests.tolerances import assert_close
@@ -17,6 +17,7 @@ EACH = pytest.mark.parametrize(("name", "site"), list(site_of_each_row()))
 def axis_sizes(config: ModelConfig, rows: int, n: int) -> dict[str, int]:
     sizes = {"b": rows, "p": n, "q": n, "k": n, "h": config.n_heads, "g": config.kv_heads, "1": 1}
     sizes |= {"d": config.d_model, "e": config.head_width, "v": config.d_vocab}
+    sizes |= {"x": config.mlp.n_experts} if isinstance(config.mlp, MoE) else {}
     return sizes | ({} if config.mlp is None else {"m": config.mlp.d_mlp})
 
 
@@ -102,11 +103,11 @@ def test_a_read_sees_the_edit_of_its_site(name: str, site: str) -> None:
 def test_sites_that_a_model_does_not_have_are_refused_with_the_nearest_it_has() -> None:
     refused = {
         ("attention-only", "blocks.0.mlp.hook_post"): "has no 'blocks.0.mlp.hook_post'",
-        ("attention-only", "blocks.0.hook_resid_mid"): "residual stream between attention and MLP",
+        ("attention-only", "blocks.0.hook_resid_mid"): "residual stream after attention",
         ("gpt2", "blocks.1.attn.hook_rot_q"): "queries after rotation",
         ("gpt2", "blocks.1.mlp.hook_pre_linear"): "the linear branch",
         ("parallel", "blocks.0.hook_resid_mid"): "has no",
-        ("no-norm", "ln_final.hook_scale"): "what the final norm divides by",
+        ("no-norm", "ln_final.hook_scale"): "what the norm before the unembedding divides by",
         ("no-final-norm", "ln_final.hook_normalized"): "has no",
         ("llama-gqa", "hook_pos_embed"): "position embeddings",
         ("gpt2", "blocks.0.attn.hook_patern"): "nearest: blocks.0.attn.hook_pattern",

@@ -1,0 +1,22 @@
+"""Doors to other libraries' models: TransformerLens' HookedTransformer and TransformerBridge, and llama2.c.
+
+```python
+from interp.compat import from_bridge, from_hooked_transformer, load_hooked, load_llama2c, to_hooked_state
+
+model = load_hooked("grokking.pth")                     # a saved HookedTransformer; nothing in the file is run
+model = from_hooked_transformer(theirs.state_dict(), theirs.cfg)
+model = from_bridge(TransformerBridge.boot_transformers("gpt2"))
+model = load_llama2c("stories15M.bin", "tokenizer.bin")
+state, config = to_hooked_state(model)                  # back, in TransformerLens' layout
+```
+
+`transformer_lens` is imported by `from_bridge` alone, when it is called.
+"""
+
+from interp.compat.bridge import from_bridge
+from interp.compat.hooked_export import to_hooked_state
+from interp.compat.hooked_file import load_hooked
+from interp.compat.hooked_state import from_hooked_transformer
+from interp.compat.llama2c import load_llama2c
+
+__all__ = ["from_bridge", "from_hooked_transformer", "load_hooked", "load_llama2c", "to_hooked_state"]

@@ -1,0 +1,65 @@
+"""The language-model loss, in nats, with padding and packed texts left out."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.core.shapes import shape_text
+
+IGNORED = -100
+"""A target that counts for nothing in `F.cross_entropy`."""
+
+
+def next_token_loss(
+    logits: Float[Tensor, "b p v"],
+    tokens: Int[Tensor, "b p"],
+    keep: Bool[Tensor, "b p"] | None = None,
+    documents: Int[Tensor, "b p"] | None = None,
+) -> Float[Tensor, "b p-1"]:
+    """Cross-entropy in nats of each token given those before it; 0 where nothing predicts it (see `predicted`).
+
+    Column i is the loss of token i + 1; ValueError for a single column, which predicts nothing. For a mean divide
+    the sum by `predicted(keep, documents).sum()`.
+    """
+    if tokens.shape[1] < 2:
+        raise ValueError(f"a loss requires at least two tokens, got shape {shape_text(tokens.shape)}")
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    target = F.pad(
+        tokens[:, 1:], (0, 1), value=IGNORED
+    )  # the last column predicts nothing: no logits are copied
+    flat = F.cross_entropy(
+        logits.to(wide).flatten(0, 1), target.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    loss = flat.view(tokens.shape)[:, :-1]
+    counted = predicted(keep, documents)
+    return loss if counted is None else loss * counted
+
+
+def mean_next_token_loss(
+    logits: Float[Tensor, "b p v"],
+    tokens: Int[Tensor, "b p"],
+    keep: Bool[Tensor, "b p"] | None = None,
+    documents: Int[Tensor, "b p"] | None = None,
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy in nats per predicted token; ValueError if nothing is predicted."""
+    loss, counted = next_token_loss(logits, tokens, keep, documents), predicted(keep, documents)
+    if counted is None:
+        return loss.mean()
+    if not bool(counted.any()):
+        raise ValueError("a loss requires two neighbouring real tokens; the keep-mask leaves none")
+    return loss.sum() / counted.sum()
+
+
+def predicted(
+    keep: Bool[Tensor, "b p"] | None, documents: Int[Tensor, "b p"] | None = None
+) -> Bool[Tensor, "b p-1"] | None:
+    """Which of the tokens from the second on are predicted: they and their predecessor are real and of one text.
+
+    None = all of them.
+    """
+    counted = None if keep is None else keep[:, 1:] & keep[:, :-1]
+    if documents is None:
+        return counted
+    same = documents[:, 1:] == documents[:, :-1]
+    return same if counted is None else counted & same

@@ -1,0 +1,240 @@
+"""Configs as they lie on the hub, written by older libraries, and what each family refuses by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from interp import HookedTransformer
+from interp.families import config_of
+from interp.model import ModelConfig, Rotary
+from tests.families.case import D_VOCAB, N_CTX
+from tests.families.oracle import hf_config, hf_logits, hf_model, some_tokens
+from tests.families.pair import largest, network
+
+_TRAINED = {
+    "initializer_range": 0.02,
+    "use_cache": True,
+    "transformers_version": "4.40.0",
+    "torch_dtype": "float32",
+}
+_SIZES = {
+    "num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10,
+    "intermediate_size": 36, "max_position_embeddings": N_CTX, "rms_norm_eps": 1e-6, "attention_dropout": 0.0,
+}  # fmt: skip
+_QWEN = {k: v for k, v in _SIZES.items() if k != "head_dim"} | {
+    "hidden_act": "silu", "rope_theta": 1e6, "tie_word_embeddings": False, "use_sliding_window": False,
+    "sliding_window": 7, "max_window_layers": 1,
+}  # fmt: skip
+_GEMMA = {
+    **_SIZES,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rope_theta": 10_000.0,
+    "cache_implementation": "hybrid",
+}
+_LONG = {
+    "original_max_position_embeddings": 16,  # the library of today requires it here for the oldest names
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.5],
+    "long_factor": [1.2, 2.0, 3.5, 5.0, 9.0],
+}
+OLD: dict[str, tuple[str, dict[str, object]]] = {
+    "gpt-neo": ("gpt-neo-mixed", {
+        "model_type": "gpt_neo", "activation_function": "gelu_new", "attention_dropout": 0, "embed_dropout": 0,
+        "attention_layers": ["local", "local", "global"], "attention_types": [[["local"], 2], [["global"], 1]],
+        "gradient_checkpointing": False, "hidden_size": 24, "intermediate_size": None, "layer_norm_epsilon": 1e-5,
+        "max_position_embeddings": N_CTX, "num_heads": 4, "num_layers": 3, "resid_dropout": 0, "window_size": 6,
+        "summary_type": "cls_index", "summary_use_proj": True,
+    }),
+    "gpt-j": ("gptj", {
+        "model_type": "gptj", "activation_function": "gelu_new", "attn_pdrop": 0.0, "embd_pdrop": 0.0, "n_embd": 24,
+        "gradient_checkpointing": False, "layer_norm_epsilon": 1e-5, "n_head": 2, "n_inner": None, "n_layer": 2,
+        "n_positions": N_CTX, "resid_pdrop": 0.0, "rotary": True, "rotary_dim": 4, "scale_attn_weights": True,
+        "tie_word_embeddings": False, "task_specific_params": {"text-generation": {"do_sample": True}},
+        "tokenizer_class": "GPT2Tokenizer",
+    }),
+    "pythia": ("gpt-neox", {
+        "model_type": "gpt_neox", "hidden_act": "gelu", "hidden_size": 32, "intermediate_size": 36,
+        "layer_norm_eps": 1e-5, "max_position_embeddings": N_CTX, "num_attention_heads": 2, "num_hidden_layers": 2,
+        "rotary_emb_base": 500, "rotary_pct": 0.5, "tie_word_embeddings": False, "use_parallel_residual": True,
+        "classifier_dropout": 0.1, "hidden_dropout": 0.0,
+    }),
+    "opt": ("opt", {
+        "model_type": "opt", "activation_dropout": 0.0, "activation_function": "relu", "attention_dropout": 0.0,
+        "do_layer_norm_before": True, "dropout": 0.1, "ffn_dim": 36, "hidden_size": 24, "init_std": 0.02,
+        "layerdrop": 0.0, "max_position_embeddings": N_CTX, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "prefix": "</s>", "word_embed_proj_dim": 24, "_remove_final_layer_norm": False,
+    }),
+    "bloom": ("bloom", {
+        "model_type": "bloom", "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0,
+        "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "hidden_dropout": 0.0,
+        "layer_norm_epsilon": 1e-5, "masked_softmax_fusion": True, "n_embed": 24, "n_layer": 2,
+        "num_attention_heads": 4, "offset_alibi": 100, "pretraining_tp": 2, "seq_length": 2048,
+        "skip_bias_add": True, "skip_bias_add_qkv": False, "unk_token_id": 0,
+    }),
+    "mistral 0.1": ("mistral", {
+        **_SIZES, "model_type": "mistral", "hidden_act": "silu", "rope_theta": 10_000.0, "sliding_window": 6,
+        "tie_word_embeddings": False,
+    }),
+    "qwen 2.5": ("qwen2", {**_QWEN, "model_type": "qwen2"}),
+    "qwen 2.5 at length": ("qwen2", {
+        **_QWEN, "model_type": "qwen2",
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    }),
+    "qwen 3": ("qwen3", {
+        **_QWEN, "head_dim": 10, "model_type": "qwen3", "attention_bias": False, "rope_scaling": None,
+    }),
+    "gemma, first release": ("gemma", {
+        **_SIZES, "model_type": "gemma", "hidden_act": "gelu", "rope_theta": 10_000.0, "attention_bias": False,
+    }),
+    "gemma, corrected": ("gemma", {
+        **_SIZES, "model_type": "gemma", "hidden_act": "gelu_pytorch_tanh", "hidden_activation": None,
+        "rope_scaling": None, "rope_theta": 10_000.0, "attention_bias": False,
+    }),
+    "gemma 2": ("gemma2", {
+        **_GEMMA, "model_type": "gemma2", "num_hidden_layers": 3, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0, "hidden_act": "gelu_pytorch_tanh", "query_pre_attn_scalar": 7,
+        "sliding_window": 6, "sliding_window_size": 6, "attention_bias": False,
+    }),
+    "gemma 3": ("gemma3", {
+        **_GEMMA, "model_type": "gemma3_text", "num_hidden_layers": 3, "rope_theta": 1e6,
+        "rope_local_base_freq": 50.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window_pattern": 2, "sliding_window": 6, "query_pre_attn_scalar": 7,
+        "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": False,
+    }),
+    "phi 2": ("phi", {
+        "model_type": "phi", "embd_pdrop": 0.0, "hidden_act": "gelu_new", "hidden_size": 32, "intermediate_size": 36,
+        "layer_norm_eps": 1e-5, "max_position_embeddings": N_CTX, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "num_key_value_heads": None, "partial_rotary_factor": 0.25, "qk_layernorm": False, "resid_pdrop": 0.1,
+        "rope_scaling": None, "rope_theta": 500.0, "tie_word_embeddings": False,
+    }),
+    **{
+        f"phi 3, {kind}": ("phi3", {
+            **{k: v for k, v in _SIZES.items() if k != "head_dim"}, "model_type": "phi3", "hidden_size": 40,
+            "hidden_act": "silu", "embd_pdrop": 0.0, "resid_pdrop": 0.0, "original_max_position_embeddings": 16,
+            "rope_theta": 500.0, "rope_scaling": {"type": kind, **_LONG}, "sliding_window": 6,
+            "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "tie_word_embeddings": False,
+        })
+        for kind in ("su", "yarn", "longrope")
+    },
+    "phi 4 mini": ("phi3-partial", {
+        **{k: v for k, v in _SIZES.items() if k != "head_dim"}, "model_type": "phi3", "hidden_size": 40,
+        "hidden_act": "silu", "attention_bias": False, "full_attn_mod": 1, "interpolate_factor": 1,
+        "lm_head_bias": False, "mlp_bias": False, "partial_rotary_factor": 0.6, "rope_theta": 500.0,
+        "original_max_position_embeddings": 16, "tie_word_embeddings": False,
+    }),
+    "olmo 2": ("olmo2", {
+        **_SIZES, "model_type": "olmo2", "hidden_act": "silu", "rope_scaling": None, "rope_theta": 500.0,
+        "attention_bias": False, "tie_word_embeddings": False,
+    }),
+    "granite 3": ("granite", {
+        **_SIZES, "model_type": "granite", "hidden_act": "silu", "rope_scaling": None, "rope_theta": 500.0,
+        "attention_bias": False, "mlp_bias": False, "attention_multiplier": 0.3, "embedding_multiplier": 12.0,
+        "logits_scaling": 8.0, "residual_multiplier": 0.22, "tie_word_embeddings": False,
+    }),
+}  # fmt: skip
+"""What it is -> the case with weights of its shapes, and its config."""
+
+
+@pytest.mark.parametrize("kind", OLD)
+def test_a_config_of_before_transformers_5_means_what_hugging_face_reads(kind: str, tmp_path: Path) -> None:
+    """Oracle: Hugging Face reading the same file."""
+    name, values = OLD[kind]
+    hf_model(name).save_pretrained(tmp_path)
+    shared = {"vocab_size": D_VOCAB, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, **_TRAINED}
+    (tmp_path / "config.json").write_text(json.dumps(shared | values))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    mine = HookedTransformer.from_pretrained(tmp_path).transformer
+    assert largest(mine(some_tokens()), hf_logits(theirs, some_tokens())) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("gpt-neo", {"attention_types": [[["global"], 3]]}, "requires attention_types of 2 layers, global or local"),
+        ("gpt-neo", {"attention_types": [[["sparse"], 2]]}, "requires attention_types of 2 layers, global or local"),
+        ("gpt-neo", {"attention_types": [3]}, "requires pairs of kinds and a number"),
+        ("gpt-neo", {"attention_layers": ["local", "local"]}, r"attention_layers=\['local', 'local'\]"),
+        ("gptj", {"rotary_dim": None, "rotary": False}, "asks for rotary=False"),
+        ("gptj", {"scale_attn_weights": False}, "asks for scale_attn_weights=False"),
+        ("gpt-neox", {"hidden_act": "relu2"}, "asks for hidden_act='relu2'"),
+        ("gpt-neox", {"rotary_pct": 0.5}, "rotary_pct is given twice and differs: 0.5, and 0.25"),
+        ("opt", {"word_embed_proj_dim": 12}, "asks for word_embed_proj_dim=12, supported: 24"),
+        ("opt", {"layer_norm_elementwise_affine": False}, "asks for layer_norm_elementwise_affine=False"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "asks for apply_residual_connection_post_layer"),
+        ("bloom", {"n_head": 4, "num_attention_heads": 6}, "asks for num_attention_heads=6, supported: 4"),
+        ("mistral", {"attention_bias": True}, "asks for attention_bias=True, supported: False"),
+        ("mistral", {"layer_types": ["full_attention"] * 2}, "not understood: layer_types"),
+        ("qwen2", {"layer_types": ["chunked_attention"] * 2}, "layer_types requires 2 of full_attention and sliding"),
+        ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "have a sliding window, but sliding_window is None"),
+        ("qwen3", {"layer_types": ["full_attention"]}, "layer_types requires 2 of full_attention and sliding"),
+        ("gemma", {"use_bidirectional_attention": True}, "asks for use_bidirectional_attention=True"),
+        ("gemma", {"hidden_activation": "silu"}, "asks for hidden_activation='silu'"),
+        ("gemma2", {"use_bidirectional_attention": True}, "asks for use_bidirectional_attention=True"),
+        ("gemma2", {"sliding_window": None}, "have a sliding window, but sliding_window is None"),
+        ("gemma3", {"use_bidirectional_attention": True}, "asks for use_bidirectional_attention=True"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "asks for attn_logit_softcapping=50.0, supported: None"),
+        ("phi3", {"interpolate_factor": 2}, "asks for interpolate_factor=2, supported: 1"),
+        ("phi3-long", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "requires 5 numbers in a"),
+        ("granite", {"num_local_experts": 4}, "not understood: num_local_experts"),
+    ],
+)  # fmt: skip
+def test_what_a_family_does_not_do_is_refused_by_name(
+    name: str, values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_of(hf_config(name).to_dict() | values)
+
+
+def test_defaults_of_a_config_that_says_little_are_hugging_faces() -> None:
+    """Gemma 3's published configs leave out whatever is the library's default."""
+    said = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_hidden_layers": 34,
+    }
+    ours = config_of({**said, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})[1]
+    theirs = config_of(hf.Gemma3TextConfig(**{k: v for k, v in said.items() if k != "model_type"}).to_dict())[
+        1
+    ]
+    assert isinstance(ours, ModelConfig) and isinstance(theirs, ModelConfig)
+    assert isinstance(ours.position, Rotary) and ours.position.scaling is not None
+    differing = {k for k, v in ours.to_dict().items() if v != theirs.to_dict()[k]}
+    assert differing == {"position"}
+    assert (ours.kv_heads, ours.d_head, ours.window, ours.n_ctx) == (4, 256, 4096, 131_072)
+
+
+@pytest.mark.parametrize("old", ["embed_out.weight", "lm_head.weight"])
+def test_both_names_of_gpt_neoxs_unembedding_are_known(old: str, tmp_path: Path) -> None:
+    hf_model("gpt-neox").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    head = {"embed_out.weight", "lm_head.weight"}
+    save_file(
+        {old if k in head else k: v for k, v in load_file(path).items()}, path, metadata={"format": "pt"}
+    )
+    mine = HookedTransformer.from_pretrained(tmp_path).transformer
+    assert torch.equal(mine(some_tokens()), network("gpt-neox")(some_tokens()))
+
+
+@pytest.mark.parametrize("how", ["live", "folder"])
+def test_the_text_model_of_gemma_3_with_a_vision_tower_is_read(how: str, tmp_path: Path) -> None:
+    vision = hf.SiglipVisionConfig(
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=4,
+    )
+    config = hf.Gemma3Config(text_config=hf_config("gemma3"), vision_config=vision, mm_tokens_per_image=4)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    theirs = hf.Gemma3ForConditionalGeneration(config).eval()
+    theirs.save_pretrained(tmp_path)
+    mine = HookedTransformer.from_pretrained(theirs if how == "live" else tmp_path).transformer
+    assert mine.config == network("gemma3").config
+    assert largest(mine(some_tokens()), hf_logits(theirs, some_tokens())) <= 1e-4

@@ -1,0 +1,29 @@
+"""The contract table of every family: what `model.verify()` measures, on random models, in two dtypes."""
+
+import copy
+
+import pytest
+import torch
+
+from interp import HookedEncoderDecoder, HookedTransformer
+from tests.families.oracle import ENCODER_DECODERS, hf_model
+
+DTYPES = (torch.float32, torch.float64)
+REPRESENTATIVES = (
+    "gpt2", "gpt-neo", "gptj", "gpt-neox", "opt", "opt-post-norm", "bloom-6-heads", "phi", "llama", "llama-mqa",
+    "llama-yarn-rope", "llama-long-rope", "mistral-window", "mistral-mqa-tied", "qwen2", "qwen3", "gemma", "gemma2",
+    "gemma2-mqa-untied", "gemma3", "phi3", "phi3-tied-mqa", "olmo2", "granite", "mixtral", "mixtral-mqa", "qwen3-moe",
+    "gpt-oss", "gpt-oss-mqa", "bert", "bert-no-head", "roberta", "distilbert", "t5", "t5-v1.1", "bart", "marian",
+)  # fmt: skip
+"""Every family, with one and with several key/value heads; logits and sites of every other case: `test_parity`."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", REPRESENTATIVES)
+def test_every_line_of_the_contract_holds(name: str, dtype: torch.dtype) -> None:
+    source = copy.deepcopy(hf_model(name)).to(dtype)  # as a user has it: no detour through float32 is taken out
+    door = HookedEncoderDecoder if name in ENCODER_DECODERS else HookedTransformer
+    found = door.from_pretrained(source).verify()
+    measured = {line.claim for line in found.lines if line.error is not None}
+    assert found.passed, f"\n{found}"
+    assert {"logits = Hugging Face", "gradients = autograd on Hugging Face"} <= measured

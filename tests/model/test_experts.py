@@ -1,0 +1,180 @@
+"""Mixtures of experts: what is computed, what is chosen, what edits and gradients of the router mean."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from interp.model import Edit, MoE, Read, Tap
+from interp.model.mlp import Experts
+from tests.configs import CONFIGS, build, some_tokens
+from tests.model.observed import everything, noise, plain_logits
+from tests.model.slow import slow_expert
+from tests.tolerances import assert_close
+
+MIXTURES = [name for name, config in CONFIGS.items() if isinstance(config.mlp, MoE)]
+EVERY = pytest.mark.parametrize("name", MIXTURES)
+LOGITS, WEIGHTS, OUT = (f"blocks.1.mlp.hook_{part}" for part in ("router_logits", "expert_weights", "expert_out"))
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """Which expert is computed on how many tokens, call by call."""
+    calls: list[tuple[int, int]] = []
+    plain = Experts.expert
+
+    def expert(self: Experts, i: int, x: Tensor) -> Tensor:
+        calls.append((i, x[..., 0].numel()))
+        return plain(self, i, x)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Experts, "expert", expert)
+        yield calls
+
+
+def kind(name: str) -> MoE:
+    found = CONFIGS[name].mlp
+    assert isinstance(found, MoE)
+    return found
+
+
+def only(first: int) -> Edit:
+    """Router logits under which every token chooses the experts from `first` on, in cyclic order."""
+
+    def route(logits: Tensor) -> Tensor:
+        n = logits.shape[-1]
+        order = torch.tensor([-float((x - first) % n) for x in range(n)], dtype=logits.dtype)
+        return 5.0 * order.expand_as(logits).clone()
+
+    return Edit(LOGITS, route)
+
+
+# --- what is computed ---------------------------------------------------------------------------------------------
+
+
+@EVERY
+def test_an_expert_is_computed_on_the_tokens_that_chose_it_and_no_others(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with counted(monkeypatch) as calls:
+        build(name)(some_tokens())
+    weights = torch.stack([everything(name)[f"blocks.{layer}.mlp.hook_expert_weights"] for layer in (0, 1)])
+    chosen = [(x, n) for layer in weights for x, n in enumerate((layer != 0).sum((0, 1)).tolist()) if n]
+    assert calls == chosen
+    assert sum(n for _, n in calls) == 2 * 27 * kind(name).top_k
+
+
+@EVERY
+def test_an_expert_that_no_token_chose_is_not_computed_unless_it_is_observed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = sorted((1 + i) % kind(name).n_experts for i in range(kind(name).top_k))
+    resid = build(name)(some_tokens(), stop=1)
+    with counted(monkeypatch) as calls:
+        build(name)(resid, Tap(edits=[only(1)]), start=1)
+    assert calls == [(x, 27) for x in used]
+    with counted(monkeypatch) as calls:
+        build(name)(resid, Tap([Read(OUT)], [only(1)]), start=1)
+    assert calls == [(x, 27) for x in range(kind(name).n_experts)]
+
+
+# --- what is chosen -----------------------------------------------------------------------------------------------
+
+
+@EVERY
+def test_as_many_experts_as_asked_have_a_weight_and_shares_sum_to_one_where_renormalised(name: str) -> None:
+    weights, logits = everything(name)[WEIGHTS], everything(name)[LOGITS]
+    assert ((weights != 0).sum(-1) == kind(name).top_k).all()
+    assert_close(logits.masked_fill(weights == 0, -torch.inf).amax(-1), logits.amax(-1))
+    share = logits.exp() * (weights != 0)
+    whole = share if kind(name).renormalise else logits.exp()
+    assert_close(weights, share / whole.sum(-1, keepdim=True))
+    assert bool((weights.sum(-1) < 1 - 1e-6).all()) is not kind(name).renormalise
+    assert len((weights != 0).flatten(0, 1).unique(dim=0)) > 1, "all tokens choose alike"
+
+
+@EVERY
+def test_an_edit_of_the_router_changes_the_choice_and_the_output_is_that_experts(name: str) -> None:
+    """Oracle: the experts chosen by the edit, one token at a time."""
+    moe, model = kind(name), build(name)
+    parameters = dict(model.named_parameters())
+    for first in range(moe.n_experts):
+        out = Read("blocks.1.hook_mlp_out")
+        normed = Read("blocks.1.ln2.hook_normalized")
+        tap = Tap([out, Read(WEIGHTS), normed], [only(first)])
+        model(some_tokens(), tap)
+        weights = tap.values[Read(WEIGHTS)][0, 0]
+        used = [(first + i) % moe.n_experts for i in range(moe.top_k)]
+        assert (weights != 0).nonzero()[:, 0].tolist() == sorted(used)
+        x = tap.values[normed][2, 4]
+        mixture = sum(weights[e] * slow_expert(parameters, "blocks.1.mlp", moe, e, x) for e in used)
+        assert_close(tap.values[out][2, 4], mixture * CONFIGS[name].residual_scale)
+
+
+@EVERY
+def test_weighted_outputs_of_the_experts_sum_to_what_the_mixture_adds(name: str) -> None:
+    for layer in (0, 1):
+        outs = everything(name)[f"blocks.{layer}.mlp.hook_expert_out"]
+        weights = everything(name)[f"blocks.{layer}.mlp.hook_expert_weights"]
+        assert_close(outs.sum(2) * CONFIGS[name].residual_scale, everything(name)[f"blocks.{layer}.hook_mlp_out"])
+        assert (outs[weights == 0] == 0).all() and (outs[weights != 0] != 0).any(-1).all()
+
+
+@EVERY
+def test_a_weight_may_be_given_to_an_expert_that_was_not_chosen(name: str) -> None:
+    """Weights are edited after the choice: every expert with a weight takes part."""
+    moe, model = kind(name), build(name)
+    normed, out = Read("blocks.1.ln2.hook_normalized"), Read("blocks.1.hook_mlp_out")
+    even = Edit(WEIGHTS, lambda weights: torch.full_like(weights, 0.25))
+    tap = Tap([normed, out], [even])
+    model(some_tokens(), tap)
+    parameters, x = dict(model.named_parameters()), tap.values[normed][1, 3]
+    mixture = sum(0.25 * slow_expert(parameters, "blocks.1.mlp", moe, e, x) for e in range(moe.n_experts))
+    assert_close(tap.values[out][1, 3], mixture * CONFIGS[name].residual_scale)
+
+
+# --- gradients ----------------------------------------------------------------------------------------------------
+
+
+@EVERY
+def test_the_gradient_at_every_weight_is_a_finite_difference_also_for_unchosen_experts(name: str) -> None:
+    model, direction, step = build(name), noise(plain_logits(name)), 1e-6
+    read = Read(WEIGHTS, grad=True)
+    tap = Tap([read])
+    (gradient,) = torch.autograd.grad((model(some_tokens(), tap) * direction).sum(), tap.live[read])
+    unchosen = everything(name)[WEIGHTS] == 0
+    assert (gradient[unchosen] != 0).all()
+
+    def metric(x: int, by: float) -> Tensor:
+        def change(weights: Tensor) -> Tensor:
+            weights[1, 4, x] += by
+            return weights
+
+        return (model(some_tokens(), Tap(edits=[Edit(WEIGHTS, change)])) * direction).sum()
+
+    for x in range(kind(name).n_experts):
+        slope = (metric(x, step) - metric(x, -step)) / (2 * step)
+        torch.testing.assert_close(gradient[1, 4, x], slope, rtol=1e-5, atol=1e-6)
+
+
+@EVERY
+def test_gradients_of_parameters_are_those_of_the_dense_sum(name: str) -> None:
+    """The sparse sum over chosen rows and the dense one over all experts are one function of the parameters."""
+    model = build(name)
+    mlp = model.blocks[1].mlp
+    assert isinstance(mlp, Experts)
+    x = everything(name)["blocks.1.ln2.hook_normalized"]
+    parameters = list(mlp.parameters())
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    weights = mlp.weights(mlp.router(x))
+    dense = sum(weights[..., e, None] * mlp.expert(e, x) for e in range(kind(name).n_experts))
+    try:
+        found = torch.autograd.grad((mlp(x) * noise(x)).sum(), parameters)
+        expected = torch.autograd.grad((dense * noise(x)).sum(), parameters)  # type: ignore[union-attr]
+    finally:
+        mlp.requires_grad_(False)
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other)
