@@ -67,7 +67,7 @@ CONFIGS: dict[str, ModelConfig] = {
         _LLAMA, norm=RMSNorm(unit_offset=True), norm_place="sandwich", qk_norm="head", n_kv_heads=1, window=5,
         local_layers=(1,), local_position=Rotary(100.0), position=Rotary(1000.0, scaling=LinearScaling(8.0)),
     ),
-    "olmo2": replace(_LLAMA, norm_place="output", qk_norm="width", embed_scale=4.0),
+    "olmo2": replace(_LLAMA, norm_place="output", qk_norm="width", embed_scale=4.0, logit_scale=2.0),
     "post-norm": replace(
         _GPT2, norm_place="post", final_norm=False, embed_norm=True, position=Sinusoidal(), embed_scale=2.0
     ),

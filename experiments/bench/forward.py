@@ -1,6 +1,7 @@
 """Claim: the un-hooked forward takes no longer than Hugging Face's with fused attention, for the same logits.
 
-8 x 128 tokens, float32, all logits, on GPT-2 small's shape and a Llama shape with grouped key/value heads.
+8 x 128 tokens, float32, all logits, on the shapes of GPT-2 small, Llama (grouped key/value heads), Gemma 2 (soft caps,
+so Hugging Face's attention is its eager one) and GPT-NeoX (parallel blocks).
 """
 
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from functools import partial
 import torch
 import tyro
 from measure import cpu_seconds, memory, report, timing, work
-from subjects import Pair, gpt2_small, largest_difference, llama_small
+from subjects import Pair, gemma2_small, gpt2_small, largest_difference, llama_small, neox_small
 from torch import Tensor
 
 ROWS, COLUMNS = 8, 128
@@ -24,7 +25,7 @@ def main(repeats: int = 9) -> None:
         repeats: timed rounds per system.
     """
     torch.set_num_threads(1)
-    pairs = [gpt2_small(), llama_small()]
+    pairs = [gpt2_small(), llama_small(), gemma2_small(), neox_small()]
     seconds = [cpu_seconds(_calls(pair), repeats) for pair in pairs]
     for pair, times in zip(pairs, seconds, strict=True):
         calls = _calls(pair)

@@ -11,7 +11,7 @@ import interp
 
 @dataclass(frozen=True)
 class Pair:
-    """One set of weights in two implementations; `hf` runs its fused attention (SDPA)."""
+    """One set of weights in two implementations; `hf` runs its fused attention (SDPA) where it has it."""
 
     name: str
     hf: transformers.PreTrainedModel
@@ -42,16 +42,35 @@ def llama_small() -> Pair:
     return _pair("llama-small", config)
 
 
+def gemma2_small() -> Pair:
+    """8 layers, width 512, 8 heads of 64 on 4 key/value heads, soft caps, window 64 in every other layer."""
+    config = transformers.Gemma2Config(
+        num_hidden_layers=8, hidden_size=512, intermediate_size=2048, num_attention_heads=8, num_key_value_heads=4,
+        head_dim=64, vocab_size=32000, max_position_embeddings=1024, sliding_window=64, query_pre_attn_scalar=64,
+        eos_token_id=None,
+    )  # fmt: skip
+    return _pair("gemma2-small", config, attention="eager")  # with SDPA theirs would leave the soft cap out
+
+
+def neox_small() -> Pair:
+    """8 layers, width 512, 8 heads, a quarter of each rotated, parallel blocks: Pythia's shape."""
+    config = transformers.GPTNeoXConfig(
+        num_hidden_layers=8, hidden_size=512, intermediate_size=2048, num_attention_heads=8, vocab_size=50304,
+        max_position_embeddings=1024, eos_token_id=None,
+    )  # fmt: skip
+    return _pair("neox-small", config)
+
+
 def largest_difference(a: Tensor, b: Tensor) -> float:
     """The largest absolute difference, relative to the largest absolute value of the second."""
     return float((a - b).abs().max() / b.abs().max())
 
 
-def _pair(name: str, config: transformers.PreTrainedConfig) -> Pair:
+def _pair(name: str, config: transformers.PreTrainedConfig, attention: str = "sdpa") -> Pair:
     """Norms and biases are perturbed, so that an implementation that drops or folds one wrongly would show."""
     transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(0)
-    hf = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    hf = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     for parameter in hf.eval().requires_grad_(False).parameters():
         if parameter.ndim == 1:
             parameter.add_(0.1 * torch.randn_like(parameter))

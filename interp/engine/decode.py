@@ -13,10 +13,8 @@ from interp.model.encoder_decoder import EncoderDecoder
 def encoded(model: EncoderDecoder, source: Batch, target: Batch | None = None) -> Batch:
     """The target as a batch of the decoder, its memory the encoded source; without a target, the start token alone.
 
-    What takes a Transformer and a batch takes `model.decoder` and this one. The memory has no gradient.
-
-    Example:
-        >>> seen = observe(model.decoder, encoded(model, source), [Read("blocks.0.cross_attn.hook_pattern")])
+    What takes a Transformer and a batch takes `model.decoder` and this one, `observe` for one. The memory has no
+    gradient.
     """
     source = source.to(model.device)
     memory = model.encode(source.tokens, keep=source.keep)

@@ -109,7 +109,9 @@ def test_every_component_equals_its_formula(name: str, by: str) -> None:
         return
     result = interp.attribute(model(name), some_tokens()[ROW], ANSWER, WRONG, by=by)  # type: ignore[arg-type]
     parts = slow_parts.sublayers(name)
-    parts = {label: part for label, part in parts.items() if label.partition("_")[0] in ("embed", "pos", "type")}
+    parts = {
+        label: part for label, part in parts.items() if label.partition("_")[0] in ("embed", "pos", "type")
+    }
     for layer in range(2):
         parts |= GRAINS[by](name, layer)
     expected = {label: contribution(name, part) for label, part in parts.items()}

@@ -31,7 +31,10 @@ def test_every_statistic_equals_a_loop_over_depths_and_positions(name: str) -> N
                 cell, order = (row, depth, pos), logp.argsort(descending=True)
                 assert table["top_token"][cell].tolist() == order[:3].tolist()
                 assert_close(of(table["top_prob"][cell]), logp.exp()[order[:3]])
-                entropy, kl = -(logp.exp() * logp).sum(), (final[row, pos].exp() * (final[row, pos] - logp)).sum()
+                entropy, kl = (
+                    -(logp.exp() * logp).sum(),
+                    (final[row, pos].exp() * (final[row, pos] - logp)).sum(),
+                )
                 assert table["entropy"][cell] == pytest.approx(float(entropy), rel=1e-9)
                 assert table["kl"][cell] == pytest.approx(float(kl), rel=1e-9, abs=1e-9)
                 if pos < 8:

@@ -87,7 +87,9 @@ def test_neurons_and_their_bias_sum_to_the_mlp(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt-oss", "granite-moe"])
 def test_neurons_of_experts_have_no_write_of_their_own(name: str) -> None:
     assert isinstance(CONFIGS[name].mlp, MoE)
-    with pytest.raises(KeyError, match="no neurons that write on their own: this model is a mixture of experts"):
+    with pytest.raises(
+        KeyError, match="no neurons that write on their own: this model is a mixture of experts"
+    ):
         cached(name).stack_neuron_results(0)
 
 

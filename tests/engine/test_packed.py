@@ -107,7 +107,9 @@ def test_packed_texts_give_the_logits_and_every_site_of_the_texts_alone(name: st
 @EVERY
 def test_nothing_is_attended_to_outside_the_own_text(name: str) -> None:
     batch = packed()
-    pattern = observe(build(name), batch, [Read("blocks.1.attn.hook_pattern")]).trace["blocks.1.attn.hook_pattern"]
+    pattern = observe(build(name), batch, [Read("blocks.1.attn.hook_pattern")]).trace[
+        "blocks.1.attn.hook_pattern"
+    ]
     assert batch.documents is not None
     other = (batch.documents[:, :, None] != batch.documents[:, None]) | (batch.documents < 0)[:, None]
     assert (pattern.movedim(1, -1)[other] == 0).all()
@@ -152,7 +154,9 @@ def test_gradients_stay_inside_their_text() -> None:
     assert batch.documents is not None
     for name in ("gpt2", "gpt-oss", "bidirectional"):
         only_4 = batch.documents == 4
-        trace = observe(build(name), batch, [read], metric=lambda x, only_4=only_4: x[only_4].square().sum()).trace
+        trace = observe(
+            build(name), batch, [read], metric=lambda x, only_4=only_4: x[only_4].square().sum()
+        ).trace
         assert (trace[read][~only_4] == 0).all()
         assert (trace[read][only_4] != 0).any(-1).all()
 
@@ -170,7 +174,9 @@ def test_the_loss_of_packed_texts_is_that_of_the_texts_and_no_boundary_counts() 
     assert_close(found.sum(), whole.sum())
     assert_close(mean_next_token_loss(logits, batch.tokens, batch.keep, batch.documents), whole.mean())
     full = Batch.packed([[1, 2, 3], [4, 5, 6]], 6)
-    found = next_token_loss(model(full.tokens, documents=full.documents), full.tokens, documents=full.documents)
+    found = next_token_loss(
+        model(full.tokens, documents=full.documents), full.tokens, documents=full.documents
+    )
     assert (found[0] == 0).tolist() == [False, False, True, False, False]
 
 
@@ -180,7 +186,9 @@ def test_the_lens_of_packed_texts_is_that_of_the_texts_and_asks_for_no_token_of_
     for name in ("entropy", "kl", "target_rank", "target_prob", "top_token"):
         values = torch.tensor(together[name].values).movedim(1, 2)
         for text, found in zip(TEXTS, batch.unpack(values), strict=True):
-            one = torch.tensor(interp.logit_lens(subject, torch.tensor(text), top=2)[name].values[0]).movedim(0, 1)
+            one = torch.tensor(interp.logit_lens(subject, torch.tensor(text), top=2)[name].values[0]).movedim(
+                0, 1
+            )
             assert_close(found.double().nan_to_num(-7.0), one.double().nan_to_num(-7.0))
 
 

@@ -21,7 +21,9 @@ REPRESENTATIVES = (
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_every_line_of_the_contract_holds(name: str, dtype: torch.dtype) -> None:
-    source = copy.deepcopy(hf_model(name)).to(dtype)  # as a user has it: no detour through float32 is taken out
+    source = copy.deepcopy(hf_model(name)).to(
+        dtype
+    )  # as a user has it: no detour through float32 is taken out
     door = HookedEncoderDecoder if name in ENCODER_DECODERS else HookedTransformer
     found = door.from_pretrained(source).verify()
     measured = {line.claim for line in found.lines if line.error is not None}

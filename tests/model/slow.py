@@ -35,7 +35,9 @@ def slow_read_out(model: Transformer, x: Tensor, seen: Sites | None = None) -> T
     seen = {} if seen is None else seen
     x = normed(p, "ln_final", config.norm if config.final_norm else NoNorm(), x)
     if config.mlm_head is not None:
-        x = normed(p, "mlm_head.norm", config.norm, ACTIVATIONS[config.mlm_head](_dense(p, "mlm_head.dense", x)))
+        x = normed(
+            p, "mlm_head.norm", config.norm, ACTIVATIONS[config.mlm_head](_dense(p, "mlm_head.dense", x))
+        )
     unembed = p.get("unembed.weight", p["embed.weight"])
     logits = (x @ unembed.T + p.get("unembed.bias", torch.zeros(()))) * config.logit_scale
     if config.logit_softcap is not None:

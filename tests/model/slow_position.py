@@ -120,7 +120,7 @@ def slow_frequency(rotary: Rotary, pair: int, dim: int, length: int = 1) -> floa
 
 
 def _dynamic(base: float, rule: DynamicScaling, pair: int, dim: int, length: int) -> float:
-    """Base b (s L / L0 - (s - 1))^(d / (d - 2)) beyond L0 tokens (dynamic NTK, u/emozilla; Peng et al. 2023, app. B)."""
+    """Base b (s L / L0 - (s - 1))^(d / (d - 2)) beyond L0 tokens (dynamic NTK; Peng et al. 2023, app. B)."""
     if length > rule.original_n_ctx:
         base *= (rule.factor * length / rule.original_n_ctx - (rule.factor - 1)) ** (dim / (dim - 2))
     return float(base ** (-2 * pair / dim))

@@ -16,7 +16,9 @@ from tests.tolerances import assert_close
 
 MIXTURES = [name for name, config in CONFIGS.items() if isinstance(config.mlp, MoE)]
 EVERY = pytest.mark.parametrize("name", MIXTURES)
-LOGITS, WEIGHTS, OUT = (f"blocks.1.mlp.hook_{part}" for part in ("router_logits", "expert_weights", "expert_out"))
+LOGITS, WEIGHTS, OUT = (
+    f"blocks.1.mlp.hook_{part}" for part in ("router_logits", "expert_weights", "expert_out")
+)
 
 
 @contextmanager
@@ -118,7 +120,9 @@ def test_weighted_outputs_of_the_experts_sum_to_what_the_mixture_adds(name: str)
     for layer in (0, 1):
         outs = everything(name)[f"blocks.{layer}.mlp.hook_expert_out"]
         weights = everything(name)[f"blocks.{layer}.mlp.hook_expert_weights"]
-        assert_close(outs.sum(2) * CONFIGS[name].residual_scale, everything(name)[f"blocks.{layer}.hook_mlp_out"])
+        assert_close(
+            outs.sum(2) * CONFIGS[name].residual_scale, everything(name)[f"blocks.{layer}.hook_mlp_out"]
+        )
         assert (outs[weights == 0] == 0).all() and (outs[weights != 0] != 0).any(-1).all()
 
 

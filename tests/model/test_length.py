@@ -1,4 +1,4 @@
-"""Rotary frequencies that depend on the length of the text: each row has its own, and a cache does not survive a change."""
+"""Rotary frequencies that depend on the length of the text: each row its own; a cache does not survive a change."""
 
 import functools
 from dataclasses import replace
@@ -68,7 +68,8 @@ def test_a_cache_serves_within_the_original_context_and_is_refused_across_its_en
     steps = [model(rule)(part, cache=cache) for part in tokens[:, :ORIGINAL].split(2, 1)]
     assert_close(torch.cat(steps, 1), model(rule)(tokens[:, :ORIGINAL]))
     with pytest.raises(
-        ValueError, match="beyond 6 tokens the rotary frequencies .* the 6 cached keys do not fit: run without a cache"
+        ValueError,
+        match=r"beyond 6 tokens the rotary frequencies .* the 6 cached keys do not fit: run without a cache",
     ):
         model(rule)(tokens[:, ORIGINAL : ORIGINAL + 1], cache=cache)
     assert cache.length == ORIGINAL
@@ -83,7 +84,9 @@ def test_one_long_pass_may_fill_a_cache_but_nothing_may_follow(rule: str) -> Non
 
 
 @EVERY
-def test_packed_texts_whose_row_exceeds_the_original_context_are_refused_and_shorter_rows_run(rule: str) -> None:
+def test_packed_texts_whose_row_exceeds_the_original_context_are_refused_and_shorter_rows_run(
+    rule: str,
+) -> None:
     """A row has one set of frequencies: those of its longest text would be wrong for the others."""
     texts = [some_tokens(rows=1, n=4)[0], some_tokens(rows=1, n=2, seed=1)[0]]
     documents = torch.tensor([[0] * 4 + [1] * 2])
@@ -91,6 +94,7 @@ def test_packed_texts_whose_row_exceeds_the_original_context_are_refused_and_sho
     for found, text in zip(logits.split([4, 2]), texts, strict=True):
         assert_close(found, model(rule)(text[None])[0])
     with pytest.raises(
-        ValueError, match="packed rows of 9 tokens .* depend on the length beyond 6 tokens: run its texts unpacked"
+        ValueError,
+        match=r"packed rows of 9 tokens .* depend on the length beyond 6 tokens: run its texts unpacked",
     ):
         model(rule)(some_tokens(), documents=torch.arange(9).expand(3, -1) // 5)

@@ -149,7 +149,12 @@ def test_the_mask_equals_a_slow_loop(
     n = len(keep) - past
     config = replace(CONFIGS["gpt2"], causal=causal, window=window)
     mask = attention_mask(
-        config, n, past, Layout(torch.tensor([keep]) if padded else None), CPU, local=config.window is not None
+        config,
+        n,
+        past,
+        Layout(torch.tensor([keep]) if padded else None),
+        CPU,
+        local=config.window is not None,
     )
     matrix = mask.matrix(n, len(keep), CPU)
     expected = torch.tensor(slow_allowed(keep, past, causal=causal, window=window))
