@@ -84,6 +84,8 @@ class HookedTransformer:
             return cls(model, tokenizer, name=type(source).__name__, origin=source)
         if str(source) in zoo.DEMOS:
             model, found = zoo.load(str(source), revision=revision, dtype=dtype, device=device)
+            if devices is not None:
+                model.place([torch.device(d) for d in devices])
             return cls(model, tokenizer or found, name=str(source))
         hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
         path = located(source, revision, hint)

@@ -299,6 +299,18 @@ def test_a_hand_built_demo_loads_by_name_and_has_no_revisions() -> None:
         HookedTransformer.from_pretrained("groundtruth-induction", revision="step1")
 
 
+def test_a_demo_can_be_spread_over_devices() -> None:
+    model = HookedTransformer.from_pretrained("groundtruth-induction", devices=["cpu", "meta"])
+    assert [model.transformer.block(i).attn.out.weight.device.type for i in (0, 1)] == ["cpu", "meta"]
+
+
+def test_a_bridge_is_shown_its_own_door() -> None:
+    bridge = torch.nn.Module()
+    bridge.original_model = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"interp\.compat\.from_bridge"):
+        HookedTransformer.from_pretrained(bridge)
+
+
 def test_every_public_name_exists() -> None:
     assert all(hasattr(interp, name) for name in interp.__all__)
     assert len(set(interp.__all__)) == len(interp.__all__)

@@ -135,6 +135,8 @@ def any_from_hf_model(
     devices: Devices | None = None,
 ) -> AnyModel:
     """The same for a model of either kind, an encoder-decoder included."""
+    if hasattr(hf_model, "original_model"):
+        raise ValueError(f"{type(hf_model).__name__} wraps a model: interp.compat.from_bridge reads it")
     config = getattr(hf_model, "config", None)
     if config is None or not hasattr(config, "to_dict"):
         raise ValueError(f"a Hugging Face model with a config is required, got {type(hf_model).__name__}")

@@ -62,7 +62,9 @@ class Transformer(nn.Module):
         What a pass returns and records is on the first device.
         """
         self.devices = layer_devices(self.config.n_layers, devices)
-        self.to(devices[0])
+        for name, part in self.named_children():
+            if name != "blocks":
+                part.to(devices[0])
         for layer, device in enumerate(self.devices):
             self.block(layer).to(device)
 

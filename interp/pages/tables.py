@@ -122,9 +122,10 @@ def _place(component: str) -> tuple[str, int | None, int | None]:
     """Kind, layer and head of a component's label."""
     if found := re.fullmatch(r"L(\d+)H(\d+)", component):
         return "head", int(found[1]), int(found[2])
-    if found := re.fullmatch(r"(\d+)_(attn_bias|mlp_out)", component):
-        return ("mlp" if found[2] == "mlp_out" else "attention bias"), int(found[1]), None
-    return ("bias" if component == "final_bias" else "embedding"), None, None
+    if found := re.fullmatch(r"(\d+)_(attn_bias|mlp_out|ln\d_bias)", component):
+        kinds = {"mlp_out": "mlp", "attn_bias": "attention bias"}
+        return kinds.get(found[2], "norm bias"), int(found[1]), None
+    return ("embedding" if component.endswith("embed") else "bias"), None, None
 
 
 def logit_lens(

@@ -63,7 +63,13 @@ class Bar:
     @property
     def name(self) -> str:
         """The component in words."""
-        known = {"embed": "token embedding", "pos_embed": "position embedding", "final_bias": "final bias"}
+        known = {
+            "embed": "token embedding",
+            "pos_embed": "position embedding",
+            "type_embed": "token type embedding",
+            "embed_bias": "bias of the embeddings' norm",
+            "final_bias": "final bias",
+        }
         if self.kind == "head":
             return f"head {self.layer}.{self.head}"
         return known.get(self.component) or f"{'MLP' if self.kind == 'mlp' else self.kind} {self.layer}"

@@ -54,7 +54,8 @@ def contribution(name: str, part: Tensor) -> float:
 def beta_of(name: str, layer: int, sublayer: str) -> Columns:
     """The beta of the norm of the sum behind a sublayer, where there is one."""
     label = f"{layer}_{'ln1' if sublayer == 'attn_out' else 'ln2'}_bias"
-    return {label: value for key, value in slow_parts.betas(name).items() if key == label}
+    betas = slow_parts.betas(name)
+    return {label: betas[label]} if label in betas else {}
 
 
 def sublayers_of(name: str, layer: int) -> Columns:

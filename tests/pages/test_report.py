@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import interp
+from interp.model import Learned
 from interp.pages import About, Question, Report, page, report_of, tables, wording
 from tests.pages.conftest import PLANTED
 from tests.tiny import hooked
@@ -110,7 +111,9 @@ def test_attribution_is_that_of_the_door_and_sums_to_the_logit_difference(
     assert (head.kind, head.layer, head["head"]) == ("head", 1, 2)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "attention-only", "llama-gqa", "no-norm"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "attention-only", "llama-gqa", "no-norm", "bloom", "gemma2", "olmo2", "gpt-oss"]
+)
 def test_every_component_has_a_kind_and_sources_sum_to_their_head(name: str) -> None:
     report = report_of(hooked(name), Question("The cat sat on the mat"), About(name))
     parts = report.tables["attribution"]
@@ -119,7 +122,9 @@ def test_every_component_has_a_kind_and_sources_sum_to_their_head(name: str) -> 
     assert counts["head"] == config.n_layers * config.n_heads
     assert counts.get("mlp", 0) == (config.n_layers if config.mlp else 0)
     assert counts["attention bias"] == config.n_layers
-    assert counts["bias"] == 1
+    assert counts["bias"] == (2 if name == "bloom" else 1)  # that of the embeddings' norm
+    assert counts["embedding"] == (2 if isinstance(config.position, Learned) else 1)
+    assert page(report)
     sums = report.tables["attribution_sources"].groupby(["layer", "head"]).logits.sum()
     heads = parts[parts.kind == "head"].set_index(["layer", "head"]).logits
     np.testing.assert_allclose(sums, heads, rtol=1e-6, atol=1e-9)
@@ -298,3 +303,12 @@ def test_a_full_context_of_a_demo_sized_model_stays_within_three_megabytes(rando
     report = report_of(model, Question(prompt), About("random"))
     assert len(report.tables["tokens"]) > 100
     assert len(page(report).encode()) <= 3_000_000
+
+
+def test_the_biases_of_norms_that_stand_in_the_stream_have_their_layer() -> None:
+    parts = report_of(hooked("post-norm"), Question("The cat sat on the mat"), About("post-norm")).tables[
+        "attribution"
+    ]
+    biases = parts[parts.kind == "norm bias"]
+    assert biases.component.tolist() == ["0_ln1_bias", "0_ln2_bias", "1_ln1_bias", "1_ln2_bias"]
+    assert biases.layer.tolist() == [0, 0, 1, 1]
