@@ -124,8 +124,10 @@ class Transformer(nn.Module):
         logits, cap = self.uncapped(resid, tap), self.config.logit_softcap
         if self.unembed is None:
             return logits
-        if cap is not None:
-            logits = cap * (at(tap, "unembed.hook_uncapped", logits) / cap).tanh()
+        if cap is not None:  # step by step: never three arrays of logits at once
+            logits = at(tap, "unembed.hook_uncapped", logits) / cap
+            logits = logits.tanh()
+            logits = logits * cap
         return at(tap, "unembed.hook_out", logits)
 
     def uncapped(self, resid: Float[Tensor, "*b d"], tap: Scope | None = None) -> Float[Tensor, "*b v"]:
