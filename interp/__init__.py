@@ -8,6 +8,7 @@ interp.attribute(model, "When Mary and John went to the shop, John gave a drink 
 
 from interp.analyses.activation_cache import ActivationCache
 from interp.analyses.attribution import attribute
+from interp.analyses.circuits import Circuits
 from interp.analyses.heads import RepeatedTokens, heads
 from interp.analyses.lens import logit_lens
 from interp.analyses.residual import IncompleteSumError, Parts
@@ -33,6 +34,7 @@ __all__ = [
     "ActivationCache",
     "Analysis",
     "Batch",
+    "Circuits",
     "Contract",
     "Edit",
     "FactoredMatrix",

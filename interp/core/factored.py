@@ -4,10 +4,14 @@ from dataclasses import dataclass
 from typing import overload
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
+from interp.core import tiles
 from interp.core.shapes import shape_text
+from interp.core.tiles import wide as _wide
+
+Index = int | slice | Tensor | list[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +75,14 @@ class FactoredMatrix:
             )
         return FactoredMatrix(self.A[index], self.B[index])
 
+    def rows(self, index: Index) -> "FactoredMatrix":
+        """The product with these rows only; one row given as a number stays a row."""
+        return FactoredMatrix(self.A[..., _several(index), :], self.B)
+
+    def columns(self, index: Index) -> "FactoredMatrix":
+        """The product with these columns only; one column given as a number stays a column."""
+        return FactoredMatrix(self.A, self.B[..., _several(index)])
+
     @overload
     def __matmul__(self, other: "FactoredMatrix") -> "FactoredMatrix": ...
     @overload
@@ -101,6 +113,13 @@ class FactoredMatrix:
 
     __rmul__ = __mul__
 
+    def __add__(self, other: "FactoredMatrix") -> "FactoredMatrix":
+        """The sum, its inner size that of both together."""
+        lead = torch.broadcast_shapes(self.A.shape[:-2], other.A.shape[:-2])
+        sides = ((self.A, other.A, -1), (self.B, other.B, -2))
+        a, b = (torch.cat([x.expand(*lead, *x.shape[-2:]) for x in pair], dim) for *pair, dim in sides)
+        return FactoredMatrix(a, b)
+
     def norm(self) -> Float[Tensor, "..."]:
         """Frobenius norm through the Gram matrices of the factors: `sqrt(tr(A^T A B B^T))`."""
         a, b = _wide(self.A), _wide(self.B)
@@ -125,6 +144,30 @@ class FactoredMatrix:
         u, s, vh = torch.linalg.svd(ra @ rb.mT, full_matrices=False)
         return qa @ u, s, qb @ vh.mT
 
+    def diagonal(self) -> Float[Tensor, "... n"]:
+        """The diagonal of the product."""
+        n = min(self.shape[-2:])
+        return (_wide(self.A)[..., :n, :] * _wide(self.B)[..., :n].mT).sum(-1)
+
+    def top_entries(
+        self, k: int, *, largest: bool = True
+    ) -> tuple[Float[Tensor, "k"], Int[Tensor, "k"], Int[Tensor, "k"]]:
+        """The k largest (or smallest) entries of one product in order, with their rows and columns; tile by tile."""
+        return tiles.top_entries(*self._single(), k, largest=largest)
+
+    def row_top(self, k: int, *, largest: bool = True) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+        """The k largest (or smallest) entries of every row of one product in order, and their columns; tile by tile."""
+        return tiles.row_top(*self._single(), k, largest=largest)
+
+    def diagonal_ranks(self) -> Int[Tensor, "n"]:
+        """How many entries of each row of one product are larger than the diagonal's; tile by tile."""
+        return tiles.diagonal_ranks(*self._single())
+
+    def _single(self) -> tuple[Float[Tensor, "left mid"], Float[Tensor, "mid right"]]:
+        if self.ndim != 2:
+            raise ValueError(f"one product is required (select it first), got {shape_text(self.shape)}")
+        return self.A, self.B
+
     def _wide_BA(self) -> Float[Tensor, "... mid mid"]:  # noqa: N802
         return FactoredMatrix(_wide(self.A), _wide(self.B)).BA
 
@@ -132,5 +175,6 @@ class FactoredMatrix:
         return f"FactoredMatrix({shape_text(self.shape)}, rank <= {self.A.shape[-1]})"
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _several(index: Index) -> slice | Tensor | list[int]:
+    """The index with a single number as a list of one, so that the axis stays."""
+    return [index] if isinstance(index, int) else index

@@ -49,6 +49,18 @@ class Block(nn.Module):
             x = self._summed(self.ln1, at(tap, "hook_resid_mid", x), tap)
             crossed = self.cross_attn(self.reading(self.ln_cross)(x, tap), shared, tap)
             x = x + self._added("cross_attn_out", crossed, tap)
+        return self._through_mlp(x, resid, normed, tap)
+
+    def without_attention(self, resid: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        """The residual stream after the block if attention added nothing."""
+        return self._through_mlp(resid, resid, self.reading(self.ln1)(resid), None)
+
+    def _through_mlp(
+        self, x: Tensor, resid: Tensor, normed: Tensor, tap: Scope | None
+    ) -> Float[Tensor, "*b d"]:
+        """The block's output; x: the stream after attention; resid, normed: what attention read, before its norm and
+        after.
+        """
         if self.mlp is not None:
             if self.config.parallel:
                 mlp_in = self._parallel_input(resid, normed, tap)
@@ -75,7 +87,7 @@ class Block(nn.Module):
             return None
         return {"attn_out": self.ln1, "cross_attn_out": self.ln_cross, "mlp_out": self.ln2}[sublayer]
 
-    def _added(self, sublayer: str, out: Float[Tensor, "b p d"], tap: Scope | None) -> Float[Tensor, "b p d"]:
+    def _added(self, sublayer: str, out: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
         """What a sublayer adds to the stream: its output, normed and scaled where the family does so; a site."""
         norm = self.post_norm(sublayer)
         if norm is not None:
@@ -84,19 +96,19 @@ class Block(nn.Module):
             out = out * self.config.residual_scale
         return at(tap, f"hook_{sublayer}", out)
 
-    def _before_mlp(self, x: Float[Tensor, "b p d"], tap: Scope | None) -> Float[Tensor, "b p d"]:
+    def _before_mlp(self, x: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
         crossed = self.cross_attn is not None
         x = at(tap, "hook_resid_mid_cross" if crossed else "hook_resid_mid", x)
         return self._summed(self.ln_cross if crossed else self.ln1, x, tap)
 
-    def _parallel_input(self, resid: Tensor, normed: Tensor, tap: Scope | None) -> Float[Tensor, "b p d"]:
+    def _parallel_input(self, resid: Tensor, normed: Tensor, tap: Scope | None) -> Float[Tensor, "*b d"]:
         """What the MLP of a parallel block reads: attention's input where both share a norm."""
         read = at(tap, "hook_mlp_in", resid)
         if self.ln2 is not None:
             return self.ln2(read, tap)
         return self.ln1(read) if tap is not None and tap.alters("hook_mlp_in") else normed
 
-    def _summed(self, norm: Normalize | None, x: Tensor, tap: Scope | None) -> Float[Tensor, "b p d"]:
+    def _summed(self, norm: Normalize | None, x: Tensor, tap: Scope | None) -> Float[Tensor, "*b d"]:
         """The stream after a sublayer was added: normed in post-norm blocks, as it is in the others."""
         return x if norm is None or self.config.norm_place != "post" else norm(x, tap)
 

@@ -96,7 +96,7 @@ class Normalize(nn.Module):
         return x if gamma is None else (self.centred(x) / scale * gamma.to(x.device)).to(x.dtype)
 
     def pull_back(
-        self, direction: Float[Tensor, "*b d"], scale: Float[Tensor, "*b 1"]
+        self, direction: Float[Tensor, "*b d"], scale: Float[Tensor, "*#b 1"]
     ) -> Float[Tensor, "*b d"]:
         """The transpose of `frozen`: `part . pull_back(u)` equals `frozen(part) . u`."""
         gamma = self.gamma
