@@ -1,5 +1,6 @@
 """The front door of encoder-decoders (T5, BART, Marian): both sides with their tokenizer. No logic of its own."""
 
+import re
 import weakref
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -42,7 +43,9 @@ class HookedEncoderDecoder:
         """`origin` is what the weights came from, for `verify`; a live model is held weakly."""
         self.model, self.name = model, name
         encoder = model.config.encoder
+        decoder = model.config.decoder
         self.text = Text(tokenizer, encoder.n_ctx, encoder.d_vocab, special=True)
+        self._target = Text(tokenizer, decoder.n_ctx, decoder.d_vocab)
         self._origin = weakref.ref(origin) if isinstance(origin, nn.Module) else origin
 
     @classmethod
@@ -86,7 +89,7 @@ class HookedEncoderDecoder:
     def to_target(self, prompts: Prompts) -> Batch:
         """Texts as what the decoder reads: the start token, then their tokens. Ids and batches stay as they are."""
         if isinstance(prompts, Tensor | Batch):
-            return self.text.batch(prompts)
+            return self._target.batch(prompts)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         rows = [[self.model.config.start_token, *self.text.tokenizer.encode(text)] for text in texts]
         return Batch.of(rows, pad_id=self.text.tokenizer.pad_id)
@@ -108,7 +111,7 @@ class HookedEncoderDecoder:
         names: which sites, as in `HookedTransformer.run_with_cache`; applied to both sides. The residual accessors of
         each cache take that side apart. No gradients are kept.
         """
-        wanted = {side: self._sites(names, side) for side in SIDES}
+        wanted = self._sites(names)
         given, read = self.to_source(source).to(self.model.device), self.to_target(target)
         read = read.to(self.model.device)
         tap = Tap([Read(f"{side}.{name}") for side in SIDES for name in wanted[side]])
@@ -153,16 +156,21 @@ class HookedEncoderDecoder:
         )
         return pair_contract(self.model, other, name=self.name)
 
-    def _sites(self, names: Names, side: str) -> list[str]:
-        config = self.model.config.encoder if side == "encoder" else self.model.config.decoder
-        if names == ():
-            return []
-        try:
-            return matching(names, config)
-        except KeyError:
-            if side == "encoder":  # a site of the decoder alone, such as cross-attention
-                return []
-            raise
+    def _sites(self, names: Names) -> dict[str, list[str]]:
+        """The sites of each side that the names select; KeyError for a name that selects none on either."""
+        one = names is None or isinstance(names, str | re.Pattern) or callable(names)
+        each: Sequence[Names] = [names] if one else list(names)  # type: ignore[arg-type]
+        found: dict[str, list[str]] = {side: [] for side in SIDES}
+        for name in each:
+            refused = []
+            for side in SIDES:
+                try:
+                    found[side] += matching(name, getattr(self.model.config, side))
+                except KeyError as cause:
+                    refused.append(cause)
+            if len(refused) == len(SIDES):
+                raise refused[-1]
+        return {side: list(dict.fromkeys(sites)) for side, sites in found.items()}
 
     def _text(self, row: Int[Tensor, "p"], keep: Tensor | None) -> str:
         ids = (row if keep is None else row[keep]).tolist()

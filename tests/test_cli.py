@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from interp import cli
-from interp.cli import ANSWER, PROMPT, WRONG, Heads, Models, Report, Run, main, parsed
+from interp.cli import ANSWER, PROMPT, WRONG, Heads, Models, Report, Run, Verify, main, parsed
+from interp.model import KVCache
+from tests.families.oracle import hf_model
 
 MODEL = ["report", "--model", "groundtruth-induction"]
 PLANTED = ["--model", "groundtruth-induction", "--prompt", "abcdefabcdefabc"]
@@ -53,11 +56,21 @@ def test_every_option_of_a_report_can_be_given() -> None:
 def test_other_commands() -> None:
     assert parsed(["models"]) == Models()
     assert parsed(["heads", "demo-4l", "--seed", "1"]) == Heads("demo-4l", seed=1)
+    assert parsed(["verify", "m", "--dtype", "float64"]) == Verify("m", dtype="float64")
     assert parsed(["run", "x.py", "--steps", "3", "--help"]) == Run(Path("x.py"), ("--steps", "3", "--help"))
 
 
 @pytest.mark.parametrize(
-    "argv", [[], ["reprot"], ["report", "--modle", "x"], ["run"], ["report", "--seed", "x"]]
+    "argv",
+    [
+        [],
+        ["reprot"],
+        ["report", "--modle", "x"],
+        ["run"],
+        ["report", "--seed", "x"],
+        ["verify"],
+        ["verify", "m", "--dtype", "int8"],
+    ],
 )
 def test_what_cannot_be_parsed_ends_with_code_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -115,6 +128,81 @@ def test_heads_prints_every_head_best_first(capsys: pytest.CaptureFixture[str]) 
     assert scores == sorted(scores, reverse=True)
 
 
+def test_verify_prints_every_line_and_ends_with_code_0_where_all_hold(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["verify", "groundtruth-induction"]) == 0
+    verdict, *lines = capsys.readouterr().out.splitlines()
+    assert verdict == "groundtruth-induction: every line holds"
+    assert {line.split()[0] for line in lines} == {"ok", "-"}
+    assert sum("steps with a cache = one pass" in line for line in lines) == 1
+
+
+def test_verify_ends_with_code_1_where_a_line_does_not_hold(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = KVCache.append
+
+    def forgetful(self: KVCache, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = whole(self, layer, k, v)
+        return keys, values * 0.9
+
+    monkeypatch.setattr(KVCache, "append", forgetful)
+    assert main(["verify", "groundtruth-induction"]) == 1
+    captured = capsys.readouterr()
+    verdict, *lines = captured.out.splitlines()
+    assert verdict == "groundtruth-induction: BROKEN"
+    broken = [line for line in lines if line.startswith("  RED")]
+    assert len(broken) == 1 and "steps with a cache = one pass" in broken[0]
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "allowed", "drift"),
+    [
+        ("float64", "1e-09", "ok"),
+        ("float32", "1e-04", "ok"),
+        ("bfloat16", "1e-01", "-"),
+        ("float16", "2e-02", "-"),
+    ],
+)
+def test_verify_loads_in_the_dtype_asked_for(
+    dtype: str, allowed: str, drift: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "groundtruth-induction", "--dtype", dtype]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[1] == "fused" and f"<= {allowed}" in line for line in lines)
+    (about,) = [line for line in lines if "drift in bfloat16" in line]
+    assert about.split()[0] == drift
+    assert drift == "ok" or f"the model is in {dtype}" in about
+
+
+def test_verify_measures_both_sides_of_an_encoder_decoder_in_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hf_model("bart").save_pretrained(tmp_path)
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        assert main(["verify", str(path)]) == 0
+        verdict, *lines = capsys.readouterr().out.splitlines()
+        assert verdict == f"{path}: every line holds"
+        for claim in (
+            "logits = Hugging Face",
+            "encoder: residual parts sum",
+            "decoder: cross_attn pattern @ v = z",
+        ):
+            (line,) = [line for line in lines if claim in line]
+            assert line.startswith("  ok ")
+
+
+def test_verify_reads_the_training_checkpoint_of_a_folder_that_the_revision_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hf_model("gpt2").save_pretrained(tmp_path / "checkpoint-30")
+    assert main(["verify", str(tmp_path), "--revision", "step30"]) == 0
+    assert "ok   logits = Hugging Face" in capsys.readouterr().out
+    assert "has no checkpoint 'step7'" in error_of(capsys, "verify", str(tmp_path), "--revision", "step7")
+
+
 def test_run_gives_the_file_its_arguments_and_puts_ours_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +238,11 @@ def test_an_experiments_own_error_keeps_its_traceback(tmp_path: Path) -> None:
         ([*MODEL, "--answer", "d"], "requires a prompt"),
         (["report", *PLANTED, "--device", "abacus"], "device 'abacus' is not available"),
         (["heads", "groundtruth-inductoin"], "nearest: groundtruth-induction"),
+        (["verify", "groundtruth-inductoin"], "unknown model 'groundtruth-inductoin'"),
+        (["verify", "./nowhere"], "./nowhere does not exist"),
+        (["verify", "."], "config.json is required beside the weights"),
+        (["verify", "groundtruth-induction", "--revision", "step7"], "has no revision 'step7'"),
+        (["verify", "groundtruth-induction", "--device", "abacus"], "device 'abacus' is not available"),
         (["run", "experiments/nowhere.py"], "experiments/nowhere.py does not exist"),
     ],
 )  # fmt: skip

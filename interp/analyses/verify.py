@@ -5,7 +5,8 @@ difference relative to the largest absolute value (unless the line says otherwis
 """
 
 import copy
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -111,7 +112,7 @@ class Contract:
         rows = [f"{self.model}: {'every line holds' if self.passed else 'BROKEN'}"]
         for line in self.lines:
             mark = {True: "ok ", False: "RED", None: "-  "}[line.passed]
-            size = " " * 18 if line.error is None else f"{line.error:8.1e} <= {line.allowed:.0e}"
+            size = " " * 17 if line.error is None else f"{line.error:8.1e} <= {line.allowed:.0e}"
             rows.append(f"  {mark}  {line.claim:<{width}}  {size}  {line.note}".rstrip())
         return "\n".join(rows)
 
@@ -237,6 +238,11 @@ def _drift(model: Transformer, batch: Batch, plain: Float[Tensor, "b p v"]) -> f
     return _spread(observe(half, batch).output, plain)
 
 
+def _worst(errors: Iterable[float]) -> float:
+    """The largest of them, or not a number if one is not, which `max` would lose."""
+    return float(torch.tensor([0.0, *errors], dtype=torch.float64).max())
+
+
 def _spread(actual: Tensor, expected: Tensor) -> float:
     """Root mean square difference relative to that of the expected values: the median over positions.
 
@@ -245,7 +251,7 @@ def _spread(actual: Tensor, expected: Tensor) -> float:
     wide = torch.promote_types(expected.dtype, torch.float32)
     difference = actual.to(expected.device, wide) - expected.to(wide)
     each = difference.square().mean(-1) / expected.to(wide).square().mean(-1)
-    return float(each.sqrt().median())
+    return float(each.sqrt().median()) if bool(each.isfinite().all()) else math.nan
 
 
 def _everything(model: Transformer, batch: Batch) -> dict[str, Tensor]:
@@ -272,19 +278,19 @@ def _heads(model: Transformer, seen: dict[str, Tensor], mixer: str) -> Line:
 
     def worst() -> float:
         layers = range(model.config.n_layers)
-        return max(head_parts(seen, model, i, cross=cross).error or 0.0 for i in layers)
+        return _worst(head_parts(seen, model, i, cross=cross).error or 0.0 for i in layers)
 
     return Line(f"heads + bias = {mixer}_out", _measured(worst), TOLERANCE[model.dtype])
 
 
 def _values(model: Transformer, seen: dict[str, Tensor], mixer: str) -> Line:
-    heads, worst = Weights(model).kv_head(), 0.0
+    heads, errors = Weights(model).kv_head(), []
     for i in range(model.config.n_layers):
         site = f"blocks.{i}.{mixer}.hook_"
         pattern, v = seen[f"{site}pattern"], seen[f"{site}v"][:, :, heads]
         z = einsum(pattern, v, "b h q k, b k h e -> b q h e")
-        worst = max(worst, relative(seen[f"{site}z"], z))
-    return Line(f"{mixer} pattern @ v = z", worst, SAME[model.dtype])
+        errors.append(relative(seen[f"{site}z"], z))
+    return Line(f"{mixer} pattern @ v = z", _worst(errors), SAME[model.dtype])
 
 
 def _lengths(batch: Batch) -> list[int]:
@@ -294,27 +300,27 @@ def _lengths(batch: Batch) -> list[int]:
 
 
 def _padded(model: Transformer, batch: Batch, side: Side) -> float:
-    lengths, worst = _lengths(batch), 0.0
+    lengths, errors = _lengths(batch), []
     rows = [row[:n].tolist() for row, n in zip(batch.tokens, lengths, strict=True)]
     padded = Batch.of(rows, side=side).to(model.device)
     output = observe(model, replace(padded, memory=batch.memory)).output
     for i, (row, n) in enumerate(zip(batch.split(1), lengths, strict=True)):
         alone = observe(model, replace(row, tokens=row.tokens[:, :n])).output[0]
-        worst = max(worst, relative(output[i, -n:] if side == "left" else output[i, :n], alone))
-    return worst
+        errors.append(relative(output[i, -n:] if side == "left" else output[i, :n], alone))
+    return _worst(errors)
 
 
 def _packed(model: Transformer, batch: Batch) -> float:
     """Two texts in each row against each alone; rows keep their memory."""
-    n, worst = batch.tokens.shape[1], 0.0
+    n, errors = batch.tokens.shape[1], []
     cut = max(1, n // 3)
     documents = (torch.arange(n, device=batch.tokens.device) >= cut).long().expand_as(batch.tokens)
     packed = observe(model, replace(batch, documents=documents)).output
     for part in (slice(0, cut), slice(cut, n)):
         if batch.tokens[:, part].numel():
             alone = observe(model, replace(batch, tokens=batch.tokens[:, part])).output
-            worst = max(worst, relative(packed[:, part], alone))
-    return worst
+            errors.append(relative(packed[:, part], alone))
+    return _worst(errors)
 
 
 def _stepwise(model: Transformer, batch: Batch, plain: Float[Tensor, "b p v"]) -> float:

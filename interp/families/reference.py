@@ -81,8 +81,8 @@ class HuggingFaceReference:
             output = model(**{name: value.to(device) for name, value in inputs.items()})
         finally:
             model.train(mode)
-        logits = getattr(output, "logits", None)
-        return output.last_hidden_state if logits is None else logits
+        kinds = ("logits", "prediction_logits", "last_hidden_state")
+        return next(output[kind] for kind in kinds if output.get(kind) is not None)
 
 
 def reference_of(
@@ -93,7 +93,7 @@ def reference_of(
     For our own format it is the Hugging Face model of the family that the config belongs to, filled with our weights.
     """
     if isinstance(source, nn.Module):
-        return HuggingFaceReference(source)
+        return _compared(source, model)
     folder = source if source.is_dir() else source.parent
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if values.get("model_type") == native.MODEL_TYPE:
@@ -105,7 +105,18 @@ def reference_of(
     if kind is None:
         return f"transformers has no class {names[0]!r}" if names else "the config names no architecture"
     loaded = kind.from_pretrained(str(folder), dtype=dtype, trust_remote_code=False)
-    return HuggingFaceReference(loaded)
+    return _compared(loaded, model)
+
+
+def _compared(theirs: nn.Module, model: Transformer | EncoderDecoder) -> HuggingFaceReference | str:
+    """Their part that ends where ours does: in logits, or in the final states below any other head."""
+    if isinstance(model, Transformer) and model.unembed is None:
+        below = theirs.base_model
+        assert isinstance(below, nn.Module)
+        return HuggingFaceReference(below)
+    if theirs.get_output_embeddings() is None:  # type: ignore[operator]
+        return f"{type(theirs).__name__} gives no logits of tokens"
+    return HuggingFaceReference(theirs)
 
 
 def exported(model: Transformer) -> HuggingFaceReference | str:
@@ -136,7 +147,7 @@ def _fill(theirs: nn.Module, family: Family[ModelConfig], model: Transformer) ->
 
 def _as_gpt2(c: ModelConfig) -> dict[str, object] | None:
     """The GPT-2 config nearest to ours; whoever asks compares what it means with ours."""
-    if not isinstance(c.mlp, MLP) or not isinstance(c.norm, LayerNorm):
+    if not isinstance(c.mlp, MLP) or not isinstance(c.norm, LayerNorm) or c.d_model % c.n_heads:
         return None
     return {
         "n_layer": c.n_layers, "n_embd": c.d_model, "n_head": c.n_heads, "n_positions": c.n_ctx,
@@ -148,14 +159,15 @@ def _as_gpt2(c: ModelConfig) -> dict[str, object] | None:
 
 def _as_llama(c: ModelConfig) -> dict[str, object] | None:
     """The Llama config nearest to ours."""
-    plain = isinstance(c.position, Rotary) and c.position.scaling is None
+    plain = isinstance(c.position, Rotary) and c.position.scaling is None and c.d_model % c.n_heads == 0
     if not plain or not isinstance(c.mlp, MLP) or not isinstance(c.norm, RMSNorm):
         return None
     return {
         "num_hidden_layers": c.n_layers, "hidden_size": c.d_model, "num_attention_heads": c.n_heads,
         "num_key_value_heads": c.kv_heads, "head_dim": c.head_width, "intermediate_size": c.mlp.d_mlp,
         "max_position_embeddings": c.n_ctx, "vocab_size": c.d_vocab, "rms_norm_eps": c.norm.eps,
-        "attention_bias": c.qkv_bias, "mlp_bias": c.mlp.bias, "tie_word_embeddings": c.tied,
+        "hidden_act": c.mlp.act, "attention_bias": c.qkv_bias,
+        "mlp_bias": c.mlp.bias, "tie_word_embeddings": c.tied,
         "rope_parameters": {"rope_type": "default", "rope_theta": getattr(c.position, "base", 0.0)},
         "bos_token_id": None, "eos_token_id": None,
     }  # fmt: skip

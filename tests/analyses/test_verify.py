@@ -1,11 +1,10 @@
-"""The numerical contract: each line turns red for a defect that breaks its claim, and for no other; NaN never passes."""
+"""The numerical contract: each line turns red for a defect of its claim, and for no other; NaN never passes."""
 
 import copy
-import functools
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,154 +16,47 @@ from interp.analyses.verify import (
     PairReference,
     Reference,
     contract,
-    pair_contract,
     relative,
     some_tokens,
 )
 from interp.engine.batch import Batch
-from interp.families.load import any_from_hf_model
-from interp.families.reference import HuggingFaceReference, exported
-from interp.model import EncoderDecoder, KVCache, Transformer
-from interp.model import attention
+from interp.model import KVCache, attention
 from interp.model.attention import Attention
 from interp.model.block import Block
+from tests.analyses.suspects import (
+    CLAIMS,
+    DRIFT,
+    FUSED,
+    GRADIENTS,
+    HEADS,
+    INF,
+    LEFT,
+    LOGITS,
+    NAN,
+    PACKED,
+    PARTS,
+    RIGHT,
+    ROWS,
+    STEPS,
+    VALUES,
+    Exact,
+    Suspect,
+    Twisted,
+    When,
+    full_of,
+    line,
+    off,
+    picking,
+    red,
+    suspect,
+    truth,
+    unpadded,
+    with_one,
+    with_row,
+)
 from tests.configs import CONFIGS, build, perturbed
-from tests.families.oracle import hf_model
 
-LOGITS, GRADIENTS = "logits = Hugging Face", "gradients = autograd on Hugging Face"
-DRIFT = "drift in bfloat16"
-PARTS, VALUES, HEADS = "residual parts sum", "attn pattern @ v = z", "heads + bias = attn_out"
-FUSED = "fused pass = observed pass"
-LEFT, RIGHT = "padded on the left = unpadded", "padded on the right = unpadded"
-PACKED, ROWS = "packed texts = each alone", "batch row = single row"
-STEPS = "steps with a cache = one pass"
-CLAIMS = (LOGITS, GRADIENTS, DRIFT, PARTS, VALUES, HEADS, FUSED, LEFT, RIGHT, PACKED, ROWS, STEPS)
-NAN, INF = math.nan, math.inf
-When = Callable[[Tensor, object, dict[str, object]], bool]
-"""From the tokens, the tap and the other arguments of a pass to whether something happens in it."""
-
-
-# --- models and references, true and defective ---------------------------------------------------------------------
-
-
-@functools.cache
-def truth() -> HuggingFaceReference:
-    """Hugging Face's GPT-2 with the weights of `build("gpt2")`."""
-    found = exported(build("gpt2"))
-    assert isinstance(found, HuggingFaceReference)
-    return found
-
-
-def same(value: Tensor) -> Tensor:
-    return value
-
-
-def off(value: Tensor) -> Tensor:
-    """Wrong by a thousandth of the largest value."""
-    return value + 1e-3 * value.abs().max()
-
-
-def with_one(bad: float) -> Callable[[Tensor], Tensor]:
-    """The last number of a tensor replaced."""
-
-    def change(value: Tensor) -> Tensor:
-        new = value.clone()
-        new.view(-1)[-1] = bad
-        return new
-
-    return change
-
-
-def with_row(bad: float, row: int) -> Callable[[Tensor], Tensor]:
-    """One row of a batch replaced."""
-
-    def change(value: Tensor) -> Tensor:
-        new = value.clone()
-        new[row] = bad
-        return new
-
-    return change
-
-
-def full_of(bad: float) -> Callable[[Tensor], Tensor]:
-    """Every number replaced."""
-    return lambda value: torch.full_like(value, bad)
-
-
-@dataclass(frozen=True)
-class Twisted:
-    """The true reference with answers changed on their way."""
-
-    logits_by: Callable[[Tensor], Tensor] = same
-    gradient_by: Callable[[Tensor], Tensor] = same
-    half_by: Callable[[Tensor], Tensor] = same
-    name: str = "Hugging Face"
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        return self.logits_by(truth().logits(tokens))
-
-    def gradient(self, tokens: Tensor, probe: Tensor) -> Tensor:
-        return self.gradient_by(truth().gradient(tokens, probe))
-
-    def half_logits(self, tokens: Tensor) -> Tensor:
-        return self.half_by(truth().half_logits(tokens))
-
-
-@dataclass(frozen=True)
-class Exact(Twisted):
-    """A reference that loses nothing in bfloat16."""
-
-    def half_logits(self, tokens: Tensor) -> Tensor:
-        return truth().logits(tokens)
-
-
-class Suspect(Transformer):
-    """Gives `twist(logits)` in those passes that `when` picks; `left_out` are the arguments it ignores."""
-
-    left_out: tuple[str, ...] = ()
-
-    @staticmethod
-    def when(tokens: Tensor, tap: object, options: dict[str, object]) -> bool:
-        return False
-
-    @staticmethod
-    def twist(logits: Tensor) -> Tensor:
-        return logits * (1 + 1e-7)
-
-    def forward(self, tokens: Tensor, tap: object = None, **options: object) -> Tensor:  # type: ignore[override]
-        given = {name: None if name in self.left_out else value for name, value in options.items()}
-        logits = super().forward(tokens, tap, **given)  # type: ignore[arg-type]
-        return self.twist(logits) if self.when(tokens, tap, options) else logits
-
-
-def suspect(kind: type[Suspect], config: str = "gpt2") -> Suspect:
-    """A model of one of the `CONFIGS` that behaves as `kind` does."""
-    model = copy.deepcopy(build(config))
-    model.__class__ = kind
-    assert isinstance(model, Suspect)
-    return model
-
-
-def picking(when: When, twist: Callable[[Tensor], Tensor] = Suspect.twist) -> type[Suspect]:
-    """The kind whose logits are off in the passes that `when` picks, by a part in ten million unless told otherwise."""
-    return type("Picked", (Suspect,), {"when": staticmethod(when), "twist": staticmethod(twist)})
-
-
-def red(found: Contract) -> set[str]:
-    """The claims that do not hold."""
-    return {line.claim for line in found.lines if line.passed is False}
-
-
-def line(found: Contract, claim: str) -> Line:
-    return next(x for x in found.lines if x.claim == claim)
-
-
-def unpadded(keep: object, column: int) -> bool:
-    """Whether there is no padding in a column."""
-    return not isinstance(keep, Tensor) or bool(keep[:, column].all())
-
-
-# --- a sound model ------------------------------------------------------------------------------------------------
+# --- a sound model --------------------------------------------------------------------------------------------------
 
 
 def test_every_line_of_a_sound_model_holds_against_hugging_face() -> None:
@@ -174,8 +66,14 @@ def test_every_line_of_a_sound_model_holds_against_hugging_face() -> None:
     assert isinstance(truth(), Reference) and isinstance(truth(), PairReference)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_every_variant_of_the_config_holds_without_a_reference(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-gqa", "attention-only-rotary", "no-norm", "window", "bidirectional", "gemma2", "post-norm", "masked-lm",
+        "bloom", "t5", "gpt-oss", "granite-moe", "gptj",
+    ],
+)  # fmt: skip
+def test_sound_models_of_other_shapes_hold_without_a_reference(name: str) -> None:
     found = contract(build(name), "no reference")
     assert found.passed, f"\n{found}"
     unmeasured = {x.claim for x in found.lines if x.passed is None}
@@ -214,7 +112,7 @@ def test_tokens_are_random_and_fit_the_model() -> None:
     model = perturbed(replace(CONFIGS["gpt2"], n_ctx=7))
     tokens = some_tokens(model).tokens
     assert tokens.shape == (3, 7)
-    assert 0 <= int(tokens.min()) and int(tokens.max()) < model.config.d_vocab
+    assert int(tokens.min()) >= 0 and int(tokens.max()) < model.config.d_vocab
     assert torch.equal(tokens, some_tokens(model).tokens)
     assert not torch.equal(tokens, some_tokens(model, seed=1).tokens)
 
@@ -262,11 +160,10 @@ def test_a_pass_that_differs_by_a_part_in_ten_million_breaks_the_claims_about_it
     assert red(contract(suspect(picking(when)), truth())) == claims
 
 
-@pytest.mark.parametrize("bad", [NAN, INF])
-@pytest.mark.parametrize("row", [0, -1])
+@pytest.mark.parametrize(("bad", "row"), [(NAN, 0), (NAN, -1), (INF, -1)])
 @pytest.mark.parametrize("name", PASSES)
 def test_a_row_that_is_not_finite_in_one_pass_breaks_the_claims_about_it_alone(
-    name: str, row: int, bad: float
+    name: str, bad: float, row: int
 ) -> None:
     when, claims = PASSES[name]
     kind = picking(when, twist=with_row(bad, row))
@@ -274,7 +171,9 @@ def test_a_row_that_is_not_finite_in_one_pass_breaks_the_claims_about_it_alone(
 
 
 @pytest.mark.parametrize(
-    ("config", "claims"), [("gpt2", {LEFT}), ("bidirectional", {LEFT, RIGHT})], ids=["causal", "bidirectional"]
+    ("config", "claims"),
+    [("gpt2", {LEFT}), ("bidirectional", {LEFT, RIGHT})],
+    ids=["causal", "bidirectional"],
 )
 def test_padding_that_is_not_masked_is_found(config: str, claims: set[str]) -> None:
     """On the right of a causal model padding comes after every real token and changes nothing."""
@@ -358,14 +257,16 @@ def test_values_mixed_otherwise_than_the_pattern_says_are_found(
 # --- nothing that is not a number passes ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [NAN, INF])
-@pytest.mark.parametrize("change", [with_one, full_of])
-@pytest.mark.parametrize(("which", "claim"), [("logits_by", LOGITS), ("gradient_by", GRADIENTS), ("half_by", DRIFT)])
+@pytest.mark.parametrize(
+    "change", [with_one(NAN), with_one(INF), full_of(INF)], ids=["one-nan", "one-inf", "all-inf"]
+)
+@pytest.mark.parametrize(
+    ("which", "claim"), [("logits_by", LOGITS), ("gradient_by", GRADIENTS), ("half_by", DRIFT)]
+)
 def test_a_reference_that_is_not_finite_never_passes(
-    which: str, claim: str, change: Callable[[float], Callable[[Tensor], Tensor]], bad: float
+    which: str, claim: str, change: Callable[[Tensor], Tensor]
 ) -> None:
-    reference = Twisted(**{which: change(bad)})
-    found = contract(build("gpt2"), reference)
+    found = contract(build("gpt2"), Twisted(**{which: change}))
     assert claim in red(found)
     assert red(found) <= {claim, DRIFT}, "drift is measured from the reference's logits too"
 
@@ -424,7 +325,7 @@ def test_the_relative_error_is_computed_at_full_width() -> None:
     assert relative(half + 0.015625, half) == 0.0078125
 
 
-# --- lines that do not apply, and how it reads --------------------------------------------------------------------------
+# --- lines that do not apply, and how it reads ----------------------------------------------------------------------
 
 
 def test_lines_that_do_not_apply_say_why_and_do_not_count() -> None:
@@ -479,88 +380,3 @@ def test_a_contracts_table_has_one_row_per_line() -> None:
     assert list(table["passed"]) == [True, False, None]
     assert table["error"][:2].tolist() == [2e-7, 1.0] and math.isnan(table["error"][2])
     assert list(table["note"]) == ["why", "", "not causal"]
-
-
-# --- encoder-decoders -----------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def bart() -> EncoderDecoder:
-    found = any_from_hf_model(hf_model("bart"), dtype=torch.float64)
-    assert isinstance(found, EncoderDecoder)
-    return found
-
-
-@functools.cache
-def bart_truth() -> HuggingFaceReference:
-    return HuggingFaceReference(copy.deepcopy(hf_model("bart")).double())
-
-
-@dataclass(frozen=True)
-class TwistedPair:
-    """The same as `Twisted` for an encoder-decoder."""
-
-    logits_by: Callable[[Tensor], Tensor] = same
-    gradient_by: Callable[[Tensor], Tensor] = same
-    name: str = "Hugging Face"
-
-    def pair_logits(self, source: Tensor, target: Tensor) -> Tensor:
-        return self.logits_by(bart_truth().pair_logits(source, target))
-
-    def pair_gradient(self, source: Tensor, target: Tensor, probe: Tensor) -> Tensor:
-        return self.gradient_by(bart_truth().pair_gradient(source, target, probe))
-
-
-ALONE = tuple(claim for claim in CLAIMS if claim not in (LOGITS, GRADIENTS))
-
-
-def test_an_encoder_decoder_is_compared_as_a_whole_and_each_side_by_itself() -> None:
-    found = pair_contract(bart(), bart_truth(), name="bart")
-    assert found.passed and not red(found)
-    crossed = ("cross_attn pattern @ v = z", "heads + bias = cross_attn_out")
-    sides = [f"encoder: {x}" for x in ALONE] + [f"decoder: {x}" for x in (*ALONE, *crossed)]
-    assert sorted(x.claim for x in found.lines) == sorted([LOGITS, GRADIENTS, *sides])
-    assert {x.claim for x in found.lines if x.passed is None} == {f"encoder: {STEPS}"}
-
-
-@pytest.mark.parametrize("change", [off, with_one(NAN), with_one(INF)], ids=["off", "nan", "inf"])
-@pytest.mark.parametrize(("which", "claim"), [("logits_by", LOGITS), ("gradient_by", GRADIENTS)])
-def test_a_reference_that_disagrees_about_the_whole_turns_its_own_line_red(
-    which: str, claim: str, change: Callable[[Tensor], Tensor]
-) -> None:
-    assert red(pair_contract(bart(), TwistedPair(**{which: change}))) == {claim}
-
-
-@pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_a_defect_of_one_side_turns_the_lines_of_that_side_red(side: str) -> None:
-    model = copy.deepcopy(bart())
-    stack = model.encoder if side == "encoder" else model.decoder
-    stack.__class__ = type("Leaky", (Suspect,), {"left_out": ("documents",)})
-    assert red(pair_contract(model, bart_truth())) == {f"{side}: {PACKED}"}
-
-
-def test_a_defect_of_cross_attention_turns_its_line_red() -> None:
-    model = copy.deepcopy(bart())
-    crossed = model.decoder.block(1).cross_attn
-    assert crossed is not None
-
-    class Adds(type(crossed)):
-        def _write(self, z: Tensor, tap: object) -> Tensor:
-            return super()._write(z, tap) + 1e-8
-
-    crossed.__class__ = Adds
-    assert red(pair_contract(model, bart_truth())) == {"decoder: heads + bias = cross_attn_out"}
-
-
-def test_other_weights_than_the_references_turn_the_whole_red_and_no_side() -> None:
-    model = copy.deepcopy(bart())
-    model.encoder.block(0).attn.out.weight.mul_(1.01)
-    assert red(pair_contract(model, bart_truth())) == {LOGITS, GRADIENTS}
-
-
-def test_without_a_reference_the_whole_is_not_measured_and_says_why() -> None:
-    found = pair_contract(bart(), "stored in our own format")
-    assert [x.note for x in found.lines[:2]] == ["stored in our own format"] * 2
-    assert [x.passed for x in found.lines[:2]] == [None, None]
-    assert found.passed
-    assert not any("as a whole" in x.note for x in found.lines)

@@ -4,10 +4,14 @@ import re
 
 import pytest
 import torch
+from tokenizers import Tokenizer, processors
+from transformers import PreTrainedTokenizerFast
 
+from interp import HookedTransformer
 from interp.engine.batch import Batch
-from interp.engine.text import Text
-from interp.families.tokenizer import HuggingFaceTokenizer
+from interp.engine.text import SpecialTokenizer, Text
+from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer
+from tests.configs import build
 from tests.tiny import END, backend, gpt2_tokenizer
 
 CAT = backend().encode("The cat").ids
@@ -125,3 +129,114 @@ def test_a_model_without_a_tokenizer_says_so_when_given_text() -> None:
         text.batch("The cat")
     assert text.batch(torch.tensor([1, 2])).tokens.tolist() == [[1, 2]]
     assert (text.bos_id, text.eos_id) == (None, None)
+
+
+# --- what encoders expect around a text -------------------------------------------------------------------------------
+
+CLS, SEP, PAD = (backend().get_vocab_size() + i for i in range(3))
+
+
+def bert_tokenizer(bos: str | None = None) -> PreTrainedTokenizerFast:
+    """Writes [CLS] before a text and [SEP] behind it, as BERT's does."""
+    special = ["[CLS]", "[SEP]", "[PAD]"]
+    around = Tokenizer.from_str(backend().to_str())
+    around.add_special_tokens(special)
+    around.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
+    )
+    names = dict(zip(("cls_token", "sep_token", "pad_token"), special, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=around, bos_token=bos, **names)
+
+
+@pytest.fixture
+def around() -> Text:
+    return Text(HuggingFaceTokenizer(bert_tokenizer()), n_ctx=24, d_vocab=PAD + 1, special=True)
+
+
+def test_special_tokens_are_those_that_the_tokenizer_itself_adds(around: Text) -> None:
+    batch = around.batch("The cat")
+    assert batch.tokens.tolist() == [[CLS, *CAT, SEP]] == [bert_tokenizer()("The cat")["input_ids"]]
+    assert not batch.bos, "no BOS was prepended that somebody could cut off"
+
+
+def test_without_them_a_text_is_its_tokens_alone(around: Text) -> None:
+    batch = around.batch("The cat", prepend_bos=False)
+    assert batch.tokens.tolist() == [CAT]
+    assert not batch.bos
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_stands_outside_the_special_tokens(around: Text, side: str) -> None:
+    texts = ["The cat", "The cat sat on the mat"]
+    batch, wanted = around.batch(texts, side=side), bert_tokenizer()(texts, padding=True, padding_side=side)
+    assert batch.tokens.tolist() == wanted["input_ids"]
+    assert batch.keep is not None and batch.keep.long().tolist() == wanted["attention_mask"]
+    assert PAD in batch.tokens[0].tolist()
+    for row, text in enumerate(texts):
+        assert batch.tokens[row][batch.keep[row]].tolist() == around.ids(text)
+
+
+def test_a_bos_beside_them_is_not_added_again() -> None:
+    """Of a tokenizer with a BOS an encoder gets what the tokenizer adds, and a decoder the BOS alone."""
+    adapted = HuggingFaceTokenizer(bert_tokenizer(bos=END))
+    assert adapted.bos_id == 0
+    encoder = Text(adapted, 24, PAD + 1, special=True).batch("The cat")
+    assert encoder.tokens.tolist() == [[CLS, *CAT, SEP]]
+    assert not encoder.bos
+    plain = Text(adapted, 24, PAD + 1).batch("The cat")
+    assert plain.tokens.tolist() == [[0, *CAT]]
+    assert plain.bos
+
+
+def test_special_tokens_survive_the_way_back_and_the_text_between_them_is_whole(around: Text) -> None:
+    text = "The cat sat , on  the mat."
+    ids = around.ids(text)
+    assert around.tokenizer.decode(ids[1:-1]) == text
+    assert around.tokenizer.decode(around.ids(text, prepend_bos=False)) == text
+    assert around.pieces(ids)[0] == "[CLS]" and around.pieces(ids)[-1] == "[SEP]"
+    assert "".join(around.pieces(ids)[1:-1]) == text
+
+
+def test_a_text_that_writes_them_out_has_them_twice(around: Text) -> None:
+    """As Hugging Face's own tokenizer: nothing is taken out of a text."""
+    text = "[CLS]The cat[SEP]"
+    assert around.ids(text) == [CLS, CLS, *CAT, SEP, SEP] == bert_tokenizer().encode(text)
+
+
+def test_an_answer_is_a_token_without_any_around_it(around: Text) -> None:
+    assert around.single(" cat") == CAT[1]
+    assert around.targets([" cat", "[SEP]"], 2).tolist() == [CAT[1], SEP]
+
+
+def test_special_tokens_count_towards_the_context(around: Text) -> None:
+    words = " cat" * 22
+    assert around.batch(words).tokens.shape == (1, 24)
+    with pytest.raises(ValueError, match="the prompt has 25 tokens, the model's context holds 24"):
+        around.batch(words + " cat")
+    assert around.batch(words + " cat", prepend_bos=False).tokens.shape == (1, 23)
+
+
+def test_an_empty_prompt_is_refused_though_it_would_have_special_tokens(around: Text) -> None:
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        around.batch("")
+
+
+def test_a_tokenizer_that_knows_none_gives_bos_alone() -> None:
+    file = FileTokenizer(backend(), END)
+    assert isinstance(HuggingFaceTokenizer(gpt2_tokenizer()), SpecialTokenizer)
+    assert not isinstance(file, SpecialTokenizer)
+    batch = Text(file, 24, 400, special=True).batch("The cat")
+    assert batch.tokens.tolist() == [[0, *CAT]]
+    assert batch.bos
+
+
+def test_encoders_get_special_tokens_and_decoders_do_not() -> None:
+    adapted = HuggingFaceTokenizer(bert_tokenizer(bos=END))
+    for name, row in (
+        ("masked-lm", [CLS, *CAT, SEP]),
+        ("bidirectional", [CLS, *CAT, SEP]),
+        ("gpt2", [0, *CAT]),
+    ):
+        model = HookedTransformer(build(name), adapted)
+        model.text.d_vocab = PAD + 1  # these models have fewer tokens; only the text counts here
+        assert model.to_tokens("The cat").tolist() == [row]

@@ -1,0 +1,398 @@
+"""The front door of encoder-decoders: texts in, logits, losses, caches and translations out, all Hugging Face's."""
+
+import functools
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, processors
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from interp import HookedEncoderDecoder, HookedTransformer
+from interp.analyses.verify import Contract
+from interp.engine.batch import Batch
+from interp.engine.observe import observe
+from interp.families.tokenizer import HuggingFaceTokenizer
+from interp.model import EncoderDecoder, EncoderDecoderConfig, build, sites
+from tests.families.cases_others import CASES
+from tests.families.oracle import SPREAD, hf_model
+from tests.tiny import CORPUS, END, backend
+from tests.tolerances import assert_close
+
+EOS, PAD = 0, backend().get_vocab_size()
+"""The end of every source; and padding, which is also the start token, as in T5 and Marian."""
+SOURCES = ["The cat sat", CORPUS[1], "John"]
+TARGETS = [CORPUS[2], "Paris", "The dog and the cat"]
+BOTH = pytest.mark.parametrize("name", ["t5", "bart"])
+CROSSED = "blocks.0.cross_attn.hook_pattern"
+FINAL = "blocks.1.hook_resid_post"
+
+
+# --- a model that speaks, and Hugging Face's of which it was made ---------------------------------------------------
+
+
+@functools.cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """It ends every text as T5's does."""
+    ending = Tokenizer.from_str(backend().to_str())
+    ending.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, EOS)])
+    found = PreTrainedTokenizerFast(tokenizer_object=ending, eos_token=END, pad_token="<pad>")
+    assert found.pad_token_id == PAD
+    return found
+
+
+@functools.cache
+def theirs(name: str) -> PreTrainedModel:
+    """Perturbed, so that attention is far from uniform; shared, so never write to it."""
+    options = {"vocab_size": PAD + 1, "pad_token_id": PAD, "decoder_start_token_id": PAD, "eos_token_id": EOS}
+    case = CASES[name].but(**options)
+    torch.manual_seed(0)
+    model = case.model_class(case.config()).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += SPREAD * torch.randn(parameter.shape, dtype=torch.float64)
+    return model.float()
+
+
+@functools.cache
+def ours(name: str) -> HookedEncoderDecoder:
+    return HookedEncoderDecoder.from_pretrained(theirs(name), tokenizer=tokenizer())
+
+
+def inputs() -> dict[str, Tensor]:
+    """The sources as their tokenizer gives them, and the targets behind the start token."""
+    source = tokenizer()(SOURCES, padding=True, return_tensors="pt")
+    rows = [[PAD, *tokenizer().encode(text, add_special_tokens=False)] for text in TARGETS]
+    width = max(map(len, rows))
+    target = torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
+    keep = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    return {
+        "input_ids": source["input_ids"], "attention_mask": source["attention_mask"],
+        "decoder_input_ids": target, "decoder_attention_mask": keep,
+    }  # fmt: skip
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    """In float32, relative to the largest value: T5 does not scale its scores."""
+    assert float((actual - expected).abs().max() / expected.abs().max()) <= 1e-4
+
+
+# --- text -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_carries_the_special_tokens_that_its_tokenizer_adds() -> None:
+    batch, wanted = ours("t5").to_source(SOURCES), inputs()
+    assert torch.equal(batch.tokens, wanted["input_ids"])
+    assert batch.keep is not None and torch.equal(batch.keep.long(), wanted["attention_mask"])
+    assert all(row[keep][-1] == EOS for row, keep in zip(batch.tokens, batch.keep, strict=True))
+    left = ours("t5").to_source(SOURCES, padding_side="left")
+    assert left.keep is not None and bool(left.keep[:, -1].all())
+    assert torch.equal(left.tokens[left.keep], batch.tokens[batch.keep])
+
+
+def test_a_target_begins_with_the_start_token_and_has_no_other_special_token() -> None:
+    batch, wanted = ours("t5").to_target(TARGETS), inputs()
+    assert torch.equal(batch.tokens, wanted["decoder_input_ids"])
+    assert batch.keep is not None and torch.equal(batch.keep.long(), wanted["decoder_attention_mask"])
+    assert ours("t5").to_target("Paris").tokens.tolist() == [[PAD, *backend().encode("Paris").ids]]
+
+
+def test_ids_and_batches_stay_as_they_are() -> None:
+    model, ids = ours("t5"), torch.tensor([[PAD, 5, 6]])
+    assert torch.equal(model.to_target(ids).tokens, ids)
+    assert torch.equal(model.to_source(ids[0]).tokens, ids)
+    batch = Batch(ids)
+    assert model.to_target(batch) is batch
+    assert model.to_source(batch) is batch
+
+
+def test_targets_come_back_as_the_texts_they_were() -> None:
+    assert ours("t5").to_texts(ours("t5").to_target(TARGETS)) == TARGETS
+    assert ours("t5").to_texts(ours("t5").to_target("Paris")) == ["Paris"]
+
+
+# --- passes ---------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_logits_of_padded_texts_equal_hugging_faces(name: str) -> None:
+    given = inputs()
+    with torch.no_grad():
+        wanted = theirs(name)(**given).logits
+    keep = given["decoder_attention_mask"].bool()
+    assert wanted[keep].std() > 0.1
+    close(ours(name)(SOURCES, TARGETS)[keep], wanted[keep])
+    ids = ours(name)(Batch(given["input_ids"], given["attention_mask"].bool()), given["decoder_input_ids"])
+    close(ids[keep], wanted[keep])
+
+
+@BOTH
+def test_the_loss_equals_hugging_faces_with_the_same_labels(name: str) -> None:
+    given = inputs()
+    target, keep = given.pop("decoder_input_ids"), given.pop("decoder_attention_mask").bool()
+    labels = target[:, 1:].masked_fill(~keep[:, 1:], -100)
+    with torch.no_grad():
+        wanted = theirs(name)(**given, labels=labels).loss
+    close(ours(name).loss(SOURCES, TARGETS), wanted)
+
+
+# --- run_with_cache -------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_the_cache_of_each_side_holds_hugging_faces_states_and_patterns(name: str) -> None:
+    given = inputs()
+    with torch.no_grad():
+        out = theirs(name)(**given, output_hidden_states=True, output_attentions=True)
+    logits, cache = ours(name).run_with_cache(SOURCES, TARGETS)
+    rows = {"encoder": given["attention_mask"].bool(), "decoder": given["decoder_attention_mask"].bool()}
+    for side, keep in rows.items():
+        for layer, state in enumerate(getattr(out, f"{side}_hidden_states")[:-1]):
+            close(cache[side][f"blocks.{layer}.hook_resid_pre"][keep], state[keep])
+    for layer, pattern in enumerate(out.cross_attentions):
+        found = cache["decoder"][f"blocks.{layer}.cross_attn.hook_pattern"]
+        close(found.transpose(1, 2)[rows["decoder"]], pattern.transpose(1, 2)[rows["decoder"]])
+    close(logits, ours(name)(SOURCES, TARGETS))
+
+
+@BOTH
+def test_everything_of_both_sides_is_cached_by_default_and_its_parts_sum(name: str) -> None:
+    _, cache = ours(name).run_with_cache(SOURCES, TARGETS)
+    config = ours(name).model.config
+    assert {side: set(found) for side, found in cache.items()} == {
+        "encoder": set(sites.names(config.encoder)), "decoder": set(sites.names(config.decoder)),
+    }  # fmt: skip
+    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        parts = cache[side].decompose_resid()
+        assert parts.complete
+        assert_close(parts.values.sum(0), cache[side][sites.final_stream(stack)])
+
+
+@pytest.mark.parametrize(
+    ("names", "encoder", "decoder"),
+    [
+        ("blocks.0.hook_resid_pre", ["blocks.0.hook_resid_pre"], ["blocks.0.hook_resid_pre"]),
+        (CROSSED, [], [CROSSED]),
+        (
+            "blocks.0.*attn.hook_pattern",
+            ["blocks.0.attn.hook_pattern"],
+            ["blocks.0.attn.hook_pattern", CROSSED],
+        ),
+        ("blocks.2.hook_resid_pre", [], ["blocks.2.hook_resid_pre"]),
+        (
+            re.compile(r".*cross_attn\.hook_result"),
+            [],
+            [f"blocks.{i}.cross_attn.hook_result" for i in range(3)],
+        ),
+        (lambda name: name == FINAL, [FINAL], [FINAL]),
+        ([CROSSED, "hook_embed"], ["hook_embed"], [CROSSED, "hook_embed"]),
+        ((), [], []),
+    ],
+    ids=["both", "decoder", "glob", "deeper-decoder", "on-demand", "predicate", "list", "nothing"],
+)
+def test_names_select_sites_on_the_sides_that_have_them(
+    names: object, encoder: list[str], decoder: list[str]
+) -> None:
+    _, cache = ours("t5").run_with_cache("The cat", "Paris", names)
+    assert {side: sorted(found) for side, found in cache.items()} == {
+        "encoder": sorted(encoder), "decoder": sorted(decoder),
+    }  # fmt: skip
+
+
+def deep_encoder() -> HookedEncoderDecoder:
+    """Three layers over two, with two vocabularies, the target's the larger one."""
+    config = ours("bart").model.config
+    encoder = replace(config.encoder, n_layers=3, d_vocab=17, n_ctx=9)
+    pair = EncoderDecoderConfig(
+        encoder,
+        replace(config.decoder, n_layers=2, d_vocab=40, n_ctx=24),
+        start_token=2,
+        shared_embedding=False,
+    )
+    made = build(pair)
+    assert isinstance(made, EncoderDecoder)
+    return HookedEncoderDecoder(made.eval().requires_grad_(False))
+
+
+def test_a_site_of_the_encoder_alone_can_be_named_where_that_is_the_deeper_side() -> None:
+    ids = torch.tensor([[2, 3]])
+    for names in ("blocks.2.hook_resid_pre", ["blocks.2.hook_resid_pre"]):
+        _, cache = deep_encoder().run_with_cache(ids, ids, names)
+        assert {side: list(found) for side, found in cache.items()} == {
+            "encoder": ["blocks.2.hook_resid_pre"], "decoder": [],
+        }  # fmt: skip
+
+
+def test_a_target_is_held_to_the_decoders_vocabulary_and_context_a_source_to_the_encoders() -> None:
+    model = deep_encoder()
+    source, target = torch.tensor([[3, 16]]), torch.tensor([[2, *range(17, 40)]])
+    assert_close(model(source, target), model.model(source, target))
+    with pytest.raises(ValueError, match=re.escape("must be in [0, 16], got 17")):
+        model(torch.tensor([[17]]), target)
+    with pytest.raises(ValueError, match=re.escape("must be in [0, 39], got 40")):
+        model(source, torch.tensor([[40]]))
+    with pytest.raises(ValueError, match=r"10 tokens, the model's context holds 9"):
+        model(torch.ones(1, 10, dtype=torch.long), target)
+    with pytest.raises(ValueError, match=r"context holds 24"):
+        model(source, torch.ones(1, 25, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("blocks.0.cross_attn.hook_patern", "nearest: blocks.0.cross_attn.hook_pattern"),
+        ("blocks.7.hook_resid_post", "layers are 0 to 2 in this model, got 7"),
+        ("decoder.blocks.0.hook_resid_post", "blocks.0.hook_resid_post"),
+        ("*.hook_nothing", "matches no site of this model"),
+        ([CROSSED, "blocks.0.hook_nothing"], "unknown site 'blocks.0.hook_nothing'"),
+    ],
+)  # fmt: skip
+def test_a_name_that_neither_side_has_is_refused_with_the_nearest(names: object, message: str) -> None:
+    with pytest.raises(KeyError, match=re.escape(message)):
+        ours("t5").run_with_cache("The cat", "Paris", names)
+
+
+def test_what_takes_a_transformer_takes_the_decoder_and_what_it_was_given() -> None:
+    model = ours("bart")
+    seen = observe(model.model.decoder, model.given(SOURCES, TARGETS))
+    keep = inputs()["decoder_attention_mask"].bool()
+    close(seen.output[keep], model(SOURCES, TARGETS)[keep])
+
+
+# --- generation -----------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_generated_tokens_are_hugging_faces(name: str) -> None:
+    given = {key: inputs()[key] for key in ("input_ids", "attention_mask")}
+    wanted = theirs(name).generate(
+        **given, max_new_tokens=8, do_sample=False, num_beams=1, eos_token_id=EOS, pad_token_id=PAD,
+        decoder_start_token_id=PAD, use_cache=False,
+    )  # fmt: skip
+    found = ours(name).generate(SOURCES, 8)
+    for row, expected in enumerate(wanted.tolist()):
+        end = expected.index(EOS) + 1 if EOS in expected else len(expected)
+        tokens = found.tokens[row] if found.keep is None else found.tokens[row][found.keep[row]]
+        assert tokens.tolist() == expected[:end]
+    assert len({tuple(row) for row in wanted.tolist()}) > 1, "sources make a difference"
+
+
+def test_generation_stops_where_it_is_told_to_and_its_text_has_no_start_token() -> None:
+    model = ours("bart")
+    free = model.generate("The cat", 6, stop_tokens=())
+    ids = free.tokens[0].tolist()
+    assert ids[0] == PAD and len(ids) == 7
+    stopped = model.generate("The cat", 6, stop_tokens=[ids[2]])
+    assert stopped.tokens[0].tolist() == ids[: ids.index(ids[2], 1) + 1]
+    assert model.to_texts(free) == [tokenizer().decode(ids[1:])]
+
+
+def test_the_tokenizers_end_of_text_ends_a_row_unless_told_otherwise() -> None:
+    """Whichever token it is: here the second one that the model would say."""
+    ids = ours("bart").generate("The cat", 6, stop_tokens=()).tokens[0].tolist()
+    ending = HuggingFaceTokenizer(tokenizer())
+    ending.eos_id = ids[2]
+    model = HookedEncoderDecoder(ours("bart").model, ending)
+    assert model.generate("The cat", 6).tokens[0].tolist() == ids[: ids.index(ids[2], 1) + 1]
+    assert model.generate("The cat", 6, stop_tokens=()).tokens[0].tolist() == ids
+
+
+# --- loading --------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_folder_with_its_tokenizer_is_the_live_model(name: str, tmp_path: Path) -> None:
+    theirs(name).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    for source in (tmp_path, str(tmp_path), tmp_path / "model.safetensors"):
+        model = HookedEncoderDecoder.from_pretrained(source)
+        assert torch.equal(model(SOURCES, TARGETS), ours(name)(SOURCES, TARGETS))
+        assert model.name == str(source)
+
+
+def test_dtype_and_tokenizer_can_be_chosen() -> None:
+    adapted = HuggingFaceTokenizer(tokenizer())
+    model = HookedEncoderDecoder.from_pretrained(theirs("t5"), tokenizer=adapted, dtype=torch.float64)
+    assert model.model.dtype == model("The cat", "Paris").dtype == torch.float64
+    assert model.text.tokenizer is adapted
+
+
+def test_one_stack_of_layers_is_sent_to_the_other_door_and_back(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"GPT2LMHeadModel is one stack .* interp\.HookedTransformer"):
+        HookedEncoderDecoder.from_pretrained(hf_model("gpt2"))
+    hf_model("gpt2").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"is one stack of layers: use interp\.HookedTransformer"):
+        HookedEncoderDecoder.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"encoder-decoder"):
+        HookedTransformer.from_pretrained(theirs("t5"))
+
+
+def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+        HookedEncoderDecoder.from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"config\.json is required beside the weights"):
+        HookedEncoderDecoder.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"unknown model 'demo-4l'.*no encoder-decoder is embedded"):
+        HookedEncoderDecoder.from_pretrained("demo-4l")
+
+
+def test_a_model_without_a_tokenizer_takes_ids_and_says_so_when_given_text() -> None:
+    model = HookedEncoderDecoder.from_pretrained(theirs("t5"))
+    ids = torch.tensor([[PAD, 5]])
+    assert_close(model(ids, ids), ours("t5")(ids, ids))
+    for call in (lambda: model("The cat", ids), lambda: model(ids, "Paris")):
+        with pytest.raises(ValueError, match="this model has no tokenizer: pass token ids"):
+            call()
+    assert model.generate(ids, 2).tokens.shape == (1, 3)
+
+
+def test_as_many_targets_as_sources_are_required() -> None:
+    with pytest.raises(Exception, match=r"memory|Type-check"):
+        ours("t5")(SOURCES, TARGETS[:2])
+
+
+# --- verify ---------------------------------------------------------------------------------------------------------
+
+
+def compared(found: Contract) -> list[tuple[str, bool | None]]:
+    """The lines about the whole, and whether they hold."""
+    return [(line.claim.split(" = ")[0], line.passed) for line in found.lines[:2]]
+
+
+@pytest.mark.parametrize("origin", ["live", "folder", "given"])
+def test_verify_compares_with_the_live_model_the_folder_and_what_is_given(
+    origin: str, tmp_path: Path
+) -> None:
+    theirs("t5").save_pretrained(tmp_path)
+    found = {
+        "live": lambda: ours("t5").verify(),
+        "folder": lambda: HookedEncoderDecoder.from_pretrained(tmp_path).verify(),
+        "given": lambda: HookedEncoderDecoder(ours("t5").model, name="bare").verify(theirs("t5")),
+    }[origin]()
+    assert found.passed, f"\n{found}"
+    assert compared(found) == [("logits", True), ("gradients", True)]
+    assert (
+        found.model
+        == {"live": "T5ForConditionalGeneration", "folder": str(tmp_path), "given": "bare"}[origin]
+    )
+
+
+def test_verify_says_so_where_there_is_nothing_to_compare_with() -> None:
+    found = HookedEncoderDecoder(ours("bart").model).verify()
+    assert compared(found) == [("logits", None), ("gradients", None)]
+    assert [line.note for line in found.lines[:2]] == ["nothing to compare with"] * 2
+    assert found.passed
+
+
+def test_verify_finds_a_weight_that_was_changed_since() -> None:
+    model = HookedEncoderDecoder.from_pretrained(theirs("bart"))
+    model.model.decoder.block(1).cross_attn.kv.weight.mul_(1.01)  # type: ignore[union-attr]
+    found = model.verify()
+    assert not found.passed
+    assert {line.claim.split(" = ")[0] for line in found.lines if line.passed is False} == {
+        "logits",
+        "gradients",
+    }
