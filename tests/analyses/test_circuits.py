@@ -232,7 +232,7 @@ def test_what_does_not_exist_is_refused_by_name() -> None:
         gpt2.ov(0, cross=True)
     with pytest.raises(ValueError, match="masked-LM head"):
         Circuits(build("masked-lm")).full_ov(0, 0)
-    with pytest.raises(ValueError, match="embedding must be token or effective"):
+    with pytest.raises(Exception, match="'mlp0'"):
         Circuits(build("gpt2"), embedding="mlp0")
 
 
