@@ -1,0 +1,127 @@
+"""What are the paths of a two-layer attention-only model worth? Loss by order of V-composition, and strongest terms.
+
+Elhage et al. 2021 on a trained and on a hand-built model: the direct path knows little, single heads do nearly all the
+work, and virtual heads (one head reading what another wrote, as values) add little.
+
+Run: `interp run experiments/framework_one_two_layers.py --out out/framework.png`
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import tyro
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from interp import Batch, HookedTransformer, RepeatedTokens, plot
+from interp.analyses.paths import paths, term_importance
+from interp.zoo import tasks
+
+
+@dataclass(frozen=True)
+class Framework:
+    """Which models, how much data, and where the figure goes."""
+
+    model: str = "demo-attn-2l"
+    """A trained attention-only model, on sentences with indirect objects and on repeated random tokens."""
+    planted: str = "groundtruth-induction"
+    """A model whose circuit is known, on repeated random tokens."""
+    rows: int = 128
+    """Texts of each kind."""
+    top: int = 9
+    """Terms to name."""
+    seed: int = 0
+    out: Path = Path("out/framework_one_two_layers.png")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Texts to measure a loss on, and questions for the terms: prompts with an answer and a wrong answer."""
+
+    title: str
+    texts: Batch
+    questions: Batch
+
+
+def sentences(model: HookedTransformer, rows: int, seed: int) -> Data:
+    """Indirect-object sentences over name pairs never trained on; names that differ in their first token."""
+    drawn = tasks.indirect_objects(np.random.default_rng(seed), 2 * rows, held_out=True)
+    encoded = [[model.text.tokenizer.encode(name)[0] for name in (s.answer, s.wrong)] for s in drawn]
+    kept = [(s, pair) for s, pair in zip(drawn, encoded, strict=True) if pair[0] != pair[1]][:rows]
+    answer, wrong = torch.tensor([pair for _, pair in kept]).T
+    prompts = model.text.batch([s.prompt for s, _ in kept]).left_aligned()
+    texts = model.text.batch([s.text for s, _ in kept])
+    return Data("sentences with two names", texts, prompts.with_answers(answer, wrong))
+
+
+def repeats(model: HookedTransformer, rows: int, seed: int) -> Data:
+    """BOS and 25 random tokens four times; asked in the last copy, the wrong answer is the one after the right."""
+    drawn = RepeatedTokens(rows=rows, seed=seed)
+    tokens = drawn.tokens(model.cfg.d_vocab, model.text.bos_id or 0)
+    ask = drawn.length - drawn.period // 2
+    questions = Batch(tokens[:, :ask], bos=True).with_answers(tokens[:, ask], tokens[:, ask + 1])
+    return Data("repeated random tokens", Batch(tokens, bos=True), questions)
+
+
+def strongest(model: HookedTransformer, data: Data) -> xr.Dataset:
+    """The terms of the answer's logit minus the wrong one's, averaged over the questions."""
+    asked = data.questions
+    assert asked.answer is not None
+    found = paths(model, asked, asked.answer, asked.wrong)
+    return found.mean("prompt", keep_attrs=True).expand_dims("prompt")
+
+
+def draw(model: HookedTransformer, data: Data, row: tuple[Axes, Axes], top: int) -> Iterator[str]:
+    """One model on one kind of text as two panels; yields the numbers as lines of text."""
+    worth, terms = term_importance(model, data.texts), strongest(model, data)
+    yield f"{model.name}, {data.title} ({worth.attrs['rows']} rows), nats per token"
+    for order in worth.order.values:
+        at = worth.sel(order=order)
+        half = float(at.reduction_high - at.reduction)
+        yield (
+            f"  up to order {order} ({int(at.terms)} more): loss {float(at.loss):.3f}, "
+            f"lowered by {float(at.reduction):+.3f} +- {half:.3f}"
+        )
+    for layer in worth.layer.values:
+        at = worth.sel(layer=layer)
+        yield (
+            f"  heads of layer {layer}: {float(at.alone):+.3f} alone, {float(at.given_others):+.3f} given the others"
+        )
+    for name, order in (("single", 1), ("virtual", 2)):
+        of_order = terms.logits[0].where(terms.order == order, drop=True)
+        best = of_order.isel(component=np.argsort(-np.abs(of_order.values))[:4])
+        listed = ", ".join(f"{c.item()} {float(v):+.2f}" for c, v in zip(best.component, best, strict=True))
+        yield f"  strongest {name} terms (logits): {listed}"
+    plot.loss_by_order(worth, ax=row[0])
+    plot.attribution(terms, top=top, ax=row[1])
+    row[0].set_title(f"{model.name}: {data.title}")
+    row[1].use_sticky_edges = False
+    row[1].margins(x=0.04)
+    row[1].set_title(f"strongest paths to the answer, total {float(terms.total[0]):+.2f} logits")
+
+
+def main(job: Framework) -> Path:
+    """Draw both models on their texts: the loss by order on the left, the strongest terms on the right."""
+    trained, planted = (HookedTransformer.from_pretrained(name) for name in (job.model, job.planted))
+    cases = [
+        (trained, sentences(trained, job.rows, job.seed)),
+        (trained, repeats(trained, job.rows, job.seed)),
+        (planted, repeats(planted, job.rows, job.seed)),
+    ]
+    spaced = ConstrainedLayoutEngine(h_pad=0.12)
+    figure, axes = plt.subplots(len(cases), 2, figsize=(12, 4 * len(cases)), layout=spaced)
+    for (model, data), row in zip(cases, axes, strict=True):
+        for line in draw(model, data, tuple(row), job.top):
+            print(line)
+    job.out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(job.out, dpi=120)
+    return job.out
+
+
+if __name__ == "__main__":
+    print(main(tyro.cli(Framework)))
