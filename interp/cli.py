@@ -9,6 +9,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,7 +17,10 @@ import tyro
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
 
+    from interp import HookedTransformer
+    from interp.engine.observe import Subject
     from interp.pages import Question
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
@@ -95,6 +99,8 @@ class Heads:
 
     model: Annotated[str, tyro.conf.Positional]
     """Demo name, local folder, safetensors file or hub name."""
+    checkpoints: tuple[str, ...] = ()
+    """Training checkpoints to compare, such as `step1200 step2850`, or `all` that a demo model ships."""
     seed: int = 0
     """Seed of the random tokens."""
     device: str = "cpu"
@@ -103,16 +109,60 @@ class Heads:
     """Show where an error was raised."""
 
     def run(self) -> None:
-        """Print the table, best induction head first, and what the numbers are."""
-        from interp import HookedTransformer, heads
-        from interp.pages import fitting_repeats
+        """Print one line per head, best induction head first (or one per checkpoint), and what the numbers are."""
         from interp.pages.tables import heads as table_of
 
-        model = HookedTransformer.from_pretrained(self.model, device=_device(self.device))
-        data = fitting_repeats(model.cfg, self.seed)
-        table = table_of(heads(model, data)).sort_values("induction", ascending=False, kind="stable")
-        print(_with_intervals(table).to_string(index=False))
-        print(f"attention mass, 95 % over {data.rows} rows of {data.period} x {data.repeats} random tokens")
+        device = _device(self.device)
+        if self.checkpoints:
+            found = self._over_training(device)
+        else:
+            found = self._scores(self._loaded(device, None))
+            table = table_of(found).sort_values("induction", ascending=False, kind="stable")
+            print(_with_intervals(table).to_string(index=False))
+        about = found.attrs
+        tokens = f"{about['period']} x {about['repeats']} random tokens"
+        print(f"attention mass, 95 % over {about['rows']} rows of {tokens}")
+
+    def _over_training(self, device: str) -> "xr.Dataset":
+        """Print the best head of every score at each checkpoint, and where induction rises fastest."""
+        from interp.analyses.checkpoints import over_checkpoints, phase_change
+
+        found = over_checkpoints(partial(self._loaded, device), self._revisions(), self._scores)
+        print(_best_heads(found).to_string(index=False))
+        if found.sizes["step"] > 1:
+            best = found.induction.isel(step=-1).argmax(...)
+            change = phase_change(found.induction).isel(best)
+            layer, head, before, after = (int(change[name]) for name in ("layer", "head", "before", "after"))
+            print(
+                f"induction of head {layer}.{head}, the best at the end, rises fastest between "
+                f"steps {before} and {after}: {float(change.rise):+.2f}"
+            )
+        return found
+
+    def _loaded(self, device: str, revision: str | None) -> "HookedTransformer":
+        from interp import HookedTransformer
+
+        return HookedTransformer.from_pretrained(self.model, revision=revision, device=device)
+
+    def _scores(self, model: "Subject") -> "xr.Dataset":
+        from interp import heads
+        from interp.pages import fitting_repeats
+
+        return heads(model, fitting_repeats(model.transformer.config, self.seed))
+
+    def _revisions(self) -> list[str]:
+        """The checkpoints asked for; `all` are those that come with the package, ValueError if none do."""
+        from interp import zoo
+
+        if self.checkpoints != ("all",):
+            return list(self.checkpoints)
+        shipped = zoo.revisions(self.model) if self.model in zoo.DEMOS else []
+        if not shipped:
+            having = [name for name in zoo.DEMOS if zoo.revisions(name)]
+            raise ValueError(
+                f"--checkpoints all requires a demo model with checkpoints ({', '.join(having)}), got {self.model!r}"
+            )
+        return shipped
 
 
 @dataclass(frozen=True)
@@ -211,6 +261,24 @@ def _device(name: str) -> str:
     except (RuntimeError, AssertionError) as cause:
         raise ValueError(f"device {name!r} is not available: {cause}") from cause
     return name
+
+
+def _best_heads(scores: "xr.Dataset") -> "pd.DataFrame":
+    """For each step and score the best head: `1.7 0.81 [0.80, 0.82]`."""
+    import pandas as pd
+
+    from interp.pages.tables import heads as table_of
+
+    rows: list[dict[str, int | str]] = []
+    for step in scores.step.values:
+        table = table_of(scores.sel(step=step))
+        cells = _with_intervals(table)
+        row: dict[str, int | str] = {"step": int(step)}
+        for score in cells.columns[2:]:
+            best = cells.iloc[int(table[score].to_numpy().argmax())]
+            row[str(score)] = f"{best['layer']}.{best['head']} {best[score]}"
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def _with_intervals(table: "pd.DataFrame") -> "pd.DataFrame":

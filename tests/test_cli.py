@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from torch import Tensor
+from xarray import Dataset
 
-from interp import cli
+from interp import HookedTransformer, RepeatedTokens, cli, heads, zoo
 from interp.cli import ANSWER, PROMPT, WRONG, Heads, Models, Report, Run, Verify, main, parsed
 from interp.model import KVCache
 from tests.families.oracle import hf_model
@@ -128,6 +131,68 @@ def test_heads_prints_every_head_best_first(capsys: pytest.CaptureFixture[str]) 
     assert scores == sorted(scores, reverse=True)
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Dataset]:
+    """`interp.heads` on few rows and without sentences, in place of the door that the command line opens."""
+
+    def few(model: HookedTransformer, data: RepeatedTokens) -> Dataset:
+        return heads(model, replace(data, rows=3), sentences=None)
+
+    monkeypatch.setattr("interp.heads", few)
+    return few
+
+
+def test_heads_over_checkpoints_prints_the_best_head_of_each_and_the_phase_change(
+    quick: Callable[..., Dataset], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["heads", "demo-attn-2l", "--checkpoints", "step3250", "step1200"]) == 0
+    header, *steps, change, about = capsys.readouterr().out.splitlines()
+    assert header.split() == ["step", "induction", "previous_token", "duplicate_token"]
+    tables = {}
+    for line, step in zip(steps, (1200, 3250), strict=True):
+        model = HookedTransformer.from_pretrained("demo-attn-2l", revision=f"step{step}")
+        table = tables[step] = quick(model, RepeatedTokens())
+        cells = [str(step)]
+        for score in ("induction", "previous_token", "duplicate_token"):
+            layer, head = divmod(int(table[score].values.argmax()), 8)
+            value, low, high = (float(table[f"{score}{end}"][layer, head]) for end in ("", "_low", "_high"))
+            cells += [f"{layer}.{head}", f"{value:.2f}", f"[{low:.2f},", f"{high:.2f}]"]
+        assert line.split() == cells
+    best = steps[1].split()[1]
+    where = {"layer": int(best[0]), "head": int(best[2])}
+    rise = float(tables[3250].induction.sel(where) - tables[1200].induction.sel(where))
+    assert change == (
+        f"induction of head {best}, the best at the end, rises fastest between steps 1200 and 3250: {rise:+.2f}"
+    )
+    assert about == "attention mass, 95 % over 3 rows of 25 x 4 random tokens"
+
+
+def test_one_checkpoint_has_no_phase_change(
+    quick: Callable[..., Dataset], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["heads", "demo-attn-2l", "--checkpoints", "step1200"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and lines[1].split()[0] == "1200"
+
+
+def test_all_checkpoints_are_those_that_the_demo_model_ships(
+    quick: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert parsed(["heads", "m", "--checkpoints", "a", "b"]) == Heads("m", checkpoints=("a", "b"))
+    command = parsed(["heads", "demo-attn-2l", "--checkpoints", "all"])
+    assert isinstance(command, Heads)
+    planted = HookedTransformer.from_pretrained("groundtruth-induction")
+    loaded: list[str | None] = []
+
+    def remembered(name: str, *, revision: str | None, device: str) -> HookedTransformer:
+        loaded.append(revision)
+        return planted
+
+    monkeypatch.setattr("interp.HookedTransformer.from_pretrained", remembered)
+    command.run()
+    assert loaded == zoo.revisions("demo-attn-2l") and len(loaded) > 1
+
+
 def test_verify_prints_every_line_and_ends_with_code_0_where_all_hold(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -238,6 +303,12 @@ def test_an_experiments_own_error_keeps_its_traceback(tmp_path: Path) -> None:
         ([*MODEL, "--answer", "d"], "requires a prompt"),
         (["report", *PLANTED, "--device", "abacus"], "device 'abacus' is not available"),
         (["heads", "groundtruth-inductoin"], "nearest: groundtruth-induction"),
+        (["heads", "demo-attn-2l", "--checkpoints", "step7"], "has no revision 'step7'; it has ['step1200'"),
+        (["heads", "demo-attn-2l", "--checkpoints", "main"], "names its step is required, such as 'step2850'"),
+        (["heads", "demo-4l", "--checkpoints", "step1"], "demo-4l has no revision 'step1'"),
+        (["heads", "demo-4l", "--checkpoints", "all"], "with checkpoints (demo-attn-2l), got 'demo-4l'"),
+        (["heads", "./nowhere", "--checkpoints", "all"], "with checkpoints (demo-attn-2l), got './nowhere'"),
+        (["heads", "./nowhere", "--checkpoints", "step1"], "./nowhere does not exist"),
         (["verify", "groundtruth-inductoin"], "unknown model 'groundtruth-inductoin'"),
         (["verify", "./nowhere"], "./nowhere does not exist"),
         (["verify", "."], "config.json is required beside the weights"),

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from interp.analyses.attribution import attribution
 from interp.analyses.heads import SCORES, RepeatedTokens, head_scores
+from interp.analyses.in_context import chosen_losses, position_losses
 from interp.analyses.lens import lens
+from interp.analyses.paths import order_losses, path_expansion
 from interp.engine.analysis import Analysis, run
 from interp.engine.batch import Batch
 from interp.model import ModelConfig, Transformer
@@ -36,15 +38,17 @@ class Case:
     padding: tuple[str, ...] = ()
     """Sides on which rows may be padded; none means that padding is refused."""
     needs_mlp: bool = False
+    needs_no_mlp: bool = False
 
     @property
-    def per_row(self) -> bool:
-        """Whether the result keeps one entry per prompt."""
-        return any("prompt" in dims for dims in self.dims.values())
+    def row_dim(self) -> str | None:
+        """The dim with one entry per row, where the result keeps the rows."""
+        return next((d for d in ("prompt", "example") if any(d in dims for dims in self.dims.values())), None)
 
 
 _COMPONENTS: Dims = {"logits": ("prompt", "component"), "total": ("prompt",)}
 _CELL = ("prompt", "depth", "pos")
+_BY_ORDER = {"loss": "order", "reduction": "order", "alone": "layer", "given_others": "layer"}
 CASES: dict[str, Case] = {
     **{
         f"attribution-{by}": Case(
@@ -65,6 +69,28 @@ CASES: dict[str, Case] = {
         },
         ("left", "right"),
     ),
+    "paths": Case(path_expansion, _COMPONENTS, ("left",), needs_no_mlp=True),
+    "term_importance": Case(
+        order_losses,
+        {
+            **{f"{name}{end}": (dim,) for name, dim in _BY_ORDER.items() for end in ("", "_low", "_high")},
+            "terms": ("order",),
+            "uniform": (),
+        },
+        ("left", "right"),
+        needs_no_mlp=True,
+    ),
+    "in_context": Case(
+        partial(position_losses, early=2, late=6),
+        {
+            **dict.fromkeys(("loss", "loss_low", "loss_high", "count"), ("index",)),
+            **dict.fromkeys(("score", "score_low", "score_high"), ()),
+        },
+        ("left", "right"),
+    ),
+    "one_token_losses": Case(
+        chosen_losses, dict.fromkeys(("loss", "index"), ("example",)), ("left", "right")
+    ),
     "heads": Case(
         partial(head_scores, data=DATA),
         {
@@ -75,7 +101,12 @@ CASES: dict[str, Case] = {
 }
 EACH = pytest.mark.parametrize(
     ("case", "model"),
-    [(c, m) for c in CASES for m in MODELS if CONFIGS[m].mlp or not CASES[c].needs_mlp],
+    [
+        (c, m)
+        for c in CASES
+        for m in MODELS
+        if not (CASES[c].needs_no_mlp if CONFIGS[m].mlp else CASES[c].needs_mlp)
+    ],
 )
 
 
@@ -117,16 +148,18 @@ def test_splitting_the_rows_changes_no_number(case: str, model: str) -> None:
 def test_reordering_the_rows_reorders_the_result_and_nothing_else(case: str, model: str) -> None:
     order = [3, 0, 4, 2, 1]
     moved, plain = result(case, model, picked(rows(case), order)), result(case, model, rows(case))
-    agree(moved, plain.isel(prompt=order) if CASES[case].per_row else plain)
+    row = CASES[case].row_dim
+    agree(moved, plain.isel({row: order}) if row else plain)
 
 
 @EACH
 def test_an_answer_belongs_to_its_row(case: str, model: str) -> None:
     """One row alone gives what it gives among others."""
-    if not CASES[case].per_row:
+    row = CASES[case].row_dim
+    if row is None:
         return
     whole = result(case, model, rows(case))
-    agree(result(case, model, picked(rows(case), [2])), whole.isel(prompt=[2]))
+    agree(result(case, model, picked(rows(case), [2])), whole.isel({row: [2]}))
 
 
 def padded(batch: Batch, side: str, by: int = 3) -> Batch:
@@ -201,4 +234,12 @@ def test_every_analysis_of_the_package_is_in_the_table() -> None:
                 "Analysis",
             ):
                 makers.add(f"{info.name}.{name}")
-    assert makers == {"attribution.attribution", "lens.lens", "heads.head_scores"}
+    assert makers == {
+        "attribution.attribution",
+        "lens.lens",
+        "heads.head_scores",
+        "in_context.position_losses",
+        "in_context.chosen_losses",
+        "paths.order_losses",
+        "paths.path_expansion",
+    }

@@ -1,0 +1,122 @@
+"""Loss by token index, its map over training, and head scores over the checkpoints of a training run."""
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.ticker import StrMethodFormatter
+
+from interp.core.shapes import nearest
+from interp.plot.canvas import Scale, axes
+
+REST = "#999999"
+"""Colour of what is drawn for comparison."""
+
+
+def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | None = None) -> Axes:
+    """The loss at every token index with its 95 % band; dotted, the two indices that the score compares.
+
+    result: what `in_context` returned. label: a name for the legend, where several models share an Axes.
+
+    Example:
+        >>> rows = interp.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
+        >>> found = interp.analyses.in_context.in_context(model, rows, early=5, late=25)
+        >>> plot.loss_by_index(found)
+    """
+    ax = axes(ax, 6.4, 3.6)
+    index = result["index"].to_numpy()
+    name = _score_line(result) if label is None else f"{label}: {_score_line(result)}"
+    (line,) = ax.plot(index, result.loss, linewidth=1.4, label=name)
+    ax.fill_between(index, result.loss_low, result.loss_high, color=line.get_color(), alpha=0.25, linewidth=0)
+    for place in (result.attrs["early"], result.attrs["late"]):
+        ax.axvline(place, color=REST, linewidth=0.8, linestyle=":")
+    ax.set_xlim(0, int(index[-1]) + 1)
+    ax.set_xlabel("token index (BOS is 0)")
+    ax.set_ylabel("loss (nats)")
+    ax.set_title("loss by token index")
+    ax.legend(fontsize="small", framealpha=0.85, edgecolor="none")
+    return ax
+
+
+def loss_map(result: xr.Dataset, value: str = "loss", *, ax: Axes | None = None) -> Axes:
+    """The `loss` by training step and token index (logarithmic), or its `slope` d loss / d log(index), signed.
+
+    result: what `analyses.in_context.loss_map` returned. One row per checkpoint, the first on top, however far apart.
+    Errors: KeyError for another value.
+
+    Example:
+        >>> rows = interp.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
+        >>> load = {"step10": model, "step20": model}.__getitem__
+        >>> plot.loss_map(interp.analyses.in_context.loss_map(load, ["step10", "step20"], rows, early=5, late=25))
+    """
+    if value not in ("loss", "slope"):
+        raise KeyError(f"no value {value!r} in a loss map; {nearest(value, ('loss', 'slope'))}")
+    values = result[value].transpose("step", "index").to_numpy()
+    index, steps = result["index"].to_numpy(), [str(step) for step in result.step.values]
+    ax = axes(ax, 6.8, 1.6 + min(0.36 * len(steps), 5.0))
+    scale = _loss_scale(values) if value == "loss" else Scale.signed(values, "d loss / d log index (nats)")
+    edges = np.append(index - 0.5, index[-1] + 0.5)
+    mesh = ax.pcolormesh(
+        edges, np.arange(len(steps) + 1) - 0.5, values, cmap=scale.cmap, vmin=scale.low, vmax=scale.high
+    )
+    ax.figure.colorbar(mesh, ax=ax, pad=0.02).set_label(scale.label)
+    ax.set_xscale("log", subs=(2, 5))
+    for which in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
+        which(StrMethodFormatter("{x:g}"))
+    ax.invert_yaxis()
+    shown = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 12)).round().astype(int))
+    ax.set_yticks(shown, [steps[i] for i in shown])
+    ax.set_xlabel("token index (BOS is 0)")
+    ax.set_ylabel("training step")
+    ax.set_title("loss over training" if value == "loss" else "loss slope over training: red where it falls")
+    return ax
+
+
+def heads_over_training(
+    result: xr.Dataset, score: str = "induction", *, top: int = 3, ax: Axes | None = None
+) -> Axes:
+    """One score of every head against the training step: the best heads named, with their bands, the rest in grey.
+
+    result: `over_checkpoints` of `interp.heads`. top: how many heads are named, the best at the last checkpoint. The
+    dashed line is the chance level of the best head, where the result has one. Errors: KeyError for an unknown score.
+
+    Example:
+        >>> load = {"step10": model, "step20": model}.__getitem__
+        >>> table = interp.analyses.checkpoints.over_checkpoints(load, ["step10", "step20"], interp.heads)
+        >>> plot.heads_over_training(table, "previous_token")
+    """
+    known = [str(name) for name, cells in result.items() if set(cells.dims) == {"step", "layer", "head"}]
+    if score not in known:
+        raise KeyError(f"no score {score!r} over steps, layers and heads; {nearest(score, known)}")
+    ax = axes(ax, 6.4, 3.8)
+    lines = result.stack(place=("layer", "head")).transpose("place", "step")
+    steps = result.step.to_numpy()
+    order = np.argsort(-lines[score].to_numpy()[:, -1], kind="stable")
+    for place in order[top:]:
+        ax.plot(steps, lines[score][place], color=REST, linewidth=0.8, alpha=0.6)
+    for place in order[:top]:
+        layer, head = lines.place.values[place]
+        (line,) = ax.plot(steps, lines[score][place], marker=".", label=f"{layer}.{head}")
+        if f"{score}_low" in lines and f"{score}_high" in lines:
+            band = (lines[f"{score}_low"][place], lines[f"{score}_high"][place])
+            ax.fill_between(steps, *band, color=line.get_color(), alpha=0.2, linewidth=0)
+    if f"{score}_null" in lines:
+        chance = lines[f"{score}_null"].broadcast_like(lines[score])[order[0]]
+        ax.plot(steps, chance, color="black", linewidth=0.8, linestyle="--", label="chance")
+    ax.legend(title="head (layer.head)", fontsize="small", framealpha=0.85, edgecolor="none")
+    ax.set_xlabel("training step")
+    words = score.replace("_", " ")
+    ax.set_ylabel(f"{words} ({result[score].attrs.get('unit', result.attrs.get('unit', 'score'))})")
+    ax.set_title(f"{words} over training: {len(order)} heads, best {min(top, len(order))} named")
+    return ax
+
+
+def _loss_scale(values: Float[np.ndarray, "s n"]) -> Scale:
+    """From the smallest loss to the largest."""
+    return Scale("viridis", float(np.nanmin(values)), float(np.nanmax(values)), "loss (nats)")
+
+
+def _score_line(result: xr.Dataset) -> str:
+    score, low, high = (float(result[f"score{end}"]) for end in ("", "_low", "_high"))
+    indices = f"loss({result.attrs['late']}) - loss({result.attrs['early']})"
+    return f"{indices} = {score:+.2f} [{low:+.2f}, {high:+.2f}]"
