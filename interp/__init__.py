@@ -8,9 +8,27 @@ interp.attribute(model, "When Mary and John went to the shop, John gave a drink 
 
 from interp.analyses.activation_cache import ActivationCache
 from interp.analyses.attribution import attribute
+from interp.analyses.bigrams import bigram_table
+from interp.analyses.checkpoints import over_checkpoints, per_token_loss_pca, phase_change
 from interp.analyses.circuits import Circuits
+from interp.analyses.composition import (
+    composition,
+    composition_directions,
+    composition_scores,
+    virtual_heads,
+)
+from interp.analyses.copying import (
+    copying,
+    eigenvalue_scores,
+    matching_scores,
+    skip_trigrams,
+    top_pairs,
+)
+from interp.analyses.directions import neurons, singular_directions
 from interp.analyses.heads import RepeatedTokens, heads
+from interp.analyses.in_context import in_context, loss_map, one_token_losses
 from interp.analyses.lens import logit_lens
+from interp.analyses.paths import orders, path_matrix, paths, term_importance
 from interp.analyses.residual import IncompleteSumError, Parts
 from interp.analyses.verify import Contract
 from interp.core.factored import FactoredMatrix
@@ -51,9 +69,31 @@ __all__ = [
     "Trace",
     "Transformer",
     "attribute",
+    "bigram_table",
+    "composition",
+    "composition_directions",
+    "composition_scores",
+    "copying",
+    "eigenvalue_scores",
     "frame",
     "heads",
+    "in_context",
     "logit_lens",
+    "loss_map",
+    "matching_scores",
+    "neurons",
     "observe",
+    "one_token_losses",
+    "orders",
+    "over_checkpoints",
+    "path_matrix",
+    "paths",
+    "per_token_loss_pca",
+    "phase_change",
     "run",
+    "singular_directions",
+    "skip_trigrams",
+    "term_importance",
+    "top_pairs",
+    "virtual_heads",
 ]

@@ -117,8 +117,10 @@ class Circuits:
             if site != "hook_embed"
         ]
         ids = torch.arange(self.model.config.d_vocab, device=self.model.device)
-        parts = [self._alone(chunk, Tap(edits=silent)) for chunk in ids.split(CHUNK)]
-        return self._with_constant(torch.cat(parts), 1.0)
+        found = torch.empty(len(ids), self.model.config.d_model, dtype=self.model.dtype, device=ids.device)
+        for chunk in ids.split(CHUNK):  # in place: the table never exists twice
+            found[chunk[0] : chunk[-1] + 1] = self._alone(chunk, Tap(edits=silent))
+        return self._with_constant(found, 1.0)
 
     @cached_property
     def positions(self) -> Float[Tensor, "p d"]:

@@ -70,7 +70,7 @@ def composition(
     context, or under other positions.
 
     Example:
-        >>> scores = interp.analyses.composition.composition(model, "K")
+        >>> scores = interp.composition(model, "K")
         >>> scores.z.argmax(...)
     """
     if not isinstance(model, Subject):

@@ -76,7 +76,10 @@ class FactoredMatrix:
         return FactoredMatrix(self.A[index], self.B[index])
 
     def rows(self, index: Index) -> "FactoredMatrix":
-        """The product with these rows only; one row given as a number stays a row."""
+        """The product with these rows only; one row given as a number stays a row.
+
+        `m.rows(i).columns(j)` is a block.
+        """
         return FactoredMatrix(self.A[..., _several(index), :], self.B)
 
     def columns(self, index: Index) -> "FactoredMatrix":
@@ -114,7 +117,11 @@ class FactoredMatrix:
     __rmul__ = __mul__
 
     def __add__(self, other: "FactoredMatrix") -> "FactoredMatrix":
-        """The sum, its inner size that of both together."""
+        """The sum, its inner size that of both together. ValueError unless both have the same rows and columns."""
+        if self.shape[-2:] != other.shape[-2:]:
+            raise ValueError(
+                f"a sum requires equal rows and columns, got {shape_text(self.shape)} and {shape_text(other.shape)}"
+            )
         lead = torch.broadcast_shapes(self.A.shape[:-2], other.A.shape[:-2])
         sides = ((self.A, other.A, -1), (self.B, other.B, -2))
         a, b = (torch.cat([x.expand(*lead, *x.shape[-2:]) for x in pair], dim) for *pair, dim in sides)
@@ -160,7 +167,10 @@ class FactoredMatrix:
         return tiles.row_top(*self._single(), k, largest=largest)
 
     def diagonal_ranks(self) -> Int[Tensor, "n"]:
-        """How many entries of each row of one product are larger than the diagonal's; tile by tile."""
+        """How many entries of each row of one product are larger than the diagonal's; tile by tile.
+
+        0 = none is. Errors: ValueError for more rows than columns.
+        """
         return tiles.diagonal_ranks(*self._single())
 
     def _single(self) -> tuple[Float[Tensor, "left mid"], Float[Tensor, "mid right"]]:
@@ -177,4 +187,6 @@ class FactoredMatrix:
 
 def _several(index: Index) -> slice | Tensor | list[int]:
     """The index with a single number as a list of one, so that the axis stays."""
+    if isinstance(index, Tensor) and index.ndim == 0:
+        return index[None]
     return [index] if isinstance(index, int) else index

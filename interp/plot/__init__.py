@@ -5,7 +5,24 @@ Nothing is computed here, nothing is shown, and no style is changed. Signed numb
 
 from interp.plot.attention import attention
 from interp.plot.attribution import attribution, attribution_map
+from interp.plot.composition import composition
+from interp.plot.copying import copying_plane, eigenvalue_disc
 from interp.plot.heads import heads
+from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
 from interp.plot.lens import logit_lens
+from interp.plot.paths import loss_by_order
 
-__all__ = ["attention", "attribution", "attribution_map", "heads", "logit_lens"]
+__all__ = [
+    "attention",
+    "attribution",
+    "attribution_map",
+    "composition",
+    "copying_plane",
+    "eigenvalue_disc",
+    "heads",
+    "heads_over_training",
+    "logit_lens",
+    "loss_by_index",
+    "loss_by_order",
+    "loss_map",
+]

@@ -150,6 +150,39 @@ def test_scaling_from_either_side_scales_the_product(scalar: float | Tensor) -> 
     assert_close((scalar * matrix).AB, matrix.AB * scalar)
 
 
+@LEAD
+def test_a_sum_is_that_of_the_products(lead: tuple[int, ...]) -> None:
+    one, other = factored(lead), FactoredMatrix(gaussian(7, 2, seed=5), gaussian(2, 5, seed=6))
+    assert_close((one + other).AB, one.AB + other.AB)
+    assert_close((other + one).AB, one.AB + other.AB)
+    assert (one + other).A.shape[-1] == 3 + 2
+
+
+# --- rows, columns, blocks, diagonals -----------------------------------------------------------------------------
+
+
+@LEAD
+@pytest.mark.parametrize(
+    "index", [3, -1, slice(1, 4), [4, 0, 0], torch.tensor([2, 1]), torch.tensor(2)], ids=str
+)
+def test_rows_columns_and_blocks_are_those_of_the_product(
+    lead: tuple[int, ...], index: int | slice | Tensor | list[int]
+) -> None:
+    """One number keeps its axis, so that every answer is a product again."""
+    matrix, kept = factored(lead), torch.arange(7)[index].reshape(-1)
+    columns = torch.arange(5)[index].reshape(-1)
+    assert_close(matrix.rows(index).AB, matrix.AB[..., kept, :])
+    assert_close(matrix.columns(index).AB, matrix.AB[..., columns])
+    assert_close(matrix.rows(index).columns([0, 2]).AB, matrix.AB[..., kept, :][..., [0, 2]])
+
+
+@LEAD
+@pytest.mark.parametrize(("left", "right"), [(7, 5), (4, 6), (5, 5)])
+def test_the_diagonal_is_that_of_the_product(lead: tuple[int, ...], left: int, right: int) -> None:
+    matrix = factored(lead, left, 3, right)
+    assert_close(matrix.diagonal(), matrix.AB.diagonal(dim1=-2, dim2=-1))
+
+
 # --- shape, indexing, transposes ----------------------------------------------------------------------------------
 
 
@@ -198,6 +231,18 @@ def test_a_product_that_is_not_square_has_no_trace(question: str) -> None:
 def test_rows_and_columns_are_not_indexed(index: tuple[int | slice, ...]) -> None:
     with pytest.raises(IndexError, match="2 leading dimensions can be indexed, got 3"):
         factored((2, 3))[index]
+
+
+def test_a_sum_of_products_of_other_sizes_is_refused() -> None:
+    """Concatenated factors of equal inner size would pass for a matrix."""
+    with pytest.raises(ValueError, match=r"equal rows and columns, got \[7, 5\] and \[7, 4\]"):
+        factored(()) + factored((), right=4)
+
+
+@pytest.mark.parametrize("index", [7, [0, 9]])
+def test_a_row_that_does_not_exist_is_refused(index: int | list[int]) -> None:
+    with pytest.raises(IndexError, match="out of"):
+        factored(()).rows(index)
 
 
 def test_a_tensor_of_several_numbers_is_no_scalar() -> None:
