@@ -235,9 +235,11 @@
     all(`input[name=${name}]`).forEach((input) => input.addEventListener("change", () => act(input.value)));
   onChange("direction", (direction) => select({ direction, pointed: null, key: null }));
 
-  const showScore = (score) =>
-    all("[data-score]").forEach((part) => { part.hidden = part.dataset.score !== score; });
-  onChange("score", showScore);
+  for (const name of ["score", "circuit", "kind"]) {
+    const show = (choice) => all(`[data-${name}]`).forEach((part) => { part.hidden = part.dataset[name] !== choice; });
+    onChange(name, show);
+    show(one(`input[name=${name}]`)?.value);
+  }
 
   const orderComponents = (order) => {
     const body = one("#components tbody");
@@ -316,6 +318,5 @@
   one("#unscripted").remove();
   readRamp();
   drawThumbnails();
-  showScore("induction");
   select({ layer: data.first[0], head: data.first[1] });
 })();

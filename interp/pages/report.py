@@ -1,5 +1,6 @@
 """One prompt through one model: every analysis of the page, assembled into tidy tables."""
 
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -10,6 +11,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.analyses.attribution import attribute
+from interp.analyses.composition import Kind, composition
+from interp.analyses.copying import copying
 from interp.analyses.heads import RepeatedTokens, heads
 from interp.analyses.lens import logit_lens
 from interp.engine.batch import Batch
@@ -107,10 +110,14 @@ def report_of(model: Subject, question: Question, about: About, *, seed: int = 0
     pieces = model.text.pieces
     names = pieces(ids.tolist())
     attributed = attribute(model, batch, *answers, by="source")
+    scored = heads(model, data)
+    kinds = typing.get_args(Kind) if config.n_layers > 1 else ()
     work: dict[str, Callable[[], pd.DataFrame]] = {
         "tokens": lambda: tables.tokens(ids, logits_pv, pieces),
         "next_tokens": lambda: tables.next_tokens(logits_pv, pieces, top=TOP),
-        "heads": lambda: tables.heads(heads(model, data)),
+        "heads": lambda: tables.heads(scored),
+        "circuits": lambda: tables.circuits(copying(model, ranks=False, previous=scored.previous_token)),
+        "composition": lambda: tables.composition({kind: composition(model, kind) for kind in kinds}),
         "attribution": lambda: tables.attribution(attributed),
         "attribution_sources": lambda: tables.attribution_sources(attributed, names),
         "attention": lambda: tables.attention(pattern_lhqk, names),

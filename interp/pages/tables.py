@@ -1,7 +1,7 @@
 """The tidy tables behind the page: one row per observation, units in the column names, tokens as text and as ids."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -89,6 +89,21 @@ def heads(result: xr.Dataset) -> pd.DataFrame:
     above = table.induction_low > table.induction_null
     table["is_induction_head"] = (table.induction >= INDUCTION_THRESHOLD) & above
     return table
+
+
+def circuits(result: xr.Dataset) -> pd.DataFrame:
+    """`interp.copying` without ranks: each head's copying and matching score, -1 to 1; NaN where there is none."""
+    table = frame(result[["eigenvalue", "matching"]])
+    return table.rename(columns={"eigenvalue": "copying"})
+
+
+def composition(results: Mapping[str, xr.Dataset]) -> pd.DataFrame:
+    """`interp.composition` by kind (Q, K, V): one row per pair of heads in different layers."""
+    every = [frame(result).assign(kind=kind) for kind, result in results.items()]
+    columns = ["kind", "src_layer", "src_head", "dst_layer", "dst_head", "raw", "null", "excess", "z", "p"]
+    if not every:
+        return pd.DataFrame(columns=columns)
+    return pd.concat(every)[columns].dropna(subset="raw").reset_index(drop=True)
 
 
 def attribution(result: xr.Dataset) -> pd.DataFrame:

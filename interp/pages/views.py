@@ -1,5 +1,6 @@
 """Tables made ready for the template: cells with their colour, bars with their place, explanations in words."""
 
+import math
 from dataclasses import dataclass, fields
 from itertools import groupby
 from operator import attrgetter
@@ -15,6 +16,23 @@ SCORES = {
     "duplicate_token": "attention to earlier copies of the current token",
 }
 """The head scores of the page and what each measures."""
+CIRCUITS = {
+    "copying": (
+        "eigenvalues of the full OV circuit, source token to output token: +1 raises the logit of the very token it "
+        "attends to, −1 lowers it"
+    ),
+    "matching": (
+        "eigenvalues of the full QK circuit through what earlier heads wrote about the token before: near +1 for "
+        "induction heads, which look for what followed"
+    ),
+}
+"""The scores of circuits and what each measures."""
+KINDS = {
+    "K": "what the source writes serves as the destination's keys",
+    "Q": "what the source writes serves as the destination's queries",
+    "V": "what the source writes is what the destination moves on",
+}
+"""The kinds of composition in the order of the page."""
 BEST = 8
 """Heads listed with their intervals."""
 LISTED = 5
@@ -122,6 +140,45 @@ def head_map(table: pd.DataFrame, score: str) -> list[list[Cell]]:
         cell = Cell(number(one.value), one.value, tip, one.marked and score == "induction")
         rows.setdefault(one.layer, []).append(cell)
     return list(rows.values())
+
+
+def circuit_map(table: pd.DataFrame, score: str) -> list[list[Cell]]:
+    """Rows of cells, layer by head, of copying or matching: signed, a dash where there is no score."""
+    rows: dict[int, list[Cell]] = {}
+    for layer, head, value in zip(*(table[name].tolist() for name in ("layer", "head", score)), strict=True):
+        known = not math.isnan(value)
+        tip = f"layer {layer}, head {head}\n{score} {number(value, 3, sign=True) if known else 'not defined'}"
+        cell = Cell(number(value, 2, sign=True) if known else "–", value if known else 0.0, tip)
+        rows.setdefault(layer, []).append(cell)
+    return list(rows.values())
+
+
+@dataclass(frozen=True)
+class Link:
+    """Two heads that compose, and how far above chance."""
+
+    src_layer: int
+    src_head: int
+    dst_layer: int
+    dst_head: int
+    raw: float
+    null: float
+    z: float
+    width: float
+    """Of the bar, in percent: z over the largest of the page."""
+
+
+def strongest(table: pd.DataFrame) -> dict[str, list[Link]]:
+    """By kind of composition the pairs furthest above chance, best first."""
+    known = table.dropna(subset="z").sort_values("z", ascending=False, kind="stable")
+    most = max(1.0, float(known.z.max())) if len(known) else 1.0
+    found: dict[str, list[Link]] = {}
+    for kind, group in known.groupby("kind", sort=False):
+        names = [field.name for field in fields(Link)]
+        best_of = group.head(BEST).assign(width=lambda rows: (100 * rows.z / most).clip(lower=0))
+        rows = zip(*(best_of[name].tolist() for name in names), strict=True)
+        found[str(kind)] = [Link(*row) for row in rows]
+    return {kind: found[kind] for kind in KINDS if kind in found}
 
 
 def profiles(heads: pd.DataFrame, parts: pd.DataFrame) -> list[list[str]]:

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,10 +16,21 @@ import torch
 import interp
 from interp.model import Learned
 from interp.pages import About, Question, Report, page, report_of, tables, wording
+from tests.configs import CONFIGS, perturbed
 from tests.pages.conftest import PLANTED
 from tests.tiny import hooked
 
-TABLES = {"tokens", "next_tokens", "heads", "attribution", "attribution_sources", "attention", "logit_lens"}
+TABLES = {
+    "tokens",
+    "next_tokens",
+    "heads",
+    "circuits",
+    "composition",
+    "attribution",
+    "attribution_sources",
+    "attention",
+    "logit_lens",
+}
 
 
 class Outline(HTMLParser):
@@ -128,6 +140,29 @@ def test_every_component_has_a_kind_and_sources_sum_to_their_head(name: str) -> 
     sums = report.tables["attribution_sources"].groupby(["layer", "head"]).logits.sum()
     heads = parts[parts.kind == "head"].set_index(["layer", "head"]).logits
     np.testing.assert_allclose(sums, heads, rtol=1e-6, atol=1e-9)
+
+
+def test_circuits_and_composition_are_those_of_the_doors(
+    planted: Report, planted_model: interp.HookedTransformer
+) -> None:
+    found = planted.tables["circuits"].set_index(["layer", "head"])
+    expected = interp.copying(planted_model, ranks=False)
+    np.testing.assert_allclose(found.copying.unstack(), expected.eigenvalue, rtol=1e-6)
+    assert found.matching[0].isna().all() and found.matching[1].idxmax() == 2
+    pairs = planted.tables["composition"]
+    assert pairs.kind.value_counts().to_dict() == {"Q": 16, "K": 16, "V": 16}
+    best = pairs.loc[pairs.z.idxmax()]
+    assert tuple(best[["kind", "src_layer", "src_head", "dst_layer", "dst_head"]]) == ("K", 0, 1, 1, 2)
+    cell = interp.composition(planted_model, "K").sel(src_layer=0, src_head=1, dst_layer=1, dst_head=2)
+    assert best.z == pytest.approx(float(cell.z))
+
+
+def test_a_single_layer_composes_with_nothing_and_says_so() -> None:
+    config = replace(CONFIGS["gpt2"], n_layers=1, d_vocab=hooked().cfg.d_vocab)
+    model = interp.HookedTransformer(perturbed(config), hooked().text.tokenizer)
+    report = report_of(model, Question("The cat sat"), About("one layer"))
+    assert len(report.tables["composition"]) == 0
+    assert "this model has no pairs" in page(report)
 
 
 def test_attention_is_the_recorded_pattern(planted: Report, planted_model: interp.HookedTransformer) -> None:
