@@ -173,6 +173,30 @@ def test_choosing_a_token_shows_what_the_model_expected_next(seen: Visit) -> Non
     assert numbers(seen.texts("#next td:nth-child(3)")) == pytest.approx(expected.logit.tolist(), abs=6e-3)
 
 
+@pytest.mark.parametrize("kind", ["Q", "K", "V"])
+def test_the_composition_switch_shows_the_pairs_furthest_above_chance_alone(seen: Visit, kind: str) -> None:
+    seen.page.locator("#circuits .switch").get_by_text(f"{kind}-composition").click()
+    best = seen.table("composition").query("kind == @kind").sort_values("z", ascending=False).head(8)
+    shown = seen.texts("#circuits tbody tr:visible:has(.bar)")
+    pairs = [f"{x.src_layer}.{x.src_head} {x.dst_layer}.{x.dst_head}" for x in best.itertuples()]
+    assert [" ".join(row.split()[:2]) for row in shown] == pairs
+    assert numbers(seen.texts("#circuits .numbers:visible td:nth-child(5)")) == pytest.approx(
+        best.z.tolist(), abs=0.051
+    )
+
+
+@pytest.mark.parametrize("score", ["copying", "matching"])
+def test_the_circuit_switch_shows_that_score_alone(seen: Visit, score: str) -> None:
+    seen.page.locator("#circuits .switch").get_by_text(score, exact=True).click()
+    shown = seen.texts("#circuits .cell:visible")
+    known = [text != "–" for text in shown]
+    expected = seen.table("circuits")[score]
+    assert known == expected.notna().tolist()
+    assert numbers([text for text in shown if text != "–"]) == pytest.approx(
+        expected.dropna().tolist(), abs=6e-3
+    )
+
+
 @pytest.mark.parametrize("score", ["induction", "previous_token", "duplicate_token"])
 def test_the_score_switch_shows_that_score_alone(seen: Visit, score: str) -> None:
     seen.page.locator("#heads .switch").get_by_text(score.replace("_", " "), exact=True).click()
