@@ -25,11 +25,12 @@ from interp.analyses.copying import (
     top_pairs,
 )
 from interp.analyses.directions import neurons, singular_directions
-from interp.analyses.heads import RepeatedTokens, heads
+from interp.analyses.heads import RepeatedTokens, attention_kernel, heads
 from interp.analyses.in_context import in_context, loss_map, one_token_losses
 from interp.analyses.lens import logit_lens
 from interp.analyses.paths import orders, path_matrix, paths, term_importance
 from interp.analyses.residual import IncompleteSumError, Parts
+from interp.analyses.sentences import IndirectObjects
 from interp.analyses.verify import Contract
 from interp.core.factored import FactoredMatrix
 from interp.core.results import frame
@@ -60,6 +61,7 @@ __all__ = [
     "HookedEncoderDecoder",
     "HookedTransformer",
     "IncompleteSumError",
+    "IndirectObjects",
     "ModelConfig",
     "Parts",
     "Read",
@@ -68,6 +70,7 @@ __all__ = [
     "Tap",
     "Trace",
     "Transformer",
+    "attention_kernel",
     "attribute",
     "bigram_table",
     "composition",

@@ -274,7 +274,7 @@ def _best_heads(scores: "xr.Dataset") -> "pd.DataFrame":
         table = table_of(scores.sel(step=step))
         cells = _with_intervals(table)
         row: dict[str, int | str] = {"step": int(step)}
-        for score in cells.columns[2:]:
+        for score in cells.columns[3:]:
             best = cells.iloc[int(table[score].to_numpy().argmax())]
             row[str(score)] = f"{best['layer']}.{best['head']} {best[score]}"
         rows.append(row)
@@ -282,8 +282,8 @@ def _best_heads(scores: "xr.Dataset") -> "pd.DataFrame":
 
 
 def _with_intervals(table: "pd.DataFrame") -> "pd.DataFrame":
-    """Layer, head and each score as `0.93 [0.91, 0.95]`."""
-    out = table[["layer", "head"]].copy()
+    """Layer, head, what the head is called, and each score as `0.93 [0.91, 0.95]`."""
+    out = table[["layer", "head"]].assign(called=table.label.replace("none", ""))
     for score in ("induction", "previous_token", "duplicate_token"):
         ends = zip(table[score], table[f"{score}_low"], table[f"{score}_high"], strict=True)
         out[score] = [f"{value:.2f} [{low:.2f}, {high:.2f}]" for value, low, high in ends]

@@ -1,23 +1,38 @@
-"""What every head does on repeated random tokens: previous-token, duplicate-token and induction scores in one pass.
+"""What every head does, in one table: where it looks on repeated tokens, what it copies, whom it names, and a label.
 
-Random tokens have no meaning, so only copying from the earlier repeat can explain attention there (Olsson et al.
-2022). The scores are sums of diagonals of the pattern; each pattern is reduced where it arises and dies with its layer.
+Olsson et al. 2022 for repeats and copying, Wang et al. 2022 for names, Gould et al. 2023 for successors. Every pattern
+is reduced where it arises and dies with its layer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from interp.analyses.circuits import Circuits
+from interp.analyses.copying import eigenvalue_scores
+from interp.analyses.direct_copying import chance_copying, copying_scores
+from interp.analyses.labels import labels
+from interp.analyses.repeats import (
+    SCORES,
+    RepeatedTokens,
+    distance_kernel,
+    even_attention,
+    pattern_scores,
+    repeat_scores,
+)
+from interp.analyses.sentences import IndirectObjects, sentence_scores
+from interp.analyses.successor import known_sequences, successor_hits
 from interp.core.results import labelled
-from interp.core.stats import Means, Rows
+from interp.core.stats import Means, Moments, Rows
 from interp.engine.analysis import Analysis, run
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
+from interp.engine.text import Text
 from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -25,142 +40,206 @@ from interp.model.transformer import Transformer
 if TYPE_CHECKING:
     import xarray as xr
 
-SCORES = ("previous_token", "duplicate_token", "induction")
+__all__ = ["SCORES", "RepeatedTokens", "attention_kernel", "head_scores", "heads", "repeat_scores"]
 
-
-@dataclass(frozen=True)
-class RepeatedTokens:
-    """Rows of BOS, then `period` distinct random tokens repeated `repeats` times (Olsson et al.: 25 x 4)."""
-
-    period: int = 25
-    repeats: int = 4
-    rows: int = 32
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.period < 2 or self.repeats < 2 or self.rows < 1:
-            raise ValueError(f"period and repeats of at least 2 and one row are required, got {self}")
-
-    @property
-    def length(self) -> int:
-        """Tokens per row, BOS included."""
-        return 1 + self.period * self.repeats
-
-    def tokens(self, d_vocab: int, bos: int) -> Int[Tensor, "b p"]:
-        """The rows; BOS never occurs inside. ValueError if the vocabulary is smaller than the period."""
-        if d_vocab - 1 < self.period:
-            raise ValueError(
-                f"{self.period} distinct tokens besides BOS are required, the vocabulary has {d_vocab - 1}"
-            )
-        dice = torch.Generator().manual_seed(self.seed)
-        order = torch.stack(
-            [torch.randperm(d_vocab - 1, generator=dice)[: self.period] for _ in range(self.rows)]
-        )
-        chosen = order + (order >= bos)
-        return torch.cat((torch.full((self.rows, 1), bos), chosen.repeat(1, self.repeats)), 1)
+Values = dict[str, tuple[Sequence[str], Tensor]]
+REPEATS, SENTENCES = RepeatedTokens(), IndirectObjects()
+"""What heads are asked about unless told otherwise."""
+HEAD = ("layer", "head")
+UNITS = {"name_mover": "logits", "copying": "copying score", "copying_weights": "copying score"}
+"""Units of the scores that are no share of attention."""
 
 
 def heads(
     model: Subject,
-    data: RepeatedTokens = RepeatedTokens(),
+    data: RepeatedTokens = REPEATS,
     *,
+    sentences: IndirectObjects | None = SENTENCES,
     batch_size: int = 16,
 ) -> "xr.Dataset":
-    """Scores of every head on repeated random tokens, with intervals over rows and a chance level.
+    """A table of what every head does: scores with 95 % intervals and chance levels, and a plain-word `label`.
 
-    Returns Dataset[layer, head]: `previous_token`, `duplicate_token`, `induction` in [0, 1] (attention mass), each
-    with `_low` and `_high` (95 % over rows) and the scalar `_null`, the score of uniform causal attention.
-    induction is the prefix-matching score with the sum rule: attention to all tokens that followed an earlier copy of
-    the current token, averaged over the queries that have one. Caveat: it says where a head looks, not what it does.
+    Returns Dataset[layer, head]; each score has `_low` and `_high` (95 % over rows, draws of a sentence, or items) and
+    `_null`, a scalar or per layer or head.
+    On repeated random tokens, in [0, 1]: `previous_token`, `current_token`, `first_token` (mean attention there),
+    `duplicate_token` and `induction` (sum over all earlier copies, or what followed them, over the queries that have
+    one: the prefix-matching score), `local` (the last 5 tokens), `entropy` (H_i / log(i + 1)); null: attention spread
+    evenly over what the layer may see. `peak_distance`: where `attention_kernel` is largest.
+    `copying`: of what a head raises when it attends to a token, the token's own part (Olsson et al. 2022, -1 to 1;
+    chance is about -0.86). `copying_weights`: the same from the weights, by eigenvalues (exact: no interval; chance 0).
+    `successor`: share of items (numbers, months, letters, ...) that the weights map to the next one.
+    On indirect-object sentences: `to_receiver`, `to_giver`, `name_mover` (logits), `s_inhibition`.
+    Scores that the model does not allow are absent, and attrs `no_copying`, `no_sentences`, `no_successor` say why.
+    Caveat: attention says where a head looks, not what it does; direct effects leave out what goes through later parts.
     Errors: ValueError if the rows do not fit the context or the model is not causal.
 
     Example:
         >>> table = interp.heads(model)
+        >>> table.label.sel(layer=1).values
         >>> table.induction.argmax(...)
     """
     config = model.transformer.config
+    table = _on_repeats(model, data, batch_size).drop_dims("distance")
+    parts = [_names(model, sentences, batch_size)]
+    if config.unembed:
+        circuits = Circuits(model.transformer, folded=True, embedding="effective")
+        parts += [_copying_weights(circuits), _successors(circuits, model.text)]
+    for values, reasons in parts:
+        table = table.merge(labelled(values)).assign_attrs(reasons)
+    for name in table.data_vars:
+        score = re.sub("_(low|high|null|null_sd)$", "", str(name))
+        table[name].attrs["unit"] = UNITS.get(score, table.attrs["unit"])
+    return table.assign(label=labels(table))
+
+
+def attention_kernel(model: Subject, data: RepeatedTokens = REPEATS, *, batch_size: int = 16) -> "xr.Dataset":
+    """How each head's attention falls off with distance on random tokens, before anything repeats at that distance.
+
+    Returns Dataset[layer, head, distance]: `kernel`, the mean attention to the token `distance` before the query, over
+    the queries that have one besides BOS, with `kernel_low` and `kernel_high` (95 % over rows) and `kernel_null[layer,
+    distance]`, that of attention spread evenly over what the layer may see. Distances end 2 short of the period.
+    Errors: as in `heads`.
+
+    Example:
+        >>> interp.analyses.heads.attention_kernel(model).kernel.sel(layer=0, head=1, distance=1)
+    """
+    table = _on_repeats(model, data, batch_size)
+    return table[[name for name, values in table.items() if "distance" in values.dims]]
+
+
+def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
+    """The analysis behind `heads` and `attention_kernel`, for batches that `data` made."""
+    if not config.causal:
+        raise ValueError("head scores on repeats require a causal model")
+    reduced, first = partial(_reduced, data=data), partial(_sample, n=data.sample)
+    layers = range(config.n_layers)
+    patterns = [Read(f"blocks.{layer}.attn.hook_pattern", reduced) for layer in layers]
+    values = [Read(f"blocks.{layer}.attn.hook_v", first) for layer in layers if config.unembed]
+    return Analysis(
+        name="heads",
+        reads=lambda config: [*patterns, *values],
+        compute=partial(_compute, patterns=patterns, values=values, data=data),
+        reduction=Means,
+        finish=partial(_finish, config=config, data=data),
+    )
+
+
+def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> "xr.Dataset":
+    config = model.transformer.config
     if data.length > config.n_ctx:
         raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}")
-    tokens = data.tokens(config.d_vocab, model.text.bos_id or 0)
-    batch = Batch(tokens, bos=True)
+    batch = Batch(data.tokens(config.d_vocab, model.text.bos_id or 0), bos=True)
     analysis = head_scores(config, data)
     return run([analysis], model.transformer, batch.split(batch_size))["heads"]
 
 
-def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
-    """The analysis behind `heads`, for batches that `data` made."""
-    if not config.causal:
-        raise ValueError("head scores on repeats require a causal model")
-    via = partial(repeat_scores, period=data.period)
-    return Analysis(
-        name="heads",
-        reads=partial(_reads, via=via),
-        compute=partial(_compute, via=via),
-        reduction=Means,
-        finish=partial(_finish, data=data),
-    )
+def _reduced(pattern_bhqk: Float[Tensor, "b h q k"], data: RepeatedTokens) -> Float[Tensor, "b h s"]:
+    """Every score of a pattern and, behind them, its kernel."""
+    scores = pattern_scores(pattern_bhqk, data.period)
+    return torch.cat((scores, distance_kernel(pattern_bhqk, data.farthest)), -1)
 
 
-def repeat_scores(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[Tensor, "b h 3"]:
-    """The three scores of each row and head, in the order of `SCORES`.
-
-    Column 0 is BOS; token i (from 1) equals token i - period where that is at least 1. previous_token: A[i, i-1] over
-    i >= 1. The others sum over all earlier copies and average over the queries that have one (i > period).
-    """
-    n = pattern_bhqk.shape[-1]
-    queries = n - 1 - period
-    if queries < 1:
-        raise ValueError(f"at least two repeats of {period} tokens after BOS are required, got {n} columns")
-    previous = pattern_bhqk.diagonal(-1, -2, -1).float().mean(-1)
-    duplicate = _attention_back(pattern_bhqk, period, 0) / queries
-    induction = _attention_back(pattern_bhqk, period, 1) / queries
-    return torch.stack((previous, duplicate, induction), -1)
-
-
-def _attention_back(pattern_bhqk: Float[Tensor, "b h q k"], period: int, shift: int) -> Float[Tensor, "b h"]:
-    """Attention to the earlier copies of each token (shift 0) or to what followed them (shift 1), summed over queries.
-
-    One diagonal per distance; on each, the first key that follows or is a real copy is 1 + shift (column 0 is BOS).
-    """
-    total = pattern_bhqk.new_zeros(pattern_bhqk.shape[:2], dtype=torch.float32)
-    for copies in range(1, (pattern_bhqk.shape[-1] - 2) // period + 1):
-        diagonal = pattern_bhqk.diagonal(shift - copies * period, -2, -1)
-        total = total + diagonal[..., 1 + shift :].float().sum(-1)
-    return total
-
-
-def _reads(config: ModelConfig, via: Callable[[Tensor], Tensor]) -> tuple[Read, ...]:
-    return tuple(Read(f"blocks.{layer}.attn.hook_pattern", via) for layer in range(config.n_layers))
+def _sample(v: Float[Tensor, "b p g e"], n: int) -> Float[Tensor, "b s g e"]:
+    """The values of the first tokens behind BOS."""
+    return v[:, 1 : 1 + n]
 
 
 def _compute(
-    trace: Trace, batch: Batch, model: Transformer, via: Callable[[Tensor], Tensor]
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    patterns: Sequence[Read],
+    values: Sequence[Read],
+    data: RepeatedTokens,
 ) -> Mapping[str, Tensor]:
     if batch.keep is not None or batch.documents is not None:
         raise ValueError("head scores require the plain rows of RepeatedTokens, got a padded or packed batch")
-    layers = torch.stack([trace[read] for read in _reads(model.config, via)], 1)
-    return dict(zip(SCORES, layers.unbind(-1), strict=True))
+    numbers = torch.stack([trace[read] for read in patterns], 1)
+    scores, kernel = numbers[..., : len(SCORES)], numbers[..., len(SCORES) :]
+    found = dict(zip(SCORES, scores.unbind(-1), strict=True)) | {"kernel": kernel}
+    if values:
+        first = batch.tokens[:, 1 : 1 + data.sample]
+        found["copying"] = copying_scores([trace[read] for read in values], first, model)
+    return found
 
 
-def _finish(merged: Means | Rows, data: RepeatedTokens) -> "xr.Dataset":
+def _finish(merged: Means | Rows, config: ModelConfig, data: RepeatedTokens) -> "xr.Dataset":
     assert isinstance(merged, Means)
-    n = data.length
-    uniform = torch.ones(n, n).tril() / torch.arange(1, n + 1)[:, None]
-    null = repeat_scores(uniform[None, None], data.period)[0, 0]
-    values: dict[str, tuple[Sequence[str], Tensor]] = {}
+    moments = dict(merged.moments)
+    windows = [config.window if config.is_local(layer) else None for layer in range(config.n_layers)]
+    even = {window: _reduced(even_attention(data.length, window), data)[0, 0] for window in set(windows)}
+    null = torch.stack([even[window] for window in windows])
+    kernel = moments.pop("kernel")
+    values: Values = {"peak_distance": (HEAD, kernel.mean.argmax(-1))}
+    values |= _cells("kernel", kernel, (*HEAD, "distance"), ("layer", "distance"), null[:, len(SCORES) :])
     for i, name in enumerate(SCORES):
-        moments = merged.moments[name]
-        low, high = moments.interval()
-        cells = {"": moments.mean, "_low": low, "_high": high}
-        values |= {f"{name}{suffix}": (("layer", "head"), v) for suffix, v in cells.items()}
-        values[f"{name}_null"] = ((), null[i])
-    rows = next(iter(merged.moments.values())).n
-    n_layers, n_heads = values["induction"][1].shape
+        values |= _cells(name, moments[name], HEAD, ("layer",), null[:, i])
+    if "copying" in moments:
+        chance = torch.tensor(chance_copying(data.sample))
+        values |= _cells("copying", moments["copying"], HEAD, (), chance)
     return labelled(
         values,
-        coords={"layer": range(n_layers), "head": range(n_heads)},
+        coords={
+            "layer": range(config.n_layers), "head": range(config.n_heads), "distance": range(data.farthest + 1),
+        },
         attrs={
-            "rows": rows, "period": data.period, "repeats": data.repeats, "seed": data.seed, "unit": "attention mass",
-            "interval": "95 % over rows", "null": "uniform causal attention",
+            "rows": kernel.n, "period": data.period, "repeats": data.repeats, "seed": data.seed,
+            "unit": "attention mass", "interval": "95 % over rows",
+            "null": "attention spread evenly over what the layer may see; copying: Gaussian logits",
+            **({} if config.unembed else dict.fromkeys(("no_copying", "no_successor"), "this model has no logits")),
         },
     )  # fmt: skip
+
+
+def _cells(
+    name: str, moments: Moments, dims: Sequence[str], null_dims: Sequence[str], null: Tensor
+) -> Values:
+    """A score with the ends of its interval and its null, as variables."""
+    low, high = moments.interval()
+    ends = {"": moments.mean, "_low": low, "_high": high}
+    cells: Values = {f"{name}{end}": (dims, value) for end, value in ends.items()}
+    return cells | {f"{name}_null": (null_dims, null)}
+
+
+def _names(
+    model: Subject, sentences: IndirectObjects | None, batch_size: int
+) -> tuple[Values, dict[str, str | int]]:
+    """The scores on indirect-object sentences, and how many those are; or why there are none."""
+    if sentences is None:
+        return {}, {"no_sentences": "not asked for"}
+    try:
+        batches = sentences.batches(model.text)
+    except ValueError as cause:
+        return {}, {"no_sentences": str(cause)}
+    values: Values = {}
+    for name, (moments, null) in sentence_scores(model.transformer, batches, batch_size).items():
+        values |= _cells(name, moments, HEAD, HEAD, null)
+    return values, {"sentences": len(batches[0])}
+
+
+def _successors(circuits: Circuits, text: Text) -> tuple[Values, dict[str, str | int]]:
+    """The successor score over the items of all sequences, and which those are; or why there is none.
+
+    Its null is that of a random order of the items: 1 / (n - 1) for a head that maps no item to itself, else less.
+    """
+    try:
+        sequences = known_sequences(text)
+    except ValueError as cause:
+        return {}, {"no_successor": str(cause)}
+    hits = [successor_hits(circuits, ids).cpu() for ids in sequences.values()]
+    chance = torch.cat([torch.full((len(each),), 1 / len(each)) for each in hits]).mean()
+    values = _cells("successor", Moments.of(torch.cat(hits).double()), HEAD, (), chance)
+    return values, {"successor_items": ", ".join(f"{len(ids)} {name}" for name, ids in sequences.items())}
+
+
+def _copying_weights(circuits: Circuits) -> tuple[Values, dict[str, str | int]]:
+    """Eigenvalue positivity of every head's full OV circuit: exact, so without an interval of its own.
+
+    The null is 0; 1.5 / d_head is the standard deviation of a random head's score, if d_model is much larger: the
+    eigenvalues of a Gaussian matrix fill a disc of radius R, so that their sizes sum to 2/3 R d_head, and they
+    themselves to a number of deviation R.
+    """
+    score = eigenvalue_scores(circuits)
+    null, spread = torch.zeros(()), torch.tensor(1.5 / circuits.model.config.head_width)
+    values: Values = {f"copying_weights{end}": (HEAD, score) for end in ("", "_low", "_high")}
+    return values | {"copying_weights_null": ((), null), "copying_weights_null_sd": ((), spread)}, {}

@@ -57,7 +57,7 @@ def run(
     partial: dict[str, Means | Rows] = {}
     for batch in tqdm(batches, desc=", ".join(names), total=total, delay=1, leave=False):
         batch = batch.to(model.device)
-        where = batch.last()[:, None] if last_only else None
+        where = batch.last()[:, None] if last_only and stop is None else None
         trace = observe(model, batch, union, stop=stop, logits_at=where, answers_only=True).trace
         for analysis in analyses:
             part = analysis.reduction.of(analysis.compute(trace, batch, model))

@@ -79,6 +79,7 @@ def observe(
         answers = dict(tap.values)
         if metric is not None and wants_grad:
             answers |= _gradients(metric(output), tap)
+        tap.close()
     return Observation(output.detach(), Trace(answers))
 
 

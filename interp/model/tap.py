@@ -95,6 +95,10 @@ class Scope:
             name in self._edits or any(read.grad for read in self._reads.get(name, ())) for name in names
         )
 
+    def close(self) -> None:
+        """Let go of the answers at once: the tap and its scopes refer to each other, so they would wait for collection."""
+        self._scopes, self.values, self.live = {}, {}, {}
+
     @property
     def finished(self) -> bool:
         """Whether nothing of this pass is wanted any more."""
@@ -156,6 +160,10 @@ class Tap:
             self._scopes.setdefault(layer, Scope(self, prefix)).add(item)
         if any(read.grad for read in self.reads) and not torch.is_grad_enabled():
             raise ValueError("Read(grad=True) requires gradients; this pass runs under torch.no_grad()")
+
+    def close(self) -> None:
+        """Let go of the answers at once: the tap and its scopes refer to each other, so they would wait for collection."""
+        self._scopes, self.values, self.live = {}, {}, {}
 
     @property
     def finished(self) -> bool:

@@ -54,7 +54,6 @@ def _ready(report: Report) -> dict[str, object]:
         "threshold": INDUCTION_THRESHOLD,
         "head_maps": {score: views.head_map(heads, score) for score in views.SCORES},
         "best": {score: views.best(heads, score) for score in views.SCORES},
-        "nulls": {score: float(heads[f"{score}_null"].iloc[0]) for score in views.SCORES},
         "circuit_scores": views.CIRCUITS,
         "circuit_maps": {score: views.circuit_map(tables["circuits"], score) for score in views.CIRCUITS},
         "kinds": views.KINDS,

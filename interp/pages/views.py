@@ -14,6 +14,9 @@ SCORES = {
     "induction": "attention to the tokens that followed earlier copies of the current one",
     "previous_token": "attention to the token just before the current one",
     "duplicate_token": "attention to earlier copies of the current token",
+    "current_token": "attention to the current token itself",
+    "first_token": "attention to the start token, where heads rest",
+    "local": "attention to the last five tokens, the current one included",
 }
 """The head scores of the page and what each measures."""
 CIRCUITS = {
@@ -60,7 +63,10 @@ class Scored:
     value: float
     low: float
     high: float
+    null: float
     marked: bool
+    label: str
+    """What `interp.heads` calls the head."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,8 @@ class Depth:
 
 def scored(table: pd.DataFrame, score: str) -> list[Scored]:
     """Every head's value of one score, in the order of the table."""
-    names = ("layer", "head", score, f"{score}_low", f"{score}_high", "is_induction_head")
+    ends = (f"{score}_low", f"{score}_high", f"{score}_null")
+    names = ("layer", "head", score, *ends, "is_induction_head", "label")
     columns = (table[name].tolist() for name in names)
     return [Scored(*row) for row in zip(*columns, strict=True)]
 
@@ -130,12 +137,12 @@ def best(table: pd.DataFrame, score: str) -> list[Scored]:
 
 def head_map(table: pd.DataFrame, score: str) -> list[list[Cell]]:
     """Rows of cells, layer by head, of one score; induction heads are marked on the map of induction scores."""
-    words, null = score.replace("_", " "), float(table[f"{score}_null"].iloc[0])
+    words = score.replace("_", " ")
     rows: dict[int, list[Cell]] = {}
     for one in scored(table, score):
         tip = (
             f"layer {one.layer}, head {one.head}\n{words} score {one.value:.3f}\n"
-            f"95 % interval {one.low:.3f} – {one.high:.3f}\nnull {null:.3f}"
+            f"95 % interval {one.low:.3f} – {one.high:.3f}\nnull {one.null:.3f}"
         )
         cell = Cell(number(one.value), one.value, tip, one.marked and score == "induction")
         rows.setdefault(one.layer, []).append(cell)
@@ -186,7 +193,8 @@ def profiles(heads: pd.DataFrame, parts: pd.DataFrame) -> list[list[str]]:
     direct = parts[parts.kind == "head"].logits.tolist()
     lines: dict[int, list[str]] = {}
     for added, *scores in zip(direct, *(scored(heads, name) for name in SCORES), strict=True):
-        words = [
+        words = [] if scores[0].label == "none" else [f"called: {scores[0].label}"]
+        words += [
             f"{name.replace('_', ' ')} {one.value:.2f}" for name, one in zip(SCORES, scores, strict=True)
         ]
         words.append(f"direct effect {number(added, 2, sign=True)} logits")

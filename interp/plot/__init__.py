@@ -7,7 +7,7 @@ from interp.plot.attention import attention
 from interp.plot.attribution import attribution, attribution_map
 from interp.plot.composition import composition
 from interp.plot.copying import copying_plane, eigenvalue_disc
-from interp.plot.heads import heads
+from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
 from interp.plot.lens import logit_lens
 from interp.plot.paths import loss_by_order
@@ -19,6 +19,7 @@ __all__ = [
     "composition",
     "copying_plane",
     "eigenvalue_disc",
+    "head_labels",
     "heads",
     "heads_over_training",
     "logit_lens",

@@ -24,11 +24,14 @@ MOST_NAMED = 24
 """Up to so many heads a side, each is named (layer.head); beyond, only its layer."""
 
 
-def composition(result: xr.Dataset, value: str = "z", *, mark: int = 1, ax: Axes | None = None) -> Axes:
+def composition(
+    result: xr.Dataset, value: str = "z", *, mark: int = 1, limit: float | None = None, ax: Axes | None = None
+) -> Axes:
     """`z`, `excess` or `raw` of `composition` for every pair of heads, grouped by layer; grey where there is no number.
 
-    The `mark` largest pairs are framed, and named in the title. Errors: KeyError for another value, ValueError for a
-    negative number of marks.
+    The `mark` largest pairs are framed, and named in the title. limit: where the colours end, the same for several maps
+    side by side; None = at the largest number.
+    Errors: KeyError for another value, ValueError for a negative number of marks.
 
     Example:
         >>> from interp.analyses.composition import composition as scores
@@ -42,7 +45,7 @@ def composition(result: xr.Dataset, value: str = "z", *, mark: int = 1, ax: Axes
     named = max(cells.shape) <= MOST_NAMED
     inch = max(0.34, 2.4 / max(cells.shape)) if named else 7.0 / max(cells.shape)
     ax = axes(ax, 2.2 + inch * cells.shape[1], 1.4 + inch * cells.shape[0])
-    scale = _scale(cells, value)
+    scale = _scale(cells if limit is None else np.array([[limit]]), value)
     framed = _frame_largest(ax, cells, mark)
     heat_map(ax, cells, scale, title=_title(result, value, framed))
     ax.set_facecolor(ABSENT)

@@ -1,8 +1,10 @@
 """What heads copy and match: the eigenvalues of a circuit on a disc, all heads in the copying x matching plane."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import xarray as xr
-from jaxtyping import Complex
+from jaxtyping import Complex, Float
 from matplotlib.axes import Axes
 from matplotlib.patches import Circle
 from torch import Tensor
@@ -10,6 +12,8 @@ from torch import Tensor
 from interp.core.shapes import nearest
 from interp.plot.canvas import Scale, axes
 
+CLOSE, PER_LINE = 0.15, 3
+"""Points that share a text, in units of the axes, and names on a line of it."""
 GREY = "#777777"
 """Colour of guides, and of heads without an induction score."""
 
@@ -55,8 +59,9 @@ def copying_plane(table: xr.Dataset, *, label: float = 0.3, ax: Axes | None = No
     """Every head by its eigenvalue scores: copying (OV) across, matching (QK) up; induction heads top right.
 
     table: `eigenvalue` and `matching` `[layer, head]`, as of `interp.copying(model, previous=...)`, and optionally
-    `induction`, which colours the heads; those of at least `label` are named layer.head. Heads without a score (layer
-    0 has nothing to match) are not shown. Elhage et al. 2021: the (+, +) corner is where induction heads are.
+    `induction`, which colours the heads; those of at least `label` are named layer.head, neighbours together. Heads
+    without a score (layer 0 has nothing to match) are not shown. Induction heads are in the (+, +) corner (Elhage et
+    al. 2021).
     Errors: KeyError for a table without both scores.
 
     Example:
@@ -79,13 +84,31 @@ def copying_plane(table: xr.Dataset, *, label: float = 0.3, ax: Axes | None = No
             across, up, c=shown, cmap=shade.cmap, vmin=shade.low, vmax=shade.high, edgecolors=GREY
         )
         ax.figure.colorbar(dots, ax=ax, pad=0.02).set_label(shade.label)
-        for (layer, head), x, y, score in zip(stacked.place.values, across, up, shown, strict=True):
-            if score >= label and np.isfinite(x + y):
-                ax.annotate(f"{layer}.{head}", (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
+        named = np.isfinite(across + up) & (shown >= label)
+        names = [f"{layer}.{head}" for layer, head in stacked.place.values[named]]
+        _name_groups(ax, np.stack((across, up), 1)[named], names)
     else:
         ax.scatter(across, up, color=GREY)
-    ax.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
+    ticks = (-1, -0.5, 0, 0.5, 1)
+    ax.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.15), xticks=ticks, yticks=ticks)
     ax.set_xlabel("copying: eigenvalue score of OV (-1 to 1)")
     ax.set_ylabel("matching: eigenvalue score of QK (-1 to 1)")
     ax.set_title("copying x matching")
     return ax
+
+
+def _name_groups(ax: Axes, places: Float[np.ndarray, "n 2"], names: Sequence[str]) -> None:
+    """One text below all points that lie close to the first of them, towards the middle."""
+    groups: list[list[int]] = []
+    for i, place in enumerate(places):
+        near = (g for g in groups if np.abs(places[g[0]] - place).max() < CLOSE)
+        found = next(near, None)
+        groups.append([i]) if found is None else found.append(i)
+    for group in groups:
+        right = places[group[0], 0] > 0
+        x = places[group, 0].max() if right else places[group, 0].min()
+        lines = [", ".join(names[i] for i in group[k : k + PER_LINE]) for k in range(0, len(group), PER_LINE)]
+        ax.annotate(
+            "\n".join(lines), (x, places[group, 1].min()), textcoords="offset points", fontsize=8, va="top",
+            xytext=(6 if right else -6, -7), ha="right" if right else "left",
+        )  # fmt: skip

@@ -19,6 +19,7 @@ from interp.analyses.heads import SCORES, RepeatedTokens, head_scores
 from interp.analyses.in_context import chosen_losses, position_losses
 from interp.analyses.lens import lens
 from interp.analyses.paths import order_losses, path_expansion
+from interp.analyses.sentences import MENTIONS, name_attention
 from interp.engine.analysis import Analysis, run
 from interp.engine.batch import Batch
 from interp.model import ModelConfig, Transformer
@@ -49,7 +50,9 @@ class Case:
 _COMPONENTS: Dims = {"logits": ("prompt", "component"), "total": ("prompt",)}
 _CELL = ("prompt", "depth", "pos")
 _BY_ORDER = {"loss": "order", "reduction": "order", "alone": "layer", "given_others": "layer"}
+ENDS = ("", "_low", "_high")
 CASES: dict[str, Case] = {
+    "name_attention": Case(name_attention, dict.fromkeys(MENTIONS, ("prompt", "layer", "head")), ("left",)),
     **{
         f"attribution-{by}": Case(
             partial(attribution, by=by), _COMPONENTS, ("left",), needs_mlp=by == "neuron"
@@ -94,8 +97,12 @@ CASES: dict[str, Case] = {
     "heads": Case(
         partial(head_scores, data=DATA),
         {
-            **{f"{score}{end}": ("layer", "head") for score in SCORES for end in ("", "_low", "_high")},
-            **{f"{score}_null": () for score in SCORES},
+            **{f"{score}{end}": ("layer", "head") for score in (*SCORES, "copying") for end in ENDS},
+            **{f"{score}_null": ("layer",) for score in SCORES},
+            **{f"kernel{end}": ("layer", "head", "distance") for end in ENDS},
+            "kernel_null": ("layer", "distance"),
+            "copying_null": (),
+            "peak_distance": ("layer", "head"),
         },
     ),
 }
@@ -113,9 +120,10 @@ EACH = pytest.mark.parametrize(
 def rows(case: str) -> Batch:
     """Five rows with answers; repeated tokens where the analysis asks for them."""
     tokens = DATA.tokens(D_VOCAB, 0) if case == "heads" else some_tokens(rows=5, n=9)
-    return Batch(tokens, bos=True).with_answers(
-        torch.tensor([3, 14, 7, 1, 9]), torch.tensor([5, 1, 30, 2, 8])
-    )
+    answer, wrong = torch.tensor([3, 14, 7, 1, 9]), torch.tensor([5, 1, 30, 2, 8])
+    if case == "name_attention":
+        tokens[:, 2], tokens[:, 4], tokens[:, 7] = answer, wrong, wrong
+    return Batch(tokens, bos=True).with_answers(answer, wrong)
 
 
 def result(case: str, model: str, *batches: Batch, dtype: torch.dtype = torch.float64) -> xr.Dataset:
@@ -238,6 +246,7 @@ def test_every_analysis_of_the_package_is_in_the_table() -> None:
         "attribution.attribution",
         "lens.lens",
         "heads.head_scores",
+        "sentences.name_attention",
         "in_context.position_losses",
         "in_context.chosen_losses",
         "paths.order_losses",

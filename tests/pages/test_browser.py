@@ -197,7 +197,7 @@ def test_the_circuit_switch_shows_that_score_alone(seen: Visit, score: str) -> N
     )
 
 
-@pytest.mark.parametrize("score", ["induction", "previous_token", "duplicate_token"])
+@pytest.mark.parametrize("score", ["induction", "previous_token", "duplicate_token", "first_token", "local"])
 def test_the_score_switch_shows_that_score_alone(seen: Visit, score: str) -> None:
     seen.page.locator("#heads .switch").get_by_text(score.replace("_", " "), exact=True).click()
     shown = numbers(seen.texts("#heads .cell:visible"))
@@ -285,7 +285,9 @@ def test_without_javascript_every_table_is_still_there(browser: "sync_api.Browse
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto((folder / "index.html").as_uri())
-    assert page.locator("#heads .map:visible").count() == 3
+    assert page.locator("#heads .map:visible").count() == 6
+    assert page.locator("#circuits .map:visible").count() == 2
+    assert page.locator("#circuits .numbers:visible").count() == 3
     assert page.locator("#components tbody tr:visible").count() == 3 + 4 * 8 + 4 + 4
     assert page.locator(".lens td[title]:visible").count() == 5 * len(
         pd.read_parquet(folder / "tokens.parquet")

@@ -69,6 +69,11 @@ def test_the_planted_pair_is_framed_and_named(planted: xr.Dataset) -> None:
     np.testing.assert_array_equal(drawn(plot.composition(other)), drawn(ax))
 
 
+def test_maps_can_share_the_ends_of_their_colours(planted: xr.Dataset) -> None:
+    assert plot.composition(planted, limit=7.5).images[0].get_clim() == (-7.5, 7.5)
+    assert plot.composition(planted, "raw", limit=0.5).images[0].get_clim() == (0.0, 0.5)
+
+
 def test_frames_are_those_of_the_largest_numbers() -> None:
     result = scores(3, 4)
     ax = plot.composition(result, mark=5)

@@ -1,0 +1,213 @@
+"""Indirect-object sentences, and what heads do at their end: look at the names, and write one of them.
+
+"When Mary and John went to the store, John gave a drink to" is followed by the name that occurs once. Wang et al. 2022
+(arXiv:2211.00593): name movers look at the receiver and write it, S-inhibition heads at the giver's second mention.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from einops import reduce
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.analyses.attribution import attribution
+from interp.core.results import labelled
+from interp.core.stats import Means, Moments, Rows
+from interp.engine.analysis import Analysis, run
+from interp.engine.batch import Batch
+from interp.engine.text import Text
+from interp.model.config import ModelConfig
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+MENTIONS = ("receiver", "first_giver", "giver")
+"""The names of a sentence: the one that occurs once, and the first and second mention of the other."""
+A_DRAW = 4
+"""Sentences of one draw: the same frame and names in both orders and both roles."""
+
+
+@dataclass(frozen=True)
+class IndirectObjects:
+    """Sentences whose last clause names one of two people again; the other one is the answer.
+
+    Each draw of a frame and three names gives four sentences, both orders of the names times both roles, so that
+    neither the place of a name nor the name itself can tell the roles apart.
+    """
+
+    draws: int = 16
+    seed: int = 0
+    names: tuple[str, ...] = (
+        *("Mary", "John", "Tom", "James", "Paul", "Mark", "Peter", "David", "Jack", "George"),
+        *("Anna", "Robert", "William", "Frank", "Adam", "Kevin"),
+    )
+    """First names; those that are not single tokens are left out."""
+    frames: tuple[str, ...] = (
+        "When {first} and {second} went to the store, {giver} gave a drink to",
+        "After {first} and {second} left the house, {giver} gave a book to",
+        "While {first} and {second} were at the station, {giver} gave a letter to",
+        "Then {first} and {second} came to the garden, and {giver} gave a flower to",
+    )
+    """Sentences with `{first}`, `{second}` and `{giver}` open, up to the answer."""
+
+    def __post_init__(self) -> None:
+        if self.draws < 1 or not self.frames:
+            raise ValueError(f"at least one draw and one frame are required, got {self}")
+
+    def batches(self, text: Text) -> tuple[Batch, Batch]:
+        """The sentences, and the same with a third name where the giver comes the second time.
+
+        Rows end in the last column; `answer` is the receiver, `wrong` the giver (the third name in the second batch).
+        Errors: ValueError without a tokenizer, with fewer than three names that are single tokens, or for a sentence
+        that does not fit the context.
+        """
+        known = {name: single_token(text, name) for name in self.names}
+        ids = {name: token for name, token in known.items() if token is not None}
+        if len(ids) < 3:
+            raise ValueError(
+                f"three names that are single tokens of this model are required, got {len(ids)} of {len(known)}"
+            )
+        rows = [row for i in range(self.draws) for row in self._four(i, list(ids))]
+        pairs = [(receiver, giver) for _, _, receiver, giver, _ in rows]
+        thirds = [(receiver, third) for _, _, receiver, _, third in rows]
+        said, unsaid = ([row[i] for row in rows] for i in (0, 1))
+        return _batch(text, said, pairs, ids), _batch(text, unsaid, thirds, ids)
+
+    def _four(self, draw: int, names: Sequence[str]) -> list[tuple[str, str, str, str, str]]:
+        """Of one draw: each sentence, the same with the third name, and who is receiver, giver and third."""
+        dice = torch.Generator().manual_seed(self.seed * 1_000_003 + draw)
+        a, b, third = (names[int(i)] for i in torch.randperm(len(names), generator=dice)[:3])
+        frame = self.frames[draw % len(self.frames)]
+        rows = []
+        for receiver, giver in ((a, b), (b, a)):
+            for first, second in ((a, b), (b, a)):
+                said, unsaid = (
+                    frame.format(first=first, second=second, giver=name) for name in (giver, third)
+                )
+                rows.append((said, unsaid, receiver, giver, third))
+        return rows
+
+
+def name_attention(config: ModelConfig) -> Analysis:
+    """Attention from the last position to each name; batches end in the last column, and name them as their answers."""
+    return Analysis(
+        name="name_attention",
+        reads=_reads,
+        compute=_compute,
+        reduction=Rows,
+        finish=partial(_finish, config=config),
+    )
+
+
+def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
+    """Where each row of a batch mentions the names, in the order of `MENTIONS`.
+
+    Errors: ValueError for rows that do not end in the last column, or do not contain both names.
+    """
+    if batch.answer is None or batch.wrong is None or batch.documents is not None:
+        raise ValueError("name scores require batches of one text per row with both names as answers")
+    keep = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.keep is None else batch.keep
+    receiver, giver = (keep & (batch.tokens == name[:, None]) for name in (batch.answer, batch.wrong))
+    if not bool((receiver.any(1) & giver.any(1) & keep[:, -1]).all()):
+        raise ValueError("name scores require rows that contain both names and end in the last column")
+    count = giver.cumsum(1)
+    return torch.stack((receiver, giver & (count == 1), giver & (count == count[:, -1:])), 1)
+
+
+def sentence_scores(
+    model: Transformer, sentences: tuple[Batch, Batch], batch_size: int
+) -> dict[str, tuple[Moments, Tensor]]:
+    """Of each head `[layer, head]`: the moments over draws (means of their four sentences) of each score, and its null.
+
+    to_receiver and to_giver are attention from the last token, to the receiver and to the giver's second mention. Null
+    of the first: attention to the giver's first mention, which stands in the same places as often. Null of the second:
+    attention to the same place where it holds a name not mentioned before.
+    name_mover is the direct effect on logit(receiver) - logit(giver) at frozen final norm, in logits; null 0, for roles
+    and names are balanced. s_inhibition = to_giver * (1 - |direct effect| / the largest of any head), per sentence; its
+    null is that of to_giver. Both are left out for a model without logits.
+    """
+    said, unsaid = sentences
+    config = model.config
+    names = name_attention(config)
+    asked = [replace(names, last_only=True), attribution(config, "head")] if config.unembed else [names]
+    found = run(asked, model, said.split(batch_size))
+    other = run([names], model, unsaid.split(batch_size))["name_attention"]
+    receiver, first, giver = (torch.from_numpy(found["name_attention"][name].values) for name in MENTIONS)
+    unmentioned = torch.from_numpy(other["giver"].values).mean(0)
+    scores = {
+        "to_receiver": (_over_draws(receiver), first.mean(0)),
+        "to_giver": (_over_draws(giver), unmentioned),
+    }
+    if config.unembed:
+        direct = _direct(found["attribution"], config)
+        largest = direct.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        share = direct.abs() / largest
+        scores["name_mover"] = (_over_draws(direct), torch.zeros_like(unmentioned))
+        scores["s_inhibition"] = (_over_draws(giver * (1 - share)), unmentioned)
+    return scores
+
+
+def single_token(text: Text, word: str) -> int | None:
+    """The one token that a word is in running text, with or without a leading space; None if several or unknown.
+
+    Errors: ValueError without a tokenizer.
+    """
+    tokenizer = text.tokenizer
+    for form in (f" {word}", word):
+        try:
+            token = text.single(form)
+        except ValueError:  # several tokens, or none that can write it
+            continue
+        if tokenizer.piece(token).strip().casefold() == word.casefold():
+            return token
+    return None
+
+
+def _over_draws(rows: Float[Tensor, "b l h"]) -> Moments:
+    """The moments over draws: their sentences share names and frame, so that they are no independent examples."""
+    return Moments.of(reduce(rows, "(draw four) l h -> draw l h", "mean", four=A_DRAW))
+
+
+def _batch(
+    text: Text, prompts: Sequence[str], names: Sequence[tuple[str, str]], ids: Mapping[str, int]
+) -> Batch:
+    batch = text.batch(prompts).left_aligned()
+    answer, wrong = (torch.tensor([ids[name] for name in column]) for column in zip(*names, strict=True))
+    return batch.with_answers(answer, wrong)
+
+
+def _last_query(pattern_bhqk: Tensor) -> Tensor:
+    return pattern_bhqk[:, :, -1]
+
+
+def _reads(config: ModelConfig) -> tuple[Read, ...]:
+    return tuple(Read(f"blocks.{layer}.attn.hook_pattern", _last_query) for layer in range(config.n_layers))
+
+
+def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    """Attention of the last query `[b l h]` to each name."""
+    masks = mention_masks(batch)
+    rows = torch.stack([trace[read] for read in _reads(model.config)], 1).to(torch.float64)
+    return {name: (rows * masks[:, i, None, None]).sum(-1) for i, name in enumerate(MENTIONS)}
+
+
+def _finish(merged: Means | Rows, config: ModelConfig) -> "xr.Dataset":
+    assert isinstance(merged, Rows)
+    return labelled(
+        {name: (("prompt", "layer", "head"), value) for name, value in merged.rows.items()},
+        coords={"layer": range(config.n_layers), "head": range(config.n_heads)},
+        attrs={"unit": "attention mass from the last position"},
+    )
+
+
+def _direct(result: "xr.Dataset", config: ModelConfig) -> Float[Tensor, "b l h"]:
+    """What each head adds to the logit difference of each sentence."""
+    names = [f"L{layer}H{head}" for layer in range(config.n_layers) for head in range(config.n_heads)]
+    values = torch.from_numpy(result.logits.sel(component=names).values).double()
+    return values.unflatten(1, (config.n_layers, config.n_heads))
