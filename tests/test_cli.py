@@ -124,10 +124,11 @@ def test_models_lists_every_demo_model(
 def test_heads_prints_every_head_best_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["heads", "groundtruth-induction"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[0] == ["layer", "head", "induction", "previous_token", "duplicate_token"]
-    assert rows[1][:3] == ["1", "2", "1.00"]
+    assert rows[0] == ["layer", "head", "called", "induction", "previous_token", "duplicate_token"]
+    assert rows[1][:4] == ["1", "2", "induction", "1.00"]
+    assert [row[:4] for row in rows[1:-1] if row[2] == "previous"] == [["0", "1", "previous", "token"]]
     assert len(rows) == 2 * 4 + 2
-    scores = [float(row[2]) for row in rows[1:-1]]
+    scores = [float(row[-9]) for row in rows[1:-1]]
     assert scores == sorted(scores, reverse=True)
 
 

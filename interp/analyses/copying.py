@@ -52,7 +52,8 @@ def copying(
     `previous_token` of `interp.heads`) adds `matching` (see `matching_scores`). NaN: the circuit is zero.
     folded, embedding: as in `Circuits`. ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; False = without.
     sample: rank only so many tokens, drawn without replacement from a fixed seed, against the whole vocabulary.
-    Errors: ValueError for a sample that is not 2 to V tokens; ValueError and AttributeError where no circuit ends in the logits (masked-LM head, no unembedding).
+    Errors: ValueError for a sample that is not 2 to V tokens; ValueError and AttributeError where no circuit ends in
+    the logits (masked-LM head, no unembedding).
 
     Example:
         >>> table = copying(model, previous=interp.heads(model).previous_token)

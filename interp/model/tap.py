@@ -95,10 +95,6 @@ class Scope:
             name in self._edits or any(read.grad for read in self._reads.get(name, ())) for name in names
         )
 
-    def close(self) -> None:
-        """Let go of the answers at once: the tap and its scopes refer to each other, so they would wait for collection."""
-        self._scopes, self.values, self.live = {}, {}, {}
-
     @property
     def finished(self) -> bool:
         """Whether nothing of this pass is wanted any more."""
@@ -162,8 +158,9 @@ class Tap:
             raise ValueError("Read(grad=True) requires gradients; this pass runs under torch.no_grad()")
 
     def close(self) -> None:
-        """Let go of the answers at once: the tap and its scopes refer to each other, so they would wait for collection."""
-        self._scopes, self.values, self.live = {}, {}, {}
+        """Let go of the answers at once: tap and scopes refer to each other, so they would wait for collection."""
+        for kept in (self._scopes, self.values, self.live):
+            kept.clear()
 
     @property
     def finished(self) -> bool:

@@ -67,7 +67,7 @@ def test_heads_stand_where_their_scores_are_and_induction_heads_are_named() -> N
 def test_neighbours_share_a_text_and_others_do_not() -> None:
     close = table()
     for score, values in (("eigenvalue", (0.95, 1.0)), ("matching", (0.9, 0.95))):
-        close[score].loc[{"layer": 1}] = values
+        close[score].values[1] = values
     assert [text.get_text() for text in plot.copying_plane(close, label=0.0).texts] == ["1.0, 1.1"]
 
 
