@@ -69,12 +69,12 @@ def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set_xticks(np.arange(cells.shape[1] + 1) - 0.5, minor=True)
     ax.set_yticks(np.arange(cells.shape[0] + 1) - 0.5, minor=True)
     ax.tick_params(which="minor", length=0)
-    ax.grid(which="minor", color="white", linewidth=2)
+    ax.grid(which="minor", color="#dddddd", linewidth=1)
     for (row, column), word in np.ndenumerate(cells):
         if word != "none":
             text = fill(str(word), WIDTH, break_long_words=False)
             ax.text(column, row, text, ha="center", va="center", fontsize=7)
-    ax.set_title("what each head does")
+    ax.set_title("what each head does (white: no label)")
     _name_axes(ax, cells.shape)
     return ax
 
