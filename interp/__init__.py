@@ -8,6 +8,7 @@ interp.attribute(model, "When Mary and John went to the shop, John gave a drink 
 
 from interp.analyses.activation_cache import ActivationCache
 from interp.analyses.attribution import attribute
+from interp.analyses.backward_lens import BackwardLens, backward_lens
 from interp.analyses.bigrams import bigram_table
 from interp.analyses.checkpoints import over_checkpoints, per_token_loss_pca, phase_change
 from interp.analyses.circuits import Circuits
@@ -25,12 +26,14 @@ from interp.analyses.copying import (
     top_pairs,
 )
 from interp.analyses.directions import neurons, singular_directions
+from interp.analyses.faithfulness import Erasure, compare_methods, faithfulness
 from interp.analyses.heads import RepeatedTokens, attention_kernel, heads
 from interp.analyses.in_context import in_context, loss_map, one_token_losses
 from interp.analyses.lens import logit_lens
 from interp.analyses.paths import orders, path_matrix, paths, term_importance
 from interp.analyses.residual import IncompleteSumError, Parts
 from interp.analyses.sentences import IndirectObjects
+from interp.analyses.token_attribution import IntegratedGradients, Mixed, layer_mixing, token_attribution
 from interp.analyses.verify import Contract
 from interp.core.factored import FactoredMatrix
 from interp.core.results import frame
@@ -52,16 +55,20 @@ __all__ = [
     "DEMOS",
     "ActivationCache",
     "Analysis",
+    "BackwardLens",
     "Batch",
     "Circuits",
     "Contract",
     "Edit",
+    "Erasure",
     "FactoredMatrix",
     "HookPoint",
     "HookedEncoderDecoder",
     "HookedTransformer",
     "IncompleteSumError",
     "IndirectObjects",
+    "IntegratedGradients",
+    "Mixed",
     "ModelConfig",
     "Parts",
     "Read",
@@ -72,15 +79,19 @@ __all__ = [
     "Transformer",
     "attention_kernel",
     "attribute",
+    "backward_lens",
     "bigram_table",
+    "compare_methods",
     "composition",
     "composition_directions",
     "composition_scores",
     "copying",
     "eigenvalue_scores",
+    "faithfulness",
     "frame",
     "heads",
     "in_context",
+    "layer_mixing",
     "logit_lens",
     "loss_map",
     "matching_scores",
@@ -97,6 +108,7 @@ __all__ = [
     "singular_directions",
     "skip_trigrams",
     "term_importance",
+    "token_attribution",
     "top_pairs",
     "virtual_heads",
 ]

@@ -5,17 +5,20 @@ Nothing is computed here, nothing is shown, and no style is changed. Signed numb
 
 from interp.plot.attention import attention
 from interp.plot.attribution import attribution, attribution_map
+from interp.plot.backward_lens import backward_lens
 from interp.plot.composition import composition
 from interp.plot.copying import copying_plane, eigenvalue_disc
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
 from interp.plot.lens import logit_lens
 from interp.plot.paths import loss_by_order
+from interp.plot.token_attribution import token_attribution
 
 __all__ = [
     "attention",
     "attribution",
     "attribution_map",
+    "backward_lens",
     "composition",
     "copying_plane",
     "eigenvalue_disc",
@@ -26,4 +29,5 @@ __all__ = [
     "loss_by_index",
     "loss_by_order",
     "loss_map",
+    "token_attribution",
 ]

@@ -14,12 +14,14 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from interp.analyses.alti_logit import alti_logit
 from interp.analyses.attribution import attribution
 from interp.analyses.heads import SCORES, RepeatedTokens, head_scores
 from interp.analyses.in_context import chosen_losses, position_losses
 from interp.analyses.lens import lens
 from interp.analyses.paths import order_losses, path_expansion
 from interp.analyses.sentences import MENTIONS, name_attention
+from interp.analyses.token_attribution import METHODS, layer_matrices, mixed_attribution
 from interp.engine.analysis import Analysis, run
 from interp.engine.batch import Batch
 from interp.model import ModelConfig, Transformer
@@ -93,6 +95,25 @@ CASES: dict[str, Case] = {
     ),
     "one_token_losses": Case(
         chosen_losses, dict.fromkeys(("loss", "index"), ("example",)), ("left", "right")
+    ),
+    "alti_logit": Case(
+        alti_logit,
+        {
+            "score": ("prompt", "pos"),
+            **dict.fromkeys(("initial", "mlp", "bias", "total", "error"), ("prompt",)),
+        },
+        ("left",),
+    ),
+    **{
+        f"token_attribution-{name}": Case(
+            partial(mixed_attribution, how=METHODS[name]), {"score": ("prompt", "pos")}, ("left", "right")
+        )
+        for name in ("values", "flow", "norm_rollout", "alti")
+    },
+    "layer_mixing": Case(
+        partial(layer_matrices, kernel="norms"),
+        {"contribution": ("prompt", "layer", "query", "key"), "mixing_ratio": ("prompt", "layer", "query")},
+        ("left", "right"),
     ),
     "heads": Case(
         partial(head_scores, data=DATA),
@@ -188,7 +209,7 @@ def test_padding_changes_no_number_or_is_refused(case: str, model: str, side: st
             result(case, model, batch)
         return
     plain, found = result(case, model, rows(case)), result(case, model, batch)
-    for axis in ("pos", "source"):
+    for axis in ("pos", "source", "query", "key"):
         if axis in found.dims:
             n = plain.sizes[axis]
             found = found.isel({axis: slice(0, n) if side == "right" else slice(-n, None)})
@@ -243,6 +264,7 @@ def test_every_analysis_of_the_package_is_in_the_table() -> None:
             ):
                 makers.add(f"{info.name}.{name}")
     assert makers == {
+        "alti_logit.alti_logit",
         "attribution.attribution",
         "lens.lens",
         "heads.head_scores",
@@ -251,4 +273,6 @@ def test_every_analysis_of_the_package_is_in_the_table() -> None:
         "in_context.chosen_losses",
         "paths.order_losses",
         "paths.path_expansion",
+        "token_attribution.layer_matrices",
+        "token_attribution.mixed_attribution",
     }

@@ -1,0 +1,81 @@
+"""The backward-lens panel shows the norms it was given, the word that each side is read by, and none for no update."""
+
+from collections.abc import Iterator
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from interp import plot
+from interp.analyses.backward_lens import BackwardLens, backward_lens
+from interp.plot.canvas import printable
+from tests.tiny import CORPUS, hooked
+
+PROMPT = CORPUS[0].removesuffix(" Mary.")
+MODEL = hooked("gpt2")
+
+
+@pytest.fixture(autouse=True)
+def _no_figures_left() -> Iterator[None]:
+    mpl.use("agg")
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def lens() -> BackwardLens:
+    return backward_lens(MODEL, [PROMPT, "The cat sat on the"], [" Mary", " cat"])
+
+
+def words(ax: Axes) -> dict[tuple[int, int], str]:
+    return {
+        (int(t.get_position()[1]), int(t.get_position()[0])): t.get_text() for t in ax.texts if t.get_text()
+    }
+
+
+@pytest.mark.parametrize(("matrix", "side"), [("W_out", "bottom"), ("W_in", "top")])
+def test_every_cell_has_its_norm_and_the_word_that_its_side_is_read_by(
+    lens: BackwardLens, matrix: str, side: str
+) -> None:
+    result = lens.project(matrix)  # type: ignore[arg-type]
+    ax = plot.backward_lens(result, MODEL.text.pieces, prompt=0)
+    drawn = np.ma.filled(ax.images[0].get_array(), np.nan)
+    np.testing.assert_allclose(10 ** drawn[0], result.delta.values[0, 0])
+    assert np.isnan(drawn[1, :-1]).all() and np.isfinite(drawn[1, -1])
+    for cell, word in words(ax).items():
+        token = int(result[f"{side}_token"].values[(0, *cell, 0)])
+        assert word == ("no\nupdate" if token < 0 else printable(MODEL.text.pieces([token])[0]))
+    assert matrix in ax.get_title() and {"bottom": "least", "top": "most"}[side] in ax.get_title()
+    bar = ax.images[0].colorbar
+    assert bar is not None and bar.ax.get_ylabel() == "log10 of the norm of delta"
+
+
+def test_negligible_updates_keep_their_colour_and_lose_their_word(lens: BackwardLens) -> None:
+    result = lens.project(threshold=0.5)
+    shown = words(plot.backward_lens(result, MODEL.text.pieces))
+    share = result.relative_update.values[0]
+    assert {cell for cell, word in shown.items() if word != "no\nupdate"} == {
+        (int(i), int(j)) for i, j in np.argwhere(share > 0.5)
+    }
+    assert {cell for cell, word in shown.items() if word == "no\nupdate"} == {
+        (int(i), int(j)) for i, j in np.argwhere(result.delta.values[0] == 0)
+    }
+
+
+def test_padding_is_left_out_and_tokens_name_the_columns(lens: BackwardLens) -> None:
+    tokens = MODEL.to_str_tokens("The cat sat on the")
+    ax = plot.backward_lens(lens.project(), MODEL.text.pieces, tokens=tokens, prompt=1)
+    assert [label.get_text() for label in ax.get_xticklabels()] == [printable(t) for t in tokens]
+    assert np.shape(ax.images[0].get_array()) == (2, len(tokens))
+    with pytest.raises(ValueError, match=rf"one token per position is required, {len(tokens)}, got \[2\]"):
+        plot.backward_lens(lens.project(), MODEL.text.pieces, tokens=["a", "b"], prompt=1)
+
+
+def test_it_draws_on_given_axes_and_changes_no_global_state(lens: BackwardLens) -> None:
+    figure, ax = plt.subplots()
+    before = dict(mpl.rcParams)
+    assert plot.backward_lens(lens.project("W_Q"), MODEL.text.pieces, ax=ax) is ax
+    figure.canvas.draw()
+    assert dict(mpl.rcParams) == before
