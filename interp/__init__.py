@@ -26,15 +26,20 @@ from interp.analyses.copying import (
     top_pairs,
 )
 from interp.analyses.directions import neurons, singular_directions
+from interp.analyses.edit_scores import EditCase, edit_table
+from interp.analyses.editing import FineTuning, finetune_edit, gradient_edit, shift_edit
 from interp.analyses.faithfulness import Erasure, compare_methods, faithfulness
 from interp.analyses.heads import RepeatedTokens, attention_kernel, heads
 from interp.analyses.in_context import in_context, loss_map, one_token_losses
+from interp.analyses.input_gradients import IntegratedGradients
 from interp.analyses.lens import logit_lens
 from interp.analyses.paths import orders, path_matrix, paths, term_importance
 from interp.analyses.residual import IncompleteSumError, Parts
+from interp.analyses.rome import Rome, key_moment, rome_edit
 from interp.analyses.sentences import IndirectObjects
-from interp.analyses.token_attribution import IntegratedGradients, Mixed, layer_mixing, token_attribution
+from interp.analyses.token_attribution import Mixed, layer_mixing, token_attribution
 from interp.analyses.verify import Contract
+from interp.analyses.weight_edit import WeightEdit
 from interp.core.factored import FactoredMatrix
 from interp.core.results import frame
 from interp.encoder_decoder import HookedEncoderDecoder
@@ -60,8 +65,10 @@ __all__ = [
     "Circuits",
     "Contract",
     "Edit",
+    "EditCase",
     "Erasure",
     "FactoredMatrix",
+    "FineTuning",
     "HookPoint",
     "HookedEncoderDecoder",
     "HookedTransformer",
@@ -73,10 +80,12 @@ __all__ = [
     "Parts",
     "Read",
     "RepeatedTokens",
+    "Rome",
     "Sampling",
     "Tap",
     "Trace",
     "Transformer",
+    "WeightEdit",
     "attention_kernel",
     "attribute",
     "backward_lens",
@@ -86,11 +95,15 @@ __all__ = [
     "composition_directions",
     "composition_scores",
     "copying",
+    "edit_table",
     "eigenvalue_scores",
     "faithfulness",
+    "finetune_edit",
     "frame",
+    "gradient_edit",
     "heads",
     "in_context",
+    "key_moment",
     "layer_mixing",
     "logit_lens",
     "loss_map",
@@ -104,7 +117,9 @@ __all__ = [
     "paths",
     "per_token_loss_pca",
     "phase_change",
+    "rome_edit",
     "run",
+    "shift_edit",
     "singular_directions",
     "skip_trigrams",
     "term_importance",

@@ -166,6 +166,48 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class BackwardLens:
+    """Print what one training step towards a target would write into every layer, read through the vocabulary."""
+
+    prompt: Annotated[str, tyro.conf.Positional]
+    """Text whose continuation is trained."""
+    target: str
+    """Next token to train towards, leading space included."""
+    model: str = "demo-4l"
+    """Demo name (see `interp models`), local folder, safetensors file or hub name."""
+    wrong: str | None = None
+    """Token to train away from; with it the loss is the difference of both logits."""
+    matrix: Literal["W_in", "W_gate", "W_out", "W_Q", "W_K", "W_V", "W_O"] = "W_out"
+    """Which matrix of each layer."""
+    every_token: bool = False
+    """All tokens of the prompt instead of the last one."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
+    debug: bool = False
+    """Show where an error was raised."""
+
+    def run(self) -> None:
+        """Print one line per layer (and token), and how to read them."""
+        from interp import HookedTransformer, backward_lens
+
+        model = HookedTransformer.from_pretrained(self.model, device=_device(self.device))
+        lens = backward_lens(model, self.prompt, self.target, wrong=self.wrong, matrices=[self.matrix])
+        table = lens.table(self.matrix)
+        if not self.every_token:
+            table = table[table.pos == int(lens.batch.last()[0])]
+        read = str(lens.project(self.matrix, k=1).attrs["read"])
+        columns = ["layer", "pos", "token", "relative_update", "target_rank", read]
+        shown = table[columns].assign(token=table.token.map(repr), **{read: table[read].map(repr)})
+        shown = shown.assign(relative_update=shown.relative_update.map("{:.3f}".format))
+        print(shown.rename(columns={read: f"{read} tokens"}).to_string(index=False))
+        side = "delta, which a step subtracts: read the least" if read == "bottom" else "x: read the most"
+        last = model.cfg.d_vocab - 1
+        print(
+            f"{self.matrix}: {side} probable tokens; target rank 0 = most, {last} = least probable, -1 = no update"
+        )
+
+
+@dataclass(frozen=True)
 class Verify:
     """Measure the numerical contract of a model: every line with its error; exit code 1 if one does not hold."""
 
@@ -224,7 +266,7 @@ class Run:
             sys.argv = before
 
 
-Command = Report | Models | Heads | Verify | Run
+Command = Report | Models | Heads | BackwardLens | Verify | Run
 
 
 def main(argv: Sequence[str] | None = None) -> int:

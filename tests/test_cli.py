@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 from xarray import Dataset
 
-from interp import HookedTransformer, RepeatedTokens, cli, heads, zoo
+from interp import HookedTransformer, RepeatedTokens, backward_lens, cli, heads, zoo
 from interp.cli import ANSWER, PROMPT, WRONG, Heads, Models, Report, Run, Verify, main, parsed
 from interp.model import KVCache
 from tests.families.oracle import hf_model
@@ -130,6 +130,24 @@ def test_heads_prints_every_head_best_first(capsys: pytest.CaptureFixture[str]) 
     assert len(rows) == 2 * 4 + 2
     scores = [float(row[-9]) for row in rows[1:-1]]
     assert scores == sorted(scores, reverse=True)
+
+
+def test_backward_lens_prints_what_the_table_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    prompt, target = "The capital of France is", " R"
+    assert main(["backward-lens", prompt, "--target", target]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    table = backward_lens(HookedTransformer.from_pretrained("demo-4l"), prompt, target).table("W_out")
+    last = table[table.pos == table.pos.max()]
+    assert len(rows) == 1 + 4 + 1
+    for line, row in zip(rows[1:-1], last.itertuples(), strict=True):
+        expected = [row.layer, row.pos, "' is'", f"{row.relative_update:.3f}", row.target_rank]
+        before, after = line.split("' is'")
+        assert [*before.split(), "' is'", *after.split()[:2]] == [str(cell) for cell in expected]
+        assert line.endswith(repr(row.bottom))
+    assert main(["backward-lens", prompt, "--target", target, "--matrix", "W_in", "--every-token"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 1 + len(table) + 1
+    assert "top tokens" in rows[0] and "read the most probable" in rows[-1]
 
 
 @pytest.fixture
@@ -310,6 +328,8 @@ def test_an_experiments_own_error_keeps_its_traceback(tmp_path: Path) -> None:
         (["heads", "demo-4l", "--checkpoints", "all"], "with checkpoints (demo-attn-2l), got 'demo-4l'"),
         (["heads", "./nowhere", "--checkpoints", "all"], "with checkpoints (demo-attn-2l), got './nowhere'"),
         (["heads", "./nowhere", "--checkpoints", "step1"], "./nowhere does not exist"),
+        (["backward-lens", "The capital of France is", "--target", " Rome"], "single token, got 2: [' R', 'ome']"),
+        (["backward-lens", "abc", "--target", "d", "--model", "groundtruth-induction"], "no factors of W_out"),
         (["verify", "groundtruth-inductoin"], "unknown model 'groundtruth-inductoin'"),
         (["verify", "./nowhere"], "./nowhere does not exist"),
         (["verify", "."], "config.json is required beside the weights"),
