@@ -15,8 +15,10 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.analyses.weight_edit import Held, WeightEdit, ends, held
+from interp.analyses.factors import factors
+from interp.analyses.weight_edit import Held, WeightEdit, held
 from interp.core.factored import FactoredMatrix
+from interp.core.tiles import wide
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject, observe
 from interp.engine.text import Prompts
@@ -69,7 +71,7 @@ def gradient_edit(
     log-likelihood of the target at the last token, summed over prompts. Katz et al. 2024, equation 6 in the row
     convention; the rank is at most the number of tokens, and no weight gradient is formed. `matrix` is any of a block:
     `mlp.W_in`, `attn.W_V`, ...
-    Errors: as `shift_edit`; ValueError for W_out and W_O where the family norms what the sublayer adds.
+    Errors: as `shift_edit`.
 
     Example:
         >>> gradient_edit(model, prompt, target=" John", layer=1, eta=0.1).rank == model.to_tokens(prompt).shape[1]
@@ -78,13 +80,16 @@ def gradient_edit(
     if not eta > 0:
         raise ValueError(f"eta > 0 is required, the size of a step down the loss, got {eta}")
     network, batch = model.transformer, asked(model, prompt, target)
-    name = f"blocks.{layer}.{matrix}"
+    name, short = f"blocks.{layer}.{matrix}", matrix.rpartition(".")[2]
     held(network, name)
-    x, delta = factors(network, batch, name)
-    return WeightEdit(
-        name,
-        FactoredMatrix(rearrange(x, "n ... i -> ... i n"), -eta * rearrange(delta, "n ... o -> ... n o")),
-    )
+    x, delta = factors(network, batch, [short], [layer])[name]  # type: ignore[list-item]  # `held` has seen it
+    real = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.keep is None else batch.keep
+    left, right = wide(x[real]).mT, -eta * wide(delta[real])
+    if short in ("W_Q", "W_K", "W_V"):
+        right = rearrange(right, "n (h e) -> h n e", e=network.config.head_width)
+    elif short == "W_O":
+        left = rearrange(left, "(h e) n -> h e n", e=network.config.head_width)
+    return WeightEdit(name, FactoredMatrix(left, right))
 
 
 @dataclass(frozen=True)
@@ -165,27 +170,6 @@ def target_loss(logits: Float[Tensor, "b 1 v"], answer: Int[Tensor, "b"]) -> Flo
     """Negative log-likelihood of one token per row, summed, in nats; float32 at least."""
     wide = logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide, answer, reduction="sum")
-
-
-def factors(
-    model: Transformer, batch: Batch, name: str
-) -> tuple[Float[Tensor, "n ... i"], Float[Tensor, "n ... o"]]:
-    """x and delta of every real token: the loss' gradient by the matrix is sum_n x_n^T delta_n, never formed here."""
-    route, answer = ends(model.config, name), batch.answer
-    assert answer is not None
-    reads = Read(route.reads), Read(route.writes, grad=True)
-    found = observe(
-        model,
-        batch,
-        reads,
-        logits_at=batch.last()[:, None],
-        metric=lambda logits: target_loss(logits, answer),
-    ).trace
-    wide = torch.promote_types(model.dtype, torch.float32)
-    x, delta = (found[read].to(wide) for read in reads)
-    if batch.keep is None:
-        return x.flatten(0, 1), route.factor * delta.flatten(0, 1)
-    return x[batch.keep], route.factor * delta[batch.keep]
 
 
 def entering(model: Transformer, batch: Batch, layer: int) -> Tensor:
