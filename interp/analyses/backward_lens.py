@@ -126,7 +126,8 @@ class BackwardLens:
         Logits of x (of W_out, W_O: of delta) as the model would read it out: "final_norm" N_f(v) W_U + b_U with gamma
         and beta; "normalised" the same of v / ||v||, so that neither eps nor beta decides; "raw" v W_U alone. Rank 0 of
         `top_token` is the most probable, of `bottom_token` the least. `target_rank` counts the tokens above the target:
-        0 = most probable, V - 1 = least; a random vector gives (V - 1) / 2 on average. Vocabulary logits are streamed.
+        0 = most probable, V - 1 = least; a random vector gives (V - 1) / 2 on average over all targets, less or more
+        for one that beta favours or not ("normalised", "final_norm"). Vocabulary logits are streamed.
         Errors: ValueError for k outside the vocabulary, a threshold or projection that is none, KeyError for a matrix
         that was not recorded.
         """

@@ -45,7 +45,8 @@ def backward_lens(
     matrix, word = result.attrs["matrix"], {"bottom": "least", "top": "most"}[read]
     title = f"backward lens of {matrix}: {word} probable token of {result.attrs['side']}"
     low, high = (float(f(logs[np.isfinite(logs)], initial=0.0)) for f in (np.min, np.max))
-    image = heat_map(ax, logs, Scale(MASS, low, high, "log10 of the norm of delta"), title=title)
+    pale = low - 0.15 * (high - low)  # white is left to cells without an update
+    image = heat_map(ax, logs, Scale(MASS, pale, high, "log10 of the norm of delta"), title=title)
     ids = cells[f"{read}_token"].isel(rank=0).transpose("layer", "pos").to_numpy()
     annotate(ax, image, [[_word(int(i), pieces) for i in row] for row in ids], size=7.0)
     for layer, pos in np.argwhere(norms == 0):
