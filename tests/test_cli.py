@@ -3,15 +3,12 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from torch import Tensor
-from xarray import Dataset
 
-from interp import HookedTransformer, RepeatedTokens, backward_lens, cli, heads, zoo
+from interp import cli
 from interp.cli import ANSWER, PROMPT, WRONG, Heads, Models, Report, Run, Verify, main, parsed
 from interp.model import KVCache
 from tests.families.oracle import hf_model
@@ -103,113 +100,6 @@ def test_without_options_the_trained_model_answers_its_own_question(tmp_path: Pa
     page = (tmp_path / "out" / "index.html").read_text()
     assert "Measured on held-out material" in page
     assert len(page.encode()) < 3_000_000
-
-
-def test_models_lists_every_demo_model(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = {"value": 0.92, "n": 10, "definition": "d", "head": "1.2"}
-    monkeypatch.setattr(
-        "interp.zoo.card", lambda name: {"measured": {"best_score": entry}} if "4l" in name else {}
-    )
-    assert main(["models"]) == 0
-    out = capsys.readouterr().out
-    assert [line for line in out.splitlines() if not line.startswith(" ")] == [
-        "demo-4l", "demo-attn-2l", "groundtruth-induction",
-    ]  # fmt: skip
-    assert out.count("best score") == 1
-    assert "0.920  n = 10 (head 1.2)" in out
-
-
-def test_heads_prints_every_head_best_first(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["heads", "groundtruth-induction"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[0] == ["layer", "head", "called", "induction", "previous_token", "duplicate_token"]
-    assert rows[1][:4] == ["1", "2", "induction", "1.00"]
-    assert [row[:4] for row in rows[1:-1] if row[2] == "previous"] == [["0", "1", "previous", "token"]]
-    assert len(rows) == 2 * 4 + 2
-    scores = [float(row[-9]) for row in rows[1:-1]]
-    assert scores == sorted(scores, reverse=True)
-
-
-def test_backward_lens_prints_what_the_table_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    prompt, target = "The capital of France is", " R"
-    assert main(["backward-lens", prompt, "--target", target]) == 0
-    rows = capsys.readouterr().out.splitlines()
-    table = backward_lens(HookedTransformer.from_pretrained("demo-4l"), prompt, target).table("W_out")
-    last = table[table.pos == table.pos.max()]
-    assert len(rows) == 1 + 4 + 1
-    for line, row in zip(rows[1:-1], last.itertuples(), strict=True):
-        expected = [row.layer, row.pos, "' is'", f"{row.relative_update:.3f}", row.target_rank]
-        before, after = line.split("' is'")
-        assert [*before.split(), "' is'", *after.split()[:2]] == [str(cell) for cell in expected]
-        assert line.endswith(repr(row.bottom))
-    assert main(["backward-lens", prompt, "--target", target, "--matrix", "W_in", "--every-token"]) == 0
-    rows = capsys.readouterr().out.splitlines()
-    assert len(rows) == 1 + len(table) + 1
-    assert "top tokens" in rows[0] and "read the most probable" in rows[-1]
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Dataset]:
-    """`interp.heads` on few rows and without sentences, in place of the door that the command line opens."""
-
-    def few(model: HookedTransformer, data: RepeatedTokens) -> Dataset:
-        return heads(model, replace(data, rows=3), sentences=None)
-
-    monkeypatch.setattr("interp.heads", few)
-    return few
-
-
-def test_heads_over_checkpoints_prints_the_best_head_of_each_and_the_phase_change(
-    quick: Callable[..., Dataset], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["heads", "demo-attn-2l", "--checkpoints", "step3250", "step1200"]) == 0
-    header, *steps, change, about = capsys.readouterr().out.splitlines()
-    assert header.split() == ["step", "induction", "previous_token", "duplicate_token"]
-    tables = {}
-    for line, step in zip(steps, (1200, 3250), strict=True):
-        model = HookedTransformer.from_pretrained("demo-attn-2l", revision=f"step{step}")
-        table = tables[step] = quick(model, RepeatedTokens())
-        cells = [str(step)]
-        for score in ("induction", "previous_token", "duplicate_token"):
-            layer, head = divmod(int(table[score].values.argmax()), 8)
-            value, low, high = (float(table[f"{score}{end}"][layer, head]) for end in ("", "_low", "_high"))
-            cells += [f"{layer}.{head}", f"{value:.2f}", f"[{low:.2f},", f"{high:.2f}]"]
-        assert line.split() == cells
-    best = steps[1].split()[1]
-    where = {"layer": int(best[0]), "head": int(best[2])}
-    rise = float(tables[3250].induction.sel(where) - tables[1200].induction.sel(where))
-    assert change == (
-        f"induction of head {best}, the best at the end, rises fastest between steps 1200 and 3250: {rise:+.2f}"
-    )
-    assert about == "attention mass, 95 % over 3 rows of 25 x 4 random tokens"
-
-
-def test_one_checkpoint_has_no_phase_change(
-    quick: Callable[..., Dataset], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["heads", "demo-attn-2l", "--checkpoints", "step1200"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 and lines[1].split()[0] == "1200"
-
-
-def test_all_checkpoints_are_those_that_the_demo_model_ships(
-    quick: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert parsed(["heads", "m", "--checkpoints", "a", "b"]) == Heads("m", checkpoints=("a", "b"))
-    command = parsed(["heads", "demo-attn-2l", "--checkpoints", "all"])
-    assert isinstance(command, Heads)
-    planted = HookedTransformer.from_pretrained("groundtruth-induction")
-    loaded: list[str | None] = []
-
-    def remembered(name: str, *, revision: str | None, device: str) -> HookedTransformer:
-        loaded.append(revision)
-        return planted
-
-    monkeypatch.setattr("interp.HookedTransformer.from_pretrained", remembered)
-    command.run()
-    assert loaded == zoo.revisions("demo-attn-2l") and len(loaded) > 1
 
 
 def test_verify_prints_every_line_and_ends_with_code_0_where_all_hold(
