@@ -111,6 +111,8 @@ class Circuits:
     @cached_property
     def embedded(self) -> Float[Tensor, "v d"]:
         """What each vocabulary entry puts on the stream, without position; with `biases` and a last column of 1."""
+        if self._is_bare():
+            return self._with_constant(self.model.embed.weight, 1.0)
         silent = [
             Edit(site, torch.zeros_like)
             for site in embedding_parts(self.model.config)
@@ -249,6 +251,12 @@ class Circuits:
         if self.embedding == "effective":
             alone = self.model.block(0).without_attention(alone.to(self._home(0))).to(self.model.device)
         return alone[:, 0]
+
+    def _is_bare(self) -> bool:
+        """Whether a vocabulary entry puts its row of W_E on the stream, and nothing is made of it."""
+        config = self.model.config
+        untouched = self.embedding == "token" or (config.mlp is None and config.norm_place != "post")
+        return untouched and not config.embed_norm and config.embed_scale == 1
 
     def _home(self, layer: int) -> torch.device:
         return self.model.device if self.model.devices is None else self.model.devices[layer]

@@ -138,7 +138,18 @@ def test_a_negative_offset_is_a_key_after_the_query() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", "llama-gqa", "parallel", "gptj", "bloom", "gemma2", "granite-moe", "post-norm"]
+    "name",
+    [
+        "gpt2",
+        "llama-gqa",
+        "parallel",
+        "gptj",
+        "bloom",
+        "gemma2",
+        "granite-moe",
+        "post-norm",
+        "attention-only",
+    ],
 )
 @pytest.mark.parametrize("embedding", ["token", "effective"])
 def test_a_vocabulary_entry_puts_on_the_stream_what_a_pass_with_silent_attention_leaves(
