@@ -32,12 +32,15 @@ from interp.analyses.faithfulness import Erasure, compare_methods, faithfulness
 from interp.analyses.heads import RepeatedTokens, attention_kernel, heads
 from interp.analyses.in_context import in_context, loss_map, one_token_losses
 from interp.analyses.input_gradients import IntegratedGradients
+from interp.analyses.late_layers import late_layers
 from interp.analyses.lens import logit_lens
+from interp.analyses.output_lens import output_lens
 from interp.analyses.paths import orders, path_matrix, paths, term_importance
 from interp.analyses.residual import IncompleteSumError, Parts
 from interp.analyses.rome import Rome, key_moment, rome_edit
 from interp.analyses.sentences import IndirectObjects
 from interp.analyses.token_attribution import Mixed, layer_mixing, token_attribution
+from interp.analyses.tuned_lens import TunedLens, train_tuned_lens
 from interp.analyses.verify import Contract
 from interp.analyses.weight_edit import WeightEdit
 from interp.core.factored import FactoredMatrix
@@ -85,6 +88,7 @@ __all__ = [
     "Tap",
     "Trace",
     "Transformer",
+    "TunedLens",
     "WeightEdit",
     "attention_kernel",
     "attribute",
@@ -104,6 +108,7 @@ __all__ = [
     "heads",
     "in_context",
     "key_moment",
+    "late_layers",
     "layer_mixing",
     "logit_lens",
     "loss_map",
@@ -112,6 +117,7 @@ __all__ = [
     "observe",
     "one_token_losses",
     "orders",
+    "output_lens",
     "over_checkpoints",
     "path_matrix",
     "paths",
@@ -125,5 +131,6 @@ __all__ = [
     "term_importance",
     "token_attribution",
     "top_pairs",
+    "train_tuned_lens",
     "virtual_heads",
 ]

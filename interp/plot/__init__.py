@@ -10,7 +10,7 @@ from interp.plot.composition import composition
 from interp.plot.copying import copying_plane, eigenvalue_disc
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
-from interp.plot.lens import logit_lens
+from interp.plot.lens import lens_curve, logit_lens
 from interp.plot.paths import loss_by_order
 from interp.plot.token_attribution import token_attribution
 
@@ -25,6 +25,7 @@ __all__ = [
     "head_labels",
     "heads",
     "heads_over_training",
+    "lens_curve",
     "logit_lens",
     "loss_by_index",
     "loss_by_order",

@@ -1,11 +1,11 @@
-"""The logit lens as a table of words, depth by position."""
+"""The logit lens as a table of words, depth by position, and as curves over depth."""
 
 from collections.abc import Callable, Sequence
 
 import xarray as xr
 from matplotlib.axes import Axes
 
-from interp.core.shapes import shape_text
+from interp.core.shapes import nearest, shape_text
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, printable
 
 
@@ -38,4 +38,41 @@ def logit_lens(
     name_cells(ax, rows=[str(d) for d in best.depth.values], columns=columns, turned=True)
     ax.set_xlabel("position" if tokens is None else "token read last")
     ax.set_ylabel("depth")
+    return ax
+
+
+UNITS = {
+    "kl": "KL(final || lens) (nats)",
+    "entropy": "entropy (nats)",
+    "target_prob": "probability of the target",
+}
+"""What a curve may show, and its name on the axis."""
+
+
+def lens_curve(
+    result: xr.Dataset, value: str = "kl", *, label: str | None = None, ax: Axes | None = None
+) -> Axes:
+    """One number of the lens against depth, the mean over prompts with its 95 % band.
+
+    result: what `analyses.lens.by_depth` returned. value: kl, entropy or target_prob. label: a name for the legend,
+    where several lenses share an Axes. Errors: KeyError for another value.
+
+    Example:
+        >>> found = interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])
+        >>> lens_curve(interp.analyses.lens.by_depth(found), label="logit lens")
+    """
+    if value not in UNITS:
+        raise KeyError(f"no value {value!r} in a lens; {nearest(value, UNITS)}")
+    ax = axes(ax, 6.4, 3.8)
+    place = range(result.sizes["depth"])
+    (line,) = ax.plot(place, result[value], marker="o", markersize=4, label=label)
+    low, high = result[f"{value}_low"], result[f"{value}_high"]
+    ax.fill_between(place, low, high, color=line.get_color(), alpha=0.25, linewidth=0)
+    ax.set_xticks(list(place), [str(depth) for depth in result.depth.values])
+    ax.set_xlabel("depth")
+    ax.set_ylabel(UNITS[value])
+    ax.set_ylim(bottom=0.0)
+    ax.set_title(f"the lens by depth: mean and 95 % over {result.attrs['prompts']} prompts")
+    if label is not None:
+        ax.legend(fontsize="small", framealpha=0.85, edgecolor="none")
     return ax

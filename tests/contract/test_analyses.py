@@ -18,7 +18,9 @@ from interp.analyses.alti_logit import alti_logit
 from interp.analyses.attribution import attribution
 from interp.analyses.heads import SCORES, RepeatedTokens, head_scores
 from interp.analyses.in_context import chosen_losses, position_losses
+from interp.analyses.late_layers import last_layer
 from interp.analyses.lens import lens
+from interp.analyses.output_lens import output
 from interp.analyses.paths import order_losses, path_expansion
 from interp.analyses.sentences import MENTIONS, name_attention
 from interp.analyses.token_attribution import METHODS, layer_matrices, mixed_attribution
@@ -73,6 +75,46 @@ CASES: dict[str, Case] = {
             **dict.fromkeys(("top_token", "top_prob"), (*_CELL, "rank")),
         },
         ("left", "right"),
+    ),
+    "lens-states": Case(
+        partial(lens, top=3, sites=("resid_pre", "resid_post"), positions=(0, -1)),
+        {
+            **dict.fromkeys(("entropy", "kl", "target_rank", "target_prob"), _CELL),
+            **dict.fromkeys(("top_token", "top_prob"), (*_CELL, "rank")),
+        },
+        ("left", "right"),
+    ),
+    **{
+        f"output_lens-{part}": Case(
+            partial(output, part=part, top=3),
+            {
+                **dict.fromkeys(("vocabulary_mean", "target_logit", "norm"), _CELL[::2]),
+                **dict.fromkeys(
+                    ("top_token", "top_logit", "bottom_token", "bottom_logit"), (*_CELL[::2], "rank")
+                ),
+            },
+            ("left", "right"),
+            needs_mlp="N" in part,
+        )
+        for part in ("L0H1", "1_attn_out", "L1N5")
+    },
+    "late_layers": Case(
+        partial(last_layer, frequencies=torch.arange(1.0, D_VOCAB + 1)),
+        {
+            **{
+                f"{name}{end}": dims
+                for names, dims in {
+                    ("attribution", "cosine", "log_prob_change", "rank_change"): ("component",),
+                    ("first_attention",): ("head",),
+                    ("lens_log_prob",): ("depth",),
+                    ("log_prob", "rank"): (),
+                }.items()
+                for name in names
+                for end in ("", "_low", "_high")
+            },
+            **dict.fromkeys(("cosine_null_low", "cosine_null_high"), ("component",)),
+        },
+        ("left",),
     ),
     "paths": Case(path_expansion, _COMPONENTS, ("left",), needs_no_mlp=True),
     "term_importance": Case(
@@ -219,7 +261,8 @@ def test_padding_changes_no_number_or_is_refused(case: str, model: str, side: st
 @EACH
 def test_float32_agrees_with_float64_to_rounding(case: str, model: str) -> None:
     narrow, wide = result(case, model, rows(case), dtype=torch.float32), result(case, model, rows(case))
-    agree(narrow.drop_vars("top_token", errors="ignore"), wide.drop_vars("top_token", errors="ignore"), 3e-4)
+    ids = ["top_token", "bottom_token"]
+    agree(narrow.drop_vars(ids, errors="ignore"), wide.drop_vars(ids, errors="ignore"), 3e-4)
 
 
 @EACH
@@ -266,7 +309,9 @@ def test_every_analysis_of_the_package_is_in_the_table() -> None:
     assert makers == {
         "alti_logit.alti_logit",
         "attribution.attribution",
+        "late_layers.last_layer",
         "lens.lens",
+        "output_lens.output",
         "heads.head_scores",
         "sentences.name_attention",
         "in_context.position_losses",

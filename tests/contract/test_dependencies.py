@@ -26,7 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Part of `interp` -> the parts it may import; the doors (`__init__`, `cli`, `__main__`) may import everything."""
 
 RESERVED = {
-    **dict.fromkeys(["transformers", "safetensors", "tokenizers", "huggingface_hub"], ("families", "zoo")),
+    **dict.fromkeys(["transformers", "tokenizers", "huggingface_hub"], ("families", "zoo")),
+    "safetensors": ("families", "zoo", "analyses.tuned_lens"),
     "matplotlib": ("plot",),
     "transformer_lens": ("compat",),
     "ray": ("engine.shard",),

@@ -1,0 +1,106 @@
+"""How early can a model's answer be read off its stream? Logit lens against tuned lens, by depth, on held-out prompts.
+
+Run: `interp run experiments/tuned_lens.py --model demo-4l --out out/tuned_lens`
+
+The translators are trained on generated sentences (facts in trained phrasings, indirect objects) and on texts that the
+model itself samples, for no corpus is shipped. Held out: facts in phrasings no training text contains, and sentences
+with pairs of names that occur in none.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import tyro
+import xarray as xr
+
+import interp
+from interp.analyses.lens import by_depth
+from interp.analyses.tuned_lens import TunedLens, train_tuned_lens
+from interp.core.results import write_atomically
+from interp.engine.generate import Sampling
+from interp.plot.lens import lens_curve
+from interp.zoo import tasks
+
+
+@dataclass(frozen=True)
+class TunedLensRun:
+    """Whose lens to tune, how long, and where to."""
+
+    model: str = "demo-4l"
+    """Demo name, local folder, safetensors file or hub name."""
+    out: Path = Path("out/tuned_lens")
+    """Folder for lens.safetensors, curves.csv and tuned_lens.png."""
+    steps: int = 400
+    """Optimiser steps of 16 rows."""
+    sampled: int = 256
+    """Texts that the model writes itself, 48 tokens each."""
+    sentences: int = 768
+    """Generated training sentences of each kind."""
+    held_out: int = 150
+    """Held-out prompts of each kind."""
+    seed: int = 0
+    """Seed of the sentences, the samples and the order of the rows."""
+
+
+def main(job: TunedLensRun) -> Path:
+    """Train, compare on held-out prompts, write the lens, the curves and the figure; print the curves."""
+    model = interp.HookedTransformer.from_pretrained(job.model)
+    tuned = train_tuned_lens(model, texts(model, job), steps=job.steps, seed=job.seed)
+    job.out.mkdir(parents=True, exist_ok=True)
+    tuned.save(job.out / "lens.safetensors")
+    curves = compared(model, tuned, held_out(job))
+    table = interp.frame(curves)
+    write_atomically(job.out / "curves.csv", partial(table.to_csv, index=False))
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for lens in curves.lens.values:
+        for ax, value in zip(axes, ("kl", "target_prob"), strict=True):
+            lens_curve(curves.sel(lens=lens), value, label=str(lens), ax=ax)
+    figure.suptitle(f"{job.model}, held-out prompts")
+    figure.savefig(job.out / "tuned_lens.png", dpi=150)
+    print(table[["lens", "depth", "kl", "kl_low", "kl_high", "target_prob"]].round(3).to_string(index=False))
+    return job.out
+
+
+def texts(model: interp.HookedTransformer, job: TunedLensRun) -> list[str]:
+    """What the translators learn from."""
+    dice = np.random.default_rng(job.seed)
+    facts = tasks.trained_fact_prompts(tasks.load_facts())
+    chosen = [facts[i].text for i in dice.permutation(len(facts))[: job.sentences]]
+    names = [sentence.text for sentence in tasks.indirect_objects(dice, job.sentences)]
+    starts = [" ".join(text.split()[:1]) for text in (chosen + names)]
+    prompts = [starts[i] for i in dice.permutation(len(starts))[: job.sampled]]
+    written = model.generate(model.to_batch(prompts), 48, sampling=Sampling(seed=job.seed))
+    return chosen + names + model.to_texts(written)
+
+
+def held_out(job: TunedLensRun) -> tuple[list[str], list[str]]:
+    """Prompts that no training text contains, and their answers."""
+    dice = np.random.default_rng(job.seed + 1)
+    facts = tasks.held_out_fact_prompts(tasks.load_facts())
+    chosen = [facts[i] for i in dice.permutation(len(facts))]
+    names = tasks.indirect_objects(dice, job.held_out, held_out=True)
+    every = [*chosen[: job.held_out], *names]
+    return [one.prompt for one in every], [one.answer for one in every]
+
+
+def compared(
+    model: interp.HookedTransformer, tuned: TunedLens, prompts: tuple[list[str], list[str]]
+) -> xr.Dataset:
+    """The curves over depth of both lenses, at the last token of the held-out prompts; the target is the first token of
+    the answer.
+    """
+    batch = model.to_batch(prompts[0])
+    answers = [model.text.ids(answer, prepend_bos=False)[0] for answer in prompts[1]]
+    lenses = {"logit lens": None, "tuned lens": tuned}
+    curves = [
+        by_depth(interp.logit_lens(model, batch, answer=answers, positions=-1, translators=lens))
+        for lens in lenses.values()
+    ]
+    return xr.concat(curves, xr.DataArray(list(lenses), dims="lens", name="lens"))
+
+
+if __name__ == "__main__":
+    print(main(tyro.cli(TunedLensRun)))
