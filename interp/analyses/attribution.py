@@ -1,21 +1,24 @@
-"""Direct logit attribution: which parts of the model wrote the answer at the last position.
+"""Direct logit attribution: which parts of the model wrote the answer at one position of each prompt.
 
 With the final norm frozen at its actual scale, the logit of a token (or the difference of two) is a sum over what every
-part added to the residual stream; `attribute` returns the summands and checks the sum. It shows direct effects only:
-what a part does through later parts is credited to those. Elhage et al. 2021; Ferrando et al. 2024, section 4.
+part added to the residual stream; so is the projection of the normed stream on any direction. `attribute` returns the
+summands and checks the sum. It shows direct effects only: what a part does through later parts is credited to those.
+Elhage et al. 2021; Ferrando et al. 2024, section 4.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
-from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.analyses.residual import TOLERANCE, IncompleteSumError, check_sum, logit_direction
+from interp.analyses.folded import By, Folded, site
+from interp.analyses.residual import TOLERANCE, IncompleteSumError, logit_direction
 from interp.core.results import labelled
+from interp.core.shapes import shape_text
 from interp.core.stats import Means, Rows
 from interp.engine.analysis import Analysis, run
 from interp.engine.batch import Batch
@@ -25,13 +28,11 @@ from interp.model.config import MLP, LayerNorm, ModelConfig, NoNorm
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.model.weights import Weights
 
 if TYPE_CHECKING:
     import xarray as xr
 
 _SOURCES = {"attn_out": ("by_source", "source"), "cross_attn_out": ("by_memory", "memory")}
-By = Literal["layer", "sublayer", "head", "source", "neuron"]
 Answers = str | int | Sequence[str | int] | Tensor
 
 
@@ -42,10 +43,12 @@ def attribute(
     wrong: Answers | None = None,
     *,
     by: By = "sublayer",
+    pos: int | Sequence[int] = -1,
+    top: int | None = None,
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
-    """How much each part adds to the answer's logit (minus the wrong answer's) at the last token of each prompt.
+    """How much each part adds to the answer's logit (minus the wrong answer's) at one token of each prompt.
 
     Returns Dataset[prompt, component] with `logits`, in logit units; `attrs["completeness_error"]` is the largest
     relative difference between the sum over components and the model's own logits. With `by="source"` there is also
@@ -53,39 +56,123 @@ def attribute(
     of cross-attention).
     Components: embed, pos_embed, heads `L0H3` (cross-attention: `L0X3`) or sublayers `0_attn_out`, biases, betas of
     norms that stand in the stream (`0_ln1_bias`), `final_bias` (beta W_U + b_U). Logits are those before a soft cap.
-    Errors: ValueError for answers that are not one token, and for models without logits linear in the normed stream;
+    answer: one token for all prompts or one each, as text or id; or a direction u at the output of the final norm, a
+    floating tensor [d_model] or [prompt, d_model] (a probe, a feature). The total is then the model's normed final
+    stream . u, `final_bias` beta . u, and the model needs no logits.
+    pos: which token of each prompt (one number, or one per prompt), negative from its end; BOS counts. The prompt is
+    cut behind it, and its sources number the tokens that are left.
+    top: with `by="neuron"`, only so many neurons, those of the largest mean absolute value over the prompts; the others
+    of each layer are one component `0_mlp_rest`.
+    Decoders of encoder-decoders: a `HookedTransformer` of `model.model.decoder`, and `model.given(source, target)`.
+    Errors: ValueError for answers that are not one token, directions of another shape, a `pos` in a model that sees
+    both ways, and models without logits linear in the normed stream; IndexError for a position that a prompt lacks;
     IncompleteSumError if the parts do not sum.
 
     Example:
         >>> interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
+        >>> interp.attribute(model, prompt, model.W_U[:, 5] - model.W_U.mean(1), by="neuron", top=10, pos=3)
     """
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos).left_aligned()
-    targets = model.text.targets(answer, len(batch))
-    foils = None if wrong is None else model.text.targets(wrong, len(batch))
-    batch = batch.with_answers(targets, foils)
-    parts = batch.split(batch_size)
-    return run([attribution(model.transformer.config, by)], model.transformer, parts)["attribution"]
+    config = model.transformer.config
+    batch = model.text.batch(prompts, prepend_bos=prepend_bos)
+    batch = batch.left_aligned() if isinstance(pos, int) and pos == -1 else cut_behind(batch, pos, config)
+    directions = _directions(answer, wrong, len(batch), config.d_model)
+    if directions is None:
+        foils = None if wrong is None else model.text.targets(wrong, len(batch))
+        batch = batch.with_answers(model.text.targets(answer, len(batch)), foils)
+    else:
+        batch = batch.with_answers(torch.arange(len(batch)) % len(directions), None)
+    analysis = attribution(config, by, top=top, directions=directions)
+    return run([analysis], model.transformer, batch.split(batch_size))["attribution"]
 
 
-def attribution(config: ModelConfig, by: By) -> Analysis:
-    """The analysis behind `attribute`; batches must carry answers and end in their last column."""
+def attribution(
+    config: ModelConfig,
+    by: By,
+    *,
+    top: int | None = None,
+    directions: Float[Tensor, "n d"] | None = None,
+) -> Analysis:
+    """The analysis behind `attribute`; batches must carry answers and end in their last column.
+
+    directions: what the answers number instead of tokens: rows of this table, directions behind the final norm.
+    """
     if by not in ("layer", "sublayer", "head", "source", "neuron"):
         raise ValueError(f"by must be layer, sublayer, head, source or neuron, got {by!r}")
     if by == "neuron" and not isinstance(config.mlp, MLP):
         kind = "a mixture of experts" if config.mlp else "attention-only"
         raise ValueError(f"by='neuron' requires a plain or gated MLP, this model is {kind}")
-    if not config.unembed or config.mlm_head:
+    if directions is None and (not config.unembed or config.mlm_head):
         raise ValueError(
-            "attribution requires logits that are linear in the normed stream (no masked-LM head)"
+            "attribution requires logits that are linear in the normed stream (no masked-LM head), or a direction"
         )
+    if top is not None:
+        _check_top(top, config, by)
     return Analysis(
         name="attribution",
-        reads=partial(_reads, by=by),
-        compute=partial(_compute, by=by),
+        reads=partial(_reads, by=by, logits=directions is None),
+        compute=partial(_compute, by=by, directions=directions),
         reduction=Rows,
-        finish=partial(_finish, config=config, by=by),
+        finish=partial(_finish, config=config, by=by, top=top, projected=directions is not None),
         last_only=True,
     )
+
+
+def cut_behind(batch: Batch, pos: int | Sequence[int], config: ModelConfig) -> Batch:
+    """Each row up to one of its real tokens, negative from its end, which then stands in the last column.
+
+    In a causal model nothing behind a position changes what is computed there.
+    Errors: ValueError for a model that is not causal, or another number of positions than of rows; IndexError for a
+    position that a row lacks.
+    """
+    if not config.causal:
+        raise ValueError("pos requires a causal model (the prompt is cut behind it), this one sees both ways")
+    asked = torch.as_tensor(pos, device=batch.tokens.device).flatten()
+    if len(asked) not in (1, len(batch)):
+        raise ValueError(
+            f"one position per prompt is required, got {len(asked)} positions for {len(batch)} prompts"
+        )
+    column, lengths = asked.expand(len(batch)), batch.lengths
+    if bool(((column >= lengths) | (column < -lengths)).any()):
+        raise IndexError(f"positions of prompts of {lengths.tolist()} tokens are required, got {pos}")
+    column = torch.where(column < 0, column + lengths, column)
+    keep = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.keep is None else batch.keep
+    keep = keep & (keep.cumsum(1) <= column[:, None] + 1)
+    aligned, width = replace(batch, keep=keep).left_aligned(), int(column.max()) + 1
+    assert aligned.keep is not None
+    keep, types = aligned.keep[:, -width:], aligned.types
+    return replace(
+        aligned,
+        tokens=aligned.tokens[:, -width:],
+        keep=None if bool(keep.all()) else keep,
+        types=None if types is None else types[:, -width:],
+    )
+
+
+def _directions(
+    answer: Answers, wrong: Answers | None, rows: int, d_model: int
+) -> Float[Tensor, "n d_model"] | None:
+    """One direction for all prompts as a table of one, or one for each; None where the answers are tokens."""
+    floating = [x for x in (answer, wrong) if isinstance(x, Tensor) and x.is_floating_point()]
+    if not floating:
+        return None
+    if wrong is not None:
+        raise ValueError("a direction has no wrong answer: pass the difference of two directions")
+    (directions,) = floating
+    if directions.shape not in ((d_model,), (rows, d_model)):
+        raise ValueError(
+            f"a direction requires the shape [d_model] = [{d_model}] or [prompt, d_model] = [{rows}, {d_model}], "
+            f"got {shape_text(directions.shape)}"
+        )
+    if not bool(directions.isfinite().all()):
+        raise ValueError("a direction requires finite numbers, got infinity or NaN")
+    return directions.detach().reshape(-1, d_model)
+
+
+def _check_top(top: int, config: ModelConfig, by: By) -> None:
+    if by != "neuron" or not isinstance(config.mlp, MLP):
+        raise ValueError(f"top requires by='neuron', got by={by!r}")
+    if not 1 <= top <= config.n_layers * config.mlp.d_mlp:
+        raise ValueError(f"top must be in [1, {config.n_layers * config.mlp.d_mlp}] neurons, got {top}")
 
 
 def labels(config: ModelConfig, by: By) -> tuple[str, ...]:
@@ -126,35 +213,32 @@ def _last_query(pattern_bhqk: Tensor) -> Tensor:
     return pattern_bhqk[:, :, -1]
 
 
-def _site(layer: int, name: str) -> str:
-    return f"blocks.{layer}.{name}"
-
-
 def _layer_reads(config: ModelConfig, by: By, layer: int) -> Iterable[Read]:
     for sublayer in config.sublayers:
         mixer = sublayer.removesuffix("_out")
         if sublayer != "mlp_out" and by in ("head", "source"):
-            yield Read(_site(layer, f"{mixer}.hook_z"), _last)
+            yield Read(site(layer, f"{mixer}.hook_z"), _last)
             if by == "source":
-                yield Read(_site(layer, f"{mixer}.hook_pattern"), _last_query)
-                yield Read(_site(layer, f"{mixer}.hook_v"))
+                yield Read(site(layer, f"{mixer}.hook_pattern"), _last_query)
+                yield Read(site(layer, f"{mixer}.hook_v"))
         elif sublayer == "mlp_out" and by == "neuron":
-            yield Read(_site(layer, "mlp.hook_post"), _last)
+            yield Read(site(layer, "mlp.hook_post"), _last)
         else:
-            yield Read(_site(layer, f"hook_{sublayer}"), _last)
+            yield Read(site(layer, f"hook_{sublayer}"), _last)
     if config.norm_place == "post":
         names = {"attn_out": "ln1", "cross_attn_out": "ln_cross", "mlp_out": "ln2"}
         for sublayer in config.sublayers:
-            yield Read(_site(layer, f"{names[sublayer]}.hook_scale"), _last)
+            yield Read(site(layer, f"{names[sublayer]}.hook_scale"), _last)
 
 
-def _reads(config: ModelConfig, by: By) -> tuple[Read, ...]:
+def _reads(config: ModelConfig, by: By, logits: bool = True) -> tuple[Read, ...]:
     reads = [Read(site, _last) for site in embedding_parts(config)]
     if config.embed_norm and not isinstance(config.norm, NoNorm):
         reads.append(Read("ln_embed.hook_scale", _last))
     for layer in range(config.n_layers):
         reads += _layer_reads(config, by, layer)
-    return (*reads, Read(final_stream(config), _last), Read(_logits(config), _last))
+    reads.append(Read(final_stream(config), _last))
+    return (*reads, Read(_logits(config), _last)) if logits else tuple(reads)
 
 
 def _logits(config: ModelConfig) -> str:
@@ -162,139 +246,88 @@ def _logits(config: ModelConfig) -> str:
     return "unembed.hook_out" if config.logit_softcap is None else "unembed.hook_uncapped"
 
 
-def _compute(trace: Trace, batch: Batch, model: Transformer, by: By) -> Mapping[str, Tensor]:
-    """Contributions `[b c]` by folding the logit direction backwards, so nothing per head is as wide as d_model."""
+def _compute(
+    trace: Trace, batch: Batch, model: Transformer, by: By, directions: Float[Tensor, "n d"] | None
+) -> Mapping[str, Tensor]:
+    """Contributions `[b c]` by folding the direction backwards, so nothing per head or neuron is as wide as d_model."""
     if batch.answer is None:
         raise ValueError("attribution requires batches with answers (Batch.with_answers)")
     if batch.keep is not None and not bool(batch.keep[:, -1].all()):
         raise ValueError("attribution requires rows that end in the last column (Batch.left_aligned)")
     wide = torch.promote_types(model.dtype, torch.float32)
-    last = {read.site: trace[read].to(wide) for read in _reads(model.config, by)}
-    direction, constant = logit_direction(model, batch.answer, batch.wrong)
+    last = {read.site: trace[read].to(wide) for read in _reads(model.config, by, directions is None)}
+    target = (
+        _of_logits(model, batch, last) if directions is None else _of_rows(model, batch, last, directions)
+    )
     scale = model.ln_final.scale(last[final_stream(model.config)])
-    folded = _Folded(model, last, model.ln_final.pull_back(direction.to(wide), scale))
+    folded = Folded(model, last, model.ln_final.pull_back(target.direction.to(wide), scale))
     columns = folded.embeddings()
     extra: dict[str, Tensor] = {}
     for layer in range(model.config.n_layers):
         parts, sources = folded.block(layer, by)
         columns += [torch.cat(parts, 1).sum(1, keepdim=True)] if by == "layer" else parts
         extra |= sources
-    values = torch.cat((*columns, constant[:, None].to(wide)), 1)
-    whole, scale = _whole(last[_logits(model.config)], batch)
-    error = (values.sum(1) - whole).abs() / torch.maximum(values.abs().amax(1), scale)
+    values = torch.cat((*columns, target.constant[:, None].to(wide)), 1)
+    largest = torch.maximum(values.abs().amax(1), target.largest).clamp_min(torch.finfo(wide).tiny)
+    error = (values.sum(1) - target.total).abs() / largest
     if not bool((error <= TOLERANCE[model.dtype]).all()):
         raise IncompleteSumError(
-            f"attribution by {by}: components miss the logits by {float(error.max()):.2e} relative",
+            f"attribution by {by}: components miss the total by {float(error.max()):.2e} relative",
             float(error.max()),
         )
-    return {"logits": values, "total": whole, "error": error, **extra}
+    return {"logits": values, "total": target.total, "error": error, **extra}
 
 
-class _Folded:
-    """A direction at the end of the stream, carried back to where each sublayer writes.
+@dataclass(frozen=True)
+class _Target:
+    """What the parts are to sum to."""
 
-    `last` holds the activations at the last position. In pre-norm models the direction is the same everywhere; each
-    norm of the stream (post-norm) or of a sublayer's output (sandwich) that lies in between is pulled back through at
-    its frozen scale, and its beta becomes a column.
-    """
-
-    def __init__(self, model: Transformer, last: Mapping[str, Tensor], end: Float[Tensor, "b d"]) -> None:
-        self.model, self.last, self.weights = model, last, Weights(model)
-        self.at: dict[tuple[int, str], Float[Tensor, "b d"]] = {}
-        self.betas: dict[tuple[int, str], Float[Tensor, "b 1"]] = {}
-        for layer in reversed(range(model.config.n_layers)):
-            for sublayer in reversed(model.config.sublayers):
-                norm = model.block(layer).sum_norm(sublayer)
-                if norm is not None:
-                    if norm.bias is not None:
-                        self.betas[layer, sublayer] = _dot(end, norm.bias.to(end))
-                    end = norm.pull_back(end, last[_site(layer, f"{norm.name}.hook_scale")])
-                self.at[layer, sublayer] = end
-        self.end = end
-
-    def embeddings(self) -> list[Float[Tensor, "b 1"]]:
-        """The embeddings' columns, and beta of the norm behind them."""
-        norm, direction, beta = self.model.ln_embed, self.end, []
-        if norm is not None:
-            beta = [] if norm.bias is None else [_dot(direction, norm.bias.to(direction))]
-            direction = norm.pull_back(direction, self.last["ln_embed.hook_scale"])
-        return [_dot(self.last[name], direction) for name in embedding_parts(self.model.config)] + beta
-
-    def block(self, layer: int, by: By) -> tuple[list[Float[Tensor, "b c"]], dict[str, Tensor]]:
-        """The columns of one block at this grain, and each head split by source if that is asked."""
-        columns: list[Tensor] = []
-        extra: dict[str, Tensor] = {}
-        for sublayer in self.model.config.sublayers:
-            if sublayer != "mlp_out" and by in ("head", "source"):
-                found, sources = self._heads(layer, sublayer, by)
-                columns += found
-                extra |= {} if sources is None else {f"{sublayer}_{layer}": sources}
-            elif sublayer == "mlp_out" and by == "neuron":
-                columns += self._neurons(layer)
-            else:
-                columns.append(_dot(self.last[_site(layer, f"hook_{sublayer}")], self.at[layer, sublayer]))
-            if (layer, sublayer) in self.betas:
-                columns.append(self.betas[layer, sublayer])
-        return columns, extra
-
-    def _heads(
-        self, layer: int, sublayer: str, by: By
-    ) -> tuple[list[Float[Tensor, "b c"]], Float[Tensor, "b h k"] | None]:
-        """The heads' columns and their bias'; with `by="source"` also each head's by source."""
-        mixer = sublayer.removesuffix("_out")
-        w = self.weights.layer(layer, cross=sublayer == "cross_attn_out")
-        z = self.last[_site(layer, f"{mixer}.hook_z")]
-        output = einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
-        direction, beta = self._behind(layer, sublayer, output)
-        folded = einsum(w.W_O.to(z), direction, "h e d, b d -> b h e")
-        heads = (z * folded).sum(-1)
-        columns = [heads, _dot(direction, w.b_O.to(z)) + beta]
-        if by == "head":
-            return columns, None
-        v = self.last[_site(layer, f"{mixer}.hook_v")][:, :, self.weights.kv_head()]
-        pattern = self.last[_site(layer, f"{mixer}.hook_pattern")]
-        sources = einsum(v, folded, "b k h e, b h e -> b h k") * pattern
-        check_sum(sources.movedim(-1, 0), heads, f"sources of layer {layer}", self.model.dtype)
-        return columns, sources
-
-    def _neurons(self, layer: int) -> list[Float[Tensor, "b c"]]:
-        """Every neuron's column, and the bias'."""
-        w, post = self.weights.layer(layer), self.last[_site(layer, "mlp.hook_post")]
-        assert w.W_out is not None and w.b_out is not None
-        direction, beta = self._behind(layer, "mlp_out", post @ w.W_out.to(post) + w.b_out.to(post))
-        return [post * (direction @ w.W_out.to(post).mT), _dot(direction, w.b_out.to(post)) + beta]
-
-    def _behind(
-        self, layer: int, sublayer: str, output: Float[Tensor, "b d"]
-    ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b 1"] | float]:
-        """The direction at a sublayer's bare output, and what beta of the norm behind it adds."""
-        norm = self.model.block(layer).post_norm(sublayer)
-        direction = self.at[layer, sublayer] * self.model.config.residual_scale
-        if norm is None:
-            return direction, 0.0
-        beta = 0.0 if norm.bias is None else _dot(direction, norm.bias.to(direction))
-        return norm.pull_back(direction, norm.scale(output)), beta
+    direction: Float[Tensor, "b d"]
+    """At the output of the final norm."""
+    constant: Float[Tensor, "b"]
+    """What is added behind the linear part of the final norm."""
+    total: Float[Tensor, "b"]
+    """The model's own number."""
+    largest: Float[Tensor, "b"]
+    """The largest term that the model sums or subtracts to get it; the rounding it carries."""
 
 
-def _dot(x: Float[Tensor, "b d"], y: Float[Tensor, "*#b d"]) -> Float[Tensor, "b 1"]:
-    return (x * y).sum(-1, keepdim=True)
-
-
-def _whole(logits: Float[Tensor, "b v"], batch: Batch) -> tuple[Float[Tensor, "b"], Float[Tensor, "b"]]:
-    """The logit (difference) that the parts must sum to, and the largest logit it is made of."""
+def _of_logits(model: Transformer, batch: Batch, last: Mapping[str, Tensor]) -> _Target:
+    """The logit (difference) of each row."""
     assert batch.answer is not None
+    logits = last[_logits(model.config)]
+    direction, constant = logit_direction(model, batch.answer, batch.wrong)
     answer = logits.gather(1, batch.answer[:, None])[:, 0]
     if batch.wrong is None:
-        return answer, answer.abs()
+        return _Target(direction, constant, answer, answer.abs())
     wrong = logits.gather(1, batch.wrong[:, None])[:, 0]
-    return answer - wrong, torch.maximum(answer.abs(), wrong.abs())
+    return _Target(direction, constant, answer - wrong, torch.maximum(answer.abs(), wrong.abs()))
 
 
-def _finish(merged: Means | Rows, config: ModelConfig, by: By) -> "xr.Dataset":
+def _of_rows(
+    model: Transformer, batch: Batch, last: Mapping[str, Tensor], directions: Float[Tensor, "n d"]
+) -> _Target:
+    """The normed final stream on a direction: the row of the table that the answer numbers."""
+    assert batch.answer is not None
+    stream = last[final_stream(model.config)]
+    direction = directions.to(stream)[batch.answer.to(stream.device)]
+    gamma, beta = model.ln_final.weight, model.ln_final.bias
+    normed = model.ln_final(stream.to(stream.device if gamma is None else gamma.device, model.dtype))
+    terms = normed.to(stream) * direction
+    constant = torch.zeros_like(terms[:, 0]) if beta is None else direction @ beta.to(direction)
+    return _Target(direction, constant, terms.sum(1), terms.abs().amax(1))
+
+
+def _finish(
+    merged: Means | Rows, config: ModelConfig, by: By, top: int | None, projected: bool
+) -> "xr.Dataset":
     assert isinstance(merged, Rows)
-    rows = merged.rows
+    rows, names = merged.rows, labels(config, by)
+    found, names = (
+        (rows["logits"], names) if top is None else _top_neurons(rows["logits"], names, config, top)
+    )
     values: dict[str, tuple[Sequence[str], Tensor]] = {
-        "logits": (("prompt", "component"), rows["logits"]),
+        "logits": (("prompt", "component"), found),
         "total": (("prompt",), rows["total"]),
     }
     if by == "source":
@@ -303,8 +336,30 @@ def _finish(merged: Means | Rows, config: ModelConfig, by: By) -> "xr.Dataset":
                 each = [rows[f"{sublayer}_{layer}"] for layer in range(config.n_layers)]
                 values[name] = (("prompt", "layer", "head", dim), torch.stack(each, 1))
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
+    unit = "projection on the direction" if projected else unit
     return labelled(
         values,
-        coords={"component": labels(config, by)},
+        coords={"component": names},
         attrs={"by": by, "unit": unit, "completeness_error": float(rows["error"].max())},
     )
+
+
+def _top_neurons(
+    values: Float[Tensor, "b c"], names: tuple[str, ...], config: ModelConfig, top: int
+) -> tuple[Float[Tensor, "b c2"], tuple[str, ...]]:
+    """The columns with all but the largest neurons summed, one column per layer."""
+    assert isinstance(config.mlp, MLP)
+    width = config.mlp.d_mlp
+    starts = [names.index(f"L{layer}N0") for layer in range(config.n_layers)]
+    neurons = torch.cat([values[:, start : start + width] for start in starts], 1)
+    chosen = torch.zeros(neurons.shape[1], dtype=torch.bool, device=values.device)
+    chosen[neurons.abs().mean(0).topk(top).indices] = True
+    columns, kept, end = [], list[str](), 0
+    for layer, (start, mask) in enumerate(zip(starts, chosen.split(width), strict=True)):
+        block = values[:, start : start + width]
+        rest = block.masked_fill(mask, 0).sum(1, keepdim=True)
+        columns += [values[:, end:start], block[:, mask], rest]
+        kept += [*names[end:start], *(f"L{layer}N{u}" for u in mask.nonzero().flatten().tolist())]
+        kept.append(f"{layer}_mlp_rest")
+        end = start + width
+    return torch.cat((*columns, values[:, end:]), 1), (*kept, *names[end:])

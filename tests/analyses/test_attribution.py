@@ -1,13 +1,20 @@
 """Direct logit attribution: sums at every grain, equals a slow loop, and does not see batches or padding."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import interp
-from interp import Batch, HookedTransformer
-from interp.analyses.attribution import labels
+from interp import Batch, HookedEncoderDecoder, HookedTransformer
+from interp.analyses.attribution import Answers, labels
 from interp.model import MLP
-from tests.configs import CAUSAL, CONFIGS, build, some_tokens
+from interp.model.norm import Normalize
+from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
+from tests.model import test_encoder_decoder as pairs
 from tests.tolerances import assert_close
 
 LINEAR = tuple(name for name, config in CONFIGS.items() if not config.mlm_head)
@@ -117,3 +124,213 @@ def test_answers_must_fit_the_prompts_and_the_vocabulary() -> None:
         interp.attribute(model, some_tokens(), [1, 2])
     with pytest.raises(ValueError, match=r"must be in \[0, 30\], got 31"):
         interp.attribute(model, some_tokens(), 31)
+
+
+# --- directions -----------------------------------------------------------------------------------------------------
+
+
+def directions(rows: int = 3) -> Tensor:
+    return torch.randn(rows, 24, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("by", GRAINS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_components_sum_to_the_normed_final_stream_on_each_prompts_direction(name: str, by: str) -> None:
+    """Behind a masked-LM head too: the normed stream is in front of it."""
+    if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
+        return
+    normed = build(name).ln_final(build(name)(some_tokens(), stop=2)[:, -1])
+    result = interp.attribute(HookedTransformer(build(name)), some_tokens(), directions(), by=by)  # type: ignore[arg-type]
+    expected = (normed * directions()).sum(-1)
+    assert_close(torch.tensor(result.total.values), expected)
+    assert_close(torch.tensor(result.logits.sum("component").values), expected)
+    assert result.attrs["completeness_error"] <= 1e-11
+    assert result.attrs["unit"] == "projection on the direction"
+
+
+def test_a_model_without_logits_has_directions() -> None:
+    encoder = replace(CONFIGS["bidirectional"], unembed=False, unembed_bias=False)
+    model = HookedTransformer(perturbed(encoder))
+    with pytest.raises(ValueError, match=r"requires logits .* or a direction"):
+        interp.attribute(model, some_tokens(), 3)
+    result = interp.attribute(model, some_tokens(), directions()[0], by="neuron")
+    normed = model.transformer(some_tokens())[:, -1]
+    assert_close(torch.tensor(result.logits.sum("component").values), normed @ directions()[0])
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_the_direction_of_a_logit_difference_gives_what_the_tokens_give_but_b_u(name: str) -> None:
+    model = HookedTransformer(build(name))
+    columns = (model.W_U.mT[ANSWER] - model.W_U.mT[WRONG]) * CONFIGS[name].logit_scale
+    on_direction = interp.attribute(model, some_tokens(), columns, by="head").logits
+    of_tokens = attributed(name, "head").logits
+    np.testing.assert_allclose(on_direction[:, :-1], of_tokens[:, :-1], rtol=1e-9, atol=1e-9)
+    b_U = (model.b_U[ANSWER] - model.b_U[WRONG]) * CONFIGS[name].logit_scale
+    np.testing.assert_allclose(of_tokens[:, -1] - on_direction[:, -1], b_U, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_directions_belong_to_their_prompts_in_batches_of_any_size_and_dtype(dtype: torch.dtype) -> None:
+    model = HookedTransformer(build("gpt2", dtype))
+    together = interp.attribute(model, some_tokens(), directions(), batch_size=2)
+    for i in range(3):
+        alone = interp.attribute(model, some_tokens()[i], directions()[i])
+        assert_close(torch.tensor(together.logits.values[i]), torch.tensor(alone.logits.values[0]), dtype)
+
+
+def test_a_direction_that_nothing_writes_is_no_error() -> None:
+    result = interp.attribute(HookedTransformer(build("gpt2")), some_tokens(), torch.zeros(24), by="source")
+    assert not result.logits.values.any() and result.attrs["completeness_error"] == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong", "message"),
+    [
+        (torch.ones(23), None, r"\[d_model\] = \[24\] or \[prompt, d_model\] = \[3, 24\], got \[23\]"),
+        (torch.ones(2, 24), None, r"= \[3, 24\], got \[2, 24\]"),
+        (torch.tensor([3.0, 14.0, 7.0]), None, r"= \[3, 24\], got \[3\]"),
+        (torch.full((24,), torch.nan), None, "finite numbers"),
+        (torch.ones(24), 5, "a direction has no wrong answer: pass the difference of two"),
+        (ANSWER, torch.ones(24), "a direction has no wrong answer: pass the difference of two"),
+    ],
+)
+def test_a_direction_that_does_not_fit_is_refused_by_its_shape(
+    answer: Tensor, wrong: Answers | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        interp.attribute(HookedTransformer(build("gpt2")), some_tokens(), answer, wrong)
+
+
+# --- positions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_position_of_each_prompt_gives_the_models_logits_there(name: str, side: str) -> None:
+    rows, positions = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9], [7, 9]], [-3, 5, -2]
+    model, batch = HookedTransformer(build(name)), Batch.of(rows, side=side)  # type: ignore[arg-type]
+    result = interp.attribute(model, batch, ANSWER, WRONG, by="source", pos=positions)
+    for i, (row, pos) in enumerate(zip(rows, positions, strict=True)):
+        logits, cap = model(torch.tensor([row]))[0, pos], CONFIGS[name].logit_softcap  # type: ignore[call-overload]
+        logits = logits if cap is None else cap * (logits / cap).atanh()
+        assert_close(torch.tensor(result.total.values[i]), logits[ANSWER[i]] - logits[WRONG[i]])
+    np.testing.assert_allclose(result.logits.sum("component"), result.total, rtol=1e-9, atol=1e-9)
+    assert result.sizes["source"] == 6
+    assert (result.by_source.values[2, ..., :-1] == 0).all(), "the first token sees itself alone"
+
+
+def test_positions_that_a_prompt_lacks_or_that_see_what_follows_are_refused() -> None:
+    model, batch = HookedTransformer(build("gpt2")), Batch.of([[1, 2, 3], [4, 5]])
+    for pos in (2, -3):
+        with pytest.raises(IndexError, match=rf"prompts of \[3, 2\] tokens are required, got {pos}"):
+            interp.attribute(model, batch, 3, pos=pos)
+    with pytest.raises(
+        ValueError, match="one position per prompt is required, got 3 positions for 2 prompts"
+    ):
+        interp.attribute(model, batch, 3, pos=[0, 1, 0])
+    with pytest.raises(ValueError, match="pos requires a causal model"):
+        interp.attribute(HookedTransformer(build("bidirectional")), batch, 3, pos=0)
+
+
+# --- neurons --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm", "parallel"])
+def test_the_largest_neurons_stand_alone_and_the_others_of_each_layer_together(name: str) -> None:
+    every, some = attributed(name, "neuron").logits, attributed(name, "neuron", top=7, batch_size=2)
+    size = {c: abs(every.sel(component=c)).mean() for c in every.component.values if c.startswith("L")}
+    largest = sorted(size, key=lambda c: -float(size[c]))[:7]
+    found = some.component.values.tolist()
+    assert [c for c in found if c.startswith("L")] == [c for c in size if c in largest]
+    for component in set(found) & set(every.component.values):
+        one = some.logits.sel(component=component)
+        np.testing.assert_allclose(one, every.sel(component=component), rtol=1e-12, atol=1e-12)
+    for layer in range(2):
+        others = [c for c in size if c.startswith(f"L{layer}N") and c not in largest]
+        rest = some.logits.sel(component=f"{layer}_mlp_rest")
+        np.testing.assert_allclose(rest, every.sel(component=others).sum("component"), rtol=1e-12, atol=1e-12)
+    assert len(found) == len(every.component) - len(size) + 7 + 2
+    np.testing.assert_allclose(some.logits.sum("component"), some.total, rtol=1e-9, atol=1e-9)
+
+
+def test_the_number_of_neurons_must_fit_the_model_and_the_grain() -> None:
+    for top in (0, 81):
+        with pytest.raises(ValueError, match=rf"top must be in \[1, 80\] neurons, got {top}"):
+            attributed("gpt2", "neuron", top=top)
+    with pytest.raises(ValueError, match="top requires by='neuron', got by='head'"):
+        attributed("gpt2", "head", top=3)
+
+
+class Largest(TorchDispatchMode):
+    """The largest number of values that any operator returned."""
+
+    values = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.values = max(self.values, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("by", ["head", "neuron"])
+def test_nothing_of_every_head_or_neuron_is_as_wide_as_the_stream(by: str) -> None:
+    """Rows of one token, so that all activations at all positions are smaller than that."""
+    rows, units, d_model = 64, 40 if by == "neuron" else 4, 24
+    with Largest() as largest:  # type: ignore[no-untyped-call]
+        interp.attribute(HookedTransformer(build("gpt2")), some_tokens(rows, 1), 3, by=by, batch_size=rows)  # type: ignore[arg-type]
+    assert rows * 3 * d_model <= largest.values < rows * units * d_model
+
+
+# --- encoder-decoders -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", GRAINS)
+@pytest.mark.parametrize("name", pairs.CONFIGS)
+def test_a_decoders_parts_sum_to_the_logits_of_the_encoder_decoder(name: str, by: str) -> None:
+    """Sources and targets of different lengths; each at a position of its own."""
+    if by == "neuron" and pairs.CONFIGS[name].decoder.mlp is None:
+        return
+    network, positions = pairs.model(name), [8, 3, 0]
+    model = HookedEncoderDecoder(network)
+    source = Batch(pairs.SOURCE, pairs.KEEP)
+    target = Batch(pairs.TARGET, torch.arange(9) < torch.tensor([[9], [6], [2]]))
+    given, decoder = model.given(source, target), HookedTransformer(network.decoder)
+    result = interp.attribute(decoder, given, ANSWER, WRONG, by=by, pos=positions)  # type: ignore[arg-type]
+    rows = torch.arange(3)
+    logits = network(pairs.SOURCE, pairs.TARGET, source_keep=pairs.KEEP)[rows, positions]
+    expected = logits[rows, ANSWER] - logits[rows, WRONG]
+    assert_close(torch.tensor(result.total.values), expected)
+    assert_close(torch.tensor(result.logits.sum("component").values), expected)
+    if by == "source":
+        memory = torch.tensor(result.by_memory.values)
+        crossed = [f"L{layer}X{head}" for layer in range(3) for head in range(4)]
+        heads = torch.tensor(result.logits.sel(component=crossed).values).unflatten(1, (3, 4))
+        assert_close(memory.sum(-1), heads)
+        assert (
+            not memory.masked_select(~pairs.KEEP[:, None, None]).any() and memory.abs().min(-1)[0].max() > 0
+        )
+
+
+def test_a_head_of_cross_attention_moves_what_the_formula_says_from_each_source_token() -> None:
+    """a_j (v_j W_O) through the frozen final norm; the last block of a pre-norm decoder."""
+    network = pairs.model("pre-norm")
+    given = HookedEncoderDecoder(network).given(pairs.SOURCE, pairs.TARGET)
+    decoder = HookedTransformer(network.decoder)
+    result = interp.attribute(decoder, given, directions(), by="source")
+    seen = HookedEncoderDecoder(network).run_with_cache(pairs.SOURCE, pairs.TARGET)[1]["decoder"]
+    pattern, v = (seen[f"blocks.2.cross_attn.hook_{part}"] for part in ("pattern", "v"))
+    stream = seen["blocks.2.hook_resid_post"][:, -1]
+    W_O = decoder.weights.layer(2, cross=True).W_O
+    for head in range(4):
+        for j in range(7):
+            part = pattern[:, head, -1, j, None] * (v[:, j, head // 2] @ W_O[head])
+            expected = (through(network.decoder.ln_final, part, stream) * directions()).sum(-1)
+            assert_close(torch.tensor(result.by_memory.values[:, 2, head, j]), expected)
+
+
+def through(norm: Normalize, part: Tensor, whole: Tensor) -> Tensor:
+    """LayerNorm without beta, its scale that of the whole; eps as GPT-2's."""
+    assert norm.weight is not None
+    sigma = (whole.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    return (part - part.mean(-1, keepdim=True)) / sigma * norm.weight

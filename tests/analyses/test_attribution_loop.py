@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import xarray as xr
 from torch import Tensor
 
 import interp
@@ -42,13 +43,14 @@ def column(name: str) -> Tensor:
 
 @functools.cache
 def end_of_stream(name: str) -> Tensor:
-    return build(name)(some_tokens(), stop=2)[ROW, -1]
+    return build(name)(some_tokens(), stop=2)[ROW]
 
 
-def contribution(name: str, part: Tensor) -> float:
-    """The formula above, for a part `[row, pos, d]` of the stream at its end."""
+def contribution(name: str, part: Tensor, direction: Tensor | None = None, pos: int = -1) -> float:
+    """The formula above, for a part `[row, pos, d]` of the stream at its end; or another direction behind the norm."""
     norm = model(name).transformer.ln_final
-    return float(slow_parts.frozen(norm, part[ROW, -1], end_of_stream(name)) @ column(name))
+    part = slow_parts.frozen(norm, part[ROW, pos], end_of_stream(name)[pos])
+    return float(part @ (column(name) if direction is None else direction))
 
 
 def beta_of(name: str, layer: int, sublayer: str) -> Columns:
@@ -103,25 +105,51 @@ GRAINS: dict[str, Callable[[str, int], Columns]] = {
 }
 
 
-@EVERY
-@pytest.mark.parametrize("by", GRAINS)
-def test_every_component_equals_its_formula(name: str, by: str) -> None:
-    if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
-        return
-    result = interp.attribute(model(name), some_tokens()[ROW], ANSWER, WRONG, by=by)  # type: ignore[arg-type]
+def every_part(name: str, by: str) -> Columns:
+    """All components but the final bias, at the end of the stream."""
     parts = slow_parts.sublayers(name)
     parts = {
         label: part for label, part in parts.items() if label.partition("_")[0] in ("embed", "pos", "type")
     }
     for layer in range(2):
         parts |= GRAINS[by](name, layer)
-    expected = {label: contribution(name, part) for label, part in parts.items()}
-    found = dict(zip(result.component.values.tolist(), result.logits.values[0].tolist(), strict=True))
+    return parts
+
+
+def columns(result: xr.Dataset) -> dict[str, float]:
+    """The only prompt's value of every component."""
+    return dict(zip(result.component.values.tolist(), result.logits.values[0].tolist(), strict=True))
+
+
+@EVERY
+@pytest.mark.parametrize("by", GRAINS)
+def test_every_component_equals_its_formula(name: str, by: str) -> None:
+    if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
+        return
+    result = interp.attribute(model(name), some_tokens()[ROW], ANSWER, WRONG, by=by)  # type: ignore[arg-type]
+    expected = {label: contribution(name, part) for label, part in every_part(name, by).items()}
+    found = columns(result)
     constant = found.pop("final_bias")
     assert found == pytest.approx(expected, abs=1e-10)
     weights, beta = model(name), model(name).transformer.ln_final.bias
     bias = float(weights.b_U[ANSWER] - weights.b_U[WRONG]) * CONFIGS[name].logit_scale
     assert constant == pytest.approx(bias + (0.0 if beta is None else float(beta @ column(name))), abs=1e-12)
+
+
+@EVERY
+@pytest.mark.parametrize(("by", "pos"), [("layer", -4), ("head", 5), ("neuron", 0), ("sublayer", -1)])
+def test_on_any_direction_and_at_any_position_too(name: str, by: str, pos: int) -> None:
+    """Of the whole prompt's activations, the tokens behind the position included; gamma and beta as in the formula."""
+    if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
+        return
+    direction = torch.randn(24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    result = interp.attribute(model(name), some_tokens()[ROW], direction, by=by, pos=pos)  # type: ignore[arg-type]
+    parts = every_part(name, by)
+    expected = {label: contribution(name, part, direction, pos) for label, part in parts.items()}
+    beta = model(name).transformer.ln_final.bias
+    expected["final_bias"] = 0.0 if beta is None else float(beta @ direction)
+    assert columns(result) == pytest.approx(expected, abs=1e-10)
+    assert float(result.total[0]) == pytest.approx(sum(expected.values()), abs=1e-10)
 
 
 @EVERY
