@@ -7,6 +7,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from interp.analyses.labels import RULES
 from interp.core.shapes import nearest
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
 
@@ -59,12 +60,11 @@ def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     if "label" not in result:
         raise KeyError("no labels in this result: the table of interp.heads is required")
     cells = result["label"].transpose("layer", "head").to_numpy()
-    words = sorted(set(cells.ravel()) - {"none"})
     ax = axes(ax, 1.2 + 0.8 * cells.shape[1], 1.0 + 0.5 * cells.shape[0])
-    colours = colormaps["Pastel1"]
+    colours = colormaps["Set3"]
     filled = np.ones((*cells.shape, 3))
-    for i, word in enumerate(words):
-        filled[cells == word] = colours(i % colours.N)[:3]
+    for i, rule in enumerate(RULES):  # a label has its colour in every picture
+        filled[cells == rule.label] = colours(i % colours.N)[:3]
     ax.imshow(filled, aspect="auto", interpolation="none")
     ax.set_xticks(np.arange(cells.shape[1] + 1) - 0.5, minor=True)
     ax.set_yticks(np.arange(cells.shape[0] + 1) - 0.5, minor=True)
