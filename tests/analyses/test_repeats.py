@@ -17,7 +17,11 @@ from interp.analyses.repeats import (
     relative_entropy,
     repeat_scores,
 )
+from interp.engine.batch import Batch
+from interp.engine.observe import observe
+from interp.model import Read
 from tests.analyses.slow_heads import causal, slow_scores, tokens_of
+from tests.configs import build, some_tokens
 from tests.tolerances import assert_close
 
 N, PERIOD = 101, 25
@@ -139,3 +143,28 @@ def test_too_few_tokens_are_refused() -> None:
         repeat_scores(torch.zeros(1, 1, 6, 6), 5)
     with pytest.raises(ValueError, match="period and repeats of at least 2"):
         RepeatedTokens(repeats=1)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "no-norm"])
+def test_recorded_attention_is_as_dispersed_as_its_scores_are_bounded(name: str) -> None:
+    """Veličković et al. 2024: e^-d / n <= a <= e^d / n and log n - H <= d, with d the spread of the row's scores."""
+    reads = [Read(f"blocks.1.attn.hook_{part}") for part in ("attn_scores", "pattern")]
+    trace = observe(build(name), Batch(some_tokens(n=20)), reads).trace
+    scores, pattern = (trace[read] for read in reads)
+    for row in range(1, 20):
+        seen, weights, n = scores[:, :, row, : row + 1], pattern[:, :, row, : row + 1], row + 1
+        spread = (seen.amax(-1) - seen.amin(-1))[..., None]
+        assert bool((weights <= spread.exp() / n * (1 + 1e-12)).all())
+        assert bool((weights >= (-spread).exp() / n * (1 - 1e-12)).all())
+        lacking = math.log(n) - entropy(weights)
+        assert bool((lacking <= spread[..., 0] + 1e-12).all())
+        assert float(lacking.max()) > 1e-3, "as if nobody looked anywhere in particular"
+
+
+@pytest.mark.parametrize("m", [10, 1000, 100_000])
+def test_a_needle_ahead_by_the_log_of_the_haystack_keeps_half_the_attention(m: int) -> None:
+    row = torch.zeros(m + 1, dtype=torch.float64)
+    row[0] = math.log(m)
+    weights = row.softmax(-1)
+    assert float(weights[0]) == pytest.approx(0.5)
+    assert float(entropy(weights)) == pytest.approx(math.log(2) + math.log(m) / 2)
