@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from interp.analyses.factors import factors
-from interp.analyses.weight_edit import Held, WeightEdit, held
+from interp.analyses.factors import answer_loss, factors
+from interp.analyses.matrices import Held, held
+from interp.analyses.weight_edit import WeightEdit
 from interp.core.factored import FactoredMatrix
 from interp.core.tiles import wide
 from interp.engine.batch import Batch
@@ -56,9 +56,8 @@ def shift_edit(model: Subject, prompt: Prompts, *, target: Targets, layer: int, 
     seen = observe(network, batch, [read], logits_at=last)
     assert batch.answer is not None
     wanting = (seen.output[:, 0].argmax(-1) != batch.answer).nonzero()[:, 0]
-    wide = torch.promote_types(network.dtype, torch.float32)
-    keys = seen.trace[read][wanting, last[wanting, 0]].to(wide)
-    directions = Weights(network).W_U[:, batch.answer[wanting]].to(wide)
+    keys = wide(seen.trace[read][wanting, last[wanting, 0]])
+    directions = wide(Weights(network).W_U[:, batch.answer[wanting]])
     return WeightEdit(name, FactoredMatrix(keys.mT, eta * directions.mT))
 
 
@@ -137,12 +136,12 @@ def finetune_edit(
     kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     optimiser = kinds[tuning.optimiser]([change], lr=tuning.rate)
     assert batch.answer is not None
-    stream = entering(network, batch, layer)
+    stream, loss = entering(network, batch, layer), answer_loss(batch)
     for _ in range(tuning.steps):
         logits = _changed_logits(network, batch, (stream, layer), where, change)
         if bool((logits.argmax(-1) == batch.answer).all()):
             break
-        change.grad = torch.autograd.grad(target_loss(logits[:, None], batch.answer), change)[0]
+        change.grad = torch.autograd.grad(loss(logits[:, None]), change)[0]
         optimiser.step()
     return WeightEdit(name, change.detach())
 
@@ -164,12 +163,6 @@ def asked(model: Subject, prompt: Prompts, target: Targets) -> Batch:
     batch = model.text.batch(prompt)
     targets = model.text.targets(target, len(batch))
     return batch.with_answers(targets, None).to(model.transformer.device)
-
-
-def target_loss(logits: Float[Tensor, "b 1 v"], answer: Int[Tensor, "b"]) -> Float[Tensor, ""]:
-    """Negative log-likelihood of one token per row, summed, in nats; float32 at least."""
-    wide = logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(wide, answer, reduction="sum")
 
 
 def entering(model: Transformer, batch: Batch, layer: int) -> Tensor:

@@ -11,16 +11,17 @@ from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from einops import einsum
+from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
 
+from interp.analyses.matrices import between, held
 from interp.core.shapes import nearest
 from interp.core.tiles import wide
 from interp.engine.batch import Batch
 from interp.engine.observe import Metric, observe
-from interp.model.config import MLP, ModelConfig, MoE, NoNorm
+from interp.model.config import ModelConfig, MoE
 from interp.model.norm import Normalize
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
@@ -82,14 +83,19 @@ class Factors(Mapping[str, tuple[Tensor, Tensor]]):
 
     def _autograd(self, name: str) -> Float[Tensor, "i o"]:
         """The weight gradient by autograd; the pass runs with a stand-in that shares memory, so nothing is written."""
-        path, rows = _stored(self.model.config, name)
+        where = held(self.model, name)
+        path = where.parameter
         stand_in = self.model.get_parameter(path).detach().requires_grad_()
         batch = self.batch
         options = {"logits_at": batch.last()[:, None], "keep": batch.keep, "types": batch.types}
         with torch.enable_grad():
             logits: Tensor = functional_call(self.model, {path: stand_in}, (batch.tokens,), options)
             (found,) = torch.autograd.grad(self.loss(logits), stand_in)
-        return wide(found[rows].mT.to(self.model.device))
+        gradient = where.view(found).to(self.model.device)
+        if gradient.ndim == 3:  # heads stand side by side here
+            together = "h e d -> (h e) d" if name.endswith("W_O") else "h d e -> d (h e)"
+            gradient = rearrange(gradient, together)
+        return wide(gradient)
 
 
 def factors(
@@ -117,7 +123,8 @@ def factors(
     chosen = _chosen(model.config, matrices, layers)
     batch = batch.to(model.device)
     metric = answer_loss(batch) if loss is None else loss
-    reads = {key: _reads(model.config, *key) for key in chosen}
+    sites = {key: between(model.config, full_name(*key)) for key in chosen}
+    reads = {key: (Read(given), Read(output, grad=True)) for key, (given, output) in sites.items()}
     union = list(dict.fromkeys(read for pair in reads.values() for read in pair))
     where = batch.last()[:, None]
     trace = observe(model, batch, union, logits_at=where, metric=metric).trace
@@ -192,33 +199,6 @@ def _chosen(
     return [(layer, matrix) for layer in every for matrix in wanted]
 
 
-def _reads(config: ModelConfig, layer: int, matrix: Matrix) -> tuple[Read, Read]:
-    """The input of a matrix, and the gradient at its output (of W_out and W_O: at what is added to the stream)."""
-    gated = isinstance(config.mlp, MLP) and config.mlp.gated
-    given = {"W_O": "attn.hook_z", "W_out": "mlp.hook_post"}
-    output = {
-        "W_Q": "attn.hook_q", "W_K": "attn.hook_k", "W_V": "attn.hook_v", "W_O": "hook_attn_out",
-        "W_gate": "mlp.hook_pre", "W_in": "mlp.hook_pre_linear" if gated else "mlp.hook_pre", "W_out": "hook_mlp_out",
-    }  # fmt: skip
-    source = given.get(matrix) or (_mlp_reads(config) if matrix in MATRICES[:3] else _attention_reads(config))
-    return Read(f"blocks.{layer}.{source}"), Read(f"blocks.{layer}.{output[matrix]}", grad=True)
-
-
-def _attention_reads(config: ModelConfig) -> str:
-    """The site of the input of W_Q, W_K, W_V."""
-    normed = not isinstance(config.norm, NoNorm) and config.norm_place in ("pre", "sandwich")
-    return "ln1.hook_normalized" if normed else "hook_resid_pre"
-
-
-def _mlp_reads(config: ModelConfig) -> str:
-    """The site of the input of W_in and W_gate; a post-norm block's MLP reads the sum that ln1 has normed."""
-    if isinstance(config.norm, NoNorm) or config.norm_place == "output":
-        return "hook_resid_pre" if config.parallel else "hook_resid_mid"
-    return (
-        "ln1.hook_normalized" if config.shared_norm or config.norm_place == "post" else "ln2.hook_normalized"
-    )
-
-
 def _at_output(
     model: Transformer,
     layer: int,
@@ -249,18 +229,3 @@ def norm_vjp(
         leaf = wide(x.detach()).requires_grad_()
         (found,) = torch.autograd.grad(norm.linear(leaf, norm.scale(leaf)), leaf, wide(gradient))
     return found.to(gradient.dtype)
-
-
-def _stored(config: ModelConfig, name: str) -> tuple[str, slice]:
-    """The parameter that holds a matrix, `[out in]`, and the rows that are the matrix."""
-    prefix, _, matrix = name.rpartition(".")
-    if matrix in WRITERS:
-        return f"{prefix}.out.weight", slice(None)
-    if matrix in ("W_in", "W_gate"):
-        assert isinstance(config.mlp, MLP)
-        m = config.mlp.d_mlp
-        second = matrix == "W_in" and config.mlp.gated
-        return f"{prefix}.into.weight", slice(m, 2 * m) if second else slice(0, m)
-    ends = [0, config.n_heads, config.n_heads + config.kv_heads, config.n_heads + 2 * config.kv_heads]
-    part = ("W_Q", "W_K", "W_V").index(matrix)
-    return f"{prefix}.qkv.weight", slice(ends[part] * config.head_width, ends[part + 1] * config.head_width)

@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.analyses.editing import asked, entering
-from interp.analyses.weight_edit import WeightEdit, ends, held
+from interp.analyses.matrices import ends, held
+from interp.analyses.weight_edit import WeightEdit
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import shape_text
 from interp.engine.batch import Batch

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from interp import Batch, HookedTransformer
 from interp.analyses.editing import FineTuning, finetune_edit, gradient_edit, shift_edit
+from interp.analyses.matrices import held
 from interp.analyses.rome import Rome, key_moment, rome_edit
-from interp.analyses.weight_edit import WeightEdit, held
+from interp.analyses.weight_edit import WeightEdit
 from interp.model import MLP, MoE, Weights
 from tests.analyses.test_weight_edit import BLOCK, matrices
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
