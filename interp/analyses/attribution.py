@@ -135,7 +135,7 @@ def cut_behind(batch: Batch, pos: int | Sequence[int], config: ModelConfig) -> B
     if bool(((column >= lengths) | (column < -lengths)).any()):
         raise IndexError(f"positions of prompts of {lengths.tolist()} tokens are required, got {pos}")
     column = torch.where(column < 0, column + lengths, column)
-    keep = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.keep is None else batch.keep
+    keep = batch.real
     keep = keep & (keep.cumsum(1) <= column[:, None] + 1)
     aligned, width = replace(batch, keep=keep).left_aligned(), int(column.max()) + 1
     assert aligned.keep is not None

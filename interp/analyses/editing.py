@@ -82,7 +82,7 @@ def gradient_edit(
     name, short = f"blocks.{layer}.{matrix}", matrix.rpartition(".")[2]
     held(network, name)
     x, delta = factors(network, batch, [short], [layer])[name]  # type: ignore[list-item]  # `held` has seen it
-    real = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.keep is None else batch.keep
+    real = batch.real
     left, right = wide(x[real]).mT, -eta * wide(delta[real])
     if short in ("W_Q", "W_K", "W_V"):
         right = rearrange(right, "n (h e) -> h n e", e=network.config.head_width)

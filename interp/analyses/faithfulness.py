@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.analyses.attribution import Answers
-from interp.analyses.input_gradients import Baseline, answer_logits, baseline_embedding, picked
+from interp.analyses.input_gradients import Baseline, answer_logits, baseline_embedding
 from interp.analyses.mixing import check_tokens
 from interp.analyses.token_attribution import METHODS, Method, columns, scores
 from interp.core.results import labelled
@@ -193,7 +193,7 @@ def top_share(
 
 def _removable(batch: Batch) -> Bool[Tensor, "b p"]:
     """Every real token but a prepended BOS."""
-    real = torch.ones_like(batch.tokens).bool() if batch.keep is None else batch.keep
+    real = batch.real
     return real & (real.cumsum(1) > 1) if batch.bos else real
 
 
@@ -212,7 +212,7 @@ def _answers(
     for rows in torch.arange(len(flat)).split(batch_size):
         prompt = rows % len(batch)
         edit = Edit("hook_embed", partial(_replaced, base=base, holes=flat[rows.to(flat.device)]))
-        some, place = picked(batch, prompt).to(model.device), at[prompt].to(model.device)
+        some, place = batch.rows(prompt).to(model.device), at[prompt].to(model.device)
         stream = observe(model, some, edits=[edit], stop=model.config.n_layers).output
         found.append(_measured(model, stream, some, place, how.measure))
     return torch.cat(found).unflatten(0, holes.shape[:2])

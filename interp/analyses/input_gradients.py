@@ -5,7 +5,7 @@ token embeddings, `hook_embed`; positions keep their own. One pass per batch of 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -81,22 +81,6 @@ def baseline_embedding(model: Transformer, baseline: Baseline) -> Float[Tensor, 
     return table[baseline] * scale
 
 
-def picked(batch: Batch, rows: Int[Tensor, "n"]) -> Batch:
-    """These rows of a batch of single texts, in this order, one several times if need be."""
-
-    def some(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x[rows.to(x.device)]
-
-    return replace(
-        batch,
-        tokens=batch.tokens[rows.to(batch.tokens.device)],
-        keep=some(batch.keep),
-        answer=some(batch.answer),
-        wrong=some(batch.wrong),
-        types=some(batch.types),
-    )
-
-
 def answer_logits(
     model: Transformer, stream: Float[Tensor, "b p d"], batch: Batch, at: Int[Tensor, "b"]
 ) -> Float[Tensor, "b"]:
@@ -122,7 +106,7 @@ def gradient_x_input(
     read, grad = Read(_EMBED), Read(_EMBED, grad=True)
     found = []
     for rows in _chunks(len(batch), batch_size):
-        trace = _differentiated(model, picked(batch, rows), at[rows], (read, grad)).trace
+        trace = _differentiated(model, batch.rows(rows), at[rows], (read, grad)).trace
         found.append((wide(trace[read]) * wide(trace[grad])).sum(-1))
     return torch.cat(found)
 
@@ -144,7 +128,7 @@ def integrated_gradients(
     products, values = [], []
     for rows in _chunks(len(batch) * len(line), batch_size):
         prompt, node = rows // len(line), rows % len(line)
-        some, share = picked(batch, prompt), line[node.to(line.device)]
+        some, share = batch.rows(prompt), line[node.to(line.device)]
         edit = Edit(_EMBED, partial(_towards, base=base, share=share))
         seen = _differentiated(model, some, at[prompt], (Read(_EMBED, grad=True),), (edit,))
         gradient = wide(seen.trace[_EMBED])

@@ -209,7 +209,7 @@ def _read_out(
 def _columns(batch: Batch, positions: Sequence[int] | None) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
     """The column of every position asked for, and whether there is a token."""
     tokens = batch.tokens
-    keep = torch.ones_like(tokens, dtype=torch.bool) if batch.keep is None else batch.keep
+    keep = batch.real
     if positions is None:
         return torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens), keep
     if batch.documents is not None:

@@ -183,7 +183,7 @@ def output(config: ModelConfig, part: str, *, top: int = 10) -> Analysis:
 @torch.no_grad()
 def _compute(trace: Trace, batch: Batch, model: Transformer, part: Part, top: int) -> Mapping[str, Tensor]:
     written = part.write(trace, model)
-    keep = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.keep is None else batch.keep
+    keep = batch.real
     found = spoken(written[keep], model, _targets(batch)[keep], top)
     out = {}
     for name, value in found.items():

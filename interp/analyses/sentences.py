@@ -112,7 +112,7 @@ def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
     """
     if batch.answer is None or batch.wrong is None or batch.documents is not None:
         raise ValueError("name scores require batches of one text per row with both names as answers")
-    keep = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.keep is None else batch.keep
+    keep = batch.real
     receiver, giver = (keep & (batch.tokens == name[:, None]) for name in (batch.answer, batch.wrong))
     if not bool((receiver.any(1) & giver.any(1) & keep[:, -1]).all()):
         raise ValueError("name scores require rows that contain both names and end in the last column")

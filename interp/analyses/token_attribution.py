@@ -274,7 +274,7 @@ def _without_padding(score: Float[Tensor, "b p"], batch: Batch) -> Float[Tensor,
 
 def _alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"], batch_size: int) -> "xr.Dataset":
     """ALTI-Logit of rows cut behind their position, put back into the columns they came from."""
-    every = torch.ones_like(batch.tokens).bool() if batch.keep is None else batch.keep
+    every = batch.real
     before = torch.arange(batch.tokens.shape[1], device=at.device) <= at[:, None]
     if not model.config.causal and not bool((before | ~every).all()):
         raise ValueError("ALTI-Logit requires the last position in a bidirectional model: use pos=-1")

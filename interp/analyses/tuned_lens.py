@@ -171,7 +171,7 @@ def loss_and_gradients(
     reads = {site: Read(site) for site in (*translators.sites, final_stream(model.config))}
     batch = batch.to(model.device)
     trace = observe(model, batch, tuple(reads.values()), answers_only=True).trace
-    real = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.keep is None else batch.keep
+    real = batch.real
     final, n = trace[reads[final_stream(model.config)]][real], int(real.sum())
     loss = translators.weight.new_zeros(len(translators.sites))
     grads = tuple(torch.zeros_like(parameter) for parameter in (translators.weight, translators.bias))
@@ -203,12 +203,10 @@ def _epochs(batch: Batch, size: int, seed: int) -> Iterator[Batch]:
     dice = torch.Generator().manual_seed(seed)
 
     def chosen(rows: Tensor) -> Batch:
-        keep, documents, types = (
-            None if x is None else x[rows] for x in (batch.keep, batch.documents, batch.types)
-        )
-        used = _used(keep)
-        cut = (None if x is None else x[:, used] for x in (batch.tokens[rows], keep, documents, types))
-        tokens, keep, documents, types = cut
+        part = batch.rows(rows)
+        used = _used(part.keep)
+        columns = (part.tokens, part.keep, part.documents, part.types)
+        tokens, keep, documents, types = (None if x is None else x[:, used] for x in columns)
         assert tokens is not None
         return Batch(tokens, keep, batch.bos, documents=documents, types=types)
 

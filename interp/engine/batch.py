@@ -106,6 +106,11 @@ class Batch:
             return torch.full((len(self),), self.tokens.shape[1], device=self.tokens.device)
         return self.keep.sum(1)
 
+    @property
+    def real(self) -> Bool[Tensor, "b p"]:
+        """True at every real token: `keep`, written out where there is no padding."""
+        return torch.ones_like(self.tokens, dtype=torch.bool) if self.keep is None else self.keep
+
     def last(self) -> Int[Tensor, "b"]:
         """Column of the last real token of each row; ValueError for packed rows, which have several."""
         self._one_text_per_row("the last token")
@@ -122,6 +127,10 @@ class Batch:
         """Consecutive parts of at most `size` rows, of the same width."""
         for start in range(0, len(self), size):
             yield self._each(itemgetter(slice(start, start + size)))
+
+    def rows(self, index: Int[Tensor, "n"]) -> "Batch":
+        """These rows in this order, one several times if need be; of the same width."""
+        return self._each(lambda x: x[index.to(x.device)])
 
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> "Batch":
         """The same rows with the tokens a question is about."""

@@ -120,7 +120,7 @@ def continued(batch: Batch, steps: Iterable[Step]) -> Batch:
     tokens = torch.cat((batch.tokens, new), 1)
     if batch.keep is None and bool(alive.all()):
         return Batch(tokens, None, batch.bos)
-    keep = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.keep is None else batch.keep
+    keep = batch.real
     return Batch(tokens, torch.cat((keep, alive), 1), batch.bos)
 
 
