@@ -17,8 +17,9 @@ from torch import Tensor
 from interp.analyses.attribution import Answers
 from interp.analyses.factors import WRITERS, Factors, Matrix, answer_loss, factors, full_name
 from interp.core.factored import FactoredMatrix
+from interp.core.precision import wide
 from interp.core.results import frame, labelled
-from interp.core.tiles import row_tiles, wide
+from interp.core.tiles import row_tiles
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Prompts, Text

@@ -9,9 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.analyses.circuits import Circuits
+from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.shapes import shape_text
-from interp.core.tiles import row_tiles, wide
+from interp.core.tiles import row_tiles
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -16,8 +16,8 @@ from torch import Tensor
 from interp.analyses.circuits import Circuits
 from interp.core.factored import FactoredMatrix
 from interp.core.haar import Nakagami, concentration, gaussian_concentration, overlap_null
+from interp.core.precision import wide
 from interp.core.results import labelled
-from interp.core.tiles import wide
 from interp.engine.observe import Subject
 from interp.model.variants import Rotary
 
@@ -173,7 +173,7 @@ def composition_directions(
     if k is not None and not 1 <= k <= most:
         raise ValueError(f"1 to {most} directions are required, got {k}")
     left, s, right = _product(circuits, kind, src, dst, offset).svd()
-    source = _wide(circuits.ov(*src))
+    source = circuits.ov(*src).wide()
     written = left.mT[:k] @ source.A @ source.B
     power = s.square()
     return Directions(
@@ -200,7 +200,7 @@ def _product(circuits: Circuits, kind: Kind, src: Head, dst: Head, offset: int |
             "a source in an earlier layer than the destination is required, got "
             f"{src[0]}.{src[1]} -> {dst[0]}.{dst[1]}"
         )
-    return _wide(first) @ _wide(second)
+    return first.wide() @ second.wide()
 
 
 def _read(
@@ -249,7 +249,3 @@ def _ratios(
             rows = rearrange(entries, "(h e) c -> h e c", h=heads).sum(1)  # contiguous first: half the time
             squares[first, :, second] = rearrange(rows, "h (g e) -> h g e", e=width).sum(-1)
     return squares.sqrt()
-
-
-def _wide(matrix: FactoredMatrix) -> FactoredMatrix:
-    return FactoredMatrix(wide(matrix.A), wide(matrix.B))

@@ -17,10 +17,10 @@ from tqdm import tqdm
 
 from interp.analyses.circuits import Circuits, Embedding
 from interp.core.factored import FactoredMatrix
+from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.shapes import shape_text
 from interp.core.stats import Moments
-from interp.core.tiles import wide
 from interp.engine.observe import Subject
 
 if TYPE_CHECKING:
@@ -270,13 +270,13 @@ def _full(circuits: Circuits, kind: Kind, layer: int, head: int) -> FactoredMatr
         raise ValueError(f"kind must be OV or QK, got {kind!r}")
     if kind == "OV":
         return _full_ov(circuits, layer, head)
-    qk, embedded = _wide(circuits.qk(layer, head)), wide(circuits.embedded)
+    qk, embedded = circuits.qk(layer, head).wide(), wide(circuits.embedded)
     return FactoredMatrix(embedded @ qk.A, qk.B @ embedded.mT)
 
 
 def _full_ov(circuits: Circuits, layer: int, head: int) -> FactoredMatrix:
     """`Circuits.full_ov` with the final norm on W_O's side: no second array of the unembedding's size."""
-    ov = _wide(circuits.ov(layer, head))
+    ov = circuits.ov(layer, head).wide()
     source = wide(circuits.embedded) @ ov.A
     return FactoredMatrix(source, _before_unembedding(circuits, ov.B) @ wide(_unembedding(circuits)))
 
@@ -300,10 +300,6 @@ def _over_vocabulary(left: Float[Tensor, "c v"], right: Float[Tensor, "v d"]) ->
     for columns, rows in zip(left.split(CHUNK, 1), right.split(CHUNK), strict=True):
         total = torch.addmm(total, wide(columns), wide(rows))
     return total
-
-
-def _wide(matrix: FactoredMatrix) -> FactoredMatrix:
-    return FactoredMatrix(wide(matrix.A), wide(matrix.B))
 
 
 def _centred(matrix: FactoredMatrix) -> FactoredMatrix:

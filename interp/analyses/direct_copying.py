@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.analyses.circuits import Circuits
-from interp.core.tiles import wide
+from interp.core.precision import wide
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 

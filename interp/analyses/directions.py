@@ -19,8 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.analyses.circuits import Circuits
+from interp.core.precision import wide
 from interp.core.results import labelled
-from interp.core.tiles import wide
 from interp.engine.observe import Subject
 from interp.model.weights import Weights
 

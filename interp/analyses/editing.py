@@ -18,7 +18,7 @@ from interp.analyses.factors import answer_loss, factors
 from interp.analyses.matrices import Held, held
 from interp.analyses.weight_edit import WeightEdit
 from interp.core.factored import FactoredMatrix
-from interp.core.tiles import wide
+from interp.core.precision import wide
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject, observe
 from interp.engine.text import Prompts

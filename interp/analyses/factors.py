@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from interp.analyses.matrices import between, held
+from interp.core.precision import wide
 from interp.core.shapes import nearest
-from interp.core.tiles import wide
 from interp.engine.batch import Batch
 from interp.engine.observe import Metric, observe
 from interp.model.config import ModelConfig, MoE

@@ -20,10 +20,10 @@ from interp.analyses.attribution import Answers
 from interp.analyses.input_gradients import Baseline, answer_logits, baseline_embedding
 from interp.analyses.mixing import check_tokens
 from interp.analyses.token_attribution import METHODS, Method, columns, scores
+from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.shapes import nearest, shape_text
 from interp.core.stats import Moments
-from interp.core.tiles import wide
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject, observe
 from interp.engine.text import Prompts
@@ -271,9 +271,6 @@ def _compared(each: Mapping[str, Faithfulness], attrs: Mapping[str, str | float 
     values: dict[str, tuple[Sequence[str], Tensor]] = {}
     for name in ("comprehensiveness", "sufficiency"):
         rows = torch.stack([getattr(found, name) for found in each.values()])
-        moments = Moments.of(rows.mT)
-        low, high = moments.interval()
-        ends = {"": moments.mean, "_low": low, "_high": high}
-        values |= {f"{name}{end}": (("attribution",), value) for end, value in ends.items()}
+        values |= Moments.of(rows.mT).cells(name, ("attribution",))
         values[f"{name}_each"] = (("attribution", "prompt"), rows)
     return labelled(values, coords={"attribution": list(each)}, attrs=attrs)

@@ -195,10 +195,7 @@ def _cells(
     name: str, moments: Moments, dims: Sequence[str], null_dims: Sequence[str], null: Tensor
 ) -> Values:
     """A score with the ends of its interval and its null, as variables."""
-    low, high = moments.interval()
-    ends = {"": moments.mean, "_low": low, "_high": high}
-    cells: Values = {f"{name}{end}": (dims, value) for end, value in ends.items()}
-    return cells | {f"{name}_null": (null_dims, null)}
+    return moments.cells(name, dims) | {f"{name}_null": (null_dims, null)}
 
 
 def _names(

@@ -9,7 +9,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.tiles import wide
+from interp.core.precision import wide
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 

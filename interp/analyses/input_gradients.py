@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.tiles import wide
+from interp.core.precision import wide
 from interp.engine.batch import Batch
 from interp.engine.observe import Observation, observe
 from interp.model.tap import Edit, Read

@@ -5,7 +5,7 @@ heads by looking at the first position and copying what stands there, its MLP by
 token, sum_t p(t) of the token's direction.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from interp.analyses.attribution import Answers
 from interp.analyses.lens import CHUNK
 from interp.analyses.output_lens import Part
+from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.stats import Means, Rows
-from interp.core.tiles import wide
 from interp.engine.analysis import Analysis, run
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject, observe
@@ -244,11 +244,9 @@ def _finish(merged: Means | Rows, config: ModelConfig) -> "xr.Dataset":
         **dict.fromkeys(("attribution", "cosine", "log_prob_change", "rank_change"), ("component",)),
         "first_attention": ("head",), "lens_log_prob": ("depth",), "log_prob": (), "rank": (),
     }  # fmt: skip
-    values: dict[str, tuple[tuple[str, ...], Tensor]] = {}
+    values: dict[str, tuple[Sequence[str], Tensor]] = {}
     for name, axes in dims.items():
-        moments = merged.moments[name]
-        cells = zip(("", "_low", "_high"), (moments.mean, *moments.interval()), strict=True)
-        values |= {f"{name}{end}": (axes, value) for end, value in cells}
+        values |= merged.moments[name].cells(name, axes)
     null = merged.moments["cosine_null"]
     ends = torch.tensor([0.025, 0.975], dtype=torch.float64, device=null.mean.device)
     low, high = null.mean.quantile(ends, dim=-1)

@@ -155,9 +155,7 @@ def by_depth(result: "xr.Dataset") -> "xr.Dataset":
     values: dict[str, tuple[Sequence[str], Tensor]] = {}
     for name in ("kl", "entropy", "target_prob"):
         rows = torch.from_numpy(result[name].transpose("prompt", "depth", "pos").values).nanmean(-1)
-        moments = Moments.of(rows[~rows.isnan().any(1)])
-        cells = zip(("", "_low", "_high"), (moments.mean, *moments.interval()), strict=True)
-        values |= {f"{name}{end}": (("depth",), value) for end, value in cells}
+        values |= Moments.of(rows[~rows.isnan().any(1)]).cells(name, ("depth",))
     attrs = {**result.attrs, "interval": "95 % over prompts", "prompts": result.sizes["prompt"]}
     return labelled(values, coords={"depth": [str(d) for d in result.depth.values]}, attrs=attrs)
 

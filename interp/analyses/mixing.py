@@ -16,8 +16,8 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.precision import wide
 from interp.core.shapes import nearest
-from interp.core.tiles import wide
 from interp.model.config import ModelConfig
 from interp.model.norm import Normalize
 from interp.model.tap import Read, Trace

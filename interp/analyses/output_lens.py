@@ -17,9 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.analyses.lens import _targets
+from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.stats import Means, Rows
-from interp.core.tiles import row_tiles, wide
+from interp.core.tiles import row_tiles
 from interp.engine.analysis import Analysis, run
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject

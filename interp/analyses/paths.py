@@ -7,7 +7,7 @@ Freezing the patterns limits all this to V-composition: a head that serves anoth
 circuit's previous-token head) shows up in the pattern of that head, not as a path of its own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import comb, log
@@ -180,10 +180,9 @@ def _finish_losses(merged: Means | Rows, config: ModelConfig) -> "xr.Dataset":
     assert isinstance(merged, Means)
     n, h = config.n_layers, config.n_heads
     axis = {"loss": "order", "reduction": "order", "alone": "layer", "given_others": "layer"}
-    values: dict[str, tuple[tuple[str, ...], Tensor]] = {}
+    values: dict[str, tuple[Sequence[str], Tensor]] = {}
     for name, moments in merged.moments.items():
-        cells = dict(zip(("", "_low", "_high"), (moments.mean, *moments.interval()), strict=True))
-        values |= {f"{name}{end}": ((axis[name],), value) for end, value in cells.items()}
+        values |= moments.cells(name, (axis[name],))
     counts = torch.tensor(
         [float(comb(n, k) * h**k) for k in range(n + 1)], dtype=torch.float64
     )  # beyond int64 in deep models

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.tiles import wide
+from interp.core.precision import wide
 
 REPEAT_SCORES = ("previous_token", "duplicate_token", "induction")
 SCORES = (*REPEAT_SCORES, "current_token", "first_token", "local", "entropy")

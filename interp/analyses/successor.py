@@ -14,7 +14,7 @@ from torch import Tensor
 from interp.analyses.circuits import Circuits
 from interp.analyses.direct_copying import unembedding_rows
 from interp.analyses.sentences import single_token
-from interp.core.tiles import wide
+from interp.core.precision import wide
 from interp.engine.text import Text
 
 SEQUENCES: Mapping[str, tuple[str, ...]] = MappingProxyType(

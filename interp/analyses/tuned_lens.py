@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.analyses.lens import CHUNK, lens_sites
+from interp.core.precision import wide
 from interp.core.results import write_atomically
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject, observe
@@ -57,16 +58,16 @@ class TunedLens:
         if not network.config.unembed:
             raise ValueError("a lens requires an unembedding; this model ends in its residual stream")
         names, d = lens_sites(network.config, sites)[:-1], network.config.d_model
-        wide = torch.promote_types(network.dtype, torch.float32)
-        weight = torch.zeros(len(names), d, d, dtype=wide, device=network.device)
+        dtype = torch.promote_types(network.dtype, torch.float32)
+        weight = torch.zeros(len(names), d, d, dtype=dtype, device=network.device)
         return cls(names, weight, weight[:, 0].clone(), _sample(network))
 
     def __call__(self, site: str, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """The state of a site in the terms of the last one, in the state's dtype. KeyError for a site without one."""
         if site not in self.sites:
             raise KeyError(f"no translator for {site!r}; there are: {', '.join(self.sites)}")
-        i, wide = self.sites.index(site), state.to(self.weight.dtype)
-        return (wide + (wide @ self.weight[i] + self.bias[i])).to(state.dtype)
+        i, x = self.sites.index(site), state.to(self.weight.dtype)
+        return (x + (x @ self.weight[i] + self.bias[i])).to(state.dtype)
 
     def check(self, model: Transformer, sites: Sequence[str]) -> None:
         """ValueError unless this is the model it was made for (in its dtype or a narrower one), KeyError for a site."""
@@ -190,8 +191,7 @@ def loss_and_gradients(
 
 
 def _log_probs(model: Transformer, state: Float[Tensor, "r d"]) -> Float[Tensor, "r v"]:
-    logits = model.read_out(state)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    return wide(model.read_out(state)).log_softmax(-1)
 
 
 def _adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
@@ -225,9 +225,8 @@ def _used(keep: Bool[Tensor, "b p"] | None) -> slice:
 @torch.no_grad()
 def _sample(model: Transformer) -> Float[Tensor, "n"]:
     """A few evenly spaced numbers of every parameter, in float32 at least."""
-    wide = torch.promote_types(model.dtype, torch.float32)
     picked = []
     for _, parameter in sorted(model.named_parameters()):
         where = torch.linspace(0, parameter.numel() - 1, SAMPLED, device=parameter.device).long()
-        picked.append(parameter.flatten()[where].to(model.device, wide))
+        picked.append(wide(parameter.flatten()[where].to(model.device)))
     return torch.cat(picked)

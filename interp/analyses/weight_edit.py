@@ -16,6 +16,7 @@ from torch import Tensor
 
 from interp.analyses.matrices import ends, held
 from interp.core.factored import FactoredMatrix
+from interp.core.precision import wide
 from interp.core.shapes import shape_text
 from interp.engine.observe import Subject
 from interp.model.tap import Edit
@@ -63,10 +64,10 @@ class WeightEdit:
         network = model.transformer
         weight = held(network, self.name).in_(network)
         change = self._fitting(weight)
-        wide = torch.promote_types(weight.dtype, change.dtype)
+        dtype = torch.promote_types(weight.dtype, change.dtype)
         with torch.no_grad():
             before = weight.clone()
-            changed = (weight.to(wide) + change.to(weight.device)).to(weight.dtype)
+            changed = (weight.to(dtype) + change.to(weight.device)).to(weight.dtype)
         try:
             with torch.no_grad():
                 weight.copy_(changed)
@@ -106,8 +107,7 @@ class WeightEdit:
                 f"a change of {self.name} must have its shape {shape_text(weight.shape)}, got "
                 f"{shape_text(self.change.shape)}"
             )
-        dense = self.dense
-        dense = dense.to(torch.promote_types(dense.dtype, torch.float32))
+        dense = wide(self.dense)
         if not bool(dense.isfinite().all()):
             raise ValueError(f"a finite change of {self.name} is required, got NaN or inf")
         return dense
@@ -115,5 +115,5 @@ class WeightEdit:
 
 def _through(x: Tensor, change: FactoredMatrix, axes: str) -> Tensor:
     """x A B, in float32 at least."""
-    wide = torch.promote_types(x.dtype, torch.promote_types(change.A.dtype, torch.float32))
-    return einsum(x.to(wide), change.A.to(x.device, wide), change.B.to(x.device, wide), axes)
+    dtype = torch.promote_types(x.dtype, torch.promote_types(change.A.dtype, torch.float32))
+    return einsum(x.to(dtype), change.A.to(x.device, dtype), change.B.to(x.device, dtype), axes)

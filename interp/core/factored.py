@@ -8,8 +8,8 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from interp.core import tiles
+from interp.core.precision import wide
 from interp.core.shapes import shape_text
-from interp.core.tiles import wide as _wide
 
 Index = int | slice | Tensor | list[int]
 
@@ -129,7 +129,7 @@ class FactoredMatrix:
 
     def norm(self) -> Float[Tensor, "..."]:
         """Frobenius norm through the Gram matrices of the factors: `sqrt(tr(A^T A B B^T))`."""
-        a, b = _wide(self.A), _wide(self.B)
+        a, b = wide(self.A), wide(self.B)
         square = ((a.mT @ a) * (b @ b.mT)).sum((-2, -1))
         return square.clamp_min(0).sqrt()
 
@@ -146,15 +146,15 @@ class FactoredMatrix:
 
         Signs are arbitrary, and so are rotations among equal singular values.
         """
-        qa, ra = torch.linalg.qr(_wide(self.A))
-        qb, rb = torch.linalg.qr(_wide(self.B).mT)
+        qa, ra = torch.linalg.qr(wide(self.A))
+        qb, rb = torch.linalg.qr(wide(self.B).mT)
         u, s, vh = torch.linalg.svd(ra @ rb.mT, full_matrices=False)
         return qa @ u, s, qb @ vh.mT
 
     def diagonal(self) -> Float[Tensor, "... n"]:
         """The diagonal of the product."""
         n = min(self.shape[-2:])
-        return (_wide(self.A)[..., :n, :] * _wide(self.B)[..., :n].mT).sum(-1)
+        return (wide(self.A)[..., :n, :] * wide(self.B)[..., :n].mT).sum(-1)
 
     def top_entries(
         self, k: int, *, largest: bool = True
@@ -173,13 +173,17 @@ class FactoredMatrix:
         """
         return tiles.diagonal_ranks(*self._single())
 
+    def wide(self) -> "FactoredMatrix":
+        """The same with both factors in float32 at least."""
+        return FactoredMatrix(wide(self.A), wide(self.B))
+
     def _single(self) -> tuple[Float[Tensor, "left mid"], Float[Tensor, "mid right"]]:
         if self.ndim != 2:
             raise ValueError(f"one product is required (select it first), got {shape_text(self.shape)}")
         return self.A, self.B
 
     def _wide_BA(self) -> Float[Tensor, "... mid mid"]:  # noqa: N802
-        return FactoredMatrix(_wide(self.A), _wide(self.B)).BA
+        return self.wide().BA
 
     def __repr__(self) -> str:
         return f"FactoredMatrix({shape_text(self.shape)}, rank <= {self.A.shape[-1]})"

@@ -1,6 +1,6 @@
 """Sums that merge: partial results of any split of the data add up to the same numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +47,11 @@ class Moments:
         """A 95 % interval of the mean, normal approximation over rows."""
         half = Z95 * self.standard_error()
         return self.mean - half, self.mean + half
+
+    def cells(self, name: str, dims: Sequence[str]) -> "dict[str, tuple[Sequence[str], Tensor]]":
+        """The mean and the ends of its 95 % interval as variables: `name`, `name_low`, `name_high`."""
+        low, high = self.interval()
+        return {name: (dims, self.mean), f"{name}_low": (dims, low), f"{name}_high": (dims, high)}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.precision import wide
 from interp.core.shapes import shape_text
 
 TILE = 2**24
@@ -109,11 +110,6 @@ def diagonal_ranks(a: Float[Tensor, "n mid"], b: Float[Tensor, "mid v"]) -> Int[
         larger = block.gt_(own).sum(-1)
         ranks[row : row + len(block)] += larger.long()
     return ranks
-
-
-def wide(x: Tensor) -> Tensor:
-    """The tensor in float32 at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _count(k: int, most: int) -> int:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.precision import wide
 from interp.engine.batch import Batch
 from interp.engine.sampling import Choice
 from interp.engine.sampling import Sampling as Sampling
@@ -38,8 +39,7 @@ class Step:
     @property
     def log_probs(self) -> Float[Tensor, "b"]:
         """Log-probability of each new token under the model's own distribution, in nats."""
-        wide = self.logits.to(torch.promote_types(self.logits.dtype, torch.float32))
-        return wide.log_softmax(-1).gather(1, self.tokens[:, None])[:, 0]
+        return wide(self.logits).log_softmax(-1).gather(1, self.tokens[:, None])[:, 0]
 
 
 def stream(

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.precision import wide
 from interp.engine.batch import Batch
 
 
@@ -31,11 +32,11 @@ class Sampling:
 
     def probabilities(self, logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
         """The distribution drawn from: temperature first, then top-k, then top-p, renormalised."""
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
+        scaled = wide(logits) / self.temperature
         if self.top_k is not None:
-            worst = wide.topk(min(self.top_k, wide.shape[-1])).values[:, -1:]
-            wide = wide.masked_fill(wide < worst, -torch.inf)
-        probs = wide.softmax(-1)
+            worst = scaled.topk(min(self.top_k, scaled.shape[-1])).values[:, -1:]
+            scaled = scaled.masked_fill(scaled < worst, -torch.inf)
+        probs = scaled.softmax(-1)
         if self.top_p is None:
             return probs
         ranked, order = probs.sort(descending=True, stable=True)

@@ -14,7 +14,6 @@ from interp.analyses.input_gradients import (
     baseline_embedding,
     gradient_x_input,
     integrated_gradients,
-    picked,
 )
 from interp.analyses.token_attribution import token_attribution
 from interp.engine.batch import Batch
@@ -141,7 +140,7 @@ def test_no_gradient_is_left_behind() -> None:
 
 def test_rows_are_picked_with_all_that_belongs_to_them() -> None:
     batch = Batch.of([[1, 2, 3], [4, 5], [6]]).with_answers(ANSWER, WRONG)
-    found = picked(batch, torch.tensor([2, 0, 2]))
+    found = batch.rows(torch.tensor([2, 0, 2]))
     assert found.tokens.tolist() == [[6, 0, 0], [1, 2, 3], [6, 0, 0]]
     assert found.answer.tolist() == [7, 3, 7] and found.wrong.tolist() == [30, 5, 30]  # type: ignore[union-attr]
     assert found.lengths.tolist() == [1, 3, 1]
