@@ -23,7 +23,7 @@ from interp.core.stats import Means, Rows
 from interp.engine.analysis import Analysis, run
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
-from interp.engine.text import Prompts
+from interp.engine.text import Answers, Prompts
 from interp.model.config import MLP, LayerNorm, ModelConfig, NoNorm
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.tap import Read, Trace
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _SOURCES = {"attn_out": ("by_source", "source"), "cross_attn_out": ("by_memory", "memory")}
-Answers = str | int | Sequence[str | int] | Tensor
 
 
 def attribute(

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.analyses.attribution import Answers
 from interp.analyses.factors import WRITERS, Factors, Matrix, answer_loss, factors, full_name
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
@@ -22,7 +21,7 @@ from interp.core.results import frame, labelled
 from interp.core.tiles import row_tiles
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
-from interp.engine.text import Prompts, Text
+from interp.engine.text import Answers, Prompts, Text
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 

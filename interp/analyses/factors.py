@@ -20,7 +20,7 @@ from interp.analyses.matrices import between, held
 from interp.core.precision import wide
 from interp.core.shapes import nearest
 from interp.engine.batch import Batch
-from interp.engine.observe import Metric, observe
+from interp.engine.observe import Objective, observe
 from interp.model.config import ModelConfig, MoE
 from interp.model.norm import Normalize
 from interp.model.tap import Read
@@ -46,7 +46,7 @@ class Factors(Mapping[str, tuple[Tensor, Tensor]]):
     model: Transformer
     batch: Batch
     pairs: Mapping[str, Pair]
-    loss: Metric
+    loss: Objective
     """What was differentiated, a function of the logits at the last token `[b 1 v]`."""
 
     def __getitem__(self, name: str) -> Pair:
@@ -104,7 +104,7 @@ def factors(
     matrices: Sequence[Matrix] | None = None,
     layers: Sequence[int] | None = None,
     *,
-    loss: Metric | None = None,
+    loss: Objective | None = None,
 ) -> Factors:
     """Inputs and output VJPs of these matrices in these layers (None: all that the model has), in one pass.
 
@@ -135,7 +135,7 @@ def factors(
     return Factors(model, batch, pairs, metric)
 
 
-def answer_loss(batch: Batch) -> Metric:
+def answer_loss(batch: Batch) -> Objective:
     """The sum over rows of -log p(answer) at the last token, in nats.
 
     With wrong answers: minus theirs, which leaves logit(wrong) - logit(answer).

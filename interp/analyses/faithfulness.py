@@ -16,7 +16,6 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.analyses.attribution import Answers
 from interp.analyses.input_gradients import Baseline, answer_logits, baseline_embedding
 from interp.analyses.mixing import check_tokens
 from interp.analyses.token_attribution import METHODS, Method, columns, scores
@@ -26,7 +25,7 @@ from interp.core.shapes import nearest, shape_text
 from interp.core.stats import Moments
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject, observe
-from interp.engine.text import Prompts
+from interp.engine.text import Answers, Prompts
 from interp.model.tap import Edit
 from interp.model.transformer import Transformer
 

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.analyses.attribution import Answers
 from interp.analyses.lens import CHUNK
 from interp.analyses.output_lens import Part
 from interp.core.precision import wide
@@ -22,7 +21,7 @@ from interp.core.stats import Means, Rows
 from interp.engine.analysis import Analysis, run
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject, observe
-from interp.engine.text import Prompts
+from interp.engine.text import Answers, Prompts
 from interp.model.config import ModelConfig
 from interp.model.sites import final_stream
 from interp.model.tap import Edit, Read, Tap, Trace

@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.analyses.attribution import Answers
 from interp.analyses.circuits import Circuits
 from interp.analyses.frozen import Frozen, FrozenLayer, Readings, frozen_reads
 from interp.analyses.residual import check_sum, logit_direction
@@ -27,7 +26,7 @@ from interp.core.stats import Means, Rows
 from interp.engine.analysis import Analysis, run
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject, observe
-from interp.engine.text import Prompts
+from interp.engine.text import Answers, Prompts
 from interp.model.config import ModelConfig
 from interp.model.loss import next_token_loss, predicted
 from interp.model.tap import Trace

@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.analyses.alti_logit import alti_logit
-from interp.analyses.attribution import Answers
 from interp.analyses.input_gradients import IntegratedGradients, gradient_x_input, integrated_gradients
 from interp.analyses.mixing import (
     WITHOUT_RESIDUAL,
@@ -34,7 +33,7 @@ from interp.core.stats import Means, Rows
 from interp.engine.analysis import Analysis, run
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
-from interp.engine.text import Prompts
+from interp.engine.text import Answers, Prompts
 from interp.model.config import ModelConfig
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer

@@ -15,7 +15,7 @@ from interp.model.sites import EMBEDDING_SITES, find
 from interp.model.tap import Edit, Read, Tap, Trace, compact
 from interp.model.transformer import Transformer
 
-Metric = Callable[[Tensor], Float[Tensor, ""]]
+Objective = Callable[[Tensor], Float[Tensor, ""]]
 """From the logits `[b p v]` (or those asked for) to one number to differentiate."""
 
 
@@ -54,7 +54,7 @@ def observe(
     *,
     stop: int | None = None,
     logits_at: Int[Tensor, "b n"] | None = None,
-    metric: Metric | None = None,
+    metric: Objective | None = None,
     answers_only: bool = False,
 ) -> Observation:
     """Run the model on a batch and answer `reads` under `edits`.

@@ -11,6 +11,8 @@ from interp.engine.batch import Batch, Side
 
 Prompts = str | Sequence[str] | Tensor | Batch
 """What every analysis accepts: a text, several texts, token ids `[pos]` or `[batch, pos]`, or a batch."""
+Answers = str | int | Sequence[str | int] | Tensor
+"""The token that should follow: one for all prompts or one for each, as texts of a single token or as ids."""
 
 
 @runtime_checkable
@@ -123,7 +125,7 @@ class Text:
             return [f"<{i}>" for i in values]
         return [self._tokenizer.piece(i) for i in values]
 
-    def targets(self, answers: str | int | Sequence[str | int] | Tensor, rows: int) -> Int[Tensor, "b"]:
+    def targets(self, answers: Answers, rows: int) -> Int[Tensor, "b"]:
         """One answer token per row, from one answer for all rows or one for each; texts must be single tokens."""
         if isinstance(answers, Tensor):
             ids = [int(a) for a in answers.flatten()]

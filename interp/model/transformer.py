@@ -116,12 +116,19 @@ class Transformer(nn.Module):
             resid = resid[torch.arange(len(resid), device=resid.device)[:, None], logits_at]
         return self.read_out(resid, outside)
 
-    def read_out(self, resid: Float[Tensor, "*b d"], tap: Scope | None = None) -> Float[Tensor, "*b v"]:
+    def read_out(
+        self,
+        resid: Float[Tensor, "*b d"],
+        tap: Scope | None = None,
+        *,
+        columns: Int[Tensor, "*b k"] | None = None,
+    ) -> Float[Tensor, "*b v"]:
         """Logits of a residual stream: final norm (recomputed), unembedding, scale and soft cap.
 
+        columns: the tokens whose logits are wanted, `[*b k]` instead of `[*b v]`; the others are never computed.
         For a model without an unembedding: the normed stream.
         """
-        logits, cap = self.uncapped(resid, tap), self.config.logit_softcap
+        logits, cap = self.uncapped(resid, tap, columns=columns), self.config.logit_softcap
         if self.unembed is None:
             return logits
         if cap is not None:  # step by step: never three arrays of logits at once
@@ -130,12 +137,19 @@ class Transformer(nn.Module):
             logits = logits * cap
         return at(tap, "unembed.hook_out", logits)
 
-    def uncapped(self, resid: Float[Tensor, "*b d"], tap: Scope | None = None) -> Float[Tensor, "*b v"]:
+    def uncapped(
+        self,
+        resid: Float[Tensor, "*b d"],
+        tap: Scope | None = None,
+        *,
+        columns: Int[Tensor, "*b k"] | None = None,
+    ) -> Float[Tensor, "*b v"]:
         """Logits of a residual stream before their soft cap (where the model has one)."""
         x = self.ln_final(resid, tap)
         if self.unembed is None:
             return x
-        logits = self.unembed(x if self.mlm_head is None else self.mlm_head(x))
+        x = x if self.mlm_head is None else self.mlm_head(x)
+        logits = self.unembed(x) if columns is None else _some_logits(self.unembed, x, columns)
         return logits if self.config.logit_scale == 1 else logits * self.config.logit_scale
 
     def block(self, layer: int) -> Block:
@@ -222,6 +236,14 @@ class Transformer(nn.Module):
         if config.window is not None:
             local = view(config.local_position or config.position, local=True)
         return Pass(everywhere, local, cache, memory), positions
+
+
+def _some_logits(
+    unembed: nn.Linear, x: Float[Tensor, "*b d"], columns: Int[Tensor, "*b k"]
+) -> Float[Tensor, "*b k"]:
+    """x W_U + b_U for these tokens only."""
+    logits = (unembed.weight[columns] @ x[..., None])[..., 0]
+    return logits if unembed.bias is None else logits + unembed.bias[columns]
 
 
 class MaskedHead(nn.Module):
