@@ -5,6 +5,7 @@ token", not the comparison of two probabilities of Meng et al. 2022.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
+from interp.analyses.continuation import Continuation, ngram_entropy
 from interp.analyses.weight_edit import WeightEdit
 from interp.core.results import labelled
 from interp.core.stats import Z95, Moments
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 Question = tuple[str, str | int]
 """A prompt, and the one token that should be its argmax."""
+ALWAYS = ("efficacy", "n-gram", "perplexity")
+"""Measures that are more than a question; a case's questions have other names."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,16 @@ class EditCase:
     """What the prompt is about, for editors that need it."""
     questions: Mapping[str, tuple[Question, ...]]
     """Measure -> prompts with the token that is right AFTER the edit: the target for a paraphrase, the old answer for a
-    neighbour. The measures `efficacy` and `perplexity` are added by themselves."""
+    neighbour. Efficacy, n-gram entropy and perplexity are added by themselves."""
+    openings: tuple[str, ...] = ()
+    """Prompts about the subject that the model goes on from, for the n-gram entropy; none = the edited prompt."""
 
     def __post_init__(self) -> None:
         for measure, each in self.questions.items():
-            if measure in ("efficacy", "perplexity") or not each:
+            if measure in ALWAYS or not each:
                 raise ValueError(
-                    "a measure requires a prompt, and another name than efficacy and perplexity, which are always "
-                    f"measured; got {measure!r} with {len(each)} prompts for {self.prompt!r}"
+                    f"a measure requires a prompt, and another name than {', '.join(ALWAYS)}, which are measured by "
+                    f"themselves; got {measure!r} with {len(each)} prompts for {self.prompt!r}"
                 )
 
 
@@ -62,18 +68,21 @@ def edit_table(
     editors: Mapping[str, Editor],
     *,
     text: Prompts | None = None,
+    continuation: Continuation | None = None,
     batch_size: int = 64,
 ) -> "xr.Dataset":
     """The worth of each editor over single edits, one case at a time, every edit undone before the next.
 
     Returns Dataset[editor, measure] with `score`, `low`, `high`, and `by_case` [editor, measure, case]; the first
     editor is `original`, no edit. `efficacy`: share of cases whose argmax is the target; every key of `questions`:
-    share of prompts whose argmax is the expected token, mean over cases. With `text`, `perplexity`: exp of the mean
-    loss per predicted token, geometric mean over cases (one ruined edit does not drown the others).
-    Intervals, 95 % over cases: Wilson's for shares (conservative where a case asks several prompts), normal in the log
-    for perplexity; `original` has the same text in every case, so its perplexity has no spread.
+    share of prompts whose argmax is the expected token, mean over cases. With a `continuation`, `n-gram`: the
+    `ngram_entropy` of the texts that it makes of a case's openings, in bits, mean over texts and cases; every editor
+    gets the same dice, every case its own. With `text`, `perplexity`: exp of the mean loss per predicted token,
+    geometric mean over cases (one ruined edit does not drown the others).
+    Intervals, 95 % over cases: Wilson's for shares (conservative where a case asks several prompts), normal for n-gram
+    and for the log of perplexity; `original` has the same text in every case, so its perplexity has no spread.
     Errors: ValueError for no cases, cases that ask different measures, an editor called `original`, and everything an
-    editor refuses.
+    editor or the continuation refuses.
 
     Example:
         >>> from interp.analyses.editing import shift_edit
@@ -93,8 +102,9 @@ def edit_table(
     rows = [] if text is None else list(model.text.batch(text).split(batch_size))
     rows_of: dict[str, Editor | None] = {"original": None, **editors}
     pairs = list(zip(cases, asked, strict=True))
-    values = torch.stack([_by_case(model, pairs, rows, edit, name) for name, edit in rows_of.items()])
-    return _labelled(values, list(rows_of), [*measures, *(["perplexity"] if rows else [])])
+    speech = _Speech(model, rows, continuation)
+    values = torch.stack([_by_case(speech, pairs, edit, name) for name, edit in rows_of.items()])
+    return _labelled(values, list(rows_of), [*measures, *speech.measures])
 
 
 def wilson(share: Float[Tensor, "*n"], count: int) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
@@ -142,23 +152,41 @@ def _asked(model: Subject, case: EditCase) -> Asked:
     return batch.with_answers(expected, None).to(model.transformer.device), spans
 
 
+@dataclass(frozen=True, eq=False)
+class _Speech:
+    """What is measured on whole texts."""
+
+    model: Subject
+    text: Sequence[Batch]
+    continuation: Continuation | None
+
+    @property
+    def measures(self) -> list[str]:
+        """Names, in the order of the numbers."""
+        return ["n-gram"] * (self.continuation is not None) + ["perplexity"] * bool(self.text)
+
+    def entropy(self, case: EditCase, turn: int) -> list[Float[Tensor, ""]]:
+        """Mean n-gram entropy of the continuations, if there is a rule for them."""
+        if self.continuation is None:
+            return []
+        texts = self.continuation.texts(self.model, case.openings or (case.prompt,), turn=turn)
+        return [torch.tensor([ngram_entropy(text) for text in texts], dtype=torch.float64).mean()]
+
+    def loss(self) -> list[Float[Tensor, ""]]:
+        """Mean loss on the text, if there is one."""
+        return [mean_loss(self.model.transformer, self.text)] if self.text else []
+
+
 def _by_case(
-    model: Subject,
-    pairs: Sequence[tuple[EditCase, Asked]],
-    text: Sequence[Batch],
-    editor: Editor | None,
-    name: str,
+    speech: _Speech, pairs: Sequence[tuple[EditCase, Asked]], editor: Editor | None, name: str
 ) -> Float[Tensor, "measure case"]:
-    """Shares and, if there is a text, last its mean loss, of every case."""
-    network, columns = model.transformer, []
-    unedited = [mean_loss(network, text)] if text else []
-    for case, (batch, spans) in tqdm(pairs, desc=name, delay=1, leave=False):
-        if editor is None:
-            columns.append(torch.stack([*_shares(network, batch, spans), *unedited]))
-            continue
-        with editor(model, case).applied(model):
-            after = [mean_loss(network, text)] if text else []
-            columns.append(torch.stack([*_shares(network, batch, spans), *after]))
+    """Shares, n-gram entropy and last the mean loss on the text, of every case."""
+    model, columns, unedited = speech.model, [], speech.loss() if editor is None else []
+    for turn, (case, (batch, spans)) in enumerate(tqdm(pairs, desc=name, delay=1, leave=False)):
+        with nullcontext() if editor is None else editor(model, case).applied(model):
+            shares, entropy = _shares(model.transformer, batch, spans), speech.entropy(case, turn)
+            loss = unedited if editor is None else speech.loss()
+        columns.append(torch.stack([*shares, *entropy, *loss]))
     return torch.stack(columns, 1)
 
 
@@ -173,15 +201,14 @@ def _shares(model: Transformer, batch: Batch, spans: Mapping[str, slice]) -> lis
 def _labelled(
     values: Float[Tensor, "editor measure case"], editors: list[str], measures: list[str]
 ) -> "xr.Dataset":
-    cases = values.shape[-1]
-    score = values.mean(-1)
+    cases, score = values.shape[-1], values.mean(-1)
     low, high = wilson(score, cases)
+    normal = [i for i, name in enumerate(measures) if name in ALWAYS[1:]]
+    moments = Moments.of(values[:, normal].movedim(-1, 0))
+    low[:, normal], high[:, normal] = moments.interval()
     if measures[-1] == "perplexity":
-        moments = Moments.of(values[:, -1].mT)
-        ends = (score, low, high)
-        for end, of_loss in zip(ends, (moments.mean, *moments.interval()), strict=True):
-            end[:, -1] = of_loss.exp()
-        values = torch.cat((values[:, :-1], values[:, -1:].exp()), 1)
+        for of_loss in (score, low, high, values):
+            of_loss[:, -1] = of_loss[:, -1].exp()
     dims = ("editor", "measure")
     return labelled(
         {
@@ -192,8 +219,8 @@ def _labelled(
         },
         coords={"editor": editors, "measure": measures, "case": list(range(cases))},
         attrs={
-            "unit": "share of cases; perplexity: exp(nats per token)",
-            "interval": "95 % over cases: Wilson; perplexity: normal in the log",
+            "unit": "share of cases; n-gram: bits; perplexity: exp(nats per token)",
+            "interval": "95 % over cases: Wilson; n-gram: normal; perplexity: normal in the log",
             "null": "the row `original`: no edit",
             "accuracy": "argmax is the expected token",
         },

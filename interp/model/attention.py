@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from interp.model.attend import attend
 from interp.model.config import ModelConfig
 from interp.model.kv_cache import KVCache
-from interp.model.mask import Mask
+from interp.model.mask import Mask, picked
 from interp.model.norm import HeadNorm, Normalize
 from interp.model.position import Rotation
 from interp.model.tap import Scope, at
@@ -98,8 +98,12 @@ class Attention(nn.Module):
         source: tuple[Float[Tensor, "b p d"], Normalize],
         shared: Pass,
         tap: Scope | None,
-    ) -> Float[Tensor, "b p d"]:
-        """z W_O + b_O. `source` is the residual stream and the norm that `x` came from, for the split inputs."""
+        only: Int[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b n d"]:
+        """z W_O + b_O. `source` is the residual stream and the norm that `x` came from, for the split inputs.
+
+        only: the columns of each row whose output is wanted.
+        """
         q, k, v = self._project(x, source, tap)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, tap), self.k_norm(k, tap)
@@ -109,7 +113,11 @@ class Attention(nn.Module):
             k = at(tap, "attn.hook_rot_k", view.rotation.apply(k))
         if shared.cache is not None:
             k, v = shared.cache.append(self.layer, k, v)
-        return self._mixed(q, k, v, view.mask, tap)
+        mask = view.mask
+        if only is not None:
+            mask = mask.queries(only, q.shape[1], k.shape[1])
+            q = picked(q, only)
+        return self._mixed(q, k, v, mask, tap)
 
     def _mixed(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, tap: Scope | None

@@ -1,10 +1,11 @@
 """One block: attention and MLP read the residual stream and add to it, with norms where the family puts them."""
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp.model.attention import Attention, CrossAttention, Pass
 from interp.model.config import ModelConfig, MoE, NoNorm
+from interp.model.mask import picked
 from interp.model.mlp import Experts, FeedForward
 from interp.model.norm import Normalize
 from interp.model.tap import Scope, at
@@ -36,12 +37,21 @@ class Block(nn.Module):
         self._identity = Normalize(NoNorm(), d, "none")
 
     def forward(
-        self, resid: Float[Tensor, "b p d"], shared: Pass, tap: Scope | None
-    ) -> Float[Tensor, "b p d"]:
-        """The residual stream after the block; without the MLP's part where the pass may end after attention."""
+        self,
+        resid: Float[Tensor, "b p d"],
+        shared: Pass,
+        tap: Scope | None,
+        only: Int[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b n d"]:
+        """The residual stream after the block; without the MLP's part where the pass may end after attention.
+
+        only: the columns of each row that are wanted; for the others nothing but keys and values is computed.
+        """
         resid = at(tap, "hook_resid_pre", resid)
         normed = self.reading(self.ln1)(resid, tap)
-        attn_out = self.attn(normed, (resid, self.reading(self.ln1)), shared, tap)
+        attn_out = self.attn(normed, (resid, self.reading(self.ln1)), shared, tap, only)
+        if only is not None:
+            resid, normed = picked(resid, only), picked(normed, only)
         x = resid + self._added("attn_out", attn_out, tap)
         if tap is not None and tap.finished:
             return x

@@ -4,10 +4,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from interp.model.config import ModelConfig
+
+
+def picked(x: Shaped[Tensor, "b p *rest"], columns: Int[Tensor, "b n"]) -> Shaped[Tensor, "b n *rest"]:
+    """These columns of each row."""
+    return x[torch.arange(len(x), device=x.device)[:, None], columns]
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,15 @@ class Mask:
         allowed = self.matrix(bias.shape[-2], bias.shape[-1], bias.device)
         if allowed is not None:
             bias = bias.masked_fill(~allowed & allowed.any(-1, keepdim=True), -torch.inf)
+        return Mask(causal=False, allowed=allowed, bias=bias)
+
+    def queries(self, columns: Int[Tensor, "b n"], n_query: int, n_key: int) -> "Mask":
+        """The same for these queries of each row only."""
+        rows = columns[:, None, :, None]
+        given = (self.matrix(n_query, n_key, columns.device), self.bias)
+        allowed, bias = (
+            None if x is None else x.expand(len(columns), -1, -1, -1).take_along_dim(rows, 2) for x in given
+        )
         return Mask(causal=False, allowed=allowed, bias=bias)
 
     def to(self, device: torch.device) -> "Mask":

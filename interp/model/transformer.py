@@ -11,7 +11,7 @@ from interp.model.block import Block
 from interp.model.checks import check_extras, check_pass
 from interp.model.config import Alibi, Buckets, Learned, ModelConfig, NoNorm, Norm, Rotary, Sinusoidal
 from interp.model.kv_cache import KVCache
-from interp.model.mask import Layout, attention_mask
+from interp.model.mask import Layout, attention_mask, picked
 from interp.model.mlp import ACTIVATIONS
 from interp.model.norm import Normalize
 from interp.model.place import layer_devices
@@ -105,15 +105,15 @@ class Transformer(nn.Module):
         layout = Layout(keep if cache is None else cache.extended_keep(keep, *tokens.shape[:2]), documents)
         shared, positions = self._shared(tokens, layout, cache, memory)
         resid = tokens if start else self._embedded(tokens, positions, types, outside)
-        resid = self._through(resid, range(start, last), shared, tap)
+        resid, trimmed = self._through(resid, range(start, last), shared, tap, logits_at)
         if tap is not None and tap.finished:
             return resid
         if cache is not None:
             cache.advance(tokens.shape[1], layout.keep)
         if stop is not None:
             return resid
-        if logits_at is not None:
-            resid = resid[torch.arange(len(resid), device=resid.device)[:, None], logits_at]
+        if logits_at is not None and not trimmed:
+            resid = picked(resid, logits_at)
         return self.read_out(resid, outside)
 
     def read_out(
@@ -199,19 +199,30 @@ class Transformer(nn.Module):
         return self.pos_embed(positions + kind.offset if kind.offset else positions)
 
     def _through(
-        self, resid: Float[Tensor, "b p d"], layers: range, shared: Pass, tap: Tap | None
-    ) -> Float[Tensor, "b p d"]:
-        """The stream after these blocks; it visits each block's device and comes home."""
+        self,
+        resid: Float[Tensor, "b p d"],
+        layers: range,
+        shared: Pass,
+        tap: Tap | None,
+        only: Int[Tensor, "b n"] | None,
+    ) -> tuple[Float[Tensor, "b _ d"], bool]:
+        """The stream after these blocks, and whether the last of them left nothing but the columns `only`.
+
+        It visits each block's device and comes home.
+        """
         home, passes = resid.device, {resid.device: shared}
+        trims = False
         for layer in layers:
             device = home if self.devices is None else self.devices[layer]
             if device not in passes:
                 passes[device] = shared.to(device)
             scope = None if tap is None else tap.scope(layer)
-            resid = self.blocks[layer](resid.to(device), passes[device], scope)
+            trims = only is not None and scope is None and layer == self.config.n_layers - 1
+            wanted = only.to(device) if trims and only is not None else None
+            resid = self.blocks[layer](resid.to(device), passes[device], scope, wanted)
             if tap is not None and tap.finished:
                 break
-        return resid.to(home)
+        return resid.to(home), trims
 
     def _shared(
         self, tokens: Tensor, layout: Layout, cache: KVCache | None, memory: Memory | None

@@ -69,59 +69,6 @@ class Scored:
     """What `interp.heads` calls the head."""
 
 
-@dataclass(frozen=True)
-class Bar:
-    """One component of the attribution and its step in the waterfall, in percent of the drawing's width."""
-
-    component: str
-    kind: str
-    layer: int | None
-    head: int | None
-    logits: float
-    share: float
-    order: int
-    """Place in the forward pass."""
-    left: float
-    width: float
-
-    @property
-    def name(self) -> str:
-        """The component in words."""
-        known = {
-            "embed": "token embedding",
-            "pos_embed": "position embedding",
-            "type_embed": "token type embedding",
-            "embed_bias": "bias of the embeddings' norm",
-            "final_bias": "final bias",
-        }
-        if self.kind == "head":
-            return f"head {self.layer}.{self.head}"
-        return known.get(self.component) or f"{'MLP' if self.kind == 'mlp' else self.kind} {self.layer}"
-
-
-@dataclass(frozen=True)
-class Attribution:
-    """Attribution made ready: bars by size, the map of heads and MLPs, and where 0 and the total stand."""
-
-    bars: list[Bar]
-    cells: list[list[Cell]]
-    reach: float
-    """Largest absolute cell of the map, where the colour is full."""
-    unplaced: float
-    """Sum of the components that are not in the map: embeddings and biases."""
-    zero: float
-    goal: float
-
-
-@dataclass(frozen=True)
-class Depth:
-    """One row of the lens."""
-
-    name: str
-    label: str
-    cells: list[Cell]
-
-
 def scored(table: pd.DataFrame, score: str) -> list[Scored]:
     """Every head's value of one score, in the order of the table."""
     ends = (f"{score}_low", f"{score}_high", f"{score}_null")
@@ -202,93 +149,6 @@ def profiles(heads: pd.DataFrame, parts: pd.DataFrame) -> list[list[str]]:
     return list(lines.values())
 
 
-def attribution(table: pd.DataFrame) -> Attribution:
-    """Bars by size and the map of the same components."""
-    logits = table.logits.to_numpy(dtype=float)
-    order = np.argsort(-np.abs(logits), kind="stable")
-    ends = logits[order].cumsum()
-    starts = ends - logits[order]
-    low = min(0.0, float(ends.min()))
-    span = (max(0.0, float(ends.max())) - low) or 1.0
-    left, width = np.minimum(starts, ends) - low, np.abs(ends - starts)
-    rows = table.assign(
-        order=range(len(table)), layer=_optional(table.layer), head=_optional(table["head"])
-    ).iloc[order]
-    columns = [rows[name].tolist() for name in rows] + [(100 * x / span).tolist() for x in (left, width)]
-    bars = [Bar(*row) for row in zip(*columns, strict=True)]
-    placed = sorted((bar for bar in bars if bar.kind in ("head", "mlp")), key=lambda bar: bar.order)
-    reach = max(abs(bar.logits) for bar in placed) or 1.0
-    cells: dict[int | None, list[Cell]] = {}
-    for bar in placed:
-        cells.setdefault(bar.layer, []).append(_attribution_cell(bar, reach))
-    unplaced = sum(bar.logits for bar in bars if bar.kind not in ("head", "mlp"))
-    goal = 100 * (float(ends[-1]) - low) / span
-    return Attribution(bars, list(cells.values()), reach, unplaced, -100 * low / span, goal)
-
-
-def _optional(column: pd.Series) -> pd.Series:
-    """Integers as Python's own, None where there is none."""
-    return column.astype(object).where(column.notna(), None)
-
-
-def _attribution_cell(bar: Bar, reach: float) -> Cell:
-    amount, share = number(bar.logits, 3, sign=True), number(100 * bar.share, 1)
-    return Cell(
-        number(bar.logits, 2, sign=True),
-        bar.logits / reach,
-        f"{bar.name}\n{amount} logits\n{share} % of the total",
-    )
-
-
-@dataclass(frozen=True)
-class LensRow:
-    """One row of the lens table: a top token at one depth and position, and what is known of that place."""
-
-    depth: str
-    pos: int
-    read_token: str
-    token: str
-    prob: float
-    entropy_nats: float
-    kl_nats: float
-    next_rank: int
-    next_prob: float
-    answer_rank: int
-    answer_prob: float
-
-
-def speaker(table: pd.DataFrame) -> list[int]:
-    """Layer and head of the head that adds most to the answer: the one that the page opens on."""
-    heads = table[table.kind == "head"].reset_index(drop=True)
-    first = heads.loc[[heads.logits.argmax()]]
-    return [int(first.layer.iloc[0]), int(first["head"].iloc[0])]
-
-
-def lens(table: pd.DataFrame, answer: str) -> list[Depth]:
-    """The lens by depth, the embedding first; every cell explains its top tokens and the ranks of what came next."""
-    columns = (table[field.name].tolist() for field in fields(LensRow))
-    ranked = [LensRow(*row) for row in zip(*columns, strict=True)]
-    cells: dict[str, list[Cell]] = {}
-    for (depth, _), rows in groupby(ranked, key=attrgetter("depth", "pos")):
-        cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
-    labels = ["embedding", *(f"after layer {i}" for i in range(len(cells) - 2)), "output"]
-    return [Depth(name, label, row) for (name, row), label in zip(cells.items(), labels, strict=True)]
-
-
-def _lens_cell(ranked: list[LensRow], answer: str) -> Cell:
-    """One depth and position from the rows of its top tokens, best first."""
-    first = ranked[0]
-    lines = [
-        f"after {visible(first.read_token)} (position {first.pos}), depth {first.depth}",
-        *(f"{probability(row.prob):>6}  {visible(row.token)}" for row in ranked[:LISTED]),
-        f"entropy {first.entropy_nats:.2f} nats, KL(final ‖ depth) {first.kl_nats:.2f} nats",
-    ]
-    if first.next_rank >= 0:
-        lines.append(f"the prompt's next token: rank {first.next_rank}, {probability(first.next_prob)}")
-    lines.append(f"the answer {visible(answer)}: rank {first.answer_rank}, {probability(first.answer_prob)}")
-    return Cell(visible(first.token), first.prob, "\n".join(lines))
-
-
 def next_tokens(table: pd.DataFrame) -> list[list[tuple[str, float, float]]]:
     """For each position its most probable next tokens: text, probability, logit."""
     rows: dict[int, list[tuple[str, float, float]]] = {}
@@ -296,13 +156,6 @@ def next_tokens(table: pd.DataFrame) -> list[list[tuple[str, float, float]]]:
     for pos, token, prob, logit in zip(*columns, strict=True):
         rows.setdefault(pos, []).append((visible(token), round(prob, 6), round(logit, 4)))
     return list(rows.values())
-
-
-def moved(table: pd.DataFrame) -> list[list[list[float]]]:
-    """Logits that each head moves to the last position, by layer, head and source position."""
-    sizes = [1 + int(table[name].max()) for name in ("layer", "head", "source")]
-    values: list[list[list[float]]] = table.logits.to_numpy(dtype=float).round(6).reshape(sizes).tolist()
-    return values
 
 
 @dataclass(frozen=True)

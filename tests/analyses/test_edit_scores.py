@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from interp import HookedTransformer
+from interp.analyses.continuation import Continuation
 from interp.analyses.edit_scores import EditCase, edit_table, mean_loss, wilson
 from interp.analyses.editing import gradient_edit, shift_edit
 from interp.analyses.weight_edit import WeightEdit
