@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from interp.model.attend import attend
 from interp.model.config import ModelConfig
-from interp.model.kv_cache import KVCache
+from interp.model.kv_cache import Past
 from interp.model.mask import Mask, picked
 from interp.model.norm import HeadNorm, Normalize
 from interp.model.position import Rotation
@@ -53,7 +53,7 @@ class Pass:
     everywhere: View
     local: View
     """For layers with the sliding window."""
-    cache: KVCache | None
+    cache: Past | None
     memory: Memory | None = None
 
     def to(self, device: torch.device) -> "Pass":

@@ -7,7 +7,7 @@ from torch import Tensor
 from interp.core.shapes import shape_text
 from interp.model.attention import Memory
 from interp.model.config import ModelConfig, Rotary
-from interp.model.kv_cache import KVCache
+from interp.model.kv_cache import Past
 from interp.model.position import depends_on_length
 
 
@@ -16,7 +16,7 @@ def check_pass(
     tokens: Tensor,
     layers: tuple[int, int],
     keep: Tensor | None,
-    cache: KVCache | None,
+    cache: Past | None,
     documents: Tensor | None,
 ) -> None:
     """ValueError for tokens, layers, masks or a cache that do not fit the model or each other."""

@@ -1,12 +1,43 @@
 """Keys and values of the tokens already seen, so that generation computes each token once."""
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.model.config import ModelConfig
+
+
+@runtime_checkable
+class Past(Protocol):
+    """What a pass needs of the tokens before it."""
+
+    length: int
+    """How many there are."""
+    crossed: dict[int, tuple[Tensor, Tensor]]
+    """Keys and values of a memory by layer, computed by the first pass that needs them."""
+
+    def room(self, rows: int, n: int) -> None:
+        """ValueError unless a pass of this shape can go on from here."""
+        ...
+
+    def extended_keep(
+        self, keep: Bool[Tensor, "b n"] | None, rows: int, n: int
+    ) -> Bool[Tensor, "b k"] | None:
+        """The keep-mask of everything seen once `n` more tokens are in; None as long as nothing is padded."""
+        ...
+
+    def append(
+        self, layer: int, k: Float[Tensor, "b n g e"], v: Float[Tensor, "b n g e"]
+    ) -> tuple[Float[Tensor, "b k g e"], Float[Tensor, "b k g e"]]:
+        """One layer's keys and values of everything seen, these new ones last."""
+        ...
+
+    def advance(self, n: int, keep: Bool[Tensor, "b k"] | None) -> None:
+        """Count `n` tokens as seen, once every layer has them."""
+        ...
 
 
 class KVCache:
@@ -66,3 +97,50 @@ class KVCache:
         """Count `n` tokens as seen, once every layer has them."""
         self.length += n
         self.keep = keep
+
+
+class Prefix:
+    """The first `length` columns of a finished run, from which any number of variants of its rows go on.
+
+    The rows of a pass are `copies` times the run's rows in order. Nothing is kept of what a pass appends, so every
+    block may be run by itself.
+    """
+
+    def __init__(
+        self, run: KVCache, length: int, copies: int, *, keep: Bool[Tensor, "b p"] | None = None
+    ) -> None:
+        self.length, self.copies = length, copies
+        self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
+        self._run = run
+        self._keep = None if keep is None else keep[:, :length].repeat(copies, 1)
+
+    def room(self, rows: int, n: int) -> None:
+        """ValueError unless the rows are copies of the run's."""
+        if rows != self.copies * self._run.rows:
+            raise ValueError(
+                f"{self.copies} copies of {self._run.rows} rows are required, the batch has {rows}"
+            )
+
+    def extended_keep(
+        self, keep: Bool[Tensor, "b n"] | None, rows: int, n: int
+    ) -> Bool[Tensor, "b k"] | None:
+        """The keep-mask of prefix and new tokens."""
+        if keep is None or self._keep is None:
+            return None
+        return torch.cat((self._keep, keep), 1)
+
+    def append(
+        self, layer: int, k: Float[Tensor, "b n g e"], v: Float[Tensor, "b n g e"]
+    ) -> tuple[Float[Tensor, "b k g e"], Float[Tensor, "b k g e"]]:
+        """The prefix's keys and values followed by these."""
+        return self._joined(self._run.keys[layer], k), self._joined(self._run.values[layer], v)
+
+    def _joined(self, before: Float[Tensor, "run p g e"], new: Float[Tensor, "b n g e"]) -> Tensor:
+        rows, n, *rest = new.shape
+        out = new.new_empty(self.copies, rows // self.copies, self.length + n, *rest)
+        out[:, :, : self.length] = before[:, : self.length]
+        out[:, :, self.length :] = new.unflatten(0, (self.copies, -1))
+        return out.flatten(0, 1)
+
+    def advance(self, n: int, keep: Bool[Tensor, "b k"] | None) -> None:
+        """Nothing: the next pass begins at the same column."""

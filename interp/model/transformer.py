@@ -10,7 +10,7 @@ from interp.model.attention import Memory, Pass, View
 from interp.model.block import Block
 from interp.model.checks import check_extras, check_pass
 from interp.model.config import Alibi, Buckets, Learned, ModelConfig, NoNorm, Norm, Rotary, Sinusoidal
-from interp.model.kv_cache import KVCache
+from interp.model.kv_cache import Past
 from interp.model.mask import Layout, attention_mask, picked
 from interp.model.mlp import ACTIVATIONS
 from interp.model.norm import Normalize
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         stop: int | None = None,
         *,
         keep: Bool[Tensor, "b p"] | None = None,
-        cache: KVCache | None = None,
+        cache: Past | None = None,
         logits_at: Int[Tensor, "b n"] | None = None,
         documents: Int[Tensor, "b p"] | None = None,
         types: Int[Tensor, "b p"] | None = None,
@@ -87,7 +87,8 @@ class Transformer(nn.Module):
         tokens: ids `[b p]`; with `start > 0` the residual stream entering block `start`, `[b p d]`.
         keep: True at real tokens; None = no padding. Positions count the kept tokens only.
         logits_at: columns of each row whose logits are wanted; the others are never computed, and the sites after the
-        blocks (`ln_final.*`, `unembed.hook_out`) hold these n columns.
+        blocks (`ln_final.*`, `unembed.hook_out`) hold these n columns. With `stop` = the number of blocks: the columns
+        of the final stream that are wanted, `[b n d]`.
         documents: an id per column, where rows pack several texts; each sees itself only, its positions begin at 0.
         types: token types of a model that has them; None = 0 everywhere.
         memory: what cross-attention reads, required by models that have it.
@@ -97,8 +98,10 @@ class Transformer(nn.Module):
         last = self.config.n_layers if stop is None else stop
         check_pass(self.config, tokens, (start, last), keep, cache, documents)
         check_extras(self.config, tokens, types, memory)
-        if stop is not None and logits_at is not None:
-            raise ValueError(f"logits_at requires a pass to the logits; this one stops before block {stop}")
+        if last < self.config.n_layers and logits_at is not None:
+            raise ValueError(
+                f"logits_at requires a pass through every block; this one stops before block {stop}"
+            )
         if tap is not None:
             tap.open(self.config, start, stop, None if self.devices is None else self.device)
         outside = None if tap is None else tap.scope()
@@ -110,11 +113,9 @@ class Transformer(nn.Module):
             return resid
         if cache is not None:
             cache.advance(tokens.shape[1], layout.keep)
-        if stop is not None:
-            return resid
         if logits_at is not None and not trimmed:
             resid = picked(resid, logits_at)
-        return self.read_out(resid, outside)
+        return resid if stop is not None else self.read_out(resid, outside)
 
     def read_out(
         self,
@@ -225,7 +226,7 @@ class Transformer(nn.Module):
         return resid.to(home), trims
 
     def _shared(
-        self, tokens: Tensor, layout: Layout, cache: KVCache | None, memory: Memory | None
+        self, tokens: Tensor, layout: Layout, cache: Past | None, memory: Memory | None
     ) -> tuple[Pass, Int[Tensor, "b p"]]:
         """Masks and rotations of this pass, and its position ids."""
         n, past, device = tokens.shape[1], 0 if cache is None else cache.length, tokens.device

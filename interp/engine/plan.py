@@ -1,0 +1,158 @@
+"""What a sweep will run: where every variant leaves the base run, and which variants go through the model together.
+
+A variant that changes column 7 of layer 3 needs blocks 3, 4, ... and columns 7, 8, ...; everything before is the base
+run's. Variants with similar columns share a pack, enter it at their own layer, and from there on are rows of one batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from interp.model.config import MLP, ModelConfig, MoE
+
+FIXED_COST = 32
+"""What reading a block's weights costs a pass, in tokens that it could have computed instead."""
+MOST_COLUMNS = 64
+"""Different first columns that are told apart."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a variant leaves the base run; `idle` if it changes nothing that is watched."""
+
+    layer: int
+    column: int
+    idle: bool = False
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Variants that go through the model together from one column on, those of lower layers first."""
+
+    variants: tuple[int, ...]
+    column: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The packs of a sweep, and what they cost beside one full pass per variant."""
+
+    starts: tuple[Start, ...]
+    packs: tuple[Pack, ...]
+    examples: int
+    columns: int
+    n_layers: int
+    head: float
+    """What the unembedding of one column costs, in columns of one block."""
+    everywhere: bool
+    """Whether logits are needed at every column."""
+
+    @property
+    def cost(self) -> float:
+        """Columns of one block that will be computed, the base run and the unembedding included."""
+        columns = self.columns * self.n_layers + self._outputs
+        for pack in self.packs:
+            blocks = sum(self.n_layers - self.starts[i].layer for i in pack.variants)
+            columns += blocks * (self.columns - pack.column) + len(pack.variants) * self._outputs
+        return self.examples * columns
+
+    @property
+    def naive_cost(self) -> float:
+        """The same for a loop that runs the whole model and all logits for every variant, and once without."""
+        each = self.columns * (self.n_layers + self.head)
+        return self.examples * (1 + len(self.starts)) * each
+
+    @property
+    def _outputs(self) -> float:
+        return self.head * (self.columns if self.everywhere else 1)
+
+    def explain(self) -> str:
+        """What will run, and what that saves, in words."""
+        idle = sum(start.idle for start in self.starts)
+        n, e = len(self.starts), self.examples
+        layers = [start.layer for start in self.starts if not start.idle]
+        firsts = sorted({pack.column for pack in self.packs})
+        share = self.cost / self.naive_cost
+        lines = [
+            f"{n} variants of {e} examples: {self.columns} columns, {self.n_layers} blocks",
+            f"{idle} change nothing that is watched: they get the base run's value",
+        ]
+        if layers:
+            lines.append(
+                f"{n - idle} run in {len(self.packs)} packs, entering at blocks {min(layers)} to {max(layers)}, "
+                f"from columns {', '.join(map(str, firsts))}"
+            )
+        where = "every column" if self.everywhere else "one column per row"
+        lines.append(f"logits at {where}; {share:.1%} of the work of {n} full passes")
+        return "\n".join(lines)
+
+
+def planned(
+    starts: Sequence[Start],
+    config: ModelConfig,
+    examples: int,
+    columns: int,
+    *,
+    tokens: int,
+    everywhere: bool,
+) -> Plan:
+    """Packs of at most `tokens` tokens each, cut where that is cheapest."""
+    active = sorted((i for i, s in enumerate(starts) if not s.idle), key=lambda i: starts[i].column)
+    packs = []
+    for group in _grouped(active, starts, config.n_layers, examples, columns):
+        column = min(starts[i].column for i in group)
+        size = max(1, tokens // (examples * (columns - column)))
+        group = sorted(group, key=lambda i: starts[i].layer)
+        packs += [Pack(tuple(group[i : i + size]), column) for i in range(0, len(group), size)]
+    head = config.d_vocab * config.d_model / block_products(config) if config.unembed else 0.0
+    return Plan(tuple(starts), tuple(packs), examples, columns, config.n_layers, head, everywhere)
+
+
+def _grouped(
+    active: Sequence[int], starts: Sequence[Start], n_layers: int, examples: int, columns: int
+) -> list[list[int]]:
+    """Neighbouring first columns joined wherever computing some columns in vain is cheaper than one more pass."""
+    step = -(-columns // MOST_COLUMNS)
+    by_column: dict[int, list[int]] = {}
+    for i in active:
+        by_column.setdefault(starts[i].column // step, []).append(i)
+    members = [by_column[c] for c in sorted(by_column)]
+    firsts = [min(starts[i].column for i in each) for each in members]
+    blocks = [sum(n_layers - starts[i].layer for i in each) for each in members]
+    depths = [max(n_layers - starts[i].layer for i in each) for each in members]
+    best, cut = [0.0] + [inf] * len(members), [0] * (len(members) + 1)
+    for end in range(1, len(members) + 1):
+        total = deepest = 0
+        for begin in range(end - 1, -1, -1):
+            total, deepest = total + blocks[begin], max(deepest, depths[begin])
+            cost = best[begin] + total * (columns - firsts[begin]) * examples + FIXED_COST * deepest
+            if cost < best[end]:
+                best[end], cut[end] = cost, begin
+    groups, end = [], len(members)
+    while end:
+        groups.append([i for each in members[cut[end] : end] for i in each])
+        end = cut[end]
+    return groups[::-1]
+
+
+def block_products(config: ModelConfig) -> int:
+    """Multiplications of one token in one block's matrices (attention scores apart)."""
+    attention = config.d_model * config.head_width * 2 * (config.n_heads + config.kv_heads)
+    return attention + config.d_model * _mlp_width(config)
+
+
+def _mlp_width(config: ModelConfig) -> int:
+    if isinstance(config.mlp, MoE):
+        return 3 * config.mlp.d_mlp * config.mlp.top_k
+    if isinstance(config.mlp, MLP):
+        return config.mlp.d_mlp * (3 if config.mlp.gated else 2)
+    return 0
+
+
+def bytes_per_token(config: ModelConfig, columns: int, item: int, *, explicit: bool) -> int:
+    """Upper estimate of what one token of a pack holds at once; `explicit`: attention patterns included."""
+    heads = config.head_width * (config.n_heads + 2 * config.kv_heads)
+    widest = 5 * config.d_model + max(2 * heads, 3 * _mlp_width(config) // 2)
+    kept = 4 * config.kv_heads * config.head_width
+    patterns = 3 * config.n_heads * columns if explicit else 0
+    return item * (widest + kept + patterns)

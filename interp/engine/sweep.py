@@ -1,0 +1,235 @@
+"""Many interventions on the same examples as one planned computation instead of one forward pass each.
+
+base run -> where each variant leaves it (block, column) -> packs -> climb: block by block, variants entering at theirs,
+keys and values of the columns before theirs taken from the base run -> metric of the final stream at one column.
+The numbers are those of a loop over `observe(model, batch, edits=...)`, to rounding, whatever the packing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from tqdm import tqdm
+
+from interp.core.precision import wide
+from interp.engine.base_run import Base, base_run, footprints
+from interp.engine.batch import Batch
+from interp.engine.climb import Climb
+from interp.engine.metrics import Metric, Outcome
+from interp.engine.plan import Pack, Plan, Start, bytes_per_token, planned
+from interp.engine.variants import Variant, canonical, checked, layer_of
+from interp.model.mask import picked
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+
+HOST_MEMORY = 32 << 20
+"""Bytes that a pack may hold on a CPU; more does not make it faster."""
+DEVICE_SHARE = 4
+"""A pack may hold one part in this many of an accelerator's free memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Swept:
+    """What a sweep found."""
+
+    values: Float[Tensor, "v b"]
+    """The metric of every variant of every example; the base run's where the variant changed nothing."""
+    base: Float[Tensor, "b"]
+    """The metric of the base run."""
+    changed: Bool[Tensor, "v b"]
+    """Whether the variant changed anything that can reach the metric."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """Variants of the same examples, and what to watch of them.
+
+    Errors (when it is planned): everything that a `Put` may have wrong, by name.
+
+    Example:
+        >>> batch = model.text.batch(prompt)
+        >>> silent = torch.zeros(1, *batch.tokens.shape[1:], model.cfg.d_model)
+        >>> variants = [Variant([Put(f"blocks.{layer}.hook_mlp_out", silent)]) for layer in range(2)]
+        >>> Sweep(model.transformer, batch, variants).run(interp.kl_divergence()).values.shape
+        torch.Size([2, 1])
+    """
+
+    model: Transformer
+    batch: Batch
+    variants: Sequence[Variant]
+    common: Variant = field(default_factory=Variant)
+    """What is put in the base run and in every variant, before the variant's own."""
+    at: Int[Tensor, "b"] | None = None
+    """The column where each example is watched; None = its last token."""
+    memory: int | None = None
+    """Bytes that a pack may hold; None = as suits the device."""
+
+    def run(self, metric: Metric, reference: Float[Tensor, "b n d"] | None = None) -> Swept:
+        """The metric of every variant.
+
+        reference: the final stream that a comparing metric compares with, at the watched columns; None = the base
+        run's. A pack that does not fit into the device's memory is halved until it does.
+        """
+        base, everywhere = self.base, metric.everywhere
+        home = base.final if everywhere else picked(base.final, self._columns[:, None])
+        judge = _Judge(metric, self._batch, self.model, home if reference is None else reference)
+        base_value = judge.value(home, 1)[0]
+        values = base_value.repeat(len(self.variants), 1)
+
+        def measure(climb: Climb) -> None:
+            stream = climb.final(None if everywhere else self._columns)
+            values[list(climb.pack.variants)] = judge.value(stream, len(climb.pack.variants))
+
+        self._climb(self.plan(everywhere=everywhere), metric.name, measure)
+        changed = self._reaching(everywhere=everywhere)
+        return Swept(torch.where(changed, values, base_value), base_value, changed)
+
+    def read(self, reads: Sequence[Read]) -> dict[Read, Tensor]:
+        """What sites inside the blocks hold in every variant, `[variant, example, *axes]`; no logits are computed.
+
+        Errors: ValueError for a read with `via` or `grad`: the columns that a variant shares with the base run are
+        filled in from there.
+        """
+        if refused := [read for read in reads if read.via is not None or read.grad]:
+            raise ValueError(f"a sweep records whole values; {refused[0]} asks for something else")
+        config = self.model.config
+        asked = {read: replace(read, site=canonical(read.site, config)) for read in reads}
+        base = base_run(self.model, self._batch, self._variants, self._common, list(asked.values()))
+        found = {
+            r: base.values[r.site].expand(len(self.variants), *[-1] * base.values[r.site].ndim).clone()
+            for r in asked.values()
+        }
+        stop = 1 + max(layer_of(read.site, config) for read in found)
+        self._climb(self.plan(everywhere=True), "reading", lambda climb: climb.record(found, stop))
+        return {read: found[same] for read, same in asked.items()}
+
+    def plan(self, *, everywhere: bool = False) -> Plan:
+        """What will run, and what that saves: `print(sweep.plan().explain())`. It takes the base run to know.
+
+        everywhere: for a metric that looks at every column.
+        """
+        config, columns = self.model.config, self._batch.tokens.shape[1]
+        reaching = self._reaching(everywhere=everywhere).cpu()
+        reached = torch.where(reaching, self._footprints.cpu(), columns).amin(1)
+        latest = columns - 1 if everywhere else int(self._columns.min())
+        latest = 0 if self._common.edits else latest
+        starts = [
+            Start(layer, min(first, latest), idle=first >= columns)
+            for layer, first in zip(self._layers, reached.tolist(), strict=True)
+        ]
+        explicit = any(
+            put.site.endswith(("attn_scores", "pattern"))
+            for v in (*self._variants, self._common)
+            for put in v.puts
+        )
+        each = bytes_per_token(config, columns, self.model.embed.weight.element_size(), explicit=explicit)
+        tokens = max(1, (self.memory or _budget(self.model)) // each)
+        return planned(starts, config, len(self._batch), columns, tokens=tokens, everywhere=everywhere)
+
+    @cached_property
+    def base(self) -> Base:
+        """The run that every variant departs from."""
+        return base_run(self.model, self._batch, self._variants, self._common)
+
+    def _climb(self, plan: Plan, name: str, each: Callable[[Climb], None]) -> None:
+        waiting = list(plan.packs[::-1])
+        with tqdm(total=len(self.variants), desc=name, delay=1, leave=False) as bar, torch.no_grad():
+            bar.update(sum(start.idle for start in plan.starts))
+            while waiting:
+                pack = waiting.pop()
+                try:
+                    each(
+                        Climb(
+                            self.model,
+                            self._batch,
+                            self.base,
+                            plan.starts,
+                            pack,
+                            self._variants,
+                            self._common,
+                        )
+                    )
+                except torch.OutOfMemoryError:
+                    waiting += _halves(pack)
+                    continue
+                bar.update(len(pack.variants))
+
+    @cached_property
+    def _batch(self) -> Batch:
+        return self.batch.to(self.model.device)
+
+    @cached_property
+    def _columns(self) -> Int[Tensor, "b"]:
+        return (self._batch.last() if self.at is None else self.at).to(self.model.device)
+
+    @cached_property
+    def _variants(self) -> tuple[Variant, ...]:
+        shape = (len(self.batch), self.batch.tokens.shape[1])
+        return tuple(checked(variant, self.model.config, *shape) for variant in self.variants)
+
+    @cached_property
+    def _common(self) -> Variant:
+        return checked(self.common, self.model.config, len(self.batch), self.batch.tokens.shape[1])
+
+    @cached_property
+    def _footing(self) -> tuple[list[int], Int[Tensor, "v b"]]:
+        """The block where each variant starts, and the first column it changes in each example (none: their number)."""
+        return footprints(self.model.config, self.base, self._variants, self._batch)
+
+    @property
+    def _layers(self) -> list[int]:
+        return self._footing[0]
+
+    @property
+    def _footprints(self) -> Int[Tensor, "v b"]:
+        return self._footing[1]
+
+    def _reaching(self, *, everywhere: bool) -> Bool[Tensor, "v b"]:
+        """Which variants change something at or before the watched column (anywhere, if later ones reach it)."""
+        columns = self._batch.tokens.shape[1]
+        whole = everywhere or not self.model.config.causal
+        limit = torch.full_like(self._columns, columns - 1) if whole else self._columns
+        return self._footprints <= limit
+
+
+@dataclass(frozen=True, eq=False)
+class _Judge:
+    """A metric with all it needs, in slices that keep the logits small."""
+
+    metric: Metric
+    batch: Batch
+    model: Transformer
+    reference: Float[Tensor, "b n d"]
+
+    @torch.no_grad()
+    def value(self, stream: Float[Tensor, "r n d"], copies: int) -> Float[Tensor, "copies b"]:
+        """The metric of rows that are `copies` times the examples."""
+        example = torch.arange(len(self.batch), device=stream.device).repeat(copies)
+        room = _budget(self.model) // (8 * self.model.config.d_vocab * stream.shape[1])
+        found = []
+        for rows in torch.arange(len(stream), device=stream.device).split(max(1, room)):
+            some = example[rows]
+            outcome = Outcome(self.model, stream[rows], self.batch.rows(some), some, self.reference)
+            found.append(wide(self.metric.of(outcome)))
+        return torch.cat(found).unflatten(0, (copies, len(self.batch)))
+
+
+def _budget(model: Transformer) -> int:
+    """Bytes that a pack may hold."""
+    if model.device.type != "cuda":
+        return HOST_MEMORY
+    return torch.cuda.mem_get_info(model.device)[0] // DEVICE_SHARE
+
+
+def _halves(pack: Pack) -> list[Pack]:
+    """The same in two packs; MemoryError for a pack of one variant."""
+    middle = len(pack.variants) // 2
+    if not middle:
+        raise MemoryError(
+            "one variant of these examples does not fit into the device's memory: give the sweep fewer examples"
+        )
+    torch.cuda.empty_cache()
+    return [Pack(pack.variants[middle:], pack.column), Pack(pack.variants[:middle], pack.column)]

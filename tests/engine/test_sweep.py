@@ -1,0 +1,265 @@
+"""A planned sweep gives the numbers of the naive loop: one pass per variant with ordinary edits."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from interp.engine.batch import Batch
+from interp.engine.metrics import Metric, kl_divergence, logit_difference, next_token_loss
+from interp.engine.observe import observe
+from interp.engine.sweep import Sweep
+from interp.engine.variants import Put, Variant
+from interp.model import sites
+from interp.model.tap import Edit, Read
+from interp.model.transformer import Transformer
+from tests.configs import CONFIGS, build, some_tokens
+from tests.tolerances import assert_close
+
+FAMILIES = ("gpt2", "llama-gqa", "window", "bidirectional", "parallel", "gemma2", "post-norm", "bloom", "t5")
+DIFFERENCE = logit_difference()
+
+
+def asked(columns: int = 9, rows: int = 3) -> Batch:
+    """Some examples with a right and a wrong answer."""
+    dice = torch.Generator().manual_seed(5)
+    answer, wrong = torch.randint(31, (2, rows), generator=dice)
+    return Batch(some_tokens(rows, columns)).with_answers(answer, wrong)
+
+
+def padded(side: str) -> Batch:
+    """Examples of 9, 6 and 7 tokens."""
+    batch = asked()
+    rows = [row[:n].tolist() for row, n in zip(batch.tokens, (9, 6, 7), strict=True)]
+    return Batch.of(rows, side=side).with_answers(batch.answer, batch.wrong)
+
+
+def donors(model: Transformer, batch: Batch, names: Sequence[str], seed: int = 1) -> dict[str, Tensor]:
+    """What these sites hold for other tokens at the same places."""
+    other = replace(batch, tokens=some_tokens(*batch.tokens.shape, seed=seed))
+    return {n: observe(model, other, [Read(n)], answers_only=True).trace[n] for n in names}
+
+
+def by_hand(put: Put, examples: int) -> Edit:
+    """The same as an ordinary edit, cell by cell."""
+    letters = sites.axes_of(put.site).split()[1:]
+    index = tuple(put.at.get(letter, slice(None)) for letter in letters)
+
+    def change(value: Tensor) -> Tensor:
+        for row in range(examples):
+            source = put.donor[0 if len(put.donor) == 1 else put.first + row]
+            value[row][index] = source[index].to(value)
+        return value
+
+    return Edit(put.site, change)
+
+
+def naive(model: Transformer, batch: Batch, variant: Variant, metric: Metric, reads: Sequence[Read] = ()) -> tuple:
+    """One full pass with the edits, and the metric of all its logits."""
+    edits = [*(by_hand(put, len(batch)) for put in variant.puts), *variant.edits]
+    seen = observe(model, batch, reads, edits)
+    last = batch.last()
+    logits = seen.output if metric.everywhere else seen.output[torch.arange(len(batch)), last][:, None]
+    return seen, logits
+
+
+def difference(batch: Batch, logits: Tensor) -> Tensor:
+    """logit(answer) - logit(wrong), off whole logits."""
+    rows = torch.arange(len(batch))
+    return logits[rows, -1, batch.answer] - logits[rows, -1, batch.wrong]
+
+
+def loop(model: Transformer, batch: Batch, variants: Sequence[Variant]) -> Tensor:
+    """The oracle of a logit difference."""
+    return torch.stack([difference(batch, naive(model, batch, v, DIFFERENCE)[1]) for v in variants])
+
+
+def cells(model: Transformer, batch: Batch, site: str) -> list[Variant]:
+    """Puts of the whole value, of slices along every axis, and along two."""
+    donor = donors(model, batch, [site])[site]
+    letters = site_letters(site)
+    sizes = dict(zip(letters, donor.shape[1:], strict=True))
+    found = [Variant([Put(site, donor)])]
+    for letter in letters:
+        found += [Variant([Put(site, donor, {letter: i})]) for i in {sizes[letter] // 3, sizes[letter] - 1}]
+    if len(letters) > 2:
+        a, b = letters[:2]
+        found += [Variant([Put(site, donor, {a: i, b: -1})]) for i in range(0, sizes[a], 4)]
+        found += [Variant([Put(site, donor, {b: sizes[b] // 2, letters[-1]: 0})])]
+    return found
+
+
+def site_letters(site: str) -> list[str]:
+    """The axes of a site but for the batch."""
+    return sites.axes_of(site).split()[1:]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_site_gives_the_numbers_of_the_loop(name: str) -> None:
+    model, batch = build(name), asked()
+    inside = [s for s in sites.names(model.config, on_demand=True) if "ln_final" not in s and "unembed" not in s]
+    split = [s for s in inside if s.endswith("_input")]
+    for some in (split, [s for s in inside if s not in split]):
+        variants = [v for site in some for v in cells(model, batch, site)]
+        found = Sweep(model, batch, variants).run(DIFFERENCE)
+        assert_close(found.values, loop(model, batch, variants))
+        assert (found.values != found.base).any()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "window", "bidirectional"])
+def test_padded_examples(name: str, side: str) -> None:
+    model, batch = build(name), padded(side)
+    variants = [v for s in ("blocks.0.hook_resid_pre", "blocks.1.attn.hook_z") for v in cells(model, batch, s)]
+    assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, loop(model, batch, variants))
+
+
+@pytest.mark.parametrize("memory", [1, 20_000, 10**9])
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
+def test_the_packing_changes_nothing(name: str, memory: int) -> None:
+    model, batch = build(name), asked()
+    variants = [v for s in ("hook_embed", "blocks.1.hook_resid_mid") for v in cells(model, batch, s)]
+    sweep = Sweep(model, batch, variants, memory=memory)
+    assert (memory > 1) or len(sweep.plan().packs) >= len(variants) - sum(s.idle for s in sweep.plan().starts)
+    assert_close(sweep.run(DIFFERENCE).values, Sweep(model, batch, variants).run(DIFFERENCE).values)
+
+
+def test_several_puts_are_carried_out_in_their_order() -> None:
+    model, batch = build("gpt2"), asked()
+    z = "blocks.0.attn.hook_z"
+    mine, other = donors(model, batch, [z])[z], donors(model, batch, [z], seed=2)[z]
+    frozen = observe(model, batch, [Read("blocks.1.attn.hook_z")]).trace
+    freeze = Put("blocks.1.attn.hook_z", frozen["blocks.1.attn.hook_z"])
+    variants = [
+        Variant([Put(z, mine), Put(z, other, {"h": 1})]),
+        Variant([Put(z, other, {"h": 1}), Put(z, mine)]),
+        Variant([Put(z, mine, {"p": 4}), Put(z, other, {"p": 4, "h": 0}), freeze]),
+        Variant([freeze, Put(z, torch.cat((other, mine)), {"h": 2}, first=3)]),
+    ]
+    assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, loop(model, batch, variants))
+
+
+def test_free_edits_and_common_puts() -> None:
+    model, batch = build("gpt2"), asked()
+    noise = torch.randn(3, 9, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    site = "blocks.1.hook_resid_mid"
+    donor = donors(model, batch, [site])[site]
+    common = Variant([Put("hook_embed", noise)], [Edit("blocks.0.hook_mlp_out", lambda x: x * 2)])
+    variants = [
+        Variant([Put(site, donor, {"p": 7})]),
+        Variant([], [Edit("blocks.1.attn.hook_z", lambda x: -x)]),
+        Variant([Put(site, donor, {"p": 2})], [Edit("blocks.1.hook_mlp_out", lambda x: x + noise)]),
+    ]
+    whole = [Variant([*common.puts, *v.puts], [*common.edits, *v.edits]) for v in variants]
+    found = Sweep(model, batch, variants, common).run(DIFFERENCE)
+    assert_close(found.values, loop(model, batch, whole))
+    assert_close(found.base, loop(model, batch, [common])[0])
+
+
+def test_a_variant_that_changes_nothing_is_said_to() -> None:
+    model, batch = build("gpt2"), asked()
+    site = "blocks.0.hook_resid_pre"
+    own = observe(model, batch, [Read(site)]).trace[site]
+    donor = own.clone()
+    donor[1, 4] += 1
+    found = Sweep(model, batch, [Variant([Put(site, donor, {"p": p})]) for p in range(9)]).run(DIFFERENCE)
+    expected = torch.zeros(9, 3, dtype=torch.bool)
+    expected[4, 1] = True
+    assert torch.equal(found.changed, expected)
+    assert torch.equal(found.values[~expected], found.base.expand(9, 3)[~expected])
+    assert found.values[4, 1] != found.base[1]
+
+
+def test_what_comes_after_the_watched_column_does_not_matter_in_a_causal_model() -> None:
+    model, batch = build("gpt2"), asked()
+    site = "blocks.0.hook_resid_pre"
+    donor, at = torch.ones(1, 9, 24, dtype=torch.float64), torch.tensor([2, 5, 8])
+    variants = [Variant([Put(site, donor, {"p": p})]) for p in range(9)]
+    found = Sweep(model, batch, variants, at=at).run(DIFFERENCE)
+    logits = [naive(model, batch, v, DIFFERENCE)[0].output[torch.arange(3), at][:, None] for v in variants]
+    assert_close(found.values, torch.stack([difference(batch, each) for each in logits]))
+    assert torch.equal(found.changed, torch.arange(9)[:, None] <= at)
+
+
+def test_a_metric_of_every_column_and_one_that_compares() -> None:
+    model, batch = build("llama-gqa"), asked()
+    site = "blocks.1.hook_resid_pre"
+    donor = donors(model, batch, [site])[site]
+    variants = [Variant([Put(site, donor, {"p": p})]) for p in (0, 4, 8)]
+    losses, divergences = [], []
+    clean = model(batch.tokens).log_softmax(-1)
+    for variant in variants:
+        logits = naive(model, batch, variant, next_token_loss())[0].output.log_softmax(-1)
+        taken = logits[:, :-1].gather(2, batch.tokens[:, 1:, None])[..., 0]
+        losses.append(-taken.mean(1))
+        divergences.append((clean[:, -1].exp() * (clean[:, -1] - logits[:, -1])).sum(-1))
+    sweep = Sweep(model, batch, variants)
+    assert_close(sweep.run(next_token_loss()).values, torch.stack(losses))
+    assert_close(sweep.run(kl_divergence()).values, torch.stack(divergences))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "bidirectional", "post-norm"])
+def test_reads_give_whole_values_of_every_variant(name: str) -> None:
+    model, batch = build(name), asked()
+    z = "blocks.0.attn.hook_z"
+    donor = donors(model, batch, [z])[z]
+    variants = [Variant([Put(z, donor, {"p": p, "h": 1})]) for p in (0, 5, 8)]
+    post = [Variant([Put("blocks.0.hook_resid_post", torch.zeros(1, 9, 24), {"p": 4})])]
+    reads = [
+        Read(f"blocks.{layer}.{s}")
+        for layer in range(2)
+        for s in ("attn.hook_q", "attn.hook_pattern", "hook_resid_post", "hook_mlp_out")
+    ]
+    found = Sweep(model, batch, variants + post).read(reads)
+    for i, variant in enumerate(variants + post):
+        seen = naive(model, batch, variant, DIFFERENCE, reads)[0].trace
+        for read in reads:
+            assert_close(found[read][i], seen[read])
+
+
+def test_the_plan_says_what_is_saved() -> None:
+    model, batch = build("gpt2"), asked()
+    site = "blocks.1.hook_resid_pre"
+    donor = donors(model, batch, [site])[site]
+    plan = Sweep(model, batch, [Variant([Put(site, donor, {"p": p})]) for p in range(9)]).plan()
+    assert all(start.layer == 1 for start in plan.starts)
+    assert [start.column for start in plan.starts] == list(range(9))
+    assert plan.cost < plan.naive_cost / 2
+    assert "9 variants of 3 examples" in plan.explain()
+
+
+BAD = {
+    "KeyError: unknown site": (KeyError, Put("blocks.0.hook_resid_pree", torch.zeros(3, 9, 24))),
+    "KeyError: another axis": (KeyError, Put("blocks.0.hook_resid_pre", torch.zeros(3, 9, 24), {"h": 0})),
+    "IndexError": (IndexError, Put("blocks.0.hook_resid_pre", torch.zeros(3, 9, 24), {"p": 9})),
+    "too few columns": (ValueError, Put("blocks.0.hook_resid_pre", torch.zeros(3, 8, 24))),
+    "too few rows": (ValueError, Put("blocks.0.hook_resid_pre", torch.zeros(2, 9, 24))),
+    "behind the blocks": (ValueError, Put("ln_final.hook_normalized", torch.zeros(3, 9, 24))),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_puts_that_do_not_fit_are_refused(case: str) -> None:
+    error, put = BAD[case]
+    with pytest.raises(error, match=put.site.split(".")[-1]):
+        Sweep(build("gpt2"), asked(), [Variant([put])]).run(DIFFERENCE)
+
+
+def test_a_metric_of_the_wrong_shape_is_refused() -> None:
+    model, batch = build("gpt2"), asked()
+    bad = Metric("sum", "logits", lambda outcome: outcome.logits().sum())
+    with pytest.raises(ValueError, match="one number per row"):
+        Sweep(model, batch, [Variant()]).run(bad)
+
+
+def test_every_config_is_swept() -> None:
+    for name in CONFIGS:
+        model, batch = build(name), asked()
+        if model.unembed is None:
+            continue
+        site = "blocks.1.attn.hook_v"
+        donor = donors(model, batch, [site])[site]
+        variants = [Variant([Put(site, donor, {"p": p})]) for p in (1, 6)]
+        assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, loop(model, batch, variants))
