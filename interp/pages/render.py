@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Float
 from markupsafe import Markup
 
-from interp.pages import views, wording
-from interp.pages.report import Report
+from interp.analyses.backward_lens import NO_UPDATE
+from interp.pages import view_attribution, view_lens, views, wording
+from interp.pages.report import Contrast, Report
 from interp.pages.tables import INDUCTION_THRESHOLD
 
 COARSE = 600_000
@@ -38,43 +39,62 @@ def page(report: Report) -> str:
 def _ready(report: Report) -> dict[str, object]:
     """What the template shows beside the report itself."""
     tables = report.tables
-    attribution = views.attribution(tables["attribution"])
     names = [wording.visible(token) for token in tables["tokens"].token.tolist()]
-    nexts = views.next_tokens(tables["next_tokens"])
     heads = tables["heads"]
+    shown, linked = ({}, {"first": [0, 0]}) if report.contrast is None else _answered(report, report.contrast)
     return {
         "facts": _facts(report),
         "card": views.measured(report.about.card.get("measured")),
         "tokens": tables["tokens"].to_dict("records"),
         "names": names,
-        "mean_loss": float(tables["tokens"].loss_nats.mean()),
-        "loss_scale": math.log(report.config.d_vocab),
-        "nexts": nexts,
         "scores": views.SCORES,
         "threshold": INDUCTION_THRESHOLD,
         "head_maps": {score: views.head_map(heads, score) for score in views.SCORES},
         "best": {score: views.best(heads, score) for score in views.SCORES},
-        "circuit_scores": views.CIRCUITS,
-        "circuit_maps": {score: views.circuit_map(tables["circuits"], score) for score in views.CIRCUITS},
         "kinds": views.KINDS,
         "links": views.strongest(tables["composition"]),
         "found": [head for head in views.scored(heads, "induction") if head.marked],
-        "profiles": views.profiles(heads, tables["attribution"]),
-        "attribution": attribution,
-        "lens": views.lens(tables["logit_lens"], report.contrast.answer.token),
+        "profiles": views.profiles(heads, tables.get("attribution")),
+        "no_logits": wording.NO_LOGITS,
         "run_json": json.dumps(report.provenance, indent=2, ensure_ascii=False),
+        **shown,
         "payload": {
             "names": names,
             "heads": report.config.n_heads,
-            "nexts": nexts,
-            "answer": wording.visible(report.contrast.answer.token),
-            "ranks": [*tables["tokens"]["rank"].tolist()[1:], report.contrast.answer.rank],
-            "first": views.speaker(tables["attribution"]),
-            "reach": attribution.reach,
-            "moved": views.moved(tables["attribution_sources"]),
             "attention": _packed(tables["attention"].attention.to_numpy()),
+            **linked,
         },
     }
+
+
+def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], dict[str, object]]:
+    """What only a model with logits has to show, and what the script needs of it."""
+    tables, token = report.tables, contrast.answer.token
+    attribution = view_attribution.attribution(tables["attribution"])
+    nexts = views.next_tokens(tables["next_tokens"])
+    shown = {
+        "mean_loss": float(tables["tokens"].loss_nats.mean()),
+        "loss_scale": math.log(report.config.d_vocab),
+        "nexts": nexts,
+        "circuit_scores": views.CIRCUITS,
+        "circuit_maps": {score: views.circuit_map(tables["circuits"], score) for score in views.CIRCUITS},
+        "attribution": attribution,
+        "grains": view_attribution.GRAINS,
+        "lens": view_lens.lens(tables["logit_lens"], token),
+        "panels": view_lens.backward_lens(tables["backward_lens"], token, report.config.d_vocab),
+        "no_update": NO_UPDATE,
+        "idle": view_lens.IDLE,
+        "why_these": view_lens.why_these(report.config),
+    }
+    linked = {
+        "nexts": nexts,
+        "answer": wording.visible(token),
+        "ranks": [*tables["tokens"]["rank"].tolist()[1:], contrast.answer.rank],
+        "first": view_attribution.speaker(tables["attribution"]),
+        "reach": attribution.reach,
+        "moved": view_attribution.moved(tables["attribution_sources"]),
+    }
+    return shown, linked
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:

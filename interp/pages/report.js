@@ -147,7 +147,7 @@
     for (const element of all("[data-layer][data-head]")) {
       const chosen = +element.dataset.layer === state.layer && +element.dataset.head === state.head;
       element.classList.toggle("chosen", chosen);
-      if (element.matches("button.thumb, button.cell")) element.setAttribute("aria-pressed", chosen);
+      if (element.matches("button.thumb, button.cell, button.step")) element.setAttribute("aria-pressed", chosen);
       if (chosen && element.matches(".thumb")) {
         one("#head-profile").textContent = element.dataset.tip.split("\n").slice(1).join(" · ");
       }
@@ -212,7 +212,8 @@
     });
   };
 
-  views.push(showHead, showAttention, showNext, showMoved);
+  // A model without logits has neither next tokens nor an answer.
+  views.push(showHead, showAttention, ...(data.nexts ? [showNext, showMoved] : []));
 
   // --- choosing heads and tokens -------------------------------------------------------------------------------------
 
@@ -235,7 +236,7 @@
     all(`input[name=${name}]`).forEach((input) => input.addEventListener("change", () => act(input.value)));
   onChange("direction", (direction) => select({ direction, pointed: null, key: null }));
 
-  for (const name of ["score", "circuit", "kind"]) {
+  for (const name of ["score", "circuit", "kind", "grain", "matrix"]) {
     const show = (choice) => all(`[data-${name}]`).forEach((part) => { part.hidden = part.dataset[name] !== choice; });
     onChange(name, show);
     show(one(`input[name=${name}]`)?.value);

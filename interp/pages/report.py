@@ -6,13 +6,16 @@ from dataclasses import asdict, dataclass, field
 
 import pandas as pd
 import torch
+import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
 from interp.analyses.attribution import attribute
+from interp.analyses.backward_lens import backward_lens
 from interp.analyses.composition import Kind, composition
 from interp.analyses.copying import copying
+from interp.analyses.factors import Matrix, present
 from interp.analyses.heads import RepeatedTokens, heads
 from interp.analyses.lens import logit_lens
 from interp.engine.batch import Batch
@@ -24,6 +27,8 @@ from interp.pages import tables
 
 TOP = 10
 """Next tokens listed per position, and tokens per cell of the lens."""
+ENDS = 5
+"""Most and least probable tokens per cell of the backward lens."""
 MOST_CELLS = 1_300_000
 """Attention weights a page may hold: about 2 MB of the page, and a table that a spreadsheet still opens."""
 
@@ -87,16 +92,28 @@ class Report:
     about: About
     config: ModelConfig
     question: Question
-    contrast: Contrast
+    contrast: Contrast | None
+    """None for a model without logits: it has no answers."""
     data: RepeatedTokens
     """What the head scores were measured on."""
     tables: Mapping[str, pd.DataFrame]
     provenance: Json
 
 
+@dataclass(frozen=True, eq=False)
+class _Answered:
+    """The logits of the only row, the tokens asked about, and what the parts of the model add to them."""
+
+    logits_pv: Float[Tensor, "p v"]
+    answer: int
+    wrong: int | None
+    attributed: xr.Dataset
+
+
 def report_of(model: Subject, question: Question, about: About, *, seed: int = 0) -> Report:
     """Every table of the page for one prompt; the seed draws the repeated tokens of the head scores.
 
+    A model without logits has tables of attention, head scores and composition, and no `contrast`.
     Errors: ValueError for a prompt or an answer the model cannot take, for a prompt too long for the page, and for a
     model that is not causal.
     """
@@ -104,37 +121,68 @@ def report_of(model: Subject, question: Question, about: About, *, seed: int = 0
     config = model.transformer.config
     _check_size(config, batch.tokens.shape[1])
     data = fitting_repeats(config, seed)
-    logits_pv, pattern_lhqk = _pass(model, batch)
-    answers = _answers(model, question, logits_pv[-1])
-    ids = batch.tokens[0].to(logits_pv.device)
-    pieces = model.text.pieces
-    names = pieces(ids.tolist())
-    attributed = attribute(model, batch, *answers, by="source")
+    output_p, pattern_lhqk = _pass(model, batch)
+    answered = _answered(model, question, batch, output_p)
     scored = heads(model, data)
     kinds = typing.get_args(Kind) if config.n_layers > 1 else ()
+    ids = batch.tokens[0].to(output_p.device)
+    names = model.text.pieces(ids.tolist())
+    logits_pv = None if answered is None else answered.logits_pv
     work: dict[str, Callable[[], pd.DataFrame]] = {
-        "tokens": lambda: tables.tokens(ids, logits_pv, pieces),
-        "next_tokens": lambda: tables.next_tokens(logits_pv, pieces, top=TOP),
+        "tokens": lambda: tables.tokens(ids, logits_pv, model.text.pieces),
         "heads": lambda: tables.heads(scored),
-        "circuits": lambda: tables.circuits(copying(model, ranks=False, previous=scored.previous_token)),
         "composition": lambda: tables.composition({kind: composition(model, kind) for kind in kinds}),
-        "attribution": lambda: tables.attribution(attributed),
-        "attribution_sources": lambda: tables.attribution_sources(attributed, names),
         "attention": lambda: tables.attention(pattern_lhqk, names),
-        "logit_lens": lambda: _lens(model, batch, answers[0], names),
     }
+    if answered is not None:
+        work |= _about_logits(model, batch, answered, names)
+        work["circuits"] = lambda: tables.circuits(
+            copying(model, ranks=False, previous=scored.previous_token)
+        )
     bar = tqdm(work.items(), desc="report", delay=1, leave=False)
     found = {name: make() for name, make in bar}
-    contrast = Contrast(
-        answer=_candidate(answers[0], logits_pv[-1], model),
-        wrong=None if answers[1] is None else _candidate(answers[1], logits_pv[-1], model),
-        chosen_by_model=question.answer is None,
-        total=float(attributed.total[0]),
-        completeness_error=float(attributed.attrs["completeness_error"]),
-    )
-    parameters: Json = {**asdict(question), "contrast": asdict(contrast), "head_scores": asdict(data)}
+    contrast = None if answered is None else _contrast(model, question, answered)
+    asked = None if contrast is None else asdict(contrast)
+    parameters: Json = {**asdict(question), "contrast": asked, "head_scores": asdict(data)}
     record = provenance(model.transformer, about.name, seed=seed, parameters=parameters)
     return Report(about, config, question, contrast, data, found, record)
+
+
+def _answered(model: Subject, question: Question, batch: Batch, output_p: Tensor) -> _Answered | None:
+    """What the model answers; None if it ends in its residual stream, ValueError if an answer was asked of that."""
+    if not model.transformer.config.unembed:
+        if question.answer is None:
+            return None
+        raise ValueError(
+            f"an answer ({question.answer!r}) requires a model with logits, this one ends in its residual stream"
+        )
+    answer, wrong = _answers(model, question, output_p[-1])
+    return _Answered(output_p, answer, wrong, attribute(model, batch, answer, wrong, by="source"))
+
+
+def _about_logits(
+    model: Subject, batch: Batch, answered: _Answered, names: list[str]
+) -> dict[str, Callable[[], pd.DataFrame]]:
+    """How to make the tables that only a model with logits has."""
+    pieces, attributed, answer = model.text.pieces, answered.attributed, answered.answer
+    return {
+        "next_tokens": lambda: tables.next_tokens(answered.logits_pv, pieces, top=TOP),
+        "attribution": lambda: tables.attribution(attributed),
+        "attribution_sources": lambda: tables.attribution_sources(attributed, names),
+        "logit_lens": lambda: _lens(model, batch, answer, names),
+        "backward_lens": lambda: _backward_lens(model, batch, answer, names),
+    }
+
+
+def _contrast(model: Subject, question: Question, answered: _Answered) -> Contrast:
+    last = answered.logits_pv[-1]
+    return Contrast(
+        answer=_candidate(answered.answer, last, model),
+        wrong=None if answered.wrong is None else _candidate(answered.wrong, last, model),
+        chosen_by_model=question.answer is None,
+        total=float(answered.attributed.total[0]),
+        completeness_error=float(answered.attributed.attrs["completeness_error"]),
+    )
 
 
 def fitting_repeats(config: ModelConfig, seed: int) -> RepeatedTokens:
@@ -159,8 +207,8 @@ def _check_size(config: ModelConfig, n: int) -> None:
         )
 
 
-def _pass(model: Subject, batch: Batch) -> tuple[Float[Tensor, "p v"], Float[Tensor, "l h q k"]]:
-    """The logits and every head's pattern of the only row."""
+def _pass(model: Subject, batch: Batch) -> tuple[Float[Tensor, "p _"], Float[Tensor, "l h q k"]]:
+    """The logits (or the final stream, of a model without) and every head's pattern of the only row."""
     reads = [Read(f"blocks.{i}.attn.hook_pattern") for i in range(model.transformer.config.n_layers)]
     seen = observe(model.transformer, batch, reads)
     return seen.output[0], torch.stack([seen.trace[read][0] for read in reads])
@@ -180,6 +228,14 @@ def _lens(model: Subject, batch: Batch, answer: int, names: list[str]) -> pd.Dat
     top = min(TOP, model.transformer.config.d_vocab)
     of_next, of_answer = (logit_lens(model, batch, answer=target, top=top) for target in (None, answer))
     return tables.logit_lens(of_next, of_answer, names, model.text.pieces)
+
+
+def _backward_lens(model: Subject, batch: Batch, answer: int, names: list[str]) -> pd.DataFrame:
+    """Of a matrix that writes to the stream and one that reads it: those of the MLP, if it has factors."""
+    config = model.transformer.config
+    matrices: tuple[Matrix, ...] = ("W_out", "W_in") if "W_out" in present(config) else ("W_O", "W_V")
+    found = backward_lens(model, batch, answer, matrices=matrices)
+    return tables.backward_lens(found, matrices, names, model.text.pieces, top=min(ENDS, config.d_vocab))
 
 
 def _candidate(token: int, logits: Float[Tensor, "v"], model: Subject) -> Candidate:

@@ -10,6 +10,8 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.analyses.backward_lens import BackwardLens
+from interp.analyses.factors import Matrix
 from interp.core.results import frame
 from interp.model.loss import next_token_loss
 
@@ -20,23 +22,23 @@ INDUCTION_THRESHOLD = 0.4
 """Least induction score of a head that the page calls an induction head."""
 
 
-def tokens(ids: Int[Tensor, "p"], logits: Float[Tensor, "p v"], pieces: Pieces) -> pd.DataFrame:
+def tokens(ids: Int[Tensor, "p"], logits: Float[Tensor, "p v"] | None, pieces: Pieces) -> pd.DataFrame:
     """Each token of the prompt and how well the tokens before it predicted it: loss in nats, probability, rank from 0.
 
-    The first token has none before it: NaN, and rank -1.
+    The first token has none before it: NaN, and rank -1; so have all in a model without logits.
     """
-    loss = next_token_loss(logits[None], ids[None])[0]
-    of_target = logits[:-1].gather(1, ids[1:, None])
-    rank = (logits[:-1] > of_target).sum(1)
-    nothing = loss.new_full((1,), torch.nan)
+    loss, rank = torch.full((len(ids),), torch.nan), torch.full((len(ids),), -1)
+    if logits is not None:
+        loss[1:] = next_token_loss(logits[None], ids[None])[0]
+        rank[1:] = (logits[:-1] > logits[:-1].gather(1, ids[1:, None])).sum(1)
     return pd.DataFrame(
         {
             "pos": np.arange(len(ids)),
             "token_id": ids.cpu().numpy(),
             "token": pieces(ids.tolist()),
-            "loss_nats": torch.cat((nothing, loss)).cpu().numpy(),
-            "prob": torch.cat((nothing, (-loss).exp())).cpu().numpy(),
-            "rank": torch.cat((rank.new_full((1,), -1), rank)).cpu().numpy(),
+            "loss_nats": loss.numpy(),
+            "prob": (-loss).exp().numpy(),
+            "rank": rank.numpy(),
         }
     )
 
@@ -109,6 +111,7 @@ def composition(results: Mapping[str, xr.Dataset]) -> pd.DataFrame:
 def attribution(result: xr.Dataset) -> pd.DataFrame:
     """`interp.attribute` of one prompt by head: each component's logits, its share of the total, and its place.
 
+    Rows follow the stream; running_sum = logits of this row and all above, the total at the end.
     share = logits / total: signed, sums to 1, exceeds 1 where parts cancel; NaN for a total of 0.
     """
     one = frame(result[["logits", "total"]].isel(prompt=0))
@@ -122,6 +125,7 @@ def attribution(result: xr.Dataset) -> pd.DataFrame:
             "head": pd.array([head for _, _, head in places], dtype="Int64"),
             "logits": one.logits,
             "share": one.logits / total if total else np.nan,
+            "running_sum": one.logits.cumsum(),
         }
     )
 
@@ -162,3 +166,29 @@ def logit_lens(
     table.insert(2, "read_token", np.array(names, dtype=object)[table.pos])
     table.insert(5, "token", pieces(table.token_id.tolist()))
     return table
+
+
+def backward_lens(
+    found: BackwardLens, matrices: Sequence[Matrix], names: Sequence[str], pieces: Pieces, *, top: int
+) -> pd.DataFrame:
+    """`interp.backward_lens` of one prompt: per matrix, layer and position the `top` most and least probable tokens.
+
+    One row per rank, the extreme token first. `x` and `delta` are norms of what the matrix read and of the gradient at
+    its output, `relative_update` their product over the largest of the matrix; `answer_rank` counts from 0, the most
+    probable. Where nothing would be written: ids and ranks -1, and no tokens.
+    """
+    every = []
+    for matrix in matrices:
+        table = frame(found.project(matrix, k=top).isel(prompt=0, drop=True).drop_vars("last"))
+        table.insert(0, "matrix", matrix)
+        every.append(table.sort_values(["layer", "pos", "rank"], kind="stable"))
+    table = pd.concat(every, ignore_index=True).rename(columns={"target_rank": "answer_rank"})
+    columns = ["matrix", "layer", "pos", "x", "delta", "relative_update", "answer_rank", "rank"]
+    out = table[columns].copy()
+    out.insert(3, "read_token", np.array(names, dtype=object)[table.pos])
+    for end in ("top", "bottom"):
+        ids = table[f"{end}_token"]
+        texts = pieces(ids.clip(lower=0).tolist())
+        out[f"{end}_token_id"] = ids
+        out[f"{end}_token"] = [text if i >= 0 else None for i, text in zip(ids, texts, strict=True)]
+    return out

@@ -2,13 +2,10 @@
 
 import math
 from dataclasses import dataclass, fields
-from itertools import groupby
-from operator import attrgetter
 
-import numpy as np
 import pandas as pd
 
-from interp.pages.wording import count, number, probability, visible
+from interp.pages.wording import count, number, visible
 
 SCORES = {
     "induction": "attention to the tokens that followed earlier copies of the current one",
@@ -38,8 +35,6 @@ KINDS = {
 """The kinds of composition in the order of the page."""
 BEST = 8
 """Heads listed with their intervals."""
-LISTED = 5
-"""Top tokens in the explanation of a lens cell."""
 
 
 @dataclass(frozen=True)
@@ -135,16 +130,17 @@ def strongest(table: pd.DataFrame) -> dict[str, list[Link]]:
     return {kind: found[kind] for kind in KINDS if kind in found}
 
 
-def profiles(heads: pd.DataFrame, parts: pd.DataFrame) -> list[list[str]]:
-    """What is known of each head, a line each: its scores, and what it adds directly in this prompt."""
-    direct = parts[parts.kind == "head"].logits.tolist()
+def profiles(heads: pd.DataFrame, parts: pd.DataFrame | None) -> list[list[str]]:
+    """What is known of each head, a line each: its scores, and what it adds directly to the answer, if anything is."""
+    direct = [None] * len(heads) if parts is None else parts[parts.kind == "head"].logits.tolist()
     lines: dict[int, list[str]] = {}
     for added, *scores in zip(direct, *(scored(heads, name) for name in SCORES), strict=True):
         words = [] if scores[0].label == "none" else [f"called: {scores[0].label}"]
         words += [
             f"{name.replace('_', ' ')} {one.value:.2f}" for name, one in zip(SCORES, scores, strict=True)
         ]
-        words.append(f"direct effect {number(added, 2, sign=True)} logits")
+        if added is not None:
+            words.append(f"direct effect {number(added, 2, sign=True)} logits")
         lines.setdefault(scores[0].layer, []).append("\n".join(words))
     return list(lines.values())
 

@@ -5,6 +5,8 @@ import unicodedata
 
 NAMED = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 """Signs for the white space that matters in tokens."""
+NO_LOGITS = "Left out: this model has no unembedding. It ends in its residual stream, so it names no tokens."
+"""Instead of every section about logits."""
 
 
 def visible(piece: str) -> str:

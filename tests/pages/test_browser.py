@@ -3,12 +3,14 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from interp.cli import main
+from interp.pages.wording import visible
 from tests.pages.conftest import SENTENCE
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright's Python package is not installed")
@@ -230,7 +232,7 @@ def test_components_can_be_ordered_by_depth_and_their_bars_still_end_at_the_tota
 
 def test_a_lens_cell_explains_itself(seen: Visit) -> None:
     table = seen.table("logit_lens").query("depth == '2_pre' and pos == 3")
-    cell = seen.page.locator(".lens tbody tr").nth(2).locator("td[data-pos='3']")
+    cell = seen.page.locator("#lens tbody tr").nth(2).locator("td[data-pos='3']")
     assert cell.inner_text() == table.token.iloc[0].replace(" ", "·")
     cell.hover()
     tip, first = seen.texts("#tip")[0], table.iloc[0]
@@ -289,8 +291,58 @@ def test_without_javascript_every_table_is_still_there(browser: "sync_api.Browse
     assert page.locator("#circuits .map:visible").count() == 2
     assert page.locator("#circuits .numbers:visible").count() == 3
     assert page.locator("#components tbody tr:visible").count() == 3 + 4 * 8 + 4 + 4
-    assert page.locator(".lens td[title]:visible").count() == 5 * len(
-        pd.read_parquet(folder / "tokens.parquet")
-    )
+    n = len(pd.read_parquet(folder / "tokens.parquet"))
+    assert page.locator("#lens td[title]:visible").count() == 5 * n
+    assert page.locator("#backward td[title]:visible").count() == 2 * 4 * n
+    assert page.locator(".step:visible").count() == (2 + 2 * 4 + 1 + 1) + (2 + 4 * (8 + 1 + 1) + 1 + 1)
     assert page.locator("#unscripted").is_visible()
     context.close()
+
+
+def test_a_step_of_the_waterfall_explains_itself_and_a_head_of_it_can_be_chosen(seen: Visit) -> None:
+    table = seen.table("attribution")
+    assert seen.page.locator("[data-grain]:visible").count() == 1
+    seen.page.locator("#attribution .switch").get_by_text("by head").click()
+    steps = seen.page.locator("[data-grain=head] .step")
+    assert steps.count() == len(table) + 1
+    at = table.index[table.component == "L2H3"][0]
+    steps.nth(at).click()
+    assert seen.texts("#head-name") == ["Layer 2, head 3"]
+    seen.page.keyboard.press("ArrowRight")
+    before, after = (f"{sum:+.3f}".replace("-", "−") for sum in table.running_sum[at : at + 2])
+    assert seen.texts("#tip")[0].startswith("head 2.4\n")
+    assert f"sum so far {before} → {after}" in seen.texts("#tip")[0]
+    seen.page.keyboard.press("End")
+    total = f"{table.logits.sum():+.3f}".replace("-", "−")
+    assert seen.texts("#tip")[0] == f"total\n{total} logits, the sum of {len(table)} steps"
+
+
+def test_bars_of_the_waterfall_touch_end_to_start(seen: Visit) -> None:
+    """Measured in pixels: the drawing itself adds up to the total."""
+    edges = """steps => steps.map((step) => { const box = step.querySelector("i").getBoundingClientRect();
+      return step.classList.contains("neg") ? [box.top, box.bottom] : [box.bottom, box.top]; })"""
+    places = seen.page.eval_on_selector_all("[data-grain=sublayer] .step", edges)
+    *steps, total = places
+    for (_, end), (start, _) in pairwise(steps):
+        assert abs(end - start) <= 2.1  # a bar is at least two pixels high
+    assert abs(steps[-1][1] - total[1]) <= 2.1
+
+
+@pytest.mark.parametrize("matrix", ["W_out", "W_in"])
+def test_the_matrix_switch_shows_that_backward_lens_and_a_cell_its_numbers(seen: Visit, matrix: str) -> None:
+    seen.page.locator("#backward .switch").get_by_text(matrix).click()
+    table = seen.table("backward_lens").query(f"matrix == '{matrix}'")
+    cells = seen.page.locator("#backward td:visible")
+    names = table[table["rank"] == 0]["bottom_token" if matrix == "W_out" else "top_token"]
+    assert cells.count() == len(names)
+    n = len(seen.table("tokens"))
+    place = 2 * n + n - 1
+    seen.page.locator("#backward .lens:visible td").first.focus()
+    for key in (*["ArrowDown"] * 2, *["ArrowRight"] * (n - 1)):
+        seen.page.keyboard.press(key)
+    rows = table.query(f"layer == 2 and pos == {n - 1}")
+    first, tip = rows.iloc[0], seen.texts("#tip")[0]
+    assert f"‖δ‖ {first.delta:.3g}" in tip and f"‖x‖ {first.x:.3g}" in tip
+    assert f": rank {first.answer_rank}" in tip
+    assert cells.nth(place).inner_text() == visible(names.iloc[place])
+    assert "no update" in cells.nth(3 * n).inner_text().replace("\n", " ")

@@ -30,6 +30,7 @@ TABLES = {
     "attribution_sources",
     "attention",
     "logit_lens",
+    "backward_lens",
 }
 
 
