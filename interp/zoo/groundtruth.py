@@ -10,6 +10,7 @@ from torch import Tensor
 
 from interp.model.config import Learned, ModelConfig, NoNorm
 from interp.model.transformer import Transformer
+from interp.zoo.planted_weights import noisy, plant_head
 
 PREVIOUS = (0, 1)
 """Layer and head that attend to the previous token."""
@@ -56,11 +57,8 @@ def induction(n_ctx: int = 128, noise: float = 0.02, seed: int = 0) -> Transform
         n_layers=2, d_model=4 * WIDTH, n_heads=4, d_head=WIDTH, n_ctx=n_ctx, d_vocab=len(SYMBOLS),
         position=Learned(), norm=NoNorm(), final_norm=False, qkv_bias=False, out_bias=False, attn_scale=1.0,
     )  # fmt: skip
-    model = Transformer(config).requires_grad_(False)
-    dice = torch.Generator().manual_seed(seed)
+    model = noisy(config, noise, torch.Generator().manual_seed(seed))
     token, position, previous, prediction = torch.eye(4 * WIDTH).split(WIDTH)
-    for parameter in model.parameters():
-        parameter.copy_(torch.randn(parameter.shape, generator=dice) * noise)
     names = config.d_vocab
     model.embed.weight.copy_(token[:names])
     assert model.pos_embed is not None
@@ -68,26 +66,9 @@ def induction(n_ctx: int = 128, noise: float = 0.02, seed: int = 0) -> Transform
     assert model.unembed is not None
     model.unembed.weight.copy_(20.0 * prediction[:names])
     back = _shift(-1) * (SHARPNESS / (WIDTH / 2))
-    _plant(model, PREVIOUS, query=position.T @ back, key=position.T, value=token.T, out=previous)
-    _plant(model, INDUCTION, query=token.T * SHARPNESS, key=previous.T, value=token.T, out=prediction)
+    plant_head(model, PREVIOUS, query=position.T @ back, key=position.T, value=token.T, out=previous)
+    plant_head(model, INDUCTION, query=token.T * SHARPNESS, key=previous.T, value=token.T, out=prediction)
     return model
-
-
-def _plant(
-    model: Transformer,
-    where: tuple[int, int],
-    *,
-    query: Float[Tensor, "d e"],
-    key: Float[Tensor, "d e"],
-    value: Float[Tensor, "d e"],
-    out: Float[Tensor, "e d"],
-) -> None:
-    """Write one head's four matrices (row convention) into the fused parameters."""
-    layer, head = where
-    attn = model.block(layer).attn
-    for name, matrix in zip("qkv", (query, key, value), strict=True):
-        attn.part(name)[0][head].copy_(matrix.T)
-    attn.out.weight[:, head * WIDTH : (head + 1) * WIDTH].copy_(out.T)
 
 
 def _frequencies() -> Float[Tensor, "half"]:
