@@ -56,7 +56,9 @@ def by_hand(put: Put, examples: int) -> Edit:
     return Edit(put.site, change)
 
 
-def naive(model: Transformer, batch: Batch, variant: Variant, metric: Metric, reads: Sequence[Read] = ()) -> tuple:
+def naive(
+    model: Transformer, batch: Batch, variant: Variant, metric: Metric, reads: Sequence[Read] = ()
+) -> tuple:
     """One full pass with the edits, and the metric of all its logits."""
     edits = [*(by_hand(put, len(batch)) for put in variant.puts), *variant.edits]
     seen = observe(model, batch, reads, edits)
@@ -99,7 +101,9 @@ def site_letters(site: str) -> list[str]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_site_gives_the_numbers_of_the_loop(name: str) -> None:
     model, batch = build(name), asked()
-    inside = [s for s in sites.names(model.config, on_demand=True) if "ln_final" not in s and "unembed" not in s]
+    inside = [
+        s for s in sites.names(model.config, on_demand=True) if "ln_final" not in s and "unembed" not in s
+    ]
     split = [s for s in inside if s.endswith("_input")]
     for some in (split, [s for s in inside if s not in split]):
         variants = [v for site in some for v in cells(model, batch, site)]
@@ -112,7 +116,9 @@ def test_every_site_gives_the_numbers_of_the_loop(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "window", "bidirectional"])
 def test_padded_examples(name: str, side: str) -> None:
     model, batch = build(name), padded(side)
-    variants = [v for s in ("blocks.0.hook_resid_pre", "blocks.1.attn.hook_z") for v in cells(model, batch, s)]
+    variants = [
+        v for s in ("blocks.0.hook_resid_pre", "blocks.1.attn.hook_z") for v in cells(model, batch, s)
+    ]
     assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, loop(model, batch, variants))
 
 

@@ -1,0 +1,264 @@
+"""Activation patching: put activations of one run into another, cell by cell or all at once, and watch the answer.
+
+Denoising puts clean activations into the corrupted run (which of them suffice to bring the answer back?), noising puts
+corrupted ones into the clean run (which are needed to keep it?); Heimersheim & Nanda 2024, "How to use and interpret
+activation patching". Every cell is a variant of one planned sweep, so a map costs a few batched passes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from types import MappingProxyType
+from typing import TYPE_CHECKING, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.analyses.attribution_patching import DIMS, Contrast, Direction, Watched, site_names
+from interp.core.results import labelled
+from interp.core.shapes import nearest
+from interp.core.stats import Moments
+from interp.engine.metrics import Metric, logit_difference
+from interp.engine.observe import Subject
+from interp.engine.sweep import Sweep
+from interp.engine.text import Prompts
+from interp.engine.variants import Put, Variant
+from interp.model import sites
+from interp.model.config import ModelConfig
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_AXES = {dim: axis for axis, dim in DIMS.items()}
+_COLUMNS = {"pos", "query", "key", "source"}
+_USUAL = {"b p d": ("layer", "pos"), "b p m": ("layer", "pos"), "b p x": ("layer", "expert")}
+"""The dims of a map where none are named; heads otherwise."""
+
+
+def patch(
+    model: Subject,
+    clean: Prompts,
+    corrupt: Prompts,
+    site: str = "resid_pre",
+    *,
+    metric: Metric | None = None,
+    by: Sequence[str] | None = None,
+    direction: Direction = "denoise",
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> "xr.Dataset":
+    """What patching each cell of a site does to the metric: Dataset over the dims `by`.
+
+    Variables: `effect`, the metric of the patched run minus that of the run patched into, mean over prompts with the
+    ends `_low` and `_high` of its 95 % interval; `normalised`, (patched - corrupt) / (clean - corrupt) of the mean
+    metrics, 0 = like the corrupted run and 1 = like the clean one in both directions; `each` [prompt, ...], the effect
+    in every prompt; `changed`, whether the cell's values differ in any prompt and can reach the metric (where not,
+    the effect is 0 because nothing was done); `clean` and `corrupt` [prompt], the metric of the two runs.
+
+    clean, corrupt: prompts of the same length, aligned token for token.
+    site: any site up to the last block, full or short: "resid_pre", "z", "k", "attn_out", "mlp.hook_post", "pattern".
+    metric: None is the logit difference of the answers that the clean batch carries. One that compares (KL divergence)
+    compares with the clean run.
+    by: which cells: any of `layer` and the site's own dims (`pos`, `head`, `kv_head`, `query`, `key`, `neuron`, ...);
+    along dims that are not named everything is patched at once. None: layer and position for streams, layer and head
+    for the insides of attention.
+    Errors: ValueError for pairs that do not align, cells by position although lengths differ, a metric that is the same
+    for clean and corrupted runs in every prompt; KeyError for an unknown site or dim.
+
+    Example:
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> patch(model, *pairs, "z", metric=interp.logit_difference(3, 4)).effect.dims
+        ('layer', 'head')
+    """
+    metric = logit_difference() if metric is None else metric
+    if direction not in get_args(Direction):
+        raise ValueError(f"direction must be denoise or noise, got {direction!r}")
+    pair = Contrast.of(model, clean, corrupt, metric, prepend_bos=prepend_bos)
+    cells = Cells.of(site, by, pair, model.transformer.config)
+    parts = [patched(model.transformer, some, cells, metric, direction) for some in pair.split(batch_size)]
+    return _table(Patched.joined(parts), cells, metric, {"site": site, "direction": direction})
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Which cells of which sites make one variant each."""
+
+    names: tuple[str, ...]
+    """The site in every layer."""
+    dims: tuple[str, ...]
+    """What tells variants apart, `layer` first."""
+
+    @classmethod
+    def of(cls, site: str, by: Sequence[str] | None, pair: Contrast, config: ModelConfig) -> "Cells":
+        """The cells that `patch` was asked for, see there."""
+        names = site_names(site, config)
+        axes = sites.find(names[0], config)[0].axes
+        own = [DIMS[a] for a in axes.split()[1:] if a in DIMS]
+        possible = ["layer"] * names[0].startswith("blocks.") + own
+        wanted = _usual(axes, possible) if by is None else tuple(by)
+        for dim in wanted:
+            if dim not in possible:
+                raise KeyError(
+                    f"{site} has the dims {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}"
+                )
+        lengths = pair.clean.lengths
+        columns = sorted(_COLUMNS & set(wanted))
+        if columns and bool((lengths != lengths[0]).any()):
+            raise ValueError(
+                f"cells by {', '.join(columns)} require prompts of one length, got lengths "
+                f"{sorted(set(lengths.tolist()))}: name other dims in `by`"
+            )
+        return cls(names, tuple(dim for dim in possible if dim in wanted))
+
+    @property
+    def layers(self) -> list[int]:
+        """The layer of every name; nothing for a site outside the blocks."""
+        return [int(name.split(".")[1]) for name in self.names if name.startswith("blocks.")]
+
+    def variants(self, donors: Mapping[str, Tensor]) -> tuple[list[Variant], tuple[int, ...]]:
+        """One variant per cell in the order of `dims`, and the length of every dim."""
+        axes = sites.axes_of(self.names[0]).split()
+        shape = donors[self.names[0]].shape
+        inner = [dim for dim in self.dims if dim != "layer"]
+        lengths = [shape[axes.index(_AXES[dim])] for dim in inner]
+        cells = [
+            {_AXES[dim]: i for dim, i in zip(inner, index, strict=True)}
+            for index in product(*map(range, lengths))
+        ]
+        groups = [[name] for name in self.names] if "layer" in self.dims else [list(self.names)]
+        found = [Variant([Put(name, donors[name], at) for name in group]) for group in groups for at in cells]
+        return found, (*([len(groups)] if "layer" in self.dims else []), *lengths)
+
+
+def _usual(axes: str, possible: Sequence[str]) -> tuple[str, ...]:
+    usual = _USUAL.get(axes) or ("layer", "head" if "head" in possible else "kv_head")
+    return tuple(dim for dim in usual if dim in possible)
+
+
+@dataclass(frozen=True, eq=False)
+class Patched:
+    """Every cell's effect in some prompts, and the metric of their two runs."""
+
+    effect: Float[Tensor, "b ..."]
+    changed: Bool[Tensor, "b ..."]
+    clean: Float[Tensor, "b"]
+    corrupt: Float[Tensor, "b"]
+
+    @classmethod
+    def joined(cls, parts: Sequence["Patched"]) -> "Patched":
+        """Several as one."""
+        return cls(
+            *(
+                torch.cat([getattr(part, name) for part in parts])
+                for name in ("effect", "changed", "clean", "corrupt")
+            )
+        )
+
+
+@torch.no_grad()
+def patched(
+    model: Transformer, pair: Contrast, cells: Cells, metric: Metric, direction: Direction
+) -> Patched:
+    """The effect of every cell in every pair."""
+    own, other = (pair.corrupt, pair.clean) if direction == "denoise" else (pair.clean, pair.corrupt)
+    given = Watched(model, metric).recorded(other, [Read(name) for name in cells.names])
+    reference = _reference(model, pair, metric) if metric.compares else None
+    variants, shape = cells.variants({name: given.trace[name] for name in cells.names})
+    found = Sweep(model, own, variants).run(metric, reference)
+    source = Watched(model, metric, reference).value(given.output, other)
+    effect = (found.values - found.base).mT.unflatten(1, shape)
+    runs = (source, found.base) if direction == "denoise" else (found.base, source)
+    return Patched(effect, found.changed.mT.unflatten(1, shape), *runs)
+
+
+def _reference(model: Transformer, pair: Contrast, metric: Metric) -> Float[Tensor, "b n d"]:
+    """What a metric that compares sees of the clean run."""
+    watched = Watched(model, metric)
+    return watched.columns(watched.recorded(pair.clean, []).output, pair.clean)
+
+
+def _table(found: Patched, cells: Cells, metric: Metric, how: dict[str, str]) -> "xr.Dataset":
+    total = found.clean - found.corrupt
+    if not bool(total.any()):
+        raise ValueError(
+            f"{metric.name} is {float(found.clean[0]):.4g} for clean and corrupted runs alike in every prompt: "
+            "there is nothing that a patch could bring back"
+        )
+    start = found.corrupt if how["direction"] == "denoise" else found.clean
+    mean = found.effect.double().mean(0)
+    normalised = (mean + (start - found.corrupt).double().mean()) / total.double().mean()
+    dims = cells.dims
+    return labelled(
+        {
+            **Moments.of(found.effect).cells("effect", dims),
+            "normalised": (dims, normalised),
+            "changed": (dims, found.changed.any(0)),
+            "each": (("prompt", *dims), found.effect),
+            "clean": (("prompt",), found.clean),
+            "corrupt": (("prompt",), found.corrupt),
+        },
+        coords={"layer": cells.layers} if "layer" in dims else None,
+        attrs={**how, "metric": metric.name, "unit": metric.unit, "n": len(found.clean)},
+    )
+
+
+_INSIDE = ("z", "q", "k", "v", "pattern")
+PRESETS: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = MappingProxyType(
+    {
+        **{site: ((site, ("layer", "pos")),) for site in ("resid_pre", "resid_mid", "attn_out", "mlp_out")},
+        **{
+            f"attn_head_{name}_{suffix}": ((site, ("layer", *extra, "head")),)
+            for name, site in (("out", "z"), ("q", "q"), ("k", "k"), ("v", "v"))
+            for suffix, extra in (("by_pos", ("pos",)), ("all_pos", ()))
+        },
+        "attn_head_pattern_by_pos": (("pattern", ("layer", "query", "head")),),
+        "attn_head_pattern_all_pos": (("pattern", ("layer", "head")),),
+        "attn_head_pattern_dest_src_pos": (("pattern", ("layer", "head", "query", "key")),),
+        "attn_head_all_pos_every": tuple((site, ("layer", "head")) for site in _INSIDE),
+        "attn_head_by_pos_every": tuple(
+            (site, ("layer", "query" if site == "pattern" else "pos", "head")) for site in _INSIDE
+        ),
+        "block_every": tuple((site, ("layer", "pos")) for site in ("resid_pre", "attn_out", "mlp_out")),
+    }
+)
+"""TransformerLens' ready sweeps, by what follows `get_act_patch_` in their names: the sites and dims of each."""
+
+
+def patch_preset(
+    model: Subject,
+    clean: Prompts,
+    corrupt: Prompts,
+    preset: str,
+    *,
+    metric: Metric | None = None,
+    direction: Direction = "denoise",
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> dict[str, "xr.Dataset"]:
+    """The results of `patch` for every site of a ready sweep (`PRESETS`), by site: "block_every", "resid_pre", ...
+
+    Keys and values are patched per key/value head (dim `kv_head`), which heads may share.
+    Errors: KeyError for an unknown preset, and those of `patch`.
+
+    Example:
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> list(patch_preset(model, *pairs, "block_every", metric=interp.logit_difference(3, 4)))
+        ['resid_pre', 'attn_out', 'mlp_out']
+    """
+    if preset not in PRESETS:
+        raise KeyError(f"unknown preset {preset!r}; {nearest(preset, PRESETS)}")
+    return {
+        site: patch(
+            model, clean, corrupt, site, metric=metric, by=_own_dims(site, by), direction=direction,
+            prepend_bos=prepend_bos, batch_size=batch_size,
+        )
+        for site, by in PRESETS[preset]
+    }  # fmt: skip
+
+
+def _own_dims(site: str, by: Sequence[str]) -> list[str]:
+    """Heads of keys and values have a dim of their own."""
+    return ["kv_head" if dim == "head" and site in ("k", "v") else dim for dim in by]
