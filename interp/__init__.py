@@ -8,6 +8,7 @@ interp.attribute(model, "When Mary and John went to the shop, John gave a drink 
 
 from interp.analyses.activation_cache import ActivationCache
 from interp.analyses.attribution import attribute
+from interp.analyses.attribution_patching import attribution_patch
 from interp.analyses.backward_lens import BackwardLens, backward_lens
 from interp.analyses.bigrams import bigram_table
 from interp.analyses.checkpoints import over_checkpoints, per_token_loss_pca, phase_change
@@ -35,6 +36,7 @@ from interp.analyses.input_gradients import IntegratedGradients
 from interp.analyses.late_layers import late_layers
 from interp.analyses.lens import logit_lens
 from interp.analyses.output_lens import output_lens
+from interp.analyses.patching import patch, patch_preset
 from interp.analyses.paths import orders, path_matrix, paths, term_importance
 from interp.analyses.residual import IncompleteSumError, Parts
 from interp.analyses.rome import Rome, key_moment, rome_edit
@@ -49,8 +51,19 @@ from interp.encoder_decoder import HookedEncoderDecoder
 from interp.engine.analysis import Analysis, run
 from interp.engine.batch import Batch
 from interp.engine.hooks import HookPoint
+from interp.engine.metrics import (
+    Metric,
+    answer_loss,
+    answer_probability,
+    kl_divergence,
+    logit_difference,
+    next_token_loss,
+    of_logits,
+)
 from interp.engine.observe import observe
 from interp.engine.sampling import Sampling
+from interp.engine.sweep import Sweep
+from interp.engine.variants import Put, Variant
 from interp.hooked import HookedTransformer
 from interp.model.config import ModelConfig
 from interp.model.tap import Edit, Read, Tap, Trace
@@ -78,20 +91,27 @@ __all__ = [
     "IncompleteSumError",
     "IndirectObjects",
     "IntegratedGradients",
+    "Metric",
     "Mixed",
     "ModelConfig",
     "Parts",
+    "Put",
     "Read",
     "RepeatedTokens",
     "Rome",
     "Sampling",
+    "Sweep",
     "Tap",
     "Trace",
     "Transformer",
     "TunedLens",
+    "Variant",
     "WeightEdit",
+    "answer_loss",
+    "answer_probability",
     "attention_kernel",
     "attribute",
+    "attribution_patch",
     "backward_lens",
     "bigram_table",
     "compare_methods",
@@ -108,17 +128,23 @@ __all__ = [
     "heads",
     "in_context",
     "key_moment",
+    "kl_divergence",
     "late_layers",
     "layer_mixing",
+    "logit_difference",
     "logit_lens",
     "loss_map",
     "matching_scores",
     "neurons",
+    "next_token_loss",
     "observe",
+    "of_logits",
     "one_token_losses",
     "orders",
     "output_lens",
     "over_checkpoints",
+    "patch",
+    "patch_preset",
     "path_matrix",
     "paths",
     "per_token_loss_pca",

@@ -52,7 +52,7 @@ class Sweep:
     Example:
         >>> batch = model.text.batch(prompt)
         >>> silent = torch.zeros(1, *batch.tokens.shape[1:], model.cfg.d_model)
-        >>> variants = [Variant([Put(f"blocks.{layer}.hook_mlp_out", silent)]) for layer in range(2)]
+        >>> variants = [interp.Variant([interp.Put(f"blocks.{layer}.hook_mlp_out", silent)]) for layer in range(2)]
         >>> Sweep(model.transformer, batch, variants).run(interp.kl_divergence()).values.shape
         torch.Size([2, 1])
     """

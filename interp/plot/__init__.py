@@ -11,6 +11,7 @@ from interp.plot.copying import copying_plane, eigenvalue_disc
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
 from interp.plot.lens import lens_curve, logit_lens
+from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
 from interp.plot.token_attribution import token_attribution
 
@@ -30,5 +31,6 @@ __all__ = [
     "loss_by_index",
     "loss_by_order",
     "loss_map",
+    "patching",
     "token_attribution",
 ]

@@ -21,7 +21,9 @@ from tests.configs import CONFIGS, perturbed
 from tests.tiny import CORPUS, backend, gpt2_tokenizer
 
 PROMPT = CORPUS[0].removesuffix(" Mary.")
-DOORS = ("attribute", "backward_lens", "composition", "copying", "heads", "in_context", "logit_lens", "paths")
+DOORS = (
+    "attribute", "backward_lens", "composition", "copying", "heads", "in_context", "logit_lens", "patch", "paths",
+)  # fmt: skip
 
 
 def documented() -> Iterator[tuple[str, str, str]]:
