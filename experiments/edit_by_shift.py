@@ -22,6 +22,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 import interp
+from interp.analyses.continuation import Continuation
 from interp.analyses.edit_scores import EditCase, Editor, edit_table
 from interp.analyses.editing import FineTuning, finetune_edit, gradient_edit, shift_edit
 from interp.analyses.rome import Keys, Rome, key_moment, rome_edit
@@ -41,6 +42,9 @@ SIZES: dict[Kind, tuple[float, ...]] = {
 }
 """What is tried: eta of the shift and of the gradient step, learning rate of fine-tuning and of ROME's value."""
 
+OTHER_UNITS = {"n-gram": "entropy (bits)", "perplexity": "exp(nats per token)"}
+"""Of the measures that are no shares."""
+
 STEPS = 60
 """Of ROME's search; the 20 of the paper's code leave one target in five unreached here."""
 
@@ -58,8 +62,10 @@ class EditByShift:
     sentences: int = 24
     """Sentences of each of two kinds whose perplexity is measured after every edit: facts of the tuning set, and
     sentences with an indirect object."""
+    length: int = 64
+    """Tokens of each sampled text whose n-gram entropy is measured (ROME's code: 100)."""
     seed: int = 0
-    """Seed of facts, phrasings, targets, neighbours and sentences."""
+    """Seed of facts, phrasings, targets, neighbours, sentences and sampled texts."""
     out: Path = Path("out/edit_by_shift")
     """Folder for edits.csv, choice.csv and edits.png."""
 
@@ -70,7 +76,8 @@ def main(job: EditByShift) -> Path:
     cases = fact_cases(model, job)
     chosen, tried = choose(model, cases[: job.tuning])
     text = sentences(cases[: job.tuning], job.sentences, job.seed)
-    table = edit_table(model, cases[job.tuning :], chosen, text=text)
+    speech = Continuation(length=job.length, seed=job.seed)
+    table = edit_table(model, cases[job.tuning :], chosen, text=text, continuation=speech)
     job.out.mkdir(parents=True, exist_ok=True)
     for name, rows in (("edits", interp.frame(table.drop_dims("case"))), ("choice", tried)):
         write_atomically(job.out / f"{name}.csv", partial(rows.to_csv, index=False))
@@ -112,7 +119,8 @@ def fact_case(
     questions = {
         "paraphrase": held_out, "distant paraphrase": distant, "neighbourhood": tuple(others[i] for i in kept),
     }  # fmt: skip
-    return EditCase(prompt.prompt, target, fact.subject, questions)
+    openings = (prompt.prompt, *(p.prompt for p in itertools.chain(*worded)))
+    return EditCase(prompt.prompt, target, fact.subject, questions, openings)
 
 
 def sentences(cases: Sequence[EditCase], count: int, seed: int) -> list[str]:
@@ -187,9 +195,9 @@ def panel(ax: Axes, cell: xr.Dataset, measure: str) -> None:
     ax.errorbar(cell.score, rows, xerr=around, fmt="o", color="C0", capsize=3)
     ax.set_yticks(rows, [str(m) for m in cell.editor.values])
     ax.set_ylim(len(rows) - 0.5, -0.5)
-    if measure == "perplexity":
+    if measure in OTHER_UNITS:
         ax.locator_params(axis="x", nbins=3)
-        ax.set_xlabel("exp(nats per token)")
+        ax.set_xlabel(OTHER_UNITS[measure])
     else:
         ax.set_xlim(-0.03, 1.03)
         ax.set_xlabel("share of edits")

@@ -26,7 +26,7 @@ from interp.analyses.copying import (
     skip_trigrams,
     top_pairs,
 )
-from interp.analyses.directions import neurons, singular_directions
+from interp.analyses.directions import directions, neurons, singular_directions
 from interp.analyses.edit_scores import EditCase, edit_table
 from interp.analyses.editing import FineTuning, finetune_edit, gradient_edit, shift_edit
 from interp.analyses.faithfulness import Erasure, compare_methods, faithfulness
@@ -45,6 +45,7 @@ from interp.analyses.token_attribution import Mixed, layer_mixing, token_attribu
 from interp.analyses.tuned_lens import TunedLens, train_tuned_lens
 from interp.analyses.verify import Contract
 from interp.analyses.weight_edit import WeightEdit
+from interp.analyses.continuation import Continuation, ngram_entropy
 from interp.core.factored import FactoredMatrix
 from interp.core.results import frame
 from interp.encoder_decoder import HookedEncoderDecoder
@@ -79,6 +80,7 @@ __all__ = [
     "BackwardLens",
     "Batch",
     "Circuits",
+    "Continuation",
     "Contract",
     "Edit",
     "EditCase",
@@ -119,6 +121,7 @@ __all__ = [
     "composition_directions",
     "composition_scores",
     "copying",
+    "directions",
     "edit_table",
     "eigenvalue_scores",
     "faithfulness",
@@ -137,6 +140,7 @@ __all__ = [
     "matching_scores",
     "neurons",
     "next_token_loss",
+    "ngram_entropy",
     "observe",
     "of_logits",
     "one_token_losses",

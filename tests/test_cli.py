@@ -9,7 +9,8 @@ import pytest
 from torch import Tensor
 
 from interp import cli
-from interp.cli import ANSWER, PROMPT, WRONG, Heads, Models, Report, Run, Verify, main, parsed
+from interp.cli import main, parsed
+from interp.cli.commands import ANSWER, PROMPT, WRONG, Heads, Models, Report, Run, Verify
 from interp.model import KVCache
 from tests.families.oracle import hf_model
 

@@ -7,7 +7,8 @@ import pytest
 from xarray import Dataset
 
 from interp import HookedTransformer, RepeatedTokens, backward_lens, heads, zoo
-from interp.cli import Heads, main, parsed
+from interp.cli import main, parsed
+from interp.cli.commands import Heads
 
 
 def test_models_lists_every_demo_model(

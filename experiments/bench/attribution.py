@@ -22,7 +22,7 @@ from transformer_lens import ActivationCache
 from transformer_lens.model_bridge import TransformerBridge
 
 import interp
-from interp.analyses.attribution import attribution
+from interp.analyses.attribution import TOKENS, attribution
 
 COLUMNS, ANSWER, WRONG = 64, 1000, 2000
 HEADS, NEURONS = 144, 12 * 3072
@@ -75,7 +75,7 @@ def ours(pair: Pair, tokens: Tensor) -> Columns:
     model, rows = pair.ours.transformer, len(tokens)
     batch = interp.Batch(tokens).with_answers(torch.full((rows,), ANSWER), torch.full((rows,), WRONG))
     analyses = [replace(attribution(model.config, by), name=by) for by in ("head", "sublayer", "neuron")]
-    tables = interp.run(analyses, model, [batch])
+    tables = interp.run(analyses, model, batch.split(TOKENS // COLUMNS))
     wanted = {"head": r"L\d+H\d+", "sublayer": r"\d+_(attn|mlp)_out", "neuron": r"L\d+N\d+"}
     found: Columns = {}
     for by, pattern in wanted.items():

@@ -3,8 +3,8 @@ stream, layer x position), 8x (every head's z) and 12x (every head at every posi
 in 60 MiB at most; 10 000 variants of a 2-layer model take at most 1.3x the time of plain passes over as many rows.
 
 The loop runs the whole model and all logits once per cell; the planned sweep starts each cell at its layer and
-position, in batches, and computes two logits of the last position. Both must give the same maps. The loop over heads and
-positions is timed on one layer (a twelfth of its 2 160 cells, which all cost the same) and multiplied.
+position, in batches, and computes two logits of the last position. Both must give the same maps. The loop over heads
+and positions is timed on one layer (a twelfth of its 2 160 cells, which all cost the same) and multiplied.
 """
 
 from collections.abc import Callable

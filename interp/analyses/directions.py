@@ -1,4 +1,4 @@
-"""Weights read in the vocabulary: singular directions of OV, W_in, W_out, and single neurons, as lists of tokens.
+"""Weights read in the vocabulary: singular directions, single neurons, any vector of the stream, as lists of tokens.
 
 A direction that is WRITTEN to the stream is read by what it adds to the logits, `d W_U`, the final norm at scale 1 and
 centred over the vocabulary (logits have no zero of their own). A direction that is READ from the stream is scored by
@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from interp.analyses.circuits import Circuits
 from interp.core.precision import wide
 from interp.core.results import labelled
+from interp.core.shapes import shape_text
 from interp.engine.observe import Subject
 from interp.model.weights import Weights
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Matrix = Literal["OV", "W_in", "W_gate", "W_out"]
+Matrix = Literal["OV", "QK", "W_in", "W_gate", "W_out"]
 Side = Literal["read", "written"]
 _CONVENTIONS = {
     "unit_read": "W_E . direction, the norm before it at scale 1",
@@ -36,39 +37,84 @@ _CONVENTIONS = {
 }
 
 
-def singular_directions(
-    model: Subject, matrix: Matrix = "OV", *, layer: int, head: int | None = None, k: int = 10, top: int = 10
+def directions(
+    model: Subject, vectors: Shaped[Tensor, "*n d"], *, side: Side = "written", top: int = 10
 ) -> "xr.Dataset":
-    """The k strongest singular directions of one head's OV or one layer's MLP matrix, each as a list of tokens.
+    """Any vectors of the residual stream as lists of tokens: biases, embeddings, rows of a matrix, probes.
 
-    M = sum_i s_i u_i v_i^T in row convention: along u_i the matrix reads, along v_i it writes, s_i times as much. With
-    norms folded in (`Circuits(folded=True)`). Returns Dataset[direction, side, end, rank]: `token`, `text`, `score`,
-    and `singular_value`[direction]. `side`: read and written for OV, read for W_in and W_gate (a gated MLP's), written
-    for W_out; `end`: top and bottom, rank 0 the most extreme.
+    side: "written", what a vector adds to the logits, v W_U with the final norm at scale 1, centred over the vocabulary
+    (`model.b_out`, `model.b_O`, `model.W_pos`, `model.W_E[5]`, a neuron's row of `model.W_out[2]`); "read", every
+    token's embedding along it, W_E v (a column of `model.W_Q[0, 1].mT`, a probe). Returns Dataset[direction, end,
+    rank]: `token`, `text`, `score`, and `norm`[direction]; `end`: top and bottom, rank 0 the most extreme.
+    Caveat: vectors are taken as they stand in the stream. The norm that a matrix reads through, or that its output
+    passes (sandwich norms), is not folded in; `neurons` and `singular_directions` do that.
+    Errors: ValueError for vectors that are not of floating type, finite and as wide as the stream, or more tokens than
+    the vocabulary has.
+
+    Example:
+        >>> directions(model, model.b_out, top=5).text.sel(direction=0, end="top").shape
+        (5,)
+    """
+    width = model.transformer.config.d_model
+    fits = vectors.ndim in (1, 2) and vectors.shape[-1] == width and vectors.numel() > 0
+    if not fits or not vectors.is_floating_point() or not bool(vectors.isfinite().all()):
+        raise ValueError(
+            f"finite vectors of the stream, [{width}] or [direction, {width}], are required, got {vectors.dtype} of "
+            f"shape {shape_text(vectors.shape)}"
+        )
+    if side not in ("read", "written"):
+        raise ValueError(f"side must be read or written, got {side!r}")
+    circuits = Circuits(model.transformer, folded=True)
+    rows = vectors.detach().reshape(-1, width).to(circuits.embedded.device, wide(circuits.embedded[:0]).dtype)
+    found = labelled(
+        {"norm": (("direction",), rows.norm(dim=-1))}
+        | {
+            name: (("direction", "end", "rank"), x)
+            for name, x in _ends(_scores(circuits, rows, side), top).items()
+        },
+        coords={"direction": range(len(rows)), "end": ["top", "bottom"], "rank": range(top)},
+        attrs={**_CONVENTIONS, "side": side},
+    )
+    return _with_text(found, model)
+
+
+def singular_directions(
+    model: Subject,
+    matrix: Matrix = "OV",
+    *,
+    layer: int,
+    head: int | None = None,
+    offset: int | None = None,
+    k: int = 10,
+    top: int = 10,
+) -> "xr.Dataset":
+    """The k strongest singular directions of a head's OV or QK or a layer's MLP matrix, each as a list of tokens.
+
+    M = sum_i s_i u_i v_i^T in row convention: along u_i the matrix reads, along v_i it writes, s_i times as much. QK
+    writes nothing: a query along u_i looks for keys along v_i. With norms folded in (`Circuits(folded=True)`). Returns
+    Dataset[direction, side, end, rank]: `token`, `text`, `score`, and `singular_value`[direction]. `side`: read and
+    written for OV, query and key for QK, read for W_in and W_gate (a gated MLP's), written for W_out; `end`: top and
+    bottom, rank 0 the most extreme.
+    offset: under rotary positions, how many tokens before the query the key stands (None: 0), as in `Circuits.qk`.
     u_i and v_i have one common sign, which is arbitrary; here the token of the largest absolute score on the last side
     is positive. Directions of equal singular values are arbitrary up to rotation. Invariant to W_V -> W_V M, W_O ->
     M^-1 W_O.
-    Errors: IndexError for a layer or head that does not exist; ValueError for a head missing (OV) or superfluous (MLP),
-    a matrix the model lacks, k beyond the rank's bound, or more tokens than the vocabulary has.
+    Errors: IndexError for a layer or head that does not exist; ValueError for a head missing (OV, QK) or superfluous
+    (MLP), an offset without rotary QK, a matrix the model lacks, k beyond the rank's bound, or more tokens than the
+    vocabulary has.
 
     Example:
         >>> found = singular_directions(model, "OV", layer=1, head=2, k=3, top=5)
         >>> found.text.sel(side="written", end="top").shape
         (3, 5)
     """
-    if (matrix == "OV") != (head is not None):
-        need = "a head is required for OV" if matrix == "OV" else f"{matrix} has no heads"
+    if (matrix in ("OV", "QK")) != (head is not None):
+        need = f"a head is required for {matrix}" if head is None else f"{matrix} has no heads"
         raise ValueError(f"{need}, got head={head}")
+    if offset is not None and matrix != "QK":
+        raise ValueError(f"an offset requires QK, got {matrix}")
     circuits = Circuits(model.transformer, folded=True)
-    if matrix == "OV":
-        u, s, v = circuits.ov(layer, head).svd()
-        vectors: dict[Side, Tensor] = {"read": u, "written": v}
-    else:
-        matrices = _mlp_matrices(circuits, layer)
-        if matrix not in matrices:
-            raise ValueError(f"matrix must be OV or, in this model, {', '.join(matrices)}, got {matrix!r}")
-        u, s, vh = torch.linalg.svd(matrices[matrix], full_matrices=False)
-        vectors = {"written": vh.mT} if matrix == "W_out" else {"read": u}
+    s, vectors = _singular(circuits, matrix, layer, head, offset)
     if not 1 <= k <= len(s):
         raise ValueError(f"{matrix} has 1 to {len(s)} singular directions, got k={k}")
     scores = torch.stack([_scores(circuits, x[:, :k].mT, side) for side, x in vectors.items()], 1)
@@ -122,6 +168,21 @@ def neurons(model: Subject, layer: int, index: int | Sequence[int], *, top: int 
     return _with_text(found, model)
 
 
+def _singular(
+    circuits: Circuits, matrix: Matrix, layer: int, head: int | None, offset: int | None
+) -> tuple[Float[Tensor, "s"], dict[str, Float[Tensor, "d s"]]]:
+    """Singular values and the vectors of every side, as columns."""
+    if matrix in ("OV", "QK"):
+        is_ov = matrix == "OV"
+        u, s, v = (circuits.ov(layer, head) if is_ov else circuits.qk(layer, head, offset=offset)).svd()
+        return s, dict(zip(("read", "written") if is_ov else ("query", "key"), (u, v), strict=True))
+    matrices = _mlp_matrices(circuits, layer)
+    if matrix not in matrices:
+        raise ValueError(f"matrix must be OV, QK or, in this model, {', '.join(matrices)}, got {matrix!r}")
+    u, s, vh = torch.linalg.svd(matrices[matrix], full_matrices=False)
+    return s, {"written": vh.mT} if matrix == "W_out" else {"read": u}
+
+
 def _mlp_matrices(circuits: Circuits, layer: int) -> Mapping[str, Float[Tensor, "_ _"]]:
     """W_gate (if gated) and W_in `[d m]` behind the norm they read through, W_out `[m d]` before the norm it passes."""
     config, weights = circuits.model.config, Weights(circuits.model).layer(layer)
@@ -137,9 +198,9 @@ def _mlp_matrices(circuits: Circuits, layer: int) -> Mapping[str, Float[Tensor, 
     return {**folded, "W_out": out * config.residual_scale}
 
 
-def _scores(circuits: Circuits, vectors: Float[Tensor, "n d"], side: Side) -> Float[Tensor, "n v"]:
-    """Every token's score for directions that are read, or written."""
-    if side == "read":
+def _scores(circuits: Circuits, vectors: Float[Tensor, "n d"], side: str) -> Float[Tensor, "n v"]:
+    """Every token's score for directions that are written, or (read, query, key) read."""
+    if side != "written":
         return vectors @ wide(circuits.embedded).mT
     logits = vectors @ wide(circuits.unembedding)
     return logits - logits.mean(-1, keepdim=True)

@@ -1,19 +1,15 @@
-"""The command line: one frozen dataclass per command, and the only place that prints.
+"""The commands that look at one model: the report page, tables of heads, the backward lens, its numerical contract."""
 
-What a user got wrong is one line on stderr and exit code 2; `--debug` shows where it was raised. Everything slow is
-imported inside the command that needs it.
-"""
-
-import dataclasses
 import runpy
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+
+from interp.cli.common import available
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +55,7 @@ class Report:
         if self.model in DEMOS:
             about = About(self.model, DEMOS[self.model].summary, zoo.card(self.model))
         with replacing(self.out) as folder:
-            model = HookedTransformer.from_pretrained(self.model, device=_device(self.device))
+            model = HookedTransformer.from_pretrained(self.model, device=available(self.device))
             write_report(report_of(model, question, about, seed=self.seed), folder)
         print(self.out / "index.html")
 
@@ -112,7 +108,7 @@ class Heads:
         """Print one line per head, best induction head first (or one per checkpoint), and what the numbers are."""
         from interp.pages.tables import heads as table_of
 
-        device = _device(self.device)
+        device = available(self.device)
         if self.checkpoints:
             found = self._over_training(device)
         else:
@@ -190,7 +186,7 @@ class BackwardLens:
         """Print one line per layer (and token), and how to read them."""
         from interp import HookedTransformer, backward_lens
 
-        model = HookedTransformer.from_pretrained(self.model, device=_device(self.device))
+        model = HookedTransformer.from_pretrained(self.model, device=available(self.device))
         lens = backward_lens(model, self.prompt, self.target, wrong=self.wrong, matrices=[self.matrix])
         table = lens.table(self.matrix)
         if not self.every_token:
@@ -238,7 +234,7 @@ class Verify:
             pair = is_encoder_decoder(source)
         door = HookedEncoderDecoder if pair else HookedTransformer
         revision = self.revision if self.model in DEMOS else None
-        model = door.from_pretrained(source, revision=revision, dtype=dtype, device=_device(self.device))
+        model = door.from_pretrained(source, revision=revision, dtype=dtype, device=available(self.device))
         found = model.verify()
         print(found)
         return 0 if found.passed else 1
@@ -264,45 +260,6 @@ class Run:
             runpy.run_path(str(self.file), run_name="__main__")
         finally:
             sys.argv = before
-
-
-Command = Report | Models | Heads | BackwardLens | Verify | Run
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code, 2 for what a user can put right."""
-    command = parsed(sys.argv[1:] if argv is None else list(argv))
-    if isinstance(command, Run) and command.file.is_file():
-        command.run()
-        return 0
-    try:
-        return command.run() or 0
-    except (ValueError, KeyError, OSError, ArithmeticError) as cause:
-        if command.debug:
-            raise
-        message = cause.args[0] if isinstance(cause, KeyError) and cause.args else cause
-        print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
-        return 2
-
-
-def parsed(argv: list[str]) -> Command:
-    """The command that the arguments describe; what follows the file of `run` belongs to that file."""
-    rest: list[str] = []
-    if argv[:1] == ["run"] and len(argv) > 2 and not argv[1].startswith("-"):
-        argv, rest = argv[:2], argv[2:]
-    command: Command = tyro.cli(Command, args=argv, prog="interp", description="Take a Transformer apart.")
-    return dataclasses.replace(command, args=tuple(rest)) if isinstance(command, Run) else command
-
-
-def _device(name: str) -> str:
-    """The name, if there is such a device here; ValueError otherwise, before any weights are read."""
-    import torch
-
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as cause:
-        raise ValueError(f"device {name!r} is not available: {cause}") from cause
-    return name
 
 
 def _best_heads(scores: "xr.Dataset") -> "pd.DataFrame":

@@ -93,7 +93,8 @@ def logit_difference(answer: Answers | None = None, wrong: Answers | None = None
         >>> interp.logit_difference(" Mary", " John").unit
         'logits'
     """
-    return Metric("logit difference", "logits", _logit_difference, answer, wrong)
+    name = "logit" if wrong is None and answer is not None else "logit difference"
+    return Metric(name, "logits", _logit_difference, answer, wrong)
 
 
 def answer_probability(answer: Answers | None = None) -> Metric:

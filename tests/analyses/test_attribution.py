@@ -334,3 +334,21 @@ def through(norm: Normalize, part: Tensor, whole: Tensor) -> Tensor:
     assert norm.weight is not None
     sigma = (whole.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
     return (part - part.mean(-1, keepdim=True)) / sigma * norm.weight
+
+
+def test_a_pass_holds_as_many_prompts_as_fit_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens, sizes = HookedTransformer(build("gpt2")), some_tokens(5, 7), list[int]()
+
+    def watched(analyses, network, batches):  # type: ignore[no-untyped-def]
+        rows = list(batches)
+        sizes.extend(len(batch) for batch in rows)
+        return interp.run(analyses, network, rows)
+
+    monkeypatch.setattr("interp.analyses.attribution.run", watched)
+    whole = interp.attribute(model, tokens, 3, batch_size=5)
+    for limit, expected in ((20, [2, 2, 1]), (3, [1] * 5), (512, [5])):
+        sizes.clear()
+        monkeypatch.setattr("interp.analyses.attribution.TOKENS", limit)
+        found = interp.attribute(model, tokens, 3)
+        assert sizes == expected
+        np.testing.assert_allclose(found.logits, whole.logits, rtol=0, atol=1e-12)

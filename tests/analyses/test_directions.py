@@ -10,7 +10,7 @@ import xarray as xr
 from torch import Tensor
 
 from interp import Batch, Circuits, HookedTransformer, Read, observe
-from interp.analyses.directions import neurons, singular_directions
+from interp.analyses.directions import directions, neurons, singular_directions
 from interp.model import MLP, NoNorm, Transformer
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.tolerances import assert_close
@@ -107,6 +107,78 @@ def test_singular_directions_rebuild_the_full_ov_circuit(name: str) -> None:
     assert bool((s.diff() <= 0).all())
 
 
+@pytest.mark.parametrize(
+    ("name", "offset"),
+    [("gpt2", None), ("gemma2", 3), ("llama-gqa", 0), ("mqa", None), ("attention-only", None)],
+)
+def test_singular_directions_rebuild_the_full_qk_circuit(name: str, offset: int | None) -> None:
+    """sum_i s_i (W_E u_i)(W_E v_i)^T = the folded full QK circuit, at an offset under rotary positions."""
+    k = min(CONFIGS[name].head_width, 24)
+    result = singular_directions(model(name), "QK", layer=1, head=3, offset=offset, k=k, top=V)
+    s = torch.from_numpy(result.singular_value.values)
+    query, key = (whole(result.sel(side=side)) for side in ("query", "key"))
+    expected = Circuits(build(name), folded=True).full_qk(1, 3, offset=offset).AB
+    assert_close(torch.einsum("n,nq,nk->qk", s, query, key), expected)
+
+
+def test_an_offset_turns_the_directions() -> None:
+    near, far = (singular_directions(model("llama-gqa"), "QK", layer=1, head=3, offset=n) for n in (None, 5))
+    at_zero = singular_directions(model("llama-gqa"), "QK", layer=1, head=3, offset=0)
+    np.testing.assert_array_equal(near.score, at_zero.score)
+    assert not np.allclose(near.singular_value, far.singular_value)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "rms-plain", "llama-gqa", "gemma2", "tied"])
+def test_what_a_vector_writes_is_its_effect_on_the_logits_at_frozen_norm(name: str) -> None:
+    """Autograd along each vector through the model's own final norm, held at scale 1, and unembedding."""
+    subject = model(name)
+    network, d = subject.transformer, subject.cfg.d_model
+    assert network.unembed is not None
+    vectors = torch.randn(3, d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def logits(stream: Tensor) -> Tensor:
+        normed = network.ln_final.linear(stream, torch.ones(1).to(stream))
+        return network.unembed(normed) * subject.cfg.logit_scale  # type: ignore[misc]
+
+    zero = torch.zeros(d).double()
+    along = torch.stack([torch.autograd.functional.jvp(logits, zero, v)[1] for v in vectors])
+    found = directions(subject, vectors, top=V)
+    assert_close(whole(found), centred(along))
+    assert_close(torch.from_numpy(found.norm.values), vectors.square().sum(-1).sqrt())
+    one = directions(subject, vectors[1], top=V)
+    assert_close(whole(one), whole(found)[1:2])
+
+
+def test_biases_and_neurons_rows_are_read_as_the_neurons_are() -> None:
+    """A row of W_out as a vector is what `neurons` says of that neuron, where no norm stands behind the MLP."""
+    subject = model("gpt2")
+    w = subject.weights.layer(1)
+    assert w.W_out is not None and w.b_out is not None
+    rows = directions(subject, w.W_out[[2, 11]], top=4)
+    expected = neurons(subject, 1, [2, 11], top=4).sel(part="out")
+    for name in ("token", "text"):
+        np.testing.assert_array_equal(rows[name].values, expected[name].values)
+    np.testing.assert_allclose(rows.score, expected.score)
+    bias = whole(directions(subject, w.b_out, top=V))[0]
+    gamma = subject.transformer.ln_final.weight
+    assert gamma is not None
+    by_hand = ((w.b_out - w.b_out.mean()) * gamma) @ subject.weights.W_U
+    assert_close(bias, centred(by_hand))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "olmo2"])
+def test_a_vector_that_is_read_scores_what_each_token_puts_on_the_stream(name: str) -> None:
+    subject = model(name)
+    vectors = torch.randn(
+        2, subject.cfg.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    found = whole(directions(subject, vectors, side="read", top=V))
+    for token in range(0, V, 5):
+        embedded = observe(subject.transformer, Batch(torch.tensor([[token]])), [Read("hook_embed")])
+        stream = embedded.trace[Read("hook_embed")][0, 0]
+        assert_close(found[:, token], torch.stack([(stream * vector).sum() for vector in vectors]))
+
+
 @pytest.mark.parametrize("matrix", ["W_in", "W_gate", "W_out"])
 @pytest.mark.parametrize("name", GATED)
 def test_singular_directions_of_mlp_matrices_have_the_gram_of_all_neurons(name: str, matrix: str) -> None:
@@ -185,6 +257,7 @@ def test_half_precision_weights_are_read_in_single_precision() -> None:
     for ask in (
         lambda m: neurons(m, 1, 3, top=V).isel(neuron=0),
         lambda m: singular_directions(m, "W_in", layer=1, k=1, top=V),
+        lambda m: directions(m, m.weights.layer(1).W_out[3], top=V),
     ):
         assert ask(narrow).score.dtype == np.float32
         assert_close(whole(ask(narrow)).double(), whole(ask(exact)), torch.bfloat16)
@@ -194,9 +267,23 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
     gpt2 = model("gpt2")
     with pytest.raises(ValueError, match="a head is required for OV, got head=None"):
         singular_directions(gpt2, layer=0)
+    with pytest.raises(ValueError, match="a head is required for QK, got head=None"):
+        singular_directions(gpt2, "QK", layer=0)
+    with pytest.raises(ValueError, match="an offset requires QK, got OV"):
+        singular_directions(gpt2, layer=0, head=0, offset=1)
+    with pytest.raises(ValueError, match="an offset requires rotary positions"):
+        singular_directions(gpt2, "QK", layer=0, head=0, offset=1)
+    width = torch.zeros(24)
+    for bad in (torch.zeros(23), torch.zeros(1, 1, 24), torch.zeros(0, 24), width.long(), width + torch.nan):
+        with pytest.raises(
+            ValueError, match=r"finite vectors of the stream, \[24\] or \[direction, 24\], are req"
+        ):
+            directions(gpt2, bad)
     with pytest.raises(ValueError, match="W_in has no heads, got head=1"):
         singular_directions(gpt2, "W_in", layer=0, head=1)
-    with pytest.raises(ValueError, match="matrix must be OV or, in this model, W_in, W_out, got 'W_gate'"):
+    with pytest.raises(
+        ValueError, match="matrix must be OV, QK or, in this model, W_in, W_out, got 'W_gate'"
+    ):
         singular_directions(gpt2, "W_gate", layer=0)
     with pytest.raises(ValueError, match="1 to 6 singular directions, got k=7"):
         singular_directions(gpt2, layer=0, head=0, k=7)

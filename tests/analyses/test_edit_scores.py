@@ -91,6 +91,49 @@ def perplexity(model: HookedTransformer) -> float:
     return math.exp(sum(losses) / len(losses))
 
 
+def test_the_ngram_column_is_that_of_greedy_texts_of_a_copy_edited_by_hand() -> None:
+    """Top 1, so that a loop without cache and dice writes the same; openings of the case, else the edited prompt."""
+    model = hooked()
+    cases = [replace(CASES[0], openings=("The capital of France is", "France")), *CASES[1:]]
+    table = edit_table(
+        model, cases, {"shift": shift}, text=list(CORPUS), continuation=Continuation(18, top_k=1)
+    )
+    assert table.measure.values.tolist() == [*MEASURES[:3], "n-gram", "perplexity"]
+    values = table.by_case.sel(measure="n-gram")
+    for i, case in enumerate(cases):
+        edited = HookedTransformer(copy.deepcopy(model.transformer), model.text.tokenizer)
+        edited.transformer.block(1).mlp.out.weight += shift(model, case).dense.mT  # type: ignore[union-attr]
+        for name, one in (("original", model), ("shift", edited)):
+            texts = [greedy(one, opening, 18) for opening in case.openings or (case.prompt,)]
+            expected = np.mean([entropy_by_hand(text) for text in texts])
+            assert float(values.sel(editor=name, case=i)) == pytest.approx(expected, rel=1e-12)
+    assert len(set(values.values.ravel().tolist())) > 3, "texts that all say the same would compare nothing"
+    np.testing.assert_allclose(table.score.sel(measure="n-gram"), values.mean("case"))
+    half = Z95 * values.std("case", ddof=1) / math.sqrt(3)
+    np.testing.assert_allclose(table.high.sel(measure="n-gram"), values.mean("case") + half)
+    np.testing.assert_allclose(table.low.sel(measure="n-gram"), values.mean("case") - half)
+    without = edit_table(model, cases, {"shift": shift}, text=list(CORPUS))
+    np.testing.assert_array_equal(table.by_case.drop_sel(measure="n-gram"), without.by_case)
+
+
+def greedy(model: HookedTransformer, opening: str, length: int) -> str:
+    tokens = model.to_tokens(opening)
+    while tokens.shape[1] < length:
+        tokens = torch.cat((tokens, model.transformer(tokens)[:, -1:].argmax(-1)), 1)
+    return model.text.tokenizer.decode([i for i in tokens[0].tolist() if i != model.text.bos_id])
+
+
+def entropy_by_hand(text: str) -> float:
+    """A third of the bigrams' entropy and two of the trigrams'; words are letters and digits, or another character."""
+    marked = "".join(c if c.isalnum() or c == "_" or c.isspace() else f" {c} " for c in text)
+    words, parts = marked.split(), []
+    for n in (2, 3):
+        grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+        shares = [grams.count(gram) / len(grams) for gram in set(grams)]
+        parts.append(-sum(p * math.log2(p) for p in shares))
+    return parts[0] / 3 + 2 * parts[1] / 3
+
+
 def test_scores_and_intervals_are_those_of_the_cases() -> None:
     model = hooked()
     table = edit_table(model, answered(model), {"shift": shift, "step": step}, text=list(CORPUS))
@@ -138,13 +181,16 @@ def test_what_has_no_table_is_refused() -> None:
         edit_table(model, [CASES[0], replace(CASES[1], questions={})], {"shift": shift})
     with pytest.raises(ValueError, match="no editor called 'original'"):
         edit_table(model, CASES, {"original": shift})
-    for name, asked in (("paraphrase", ()), ("efficacy", ((PROMPT, 1),)), ("perplexity", ((PROMPT, 1),))):
+    taken = [(name, ((PROMPT, 1),)) for name in ("efficacy", "n-gram", "perplexity")]
+    for name, asked in (("paraphrase", ()), *taken):
         with pytest.raises(
             ValueError, match=f"a measure requires a prompt.*got '{name}' with {len(asked)} prompts"
         ):
             replace(CASES[0], questions={name: asked})
     with pytest.raises(ValueError, match="must be a single token"):
         edit_table(model, [replace(CASES[0], target="Mary and")], {"shift": shift})
+    with pytest.raises(ValueError, match="openings shorter than 3 tokens"):
+        edit_table(model, CASES, {"shift": shift}, continuation=Continuation(length=3))
 
 
 def test_a_model_is_whole_again_after_an_editor_fails_halfway() -> None:

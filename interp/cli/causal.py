@@ -1,0 +1,81 @@
+"""The commands that intervene: patching of one prompt pair."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from interp.cli.common import available
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+MOST_COLUMNS = 24
+"""A wider map is printed as a list of its largest cells."""
+LISTED = 15
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Print which activations of a clean prompt bring its answer back in a corrupted one."""
+
+    clean: Annotated[str, tyro.conf.Positional]
+    """Prompt with the right answer."""
+    corrupt: Annotated[str, tyro.conf.Positional]
+    """The same prompt, token for token, but for the words that change the answer."""
+    answer: str
+    """Next token of the clean prompt, leading space included."""
+    wrong: str | None = None
+    """Token it is contrasted with, usually the corrupted prompt's answer."""
+    site: str = "resid_pre"
+    """Which activations: resid_pre, resid_mid, attn_out, mlp_out, z, q, k, v, pattern, mlp.hook_post, ..."""
+    by: tuple[str, ...] = ()
+    """Dims of the map, such as `layer pos head`; without them layer and position, or layer and head."""
+    direction: Literal["denoise", "noise"] = "denoise"
+    """denoise: clean activations into the corrupted run; noise: the other way round."""
+    model: str = "demo-4l"
+    """Demo name (see `interp models`), local folder, safetensors file or hub name."""
+    out: Path | None = None
+    """CSV file for the whole table."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
+    debug: bool = False
+    """Show where an error was raised."""
+
+    def run(self) -> None:
+        """Print the map, or its largest cells, and how to read it."""
+        from interp import HookedTransformer, logit_difference, patch
+
+        model = HookedTransformer.from_pretrained(self.model, device=available(self.device))
+        found = patch(
+            model, self.clean, self.corrupt, self.site, by=self.by or None, direction=self.direction,
+            metric=logit_difference(self.answer, self.wrong),
+        )  # fmt: skip
+        print(_shown(found, model.to_str_tokens(self.clean)).to_string())
+        clean, corrupt = float(found.clean[0]), float(found.corrupt[0])
+        print(
+            f"{found.attrs['metric']}: clean {clean:.3f}, corrupted {corrupt:.3f}; in the map 0 = like the corrupted "
+            "run, 1 = like the clean one, . = nothing was changed there"
+        )
+        if self.out is not None:
+            found[["effect", "normalised", "changed"]].to_dataframe().to_csv(self.out)
+            print(self.out)
+
+
+def _shown(found: "xr.Dataset", tokens: list[str]) -> "pd.DataFrame":
+    """A map of two dims as a table, positions named by their tokens; of more dims the cells that matter most."""
+    import numpy as np
+
+    table = found.normalised
+    if table.ndim != 2 or table.shape[1] > MOST_COLUMNS:
+        start = 0.0 if found.attrs["direction"] == "denoise" else 1.0
+        frame = found[["normalised", "changed"]].to_dataframe()
+        order = (frame.normalised - start).abs().sort_values(ascending=False, kind="stable").index
+        return frame.loc[order[:LISTED]]
+    frame = table.to_pandas().map("{:.2f}".format)
+    frame = frame.where(np.asarray(found.changed), ".")
+    if table.dims[1] == "pos":
+        frame.columns = [repr(token)[1:-1] for token in tokens]
+    return frame
