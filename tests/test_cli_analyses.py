@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from xarray import Dataset
 
-from interp import HookedTransformer, RepeatedTokens, backward_lens, heads, zoo
+from interp import HookedTransformer, RepeatedTokens, backward_lens, heads, logit_difference, patch, zoo
 from interp.cli import main, parsed
 from interp.cli.commands import Heads
 
@@ -116,3 +119,37 @@ def test_all_checkpoints_are_those_that_the_demo_model_ships(
     monkeypatch.setattr("interp.HookedTransformer.from_pretrained", remembered)
     command.run()
     assert loaded == zoo.revisions("demo-attn-2l") and len(loaded) > 1
+
+
+CLEAN = "When Mary and John went to the store, John gave a drink to"
+TWIN = CLEAN.replace(", John", ", Mary")
+
+
+def test_patch_prints_the_map_and_writes_the_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    answers = ["--answer", " Mary", "--wrong", " John"]
+    assert main(["patch", CLEAN, TWIN, *answers, "--out", str(tmp_path / "map.csv")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    model = HookedTransformer.from_pretrained("demo-4l")
+    found = patch(model, CLEAN, TWIN, metric=logit_difference(" Mary", " John"))
+    for layer, line in enumerate(lines[2:6]):
+        shown = [
+            f"{float(v):.2f}" if c else "." for v, c in zip(found.normalised[layer], found.changed[layer])
+        ]
+        assert line.split() == [str(layer), *shown]
+    written = pd.read_csv(tmp_path / "map.csv")
+    assert np.allclose(written.effect, found.effect.values.ravel())
+
+
+def test_patch_of_many_cells_prints_the_largest(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--answer", " Mary", "--wrong", " John", "--site", "z", "--by", "layer", "pos", "head"]
+    assert main(["patch", CLEAN, TWIN, *arguments, "--direction", "noise"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + 15 + 1
+    assert lines[0].split() == ["normalised", "changed"]
+
+
+def test_patch_of_prompts_that_do_not_align_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["patch", CLEAN, f"{TWIN} the", "--answer", " Mary"]) == 2
+    assert "same length" in capsys.readouterr().err

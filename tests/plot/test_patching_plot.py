@@ -1,0 +1,43 @@
+"""The patching map shows the result's numbers, and says where nothing was changed."""
+
+from collections.abc import Iterator
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+
+from interp import HookedTransformer, logit_difference, patch, plot
+from tests.configs import build
+
+CLEAN, CORRUPT = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[5, 9, 7, 8]])
+FOUND = patch(HookedTransformer(build("gpt2"), None), CLEAN, CORRUPT, metric=logit_difference(3, 4))
+
+
+@pytest.fixture(autouse=True)
+def _no_figures_left() -> Iterator[None]:
+    mpl.use("agg")
+    yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize("value", ["normalised", "effect"])
+def test_colours_and_words_are_the_numbers(value: str) -> None:
+    ax = plot.patching(FOUND, value, tokens=["a", "b", "c", "$d"])
+    expected = FOUND[value].to_numpy()
+    assert np.allclose(np.asarray(ax.images[0].get_array()), expected)
+    words = np.array([text.get_text() for text in ax.texts]).reshape(2, 4)
+    assert words[0].tolist() == ["·", f"{expected[0, 1]:.2f}", "·", "·"]
+    assert words[1, 3] == f"{expected[1, 3]:.2f}" and words[1, 0] == "·"
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "b", "c", r"\$d"]
+    assert ax.get_title() == "resid_pre: clean into corrupted"
+
+
+def test_what_is_no_map_is_refused() -> None:
+    with pytest.raises(KeyError, match="'recovery'"):
+        plot.patching(FOUND, "recovery")
+    with pytest.raises(ValueError, match="two dims"):
+        plot.patching(FOUND.isel(layer=0))
+    with pytest.raises(ValueError, match="one token per position"):
+        plot.patching(FOUND, tokens=["a"])
