@@ -7,6 +7,7 @@ interp.attribute(model, "When Mary and John went to the shop, John gave a drink 
 """
 
 from interp.analyses.activation_cache import ActivationCache
+from interp.analyses.agreement import agreement
 from interp.analyses.attribution import attribute
 from interp.analyses.attribution_patching import attribution_patch
 from interp.analyses.backward_lens import BackwardLens, backward_lens
@@ -19,6 +20,7 @@ from interp.analyses.composition import (
     composition_scores,
     virtual_heads,
 )
+from interp.analyses.continuation import Continuation, ngram_entropy
 from interp.analyses.copying import (
     copying,
     eigenvalue_scores,
@@ -27,9 +29,11 @@ from interp.analyses.copying import (
     top_pairs,
 )
 from interp.analyses.directions import directions, neurons, singular_directions
+from interp.analyses.edge_attribution import edge_attribution
 from interp.analyses.edit_scores import EditCase, edit_table
 from interp.analyses.editing import FineTuning, finetune_edit, gradient_edit, shift_edit
 from interp.analyses.faithfulness import Erasure, compare_methods, faithfulness
+from interp.analyses.graph import EdgeGraph
 from interp.analyses.heads import RepeatedTokens, attention_kernel, heads
 from interp.analyses.in_context import in_context, loss_map, one_token_losses
 from interp.analyses.input_gradients import IntegratedGradients
@@ -45,7 +49,6 @@ from interp.analyses.token_attribution import Mixed, layer_mixing, token_attribu
 from interp.analyses.tuned_lens import TunedLens, train_tuned_lens
 from interp.analyses.verify import Contract
 from interp.analyses.weight_edit import WeightEdit
-from interp.analyses.continuation import Continuation, ngram_entropy
 from interp.core.factored import FactoredMatrix
 from interp.core.results import frame
 from interp.encoder_decoder import HookedEncoderDecoder
@@ -82,6 +85,7 @@ __all__ = [
     "Circuits",
     "Continuation",
     "Contract",
+    "EdgeGraph",
     "Edit",
     "EditCase",
     "Erasure",
@@ -109,6 +113,7 @@ __all__ = [
     "TunedLens",
     "Variant",
     "WeightEdit",
+    "agreement",
     "answer_loss",
     "answer_probability",
     "attention_kernel",
@@ -122,6 +127,7 @@ __all__ = [
     "composition_scores",
     "copying",
     "directions",
+    "edge_attribution",
     "edit_table",
     "eigenvalue_scores",
     "faithfulness",

@@ -1,7 +1,7 @@
 """Attribution patching: the first-order estimate of every activation patch, from two forward passes and one backward.
 
-A patch changes the metric by metric(a_other) - metric(a_own). To first order that is (a_other - a_own) . d metric / d a,
-and one backward pass has the gradient at every layer, head and position at once (Nanda 2023, "Attribution Patching").
+A patch changes the metric by metric(a_other) - metric(a_own): to first order (a_other - a_own) . d metric / d a, and
+one backward pass has the gradient at every layer, head and position at once (Nanda 2023, "Attribution Patching").
 Rows of a batch do not meet, so one pass serves all prompts. It misses what saturates: a softmax that is sure has no
 gradient, however much a real patch would change (compare with `agreement`).
 """

@@ -3,8 +3,8 @@
 The score of an edge u -> v is the sum over positions of (u's change) . (gradient at v's input), both d_model wide. Kept
 are only the changes of z and the gradients of q, k, v, d_head wide per head; both sides are carried to d_model for a
 few positions at a time, so that no tensor `[batch, pos, head, d_model]` ever exists, and the sum over positions and
-d_model is one matrix product per layer. Linear in heads * d_head: 3 + 2 n_kv_heads / n_heads numbers per layer, position
-and unit of heads * d_head (z twice, the gradients of q, k, v), 5 for the MLP and the streams, and a fixed tile.
+d_model is one matrix product per layer. Memory is linear in heads * d_head, and in d_model, per layer and position;
+what is d_model wide per head has a fixed size (`experiments/bench/attribution_patching.py`).
 """
 
 from collections.abc import Iterator, Mapping

@@ -34,9 +34,10 @@ class EdgeGraph:
     made only when somebody asks.
 
     Example:
-        >>> graph = EdgeGraph.of(model.cfg)
-        >>> graph.index("a0.h1->a1.h2<q>")
-        (2, 27)
+        >>> len(EdgeGraph(n_layers=12, n_heads=12, n_kv_heads=12))
+        32491
+        >>> EdgeGraph.of(model.cfg).senders[:2]
+        ('input', 'a0.h0')
     """
 
     n_layers: int
