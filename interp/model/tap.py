@@ -174,7 +174,9 @@ class Tap:
     def answer(self, read: Read, value: Tensor) -> Tensor:
         """Store the answer to one read; returns the value to go on with (a leaf, if it starts the graph)."""
         if read.grad:
-            value = value if value.requires_grad else value.detach().requires_grad_()
+            # An alias of its own: the gradient is that of what follows the site, not of the tensor's other uses
+            # (`hook_mlp_in` is also the stream that the MLP's output is added to).
+            value = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
             self.live[read] = value
         else:
             seen = value.detach()

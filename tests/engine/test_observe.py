@@ -188,3 +188,23 @@ def test_the_depth_found_answers_the_site(site: str) -> None:
     assert_close(got.trace[site], observe(model, batch, [Read(site)]).trace[site])
     if stop is not None:
         assert got.output.shape == (3, 9, 24)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "parallel", "gemma2"])
+def test_the_gradient_of_the_mlps_input_is_the_mlps_alone_whatever_else_is_differentiated(name: str) -> None:
+    model, batch = build(name), Batch(some_tokens())
+    inner, earlier = Read("blocks.1.hook_mlp_in", grad=True), Read("blocks.0.hook_resid_pre", grad=True)
+
+    def total(logits: Tensor) -> Tensor:
+        return logits[:, -1, 3].sum()
+
+    alone = observe(model, batch, [inner], metric=total).trace[inner]
+    beside = observe(model, batch, [earlier, inner], metric=total).trace[inner]
+    assert_close(beside, alone)
+    step = torch.randn(alone.shape, generator=torch.Generator().manual_seed(0), dtype=alone.dtype)
+    ends = [
+        total(observe(model, batch, edits=[Edit(inner.site, lambda x, s=sign: x + s * 1e-5 * step)]).output)
+        for sign in (1, -1)
+    ]
+    slope = (ends[0] - ends[1]) / 2e-5  # central differences are exact to the square of the step
+    assert float(slope) == pytest.approx(float((alone * step).sum()), rel=1e-6)
