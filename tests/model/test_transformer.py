@@ -253,3 +253,26 @@ def test_state_dict_round_trip_gives_the_same_logits() -> None:
 def test_the_smallest_model_runs() -> None:
     config = ModelConfig(n_layers=1, d_model=2, n_heads=1, n_ctx=1, d_vocab=1)
     assert Transformer(config)(torch.zeros(1, 1, dtype=torch.long)).shape == (1, 1, 1)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "window", "bidirectional", "bloom", "t5", "parallel"])
+def test_chosen_columns_of_padded_rows_and_of_the_final_stream(name: str) -> None:
+    model, tokens = build(name), some_tokens()
+    keep = torch.ones_like(tokens, dtype=torch.bool)
+    keep[1, :4], keep[2, 6:] = False, False
+    columns = torch.tensor([[3], [8], [5]])
+    rows = torch.arange(3)[:, None]
+    assert_close(model(tokens, keep=keep, logits_at=columns), model(tokens, keep=keep)[rows, columns])
+    whole = model(tokens, keep=keep, stop=2)
+    assert_close(model(tokens, keep=keep, stop=2, logits_at=columns), whole[rows, columns])
+    with pytest.raises(ValueError, match="through every block"):
+        model(tokens, stop=1, logits_at=columns)
+
+
+def test_some_logits_are_those_of_all() -> None:
+    for name in CONFIGS:
+        model, columns = build(name), torch.tensor([[3, 30], [0, 7], [5, 5]])
+        if model.unembed is None:
+            continue
+        stream = model(some_tokens(), stop=2)[:, -1]
+        assert_close(model.read_out(stream, columns=columns), model.read_out(stream).gather(1, columns))
