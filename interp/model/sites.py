@@ -168,9 +168,19 @@ _SHORT = {
 }  # fmt: skip
 
 
-def _row(name: str, table: tuple[Site, ...], config: ModelConfig) -> Site | None:
+def _by_name(table: tuple[Site, ...]) -> dict[str, list[Site]]:
+    rows: dict[str, list[Site]] = {}
+    for site in table:
+        rows.setdefault(site.name, []).append(site)
+    return rows
+
+
+_BLOCK_ROWS, _MODEL_ROWS = _by_name(BLOCK_SITES), _by_name(MODEL_SITES)
+
+
+def _row(name: str, table: dict[str, list[Site]], config: ModelConfig) -> Site | None:
     """The row of a name: the one this model has, where several models' rows share the name."""
-    rows = [site for site in table if site.name == name]
+    rows = table.get(name, [])
     return next((site for site in rows if site.present(config)), rows[0] if rows else None)
 
 
@@ -181,7 +191,7 @@ def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
     """
     match = _BLOCK_NAME.fullmatch(name)
     layer = int(match[1]) if match else None
-    site = _row(match[2], BLOCK_SITES, config) if match else _row(name, MODEL_SITES, config)
+    site = _row(match[2], _BLOCK_ROWS, config) if match else _row(name, _MODEL_ROWS, config)
     if site is None:
         hint = nearest(name, names(config, on_demand=True))
         raise KeyError(f"unknown site {name!r}; {hint}")
