@@ -12,6 +12,7 @@ from interp.analyses.attribution import attribute
 from interp.analyses.attribution_patching import attribution_patch
 from interp.analyses.backward_lens import BackwardLens, backward_lens
 from interp.analyses.bigrams import bigram_table
+from interp.analyses.causal_trace import causal_trace
 from interp.analyses.checkpoints import over_checkpoints, per_token_loss_pca, phase_change
 from interp.analyses.circuits import Circuits
 from interp.analyses.composition import (
@@ -45,6 +46,7 @@ from interp.analyses.paths import orders, path_matrix, paths, term_importance
 from interp.analyses.residual import IncompleteSumError, Parts
 from interp.analyses.rome import Rome, key_moment, rome_edit
 from interp.analyses.sentences import IndirectObjects
+from interp.analyses.spans import Mention
 from interp.analyses.token_attribution import Mixed, layer_mixing, token_attribution
 from interp.analyses.tuned_lens import TunedLens, train_tuned_lens
 from interp.analyses.verify import Contract
@@ -97,6 +99,7 @@ __all__ = [
     "IncompleteSumError",
     "IndirectObjects",
     "IntegratedGradients",
+    "Mention",
     "Metric",
     "Mixed",
     "ModelConfig",
@@ -121,6 +124,7 @@ __all__ = [
     "attribution_patch",
     "backward_lens",
     "bigram_table",
+    "causal_trace",
     "compare_methods",
     "composition",
     "composition_directions",

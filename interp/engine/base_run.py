@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.engine.batch import Batch
@@ -18,6 +18,12 @@ from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 
 Axes = tuple[str, ...]
+_BEHIND_KEYS = (
+    "attn.hook_q", "attn.q_norm", "attn.hook_rot_q", "attn.hook_attn_scores", "attn.hook_pattern", "attn.hook_z",
+    "attn.hook_result", "ln1_post.", "hook_attn_out", "hook_resid_mid", "hook_mlp_in", "ln2", "mlp.", "hook_mlp_out",
+    "hook_resid_post", "hook_normalized_resid_post",
+)  # fmt: skip
+"""Sites of a block that do not enter the keys and values of its attention."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,15 +78,31 @@ def _turns_by_length(config: ModelConfig, columns: int) -> bool:
     return any((depends_on_length(r) or columns) < columns for r in rotations)
 
 
-def footprints(
-    config: ModelConfig, base: Base, variants: Sequence[Variant], batch: Batch
-) -> tuple[list[int], Int[Tensor, "v b"]]:
-    """The block where each variant starts, and the first column it changes in each example (none: their number).
+@dataclass(frozen=True, eq=False)
+class Footing:
+    """Where variants leave the base run."""
+
+    layers: Sequence[int]
+    """The block where each starts."""
+    first: Int[Tensor, "v b"]
+    """The first column that each changes in each example."""
+    reaches: Bool[Tensor, "v b"]
+    """Whether it changes anything that can reach what is watched; elsewhere `first` has no meaning."""
+
+
+def footing(
+    config: ModelConfig,
+    base: Base,
+    variants: Sequence[Variant],
+    batch: Batch,
+    watched: Int[Tensor, "b"] | None,
+) -> Footing:
+    """Where each variant leaves the base run; watched: the one column of each example that counts, None = all do.
 
     A put that finds its donor's values already there changes nothing. Free edits may change everything.
     """
     n = batch.tokens.shape[1]
-    where = _Differences(base, len(batch), n, causal=base.cache is not None)
+    where = _Differences(base, config, len(batch), n, None if watched is None else watched.cpu().numpy())
     first = np.full((len(variants), len(batch)), n)
     layers = []
     for i, variant in enumerate(variants):
@@ -93,14 +115,20 @@ def footprints(
                 touched.append(layer_of(put.site, config))
                 first[i] = np.minimum(first[i], columns)
         layers.append(min(touched, default=0))
-    return layers, torch.from_numpy(first).to(base.final.device)
+    found = torch.from_numpy(first).to(base.final.device)
+    causal = base.cache is not None
+    limit = n - 1 if watched is None or not causal else watched.to(found.device)
+    return Footing(layers, found, found <= limit)
 
 
 class _Differences:
     """Where donors differ from the base run, each compared once."""
 
-    def __init__(self, base: Base, examples: int, columns: int, *, causal: bool) -> None:
-        self._base, self._examples, self._columns, self._causal = base, examples, columns, causal
+    def __init__(
+        self, base: Base, config: ModelConfig, examples: int, columns: int, watched: "np.ndarray | None"
+    ) -> None:
+        self._base, self._examples, self._columns, self._watched = base, examples, columns, watched
+        self._last = f"blocks.{config.n_layers - 1}."
         self._known: dict[tuple[str, int], tuple[Axes, np.ndarray]] = {}
 
     def first(self, put: Put) -> "np.ndarray":
@@ -113,9 +141,16 @@ class _Differences:
         place = next((i for i, axis in enumerate(left) if axis in POSITION_AXES), None)
         by_column = mine[:, None] if place is None else np.moveaxis(mine, place + 1, 1)
         hit = np.any(by_column.reshape(*by_column.shape[:2], -1), axis=2)
-        first = hit.argmax(1) if place is not None else self._named_column(put)
-        column = np.where(hit.any(1), first, self._columns)
-        return column if self._causal else np.where(column < self._columns, 0, self._columns)
+        places = np.arange(self._columns) if place is not None else np.array([self._named_column(put)])
+        if self._watched is not None and self._stays(put):
+            hit = hit & (places == self._watched[:, None])
+        column = np.where(hit.any(1), places[hit.argmax(1)], self._columns)
+        return column if self._base.cache is not None else np.where(column < self._columns, 0, self._columns)
+
+    def _stays(self, put: Put) -> bool:
+        """Whether what is put at one column can reach no other: behind the keys and values of the last block."""
+        name = put.site.removeprefix(self._last)
+        return name != put.site and name.startswith(_BEHIND_KEYS)
 
     def _compared(self, put: Put) -> tuple[Axes, "np.ndarray"]:
         """Which cells of a donor differ; a vector along the last axis counts as one cell unless it is indexed."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.precision import wide
-from interp.engine.base_run import Base, base_run, footprints
+from interp.engine.base_run import Base, Footing, base_run, footing
 from interp.engine.batch import Batch
 from interp.engine.climb import Climb
 from interp.engine.metrics import Metric, Outcome
@@ -83,9 +83,9 @@ class Sweep:
             stream = climb.final(None if everywhere else self._columns)
             values[list(climb.pack.variants)] = judge.value(stream, len(climb.pack.variants))
 
-        self._climb(self.plan(everywhere=everywhere), metric.name, measure)
-        changed = self._reaching(everywhere=everywhere)
-        return Swept(torch.where(changed, values, base_value), base_value, changed)
+        where = self._footing(everywhere=everywhere)
+        self._climb(self._planned(where, everywhere=everywhere), metric.name, measure)
+        return Swept(torch.where(where.reaches, values, base_value), base_value, where.reaches)
 
     def read(self, reads: Sequence[Read]) -> dict[Read, Tensor]:
         """What sites inside the blocks hold in every variant, `[variant, example, *axes]`; no logits are computed.
@@ -111,14 +111,16 @@ class Sweep:
 
         everywhere: for a metric that looks at every column.
         """
+        return self._planned(self._footing(everywhere=everywhere), everywhere=everywhere)
+
+    def _planned(self, where: Footing, *, everywhere: bool) -> Plan:
         config, columns = self.model.config, self._batch.tokens.shape[1]
-        reaching = self._reaching(everywhere=everywhere).cpu()
-        reached = torch.where(reaching, self._footprints.cpu(), columns).amin(1)
+        reached = torch.where(where.reaches, where.first, columns).amin(1)
         latest = columns - 1 if everywhere else int(self._columns.min())
         latest = 0 if self._common.edits else latest
         starts = [
             Start(layer, min(first, latest), idle=first >= columns)
-            for layer, first in zip(self._layers, reached.tolist(), strict=True)
+            for layer, first in zip(where.layers, reached.tolist(), strict=True)
         ]
         explicit = any(
             put.site.endswith(("attn_scores", "pattern"))
@@ -174,25 +176,9 @@ class Sweep:
     def _common(self) -> Variant:
         return checked(self.common, self.model.config, len(self.batch), self.batch.tokens.shape[1])
 
-    @cached_property
-    def _footing(self) -> tuple[list[int], Int[Tensor, "v b"]]:
-        """The block where each variant starts, and the first column it changes in each example (none: their number)."""
-        return footprints(self.model.config, self.base, self._variants, self._batch)
-
-    @property
-    def _layers(self) -> list[int]:
-        return self._footing[0]
-
-    @property
-    def _footprints(self) -> Int[Tensor, "v b"]:
-        return self._footing[1]
-
-    def _reaching(self, *, everywhere: bool) -> Bool[Tensor, "v b"]:
-        """Which variants change something at or before the watched column (anywhere, if later ones reach it)."""
-        columns = self._batch.tokens.shape[1]
-        whole = everywhere or not self.model.config.causal
-        limit = torch.full_like(self._columns, columns - 1) if whole else self._columns
-        return self._footprints <= limit
+    def _footing(self, *, everywhere: bool) -> Footing:
+        watched = None if everywhere else self._columns
+        return footing(self.model.config, self.base, self._variants, self._batch, watched)
 
 
 @dataclass(frozen=True, eq=False)

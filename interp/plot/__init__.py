@@ -6,6 +6,7 @@ Nothing is computed here, nothing is shown, and no style is changed. Signed numb
 from interp.plot.attention import attention
 from interp.plot.attribution import attribution, attribution_map
 from interp.plot.backward_lens import backward_lens
+from interp.plot.causal_trace import causal_trace, causal_trace_curves
 from interp.plot.composition import composition
 from interp.plot.copying import copying_plane, eigenvalue_disc
 from interp.plot.heads import head_labels, heads
@@ -20,6 +21,8 @@ __all__ = [
     "attribution",
     "attribution_map",
     "backward_lens",
+    "causal_trace",
+    "causal_trace_curves",
     "composition",
     "copying_plane",
     "eigenvalue_disc",

@@ -269,3 +269,29 @@ def test_every_config_is_swept() -> None:
         donor = donors(model, batch, [site])[site]
         variants = [Variant([Put(site, donor, {"p": p})]) for p in (1, 6)]
         assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, loop(model, batch, variants))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "bidirectional", "parallel", "gemma2"])
+def test_behind_the_last_keys_a_column_reaches_no_other(name: str) -> None:
+    model, batch = build(name), asked()
+    at = torch.tensor([2, 5, 8])
+    for short in (
+        "attn.hook_z",
+        "attn.hook_pattern",
+        "hook_attn_out",
+        "mlp.hook_post",
+        "hook_resid_post",
+        "attn.hook_q",
+    ):
+        site = f"blocks.1.{short}"
+        donor = donors(model, batch, [site])[site]
+        axis = "q" if short.endswith("pattern") else "p"
+        variants = [Variant([Put(site, donor, {axis: p})]) for p in range(9)] + [Variant([Put(site, donor)])]
+        found = Sweep(model, batch, variants, at=at).run(DIFFERENCE)
+        logits = [
+            naive(model, batch, v, DIFFERENCE)[0].output[torch.arange(3), at][:, None] for v in variants
+        ]
+        assert_close(found.values, torch.stack([difference(batch, each) for each in logits]))
+        elsewhere = torch.arange(9)[:, None] != at
+        assert not found.changed[:9][elsewhere].any()
+        assert found.changed[9].any()

@@ -1,0 +1,125 @@
+"""What is lost without a part: effects of ablations, knockouts and short-circuits as maps and bars, recall by block."""
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+
+from interp.core.shapes import nearest
+from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
+
+BAR = "#2166ac"
+"""Colour of the bars."""
+MOST_NUMBERS = 400
+"""Cells of a map up to which each bears its number."""
+
+
+def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """The mean effect over prompts: a map of two dims (the first downwards), or bars with 95 % intervals of one.
+
+    result: that of `ablate`, `knock_out` or `short_circuit`. Cells in which nothing was changed are left white.
+    Errors: ValueError for a result of another number of dims.
+
+    Example:
+        >>> from interp.analyses.ablation import Zero, ablate
+        >>> ablation(ablate(model, prompt, protocol=Zero(), metric=interp.kl_divergence()))
+    """
+    effect = result.effect
+    if effect.ndim not in (1, 2):
+        raise ValueError(
+            f"effects over one or two dims are required, got {effect.dims}: select or name fewer in `by`"
+        )
+    label = f"change of {result.attrs['metric']} ({result.attrs['unit']})"
+    shown = np.where(result.changed, effect, np.nan)
+    names = [[str(x) for x in effect[dim].values] for dim in effect.dims]
+    if effect.ndim == 1:
+        ax = _bars(result, names[0], ax)
+        ax.set_ylabel(label)
+    else:
+        ax = axes(ax, 1.8 + 0.5 * shown.shape[1], 1.2 + 0.42 * shown.shape[0])
+        image = heat_map(ax, shown, Scale.signed(shown, label), title="")
+        if shown.size <= MOST_NUMBERS:
+            annotate(ax, image, [["" if np.isnan(v) else f"{v:+.2f}" for v in row] for row in shown])
+        name_cells(ax, rows=names[0], columns=names[1])
+        ax.set_ylabel(str(effect.dims[0]))
+    ax.set_xlabel(str(effect.dims[-1]))
+    ax.set_title(f"{result.attrs.get('what', result.attrs.get('intervention'))}, n = {result.attrs['n']}")
+    return ax
+
+
+def recall_curve(
+    result: xr.Dataset, measure: str = "token_accuracy", *, label: str | None = None, ax: Axes | None = None
+) -> Axes:
+    """A measure of `recall` with its 95 % interval: for the whole model, and with each single block short-circuited.
+
+    Errors: KeyError for a measure that the result does not hold.
+
+    Example:
+        >>> from interp.analyses.recall import continuations, recall
+        >>> recall_curve(recall(model, *continuations(model, [("The cat sat", " on the mat")])))
+    """
+    _check(result, measure)
+    names = [str(b) for b in result.block.values if str(b) == "none" or str(b).isdigit()]
+    ax = axes(ax, 1.6 + 0.7 * len(names), 3.4)
+    some = result.sel(block=names)  # the whole model first
+    value = some[measure].to_numpy()
+    ends = np.abs(np.stack((some[f"{measure}_low"], some[f"{measure}_high"])) - value)
+    (line,) = ax.plot(range(1, len(names)), value[1:])
+    ax.errorbar(range(len(names)), value, yerr=ends, fmt="o", capsize=3, label=label, color=line.get_color())
+    ax.set_xticks(range(len(names)), names)
+    ax.set_xlabel("short-circuited block")
+    ax.set_ylabel(f"{measure.replace('_', ' ')} ({result[measure].attrs['unit']})")
+    ax.grid(alpha=0.3)
+    return ax
+
+
+def recall_map(result: xr.Dataset, measure: str = "token_accuracy", *, ax: Axes | None = None) -> Axes:
+    """A measure of `recall` for every range of short-circuited blocks, first block downwards, last one to the right.
+
+    Errors: KeyError for a measure that the result does not hold.
+
+    Example:
+        >>> from interp.analyses.recall import continuations, recall
+        >>> pair = [("The cat sat", " on the mat")]
+        >>> recall_map(recall(model, *continuations(model, pair), [0, 1, range(2)]), "loss")
+    """
+    _check(result, measure)
+    found = {}
+    for block in map(str, result.block.values):
+        first, _, last = block.partition("-")
+        if first.isdigit():
+            found[int(first), int(last or first)] = float(result[measure].sel(block=block))
+    size = 1 + max(last for _, last in found)
+    values = np.full((size, size), np.nan)
+    for place, value in found.items():
+        values[place] = value
+    unit = str(result[measure].attrs["unit"])
+    label = f"{measure.replace('_', ' ')} ({unit})"
+    scale = (
+        Scale.mass(label)
+        if unit.startswith("share")
+        else Scale("viridis", 0.0, float(np.nanmax(values)), label)
+    )
+    ax = axes(ax, 1.8 + 0.7 * size, 1.2 + 0.6 * size)
+    image = heat_map(ax, values, scale, title=f"whole model: {float(result[measure].sel(block='none')):.2f}")
+    annotate(ax, image, [["" if np.isnan(v) else f"{v:.2f}" for v in row] for row in values])
+    name_cells(ax, rows=[str(i) for i in range(size)], columns=[str(i) for i in range(size)])
+    ax.set_xlabel("last short-circuited block")
+    ax.set_ylabel("first short-circuited block")
+    return ax
+
+
+def _bars(result: xr.Dataset, names: list[str], ax: Axes | None) -> Axes:
+    ax = axes(ax, 1.6 + 0.5 * len(names), 3.4)
+    mean = result.effect.to_numpy()
+    ends = np.abs(np.stack((result.effect_low, result.effect_high)) - mean)
+    ax.bar(range(len(names)), mean, yerr=ends, color=BAR, capsize=3, ecolor="black", width=0.7)
+    ax.axhline(0, color="black", linewidth=0.8)
+    turned = max(map(len, names)) > 6
+    ax.set_xticks(range(len(names)), names, rotation=45 if turned else 0, ha="right" if turned else "center")
+    return ax
+
+
+def _check(result: xr.Dataset, measure: str) -> None:
+    known = [str(name) for name in result if f"{name}_low" in result and not str(name).endswith("_change")]
+    if measure not in known:
+        raise KeyError(f"no measure {measure!r} in this result; {nearest(measure, known)}")

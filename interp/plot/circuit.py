@@ -1,0 +1,172 @@
+"""A circuit as a layered graph, and how faithful circuits are over their size."""
+
+from collections.abc import Sequence
+
+import xarray as xr
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+from interp.analyses.circuit import Circuit
+from interp.plot.canvas import SIGNED, axes
+
+BOX = (0.76, 0.4)
+"""Width and height of a node, where neighbours stand 1 apart."""
+NARROWEST = 3.5
+"""Distance of the outermost nodes below which there is blank space at the sides."""
+PORTS = {"q": -0.25, "k": 0.0, "v": 0.25}
+"""Where a head's queries, keys and values enter, from the middle of its lower side."""
+RAISES, LOWERS = (colormaps[SIGNED](shade) for shade in (0.9, 0.1))
+THIN, THICK = 0.5, 4.5
+"""Line widths of a score of 0 and of the largest, in points."""
+STYLES = {"found": "-", "random": ":", "degree-matched": "--"}
+
+
+def circuit(found: Circuit, *, ax: Axes | None = None) -> Axes:
+    """The circuit's nodes in the order of the forward pass, the input below, heads (layer.head) with q, k and v inputs.
+
+    An arrow is an edge, as wide as its absolute score, coloured by whether corrupting it raises the metric or lowers
+    it.
+    Keys and values that several heads share enter each of those that are drawn.
+    Errors: ValueError for a circuit without edges.
+
+    Example:
+        >>> from interp.analyses.circuit import Circuit, EdgeGraph
+        >>> plot.circuit(Circuit(EdgeGraph.of(model.cfg), {"input->m0": -1.0, "m0->logits": -2.0}))
+    """
+    if not found.edges:
+        raise ValueError("a circuit with at least one edge is required, got none")
+    places = _places(found)
+    left, right, top = (f(place[i] for place in places.values()) for f, i in ((min, 0), (max, 0), (max, 1)))
+    spare = max(0.0, NARROWEST - (right - left)) / 2 + 0.6
+    ax = axes(ax, 0.3 + 0.95 * (right - left + 2 * spare), 1.4 + 0.95 * top)
+    reach = max(abs(score) for score in found.scores.values()) or 1.0
+    for edge, score in sorted(found.scores.items(), key=lambda item: abs(item[1])):
+        for arrow in _arrows(found, edge, places, score, reach):
+            ax.add_patch(arrow)
+    for node, (x, y) in places.items():
+        _draw_node(ax, node, x, y)
+    ax.set_xlim(left - spare, right + spare)
+    ax.set_ylim(-0.4, top + 0.4)
+    ax.set_axis_off()
+    ax.set_title(_title(found), fontsize="medium")
+    _explain(ax, found, reach)
+    return ax
+
+
+def faithfulness_curve(
+    result: xr.Dataset, *, label: str = "found", kinds: Sequence[str] = tuple(STYLES), ax: Axes | None = None
+) -> Axes:
+    """The faithfulness of `interp.analyses.circuit_evaluation.faithfulness_curve` over the share of edges, with bands.
+
+    Several results go on the same Axes, each with its label; kinds: which of its circuits to show.
+
+    Example:
+        >>> from interp.analyses.circuit_evaluation import Interchange, faithfulness_curve as curve
+        >>> from interp.analyses.edge_effects import edge_effects
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> task = Interchange.of(model, *pairs, metric=interp.logit_difference(3, 4))
+        >>> plot.faithfulness_curve(curve(task, edge_effects(model, *pairs, metric=task.metric), draws=1))
+    """
+    ax = axes(ax, 6.0, 3.8)
+    if not ax.lines:
+        ax.axhline(1, color="0.6", linewidth=0.8)
+        ax.axhline(0, color="0.6", linewidth=0.8)
+    for kind in kinds:
+        one = result.sel(kind=kind)
+        name = f"{label}: CPR {float(one.cpr):.2f}, CMD {float(one.cmd):.2f}" if kind == "found" else kind
+        (line,) = ax.plot(one.fraction, one.faithfulness, STYLES[kind], marker="o", markersize=3, label=name)
+        ax.fill_between(
+            one.fraction, one.faithfulness_low, one.faithfulness_high, color=line.get_color(), alpha=0.2, linewidth=0
+        )  # fmt: skip
+    ax.set_xscale("log")
+    ax.set_xlabel(f"share of all edges kept (rest: {result.attrs['replacement']})")
+    ax.set_ylabel(f"faithfulness\n(share of the {result.attrs['metric']})")
+    ax.set_title("faithfulness of circuits by their size, 95 % over prompts")
+    ax.legend(fontsize="small")
+    return ax
+
+
+def _places(found: Circuit) -> dict[str, tuple[float, float]]:
+    """Where every node stands: one row per sublayer of the circuit, heads in the middle, MLPs to the right."""
+    rows: dict[tuple[int, int], list[str]] = {}
+    for node in found.nodes:
+        rows.setdefault(_depth(found, node), []).append(node)
+    aside = max(len(row) for row in rows.values()) / 2 + 0.75
+    return {
+        node: (aside if depth[1] else i - (len(rows[depth]) - 1) / 2, float(height))
+        for height, depth in enumerate(sorted(rows))
+        for i, node in enumerate(rows[depth])
+    }
+
+
+def _depth(found: Circuit, node: str) -> tuple[int, int]:
+    """The row of a node: layer, and attention before the MLP."""
+    if node == "input":
+        return -1, 0
+    if node == "logits":
+        return found.graph.n_layers, 0
+    return int(node[1:].partition(".")[0]), int(node.startswith("m"))
+
+
+def _arrows(
+    found: Circuit, edge: str, places: dict[str, tuple[float, float]], score: float, reach: float
+) -> list[FancyArrowPatch]:
+    """The arrow of an edge; several where heads share what it carries."""
+    sender, _, receiver = edge.partition("->")
+    part = receiver.partition("<")[2].rstrip(">")
+    x, y = places[sender]
+    arrows = []
+    for node in found.graph.nodes_of(found.graph.receivers.index(receiver)):
+        if node in places:
+            to_x, to_y = places[node]
+            bend = 0.0 if to_y - y <= 1 else 0.15 * (1 if to_x >= x else -1)
+            arrows.append(
+                FancyArrowPatch(
+                    (x, y + BOX[1] / 2), (to_x + PORTS.get(part, 0.0), to_y - BOX[1] / 2),
+                    connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>", mutation_scale=8, shrinkA=0, shrinkB=0,
+                    linewidth=THIN + (THICK - THIN) * abs(score) / reach, color=RAISES if score > 0 else LOWERS,
+                    alpha=0.8, zorder=1,
+                )
+            )  # fmt: skip
+    return arrows
+
+
+def _draw_node(ax: Axes, node: str, x: float, y: float) -> None:
+    width, height = BOX
+    head = node.startswith("a")
+    box = FancyBboxPatch(
+        (x - width / 2, y - height / 2), width, height, boxstyle="round,pad=0,rounding_size=0.08",
+        facecolor="white" if head else "0.92", edgecolor="0.3", linewidth=0.9, zorder=2,
+    )  # fmt: skip
+    ax.add_patch(box)
+    name = node[1:].replace("h", "") if head else f"MLP {node[1:]}" if node.startswith("m") else node
+    ax.text(x, y + 0.07 * head, name, ha="center", va="center", fontsize=9, zorder=3)
+    for letter, shift in PORTS.items():
+        if head:
+            ax.text(x + shift, y - 0.12, letter, ha="center", va="center", fontsize=6, color="0.35", zorder=3)
+
+
+def _title(found: Circuit) -> str:
+    name = ", ".join(part for part in (found.model, found.task) if part)
+    size = f"{len(found.edges)} of {len(found.graph)} edges ({100 * found.share:.2g} %)"
+    return f"{name}: {size}" if name else size
+
+
+def _explain(ax: Axes, found: Circuit, reach: float) -> None:
+    """What colours and widths mean."""
+    how = found.protocol
+    metric = "the metric" if how is None else f"the {how.metric}"
+    unit = "" if how is None else f" {how.unit}"
+    handles = [
+        Line2D([], [], color=colour, linewidth=THICK, label=f"corrupting it {does} {metric}")
+        for colour, does, here in (
+            (LOWERS, "lowers", any(score <= 0 for score in found.scores.values())),
+            (RAISES, "raises", any(score > 0 for score in found.scores.values())),
+        )
+        if here
+    ]
+    title = f"widest: {reach:.3g}{unit}"
+    ax.legend(handles=handles, title=title, fontsize="small", title_fontsize="small", loc="upper center",
+              bbox_to_anchor=(0.5, 0.0), frameon=False)  # fmt: skip
