@@ -9,7 +9,16 @@ import pandas as pd
 import pytest
 from xarray import Dataset
 
-from interp import HookedTransformer, RepeatedTokens, backward_lens, heads, logit_difference, patch, zoo
+from interp import (
+    HookedTransformer,
+    RepeatedTokens,
+    backward_lens,
+    causal_trace,
+    heads,
+    logit_difference,
+    patch,
+    zoo,
+)  # fmt: skip
 from interp.cli import main, parsed
 from interp.cli.commands import Heads
 
@@ -153,3 +162,18 @@ def test_patch_of_many_cells_prints_the_largest(capsys: pytest.CaptureFixture[st
 def test_patch_of_prompts_that_do_not_align_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["patch", CLEAN, f"{TWIN} the", "--answer", " Mary"]) == 2
     assert "same length" in capsys.readouterr().err
+
+
+def test_trace_prints_the_map_of_the_door(capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = "The name of France's capital is"
+    assert main(["trace", prompt, "--subject", "France", "--samples", "2", "--severed", "mlp"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    model = HookedTransformer.from_pretrained("demo-4l")
+    answer = model.text.targets(" P", 1)
+    found = causal_trace(model, prompt, "France", answer, samples=2, window=1, severed="mlp").isel(prompt=0)
+    for layer, line in enumerate(lines[2:6]):
+        pairs = zip(found.each.values[layer], found.changed.values[layer], strict=True)
+        assert line.split() == [str(layer), *(f"{value:.2f}" if changed else "." for value, changed in pairs)]
+    assert lines[6].startswith(f"p(' P'): clean {float(found.clean):.3f}")
+    assert main(["trace", prompt, "--subject", "Spain"]) == 2
+    assert "Spain" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The commands that intervene: patching of one prompt pair."""
+"""The commands that intervene: patching of one prompt pair, causal tracing of one fact, circuits of a task."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,18 +64,71 @@ class Patch:
             print(self.out)
 
 
+@dataclass(frozen=True)
+class Trace:
+    """Print where a fact comes back when its subject is noise and one clean state is restored."""
+
+    prompt: Annotated[str, tyro.conf.Positional]
+    """Text up to the object of the fact."""
+    subject: str
+    """Word or words of the prompt that get the noise."""
+    answer: str | None = None
+    """Next token, leading space included; without it the model's own most probable one."""
+    kind: Literal["state", "mlp", "attn"] = "state"
+    """What is restored: the stream behind a block, or a window of MLP or attention outputs."""
+    window: int = 1
+    """Sub-layers restored together, for mlp and attn."""
+    severed: Literal["mlp", "attn"] | None = None
+    """Later MLPs or attentions that stay corrupted."""
+    samples: int = 10
+    """Draws of the noise."""
+    seed: int = 0
+    """Seed of the noise."""
+    model: str = "demo-4l"
+    """Demo name (see `interp models`), local folder, safetensors file or hub name."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
+    debug: bool = False
+    """Show where an error was raised."""
+
+    def run(self) -> None:
+        """Print the indirect effect by layer and token, and the total one."""
+        from interp import HookedTransformer, causal_trace
+
+        model = HookedTransformer.from_pretrained(self.model, device=available(self.device))
+        best = int(model.transformer(model.to_tokens(self.prompt))[0, -1].argmax())
+        answer = best if self.answer is None else model.text.single(self.answer)
+        found = causal_trace(
+            model, self.prompt, self.subject, answer, kind=self.kind, window=self.window, severed=self.severed,
+            samples=self.samples, seed=self.seed,
+        )  # fmt: skip
+        one, name = found.isel(prompt=0), model.text.pieces([answer])[0]
+        print(_map(one.each, one.changed, model.to_str_tokens(self.prompt)).to_string())
+        print(
+            f"p({name!r}): clean {float(one.clean):.3f}, subject noised {float(one.corrupt):.3f}; in the map the "
+            f"probability that restoring brings back, mean of {self.samples} draws of noise, . = it can change nothing"
+        )
+
+
 def _shown(found: "xr.Dataset", tokens: list[str]) -> "pd.DataFrame":
     """A map of two dims as a table, positions named by their tokens; of more dims the cells that matter most."""
-    import numpy as np
-
     table = found.normalised
     if table.ndim != 2 or table.shape[1] > MOST_COLUMNS:
         start = 0.0 if found.attrs["direction"] == "denoise" else 1.0
         frame = found[["normalised", "changed"]].to_dataframe()
         order = (frame.normalised - start).abs().sort_values(ascending=False, kind="stable").index
         return frame.loc[order[:LISTED]]
-    frame = table.to_pandas().map("{:.2f}".format)
-    frame = frame.where(np.asarray(found.changed), ".")
-    if table.dims[1] == "pos":
-        frame.columns = [repr(token)[1:-1] for token in tokens]
-    return frame
+    return _map(table, found.changed, tokens)
+
+
+def _map(table: "xr.DataArray", changed: "xr.DataArray", tokens: list[str]) -> "pd.DataFrame":
+    """Two decimals per cell, positions named by their tokens, a dot where nothing was changed."""
+    import pandas as pd
+
+    rows, columns = (str(dim) for dim in table.dims)
+    words = [
+        [f"{value:.2f}" if there else "." for value, there in zip(*pair, strict=True)]
+        for pair in zip(table.values, changed.values, strict=True)
+    ]
+    named = [repr(token)[1:-1] for token in tokens] if columns == "pos" else list(range(len(words[0])))
+    return pd.DataFrame(words, columns=named).rename_axis(index=rows)
