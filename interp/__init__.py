@@ -6,6 +6,9 @@ interp.heads(model)
 interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
 """
 
+from interp.analyses.ablation import ablate
+from interp.analyses.ablation_edges import knock_out
+from interp.analyses.ablation_protocols import Mean, Resample, Zero
 from interp.analyses.activation_cache import ActivationCache
 from interp.analyses.agreement import agreement
 from interp.analyses.attribution import attribute
@@ -42,10 +45,13 @@ from interp.analyses.late_layers import late_layers
 from interp.analyses.lens import logit_lens
 from interp.analyses.output_lens import output_lens
 from interp.analyses.patching import patch, patch_preset
+from interp.analyses.path_patching import path_patch
 from interp.analyses.paths import orders, path_matrix, paths, term_importance
+from interp.analyses.recall import recall
 from interp.analyses.residual import IncompleteSumError, Parts
 from interp.analyses.rome import Rome, key_moment, rome_edit
 from interp.analyses.sentences import IndirectObjects
+from interp.analyses.short_circuit import short_circuit
 from interp.analyses.spans import Mention
 from interp.analyses.token_attribution import Mixed, layer_mixing, token_attribution
 from interp.analyses.tuned_lens import TunedLens, train_tuned_lens
@@ -61,6 +67,7 @@ from interp.engine.metrics import (
     Metric,
     answer_loss,
     answer_probability,
+    choice_difference,
     kl_divergence,
     logit_difference,
     next_token_loss,
@@ -99,6 +106,7 @@ __all__ = [
     "IncompleteSumError",
     "IndirectObjects",
     "IntegratedGradients",
+    "Mean",
     "Mention",
     "Metric",
     "Mixed",
@@ -107,6 +115,7 @@ __all__ = [
     "Put",
     "Read",
     "RepeatedTokens",
+    "Resample",
     "Rome",
     "Sampling",
     "Sweep",
@@ -116,6 +125,8 @@ __all__ = [
     "TunedLens",
     "Variant",
     "WeightEdit",
+    "Zero",
+    "ablate",
     "agreement",
     "answer_loss",
     "answer_probability",
@@ -125,6 +136,7 @@ __all__ = [
     "backward_lens",
     "bigram_table",
     "causal_trace",
+    "choice_difference",
     "compare_methods",
     "composition",
     "composition_directions",
@@ -142,6 +154,7 @@ __all__ = [
     "in_context",
     "key_moment",
     "kl_divergence",
+    "knock_out",
     "late_layers",
     "layer_mixing",
     "logit_difference",
@@ -160,12 +173,15 @@ __all__ = [
     "patch",
     "patch_preset",
     "path_matrix",
+    "path_patch",
     "paths",
     "per_token_loss_pca",
     "phase_change",
+    "recall",
     "rome_edit",
     "run",
     "shift_edit",
+    "short_circuit",
     "singular_directions",
     "skip_trigrams",
     "term_importance",

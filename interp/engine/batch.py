@@ -34,6 +34,8 @@ class Batch:
     """Token types, for models that have them; None = 0 everywhere."""
     memory: Memory | None = None
     """What cross-attention reads, for the decoder of an encoder-decoder."""
+    row: Int[Tensor, "b"] | None = None
+    """Which of the prompts each row is, however often they were split, repeated or reordered; None = not numbered."""
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.tokens.is_floating_point() or self.tokens.numel() == 0:
@@ -132,6 +134,10 @@ class Batch:
         """These rows in this order, one several times if need be; of the same width."""
         return self._each(lambda x: x[index.to(x.device)])
 
+    def numbered(self) -> "Batch":
+        """The same with its rows numbered, if they are not."""
+        return self if self.row is not None else replace(self, row=torch.arange(len(self)))
+
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> "Batch":
         """The same rows with the tokens a question is about."""
         return replace(self, answer=answer, wrong=wrong)
@@ -160,5 +166,5 @@ class Batch:
             memory = Memory(change(memory.states), changed(memory.keep))
         return Batch(
             change(self.tokens), changed(self.keep), self.bos, changed(self.answer), changed(self.wrong),
-            changed(self.documents), changed(self.types), memory,
+            changed(self.documents), changed(self.types), memory, changed(self.row),
         )  # fmt: skip

@@ -7,8 +7,9 @@ token costs two columns of the unembedding instead of the vocabulary at every po
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.precision import wide
@@ -28,9 +29,14 @@ class Outcome:
     batch: Batch
     """The rows themselves, with their answers."""
     example: Int[Tensor, "r"]
-    """Which example of the experiment each row is a variant of."""
+    """Which row of `reference` each row belongs to; for data of your own by prompt take `prompt`."""
     reference: Float[Tensor, "b n d"] | None = None
     """The final stream of each example in the run that a metric compares with, at the same columns."""
+
+    @property
+    def prompt(self) -> Int[Tensor, "r"]:
+        """Which prompt each row is a variant of, counted through all that the experiment was given."""
+        return self.example if self.batch.row is None else self.batch.row.to(self.stream.device)
 
     def logits(self) -> Float[Tensor, "r n v"]:
         """All logits, soft cap included, in float32 at least."""
@@ -118,6 +124,22 @@ def kl_divergence() -> Metric:
 def next_token_loss() -> Metric:
     """The mean of -log p(next token) over the row's real tokens, in nats."""
     return Metric("next-token loss", "nats", _next_token_loss, everywhere=True)
+
+
+def choice_difference(options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]) -> Metric:
+    """Summed p(right options) minus summed p(wrong options) at the last token, in [-1, 1].
+
+    options: the tokens that count. right: which of them are right for each prompt. It is the probability difference of
+    the greater-than task (Hanna et al. 2023, section 2): the years above the start, minus the others.
+    """
+
+    def value(outcome: Outcome) -> Float[Tensor, "r"]:
+        device = outcome.stream.device
+        share = outcome.logits()[:, -1].softmax(-1)[:, options.to(device)]
+        signs = torch.where(right.to(device), 1.0, -1.0)[outcome.prompt]
+        return (share * signs.to(share)).sum(1)
+
+    return Metric("probability difference", "probability", value)
 
 
 def of_logits(

@@ -147,4 +147,4 @@ class Text:
         low, high = int(batch.tokens.min()), int(batch.tokens.max())
         if low < 0 or high >= self.d_vocab:
             raise ValueError(f"token ids must be in [0, {self.d_vocab - 1}], got {low if low < 0 else high}")
-        return batch
+        return batch.numbered()

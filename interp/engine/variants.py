@@ -119,11 +119,12 @@ class _Wave:
 def changes(puts: Sequence[tuple[int, Put]], copies: int, examples: int, start: int) -> list[Edit]:
     """The edits that carry out these `(slot, put)`s in a pass of `copies` x `examples` rows, from column `start` on.
 
-    Puts of one slot at one site are carried out in their order.
+    Puts of one slot at one site are carried out in their order; those before the first column change nothing here.
     """
     by_site: dict[str, list[tuple[int, Put]]] = defaultdict(list)
     for slot, put in puts:
-        by_site[put.site].append((slot, put))
+        if all(put.at.get(axis, start) >= start for axis in POSITION_AXES):
+            by_site[put.site].append((slot, put))
     return [
         Edit(site, _written(_waves(each), sites.axes_of(site).split()[1:], copies, examples, start))
         for site, each in by_site.items()

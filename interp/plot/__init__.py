@@ -3,6 +3,7 @@
 Nothing is computed here, nothing is shown, and no style is changed. Signed numbers get a diverging map centred on 0.
 """
 
+from interp.plot.ablation import ablation, recall_curve, recall_map
 from interp.plot.attention import attention
 from interp.plot.attribution import attribution, attribution_map
 from interp.plot.backward_lens import backward_lens
@@ -17,6 +18,7 @@ from interp.plot.paths import loss_by_order
 from interp.plot.token_attribution import token_attribution
 
 __all__ = [
+    "ablation",
     "attention",
     "attribution",
     "attribution_map",
@@ -35,5 +37,7 @@ __all__ = [
     "loss_by_order",
     "loss_map",
     "patching",
+    "recall_curve",
+    "recall_map",
     "token_attribution",
 ]

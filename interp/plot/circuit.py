@@ -33,7 +33,7 @@ def circuit(found: Circuit, *, ax: Axes | None = None) -> Axes:
 
     Example:
         >>> from interp.analyses.circuit import Circuit, EdgeGraph
-        >>> plot.circuit(Circuit(EdgeGraph.of(model.cfg), {"input->m0": -1.0, "m0->logits": -2.0}))
+        >>> ax = circuit(Circuit(EdgeGraph.of(model.cfg), {"input->m0": -1.0, "m0->logits": -2.0}))
     """
     if not found.edges:
         raise ValueError("a circuit with at least one edge is required, got none")
@@ -56,24 +56,24 @@ def circuit(found: Circuit, *, ax: Axes | None = None) -> Axes:
 
 
 def faithfulness_curve(
-    result: xr.Dataset, *, label: str = "found", kinds: Sequence[str] = tuple(STYLES), ax: Axes | None = None
+    result: xr.Dataset, *, label: str = "found", kinds: Sequence[str] | None = None, ax: Axes | None = None
 ) -> Axes:
     """The faithfulness of `interp.analyses.circuit_evaluation.faithfulness_curve` over the share of edges, with bands.
 
-    Several results go on the same Axes, each with its label; kinds: which of its circuits to show.
+    Several results go on the same Axes, each with its label; kinds: which of its circuits to show, None = all.
 
     Example:
-        >>> from interp.analyses.circuit_evaluation import Interchange, faithfulness_curve as curve
-        >>> from interp.analyses.edge_effects import edge_effects
+        >>> from interp.analyses import circuit_evaluation, edge_effects
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
-        >>> task = Interchange.of(model, *pairs, metric=interp.logit_difference(3, 4))
-        >>> plot.faithfulness_curve(curve(task, edge_effects(model, *pairs, metric=task.metric), draws=1))
+        >>> task = circuit_evaluation.Interchange.of(model, *pairs, metric=interp.logit_difference(3, 4))
+        >>> scores = edge_effects.edge_effects(model, *pairs, metric=task.metric)
+        >>> ax = faithfulness_curve(circuit_evaluation.faithfulness_curve(task, scores, draws=1))
     """
     ax = axes(ax, 6.0, 3.8)
     if not ax.lines:
         ax.axhline(1, color="0.6", linewidth=0.8)
         ax.axhline(0, color="0.6", linewidth=0.8)
-    for kind in kinds:
+    for kind in result.kind.values.tolist() if kinds is None else kinds:
         one = result.sel(kind=kind)
         name = f"{label}: CPR {float(one.cpr):.2f}, CMD {float(one.cmd):.2f}" if kind == "found" else kind
         (line,) = ax.plot(one.fraction, one.faithfulness, STYLES[kind], marker="o", markersize=3, label=name)

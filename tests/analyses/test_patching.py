@@ -7,7 +7,7 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer
 from interp.analyses.patching import PRESETS, patch, patch_preset
-from interp.engine.metrics import Metric, kl_divergence, logit_difference
+from interp.engine.metrics import Metric, choice_difference, kl_divergence, logit_difference
 from tests.configs import build, some_tokens
 from tests.tolerances import assert_close
 
@@ -156,3 +156,19 @@ def test_positions_require_prompts_of_one_length_and_heads_do_not() -> None:
         metric=logit_difference(4, 7),
     )
     assert_close(torch.from_numpy(found.each.values)[1], torch.from_numpy(alone.each.values)[0])
+
+
+def test_a_metric_with_data_by_prompt_finds_its_prompt_whatever_the_batches() -> None:
+    options = torch.tensor([3, 6, 9, 12])
+    right = torch.tensor([[True, False, False, False], [False, True, True, False], [True, True, True, False]])
+    model, metric = subject("gpt2"), choice_difference(options, right)
+    share = model(CLEAN)[:, -1].softmax(-1)[:, options]
+    by_hand = torch.stack(
+        [row[mine].sum() - row[~mine].sum() for row, mine in zip(share, right, strict=True)]
+    )
+    for size in (1, 2, 32):
+        found = patch(model, CLEAN, CORRUPT, "resid_pre", metric=metric, by=("layer",), batch_size=size)
+        assert_close(torch.from_numpy(found.clean.values), by_hand)
+        assert_close(
+            torch.from_numpy(found.each.values)[:, 0], torch.from_numpy((found.clean - found.corrupt).values)
+        )

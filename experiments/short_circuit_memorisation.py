@@ -1,0 +1,157 @@
+"""Where do memorised strings need attention? A demo model's facts with attention short-circuited, by depth.
+
+Every range of blocks in turn lets each token attend to itself alone (Menta et al. 2025, arXiv:2501.05078). Watched are
+the facts that the model learned by heart, in a trained wording (those that greedy decoding writes exactly), and what is
+no memory of a string: the same facts in a wording that no training text contains, names from the sentence itself,
+repeated random tokens, and prose written for this file. Late blocks that carry memory alone would cost the first and
+spare the others.
+
+Run: `interp run experiments/short_circuit_memorisation.py --out out/short_circuit_memorisation`
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+import tyro
+import xarray as xr
+from matplotlib.axes import Axes
+from torch import Tensor
+
+import interp
+from interp.analyses.recall import continuations, recall
+from interp.core.results import write_atomically
+from interp.engine.batch import Batch
+from interp.plot.ablation import recall_curve, recall_map
+from interp.zoo import tasks
+
+PROSE = (
+    "The old man sat by the window and watched the rain fall on the street.",
+    "She had never been so far from home, and the thought made her afraid.",
+    "“I do not know what you mean,” said the girl, and she turned away.",
+    "In the morning the soldiers crossed the river and went into the village.",
+    "He opened the door, looked into the dark room and called her name.",
+    "They talked for a long time about the war and about their friends.",
+    "Her brother was a good man, but he could not keep his money.",
+    "The horse stopped on the hill, and no one knew which way to go.",
+    "It was late in the evening when the doctor came to see the child.",
+    "“You must come with us,” he said, “for the night will be cold.”",
+    "The young officer smiled, took her hand and led her to the table.",
+    "All the houses in the town were empty, and the fires had gone out.",
+    "She read the letter twice and then put it into the fire.",
+    "My father never spoke of it again, and I did not ask him.",
+    "The great hall was full of people who had come to hear him.",
+    "When the music stopped, everyone turned to look at the stranger.",
+    "He was tired and hungry, but he was happy to be alive.",
+    "There was nothing to be done, and so they waited for the morning.",
+    "The cat lay under the chair and did not move when they came in.",
+    "At last the ship came into the harbour with its flags flying.",
+)
+"""Prose that no training text contains, in the manner of the novels that the demo models have read."""
+
+
+@dataclass(frozen=True)
+class ShortCircuit:
+    """Whose memory to test, on how much, and where to."""
+
+    model: str = "demo-4l"
+    """A model that was trained on the package's facts."""
+    sentences: int = 200
+    """Sentences with an indirect object."""
+    repeats: int = 50
+    """Rows of 25 random tokens, twice."""
+    seed: int = 0
+    """Of wordings, sentences and random tokens."""
+    out: Path = Path("out/short_circuit_memorisation")
+    """Folder for recall.csv and recall.png."""
+
+
+def main(job: ShortCircuit) -> Path:
+    """Short-circuit every range of blocks, write the table and the figure; print single blocks and all of them."""
+    model = interp.HookedTransformer.from_pretrained(job.model)
+    n = model.cfg.n_layers
+    blocks = [range(a, b + 1) for a, b in combinations_with_replacement(range(n), 2)]
+    results = {name: recall(model, *some, blocks) for name, some in material(model, job).items()}
+    table = pd.concat([rows(result, name) for name, result in results.items()])
+    job.out.mkdir(parents=True, exist_ok=True)
+    write_atomically(job.out / "recall.csv", partial(table.to_csv, index=False))
+    figure(results, job)
+    single = table[table.block.isin(["none", *map(str, range(n)), f"0-{n - 1}"])]
+    shown = ["material", "n", "block", "exact_match", "token_accuracy", "loss", "loss_change", "entropy"]
+    print(single[shown].round(3).to_string(index=False))
+    return job.out / "recall.png"
+
+
+def rows(result: xr.Dataset, name: str) -> pd.DataFrame:
+    """The means and intervals of one kind of material."""
+    table = interp.frame(result.drop_dims("prompt"))
+    return table.assign(material=name, n=result.attrs["n"])
+
+
+def material(model: interp.HookedTransformer, job: ShortCircuit) -> dict[str, tuple[Batch, Tensor]]:
+    """Prompts with their continuations, by what recalling them takes; facts once each, for rows must be independent."""
+    dice, facts = np.random.default_rng(job.seed), tasks.load_facts()
+    worded = [
+        tasks.FactPrompt(fact, str(dice.choice(tasks.TRAINED_PHRASINGS[fact.relation]))) for fact in facts
+    ]
+    sentences = tasks.indirect_objects(dice, job.sentences, held_out=True)
+    prose = model.to_batch(PROSE)
+    return {
+        "memorised facts": known(model, *continuations(model, [(p.prompt, f"{p.answer}.") for p in worded])),
+        "facts, unseen wording": continuations(
+            model, [(p.prompt, f"{p.answer}.") for p in tasks.held_out_fact_prompts(facts)]
+        ),
+        "names, unseen pairs": continuations(model, [(s.prompt, s.answer) for s in sentences]),
+        "repeated random tokens": repeated(model, dice, job.repeats),
+        "unseen prose": (prose, prose.real & (torch.arange(prose.tokens.shape[1]) > 0)),
+    }
+
+
+def repeated(model: interp.HookedTransformer, dice: np.random.Generator, n: int) -> tuple[Batch, Tensor]:
+    """BOS and 25 random tokens, twice; the second copy but for its first token, which nothing announces."""
+    period, bos = 25, model.text.bos_id
+    tokens = tasks.repeated_tokens(dice, n, period=period, repeats=2, vocab=model.cfg.d_vocab, bos=bos)
+    column = torch.arange(tokens.shape[1])
+    return Batch(tokens), (column > period + 1).expand(tokens.shape)
+
+
+def known(model: interp.HookedTransformer, batch: Batch, span: Tensor) -> tuple[Batch, Tensor]:
+    """Those that the whole model completes exactly."""
+    match = recall(model, batch, span, [0]).exact_match_each.sel(block="none").to_numpy()
+    kept = torch.from_numpy(match == 1).nonzero()[:, 0]
+    return batch.rows(kept), span[kept]
+
+
+def figure(results: dict[str, xr.Dataset], job: ShortCircuit) -> None:
+    """Token accuracy and added loss by block for all material, and two maps over ranges of blocks."""
+    picture, axes = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
+    for name, result in results.items():
+        recall_curve(result, ax=axes[0, 0])
+        added_loss(axes[0, 1], result, f"{name} (n = {result.attrs['n']})")
+    axes[0, 1].legend(fontsize="small")
+    axes[0, 0].set_ylim(-0.03, 1.03)
+    for ax, name in zip(axes[1], ("memorised facts", "repeated random tokens"), strict=True):
+        recall_map(results[name], ax=ax)
+        ax.set_title(f"{name}, {ax.get_title()}")
+    picture.suptitle(f"{job.model} with attention short-circuited; whiskers: 95 % over prompts")
+    write_atomically(job.out / "recall.png", partial(picture.savefig, dpi=150))
+
+
+def added_loss(ax: Axes, result: xr.Dataset, label: str) -> None:
+    """By how much each single block's short-circuit raises the loss, with the interval of the difference."""
+    some = result.sel(block=[str(b) for b in result.block.values if str(b).isdigit()])
+    change = some.loss_change.to_numpy()
+    ends = np.abs(np.stack((some.loss_change_low, some.loss_change_high)) - change)
+    ax.errorbar(some.block, change, yerr=ends, marker="o", capsize=3, label=label)
+    ax.set_xlabel("short-circuited block")
+    ax.set_ylabel("added loss (nats per token)")
+    ax.grid(alpha=0.3)
+
+
+if __name__ == "__main__":
+    print(main(tyro.cli(ShortCircuit)))

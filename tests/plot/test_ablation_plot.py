@@ -1,0 +1,95 @@
+"""Maps and bars show the effects of the result and its intervals; what was not changed is left white."""
+
+from collections.abc import Iterator
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from interp import HookedTransformer
+from interp.analyses.ablation import Resample, Zero, ablate
+from interp.analyses.recall import recall
+from interp.analyses.short_circuit import short_circuit
+from interp.engine.metrics import logit_difference
+from interp.plot.ablation import ablation, recall_curve, recall_map
+from tests.configs import build, some_tokens
+
+TOKENS = some_tokens()
+METRIC = logit_difference([3, 4, 5], [6, 7, 8])
+
+
+@pytest.fixture(autouse=True)
+def _no_figures_left() -> Iterator[None]:
+    mpl.use("agg")
+    yield
+    plt.close("all")
+
+
+def model() -> HookedTransformer:
+    return HookedTransformer(build("gpt2"), None)
+
+
+@pytest.fixture(scope="module")
+def recited() -> xr.Dataset:
+    span = torch.zeros(3, 9, dtype=torch.bool)
+    span[:, 4:] = True
+    return recall(model(), TOKENS, span, [0, range(2), 1])
+
+
+def test_two_dims_are_a_map_with_the_numbers_and_white_where_nothing_changed() -> None:
+    twin = TOKENS.clone()
+    twin[:, 6:] = some_tokens(seed=1)[:, 6:]
+    how = {"protocol": Resample(), "reference": twin, "metric": METRIC, "by": ("layer", "pos")}
+    result = ablate(model(), TOKENS, "mlp", **how)  # type: ignore[arg-type]
+    figure, ax = plt.subplots()
+    assert ablation(result, ax=ax) is ax
+    figure.canvas.draw()
+    shown = np.ma.filled(ax.images[0].get_array(), np.nan)
+    assert np.isnan(shown[:, :6]).all()
+    np.testing.assert_allclose(shown, result.effect.where(result.changed))
+    np.testing.assert_allclose(shown[0, 6:], result.effect[0, 6:])
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("pos", "layer")
+    assert ax.images[0].colorbar.ax.get_ylabel() == "change of logit difference (logits)"
+    assert ax.texts[-1].get_text() == f"{float(result.effect[1, 8]):+.2f}"
+
+
+def test_one_dim_is_bars_with_intervals() -> None:
+    for result in (
+        short_circuit(model(), TOKENS, metric=METRIC),
+        ablate(model(), TOKENS, [["a0.h1", "m1"], ["m0"]], protocol=Zero(), metric=METRIC),
+    ):
+        ax = ablation(result)
+        ax.figure.canvas.draw()
+        assert [bar.get_height() for bar in ax.containers[-1]] == pytest.approx(list(result.effect.values))
+        (lines,) = ax.collections
+        ends = np.array([segment[:, 1] for segment in lines.get_segments()])
+        np.testing.assert_allclose(ends, np.stack((result.effect_low, result.effect_high), 1))
+        assert ax.get_ylabel() == "change of logit difference (logits)" and ax.get_title()
+
+
+def test_other_dims_are_refused() -> None:
+    result = ablate(model(), TOKENS, protocol=Zero(), metric=METRIC, by=("layer", "pos", "head"))
+    with pytest.raises(ValueError, match="one or two dims"):
+        ablation(result)
+    assert ablation(result.sel(pos=8)).get_xlabel() == "head"
+
+
+def test_a_curve_has_the_whole_model_and_every_single_block(recited: xr.Dataset) -> None:
+    ax = recall_curve(recited, "loss", label="mine")
+    assert [x.get_text() for x in ax.get_xticklabels()] == ["none", "0", "1"]
+    points = next(line for line in ax.lines if line.get_marker() == "o")
+    np.testing.assert_allclose(points.get_ydata(), recited.loss.sel(block=["none", "0", "1"]))
+    assert ax.get_ylabel() == "loss (nats per token)"
+    assert ax.get_legend_handles_labels()[1] == ["mine"]
+
+
+def test_a_map_has_every_range_at_its_ends(recited: xr.Dataset) -> None:
+    ax = recall_map(recited, "entropy")
+    shown = np.ma.filled(ax.images[0].get_array(), np.nan)
+    np.testing.assert_allclose(shown[0], recited.entropy.sel(block=["0", "0-1"]))
+    assert np.isnan(shown[1, 0]) and shown[1, 1] == float(recited.entropy.sel(block="1"))
+    with pytest.raises(KeyError, match="nearest: token_accuracy"):
+        recall_map(recited, "accuracy")

@@ -1,0 +1,135 @@
+"""The drawn circuit has its nodes and edges, wide and coloured by their scores; the curve is the result's."""
+
+from collections.abc import Iterator
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch
+
+from interp.analyses.circuit import Circuit, CircuitProtocol
+from interp.analyses.graph import EdgeGraph
+from interp.plot.circuit import LOWERS, RAISES, THICK, THIN, circuit, faithfulness_curve
+from tests.configs import CONFIGS
+
+HOW = CircuitProtocol("logit difference", "logits", "eap", "top_n", "resample", 8)
+SCORES = {
+    "input->a0.h1<v>": -1.0,
+    "a0.h1->a1.h2<k>": 0.5,
+    "a1.h2->logits": -2.0,
+    "input->m0": 0.1,
+    "m0->a1.h2<k>": 1.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_figures_left() -> Iterator[None]:
+    mpl.use("agg")
+    yield
+    plt.close("all")
+
+
+def arrows(ax: Axes) -> list[FancyArrowPatch]:
+    return [patch for patch in ax.patches if isinstance(patch, FancyArrowPatch)]
+
+
+def drawn(scores: dict[str, float], config: str = "gpt2") -> Axes:
+    ax = circuit(Circuit(EdgeGraph.of(CONFIGS[config]), scores, "small", "nothing", HOW))
+    ax.figure.canvas.draw()
+    return ax
+
+
+def test_every_node_is_named_and_rows_follow_the_pass() -> None:
+    ax = drawn(SCORES)
+    height = {text.get_text(): text.get_position()[1] for text in ax.texts if len(text.get_text()) > 1}
+    assert set(height) == {"input", "0.1", "MLP 0", "1.2", "logits"}
+    assert sorted(height, key=lambda name: height[name]) == ["input", "0.1", "MLP 0", "1.2", "logits"]
+    assert [text.get_text() for text in ax.texts if len(text.get_text()) == 1] == list("qkv") * 2
+    assert "small, nothing: 5 of" in ax.get_title() and "%" in ax.get_title()
+
+
+def test_every_edge_is_an_arrow_as_wide_as_its_score_and_coloured_by_its_sign() -> None:
+    found = {(round(a.get_linewidth(), 6), a.get_edgecolor()[:3]) for a in arrows(drawn(SCORES))}
+    expected = {
+        (round(THIN + (THICK - THIN) * abs(s) / 2, 6), (RAISES if s > 0 else LOWERS)[:3])
+        for s in SCORES.values()
+    }
+    assert found == expected and len(arrows(drawn(SCORES))) == len(SCORES)
+
+
+def test_heads_are_entered_by_their_queries_keys_and_values() -> None:
+    ends = {
+        part: arrows(drawn({f"input->a0.h1<{part}>": 1.0, "a0.h1->logits": 1.0}))[0]._posA_posB[1]  # type: ignore[attr-defined]
+        for part in "qkv"
+    }
+    assert ends["q"][0] < ends["k"][0] < ends["v"][0]
+    ax = drawn({"input->a0.h1<v>": 1.0, "a0.h1->logits": 1.0})
+    (letter,) = (text.get_position() for text in ax.texts if text.get_text() == "v")
+    assert letter[0] == pytest.approx(ends["v"][0]) and letter[1] > ends["v"][1]
+
+
+def test_shared_keys_enter_each_head_that_is_there() -> None:
+    scores = {"input->a1.g1<k>": 1.0, "a1.h2->logits": 1.0, "a1.h3->logits": 1.0}
+    assert len(arrows(drawn(scores, "llama-gqa"))) == 4
+    assert len(arrows(drawn({k: v for k, v in scores.items() if "h2" not in k}, "llama-gqa"))) == 2
+
+
+def test_no_two_names_overlap() -> None:
+    ax = drawn(
+        {f"input->a0.h{h}<q>": 1.0 for h in range(4)}
+        | {f"a0.h{h}->m0": 1.0 for h in range(4)}
+        | {"m0->logits": 1.0}
+    )
+    boxes = [t.get_window_extent() for t in ax.texts if len(t.get_text()) > 1]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_the_legend_says_what_colours_mean_and_nothing_global_changes() -> None:
+    before = dict(mpl.rcParams)
+    legend = drawn(SCORES).get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "corrupting it lowers the logit difference", "corrupting it raises the logit difference",
+    ]  # fmt: skip
+    assert legend.get_title().get_text() == "widest: 2 logits"
+    assert dict(mpl.rcParams) == before
+
+
+def test_no_circuit_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one edge"):
+        circuit(Circuit(EdgeGraph.of(CONFIGS["gpt2"]), {}))
+
+
+def curve() -> xr.Dataset:
+    kinds, fractions = ["found", "random"], [0.01, 0.1, 1.0]
+    middle = np.array([[0.2, 0.9, 1.0], [0.0, 0.1, 1.0]])
+    dims = ("kind", "fraction")
+    return xr.Dataset(
+        {
+            "faithfulness": (dims, middle), "faithfulness_low": (dims, middle - 0.1),
+            "faithfulness_high": (dims, middle + 0.2), "cpr": ("kind", [0.9, 0.3]), "cmd": ("kind", [0.1, 0.7]),
+        },
+        coords={"kind": kinds, "fraction": fractions},
+        attrs={"replacement": "resample", "metric": "logit difference"},
+    )  # fmt: skip
+
+
+def test_curves_and_bands_are_those_of_the_result() -> None:
+    result = curve()
+    ax = faithfulness_curve(result, label="EAP", kinds=["found", "random"])
+    assert faithfulness_curve(result, label="EAP-IG", kinds=["found"], ax=ax) is ax
+    lines = [line for line in ax.lines if len(line.get_xdata()) == 3]
+    assert len(lines) == 3 and len(ax.collections) == 3
+    np.testing.assert_allclose(lines[1].get_ydata(), result.faithfulness[1])
+    ys = ax.collections[0].get_paths()[0].vertices[:, 1]
+    assert ys.min() == pytest.approx(0.1) and ys.max() == pytest.approx(1.2)
+    legend = ax.get_legend()
+    assert legend is not None
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["EAP: CPR 0.90, CMD 0.10", "random", "EAP-IG: CPR 0.90, CMD 0.10"]
+    assert (
+        ax.get_xscale() == "log" and "resample" in ax.get_xlabel() and "logit difference" in ax.get_ylabel()
+    )
