@@ -17,6 +17,7 @@ from interp.analyses.backward_lens import BackwardLens, backward_lens
 from interp.analyses.bigrams import bigram_table
 from interp.analyses.causal_trace import causal_trace
 from interp.analyses.checkpoints import over_checkpoints, per_token_loss_pca, phase_change
+from interp.analyses.circuit_evaluation import evaluate_circuit, faithfulness_curve
 from interp.analyses.circuits import Circuits
 from interp.analyses.composition import (
     composition,
@@ -33,7 +34,11 @@ from interp.analyses.copying import (
     top_pairs,
 )
 from interp.analyses.directions import directions, neurons, singular_directions
+from interp.analyses.discovery import find_circuit
 from interp.analyses.edge_attribution import edge_attribution
+from interp.analyses.edge_circuit import Circuit
+from interp.analyses.edge_effects import edge_effects
+from interp.analyses.edge_rankings import edge_stability, recovery
 from interp.analyses.edit_scores import EditCase, edit_table
 from interp.analyses.editing import FineTuning, finetune_edit, gradient_edit, shift_edit
 from interp.analyses.faithfulness import Erasure, compare_methods, faithfulness
@@ -41,6 +46,7 @@ from interp.analyses.graph import EdgeGraph
 from interp.analyses.heads import RepeatedTokens, attention_kernel, heads
 from interp.analyses.in_context import in_context, loss_map, one_token_losses
 from interp.analyses.input_gradients import IntegratedGradients
+from interp.analyses.interchange import Interchange
 from interp.analyses.late_layers import late_layers
 from interp.analyses.lens import logit_lens
 from interp.analyses.output_lens import output_lens
@@ -91,6 +97,7 @@ __all__ = [
     "Analysis",
     "BackwardLens",
     "Batch",
+    "Circuit",
     "Circuits",
     "Continuation",
     "Contract",
@@ -106,6 +113,7 @@ __all__ = [
     "IncompleteSumError",
     "IndirectObjects",
     "IntegratedGradients",
+    "Interchange",
     "Mean",
     "Mention",
     "Metric",
@@ -144,9 +152,14 @@ __all__ = [
     "copying",
     "directions",
     "edge_attribution",
+    "edge_effects",
+    "edge_stability",
     "edit_table",
     "eigenvalue_scores",
+    "evaluate_circuit",
     "faithfulness",
+    "faithfulness_curve",
+    "find_circuit",
     "finetune_edit",
     "frame",
     "gradient_edit",
@@ -178,6 +191,7 @@ __all__ = [
     "per_token_loss_pca",
     "phase_change",
     "recall",
+    "recovery",
     "rome_edit",
     "run",
     "shift_edit",

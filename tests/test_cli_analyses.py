@@ -144,7 +144,8 @@ def test_patch_prints_the_map_and_writes_the_table(
     found = patch(model, CLEAN, TWIN, metric=logit_difference(" Mary", " John"))
     for layer, line in enumerate(lines[2:6]):
         shown = [
-            f"{float(v):.2f}" if c else "." for v, c in zip(found.normalised[layer], found.changed[layer])
+            f"{float(v):.2f}" if c else "."
+            for v, c in zip(found.normalised[layer], found.changed[layer], strict=True)
         ]
         assert line.split() == [str(layer), *shown]
     written = pd.read_csv(tmp_path / "map.csv")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 """The prompt of a report that is asked for without one: an indirect object, with the repeated name as wrong answer."""
 ANSWER, WRONG = " Mary", " John"
+CORRUPT = "When Mary and John went to the store, Mary gave a drink to"
+"""Its twin, whose answer is the wrong one: the other person gives."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Report:
     """Seed of the random tokens on which heads are scored."""
     device: str = "cpu"
     """Where to compute: cpu, cuda, cuda:1, ..."""
+    corrupt: str | None = None
+    """The prompt once more, token for token, but for what changes its answer: what patching compares it with."""
     debug: bool = False
     """Show where an error was raised."""
 
@@ -64,10 +68,12 @@ class Report:
         from interp.pages import Question
 
         if self.prompt is not None:
-            return Question(self.prompt, self.answer, self.wrong)
+            return Question(self.prompt, self.answer, self.wrong, self.corrupt)
         if self.answer is not None or self.wrong is not None:
             raise ValueError("an answer requires a prompt of your own (--prompt), got none")
-        return Question(PROMPT, ANSWER, WRONG)
+        if self.corrupt is not None:
+            raise ValueError("a twin (--corrupt) requires a prompt of your own (--prompt), got none")
+        return Question(PROMPT, ANSWER, WRONG, CORRUPT)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from interp.pages.folder import replacing, write_report
 from interp.pages.render import page
-from interp.pages.report import About, Contrast, Question, Report, fitting_repeats, report_of
+from interp.pages.report import About, Contrast, Question, Report, Twin, fitting_repeats, report_of
 
 __all__ = [
     "About",
     "Contrast",
     "Question",
     "Report",
+    "Twin",
     "fitting_repeats",
     "page",
     "replacing",

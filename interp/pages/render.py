@@ -11,7 +11,7 @@ from jaxtyping import Float
 from markupsafe import Markup
 
 from interp.analyses.backward_lens import NO_UPDATE
-from interp.pages import view_attribution, view_lens, views, wording
+from interp.pages import view_attribution, view_circuit, view_lens, view_patching, views, wording
 from interp.pages.report import Contrast, Report
 from interp.pages.tables import INDUCTION_THRESHOLD
 
@@ -56,6 +56,9 @@ def _ready(report: Report) -> dict[str, object]:
         "found": [head for head in views.scored(heads, "induction") if head.marked],
         "profiles": views.profiles(heads, tables.get("attribution")),
         "no_logits": wording.NO_LOGITS,
+        "no_twin": wording.NO_TWIN,
+        "twin": report.twin,
+        **_twinned(report),
         "run_json": json.dumps(report.provenance, indent=2, ensure_ascii=False),
         **shown,
         "payload": {
@@ -95,6 +98,21 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         "moved": view_attribution.moved(tables["attribution_sources"]),
     }
     return shown, linked
+
+
+def _twinned(report: Report) -> dict[str, object]:
+    """What only a prompt with a twin has to show; no circuit for a model without an edge graph."""
+    tables = report.tables
+    if report.twin is None:
+        return {}
+    edges = tables.get("edges")
+    return {
+        "directions": view_patching.DIRECTIONS,
+        "sites": view_patching.SITES,
+        "unchanged": view_patching.UNCHANGED,
+        "patching": view_patching.patching(tables["patching"]),
+        "circuit": None if edges is None else view_circuit.drawing(edges, report.config),
+    }
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:

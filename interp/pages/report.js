@@ -6,7 +6,7 @@
   const one = (selector, root = document) => root.querySelector(selector);
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
-  const state = { layer: 0, head: 0, pos: n - 1, pointed: null, key: null, direction: "from" };
+  const state = { layer: 0, head: 0, pos: n - 1, pointed: null, key: null, direction: "from", node: null, edges: 0 };
   const views = [];
   const select = (change) => {
     Object.assign(state, change);
@@ -194,7 +194,7 @@
     one("#next tbody").replaceChildren(...rows);
     const what = ends ? `The answer asked about is ${data.answer}` : `The prompt goes on with ${data.names[state.pos + 1]}`;
     one("#next-actual").textContent = `${what}, rank ${data.ranks[state.pos]}.`;
-    for (const element of all("#losses .chip, .lens thead th")) {
+    for (const element of all("#losses .chip, .lens thead th, #patching thead th")) {
       element.classList.toggle("chosen", +element.dataset.pos === state.pos);
     }
   };
@@ -212,17 +212,48 @@
     });
   };
 
+  // As many of the strongest edges as wanted; those of the chosen part stand out, parts without any step back.
+  const showCircuit = () => {
+    const reached = new Set();
+    for (const element of all("[data-rank]")) {
+      const ends = element.dataset.ends.split(" ");
+      const shown = +element.dataset.rank < state.edges;
+      element.toggleAttribute("hidden", !shown);
+      element.classList.toggle("lit", ends.includes(state.node));
+      if (shown) ends.forEach((end) => reached.add(end));
+    }
+    one(".graph").classList.toggle("focused", reached.has(state.node));
+    for (const node of all(".node")) {
+      const picked = node.dataset.node === state.node;
+      node.classList.toggle("apart", !reached.has(node.dataset.node));
+      node.classList.toggle("picked", picked);
+      node.setAttribute("aria-pressed", picked);
+    }
+  };
+
   // A model without logits has neither next tokens nor an answer.
-  views.push(showHead, showAttention, ...(data.nexts ? [showNext, showMoved] : []));
+  views.push(showHead, showAttention, ...(data.nexts ? [showNext, showMoved] : []), ...(one(".graph") ? [showCircuit] : []));
 
   // --- choosing heads and tokens -------------------------------------------------------------------------------------
 
+  const choosePart = (part) => {
+    const { layer, head, node = `a${layer}.h${head}` } = part.dataset;
+    const again = part.matches(".node") && node === state.node;
+    select({ ...(head && { layer: +layer, head: +head }), node: again ? null : node });
+  };
   document.addEventListener("click", (event) => {
-    const head = event.target.closest("button[data-head]");
-    if (head) select({ layer: +head.dataset.layer, head: +head.dataset.head });
-    const token = event.target.closest(".chip");
+    const part = event.target.closest("button[data-head], [data-node]");
+    if (part) choosePart(part);
+    const token = event.target.closest(":is(.chip, #patching button)[data-pos]");
     if (token) select({ pos: +token.dataset.pos });
   });
+  for (const node of all(".node")) {
+    node.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      choosePart(node);
+    });
+  }
   for (const chip of all("#attended .chip")) {
     const point = () => select({ pointed: +chip.dataset.pos, key: null });
     const leave = () => select({ pointed: null, key: null });
@@ -235,8 +266,9 @@
   const onChange = (name, act) =>
     all(`input[name=${name}]`).forEach((input) => input.addEventListener("change", () => act(input.value)));
   onChange("direction", (direction) => select({ direction, pointed: null, key: null }));
+  onChange("edges", (edges) => select({ edges: +edges }));
 
-  for (const name of ["score", "circuit", "kind", "grain", "matrix"]) {
+  for (const name of ["score", "circuit", "kind", "grain", "matrix", "patching"]) {
     const show = (choice) => all(`[data-${name}]`).forEach((part) => { part.hidden = part.dataset[name] !== choice; });
     onChange(name, show);
     show(one(`input[name=${name}]`)?.value);
@@ -284,23 +316,33 @@
   // --- explanations on hover and focus: the titles, shown at once and in our type ------------------------------------
 
   const tip = one("#tip");
-  const showTip = (element) => {
+  const showTip = (element, pointer) => {
     tip.textContent = element.dataset.tip;
     tip.hidden = false;
-    const [at, size] = [element.getBoundingClientRect(), tip.getBoundingClientRect()];
+    const box = element.getBoundingClientRect();
+    // A line can be long: its explanation stands where it is pointed at.
+    const at = pointer && element.matches(".edge") ? new DOMRect(pointer.clientX, pointer.clientY, 0, 0) : box;
+    const size = tip.getBoundingClientRect();
     const above = at.top > size.height + 12;
     tip.style.top = `${above ? at.top - size.height - 7 : at.bottom + 7}px`;
     tip.style.left = `${Math.max(8, Math.min(at.left + at.width / 2 - size.width / 2, innerWidth - size.width - 8))}px`;
   };
   const hideTip = () => { tip.hidden = true; };
-  for (const element of all("[title]")) {
-    element.dataset.tip = element.title;
-    element.setAttribute("aria-description", element.title);
-    element.removeAttribute("title");
-    element.addEventListener("pointerenter", () => showTip(element));
+  const explain = (element, text) => {
+    element.dataset.tip = text;
+    element.setAttribute("aria-description", text);
+    element.addEventListener("pointerenter", (event) => showTip(element, event));
     element.addEventListener("focus", () => element.matches(":focus-visible") && showTip(element));
     element.addEventListener("pointerleave", hideTip);
     element.addEventListener("blur", hideTip);
+  };
+  for (const element of all("[title]")) {
+    explain(element, element.title);
+    element.removeAttribute("title");
+  }
+  for (const title of all("svg title")) {
+    explain(title.parentElement, title.textContent);
+    title.remove();
   }
   addEventListener("scroll", hideTip, { capture: true, passive: true });
   addEventListener("keydown", (event) => event.key === "Escape" && hideTip());
@@ -319,5 +361,5 @@
   one("#unscripted").remove();
   readRamp();
   drawThumbnails();
-  select({ layer: data.first[0], head: data.first[1] });
+  select({ layer: data.first[0], head: data.first[1], edges: +(one("input[name=edges]:checked")?.value ?? 0) });
 })();

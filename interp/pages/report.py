@@ -19,11 +19,13 @@ from interp.analyses.factors import Matrix, present
 from interp.analyses.heads import RepeatedTokens, heads
 from interp.analyses.lens import logit_lens
 from interp.engine.batch import Batch
+from interp.engine.metrics import logit_difference
 from interp.engine.observe import Subject, observe
 from interp.engine.record import provenance
 from interp.model.config import Json, ModelConfig
 from interp.model.tap import Read
 from interp.pages import tables
+from interp.pages.twin import Pair, check_aligned, why_no_edges
 
 TOP = 10
 """Next tokens listed per position, and tokens per cell of the lens."""
@@ -42,6 +44,8 @@ class Question:
     """The next token asked about, leading space included; None = the model's own most probable one."""
     wrong: str | None = None
     """The token it is contrasted with; None = the runner-up if there is no answer either, else nothing."""
+    corrupt: str | None = None
+    """The twin: the prompt, token for token, but for what changes the answer; None = no causal sections."""
 
     def __post_init__(self) -> None:
         if self.wrong is not None and self.answer is None:
@@ -85,6 +89,21 @@ class Contrast:
     """Largest relative difference between the sum over components and `total`."""
 
 
+@dataclass(frozen=True)
+class Twin:
+    """The corrupted prompt and what the model makes of the prompt's answers there."""
+
+    prompt: str
+    answer: Candidate
+    wrong: Candidate | None
+    total: float
+    """The answer's logit after the twin, minus the wrong answer's where there is one."""
+    changes: tuple[tuple[int, str, str], ...]
+    """Where the two prompts differ: position, the prompt's token, the twin's."""
+    no_edges: str | None
+    """Why edges are not scored; None if they are."""
+
+
 @dataclass(frozen=True, eq=False)
 class Report:
     """Everything on the page, as data."""
@@ -94,6 +113,8 @@ class Report:
     question: Question
     contrast: Contrast | None
     """None for a model without logits: it has no answers."""
+    twin: Twin | None
+    """None where the question has no twin."""
     data: RepeatedTokens
     """What the head scores were measured on."""
     tables: Mapping[str, pd.DataFrame]
@@ -113,11 +134,13 @@ class _Answered:
 def report_of(model: Subject, question: Question, about: About, *, seed: int = 0) -> Report:
     """Every table of the page for one prompt; the seed draws the repeated tokens of the head scores.
 
-    A model without logits has tables of attention, head scores and composition, and no `contrast`.
-    Errors: ValueError for a prompt or an answer the model cannot take, for a prompt too long for the page, and for a
-    model that is not causal.
+    A model without logits has tables of attention, head scores and composition, and no `contrast`; a question without
+    a twin has no tables of patching and edges, a model without an edge graph none of edges.
+    Errors: ValueError for a prompt or an answer the model cannot take, for a prompt too long for the page, for a twin
+    that does not align with the prompt or that the model answers alike, and for a model that is not causal.
     """
     batch = model.text.batch(question.prompt)
+    check_aligned(model, question.prompt, question.corrupt)
     config = model.transformer.config
     _check_size(config, batch.tokens.shape[1])
     data = fitting_repeats(config, seed)
@@ -139,13 +162,17 @@ def report_of(model: Subject, question: Question, about: About, *, seed: int = 0
         work["circuits"] = lambda: tables.circuits(
             copying(model, ranks=False, previous=scored.previous_token)
         )
+        work |= _about_twin(model, question, answered, names)
     bar = tqdm(work.items(), desc="report", delay=1, leave=False)
     found = {name: make() for name, make in bar}
     contrast = None if answered is None else _contrast(model, question, answered)
-    asked = None if contrast is None else asdict(contrast)
-    parameters: Json = {**asdict(question), "contrast": asked, "head_scores": asdict(data)}
+    twin = None if answered is None else _twin(model, question, answered, batch)
+    asked, twinned = (None if each is None else asdict(each) for each in (contrast, twin))
+    parameters: Json = {
+        **asdict(question), "contrast": asked, "twin": twinned, "head_scores": asdict(data),
+    }  # fmt: skip
     record = provenance(model.transformer, about.name, seed=seed, parameters=parameters)
-    return Report(about, config, question, contrast, data, found, record)
+    return Report(about, config, question, contrast, twin, data, found, record)
 
 
 def _answered(model: Subject, question: Question, batch: Batch, output_p: Tensor) -> _Answered | None:
@@ -172,6 +199,36 @@ def _about_logits(
         "logit_lens": lambda: _lens(model, batch, answer, names),
         "backward_lens": lambda: _backward_lens(model, batch, answer, names),
     }
+
+
+def _about_twin(
+    model: Subject, question: Question, answered: _Answered, names: list[str]
+) -> dict[str, Callable[[], pd.DataFrame]]:
+    """How to make the tables that compare the prompt with its twin; none without one."""
+    if question.corrupt is None:
+        return {}
+    pair = Pair(question.prompt, question.corrupt, logit_difference(answered.answer, answered.wrong))
+    work = {"patching": lambda: tables.patching(pair.patched(model), names)}
+    if why_no_edges(model.transformer.config) is None:
+        work["edges"] = lambda: tables.edges(pair.edges(model))
+    return work
+
+
+def _twin(model: Subject, question: Question, answered: _Answered, batch: Batch) -> Twin | None:
+    """What the model answers to the twin; None if there is none."""
+    if question.corrupt is None:
+        return None
+    other = model.text.batch(question.corrupt)
+    last = observe(model.transformer, other, []).output[0, -1]
+    answer = _candidate(answered.answer, last, model)
+    wrong = None if answered.wrong is None else _candidate(answered.wrong, last, model)
+    logits = last.float()
+    total = logits[answered.answer] - (0.0 if answered.wrong is None else logits[answered.wrong])
+    places = (batch.tokens[0] != other.tokens[0]).nonzero().flatten().tolist()
+    ours, theirs = (model.text.pieces(each.tokens[0, places].tolist()) for each in (batch, other))
+    changes = tuple(zip(places, ours, theirs, strict=True))
+    no_edges = why_no_edges(model.transformer.config)
+    return Twin(question.corrupt, answer, wrong, float(total), changes, no_edges)
 
 
 def _contrast(model: Subject, question: Question, answered: _Answered) -> Contrast:

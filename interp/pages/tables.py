@@ -147,6 +147,37 @@ def _place(component: str) -> tuple[str, int | None, int | None]:
     return ("embedding" if component.endswith("embed") else "bias"), None, None
 
 
+def patching(results: Mapping[tuple[str, str], xr.Dataset], names: Sequence[str]) -> pd.DataFrame:
+    """`interp.patch` by direction and site: one row per cell, `pos` (and its token) or `head` empty by the site's dims.
+
+    effect_logits = the patched run minus the run patched into; normalised = 0 like the twin, 1 like the prompt; where
+    `changed` is false the two runs agree in the cell, or it cannot reach the answer.
+    """
+    every = []
+    for (direction, site), result in results.items():
+        table = frame(result[["effect", "normalised", "changed"]])
+        table.insert(0, "direction", direction)
+        table.insert(1, "site", site)
+        every.append(table)
+    whole = pd.concat(every, ignore_index=True).rename(columns={"effect": "effect_logits"})
+    for column in ("pos", "head"):
+        whole[column] = whole[column].astype("Int64")
+    words = dict(enumerate(names))
+    whole["token"] = [words.get(-1 if pd.isna(pos) else pos) for pos in whole.pos]
+    columns = ["layer", "pos", "token", "head", "effect_logits", "normalised", "changed"]
+    return whole[["direction", "site", *columns]]
+
+
+def edges(result: xr.Dataset) -> pd.DataFrame:
+    """Every edge of `interp.edge_attribution` with its score in logits, the largest first.
+
+    Positive: corrupting the edge (it alone carries the twin's value) raises the logit difference.
+    """
+    table = frame(result[["score"]]).dropna(subset="score").rename(columns={"score": "score_logits"})
+    order = (-table.score_logits.abs()).argsort(kind="stable")
+    return table.iloc[order].reset_index(drop=True)
+
+
 def logit_lens(
     of_next: xr.Dataset, of_answer: xr.Dataset, names: Sequence[str], pieces: Pieces
 ) -> pd.DataFrame:

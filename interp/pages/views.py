@@ -47,6 +47,8 @@ class Cell:
     tip: str
     """What it explains when pointed at."""
     marked: bool = False
+    idle: bool = False
+    """Whether nothing was measured there, so that a number would mislead."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,12 @@ NAMED = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 NO_LOGITS = "Left out: this model has no unembedding. It ends in its residual stream, so it names no tokens."
 """Instead of every section about logits."""
 
+NO_TWIN = (
+    "Left out: this compares the prompt with a twin, the same tokens but for those that change the answer, and none "
+    "was given; interp report --prompt … --corrupt … takes one."
+)
+"""Instead of the sections that compare two prompts."""
+
 
 def visible(piece: str) -> str:
     """A token's text with everything invisible shown: `·` for a space, `↵`, control pictures, `⟨U+202E⟩` for the rest.

@@ -8,6 +8,7 @@ from interp.plot.attention import attention
 from interp.plot.attribution import attribution, attribution_map
 from interp.plot.backward_lens import backward_lens
 from interp.plot.causal_trace import causal_trace, causal_trace_curves
+from interp.plot.circuit import circuit, faithfulness_curve
 from interp.plot.composition import composition
 from interp.plot.copying import copying_plane, eigenvalue_disc
 from interp.plot.heads import head_labels, heads
@@ -25,9 +26,11 @@ __all__ = [
     "backward_lens",
     "causal_trace",
     "causal_trace_curves",
+    "circuit",
     "composition",
     "copying_plane",
     "eigenvalue_disc",
+    "faithfulness_curve",
     "head_labels",
     "heads",
     "heads_over_training",

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from interp.analyses.circuit import Circuit
+from interp.analyses.edge_circuit import Circuit
 from interp.plot.canvas import SIGNED, axes
 
 BOX = (0.76, 0.4)
@@ -32,7 +32,7 @@ def circuit(found: Circuit, *, ax: Axes | None = None) -> Axes:
     Errors: ValueError for a circuit without edges.
 
     Example:
-        >>> from interp.analyses.circuit import Circuit, EdgeGraph
+        >>> from interp.analyses.edge_circuit import Circuit, EdgeGraph
         >>> ax = circuit(Circuit(EdgeGraph.of(model.cfg), {"input->m0": -1.0, "m0->logits": -2.0}))
     """
     if not found.edges:
@@ -83,8 +83,8 @@ def faithfulness_curve(
     ax.set_xscale("log")
     ax.set_xlabel(f"share of all edges kept (rest: {result.attrs['replacement']})")
     ax.set_ylabel(f"faithfulness\n(share of the {result.attrs['metric']})")
-    ax.set_title("faithfulness of circuits by their size, 95 % over prompts")
-    ax.legend(fontsize="small")
+    ax.set_title("faithfulness by size of circuit, 95 % over prompts", fontsize="medium")
+    ax.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, frameon=False)
     return ax
 
 

@@ -1,6 +1,8 @@
 """The reports that the tests of the page look at, each made once."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import tokenizers
@@ -8,11 +10,17 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from interp import HookedTransformer, families
+from interp.cli import main
 from interp.model import MLP, ModelConfig, Transformer
 from interp.pages import About, Question, Report, replacing, report_of, write_report
+from tests.pages.visits import ARGS, BROWSER, NARROW, WIDE, Visit, visit
 
-PLANTED = "abcdefabcdefabc"
+if TYPE_CHECKING:
+    from playwright import sync_api
+
+PLANTED, TWIN = "abcdefabcdefabc", "abcedfabcedfabc"
 SENTENCE = "When Mary and John went to the store, John gave a drink to"
+SWAPPED = "When Mary and John went to the store, Mary gave a drink to"
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +30,9 @@ def planted_model() -> HookedTransformer:
 
 @pytest.fixture(scope="session")
 def planted(planted_model: HookedTransformer) -> Report:
-    """The hand-built model on a repeated word, its answer given."""
+    """The hand-built model on a repeated word, its answer given; in the twin the word goes on with the wrong one."""
     about = About("groundtruth-induction", "hand-built")
-    return report_of(planted_model, Question(PLANTED, "d", "e"), about, seed=3)
+    return report_of(planted_model, Question(PLANTED, "d", "e", TWIN), about, seed=3)
 
 
 @pytest.fixture(scope="session")
@@ -58,3 +66,47 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
             parameter += 0.1 * torch.randn_like(parameter)
     families.save(model, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def asked(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of the random model on a sentence and its twin, as the command writes it."""
+    out = tmp_path_factory.mktemp("browser") / "report"
+    argv = [
+        "report",
+        "--model",
+        str(random_model),
+        "--prompt",
+        SENTENCE,
+        "--corrupt",
+        SWAPPED,
+        "--out",
+        str(out),
+    ]
+    assert main(argv) == 0
+    return out
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["sync_api.Browser"]:
+    from playwright import sync_api
+
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=BROWSER, args=ARGS)
+        yield running
+        running.close()
+
+
+@pytest.fixture(params=[NARROW, WIDE])
+def seen(request: pytest.FixtureRequest, browser: "sync_api.Browser", asked: Path) -> Iterator[Visit]:
+    """A fresh visit at each width; whatever a test does, nothing is fetched and nothing logged."""
+    fresh = visit(browser, asked, request.param)
+    yield fresh
+    assert all(url.startswith("file://") for url in fresh.requests), fresh.requests
+    assert len(fresh.requests) == 1
+    assert fresh.complaints == []
+    overflow = fresh.page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+    assert overflow <= 0
+    fresh.page.close()

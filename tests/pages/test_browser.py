@@ -1,88 +1,19 @@
 """The page in a real browser: what a click or a hover shows are the numbers of the tables; nothing is fetched."""
 
-import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import pytest
 
-from interp.cli import main
 from interp.pages.wording import visible
-from tests.pages.conftest import SENTENCE
+from tests.pages.visits import Visit, needs_browser, numbers, visit
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright's Python package is not installed")
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+if TYPE_CHECKING:
+    from playwright import sync_api
 
-ARGS = [
-    "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync",
-    "--disable-component-update", "--disable-default-apps", "--host-resolver-rules=MAP * ~NOTFOUND",
-]  # fmt: skip
-NARROW, WIDE = 400, 1400
-
-
-@dataclass
-class Visit:
-    """An open page, what it asked for and what it complained about."""
-
-    page: "sync_api.Page"
-    folder: Path
-    requests: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
-
-    def table(self, name: str) -> pd.DataFrame:
-        return pd.read_parquet(self.folder / f"{name}.parquet")
-
-    def texts(self, selector: str) -> list[str]:
-        return self.page.locator(selector).all_inner_texts()
-
-
-@pytest.fixture(scope="module")
-def folder(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("browser") / "report"
-    argv = ["report", "--model", str(random_model), "--prompt", SENTENCE, "--out", str(out)]
-    assert main(argv) == 0
-    return out
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["sync_api.Browser"]:
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=BROWSER, args=ARGS)
-        yield running
-        running.close()
-
-
-def visit(browser: "sync_api.Browser", folder: Path, width: int = WIDE, **options: object) -> Visit:
-    page = browser.new_page(viewport={"width": width, "height": 900}, **options)
-    seen = Visit(page, folder)
-    page.on("request", lambda request: seen.requests.append(request.url))
-    page.on("console", lambda message: seen.complaints.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: seen.complaints.append(str(error)))
-    page.goto((folder / "index.html").as_uri())
-    return seen
-
-
-@pytest.fixture(params=[NARROW, WIDE])
-def seen(request: pytest.FixtureRequest, browser: "sync_api.Browser", folder: Path) -> Iterator[Visit]:
-    """A fresh visit at each width; whatever a test does, nothing is fetched and nothing logged."""
-    fresh = visit(browser, folder, request.param)
-    yield fresh
-    assert all(url.startswith("file://") for url in fresh.requests), fresh.requests
-    assert len(fresh.requests) == 1
-    assert fresh.complaints == []
-    overflow = fresh.page.evaluate(
-        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    )
-    assert overflow <= 0
-    fresh.page.close()
-
-
-def numbers(texts: list[str]) -> list[float]:
-    return [float(text.replace("−", "-")) for text in texts if text != "–"]
+pytestmark = needs_browser
 
 
 def shown_attention(seen: Visit) -> list[float]:
@@ -260,11 +191,11 @@ def test_heads_and_tokens_can_be_chosen_with_the_keyboard(seen: Visit) -> None:
 
 
 def test_light_and_dark_have_colours_of_their_own_and_pictures_follow(
-    browser: "sync_api.Browser", folder: Path
+    browser: "sync_api.Browser", asked: Path
 ) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
     picture = "document.querySelector('.thumb canvas').toDataURL()"
-    seen = visit(browser, folder, color_scheme="light")
+    seen = visit(browser, asked, color_scheme="light")
     light = [seen.page.evaluate(look) for look in (paper, picture)]
     seen.page.emulate_media(color_scheme="dark")
     for look, before in zip((paper, picture), light, strict=True):
@@ -273,8 +204,8 @@ def test_light_and_dark_have_colours_of_their_own_and_pictures_follow(
     seen.page.close()
 
 
-def test_a_print_shows_every_component_and_no_controls(browser: "sync_api.Browser", folder: Path) -> None:
-    seen = visit(browser, folder)
+def test_a_print_shows_every_component_and_no_controls(browser: "sync_api.Browser", asked: Path) -> None:
+    seen = visit(browser, asked)
     seen.page.emulate_media(media="print")
     assert seen.page.locator("nav").is_hidden()
     assert seen.page.locator("#heads .switch").is_hidden()
@@ -283,18 +214,21 @@ def test_a_print_shows_every_component_and_no_controls(browser: "sync_api.Browse
     seen.page.close()
 
 
-def test_without_javascript_every_table_is_still_there(browser: "sync_api.Browser", folder: Path) -> None:
+def test_without_javascript_every_table_is_still_there(browser: "sync_api.Browser", asked: Path) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
-    page.goto((folder / "index.html").as_uri())
+    page.goto((asked / "index.html").as_uri())
     assert page.locator("#heads .map:visible").count() == 6
     assert page.locator("#circuits .map:visible").count() == 2
     assert page.locator("#circuits .numbers:visible").count() == 3
     assert page.locator("#components tbody tr:visible").count() == 3 + 4 * 8 + 4 + 4
-    n = len(pd.read_parquet(folder / "tokens.parquet"))
+    n = len(pd.read_parquet(asked / "tokens.parquet"))
     assert page.locator("#lens td[title]:visible").count() == 5 * n
     assert page.locator("#backward td[title]:visible").count() == 2 * 4 * n
     assert page.locator(".step:visible").count() == (2 + 2 * 4 + 1 + 1) + (2 + 4 * (8 + 1 + 1) + 1 + 1)
+    assert page.locator("#patching .cell:visible").count() == 2 * 4 * (3 * n + 8)
+    assert page.locator("#circuit .edge:not([hidden])").count() == 100
+    assert page.locator("#edges tbody tr:visible").count() == 100
     assert page.locator("#unscripted").is_visible()
     context.close()
 

@@ -17,7 +17,7 @@ import interp
 from interp.model import Learned
 from interp.pages import About, Question, Report, page, report_of, tables, wording
 from tests.configs import CONFIGS, perturbed
-from tests.pages.conftest import PLANTED
+from tests.pages.conftest import PLANTED, TWIN
 from tests.tiny import hooked
 
 TABLES = {
@@ -31,6 +31,8 @@ TABLES = {
     "attention",
     "logit_lens",
     "backward_lens",
+    "patching",
+    "edges",
 }
 
 
@@ -268,6 +270,8 @@ def test_the_run_file_says_what_ran_and_lists_what_was_written(planted: Report, 
     assert run["seed"] == 3
     assert run["config"]["n_heads"] == 4
     assert run["parameters"]["prompt"] == PLANTED
+    assert run["parameters"]["corrupt"] == TWIN
+    assert run["parameters"]["twin"]["total"] == planted.twin.total
     assert run["parameters"]["contrast"]["answer"]["token"] == "d"
     assert run["parameters"]["head_scores"] == dataclasses.asdict(planted.data)
     assert run["versions"]["torch"] == torch.__version__
@@ -335,10 +339,20 @@ def test_the_card_of_a_trained_model_is_shown_with_its_definitions(planted: Repo
 
 def test_a_full_context_of_a_demo_sized_model_stays_within_three_megabytes(random_model: Path) -> None:
     model = interp.HookedTransformer.from_pretrained(random_model)
-    prompt = (" to the store" * 100)[: 13 * 42]
+    prompt = (" to the store" * 100)[: 13 * 36]
     report = report_of(model, Question(prompt), About("random"))
-    assert len(report.tables["tokens"]) > 100
-    assert len(page(report).encode()) <= 3_000_000
+    n = len(report.tables["tokens"])
+    assert n > 100
+    # Patching of every token would take long here: the maps of a short prompt, with their widest numbers.
+    short = report_of(model, Question(" to the store", corrupt=" to to store"), About("random"))
+    cells = short.tables["patching"].assign(normalised=-0.123, effect_logits=-1.234, changed=True)
+    by_token = cells[cells.pos == 0].drop(columns="pos").merge(pd.DataFrame({"pos": range(n)}), how="cross")
+    patching = pd.concat([by_token, cells[cells["head"].notna()]])
+    long = replace(report, twin=short.twin, tables={**short.tables, **report.tables, "patching": patching})
+    text = page(long)
+    maps = text.split('<section id="patching"')[1].split("</section>")[0]
+    assert maps.count('class="cell') == 2 * 4 * (3 * n + 8)
+    assert len(text.encode()) <= 3_000_000
 
 
 def test_the_biases_of_norms_that_stand_in_the_stream_have_their_layer() -> None:

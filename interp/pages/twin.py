@@ -1,0 +1,64 @@
+"""The prompt against its twin: a prompt of the same tokens but for those that change the answer."""
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, get_args
+
+from interp.analyses.attribution_patching import Contrast, Direction
+from interp.analyses.edge_attribution import Method, edge_attribution
+from interp.analyses.graph import EdgeGraph
+from interp.analyses.patching import patch
+from interp.engine.metrics import Metric, kl_divergence
+from interp.engine.observe import Subject
+from interp.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+SITES = ("resid_pre", "attn_out", "mlp_out", "z")
+"""What is patched: three streams by layer and token, and every head's output by layer and head."""
+METHOD: Method = "eap-ig-inputs"
+"""How edges are scored."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two aligned prompts and what is watched in both."""
+
+    prompt: str
+    corrupt: str
+    metric: Metric
+
+    def patched(self, model: Subject) -> dict[tuple[str, str], "xr.Dataset"]:
+        """`interp.patch` by direction and site; without MLPs there is no `mlp_out`."""
+        sites = [site for site in SITES if site != "mlp_out" or model.transformer.config.mlp is not None]
+        return {
+            (direction, site): patch(
+                model, self.prompt, self.corrupt, site, metric=self.metric, direction=direction
+            )
+            for direction, site in product(get_args(Direction), sites)
+        }
+
+    def edges(self, model: Subject) -> "xr.Dataset":
+        """The score of every edge."""
+        return edge_attribution(model, self.prompt, self.corrupt, metric=self.metric, method=METHOD)
+
+
+def check_aligned(model: Subject, prompt: str, corrupt: str | None) -> None:
+    """ValueError if there is a twin and it is no twin: as many tokens, not the same, and a model with logits."""
+    if corrupt is None:
+        return
+    if not model.transformer.config.unembed:
+        raise ValueError(
+            f"a twin ({corrupt!r}) requires a model with logits, this one ends in its residual stream"
+        )
+    Contrast.of(model, prompt, corrupt, kl_divergence())
+
+
+def why_no_edges(config: ModelConfig) -> str | None:
+    """Why this shape of model has no edge graph, in the graph's own words; None if it has one."""
+    try:
+        EdgeGraph.of(config)
+    except ValueError as refused:
+        return str(refused)
+    return None

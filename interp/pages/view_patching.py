@@ -1,0 +1,99 @@
+"""Patching made ready for the template: maps of what each activation brings back or takes away, and the largest."""
+
+from dataclasses import dataclass, fields
+
+import pandas as pd
+
+from interp.analyses.attribution_patching import Direction
+from interp.pages.views import Cell
+from interp.pages.wording import number, visible
+
+DIRECTIONS: dict[Direction, str] = {
+    "denoise": (
+        "One activation of the prompt's run is put into the twin's run: what brings the answer back? Cells near 1 "
+        "suffice by themselves"
+    ),
+    "noise": (
+        "One activation of the twin's run is put into the prompt's run: what takes the answer away? Cells near 0 are "
+        "needed"
+    ),
+}
+"""The directions of the page, and how to read them."""
+SITES = {
+    "resid_pre": "the stream before each layer",
+    "attn_out": "what attention adds to the stream",
+    "mlp_out": "what the MLP adds to the stream",
+    "z": "each head's output, at all positions at once",
+}
+"""What is patched, in words."""
+UNCHANGED = "–"
+"""What a cell shows where nothing was changed."""
+LARGEST = 10
+"""Cells listed with their numbers."""
+WIDE = 10
+"""From this size on a normalised value is written without digits."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One cell of one map."""
+
+    site: str
+    layer: int
+    pos: int | None
+    token: str | None
+    head: int | None
+    effect_logits: float
+    normalised: float
+    changed: bool
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        if self.head is not None:
+            return f"head {self.layer}.{self.head}"
+        return f"layer {self.layer} at {visible(self.token or '')} ({self.pos})"
+
+
+@dataclass(frozen=True)
+class Patching:
+    """One direction: maps by layer and token, the map by layer and head, the largest effects."""
+
+    maps: dict[str, list[list[Cell]]]
+    heads: list[list[Cell]]
+    largest: list[Patch]
+
+
+def patching(table: pd.DataFrame) -> dict[str, Patching]:
+    """What the page draws of the patching table, by direction."""
+    found = {}
+    for direction in DIRECTIONS:
+        patches = _patches(table[table.direction == direction])
+        start = 0.0 if direction == "denoise" else 1.0
+        maps: dict[str, dict[int, list[Cell]]] = {}
+        for patch in patches:
+            rows = maps.setdefault(patch.site, {})
+            rows.setdefault(patch.layer, []).append(_cell(patch, start))
+        drawn = {site: list(rows.values()) for site, rows in maps.items()}
+        order = sorted((p for p in patches if p.changed), key=lambda patch: -abs(patch.effect_logits))
+        found[str(direction)] = Patching(drawn, drawn.pop("z"), order[:LARGEST])
+    return found
+
+
+def _patches(table: pd.DataFrame) -> list[Patch]:
+    whole = table.astype(dict.fromkeys(("pos", "token", "head"), object))
+    whole = whole.where(whole.notna(), None)
+    columns = (whole[field.name].tolist() for field in fields(Patch))
+    return [Patch(*row) for row in zip(*columns, strict=True)]
+
+
+def _cell(patch: Patch, start: float) -> Cell:
+    """Coloured by how far the patch moves the answer from where the run stood, towards the prompt's or the twin's."""
+    if not patch.changed:
+        return Cell(UNCHANGED, 0.0, f"{patch.place}\nnothing was changed here", idle=True)
+    tip = (
+        f"{patch.place}\n{number(patch.effect_logits, 3, sign=True)} logits\n"
+        f"normalised {number(patch.normalised, 3)}"
+    )
+    level = max(-1.0, min(1.0, patch.normalised - start))
+    return Cell(number(patch.normalised, 2 if abs(patch.normalised) < WIDE else 0), level, tip)
