@@ -26,6 +26,7 @@ from interp.analyses.composition import (
     virtual_heads,
 )
 from interp.analyses.continuation import Continuation, ngram_entropy
+from interp.analyses.contrast import batches
 from interp.analyses.copying import (
     copying,
     eigenvalue_scores,
@@ -142,6 +143,7 @@ __all__ = [
     "attribute",
     "attribution_patch",
     "backward_lens",
+    "batches",
     "bigram_table",
     "causal_trace",
     "choice_difference",

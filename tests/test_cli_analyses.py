@@ -10,6 +10,7 @@ import pytest
 from xarray import Dataset
 
 from interp import (
+    Circuit,
     HookedTransformer,
     RepeatedTokens,
     backward_lens,
@@ -178,3 +179,19 @@ def test_trace_prints_the_map_of_the_door(capsys: pytest.CaptureFixture[str]) ->
     assert lines[6].startswith(f"p(' P'): clean {float(found.clean):.3f}")
     assert main(["trace", prompt, "--subject", "Spain"]) == 2
     assert "Spain" in capsys.readouterr().err
+
+
+def test_circuit_prints_edges_and_how_much_they_keep(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["circuit", "copy", "--edges", "12", "--pairs", "4", "--method", "eap", "--seed", "3"]
+    assert main([*arguments, "--out", str(tmp_path / "circuit.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    circuit = Circuit.load(tmp_path / "circuit.json")
+    assert len(lines) == len(circuit.edges) + 2
+    printed = [line.split() for line in lines[:-2]]
+    assert {edge: float(score) for score, edge in printed} == pytest.approx(dict(circuit.scores), abs=6e-4)
+    sizes = [abs(float(score)) for score, _ in printed]
+    assert sizes == sorted(sizes, reverse=True)
+    assert lines[-2].startswith(f"{len(circuit.edges)} of {len(circuit.graph)} edges keep ")
+    assert (circuit.task, circuit.model) == ("copy", "demo-4l")

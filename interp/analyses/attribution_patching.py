@@ -7,121 +7,27 @@ gradient, however much a real patch would change (compare with `agreement`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from interp.analyses.contrast import COLUMN_DIMS, DIMS, Contrast, Direction, Watched, site_names
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.shapes import nearest
 from interp.core.stats import Moments
 from interp.engine.batch import Batch
-from interp.engine.metrics import Metric, Outcome, logit_difference
-from interp.engine.observe import Observation, Subject, observe
+from interp.engine.metrics import Metric, logit_difference
+from interp.engine.observe import Subject
 from interp.engine.text import Prompts
 from interp.model import sites
-from interp.model.config import ModelConfig
-from interp.model.tap import Edit, Read, Trace
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 
 if TYPE_CHECKING:
     import xarray as xr
-
-Direction = Literal["denoise", "noise"]
-"""denoise: clean activations into the corrupted run; noise: corrupted ones into the clean run."""
-DIMS = {
-    "p": "pos", "h": "head", "g": "kv_head", "q": "query", "k": "key", "m": "neuron", "x": "expert", "s": "source",
-}  # fmt: skip
-"""The dim of a result for each axis of a site; the others (d, e, v) are summed over: a patch replaces whole vectors."""
-_COLUMNS = {"pos", "query", "key", "source"}
-
-
-@dataclass(frozen=True, eq=False)
-class Contrast:
-    """Clean and corrupted prompts, row by row and column by column, both with the clean prompts' answers."""
-
-    clean: Batch
-    corrupt: Batch
-
-    @classmethod
-    def of(
-        cls, model: Subject, clean: Prompts, corrupt: Prompts, metric: Metric, *, prepend_bos: bool = True
-    ) -> "Contrast":
-        """The pairs, checked.
-
-        Errors: ValueError for another number of prompts, prompts of different lengths or padding, or a pair whose two
-        prompts are the same, so that no patch could change anything.
-        """
-        first, second = (model.text.batch(x, prepend_bos=prepend_bos) for x in (clean, corrupt))
-        if len(first) != len(second):
-            raise ValueError(
-                f"one corrupted prompt per clean prompt is required, got {len(second)} for {len(first)}"
-            )
-        if first.tokens.shape != second.tokens.shape or not torch.equal(first.real, second.real):
-            raise ValueError(
-                "clean and corrupted prompts must have the same length, token for token: got "
-                f"{first.lengths.tolist()[:8]} and {second.lengths.tolist()[:8]} tokens"
-            )
-        same = ((first.tokens == second.tokens) | ~first.real).all(1).nonzero().flatten().tolist()
-        if same and first.memory is None:
-            raise ValueError(
-                f"a corrupted prompt must differ from its clean one, got the same in rows {same[:8]}"
-            )
-        posed = metric.posed(first, model.text)
-        answers = second if posed.answer is None else second.with_answers(posed.answer, posed.wrong)
-        return cls(posed, answers)
-
-    def split(self, size: int) -> "list[Contrast]":
-        """The pairs in parts of at most `size`."""
-        both = zip(self.clean.split(size), self.corrupt.split(size), strict=True)
-        return [Contrast(clean, corrupt) for clean, corrupt in both]
-
-
-@dataclass(frozen=True, eq=False)
-class Watched:
-    """Passes to the final stream of one model, and the metric of their rows."""
-
-    model: Transformer
-    metric: Metric
-    reference: Float[Tensor, "b n d"] | None = None
-    """What a metric that compares compares with: the columns it sees of each example's clean run."""
-
-    def columns(self, stream: Float[Tensor, "r p d"], batch: Batch) -> Float[Tensor, "r n d"]:
-        """What the metric sees of the final stream."""
-        if self.metric.everywhere:
-            return stream
-        rows = torch.arange(len(batch), device=stream.device)
-        return stream[rows, batch.last().to(stream.device)][:, None]
-
-    def value(
-        self, stream: Float[Tensor, "r p d"], batch: Batch, example: Int[Tensor, "r"] | None = None
-    ) -> Float[Tensor, "r"]:
-        """The metric of every row; `example`: which pair it belongs to, None where row i is pair i."""
-        whose = torch.arange(len(batch), device=stream.device) if example is None else example
-        seen, batch = self.columns(stream, batch), batch.to(stream.device)
-        return self.metric.of(Outcome(self.model, seen, batch, whose.to(stream.device), self.reference))
-
-    def recorded(self, batch: Batch, reads: Sequence[Read]) -> Observation:
-        """A pass without gradients."""
-        return observe(self.model, batch, reads, stop=self.model.config.n_layers)
-
-    def differentiated(
-        self,
-        batch: Batch,
-        reads: Sequence[Read],
-        edits: Sequence[Edit] = (),
-        example: Int[Tensor, "r"] | None = None,
-    ) -> Observation:
-        """A pass with the gradients of the rows' metrics; rows do not meet, so their sum will do."""
-
-        def total(stream: Tensor) -> Float[Tensor, ""]:
-            return self.value(stream, batch, example).sum()
-
-        stop = self.model.config.n_layers
-        return observe(self.model, batch, reads, edits, stop=stop, metric=total)
 
 
 def attribution_patch(
@@ -180,22 +86,6 @@ def attribution_patch(
     return _table(each, values, axes, kept, names, {"site": site, "direction": direction}, metric)
 
 
-def site_names(site: str, config: ModelConfig) -> tuple[str, ...]:
-    """The full names of a site in every layer, or the one name of a site outside the blocks.
-
-    A full name with a layer stands for that layer alone. KeyError for unknown sites; ValueError for those behind the
-    final stream.
-    """
-    name = site if "hook_" in site else sites.full_name(site)
-    if name in {row.name for row in sites.BLOCK_SITES}:
-        names = tuple(f"blocks.{layer}.{name}" for layer in range(config.n_layers))
-        sites.find(names[0], config)
-        return names
-    if sites.find(name, config)[1] is None and name not in sites.EMBEDDING_SITES:
-        raise ValueError(f"a site before the final norm is required, {name!r} comes behind it")
-    return (name,)
-
-
 def _kept(axes: Sequence[str], by: Sequence[str] | None, batch: Batch, site: str) -> tuple[str, ...]:
     """The dims of the result, in the order of the site's axes."""
     possible = [DIMS[a] for a in axes if a in DIMS]
@@ -206,9 +96,9 @@ def _kept(axes: Sequence[str], by: Sequence[str] | None, batch: Batch, site: str
             )
     kept = tuple(dim for dim in possible if by is None or dim in by)
     lengths = batch.lengths
-    if not _COLUMNS.isdisjoint(kept) and bool((lengths != lengths[0]).any()):
+    if not COLUMN_DIMS.isdisjoint(kept) and bool((lengths != lengths[0]).any()):
         raise ValueError(
-            f"effects by {', '.join(sorted(_COLUMNS & set(kept)))} require prompts of one length, got lengths "
+            f"effects by {', '.join(sorted(COLUMN_DIMS & set(kept)))} require prompts of one length, got lengths "
             f"{sorted(set(lengths.tolist()))}: name the dims to keep in `by`"
         )
     return kept

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.analyses.attribution_patching import Contrast, Watched
+from interp.analyses.contrast import Contrast, Watched
 from interp.analyses.edge_scores import START, Change, Gradients, edge_scores
 from interp.analyses.graph import EdgeGraph
 from interp.analyses.input_gradients import IntegratedGradients

@@ -7,7 +7,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.analyses.attribution_patching import Contrast, Watched
+from interp.analyses.contrast import Contrast, Watched
 from interp.analyses.edge_scores import Change
 from interp.analyses.graph import EdgeGraph
 from interp.analyses.interchange import places

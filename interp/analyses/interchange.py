@@ -16,7 +16,7 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.analyses.attribution_patching import Contrast, Watched
+from interp.analyses.contrast import Contrast, Watched
 from interp.analyses.edge_scores import START, Change
 from interp.analyses.graph import EdgeGraph
 from interp.analyses.sender_outputs import Outputs, head_matrices, head_outputs, mlp_output

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.analyses.attribution_patching import DIMS, Contrast, Direction, Watched, site_names
+from interp.analyses.contrast import COLUMN_DIMS, DIMS, Contrast, Direction, Watched, site_names
 from interp.core.results import labelled
 from interp.core.shapes import nearest
 from interp.core.stats import Moments
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _AXES = {dim: axis for axis, dim in DIMS.items()}
-_COLUMNS = {"pos", "query", "key", "source"}
 _USUAL = {"b p d": ("layer", "pos"), "b p m": ("layer", "pos"), "b p x": ("layer", "expert")}
 """The dims of a map where none are named; heads otherwise."""
 
@@ -105,7 +104,7 @@ class Cells:
                     f"{site} has the dims {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}"
                 )
         lengths = pair.clean.lengths
-        columns = sorted(_COLUMNS & set(wanted))
+        columns = sorted(COLUMN_DIMS & set(wanted))
         if columns and bool((lengths != lengths[0]).any()):
             raise ValueError(
                 f"cells by {', '.join(columns)} require prompts of one length, got lengths "

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.analyses.attribution_patching import Contrast, Direction, Watched
+from interp.analyses.contrast import Contrast, Direction, Watched
 from interp.analyses.graph import INPUT, LOGITS, EdgeGraph
 from interp.analyses.path_runs import PathRuns, Routes, head_places
 from interp.core.results import labelled

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.analyses.attribution_patching import Watched
+from interp.analyses.contrast import Watched
 from interp.analyses.graph import INPUT, LOGITS, EdgeGraph
 from interp.core.shapes import nearest
 from interp.engine.batch import Batch

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import tyro
 
-from interp.cli.causal import Patch, Trace
+from interp.cli.causal import Circuit, Patch, Trace
 from interp.cli.commands import BackwardLens, Heads, Models, Report, Run, Verify
 
-Command = Report | Models | Heads | BackwardLens | Patch | Trace | Verify | Run
+Command = Report | Models | Heads | BackwardLens | Patch | Trace | Circuit | Verify | Run
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -110,6 +110,70 @@ class Trace:
         )
 
 
+@dataclass(frozen=True)
+class Circuit:
+    """Find the edges that carry a generated task, and print how much of the answer they keep on other prompts."""
+
+    task: Annotated[Literal["indirect_objects", "facts", "repeated_sequences", "copy"], tyro.conf.Positional]
+    """Where the pairs of prompts come from."""
+    model: str = "demo-4l"
+    """Demo name (see `interp models`), local folder, safetensors file or hub name."""
+    edges: int = 40
+    """Edges to keep, before loose ends are pruned."""
+    method: Literal["eap", "eap-ig-inputs", "eap-ig-activations", "clean-corrupted"] = "eap-ig-inputs"
+    """What scores the edges."""
+    search: Literal["top_n", "greedy"] = "top_n"
+    """How they are picked by their scores."""
+    pairs: int = 32
+    """Pairs to find the circuit on, and as many others to try it on."""
+    seed: int = 0
+    """Seed of the pairs."""
+    out: Path | None = None
+    """JSON file for the circuit."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
+    debug: bool = False
+    """Show where an error was raised."""
+
+    def run(self) -> None:
+        """Print the edges from the strongest on, and the circuit's faithfulness beside random ones."""
+        from interp import HookedTransformer, Interchange, batches, evaluate_circuit, find_circuit
+        from interp.zoo.pairs import TASKS
+
+        model = HookedTransformer.from_pretrained(self.model, device=available(self.device))
+        pairs = [
+            batches(model, TASKS[self.task](model.text.tokenizer, self.pairs, seed=s)) for s in self._seeds()
+        ]
+        found = find_circuit(
+            model,
+            *pairs[0],
+            edges=self.edges,
+            method=self.method,
+            search=self.search,
+            task=self.task,
+            seed=self.seed,
+        )
+        for edge, score in sorted(found.scores.items(), key=lambda each: -abs(each[1])):
+            print(f"{score:+9.3f}  {edge}")
+        scores = evaluate_circuit(Interchange.of(model, *pairs[1]), found, subsets=1, draws=5)
+        kept, low, high = (
+            float(scores[f"faithfulness{end}"].sel(kind="found")) for end in ("", "_low", "_high")
+        )
+        chance = float(scores.faithfulness.sel(kind="random"))
+        print(
+            f"{len(found.edges)} of {len(found.graph)} edges keep {kept:.2f} [{low:.2f}, {high:.2f}] of the logit "
+            f"difference on {self.pairs} other pairs, random ones {chance:.2f}; a score is the change when the edge is "
+            "corrupted, by first-order estimate"
+        )
+        if self.out is not None:
+            found.save(self.out)
+            print(self.out)
+
+    def _seeds(self) -> tuple[int, int]:
+        """Two that no other seed of a user's shares."""
+        return 2 * self.seed, 2 * self.seed + 1
+
+
 def _shown(found: "xr.Dataset", tokens: list[str]) -> "pd.DataFrame":
     """A map of two dims as a table, positions named by their tokens; of more dims the cells that matter most."""
     table = found.normalised

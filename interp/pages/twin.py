@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, get_args
 
-from interp.analyses.attribution_patching import Contrast, Direction
+from interp.analyses.contrast import Contrast, Direction
 from interp.analyses.edge_attribution import Method, edge_attribution
 from interp.analyses.graph import EdgeGraph
 from interp.analyses.patching import patch

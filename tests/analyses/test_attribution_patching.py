@@ -10,7 +10,8 @@ import xarray as xr
 from torch import Tensor
 
 from interp import Edit, HookedTransformer, Read, observe
-from interp.analyses.attribution_patching import DIMS, attribution_patch, site_names
+from interp.analyses.attribution_patching import attribution_patch
+from interp.analyses.contrast import DIMS, site_names
 from interp.engine.batch import Batch
 from interp.engine.metrics import kl_divergence, logit_difference, next_token_loss, of_logits
 from interp.model import Tap, Transformer

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -22,7 +23,9 @@ from tests.tiny import CORPUS, backend, gpt2_tokenizer
 
 PROMPT = CORPUS[0].removesuffix(" Mary.")
 DOORS = (
-    "attribute", "backward_lens", "composition", "copying", "heads", "in_context", "logit_lens", "patch", "paths",
+    "ablate", "attribute", "attribution_patch", "backward_lens", "causal_trace", "composition", "copying",
+    "edge_attribution", "evaluate_circuit", "find_circuit", "heads", "in_context", "logit_lens", "patch",
+    "path_patch", "paths",
 )  # fmt: skip
 
 
@@ -47,6 +50,12 @@ def model() -> HookedTransformer:
     config = replace(CONFIGS["gpt2"], n_layers=3, n_heads=8, d_head=6, n_ctx=128)
     network = perturbed(replace(config, d_vocab=backend().get_vocab_size()), torch.float32)
     return HookedTransformer(network, HuggingFaceTokenizer(gpt2_tokenizer()))
+
+
+@pytest.fixture(autouse=True)
+def _no_figures_left() -> Iterator[None]:
+    yield
+    plt.close("all")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
