@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from interp.engine.batch import Batch
+from interp.engine.climb import Climb
 from interp.engine.metrics import Metric, kl_divergence, logit_difference, next_token_loss
 from interp.engine.observe import observe
 from interp.engine.sweep import Sweep
@@ -295,3 +296,22 @@ def test_behind_the_last_keys_a_column_reaches_no_other(name: str) -> None:
         elsewhere = torch.arange(9)[:, None] != at
         assert not found.changed[:9][elsewhere].any()
         assert found.changed[9].any()
+
+
+def test_a_pack_that_does_not_fit_is_halved_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = build("gpt2"), asked()
+    site = "blocks.0.hook_resid_pre"
+    donor = donors(model, batch, [site])[site]
+    sweep = Sweep(model, batch, [Variant([Put(site, donor, {"p": p})]) for p in range(9)])
+    expected, final, room = sweep.run(DIFFERENCE).values, Climb.final, 2
+
+    def tight(climb: Climb, at: Tensor | None) -> Tensor:
+        if len(climb.pack.variants) > room:
+            raise torch.OutOfMemoryError("no room")
+        return final(climb, at)
+
+    monkeypatch.setattr(Climb, "final", tight)
+    assert_close(sweep.run(DIFFERENCE).values, expected)
+    room = 0
+    with pytest.raises(MemoryError, match="fewer examples"):
+        sweep.run(DIFFERENCE)
