@@ -77,8 +77,7 @@ class Task:
         found = pairs.indirect_objects(
             model.text.tokenizer, job.prompts, seed=job.seed, corruption=job.corruption, held_out=True
         )
-        clean = interp.Batch(found.clean_tokens, found.keep).with_answers(found.answer, found.wrong)
-        return cls(found, clean, interp.Batch(found.corrupt_tokens, found.keep))
+        return cls(found, *interp.batches(model, found))
 
 
 def main(job: IndirectObjectCircuit) -> Path:

@@ -11,7 +11,7 @@ pytest.importorskip("ipykernel", reason="the kernel package ipykernel is not ins
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
-PUBLIC = {"interp", "interp.plot"}
+PUBLIC = {"interp", "interp.plot", "interp.zoo.pairs", "interp.zoo.planted"}
 """What a notebook may import of the package."""
 
 

@@ -18,7 +18,8 @@ from subjects import Pair, gpt2_small, largest_difference
 from torch import Tensor
 
 import interp
-from interp.analyses.attribution_patching import Watched, attribution_patch
+from interp.analyses.attribution_patching import attribution_patch
+from interp.analyses.contrast import Watched
 from interp.analyses.edge_attribution import edge_attribution
 from interp.analyses.edge_scores import Change, Gradients
 from interp.analyses.graph import EdgeGraph

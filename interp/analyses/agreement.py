@@ -17,6 +17,8 @@ class Agreement:
     """Spearman's: the correlation of the signed effects' ranks, equal ones sharing theirs; NaN if one is constant."""
     overlap: float
     """The share of the `k` largest exact effects (by absolute value) that are among the `k` largest estimates."""
+    same_sign: float
+    """The share of the `k` largest exact effects whose estimates have their sign; the overlap ignores signs."""
     k: int
     n: int
     """How many things were compared."""
@@ -51,7 +53,9 @@ def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, k:
     tops = [set(x.abs().topk(k).indices.tolist()) for x in (ours, theirs)]
     pair = torch.stack((ranks(ours), ranks(theirs)))
     correlation = float(torch.corrcoef(pair)[0, 1]) if n > 1 else float("nan")
-    return Agreement(correlation, len(tops[0] & tops[1]) / k, k, n)
+    largest = torch.tensor(sorted(tops[1]))
+    same = float((ours[largest].sign() == theirs[largest].sign()).double().mean())
+    return Agreement(correlation, len(tops[0] & tops[1]) / k, same, k, n)
 
 
 def ranks(values: Float[Tensor, "n"]) -> Float[Tensor, "n"]:

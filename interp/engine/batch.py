@@ -134,6 +134,17 @@ class Batch:
         """These rows in this order, one several times if need be; of the same width."""
         return self._each(lambda x: x[index.to(x.device)])
 
+    def trimmed(self) -> "Batch":
+        """The same rows without the last columns that are padding in all of them."""
+        if self.keep is None:
+            return self
+        width = int(self.keep.any(0).nonzero()[-1]) + 1
+        tokens, keep = self.tokens[:, :width], self.keep[:, :width]
+        documents = None if self.documents is None else self.documents[:, :width]
+        types = None if self.types is None else self.types[:, :width]
+        whole = bool(keep.all())
+        return replace(self, tokens=tokens, keep=None if whole else keep, documents=documents, types=types)
+
     def numbered(self) -> "Batch":
         """The same with its rows numbered, if they are not."""
         return self if self.row is not None else replace(self, row=torch.arange(len(self)))

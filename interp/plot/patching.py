@@ -20,6 +20,7 @@ def patching(
     *,
     tokens: Sequence[str] | None = None,
     numbers: bool | None = None,
+    reach: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """A map of two dims, coloured around 0; a dot marks cells where nothing was changed.
@@ -27,6 +28,7 @@ def patching(
     result: what `interp.patch` (or another causal door) returned; select from a third dim first, `result.sel(layer=3)`.
     value: "normalised" (0 = like the corrupted run, 1 = like the clean one) or "effect" in the metric's unit.
     tokens: the prompt's, to name the positions. numbers: write the values on the cells; None = where they fit.
+    reach: where the colours end, so that several maps can share them; None = the largest value.
     Errors: KeyError for a value that the result lacks; ValueError for another number of dims, or of tokens.
 
     Example:
@@ -47,7 +49,8 @@ def patching(
     ax = axes(ax, 2.2 + 0.52 * values.shape[1], 1.8 + 0.36 * values.shape[0])
     how = {"denoise": "clean into corrupted", "noise": "corrupted into clean"}
     title = f"{result.attrs.get('site', 'patching')}: {how.get(str(result.attrs.get('direction')), '')}"
-    image = heat_map(ax, values, Scale.signed(values, _label(result, value)), title=title.rstrip(": "))
+    scale = Scale.signed(values if reach is None else np.array([reach]), _label(result, value))
+    image = heat_map(ax, values, scale, title=title.rstrip(": "))
     _write(ax, image, values, result, numbers)
     shown = [printable(token) for token in tokens] if tokens is not None else _names(table, columns)
     name_cells(ax, rows=_names(table, rows), columns=shown, turned=tokens is not None or len(shown) > 20)

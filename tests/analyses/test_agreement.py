@@ -23,6 +23,7 @@ def test_any_rising_map_agrees_fully_and_a_falling_one_not_at_all() -> None:
     assert agreement(x**3, x, k=5).rank_correlation == pytest.approx(1)
     assert agreement(-x, x, k=5).rank_correlation == pytest.approx(-1)
     assert agreement(-x, x, k=5).overlap == 1, "the overlap is of sizes"
+    assert (agreement(-x, x, k=5).same_sign, agreement(x**3, x, k=5).same_sign) == (0, 1)
 
 
 def test_overlap_counts_the_largest_in_absolute_value() -> None:
@@ -30,6 +31,7 @@ def test_overlap_counts_the_largest_in_absolute_value() -> None:
     estimate = torch.tensor([[5.0, 0.0, -9.0], [1.0, 0.2, math.nan]])
     found = agreement(estimate, exact, k=2)
     assert (found.overlap, found.k, found.n, found.chance) == (0.5, 2, 5, 0.4)
+    assert found.same_sign == 0.5
 
 
 def test_a_constant_has_no_rank_correlation() -> None:

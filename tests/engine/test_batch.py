@@ -105,3 +105,20 @@ def test_rows_without_tokens_are_refused_with_their_lengths(rows: list[list[int]
         ValueError, match=re.escape(f"at least one token, got lengths {[len(r) for r in rows]}")
     ):
         Batch.of(rows)
+
+
+def test_trimmed_rows_lose_the_columns_that_pad_all_of_them() -> None:
+    batch = Batch.of([[1, 2, 3, 4], [5, 6], [7, 8]])
+    some = batch.rows(torch.tensor([1, 2]))
+    assert some.trimmed().tokens.tolist() == [[5, 6], [7, 8]]
+    assert some.trimmed().keep is None
+    assert batch.trimmed().tokens.tolist() == batch.tokens.tolist()
+    left = Batch.of([[1, 2, 3, 4], [5, 6]], side="left").rows(torch.tensor([1]))
+    assert left.trimmed().tokens.shape == (1, 4), "columns keep their places"
+
+
+def test_rows_know_which_prompt_they_are() -> None:
+    batch = Batch.of([[1, 2], [3, 4], [5, 6]]).numbered()
+    assert [part.row.tolist() for part in batch.split(2) if part.row is not None] == [[0, 1], [2]]
+    again = batch.rows(torch.tensor([2, 0, 2])).row
+    assert again is not None and again.tolist() == [2, 0, 2]

@@ -34,6 +34,10 @@ def test_colours_and_words_are_the_numbers(value: str) -> None:
     assert ax.get_title() == "resid_pre: clean into corrupted"
 
 
+def test_maps_can_share_their_colours() -> None:
+    assert plot.patching(FOUND, reach=7.0).images[0].get_clim() == (-7.0, 7.0)
+
+
 def test_what_is_no_map_is_refused() -> None:
     with pytest.raises(KeyError, match="'recovery'"):
         plot.patching(FOUND, "recovery")
