@@ -59,7 +59,7 @@ def faithfulness_curve(
     scores: of `edge_attribution` or `edge_effects`, better on other prompts than the task's. The controls are means
     over `draws` random circuits (0: no controls) with as many edges as the pruned one, not pruned themselves.
     Caveats: on a small graph the smallest fractions are no edge at all, and f is 0 there. The interval knows the
-    chance of the prompts, not that of the search (`edge_stability`). One prompt has no interval: NaN.
+    chance of the prompts, not that of the search (`edge_stability`) nor of the few random circuits (more `draws`). One prompt has no interval: NaN.
     Errors: ValueError for scores of another graph, fractions that do not rise within (0, 1], or a metric that is the
     same in the whole model and without any edge.
 
@@ -115,7 +115,8 @@ def evaluate_circuit(
     and the node)| over no K and the random ones that leave the node: 0 says that the node does nothing.
     Nodes are knocked out by dropping every edge out of them. `_low`, `_high`: 95 % intervals over prompts (one prompt:
     NaN); `needed`, a maximum, has none.
-    Caveats: Wang et al. search for the worst K; random ones find a lower bound of the incompleteness.
+    Caveats: Wang et al. search for the worst K; random ones find a lower bound of the incompleteness. It runs some
+    nodes x subsets circuits: with `subsets=1` it is quick.
     Errors: ValueError for a circuit of another graph, or a metric that is the same in the whole model and without any
     edge.
 

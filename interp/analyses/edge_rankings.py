@@ -79,22 +79,23 @@ def edge_auroc(scores: "xr.Dataset", planted: Collection[str]) -> float:
 
 
 def recovery(tables: Sequence["xr.Dataset"], planted: Collection[str]) -> "xr.Dataset":
-    """How well each table of scores knows a planted circuit: `auroc` and `top` [method].
+    """How well each table of scores knows a planted circuit: `auroc` and `top` [attribution].
 
     auroc: see `edge_auroc`. top: the share of the planted edges among as many largest absolute scores.
+    (A dim called `method` could not be selected from: xarray's `sel` has an option of that name.)
 
     Example:
         >>> from interp.analyses.edge_effects import edge_effects
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
         >>> scores = edge_effects(model, *pairs, metric=interp.logit_difference(3, 4))
-        >>> recovery([scores], ["m0->logits"]).method.values.tolist()
+        >>> recovery([scores], ["m0->logits"]).attribution.values.tolist()
         ['exact']
     """
     found = [(edge_auroc(table, planted), _top(table, planted)) for table in tables]
     auroc, top = torch.tensor(found).T
     return labelled(
-        {"auroc": (("method",), auroc), "top": (("method",), top)},
-        coords={"method": [table.attrs["method"] for table in tables]},
+        {"auroc": (("attribution",), auroc), "top": (("attribution",), top)},
+        coords={"attribution": [table.attrs["method"] for table in tables]},
         attrs={"planted": len(planted)},
     )
 

@@ -84,7 +84,7 @@ def faithfulness_curve(
     ax.set_xlabel(f"share of all edges kept (rest: {result.attrs['replacement']})")
     ax.set_ylabel(f"faithfulness\n(share of the {result.attrs['metric']})")
     ax.set_title("faithfulness by size of circuit, 95 % over prompts", fontsize="medium")
-    ax.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, frameon=False)
+    ax.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
     return ax
 
 
@@ -117,6 +117,7 @@ def _arrows(
     sender, _, receiver = edge.partition("->")
     part = receiver.partition("<")[2].rstrip(">")
     x, y = places[sender]
+    width = THIN + (THICK - THIN) * abs(score) / reach
     arrows = []
     for node in found.graph.nodes_of(found.graph.receivers.index(receiver)):
         if node in places:
@@ -125,9 +126,8 @@ def _arrows(
             arrows.append(
                 FancyArrowPatch(
                     (x, y + BOX[1] / 2), (to_x + PORTS.get(part, 0.0), to_y - BOX[1] / 2),
-                    connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>", mutation_scale=8, shrinkA=0, shrinkB=0,
-                    linewidth=THIN + (THICK - THIN) * abs(score) / reach, color=RAISES if score > 0 else LOWERS,
-                    alpha=0.8, zorder=1,
+                    connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>", mutation_scale=7 + 1.5 * width,
+                    shrinkA=0, shrinkB=0, linewidth=width, color=RAISES if score > 0 else LOWERS, alpha=0.8, zorder=1,
                 )
             )  # fmt: skip
     return arrows

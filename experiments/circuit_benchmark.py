@@ -1,0 +1,265 @@
+"""Which method finds the edges that matter? Five of them against planted circuits, and against each other on demo-4l.
+
+Recovery: every method scores the edges of the five hand-built models of `zoo.planted`, whose circuits are known; AUROC
+is the chance that a planted edge scores higher than another one. The truth of `either` holds six edges whose loss alone
+changes nothing (its two branches do each other's work), and that of `backup` five: single ablation, "exact", cannot see
+them where they hide, so there its AUROC may be below that of a method which looks between the two prompts.
+
+Tasks: what demo-4l can do, scored on one half of the pairs and judged on the other. CPR and CMD are MIB's (Mueller et
+al. 2025), CPR ranks by "helpful" and CMD by "magnitude". `spearman` and `overlap` compare an estimate with the exact
+effects on the same pairs; in the row "exact" they compare the exact effects on two random halves of all pairs with
+each other, for scale.
+
+Run: `interp run experiments/circuit_benchmark.py --out out/circuit_benchmark`
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+import tyro
+import xarray as xr
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from torch import Tensor
+
+import interp
+from interp.analyses.agreement import agreement
+from interp.analyses.circuit_evaluation import KINDS, faithfulness_curve
+from interp.analyses.discovery import score_edges
+from interp.analyses.edge_rankings import recovery, resampled
+from interp.analyses.interchange import Interchange
+from interp.core.results import write_atomically
+from interp.engine.metrics import Metric, logit_difference
+from interp.engine.text import Prompts
+from interp.zoo import pairs
+from interp.zoo.planted import PLANTED, Planted
+
+METHODS = ("exact", "eap", "clean-corrupted", "eap-ig-inputs", "eap-ig-activations")
+TASKS: dict[str, pairs.Task] = {
+    "indirect objects": partial(pairs.indirect_objects, held_out=True),
+    "facts": pairs.facts,
+    "repeated sequences": pairs.repeated_sequences,
+    "copy": pairs.copy,
+}
+"""Names of people that the model never saw together, and facts in phrasings that it was trained on."""
+
+
+@dataclass(frozen=True)
+class CircuitBenchmark:
+    """How many models, pairs and resamples, and where to."""
+
+    models: int = 10
+    """Seeds of every planted model: noise in the weights and pairs are drawn anew."""
+    planted_pairs: int = 8
+    """Pairs that score the edges of a planted model."""
+    pairs: int = 32
+    """Pairs of demo-4l that score the edges, and as many others that judge the circuits."""
+    top: int = 40
+    """How many of the largest scores `overlap` compares."""
+    share: float = 0.02
+    """The share of all edges at which `faithfulness` is told; one of MIB's."""
+    draws: int = 3
+    """Random circuits of each kind beside those of a task."""
+    resamples: int = 200
+    """Bootstrap resamples of the planted models, and of the pairs for `spearman` and `overlap`."""
+    seed: int = 0
+    """Seed of pairs, controls and resamples."""
+    out: Path = Path("out/circuit_benchmark")
+    """Folder for recovery.csv, tasks.csv and benchmark.png."""
+
+
+@dataclass(frozen=True)
+class Half:
+    """Pairs of prompts and their metric."""
+
+    clean: Prompts
+    corrupt: Prompts
+    metric: Metric
+
+
+def main(job: CircuitBenchmark) -> Path:
+    """Score, compare, judge; write both tables and the figure; print the tables."""
+    job.out.mkdir(parents=True, exist_ok=True)
+    found = planted_table(job)
+    judged = pd.concat([task_table(name, job) for name in TASKS], ignore_index=True)
+    for name, table in (("recovery", found), ("tasks", judged)):
+        write_atomically(job.out / f"{name}.csv", partial(table.to_csv, index=False))
+        print(f"{readable(table).to_string(index=False)}\n")
+    figure(found, judged, job)
+    return job.out
+
+
+def planted_table(job: CircuitBenchmark) -> pd.DataFrame:
+    """The mean AUROC of every method on every planted model over its seeds, 95 % by bootstrap over them.
+
+    top: the share of the planted edges among as many largest scores.
+    """
+    weights = resampled(job.models, job.resamples, np.random.default_rng(job.seed))
+    rows = []
+    for name, build in PLANTED.items():
+        circuits = [build(seed, job.planted_pairs) for seed in range(job.models)]
+        found = [recovered(planted) for planted in circuits]
+        edges, hidden = len(circuits[0].edges), len(circuits[0].hidden)
+        for method in METHODS:
+            row = {"model": name, "method": method, "planted": edges, "hidden": hidden}
+            for key in ("auroc", "top"):
+                values = torch.tensor([float(table[key].loc[method]) for table in found]).double()
+                row |= interval(key, weights @ values)
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def recovered(planted: Planted) -> xr.Dataset:
+    """How well every method knows the circuit of one model."""
+    half = Half(planted.clean, planted.corrupt, logit_difference(planted.answer, planted.wrong))
+    model = interp.HookedTransformer(planted.model)
+    return recovery([scored(model, half, method) for method in METHODS], planted.edges)
+
+
+def task_table(name: str, job: CircuitBenchmark) -> pd.DataFrame:
+    """One row per method, and one for each kind of random circuit: of the sizes that the exact scores lead to."""
+    model = interp.HookedTransformer.from_pretrained("demo-4l")
+    scoring, judging = halves(name, model, job)
+    task = Interchange.of(model, judging.clean, judging.corrupt, metric=judging.metric)
+    scores = {method: scored(model, scoring, method) for method in METHODS}
+    exact, other = scores["exact"], scored(model, judging, "exact")
+    rows = []
+    for method, table in scores.items():
+        draws = job.draws if method == "exact" else 0
+        curve = faithfulness_curve(task, table, draws=draws, seed=job.seed)
+        helpful = faithfulness_curve(task, table, rank="helpful", draws=draws, seed=job.seed)
+        for kind in curve.kind.values.tolist():
+            row = {"task": name, "method": method if kind == KINDS[0] else kind}
+            rows.append(row | areas(curve.sel(kind=kind), helpful.sel(kind=kind), job.share))
+            if kind == KINDS[0]:
+                rows[-1] |= (
+                    split_half(exact, other, job) if method == "exact" else compared(table, exact, job)
+                )
+    return pd.DataFrame(rows)
+
+
+def halves(name: str, model: interp.HookedTransformer, job: CircuitBenchmark) -> tuple[Half, Half]:
+    """Different pairs for the scores and for their judgement; facts may share a subject."""
+    drawn = TASKS[name](model.text.tokenizer, 4 * job.pairs, seed=job.seed)
+    rows = [*{pair: i for i, pair in enumerate(zip(drawn.clean, drawn.corrupt, strict=True))}.values()]
+    if len(rows) < 2 * job.pairs:
+        raise ValueError(f"{2 * job.pairs} different pairs of {name} are required, got {len(rows)}")
+    first, second = (
+        Half(
+            [drawn.clean[i] for i in some], [drawn.corrupt[i] for i in some],
+            logit_difference(drawn.answer[some], drawn.wrong[some]),
+        )
+        for some in (rows[: job.pairs], rows[job.pairs : 2 * job.pairs])
+    )  # fmt: skip
+    return first, second
+
+
+def scored(model: interp.HookedTransformer, half: Half, method: str) -> xr.Dataset:
+    """The scores of all edges, pair by pair."""
+    return score_edges(model, half.clean, half.corrupt, metric=half.metric, method=method, each=True)  # type: ignore[arg-type]
+
+
+def areas(curve: xr.Dataset, helpful: xr.Dataset, share: float) -> dict[str, float]:
+    """CPR, CMD and the faithfulness of a small circuit, each with its interval."""
+    small = curve.sel(fraction=share)
+    return {
+        f"{name}{end}": float(table[f"{name}{end}"])
+        for name, table in (("cpr", helpful), ("cmd", curve), ("faithfulness", small))
+        for end in ("", "_low", "_high")
+    }
+
+
+def compared(estimate: xr.Dataset, exact: xr.Dataset, job: CircuitBenchmark) -> dict[str, float]:
+    """Rank correlation and top overlap of scores of the same pairs, 95 % by bootstrap over them."""
+    weights = resampled(job.pairs, job.resamples, np.random.default_rng(job.seed))
+    correlation, overlap = agreements(means(estimate, weights), means(exact, weights), job.top)
+    return interval("spearman", correlation) | interval("overlap", overlap)
+
+
+def split_half(one: xr.Dataset, other: xr.Dataset, job: CircuitBenchmark) -> dict[str, float]:
+    """The same for exact effects of random halves of all pairs: the mean over halvings, and their middle 95 %."""
+    every, dice = xr.concat([one[["each"]], other[["each"]]], "prompt"), np.random.default_rng(job.seed)
+    orders = np.stack([dice.permutation(2 * job.pairs) for _ in range(job.resamples)])
+    first = torch.from_numpy(orders < job.pairs).double() / job.pairs
+    found = agreements(means(every, first), means(every, 1 / job.pairs - first), job.top)
+    correlation, overlap = torch.cat((found.mean(1, keepdim=True), found), 1)
+    return interval("spearman", correlation) | interval("overlap", overlap)
+
+
+def means(table: xr.Dataset, weights: Float[Tensor, "w n"]) -> Float[Tensor, "w sender receiver"]:
+    """The mean scores under every weighting of the pairs."""
+    return torch.einsum("wb,bsr->wsr", weights, torch.from_numpy(table["each"].values).double())
+
+
+def agreements(
+    ours: Float[Tensor, "w sender receiver"], theirs: Float[Tensor, "w sender receiver"], top: int
+) -> Float[Tensor, "2 w"]:
+    """Rank correlation and overlap under every weighting."""
+    found = [agreement(a, b, k=top) for a, b in zip(ours, theirs, strict=True)]
+    return torch.tensor([(each.rank_correlation, each.overlap) for each in found]).T
+
+
+def interval(name: str, values: Float[Tensor, "w"]) -> dict[str, float]:
+    """The first value, and the middle 95 % of the others, those of resamples."""
+    low, high = np.quantile(values[1:].numpy(), [0.025, 0.975]).tolist()
+    return {name: float(values[0]), f"{name}_low": low, f"{name}_high": high}
+
+
+def readable(table: pd.DataFrame) -> pd.DataFrame:
+    """`name`, `name_low` and `name_high` as one column of text."""
+    names = [name for name in table if not str(name).endswith(("_low", "_high"))]
+    return pd.DataFrame(
+        {name: told(table, str(name)) if f"{name}_low" in table else table[name] for name in names}
+    )
+
+
+def told(table: pd.DataFrame, name: str) -> list[str]:
+    """Each value with its interval; a dash where there is none."""
+    columns = table[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
+    return [
+        "-" if np.isnan(value) else f"{value:.3f} [{low:.3f}, {high:.3f}]" for value, low, high in columns
+    ]
+
+
+def figure(found: pd.DataFrame, judged: pd.DataFrame, job: CircuitBenchmark) -> None:
+    """Six panels: recovery, and what a task says of every method. CMD is on a logarithmic axis."""
+    picture, axes = plt.subplots(2, 3, figsize=(14, 7.2), layout="constrained")
+    one = judged[judged.method.isin(METHODS)]
+    panels = [
+        (found, "model", "auroc", "AUROC of planted edges"),
+        (judged, "task", "cpr", "CPR (whole model: 1)"),
+        (judged, "task", "cmd", "CMD (best: 0)"),
+        (judged, "task", "faithfulness", f"faithfulness of the best {100 * job.share:g} %"),
+        (one, "task", "spearman", "rank correlation with exact\n(exact: of two halves)"),
+        (one, "task", "overlap", f"overlap of the largest {job.top} with exact\n(exact: of two halves)"),
+    ]
+    for ax, (table, by, value, label) in zip(np.ravel(axes), panels, strict=True):
+        panel(ax, table, by, value)
+        ax.set_ylabel(label)
+    axes[0, 2].set_yscale("log")
+    handles, labels = axes[0, 1].get_legend_handles_labels()
+    picture.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    picture.savefig(job.out / "benchmark.png", dpi=150)
+    plt.close(picture)
+
+
+def panel(ax: Axes, table: pd.DataFrame, by: str, value: str) -> None:
+    """One group of dots per model or task, one dot with its interval per method."""
+    groups = list(dict.fromkeys(table[by]))
+    methods = [*METHODS, *KINDS[1:]]
+    for i, method in enumerate(methods):
+        rows = table[table.method == method].set_index(by).reindex(groups)
+        x = np.arange(len(groups)) + (i - (len(methods) - 1) / 2) * 0.11
+        ax.vlines(x, rows[f"{value}_low"], rows[f"{value}_high"], color=f"C{i}")
+        ax.plot(x, rows[value], "o", markersize=4, color=f"C{i}", label=method)
+    ax.set_xticks(range(len(groups)), [name.replace("_", " ").replace(" ", "\n") for name in groups])
+    ax.grid(axis="y", linewidth=0.4)
+
+
+if __name__ == "__main__":
+    print(main(tyro.cli(CircuitBenchmark)))
