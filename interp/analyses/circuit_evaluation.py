@@ -59,7 +59,8 @@ def faithfulness_curve(
     scores: of `edge_attribution` or `edge_effects`, better on other prompts than the task's. The controls are means
     over `draws` random circuits (0: no controls) with as many edges as the pruned one, not pruned themselves.
     Caveats: on a small graph the smallest fractions are no edge at all, and f is 0 there. The interval knows the
-    chance of the prompts, not that of the search (`edge_stability`) nor of the few random circuits (more `draws`). One prompt has no interval: NaN.
+    chance of the prompts, not that of the search (`edge_stability`) nor of the few random circuits (more `draws`).
+    One prompt has no interval: NaN.
     Errors: ValueError for scores of another graph, fractions that do not rise within (0, 1], or a metric that is the
     same in the whole model and without any edge.
 
