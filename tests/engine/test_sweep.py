@@ -14,9 +14,10 @@ from interp.engine.observe import observe
 from interp.engine.sweep import Sweep
 from interp.engine.variants import Put, Variant
 from interp.model import sites
+from interp.model.attention import Memory
 from interp.model.tap import Edit, Read
 from interp.model.transformer import Transformer
-from tests.configs import CONFIGS, build, some_tokens
+from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.tolerances import assert_close
 
 FAMILIES = ("gpt2", "llama-gqa", "window", "bidirectional", "parallel", "gemma2", "post-norm", "bloom", "t5")
@@ -315,3 +316,18 @@ def test_a_pack_that_does_not_fit_is_halved_until_it_does(monkeypatch: pytest.Mo
     room = 0
     with pytest.raises(MemoryError, match="fewer examples"):
         sweep.run(DIFFERENCE)
+
+
+def test_a_decoder_that_reads_a_memory() -> None:
+    model = perturbed(replace(CONFIGS["gpt2"], cross_attention=True), torch.float64)
+    dice = torch.Generator().manual_seed(3)
+    states = torch.randn(3, 6, 24, generator=dice, dtype=torch.float64)
+    keep = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]]).bool()
+    batch = replace(asked(), memory=Memory(states, keep))
+    for short in ("cross_attn.hook_z", "cross_attn.hook_v", "cross_attn.hook_pattern", "hook_resid_mid"):
+        site = f"blocks.1.{short}"
+        donor = donors(model, batch, [site])[site]
+        donor = donor + torch.randn(donor.shape, generator=dice, dtype=donor.dtype)
+        first = site_letters(site)[0]
+        variants = [Variant([Put(site, donor, {first: i})]) for i in (0, donor.shape[1] - 1)]
+        assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, loop(model, batch, variants))
