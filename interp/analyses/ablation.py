@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import Tensor
 
-from interp.analyses.ablation_effects import Planned, check_one_length, chosen_layers, effects
+from interp.analyses.ablation_effects import Planned, chosen_layers, effects
 from interp.analyses.ablation_protocols import Data, Mean, Protocol, Resample, Zero, as_json, clean_patterns
+from interp.analyses.contrast import check_one_length
 from interp.core.shapes import nearest
 from interp.engine.batch import Batch
 from interp.engine.metrics import Metric, logit_difference

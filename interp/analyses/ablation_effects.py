@@ -103,13 +103,6 @@ def alike(variants: Sequence[Variant]) -> Planned:
     return planned
 
 
-def check_one_length(batch: Batch, what: str) -> None:
-    """ValueError unless all prompts are equally long."""
-    lengths = batch.lengths
-    if bool((lengths != lengths[0]).any()):
-        raise ValueError(f"{what} require prompts of one length, got lengths {sorted(set(lengths.tolist()))}")
-
-
 def chosen_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
     """The layers asked for, all if None. IndexError for one that the model does not have, ValueError for none."""
     if layers is None:

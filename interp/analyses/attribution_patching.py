@@ -13,7 +13,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.analyses.contrast import COLUMN_DIMS, DIMS, Contrast, Direction, Watched, site_names
+from interp.analyses.contrast import (
+    COLUMN_DIMS,
+    DIMS,
+    Contrast,
+    Direction,
+    Watched,
+    check_one_length,
+    site_names,
+)
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.shapes import nearest
@@ -95,12 +103,9 @@ def _kept(axes: Sequence[str], by: Sequence[str] | None, batch: Batch, site: str
                 f"{site} has the dims {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}"
             )
     kept = tuple(dim for dim in possible if by is None or dim in by)
-    lengths = batch.lengths
-    if not COLUMN_DIMS.isdisjoint(kept) and bool((lengths != lengths[0]).any()):
-        raise ValueError(
-            f"effects by {', '.join(sorted(COLUMN_DIMS & set(kept)))} require prompts of one length, got lengths "
-            f"{sorted(set(lengths.tolist()))}: name the dims to keep in `by`"
-        )
+    columns = sorted(COLUMN_DIMS & set(kept))
+    if columns:
+        check_one_length(batch, f"effects by {', '.join(columns)}", ": name the dims to keep in `by`")
     return kept
 
 

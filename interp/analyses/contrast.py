@@ -14,6 +14,7 @@ from interp.engine.observe import Observation, Subject, observe
 from interp.engine.text import Prompts
 from interp.model import sites
 from interp.model.config import ModelConfig
+from interp.model.mask import picked
 from interp.model.tap import Edit, Read
 from interp.model.transformer import Transformer
 
@@ -130,8 +131,7 @@ class Watched:
         """What the metric sees of the final stream."""
         if self.metric.everywhere:
             return stream
-        rows = torch.arange(len(batch), device=stream.device)
-        return stream[rows, batch.last().to(stream.device)][:, None]
+        return picked(stream, batch.last().to(stream.device)[:, None])
 
     def value(
         self, stream: Float[Tensor, "r p d"], batch: Batch, example: Int[Tensor, "r"] | None = None
@@ -175,3 +175,11 @@ def site_names(site: str, config: ModelConfig) -> tuple[str, ...]:
     if sites.find(name, config)[1] is None and name not in sites.EMBEDDING_SITES:
         raise ValueError(f"a site before the final norm is required, {name!r} comes behind it")
     return (name,)
+
+
+def check_one_length(batch: Batch, what: str, otherwise: str = "") -> None:
+    """ValueError unless all prompts are equally long; `otherwise` says what may be done instead."""
+    lengths = batch.lengths
+    if bool((lengths != lengths[0]).any()):
+        found = sorted(set(lengths.tolist()))
+        raise ValueError(f"{what} require prompts of one length, got lengths {found}{otherwise}")

@@ -15,7 +15,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.analyses.contrast import COLUMN_DIMS, DIMS, Contrast, Direction, Watched, site_names
+from interp.analyses.contrast import (
+    COLUMN_DIMS,
+    DIMS,
+    Contrast,
+    Direction,
+    Watched,
+    check_one_length,
+    site_names,
+)
 from interp.core.results import labelled
 from interp.core.shapes import nearest
 from interp.core.stats import Moments
@@ -103,13 +111,9 @@ class Cells:
                 raise KeyError(
                     f"{site} has the dims {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}"
                 )
-        lengths = pair.clean.lengths
         columns = sorted(COLUMN_DIMS & set(wanted))
-        if columns and bool((lengths != lengths[0]).any()):
-            raise ValueError(
-                f"cells by {', '.join(columns)} require prompts of one length, got lengths "
-                f"{sorted(set(lengths.tolist()))}: name other dims in `by`"
-            )
+        if columns:
+            check_one_length(pair.clean, f"cells by {', '.join(columns)}", ": name other dims in `by`")
         return cls(names, tuple(dim for dim in possible if dim in wanted))
 
     @property
@@ -163,20 +167,18 @@ def patched(
 ) -> Patched:
     """The effect of every cell in every pair."""
     own, other = (pair.corrupt, pair.clean) if direction == "denoise" else (pair.clean, pair.corrupt)
-    given = Watched(model, metric).recorded(other, [Read(name) for name in cells.names])
-    reference = _reference(model, pair, metric) if metric.compares else None
+    watched = Watched(model, metric)
+    given = watched.recorded(other, [Read(name) for name in cells.names])
     variants, shape = cells.variants({name: given.trace[name] for name in cells.names})
-    found = Sweep(model, own, variants).run(metric, reference)
-    source = Watched(model, metric, reference).value(given.output, other)
+    sweep = Sweep(model, own, variants)
+    if metric.compares:
+        clean = given.output if direction == "denoise" else sweep.base.final
+        watched = Watched(model, metric, watched.columns(clean, pair.clean))
+    found = sweep.run(metric, watched.reference)
+    source = watched.value(given.output, other)
     effect = (found.values - found.base).mT.unflatten(1, shape)
     runs = (source, found.base) if direction == "denoise" else (found.base, source)
     return Patched(effect, found.changed.mT.unflatten(1, shape), *runs)
-
-
-def _reference(model: Transformer, pair: Contrast, metric: Metric) -> Float[Tensor, "b n d"]:
-    """What a metric that compares sees of the clean run."""
-    watched = Watched(model, metric)
-    return watched.columns(watched.recorded(pair.clean, []).output, pair.clean)
 
 
 def _table(found: Patched, cells: Cells, metric: Metric, how: dict[str, str]) -> "xr.Dataset":

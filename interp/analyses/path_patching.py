@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.analyses.contrast import Contrast, Direction, Watched
+from interp.analyses.contrast import Contrast, Direction, Watched, check_one_length
 from interp.analyses.graph import INPUT, LOGITS, EdgeGraph
 from interp.analyses.path_runs import PathRuns, Routes, head_places
 from interp.core.results import labelled
@@ -80,22 +80,13 @@ def path_patch(
     if direction not in get_args(Direction):
         raise ValueError(f"direction must be denoise or noise, got {direction!r}")
     ends = [receivers] if isinstance(receivers, str) else receivers
-    routes = Routes.of(model.transformer.config, ends, senders, freeze_mlps=freeze_mlps)
+    network = model.transformer
+    routes = Routes.of(network.config, ends, senders, freeze_mlps=freeze_mlps)
     pair = Contrast.of(model, clean, corrupt, metric, prepend_bos=prepend_bos)
-    _check_columns(pair, by_pos)
-    parts = [
-        _effects(model.transformer, some, routes, metric, direction, by_pos)
-        for some in pair.split(batch_size)
-    ]
+    if by_pos:
+        check_one_length(pair.clean, "effects by position")
+    parts = [_effects(network, some, routes, metric, direction, by_pos) for some in pair.split(batch_size)]
     return _table(PathEffects.joined(parts), routes, metric, direction)
-
-
-def _check_columns(pair: Contrast, by_pos: bool) -> None:
-    lengths = pair.clean.lengths
-    if by_pos and bool((lengths != lengths[0]).any()):
-        raise ValueError(
-            f"effects by position require prompts of one length, got lengths {sorted(set(lengths.tolist()))}"
-        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,8 +83,8 @@ class Sweep:
             stream = climb.final(None if everywhere else self._columns)
             values[list(climb.pack.variants)] = judge.value(stream, len(climb.pack.variants))
 
-        where = self._footing(everywhere=everywhere)
-        self._climb(self._planned(where, everywhere=everywhere), metric.name, measure)
+        where = self._footing(base, everywhere=everywhere)
+        self._climb(base, self._planned(where, everywhere=everywhere), metric.name, measure)
         return Swept(torch.where(where.reaches, values, base_value), base_value, where.reaches)
 
     def read(self, reads: Sequence[Read]) -> dict[Read, Tensor]:
@@ -103,7 +103,8 @@ class Sweep:
             for r in asked.values()
         }
         stop = 1 + max(layer_of(read.site, config) for read in found)
-        self._climb(self.plan(everywhere=True), "reading", lambda climb: climb.record(found, stop))
+        plan = self._planned(self._footing(base, everywhere=True), everywhere=True)
+        self._climb(base, plan, "reading", lambda climb: climb.record(found, stop))
         return {read: found[same] for read, same in asked.items()}
 
     def plan(self, *, everywhere: bool = False) -> Plan:
@@ -111,7 +112,7 @@ class Sweep:
 
         everywhere: for a metric that looks at every column.
         """
-        return self._planned(self._footing(everywhere=everywhere), everywhere=everywhere)
+        return self._planned(self._footing(self.base, everywhere=everywhere), everywhere=everywhere)
 
     def _planned(self, where: Footing, *, everywhere: bool) -> Plan:
         config, columns = self.model.config, self._batch.tokens.shape[1]
@@ -136,7 +137,7 @@ class Sweep:
         """The run that every variant departs from."""
         return base_run(self.model, self._batch, self._variants, self._common)
 
-    def _climb(self, plan: Plan, name: str, each: Callable[[Climb], None]) -> None:
+    def _climb(self, base: Base, plan: Plan, name: str, each: Callable[[Climb], None]) -> None:
         waiting = list(plan.packs[::-1])
         with tqdm(total=len(self.variants), desc=name, delay=1, leave=False) as bar, torch.no_grad():
             bar.update(sum(start.idle for start in plan.starts))
@@ -147,7 +148,7 @@ class Sweep:
                         Climb(
                             self.model,
                             self._batch,
-                            self.base,
+                            base,
                             plan.starts,
                             pack,
                             self._variants,
@@ -176,9 +177,9 @@ class Sweep:
     def _common(self) -> Variant:
         return checked(self.common, self.model.config, len(self.batch), self.batch.tokens.shape[1])
 
-    def _footing(self, *, everywhere: bool) -> Footing:
+    def _footing(self, base: Base, *, everywhere: bool) -> Footing:
         watched = None if everywhere else self._columns
-        return footing(self.model.config, self.base, self._variants, self._batch, watched)
+        return footing(self.model.config, base, self._variants, self._batch, watched)
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,7 +74,7 @@ def _checked(put: Put, config: ModelConfig, examples: int, columns: int) -> Put:
     Errors: KeyError for an unknown site or axis; ValueError for a site behind the last block, or a donor that does not
     fit; IndexError for an index outside the site.
     """
-    layer_of(put.site, config)
+    name = canonical(put.site, config)
     site, _ = sites.find(put.site, config)
     letters = site.axes.split()[1:]
     if unknown := [axis for axis in put.at if axis not in letters]:
@@ -88,7 +88,7 @@ def _checked(put: Put, config: ModelConfig, examples: int, columns: int) -> Put:
             f"got {shape_text(put.donor.shape)}"
         )
     at = {axis: _index(put.site, axis, i, sizes[axis]) for axis, i in put.at.items()}
-    return replace(put, site=canonical(put.site, config), at=at)
+    return replace(put, site=name, at=at)
 
 
 def canonical(name: str, config: ModelConfig) -> str:
