@@ -1,14 +1,12 @@
-"""What does every head of a model do? The whole table of heads as CSV, and a figure with a word for each.
+"""What does every head of a model do? The whole table of heads, and a figure with a word for each.
 
-Run: `interp run experiments/name_every_head.py --model demo-4l --out out/name_every_head`
+Run: `interp run experiments/name_every_head.py -p model=demo-4l`
 """
 
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 import matplotlib.pyplot as plt
-import tyro
+import pandas as pd
 import xarray as xr
 from matplotlib.figure import Figure
 
@@ -16,53 +14,58 @@ import interp
 from interp import plot
 from interp.analyses.heads import attention_kernel
 from interp.analyses.labels import RULES
-from interp.core.results import write_atomically
+from interp.engine.record import Record
 from interp.plot.heads import head_labels
 
 MAPS = ("induction", "previous_token", "copying_weights", "name_mover")
+NUMBERS = {"value": "", "low": "_low", "high": "_high", "null": "_null"}
 
 
 @dataclass(frozen=True)
 class NameEveryHead:
-    """Whose heads to name, and where to."""
+    """Whose heads to name."""
 
     model: str = "demo-4l"
     """Demo name, local folder, safetensors file or hub name."""
-    out: Path = Path("out/name_every_head")
-    """Folder for heads.csv, kernel.csv and heads.png."""
     seed: int = 0
     """Seed of the repeated tokens and of the sentences."""
 
 
-def main(job: NameEveryHead) -> Path:
-    """Write both tables and the figure; print the heads that have a label, and why scores are absent."""
+def main(job: NameEveryHead, record: Record) -> None:
+    """Keep both results and the figure; say the heads that have a label, and why scores are absent."""
     model = interp.HookedTransformer.from_pretrained(job.model)
+    record.model(model)
     data = interp.RepeatedTokens(seed=job.seed)
-    table, kernel = interp.heads(model, data), attention_kernel(model, data)
-    job.out.mkdir(parents=True, exist_ok=True)
-    for name, result in (("heads", table), ("kernel", kernel)):
-        write_atomically(job.out / f"{name}.csv", partial(interp.frame(result).to_csv, index=False))
-    figure(job.model, table).savefig(job.out / "heads.png", dpi=150)
-    for line in named(table):
-        print(line)
-    for key, reason in table.attrs.items():
-        if str(key).startswith("no_"):
-            print(f"{str(key).replace('_', ' ')}: {reason}")
-    return job.out
+    table = record.step("heads", lambda: interp.heads(model, data))
+    record.step("kernel", lambda: attention_kernel(model, data))
+    record.figure("heads", figure(job.model, table))
+    record.table("named", named(table))
+    for line in sentences(table):
+        record.say(line)
 
 
-def named(table: xr.Dataset) -> list[str]:
+def named(table: xr.Dataset) -> pd.DataFrame:
     """Each labelled head with the score behind its label, its 95 % interval and its null."""
     behind = {rule.label: rule.evidence[0].score for rule in RULES}
-    cells = [table.sel(layer=layer, head=head) for layer in table.layer for head in table["head"]]
-    lines = []
-    for cell in (cell for cell in cells if cell.label.item() in behind):
+    rows: list[dict[str, object]] = []
+    for cell in (table.sel(layer=layer, head=head) for layer in table.layer for head in table["head"]):
         label = str(cell.label.item())
-        score = behind[label]
-        value, low, high, null = (float(cell[f"{score}{end}"]) for end in ("", "_low", "_high", "_null"))
-        place = f"{int(cell.layer)}.{int(cell['head'])}"
-        lines.append(f"{place:<6} {label:<16} {score} {value:.2f} [{low:.2f}, {high:.2f}], null {null:.2f}")
-    return lines
+        if label in behind:
+            score = behind[label]
+            row = {"layer": int(cell.layer), "head": int(cell["head"]), "label": label, "score": score}
+            rows.append({**row, **{name: float(cell[f"{score}{end}"]) for name, end in NUMBERS.items()}})
+    return pd.DataFrame(rows, columns=["layer", "head", "label", "score", *NUMBERS])
+
+
+def sentences(table: xr.Dataset) -> list[str]:
+    """A line for each labelled head, and the reason for each score that the table does not have."""
+    lines = [
+        f"{row.layer}.{row.head} {row.label}: {row.score} {row.value:.2f} [{row.low:.2f}, {row.high:.2f}], "
+        f"null {row.null:.2f}"
+        for row in named(table).itertuples()
+    ]
+    absent = (f"{key}: {reason}" for key, reason in table.attrs.items() if str(key).startswith("no_"))
+    return [*lines, *(line.replace("_", " ", 1) for line in absent)]
 
 
 def figure(name: str, table: xr.Dataset) -> Figure:
@@ -78,7 +81,3 @@ def figure(name: str, table: xr.Dataset) -> Figure:
         plot.heads(table, score, ax=picture.add_subplot(grid[1 + i // 2, i % 2]))
     picture.suptitle(name)
     return picture
-
-
-if __name__ == "__main__":
-    print(main(tyro.cli(NameEveryHead)))

@@ -54,9 +54,14 @@ from interp.analyses.output_lens import output_lens
 from interp.analyses.patching import patch, patch_preset
 from interp.analyses.path_patching import path_patch
 from interp.analyses.paths import orders, path_matrix, paths, term_importance
+from interp.analyses.probing import probe, probe_neurons
 from interp.analyses.recall import recall
 from interp.analyses.residual import IncompleteSumError, Parts
 from interp.analyses.rome import Rome, key_moment, rome_edit
+from interp.analyses.sae import SAE, JumpReLU, ReLU, TopK
+from interp.analyses.sae_files import load_sae, save_sae
+from interp.analyses.sae_metrics import sae_quality
+from interp.analyses.sae_training import train_sae
 from interp.analyses.sentences import IndirectObjects
 from interp.analyses.short_circuit import short_circuit
 from interp.analyses.spans import Mention
@@ -65,9 +70,10 @@ from interp.analyses.tuned_lens import TunedLens, train_tuned_lens
 from interp.analyses.verify import Contract
 from interp.analyses.weight_edit import WeightEdit
 from interp.core.factored import FactoredMatrix
+from interp.core.permutation import permutation_test
 from interp.core.results import frame
 from interp.encoder_decoder import HookedEncoderDecoder
-from interp.engine.analysis import Analysis, run
+from interp.engine.analysis import Analysis
 from interp.engine.batch import Batch
 from interp.engine.hooks import HookPoint
 from interp.engine.metrics import (
@@ -81,7 +87,12 @@ from interp.engine.metrics import (
     of_logits,
 )
 from interp.engine.observe import observe
+from interp.engine.run import Results, run
 from interp.engine.sampling import Sampling
+from interp.engine.sources import open_source
+from interp.engine.store import ActivationStore
+from interp.engine.store_writer import store_activations
+from interp.engine.stream import Stream
 from interp.engine.sweep import Sweep
 from interp.engine.variants import Put, Variant
 from interp.hooked import HookedTransformer
@@ -94,7 +105,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DEMOS",
+    "SAE",
     "ActivationCache",
+    "ActivationStore",
     "Analysis",
     "BackwardLens",
     "Batch",
@@ -115,6 +128,7 @@ __all__ = [
     "IndirectObjects",
     "IntegratedGradients",
     "Interchange",
+    "JumpReLU",
     "Mean",
     "Mention",
     "Metric",
@@ -122,13 +136,17 @@ __all__ = [
     "ModelConfig",
     "Parts",
     "Put",
+    "ReLU",
     "Read",
     "RepeatedTokens",
     "Resample",
+    "Results",
     "Rome",
     "Sampling",
+    "Stream",
     "Sweep",
     "Tap",
+    "TopK",
     "Trace",
     "Transformer",
     "TunedLens",
@@ -172,6 +190,7 @@ __all__ = [
     "knock_out",
     "late_layers",
     "layer_mixing",
+    "load_sae",
     "logit_difference",
     "logit_lens",
     "loss_map",
@@ -182,6 +201,7 @@ __all__ = [
     "observe",
     "of_logits",
     "one_token_losses",
+    "open_source",
     "orders",
     "output_lens",
     "over_checkpoints",
@@ -191,18 +211,25 @@ __all__ = [
     "path_patch",
     "paths",
     "per_token_loss_pca",
+    "permutation_test",
     "phase_change",
+    "probe",
+    "probe_neurons",
     "recall",
     "recovery",
     "rome_edit",
     "run",
+    "sae_quality",
+    "save_sae",
     "shift_edit",
     "short_circuit",
     "singular_directions",
     "skip_trigrams",
+    "store_activations",
     "term_importance",
     "token_attribution",
     "top_pairs",
+    "train_sae",
     "train_tuned_lens",
     "virtual_heads",
 ]

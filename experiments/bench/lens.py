@@ -44,7 +44,7 @@ def of_states(pair: Pair) -> Calls:
     """The lens of states that are there already, the model's products and the same in tiles."""
     model = pair.ours.transformer
     analysis, batch = lens(model.config, top=TOP), interp.Batch(pair.tokens(ROWS, LENGTH))
-    trace = observe(model, batch, analysis.reads(model.config)).trace
+    trace = observe(model, batch, analysis.reads).trace
     states = [value.flatten(0, 1) for value in trace.values()]
 
     def in_tiles() -> None:
@@ -67,7 +67,7 @@ def of_states(pair: Pair) -> Calls:
 def with_the_pass(pair: Pair) -> Calls:
     """The public door, and the pass and the products that it needs."""
     model, tokens = pair.ours.transformer, pair.tokens(ROWS, LENGTH)
-    reads = lens(model.config).reads(model.config)
+    reads = lens(model.config).reads
 
     def needed() -> None:
         trace = observe(model, interp.Batch(tokens), reads, answers_only=True).trace

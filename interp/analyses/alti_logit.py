@@ -18,7 +18,7 @@ from interp.analyses.attribution import attribution, labels
 from interp.analyses.mixing import contributions, layers_read
 from interp.analyses.residual import TOLERANCE, IncompleteSumError
 from interp.core.results import labelled
-from interp.core.stats import Means, Rows
+from interp.core.stats import Partial, Rows
 from interp.engine.analysis import Analysis
 from interp.engine.batch import Batch
 from interp.model.config import ModelConfig
@@ -43,7 +43,7 @@ def alti_logit(config: ModelConfig) -> Analysis:
     mixed = layers_read(config, "alti", range(config.n_layers - 1))
     return Analysis(
         name="alti_logit",
-        reads=lambda c: (*by_source.reads(c), *mixed),
+        reads=(*by_source.reads, *mixed),
         compute=partial(_compute, by_source=by_source),
         reduction=Rows,
         finish=partial(_finish, config=config),
@@ -94,7 +94,7 @@ def _groups(config: ModelConfig) -> dict[str, Tensor]:
     }
 
 
-def _finish(merged: Means | Rows, config: ModelConfig) -> "xr.Dataset":
+def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     dims = {name: ("prompt", "pos") if name == "score" else ("prompt",) for name in merged.rows}
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"

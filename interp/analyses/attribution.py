@@ -19,8 +19,8 @@ from interp.analyses.folded import By, Folded, site
 from interp.analyses.residual import TOLERANCE, IncompleteSumError, logit_direction
 from interp.core.results import labelled
 from interp.core.shapes import shape_text
-from interp.core.stats import Means, Rows
-from interp.engine.analysis import Analysis, run
+from interp.core.stats import Partial, Rows
+from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Answers, Prompts
@@ -86,7 +86,7 @@ def attribute(
         batch = batch.with_answers(torch.arange(len(batch)) % len(directions), None)
     analysis = attribution(config, by, top=top, directions=directions)
     rows = max(1, TOKENS // batch.tokens.shape[1]) if batch_size is None else batch_size
-    return run([analysis], model.transformer, batch.split(rows))["attribution"]
+    return run_batches([analysis], model.transformer, batch.split(rows))["attribution"]
 
 
 def attribution(
@@ -113,7 +113,7 @@ def attribution(
         _check_top(top, config, by)
     return Analysis(
         name="attribution",
-        reads=partial(_reads, by=by, logits=directions is None),
+        reads=_reads(config, by=by, logits=directions is None),
         compute=partial(_compute, by=by, directions=directions),
         reduction=Rows,
         finish=partial(_finish, config=config, by=by, top=top, projected=directions is not None),
@@ -323,7 +323,7 @@ def _of_rows(
 
 
 def _finish(
-    merged: Means | Rows, config: ModelConfig, by: By, top: int | None, projected: bool
+    merged: Partial, config: ModelConfig, by: By, top: int | None, projected: bool
 ) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     rows, names = merged.rows, labels(config, by)

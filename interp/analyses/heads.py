@@ -28,8 +28,8 @@ from interp.analyses.repeats import (
 from interp.analyses.sentences import IndirectObjects, sentence_scores
 from interp.analyses.successor import known_sequences, successor_hits
 from interp.core.results import labelled
-from interp.core.stats import Means, Moments, Rows
-from interp.engine.analysis import Analysis, run
+from interp.core.stats import Means, Moments, Partial
+from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Text
@@ -117,7 +117,7 @@ def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
     values = [Read(f"blocks.{layer}.attn.hook_v", first) for layer in layers if config.unembed]
     return Analysis(
         name="heads",
-        reads=lambda config: [*patterns, *values],
+        reads=(*patterns, *values),
         compute=partial(_compute, patterns=patterns, values=values, data=data),
         reduction=Means,
         finish=partial(_finish, config=config, data=data),
@@ -130,7 +130,7 @@ def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> "xr.Da
         raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}")
     batch = Batch(data.tokens(config.d_vocab, model.text.bos_id or 0), bos=True)
     analysis = head_scores(config, data)
-    return run([analysis], model.transformer, batch.split(batch_size))["heads"]
+    return run_batches([analysis], model.transformer, batch.split(batch_size))["heads"]
 
 
 def _reduced(pattern_bhqk: Float[Tensor, "b h q k"], data: RepeatedTokens) -> Float[Tensor, "b h s"]:
@@ -163,7 +163,7 @@ def _compute(
     return found
 
 
-def _finish(merged: Means | Rows, config: ModelConfig, data: RepeatedTokens) -> "xr.Dataset":
+def _finish(merged: Partial, config: ModelConfig, data: RepeatedTokens) -> "xr.Dataset":
     assert isinstance(merged, Means)
     moments = dict(merged.moments)
     windows = [config.window if config.is_local(layer) else None for layer in range(config.n_layers)]

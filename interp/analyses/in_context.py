@@ -5,7 +5,6 @@ the last residual stream, some rows of logits at a time, and dies with its batch
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,8 @@ from torch import Tensor
 from interp.analyses.checkpoints import over_checkpoints
 from interp.analyses.lens import CHUNK
 from interp.core.results import labelled
-from interp.core.stats import Means, Moments, Rows
-from interp.engine.analysis import Analysis, run
+from interp.core.stats import MaskedMeans, MaskedMoments, Means, Partial, Rows
+from interp.engine.analysis import Analysis, NotFiniteError, run_batches
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Prompts
@@ -63,7 +62,7 @@ def in_context(
     """
     analysis = position_losses(model.transformer.config, early=early, late=late)
     batches = _batches(model, data, prepend_bos, batch_size)
-    return run([analysis], model.transformer, batches)[analysis.name]
+    return run_batches([analysis], model.transformer, batches)[analysis.name]
 
 
 def position_losses(config: ModelConfig, *, early: int = 50, late: int = 500) -> Analysis:
@@ -75,7 +74,7 @@ def position_losses(config: ModelConfig, *, early: int = 50, late: int = 500) ->
         )
     return Analysis(
         name="in_context",
-        reads=_reads,
+        reads=_reads(config),
         compute=partial(_curves, early=early, late=late),
         reduction=MaskedMeans,
         finish=partial(_finish, early=early, late=late),
@@ -123,7 +122,7 @@ def one_token_losses(
     """
     analysis = chosen_losses(model.transformer.config, seed=seed)
     batches = _batches(model, data, prepend_bos, batch_size)
-    return run([analysis], model.transformer, batches)[analysis.name]
+    return run_batches([analysis], model.transformer, batches)[analysis.name]
 
 
 def chosen_losses(config: ModelConfig, *, seed: int = 0) -> Analysis:
@@ -133,60 +132,11 @@ def chosen_losses(config: ModelConfig, *, seed: int = 0) -> Analysis:
     keys = torch.randint(1, 2**31, (config.n_ctx,), generator=dice)
     return Analysis(
         name="one_token_losses",
-        reads=_reads,
+        reads=_reads(config),
         compute=partial(_chosen, keys=keys),
         reduction=Rows,
         finish=partial(_finish_chosen, seed=seed),
     )
-
-
-@dataclass(frozen=True)
-class MaskedMoments(Moments):
-    """Moments of rows with gaps (NaN): every entry has its own count. Merging widens the shorter last axis."""
-
-    counts: Float[Tensor, "..."]
-    """How many rows have each entry; the mean is 0 where none has."""
-
-    @classmethod
-    def of(cls, rows: Float[Tensor, "b ..."]) -> "MaskedMoments":
-        """The moments of one batch over its first axis."""
-        wide, absent = rows.double(), rows.isnan()
-        counts = (~absent).sum(0).double()
-        mean = wide.masked_fill(absent, 0.0).sum(0) / counts.clamp_min(1.0)
-        spread = (wide - mean).masked_fill(absent, 0.0).square().sum(0)
-        return cls(rows.shape[0], mean, spread, counts)
-
-    def merge(self, other: Moments) -> "MaskedMoments":
-        """The moments of both batches together."""
-        assert isinstance(other, MaskedMoments)
-        a, b = self.widened(other.mean.shape), other.widened(self.mean.shape)
-        counts = a.counts + b.counts
-        share, step = b.counts / counts.clamp_min(1.0), b.mean - a.mean
-        spread = a.spread + b.spread + step.square() * a.counts * share
-        return MaskedMoments(a.n + b.n, a.mean + step * share, spread, counts)
-
-    def widened(self, shape: torch.Size) -> "MaskedMoments":
-        """The same with entries that no row has, up to a longer last axis."""
-        more = max(0, shape[-1] - self.mean.shape[-1]) if shape else 0
-        mean, spread, counts = (
-            F.pad(x, (0, more)) if more else x for x in (self.mean, self.spread, self.counts)
-        )
-        return MaskedMoments(self.n, mean, spread, counts)
-
-    def standard_error(self) -> Float[Tensor, "..."]:
-        """Standard error of each mean over its rows; NaN for fewer than two."""
-        error = (self.spread / (self.counts - 1).clamp_min(1.0) / self.counts.clamp_min(1.0)).sqrt()
-        return error.masked_fill(self.counts < 2, torch.nan)
-
-
-@dataclass(frozen=True)
-class MaskedMeans(Means):
-    """A reduction: the moments of each named value over the rows that have it (not NaN)."""
-
-    @classmethod
-    def of(cls, rows: Mapping[str, Tensor]) -> "MaskedMeans":
-        """The partial result of one batch."""
-        return cls({name: MaskedMoments.of(value) for name, value in rows.items()})
 
 
 def by_text(losses: Float[Tensor, "b n"], batch: Batch) -> Float[Tensor, "t n"]:
@@ -198,6 +148,7 @@ def by_text(losses: Float[Tensor, "b n"], batch: Batch) -> Float[Tensor, "t n"]:
     starts[:, 0] = True
     if batch.documents is not None:
         starts[:, 1:] = batch.documents[:, 1:] != batch.documents[:, :-1]
+        starts &= batch.documents >= 0
     text = starts.flatten().cumsum(0).view_as(batch.tokens) - 1
     index = Layout(batch.keep, batch.documents).positions(n, 0, losses.device)
     known = ~losses.isnan()
@@ -282,7 +233,7 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Float[Tensor, "b 
     found = torch.full(target.shape, torch.nan, dtype=wide, device=stream.device)
     found[known] = torch.cat(each)
     if not bool(found[known].isfinite().all()):
-        raise ValueError("finite losses are required; the model's are NaN or infinite on this batch")
+        raise NotFiniteError("finite losses are required; the model's are NaN or infinite on this batch")
     return found
 
 
@@ -292,7 +243,7 @@ def _curves(trace: Trace, batch: Batch, model: Transformer, early: int, late: in
     return {"loss": loss, "score": none if loss.shape[1] < late else loss[:, late - 1] - loss[:, early - 1]}
 
 
-def _finish(merged: Means | Rows, early: int, late: int) -> "xr.Dataset":
+def _finish(merged: Partial, early: int, late: int) -> "xr.Dataset":
     assert isinstance(merged, Means)
     loss, score = merged.moments["loss"], merged.moments["score"]
     assert isinstance(loss, MaskedMoments) and isinstance(score, MaskedMoments)
@@ -337,7 +288,7 @@ def _chosen(trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, "c
     return {"loss": loss.gather(1, index[:, None] - 1)[:, 0], "index": index}
 
 
-def _finish_chosen(merged: Means | Rows, seed: int) -> "xr.Dataset":
+def _finish_chosen(merged: Partial, seed: int) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     loss = merged.rows["loss"]
     return labelled(

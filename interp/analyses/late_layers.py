@@ -17,8 +17,8 @@ from interp.analyses.lens import CHUNK
 from interp.analyses.output_lens import Part
 from interp.core.precision import wide
 from interp.core.results import labelled
-from interp.core.stats import Means, Rows
-from interp.engine.analysis import Analysis, run
+from interp.core.stats import Means, Partial
+from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject, observe
 from interp.engine.text import Answers, Prompts
@@ -73,7 +73,7 @@ def late_layers(
     if frequencies is None:
         frequencies = mean_prediction(model.transformer, batch, batch_size)
     analysis = last_layer(config, frequencies)
-    found = run([analysis], model.transformer, batch.split(batch_size))[analysis.name]
+    found = run_batches([analysis], model.transformer, batch.split(batch_size))[analysis.name]
     return found.assign_attrs(
         frequencies="given" if given else "the model's mean prediction on these prompts"
     )
@@ -90,7 +90,7 @@ def last_layer(config: ModelConfig, frequencies: Float[Tensor, "v"]) -> Analysis
     share = frequencies.double() / frequencies.double().sum()
     return Analysis(
         name="late_layers",
-        reads=_reads,
+        reads=_reads(config),
         compute=partial(_compute, share=share),
         reduction=Means,
         finish=partial(_finish, config=config),
@@ -237,7 +237,7 @@ def _to_first(pattern: Float[Tensor, "b h k"], batch: Batch) -> Float[Tensor, "b
     return pattern.gather(-1, first[:, None, None].expand(-1, pattern.shape[1], 1))[..., 0]
 
 
-def _finish(merged: Means | Rows, config: ModelConfig) -> "xr.Dataset":
+def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     assert isinstance(merged, Means)
     dims = {
         **dict.fromkeys(("attribution", "cosine", "log_prob_change", "rank_change"), ("component",)),

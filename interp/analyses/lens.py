@@ -15,8 +15,8 @@ from torch import Tensor
 
 from interp.analyses.vocabulary import LogitTiles, Reference, statistics
 from interp.core.results import labelled
-from interp.core.stats import Means, Moments, Rows
-from interp.engine.analysis import Analysis, run
+from interp.core.stats import Moments, Partial, Rows
+from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Prompts
@@ -86,7 +86,7 @@ def logit_lens(
     if translators is not None:
         translators.check(model.transformer, lens_sites(config, sites)[:-1])
     analysis = lens(config, top=top, sites=sites, positions=positions, translators=translators)
-    return run([analysis], model.transformer, batch.split(batch_size))["logit_lens"]
+    return run_batches([analysis], model.transformer, batch.split(batch_size))["logit_lens"]
 
 
 def lens(
@@ -108,7 +108,7 @@ def lens(
         raise ValueError("at least one position is required, got none")
     return Analysis(
         name="logit_lens",
-        reads=lambda _: tuple(Read(site) for site in states),
+        reads=tuple(Read(site) for site in states),
         compute=partial(_compute, sites=states, positions=chosen, translators=translators, top=top),
         reduction=Rows,
         finish=partial(_finish, config=config, sites=states, positions=chosen),
@@ -236,7 +236,7 @@ def _targets(batch: Batch) -> Int[Tensor, "b p"]:
 
 
 def _finish(
-    merged: Means | Rows, config: ModelConfig, sites: tuple[str, ...], positions: Sequence[int] | None
+    merged: Partial, config: ModelConfig, sites: tuple[str, ...], positions: Sequence[int] | None
 ) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     dims = ("prompt", "depth", "pos")

@@ -19,9 +19,9 @@ from torch import Tensor
 from interp.analyses.lens import _targets
 from interp.core.precision import wide
 from interp.core.results import labelled
-from interp.core.stats import Means, Rows
+from interp.core.stats import Partial, Rows
 from interp.core.tiles import row_tiles
-from interp.engine.analysis import Analysis, run
+from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Prompts
@@ -160,7 +160,7 @@ def output_lens(
     if answer is not None:
         batch = batch.with_answers(model.text.targets(answer, len(batch)), None)
     analysis = output(model.transformer.config, part, top=top)
-    return run([analysis], model.transformer, batch.split(batch_size))[analysis.name]
+    return run_batches([analysis], model.transformer, batch.split(batch_size))[analysis.name]
 
 
 def output(config: ModelConfig, part: str, *, top: int = 10) -> Analysis:
@@ -174,7 +174,7 @@ def output(config: ModelConfig, part: str, *, top: int = 10) -> Analysis:
     chosen = Part.of(part, config)
     return Analysis(
         name="output_lens",
-        reads=chosen.reads,
+        reads=chosen.reads(config),
         compute=partial(_compute, part=chosen, top=top),
         reduction=Rows,
         finish=partial(_finish, config=config, part=part),
@@ -221,7 +221,7 @@ def spoken(
     return {**found, "norm": written.norm(dim=-1)}
 
 
-def _finish(merged: Means | Rows, config: ModelConfig, part: str) -> "xr.Dataset":
+def _finish(merged: Partial, config: ModelConfig, part: str) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     dims = ("prompt", "pos", "rank")
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"

@@ -22,8 +22,8 @@ from interp.analyses.frozen import Frozen, FrozenLayer, Readings, frozen_reads
 from interp.analyses.residual import check_sum, logit_direction
 from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
-from interp.core.stats import Means, Rows
-from interp.engine.analysis import Analysis, run
+from interp.core.stats import Means, Partial, Rows
+from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject, observe
 from interp.engine.text import Answers, Prompts
@@ -129,7 +129,7 @@ def term_importance(
     """
     batch = model.text.batch(data, prepend_bos=prepend_bos)
     analysis = order_losses(model.transformer.config)
-    return run([analysis], model.transformer, batch.split(batch_size))[analysis.name]
+    return run_batches([analysis], model.transformer, batch.split(batch_size))[analysis.name]
 
 
 def order_losses(config: ModelConfig) -> Analysis:
@@ -137,7 +137,7 @@ def order_losses(config: ModelConfig) -> Analysis:
     frozen_reads(config)  # refuses what cannot be expanded
     return Analysis(
         name="term_importance",
-        reads=frozen_reads,
+        reads=frozen_reads(config),
         compute=_losses,
         reduction=Means,
         finish=partial(_finish_losses, config=config),
@@ -175,7 +175,7 @@ def _row_loss(frozen: Frozen, batch: Batch, stream: Float[Tensor, "b p d"]) -> F
     return loss.sum(1) / counted.sum(1)
 
 
-def _finish_losses(merged: Means | Rows, config: ModelConfig) -> "xr.Dataset":
+def _finish_losses(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     assert isinstance(merged, Means)
     n, h = config.n_layers, config.n_heads
     axis = {"loss": "order", "reduction": "order", "alone": "layer", "given_others": "layer"}
@@ -226,7 +226,7 @@ def paths(
     foils = None if wrong is None else model.text.targets(wrong, len(batch))
     batch = batch.with_answers(model.text.targets(answer, len(batch)), foils)
     analysis = path_expansion(model.transformer.config)
-    return run([analysis], model.transformer, batch.split(batch_size))[analysis.name]
+    return run_batches([analysis], model.transformer, batch.split(batch_size))[analysis.name]
 
 
 def path_expansion(config: ModelConfig) -> Analysis:
@@ -234,7 +234,7 @@ def path_expansion(config: ModelConfig) -> Analysis:
     frozen_reads(config)  # refuses what cannot be expanded
     return Analysis(
         name="paths",
-        reads=frozen_reads,
+        reads=frozen_reads(config),
         compute=_contributions,
         reduction=Rows,
         finish=partial(_finish_paths, config=config),
@@ -321,7 +321,7 @@ def _labels(config: ModelConfig, key: tuple[int, ...]) -> list[str]:
     return [f"{first}>{path_label((key[1], h))}" for h in range(config.n_heads) for first in writes]
 
 
-def _finish_paths(merged: Means | Rows, config: ModelConfig) -> "xr.Dataset":
+def _finish_paths(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     grid = list(_grid(config))
     names = [label for key in grid for label in _labels(config, key)]

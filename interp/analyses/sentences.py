@@ -16,8 +16,8 @@ from torch import Tensor
 
 from interp.analyses.attribution import attribution
 from interp.core.results import labelled
-from interp.core.stats import Means, Moments, Rows
-from interp.engine.analysis import Analysis, run
+from interp.core.stats import Moments, Partial, Rows
+from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.engine.text import Text
 from interp.model.config import ModelConfig
@@ -98,7 +98,7 @@ def name_attention(config: ModelConfig) -> Analysis:
     """Attention from the last position to each name; batches end in the last column, and name them as their answers."""
     return Analysis(
         name="name_attention",
-        reads=_reads,
+        reads=_reads(config),
         compute=_compute,
         reduction=Rows,
         finish=partial(_finish, config=config),
@@ -136,8 +136,8 @@ def sentence_scores(
     config = model.config
     names = name_attention(config)
     asked = [replace(names, last_only=True), attribution(config, "head")] if config.unembed else [names]
-    found = run(asked, model, said.split(batch_size))
-    other = run([names], model, unsaid.split(batch_size))["name_attention"]
+    found = run_batches(asked, model, said.split(batch_size))
+    other = run_batches([names], model, unsaid.split(batch_size))["name_attention"]
     receiver, first, giver = (torch.from_numpy(found["name_attention"][name].values) for name in MENTIONS)
     unmentioned = torch.from_numpy(other["giver"].values).mean(0)
     scores = {
@@ -197,7 +197,7 @@ def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Ten
     return {name: (rows * masks[:, i, None, None]).sum(-1) for i, name in enumerate(MENTIONS)}
 
 
-def _finish(merged: Means | Rows, config: ModelConfig) -> "xr.Dataset":
+def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     return labelled(
         {name: (("prompt", "layer", "head"), value) for name, value in merged.rows.items()},

@@ -29,8 +29,8 @@ from interp.analyses.mixing import (
 )
 from interp.core.results import labelled
 from interp.core.shapes import nearest
-from interp.core.stats import Means, Rows
-from interp.engine.analysis import Analysis, run
+from interp.core.stats import Partial, Rows
+from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Answers, Prompts
@@ -148,7 +148,7 @@ def scores(
     at = columns(batch, pos)
     if isinstance(how, Mixed):
         analysis = mixed_attribution(model.config, how, pos=pos)
-        return run([analysis], model, batch.split(batch_size))[analysis.name]
+        return run_batches([analysis], model, batch.split(batch_size))[analysis.name]
     if isinstance(how, AltiLogit):
         return _alti_logit(model, batch, at, batch_size)
     if isinstance(how, GradientTimesInput):
@@ -187,7 +187,7 @@ def layer_mixing(
     """
     batch = model.text.batch(prompts, prepend_bos=prepend_bos)
     analysis = layer_matrices(model.transformer.config, kernel)
-    return run([analysis], model.transformer, batch.split(batch_size))[analysis.name]
+    return run_batches([analysis], model.transformer, batch.split(batch_size))[analysis.name]
 
 
 def layer_matrices(config: ModelConfig, kernel: Kernel) -> Analysis:
@@ -205,7 +205,7 @@ def layer_matrices(config: ModelConfig, kernel: Kernel) -> Analysis:
 
     return Analysis(
         name="layer_mixing",
-        reads=lambda _: reads,
+        reads=reads,
         compute=compute,
         reduction=Rows,
         finish=partial(_finish_layers, config=config, kernel=kernel),
@@ -219,7 +219,7 @@ def mixed_attribution(config: ModelConfig, how: Mixed, *, pos: int = -1) -> Anal
     attrs = {"unit": "share", "sums_to": "1, less what the sink takes" if sinks else "1"}
     return Analysis(
         name="token_attribution",
-        reads=lambda _: reads,
+        reads=reads,
         compute=partial(_compute, how=how, pos=pos),
         reduction=Rows,
         finish=partial(_finish, attrs=attrs),
@@ -280,19 +280,19 @@ def _alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"], batch_si
     keep = every & before
     analysis = alti_logit(model.config)
     aligned = replace(batch, keep=keep).left_aligned()
-    result = run([analysis], model, aligned.split(batch_size))[analysis.name]
+    result = run_batches([analysis], model, aligned.split(batch_size))[analysis.name]
     found = torch.tensor(result.score.values)
     order = keep.int().argsort(dim=1, stable=True).to(found.device)
     score = _without_padding(torch.zeros_like(found).scatter(1, order, found), batch)
     return result.assign(score=(("prompt", "pos"), score.numpy()))
 
 
-def _finish(merged: Means | Rows, attrs: Mapping[str, str]) -> "xr.Dataset":
+def _finish(merged: Partial, attrs: Mapping[str, str]) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     return labelled({"score": (("prompt", "pos"), merged.rows["score"])}, attrs=attrs)
 
 
-def _finish_layers(merged: Means | Rows, config: ModelConfig, kernel: Kernel) -> "xr.Dataset":
+def _finish_layers(merged: Partial, config: ModelConfig, kernel: Kernel) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     dims: dict[str, Sequence[str]] = {
         "contribution": ("prompt", "layer", "query", "key"),

@@ -1,7 +1,5 @@
 """The commands that look at one model: the report page, tables of heads, the backward lens, its numerical contract."""
 
-import runpy
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -244,28 +242,6 @@ class Verify:
         found = model.verify()
         print(found)
         return 0 if found.passed else 1
-
-
-@dataclass(frozen=True)
-class Run:
-    """Run an experiment file with the arguments that follow it."""
-
-    file: Annotated[Path, tyro.conf.Positional]
-    """A Python file, say one of experiments/."""
-    args: tyro.conf.Suppress[tuple[str, ...]] = ()
-
-    debug: tyro.conf.Suppress[bool] = False
-
-    def run(self) -> None:
-        """Run the file as `__main__`; its own errors keep their tracebacks."""
-        if not self.file.is_file():
-            raise FileNotFoundError(f"{self.file} does not exist: the path of a Python file is required")
-        before = sys.argv
-        sys.argv = [str(self.file), *self.args]
-        try:
-            runpy.run_path(str(self.file), run_name="__main__")
-        finally:
-            sys.argv = before
 
 
 def _best_heads(scores: "xr.Dataset") -> "pd.DataFrame":

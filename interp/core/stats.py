@@ -1,33 +1,114 @@
-"""Sums that merge: partial results of any split of the data add up to the same numbers."""
+"""Sums that merge: partial results of any split of the data add up to the same numbers.
+
+A *reduction* turns the per-row values of one batch into a *partial* (`of`); partials merge. `tensors` and `load` carry
+a partial through files and between processes, bit for bit.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.resampling import poisson_weights
+
+P = TypeVar("P")
 Z95 = 1.959963984540054
 """Half-width of a 95 % interval in standard errors of a normal mean."""
+
+
+@runtime_checkable
+class Partial(Protocol):
+    """What a reduction made of some rows."""
+
+    def merge(self: P, other: P) -> P:
+        """Both partial results together."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, flat; names of what belongs together are joined by "/"."""
+        ...
+
+
+@runtime_checkable
+class Reduction(Protocol):
+    """How rows combine; a class with class methods, or a record with parameters."""
+
+    def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> Partial:
+        """The partial result of one batch, from values `[n ...]` and the identities of their rows."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor]) -> Partial:
+        """The partial whose `tensors` these are."""
+        ...
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """The same sums under other weights of the rows: a bootstrap that merges (Efron 1979; Poisson weights).
+
+    Weights belong to the row, not to the batch, so no split and no order changes them.
+    """
+
+    weight: Float[Tensor, "r ..."]
+    total: Float[Tensor, "r ..."]
+
+    @classmethod
+    def of(cls, values: Float[Tensor, "n ..."], weights: Float[Tensor, "r n"]) -> "Replicates":
+        """Weighted sums of values (0 where there is none: NaN), and the weights that went into each."""
+        weights, absent, shape = weights.to(values.device), values.isnan(), (len(weights), *values.shape[1:])
+        total = weights @ values.masked_fill(absent, 0.0).reshape(len(values), -1)
+        if not bool(absent.any()):
+            return cls(weights.sum(1), total.view(shape))
+        weight = weights @ (~absent).double().reshape(len(values), -1)
+        return cls(weight.view(shape), total.view(shape))
+
+    def merge(self, other: "Replicates") -> "Replicates":
+        """The sums over both parts."""
+        total = self.total + other.total
+        if self.weight.ndim == other.weight.ndim:
+            return Replicates(self.weight + other.weight, total)
+        return Replicates(self.per_cell() + other.per_cell(), total)
+
+    def per_cell(self) -> Float[Tensor, "r ..."]:
+        """The weights behind every cell of `total`."""
+        if self.weight.ndim == self.total.ndim:
+            return self.weight
+        return self.weight.view(-1, *[1] * (self.total.ndim - 1)).expand_as(self.total)
+
+    def widened(self, more: int) -> "Replicates":
+        """The same with `more` entries without rows at the end of the last axis."""
+        return Replicates(F.pad(self.per_cell(), (0, more)), F.pad(self.total, (0, more)))
+
+    def means(self) -> Float[Tensor, "r ..."]:
+        """The mean in every replicate; NaN where no row has any weight."""
+        weight = self.per_cell()
+        return (self.total / weight).masked_fill(weight == 0, torch.nan)
 
 
 @dataclass(frozen=True)
 class Moments:
     """Count, mean and summed squared deviation over rows, in float64; `merge` is exact and order-free to rounding.
 
-    Merging uses Chan's pairwise update, so a large common offset costs no digits.
+    Merging uses Chan's pairwise update, so a large common offset costs no digits. With `replicates`, standard errors
+    and intervals are those of the bootstrap (standard deviation and percentiles of the replicates' means).
     """
 
     n: int
     mean: Float[Tensor, "..."]
     spread: Float[Tensor, "..."]
+    replicates: Replicates | None = None
 
     @classmethod
-    def of(cls, rows: Float[Tensor, "b ..."]) -> "Moments":
-        """The moments of one batch over its first axis."""
+    def of(cls, rows: Float[Tensor, "b ..."], weights: Float[Tensor, "r b"] | None = None) -> "Moments":
+        """The moments of one batch over its first axis; weights: those of each row in each replicate."""
         wide = rows.double()
         mean = wide.mean(0)
-        return cls(rows.shape[0], mean, (wide - mean).square().sum(0))
+        replicates = None if weights is None else Replicates.of(wide, weights)
+        return cls(rows.shape[0], mean, (wide - mean).square().sum(0), replicates)
 
     def merge(self, other: "Moments") -> "Moments":
         """The moments of both batches together."""
@@ -35,16 +116,22 @@ class Moments:
         step = other.mean - self.mean
         mean = self.mean + step * (other.n / n)
         spread = self.spread + other.spread + step.square() * (self.n * other.n / n)
-        return Moments(n, mean, spread)
+        return Moments(n, mean, spread, _both(self.replicates, other.replicates))
 
     def standard_error(self) -> Float[Tensor, "..."]:
         """Standard error of the mean over rows; NaN for a single row."""
+        if self.replicates is not None:
+            return self.replicates.means().std(0)
         if self.n < 2:
             return torch.full_like(self.mean, torch.nan)
         return (self.spread / (self.n - 1) / self.n).sqrt()
 
     def interval(self) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-        """A 95 % interval of the mean, normal approximation over rows."""
+        """A 95 % interval of the mean: percentiles of the replicates, else the normal approximation over rows."""
+        if self.replicates is not None:
+            ends = torch.tensor([0.025, 0.975], dtype=torch.float64, device=self.mean.device)
+            low, high = self.replicates.means().nanquantile(ends, 0)
+            return low, high
         half = Z95 * self.standard_error()
         return self.mean - half, self.mean + half
 
@@ -53,21 +140,120 @@ class Moments:
         low, high = self.interval()
         return {name: (dims, self.mean), f"{name}_low": (dims, low), f"{name}_high": (dims, high)}
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, by name."""
+        found = {"n": torch.tensor(self.n), "mean": self.mean, "spread": self.spread}
+        if self.replicates is None:
+            return found
+        return found | {"weight": self.replicates.weight, "total": self.replicates.total}
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor]) -> "Moments":
+        """The moments whose `tensors` these are."""
+        replicates = Replicates(tensors["weight"], tensors["total"]) if "total" in tensors else None
+        return cls(int(tensors["n"]), tensors["mean"], tensors["spread"], replicates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedMoments(Moments):
+    """Moments of rows with gaps (NaN): every entry has its own count. Merging widens the shorter last axis."""
+
+    counts: Float[Tensor, "..."]
+    """How many rows have each entry; the mean is 0 where none has."""
+
+    @classmethod
+    def of(cls, rows: Float[Tensor, "b ..."], weights: Float[Tensor, "r b"] | None = None) -> "MaskedMoments":
+        """The moments of one batch over its first axis."""
+        wide, absent = rows.double(), rows.isnan()
+        counts = (~absent).sum(0).double()
+        mean = wide.masked_fill(absent, 0.0).sum(0) / counts.clamp_min(1.0)
+        spread = (wide - mean).masked_fill(absent, 0.0).square().sum(0)
+        replicates = None if weights is None else Replicates.of(wide, weights)
+        return cls(rows.shape[0], mean, spread, replicates, counts=counts)
+
+    def merge(self, other: Moments) -> "MaskedMoments":
+        """The moments of both batches together."""
+        assert isinstance(other, MaskedMoments)
+        a, b = self.widened(other.mean.shape), other.widened(self.mean.shape)
+        counts = a.counts + b.counts
+        share, step = b.counts / counts.clamp_min(1.0), b.mean - a.mean
+        spread = a.spread + b.spread + step.square() * a.counts * share
+        replicates = _both(a.replicates, b.replicates)
+        return MaskedMoments(a.n + b.n, a.mean + step * share, spread, replicates, counts=counts)
+
+    def widened(self, shape: torch.Size) -> "MaskedMoments":
+        """The same with entries that no row has, up to a longer last axis."""
+        more = max(0, shape[-1] - self.mean.shape[-1]) if shape else 0
+        if not more:
+            return self
+        mean, spread, counts = (F.pad(x, (0, more)) for x in (self.mean, self.spread, self.counts))
+        replicates = None if self.replicates is None else self.replicates.widened(more)
+        return MaskedMoments(self.n, mean, spread, replicates, counts=counts)
+
+    def standard_error(self) -> Float[Tensor, "..."]:
+        """Standard error of each mean over its rows; NaN for fewer than two."""
+        if self.replicates is not None:
+            error = self.replicates.means().std(0)
+        else:
+            error = (self.spread / (self.counts - 1).clamp_min(1.0) / self.counts.clamp_min(1.0)).sqrt()
+        return error.masked_fill(self.counts < 2, torch.nan)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, by name."""
+        return super().tensors() | {"counts": self.counts}
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor]) -> "MaskedMoments":
+        """The moments whose `tensors` these are."""
+        plain = Moments.load(tensors)
+        return cls(plain.n, plain.mean, plain.spread, plain.replicates, counts=tensors["counts"])
+
 
 @dataclass(frozen=True)
 class Means:
     """A reduction: keep only the moments of each named per-row value."""
 
     moments: Mapping[str, Moments]
+    refuses_nan: ClassVar[bool] = True
+    """Whether a row with a value that is not finite must be left out."""
 
     @classmethod
-    def of(cls, rows: Mapping[str, Tensor]) -> "Means":
-        """The partial result of one batch."""
-        return cls({name: Moments.of(value) for name, value in rows.items()})
+    def of(
+        cls,
+        values: Mapping[str, Tensor],
+        rows: Int[Tensor, "n"] | None = None,
+        weights: Float[Tensor, "r n"] | None = None,
+    ) -> "Means":
+        """The partial result of one batch; weights: of each row in each replicate of a bootstrap."""
+        return cls({name: cls._kind().of(value, weights) for name, value in values.items()})
 
     def merge(self, other: "Means") -> "Means":
         """Both partial results together."""
-        return Means({name: m.merge(other.moments[name]) for name, m in self.moments.items()})
+        return type(self)({name: m.merge(other.moments[name]) for name, m in self.moments.items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The moments of every value, as `value/mean` and so on."""
+        return joined({name: m.tensors() for name, m in self.moments.items()})
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor]) -> "Means":
+        """The partial whose `tensors` these are."""
+        return cls({name: cls._kind().load(part) for name, part in parted(tensors).items()})
+
+    @classmethod
+    def _kind(cls) -> type[Moments]:
+        return Moments
+
+
+@dataclass(frozen=True)
+class MaskedMeans(Means):
+    """A reduction: the moments of each named value over the rows that have it (not NaN)."""
+
+    refuses_nan: ClassVar[bool] = False
+
+    @classmethod
+    def _kind(cls) -> type[Moments]:
+        return MaskedMoments
 
 
 @dataclass(frozen=True)
@@ -75,12 +261,105 @@ class Rows:
     """A reduction: keep every row of each named value, in order."""
 
     rows: Mapping[str, Tensor]
+    ids: Int[Tensor, "n"] | None = None
+    """The identity of each row, where the rows came with one."""
 
     @classmethod
-    def of(cls, rows: Mapping[str, Tensor]) -> "Rows":
+    def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> "Rows":
         """The partial result of one batch."""
-        return cls(dict(rows))
+        return cls(dict(values), rows)
 
     def merge(self, other: "Rows") -> "Rows":
-        """The rows of this part followed by those of the other."""
-        return Rows({name: torch.cat((r, other.rows[name])) for name, r in self.rows.items()})
+        """The rows of this part followed by those of the other; shorter ones end in NaN (floats) or -1 (integers)."""
+        ids = None if self.ids is None or other.ids is None else torch.cat((self.ids, other.ids))
+        return Rows({name: _stacked(r, other.rows[name]) for name, r in self.rows.items()}, ids)
+
+    def ordered(self) -> "Rows":
+        """The same rows sorted by identity; equal ones keep their order."""
+        if self.ids is None:
+            return self
+        order = self.ids.argsort(stable=True)
+        return Rows({name: r[order.to(r.device)] for name, r in self.rows.items()}, self.ids[order])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, by name; the identities as "/ids"."""
+        return dict(self.rows) | ({} if self.ids is None else {"/ids": self.ids})
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor]) -> "Rows":
+        """The partial whose `tensors` these are."""
+        values = dict(tensors)
+        ids = values.pop("/ids", None)
+        return cls(values, ids)
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """A reduction: that of `kind`, with intervals from a bootstrap over rows.
+
+    The weight of a row in a replicate is Poisson(1), drawn from the row's identity, the replicate's number and the
+    seed. Rows of one identity (pieces of a text) stay together, so they count as one cluster.
+    """
+
+    kind: type[Means]
+    replicates: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.replicates < 20:
+            raise ValueError(f"a 95 % interval requires at least 20 replicates, got {self.replicates}")
+
+    @property
+    def refuses_nan(self) -> bool:
+        """As `kind` says."""
+        return self.kind.refuses_nan
+
+    def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> Means:
+        """The partial result of one batch; ValueError for rows without identities."""
+        if rows is None:
+            raise ValueError("a bootstrap requires rows with identities: number the batch (`Batch.row`)")
+        return self.kind.of(values, rows, poisson_weights(rows, self.replicates, self.seed))
+
+    def load(self, tensors: Mapping[str, Tensor]) -> Means:
+        """The partial whose `tensors` these are."""
+        return self.kind.load(tensors)
+
+
+def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Named groups of tensors as one flat group, `group/name`."""
+    return {f"{group}/{name}": value for group, part in parts.items() for name, value in part.items()}
+
+
+def parted(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The groups that `joined` made flat; a group's own name may hold "/"."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for path, value in tensors.items():
+        group, _, name = path.rpartition("/")
+        parts.setdefault(group, {})[name] = value
+    return parts
+
+
+def on_host(partial: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU, each contiguous and with a memory of its own."""
+    form = torch.contiguous_format
+    return {name: value.detach().cpu().clone(memory_format=form) for name, value in partial.items()}
+
+
+def _both(one: Replicates | None, other: Replicates | None) -> Replicates | None:
+    if one is None or other is None:
+        return None
+    return one.merge(other)
+
+
+def _stacked(one: Tensor, other: Tensor) -> Tensor:
+    """One tensor above the other; where trailing axes differ, the shorter is filled up at its end."""
+    if one.shape[1:] == other.shape[1:]:
+        return torch.cat((one, other))
+    shape = [max(pair) for pair in zip(one.shape[1:], other.shape[1:], strict=True)]
+    return torch.cat([_filled(x, shape) for x in (one, other)])
+
+
+def _filled(value: Tensor, shape: Sequence[int]) -> Tensor:
+    pad = [n for wanted, have in zip(reversed(shape), reversed(value.shape[1:]), strict=True)
+           for n in (0, wanted - have)]  # fmt: skip
+    return F.pad(value, pad, value=torch.nan if value.is_floating_point() else -1)

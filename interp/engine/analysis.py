@@ -1,13 +1,14 @@
 """An analysis as data, and the loop that runs any number of them over any number of batches in shared passes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from jaxtyping import Int
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.stats import Means, Rows
+from interp.core.stats import Partial, Reduction
 from interp.engine.batch import Batch
 from interp.engine.observe import deepest, observe
 from interp.model.config import ModelConfig
@@ -17,52 +18,104 @@ from interp.model.transformer import Transformer
 if TYPE_CHECKING:
     import xarray as xr
 
+Values = Mapping[str, Mapping[str, Tensor]]
+"""What every analysis computed, by its name: one entry per row in the first axis of each tensor."""
+
+
+class NotFiniteError(ValueError):
+    """A model's numbers are NaN or infinite on some row; a stream sets that row aside."""
+
 
 @dataclass(frozen=True)
 class Analysis:
     """What to read, what to compute from it per row, how rows combine, and how the result is labelled.
 
-    `compute` returns tensors whose first axis is the batch row; it knows neither device nor batch size, so splitting
-    the data changes no number. `reduction` keeps every row (`Rows`) or only their moments (`Means`).
+    `compute` returns tensors whose first axis is the batch row (in packed rows: the text, in the order of
+    `Batch.identities`); it knows neither device nor batch size, so splitting the data changes no number. `reduction`
+    keeps every row (`Rows`), only their moments (`Means`), or what else `core` has.
     """
 
     name: str
-    reads: Callable[[ModelConfig], Sequence[Read]]
+    reads: Sequence[Read]
     compute: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]]
-    reduction: type[Means] | type[Rows]
-    finish: Callable[[Means | Rows], "xr.Dataset"]
+    reduction: Reduction
+    finish: Callable[[Partial], "xr.Dataset"]
     last_only: bool = False
     """Whether sites after the blocks (final norm, logits) are needed at the last real token only."""
 
 
-def run(
-    analyses: Sequence[Analysis],
-    model: Transformer,
-    batches: Iterable[Batch],
-    *,
-    total: int | None = None,
-) -> dict[str, "xr.Dataset"]:
+@dataclass(frozen=True, eq=False)
+class Questions:
+    """Several analyses and the one pass that answers them all: the union of their reads, the deepest block."""
+
+    analyses: tuple[Analysis, ...]
+    reads: tuple[Read, ...]
+    stop: int | None
+    """The block before which the pass ends; None if the logits are needed."""
+    last_only: bool
+
+    @classmethod
+    def of(cls, analyses: Sequence[Analysis], config: ModelConfig) -> "Questions":
+        """The shared pass of these analyses.
+
+        Errors: ValueError for none, or two of one name; KeyError for a site the model does not have.
+        """
+        names = [a.name for a in analyses]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"analyses with distinct names are required, got {names}")
+        union = tuple(dict.fromkeys(read for a in analyses for read in a.reads))
+        stop = deepest((read.site for read in union), config)
+        return cls(tuple(analyses), union, stop, all(a.last_only for a in analyses))
+
+    def values(self, model: Transformer, batch: Batch) -> Values:
+        """What every analysis computes from one pass over the batch."""
+        batch = batch.to(model.device)
+        where = batch.last()[:, None] if self.last_only and self.stop is None else None
+        trace = observe(model, batch, self.reads, stop=self.stop, logits_at=where, answers_only=True).trace
+        return {a.name: a.compute(trace, batch, model) for a in self.analyses}
+
+    def reduced(self, values: Values, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
+        """The partial result of every analysis, from the values of these rows."""
+        return {a.name: a.reduction.of(values[a.name], rows) for a in self.analyses}
+
+    def finished(self, partial: Mapping[str, Partial]) -> "dict[str, xr.Dataset]":
+        """The labelled result of every analysis."""
+        return {a.name: a.finish(partial[a.name]) for a in self.analyses}
+
+
+def merged(one: Mapping[str, Partial] | None, other: Mapping[str, Partial]) -> Mapping[str, Partial]:
+    """The partial results of two parts of the data together, analysis by analysis."""
+    if one is None:
+        return other
+    return {name: partial.merge(other[name]) for name, partial in one.items()}
+
+
+def run_batches(
+    analyses: Sequence[Analysis], model: Transformer, batches: Iterable[Batch], *, total: int | None = None
+) -> "dict[str, xr.Dataset]":
     """The result of every analysis by name, all answered by one forward pass per batch.
 
-    The pass stops at the deepest block anybody reads; the logits are computed only if a read needs them.
+    The pass stops at the deepest block anybody reads; the logits are computed only if a read needs them. `interp.run`
+    does the same over data of any size, several devices and restarts.
     Errors: ValueError for no analyses, two of one name, or no batches.
     """
-    names = [a.name for a in analyses]
-    if not names or len(set(names)) != len(names):
-        raise ValueError(f"analyses with distinct names are required, got {names}")
-    reads = {a.name: tuple(a.reads(model.config)) for a in analyses}
-    union = [read for each in reads.values() for read in each]
-    stop = deepest((read.site for read in union), model.config)
-    last_only = all(analysis.last_only for analysis in analyses)
-    partial: dict[str, Means | Rows] = {}
-    for batch in tqdm(batches, desc=", ".join(names), total=total, delay=1, leave=False):
-        batch = batch.to(model.device)
-        where = batch.last()[:, None] if last_only and stop is None else None
-        trace = observe(model, batch, union, stop=stop, logits_at=where, answers_only=True).trace
-        for analysis in analyses:
-            part = analysis.reduction.of(analysis.compute(trace, batch, model))
-            before = partial.get(analysis.name)
-            partial[analysis.name] = part if before is None else before.merge(part)  # type: ignore[arg-type]
-    if not partial:
+    questions = Questions.of(analyses, model.config)
+    found: Mapping[str, Partial] | None = None
+    title = ", ".join(a.name for a in analyses)
+    for batch in tqdm(counted(batches), desc=title, total=total, delay=1, leave=False):
+        found = merged(found, questions.reduced(questions.values(model, batch), batch.identities()))
+    if found is None:
         raise ValueError("at least one batch is required, got none")
-    return {a.name: a.finish(partial[a.name]) for a in analyses}
+    return questions.finished(found)
+
+
+def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches, those without row numbers numbered on from the ones before."""
+    seen = 0
+    for batch in batches:
+        if batch.row is None:
+            fresh = batch.numbered().row
+            assert fresh is not None
+            batch = replace(batch, row=fresh + seen)
+            seen += len(fresh)
+        yield batch

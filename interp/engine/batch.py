@@ -34,8 +34,11 @@ class Batch:
     """Token types, for models that have them; None = 0 everywhere."""
     memory: Memory | None = None
     """What cross-attention reads, for the decoder of an encoder-decoder."""
-    row: Int[Tensor, "b"] | None = None
-    """Which of the prompts each row is, however often they were split, repeated or reordered; None = not numbered."""
+    row: Int[Tensor, "n"] | None = None
+    """Which of the prompts each row is, however often they were split, repeated or reordered; None = not numbered.
+
+    In packed rows one entry per text: `documents` holds places in `row`.
+    """
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.tokens.is_floating_point() or self.tokens.numel() == 0:
@@ -68,9 +71,17 @@ class Batch:
         return cls(tokens, None if min(lengths) == width else keep, bos)
 
     @classmethod
-    def packed(cls, texts: Sequence[Sequence[int]], width: int, *, pad_id: int = 0) -> "Batch":
+    def packed(
+        cls,
+        texts: Sequence[Sequence[int]],
+        width: int,
+        *,
+        pad_id: int = 0,
+        row: Int[Tensor, "n"] | None = None,
+    ) -> "Batch":
         """Texts side by side in rows of `width` columns, each seeing only itself; `documents` holds their numbers.
 
+        row: the identity of each text.
         Longest first, each into the first row with room (first fit decreasing). Every number of a packed text equals
         that of the text alone. Errors: ValueError for an empty text, or one longer than `width`.
         """
@@ -79,17 +90,17 @@ class Batch:
             raise ValueError(f"texts of 1 to {width} tokens are required, got lengths {lengths}")
         rows: list[list[int]] = []
         for i in sorted(range(len(texts)), key=lambda i: -lengths[i]):
-            fitting = (row for row in rows if sum(lengths[j] for j in row) + lengths[i] <= width)
-            row = next(fitting, None)
-            rows.append([i]) if row is None else row.append(i)
+            fitting = (some for some in rows if sum(lengths[j] for j in some) + lengths[i] <= width)
+            place = next(fitting, None)
+            rows.append([i]) if place is None else place.append(i)
         tokens = torch.full((len(rows), width), pad_id)
         documents = torch.full((len(rows), width), -1)
-        for r, row in enumerate(rows):
-            joined = [token for i in row for token in texts[i]]
+        for r, some in enumerate(rows):
+            joined = [token for i in some for token in texts[i]]
             tokens[r, : len(joined)] = torch.tensor(joined)
-            documents[r, : len(joined)] = torch.tensor([i for i in row for _ in texts[i]])
+            documents[r, : len(joined)] = torch.tensor([i for i in some for _ in texts[i]])
         keep = documents >= 0
-        return cls(tokens, None if bool(keep.all()) else keep, documents=documents)
+        return cls(tokens, None if bool(keep.all()) else keep, documents=documents, row=row)
 
     def unpack(self, values: Shaped[Tensor, "b p ..."]) -> list[Shaped[Tensor, "n ..."]]:
         """Per-position values of a packed batch as one tensor per text, in the order the texts were given."""
@@ -146,8 +157,21 @@ class Batch:
         return replace(self, tokens=tokens, keep=None if whole else keep, documents=documents, types=types)
 
     def numbered(self) -> "Batch":
-        """The same with its rows numbered, if they are not."""
-        return self if self.row is not None else replace(self, row=torch.arange(len(self)))
+        """The same with its rows (the texts of packed rows) numbered, if they are not."""
+        if self.row is not None:
+            return self
+        count = len(self) if self.documents is None else int(self.documents.max()) + 1
+        return replace(self, row=torch.arange(count))
+
+    def identities(self) -> Int[Tensor, "n"] | None:
+        """Which prompt each row is; in packed rows each text, in the order in which they stand there."""
+        if self.row is None or self.documents is None:
+            return self.row
+        flat = self.documents.flatten()
+        starts = torch.ones_like(flat, dtype=torch.bool)
+        starts[1:] = flat[1:] != flat[:-1]
+        starts[:: self.documents.shape[1]] = True
+        return self.row.to(flat.device)[flat[starts & (flat >= 0)]]
 
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> "Batch":
         """The same rows with the tokens a question is about."""
@@ -175,7 +199,8 @@ class Batch:
         memory = self.memory
         if memory is not None:
             memory = Memory(change(memory.states), changed(memory.keep))
+        row = changed(self.row) if self.documents is None else self.row
         return Batch(
             change(self.tokens), changed(self.keep), self.bos, changed(self.answer), changed(self.wrong),
-            changed(self.documents), changed(self.types), memory, changed(self.row),
+            changed(self.documents), changed(self.types), memory, row,
         )  # fmt: skip

@@ -1,77 +1,331 @@
-"""The provenance of a run: what ran, on which model, with which versions and seeds, and how to run it again."""
+"""The record of an experiment: a folder that holds what was asked, what came out, and enough to go on after a crash.
 
-import datetime
-import hashlib
-import json
-import platform
+    runs/name_every_head-20260131T120000Z-3f9a1c/
+        run.json        parameters, seeds, versions, git revision, sessions, and what is done so far (`RunFile`)
+        log.txt         what the experiment said, with times
+        results/        one per step: netCDF and tidy Parquet, Parquet, or safetensors
+        tables/ figures/ streams/ index.html
+
+A step is computed once: its files are written first, then it is listed in run.json, each in one rename. A process that
+is killed anywhere leaves either the step or no trace of it, and a resumed run loads what is listed. While a process
+works on a run it holds a lock that the operating system frees when the process dies, however it dies; so a run that
+says "running" and is not locked was interrupted, on whatever machine or in whatever container it ran.
+"""
+
+import dataclasses
+import errno
+import io
+import logging
 import shlex
-import subprocess
-import sys
-from importlib.metadata import PackageNotFoundError, version
+import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast, runtime_checkable
 
-import torch
+from filelock import FileLock
 
-from interp.core.results import write_atomically
-from interp.model.config import Json
-from interp.model.transformer import Transformer
+from interp.core.results import write_atomically, write_tables
+from interp.engine.experiment_folder import (
+    FIGURES,
+    LOG,
+    RESULTS,
+    STREAMS,
+    TABLES,
+    changed_code,
+    checked_name,
+    clear,
+    fresh_folder,
+    is_locked,
+    locked,
+    refuse,
+    session_of,
+)  # fmt: skip
+from interp.engine.observe import Subject
+from interp.engine.provenance import (
+    model_hash,
+    now,
+    question_of,
+)
+from interp.engine.run_file import RunFile, State, Step, defaults_of, fields_of
+from interp.engine.step_files import encoded, read
 
-PACKAGES = ("interp", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "xarray")
+if TYPE_CHECKING:
+    import pandas as pd
+
+logger = logging.getLogger(__name__)
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+DPI = 150
+T = TypeVar("T")
 
 
-def model_hash(model: Transformer) -> str:
-    """SHA-256 over the names and bytes of all parameters, in order: the same weights give the same hash."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+@runtime_checkable
+class Drawing(Protocol):
+    """What can draw itself into a file, as a matplotlib Figure can."""
+
+    def savefig(self, fname: io.BytesIO, *, format: str, dpi: int) -> object:
+        """Write the picture."""
 
 
-def versions() -> dict[str, str]:
-    """Version of Python and of every package that can move a number; "absent" where one is not installed."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
+@runtime_checkable
+class Named(Protocol):
+    """A model that knows what it is called, as a HookedTransformer does."""
+
+    name: str
+
+
+class Record:
+    """One run of an experiment on disk; `with record:` around the work says how it ended.
+
+    `Record.create` starts one, `Record.resume` goes on with one, `Record.open` only reads.
+    """
+
+    def __init__(
+        self, folder: Path, run: RunFile, lock: FileLock | None = None, *, resumed: bool = False
+    ) -> None:
+        self.folder = folder
+        self.resumed = resumed
+        """Whether an earlier session worked on it: what `interp.run(..., resume=)` wants to know."""
+        self._run = run
+        self._lock = lock
+        self._claimed: set[tuple[str, str]] = set()
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        name: str,
+        parameters: object,
+        *,
+        command: str | None = None,
+        seed: int | None = None,
+        file: Path | None = None,
+    ) -> "Record":
+        """A new run in `root/<name>-<UTC time>-<random>/`, however many start at once; it is locked by this process.
+
+        parameters: a dataclass instance of numbers, texts, paths and records of these. command: what was typed
+        (default: this process's arguments). file: the experiment file, hashed so that a change is noticed.
+        Errors: ValueError for a bad name or parameter; OSError if the folder cannot be made.
+        """
+        values = fields_of(parameters)
+        question, session = question_of(file) if file else "", session_of(command, file)
+        folder = fresh_folder(root, checked_name(name))
+        source = None if file is None else str(file)
+        run = RunFile(name, source, question, values, defaults_of(type(parameters)), seed, (session,))
+        record = cls(folder, run, locked(folder, run))
+        record._update()
+        record.say(f"started {folder.name}")
+        return record
+
+    @classmethod
+    def open(cls, folder: Path) -> "Record":
+        """An existing run, for reading; ValueError if the folder is not a run."""
+        return cls(folder, RunFile.read(folder))
+
+    @classmethod
+    def resume(
+        cls, folder: Path, parameters: object, *, command: str | None = None, file: Path | None = None
+    ) -> "Record":
+        """A run that was interrupted or failed, to be gone on with; steps that it lists are loaded, not computed.
+
+        Code that changed since (another git revision or another experiment file under the same name) is a warning in
+        the record and in the log.
+        Errors: ValueError if the folder is not a run, if the run is finished, if another process works on it, if it is
+        of another experiment, and for parameters that differ, each with what it was and is.
+        """
+        lock = locked(folder, RunFile.read(folder))
         try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "absent"
-    return found
+            run = RunFile.read(folder)
+            refuse(run, folder, parameters, file)
+            session = session_of(command, file)
+            found = changed_code(run.sessions[-1], session)
+            clear(folder)
+            run = dataclasses.replace(
+                run,
+                state="running",
+                error=None,
+                sessions=(*run.sessions, session),
+                warnings=(*run.warnings, *found),
+            )
+            record = cls(folder, run, lock, resumed=True)
+            record._update()
+            record.say(f"resumed {folder.name}: {len(run.steps)} steps are there already")
+            for line in found:
+                record.say(f"warning: {line}")
+        except BaseException:
+            lock.release()
+            raise
+        return record
 
+    @property
+    def run(self) -> RunFile:
+        """What run.json says now."""
+        return self._run if self._lock is not None else RunFile.read(self.folder)
 
-def git_revision() -> str | None:
-    """The commit of the working directory, or None outside a repository."""
-    try:
-        out = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return out.stdout.strip()
+    @property
+    def state(self) -> State:
+        """running, finished, failed or interrupted; a run that nobody works on any more was interrupted.
 
+        In a folder that may not be written to nobody can ask for the lock, and a run that was killed still reads as
+        running.
+        """
+        state = self.run.state
+        if state == "running" and self._lock is None and not is_locked(self.folder):
+            return "interrupted"
+        return state
 
-def provenance(model: Transformer, name: str, *, seed: int | None, parameters: Json) -> Json:
-    """Everything needed to repeat a run, as a JSON object."""
-    return {
-        "model": name,
-        "model_sha256": model_hash(model),
-        "config": model.config.to_dict(),
-        "dtype": str(model.dtype),
-        "device": str(model.device),
-        "parameters": parameters,
-        "seed": seed,
-        "command": shlex.join(sys.argv),
-        "versions": versions(),
-        "git_revision": git_revision(),
-        "platform": platform.platform(),
-        "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
+    def step(self, name: str, compute: Callable[[], T]) -> T:
+        """The result called `name`: computed and written if it is not there yet, else loaded.
 
+        compute: gives an xarray Dataset, a pandas DataFrame or a dict of tensors. What is returned is always what
+        stands on disk, so that a resumed run cannot see another value than the first; tensors come back on the CPU.
+        Errors: ValueError for a bad or repeated name and for a result that cannot be stored exactly; TypeError for a
+        result of another kind; OSError if it cannot be written, which leaves no part of it.
+        """
+        self._claim("step", name)
+        there = self._run.steps.get(name)
+        if there is not None:
+            self.say(f"step {name}: loaded, computed at {there.written}")
+            return cast("T", self.result(name))
+        begun = time.monotonic()
+        found = encoded(compute())
+        seconds = round(time.monotonic() - begun, 3)
+        files = tuple(f"{RESULTS}/{name}{suffix}" for suffix in found.files)
+        for path, data in zip(files, found.files.values(), strict=True):
+            self._write(path, data)
+        done = Step(found.kind, files, seconds, now())
+        self._update(steps={**self._run.steps, name: done})
+        self.say(f"step {name}: computed in {seconds:.1f} s")
+        return cast("T", self.result(name))
 
-def write_json(path: Path, values: Json) -> None:
-    """Write a JSON file in one step."""
-    write_atomically(path, lambda p: _dump(p, values))
+    def result(self, name: str) -> object:
+        """The stored result of a step; KeyError naming those that there are."""
+        steps = self.run.steps
+        if name not in steps:
+            raise KeyError(f"run {self.folder.name} has no step {name!r}; it has {list(steps)}")
+        return read(steps[name].kind, self.folder / steps[name].files[0])
 
+    def table(self, name: str, frame: "pd.DataFrame") -> None:
+        """Keep a table as CSV and Parquet; drawn up anew when the run is resumed."""
+        self._claim("table", name)
+        folder = self._made(TABLES)
+        paths = write_tables({name: frame}, folder)
+        kept = tuple(f"{TABLES}/{path.name}" for path in paths)
+        self._update(tables={**self._run.tables, name: kept})
 
-def _dump(path: Path, values: Json) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    def figure(self, name: str, figure: Drawing) -> None:
+        """Keep a figure as PNG; drawn anew when the run is resumed."""
+        self._claim("figure", name)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=DPI)
+        path = f"{FIGURES}/{name}.png"
+        self._write(path, buffer.getvalue())
+        self._update(figures={**self._run.figures, name: path})
+
+    def say(self, line: str) -> None:
+        """Log a line: to this module's logger, and with the time to log.txt."""
+        self._require_writing()
+        logger.info(line)
+        text = line.rstrip().replace("\n", "\n    ")
+        with (self.folder / LOG).open("a", encoding="utf-8") as file:
+            file.write(f"{now()} {text}\n")
+
+    def model(self, model: Subject, name: str | None = None) -> None:
+        """Note the model by name and hash of its weights; ValueError if the run had other weights by that name."""
+        called = name or (model.name if isinstance(model, Named) else "model")
+        self._note("models", called, model_hash(model.transformer))
+
+    def data(self, fingerprint: str, name: str = "data") -> None:
+        """Note the data by name and fingerprint; ValueError if the run had other data by that name."""
+        self._note("data", name, fingerprint)
+
+    def stream_folder(self, name: str) -> Path:
+        """A folder inside the run where a streamed analysis keeps its journal: `interp.run(..., out=...)`."""
+        self._claim("stream", name)
+        return self._made(f"{STREAMS}/{name}")
+
+    def __enter__(self) -> "Record":
+        self._require_writing()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._end(error)
+        except OSError as cause:
+            logger.error(
+                "the end of run %s could not be written (%s): it reads as interrupted", self.folder, cause
+            )
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the run without saying how it ended; after this it can only be read."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    @property
+    def how_to_resume(self) -> str:
+        """The command that goes on with this run."""
+        return shlex.join(["interp", "run", self._run.file or "FILE", "--resume", str(self.folder)])
+
+    def _end(self, error: BaseException | None) -> None:
+        """State first: the log may not fit any more where the small file does."""
+        if error is None:
+            self._update(state="finished", error=None)
+            self.say("finished")
+            return
+        state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        reason = self._reason(error)
+        self._update(state=state, error=reason)
+        if state == "failed":
+            self.say("".join(traceback.format_exception(error)))
+        self.say(f"{state}: {reason}")
+
+    def _reason(self, error: BaseException) -> str:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            what = f"no room to write {error.filename or 'a file'} ({error.strerror})"
+            return f"{what}: make room, then {self.how_to_resume}"
+        return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+
+    def _note(self, kind: str, name: str, mark: str) -> None:
+        self._require_writing()
+        noted: dict[str, str] = getattr(self._run, kind)
+        if noted.get(name, mark) != mark:
+            raise ValueError(
+                f"run {self.folder.name} had other {kind} by the name {name!r}: was {noted[name]}, is {mark}; "
+                "start a new run for them"
+            )
+        if name not in noted:
+            self._update(**{kind: {**noted, name: mark}})
+
+    def _claim(self, kind: str, name: str) -> None:
+        """A name twice would silently give the first value for the second, or lose a file."""
+        self._require_writing()
+        checked_name(name)
+        if (kind, name) in self._claimed:
+            raise ValueError(f"each {kind} of a run requires a name of its own, {name!r} was there before")
+        self._claimed.add((kind, name))
+
+    def _require_writing(self) -> None:
+        if self._lock is None:
+            raise ValueError(f"run {self.folder.name} is open for reading; Record.resume goes on with it")
+
+    def _update(self, **changed: object) -> None:
+        self._run = dataclasses.replace(self._run, **changed).write(self.folder)  # type: ignore[arg-type]
+
+    def _write(self, name: str, data: bytes) -> None:
+        path = self._made(str(Path(name).parent)) / Path(name).name
+        try:
+            write_atomically(path, lambda temporary: temporary.write_bytes(data))
+        except OSError as cause:  # a write that finds no room does not say where
+            cause.filename = cause.filename or str(path)
+            raise
+
+    def _made(self, name: str) -> Path:
+        folder = self.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder

@@ -45,6 +45,15 @@ class SpecialTokenizer(Tokenizer, Protocol):
         ...
 
 
+@runtime_checkable
+class BatchTokenizer(Tokenizer, Protocol):
+    """A tokenizer that is faster on many texts together than on one after the other."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """What `encode` gives for each text."""
+        ...
+
+
 class Text:
     """Tokenisation for one model: prompts in, batches out.
 
@@ -102,11 +111,18 @@ class Text:
         if self._special:
             assert isinstance(self._tokenizer, SpecialTokenizer)
             return self._tokenizer.with_special(text) if prepend_bos else self._tokenizer.encode(text)
-        ids = self.tokenizer.encode(text)
+        return self._begun(self.tokenizer.encode(text), prepend_bos)
+
+    def many(self, texts: Sequence[str], *, prepend_bos: bool = True) -> list[list[int]]:
+        """What `ids` gives for each of these texts, encoded together where the tokenizer can."""
+        tokenizer = self.tokenizer
+        if self._special or not all(texts) or not isinstance(tokenizer, BatchTokenizer):
+            return [self.ids(text, prepend_bos=prepend_bos) for text in texts]
+        return [self._begun(ids, prepend_bos) for ids in tokenizer.encode_batch(texts)]
+
+    def _begun(self, ids: list[int], prepend_bos: bool) -> list[int]:
         bos = self.tokenizer.bos_id
-        if prepend_bos and bos is not None and ids[:1] != [bos]:
-            ids = [bos, *ids]
-        return ids
+        return [bos, *ids] if prepend_bos and bos is not None and ids[:1] != [bos] else ids
 
     def single(self, text: str) -> int:
         """The one token that `text` is; ValueError naming the tokens if it is several."""

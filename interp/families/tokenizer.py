@@ -1,6 +1,6 @@
 """The two common tokenizer libraries behind one small interface (see `engine.text.Tokenizer`)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 @runtime_checkable
 class TransformersTokenizer(Protocol):
     """What marks a transformers tokenizer, said here so that nobody has to import the library to name one."""
+
+    def __call__(self, text: list[str], *, add_special_tokens: bool = True) -> Mapping[str, list[list[int]]]:
+        """Ids of several texts, under "input_ids"."""
+        ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text."""
@@ -59,6 +63,12 @@ class FileTokenizer:
         """Ids of the text alone."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """What `encode` gives for each text."""
+        if self._tokenizer.padding is not None:  # it would pad them to the longest
+            return [self.encode(text) for text in texts]
+        return [list(one.ids) for one in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, special tokens included."""
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
@@ -86,6 +96,13 @@ class HuggingFaceTokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """What `encode` gives for each text."""
+        if not texts:  # which transformers does not take
+            return []
+        found = self._tokenizer(list(texts), add_special_tokens=False)
+        return [list(ids) for ids in found["input_ids"]]
 
     def with_special(self, text: str) -> list[int]:
         """Ids of the text with every special token that the tokenizer itself adds."""

@@ -90,7 +90,7 @@ def _explicit(
         scores_bhqk = scores_bhqk + mask.bias
     allowed = mask.matrix(q.shape[2], k.shape[2], q.device)
     if allowed is not None:
-        scores_bhqk = scores_bhqk.masked_fill(~allowed, -torch.inf)
+        scores_bhqk = scores_bhqk.masked_fill_(~allowed, -torch.inf)  # a tensor of our own
     scores_bhqk = at(tap, f"{name}.hook_attn_scores", scores_bhqk)
     if mask.blind is not None:
         scores_bhqk = scores_bhqk.masked_fill(mask.blind, 0.0)

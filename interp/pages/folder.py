@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from interp.core.results import write_tables
-from interp.engine.record import write_json
+from interp.engine.provenance import write_json
 from interp.pages.render import page
 from interp.pages.report import Report
 

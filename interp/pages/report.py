@@ -21,7 +21,7 @@ from interp.analyses.lens import logit_lens
 from interp.engine.batch import Batch
 from interp.engine.metrics import logit_difference
 from interp.engine.observe import Subject, observe
-from interp.engine.record import provenance
+from interp.engine.provenance import provenance
 from interp.model.config import Json, ModelConfig
 from interp.model.tap import Read
 from interp.pages import tables

@@ -16,6 +16,7 @@ from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
 from interp.plot.lens import lens_curve, logit_lens
 from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
+from interp.plot.probing import probing
 from interp.plot.token_attribution import token_attribution
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "loss_by_order",
     "loss_map",
     "patching",
+    "probing",
     "recall_curve",
     "recall_map",
     "token_attribution",

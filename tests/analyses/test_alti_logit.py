@@ -9,7 +9,7 @@ from interp import HookedTransformer
 from interp.analyses.alti_logit import alti_logit, rolled_back
 from interp.analyses.residual import IncompleteSumError
 from interp.analyses.token_attribution import layer_mixing, token_attribution
-from interp.engine.analysis import Analysis, run
+from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.engine.observe import observe
 from interp.model import Read
@@ -119,4 +119,4 @@ def test_logits_that_are_not_linear_and_rows_that_end_early_are_refused() -> Non
     assert isinstance(analysis, Analysis)
     ragged = Batch.of([[1, 2, 3], [4, 5]]).with_answers(ANSWER[:2], None)
     with pytest.raises(ValueError, match="requires rows that end in the last column"):
-        run([analysis], build("gpt2"), [ragged])
+        run_batches([analysis], build("gpt2"), [ragged])

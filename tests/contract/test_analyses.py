@@ -24,7 +24,7 @@ from interp.analyses.output_lens import output
 from interp.analyses.paths import order_losses, path_expansion
 from interp.analyses.sentences import MENTIONS, name_attention
 from interp.analyses.token_attribution import METHODS, layer_matrices, mixed_attribution
-from interp.engine.analysis import Analysis, run
+from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.model import ModelConfig, Transformer
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
@@ -191,7 +191,7 @@ def rows(case: str) -> Batch:
 
 def result(case: str, model: str, *batches: Batch, dtype: torch.dtype = torch.float64) -> xr.Dataset:
     analysis = CASES[case].make(CONFIGS[model])
-    return run([analysis], build(model, dtype), batches)[analysis.name]
+    return run_batches([analysis], build(model, dtype), batches)[analysis.name]
 
 
 def agree(one: xr.Dataset, other: xr.Dataset, tolerance: float = 1e-9) -> None:

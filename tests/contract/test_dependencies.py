@@ -27,7 +27,12 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 RESERVED = {
     **dict.fromkeys(["transformers", "tokenizers", "huggingface_hub"], ("families", "zoo")),
-    "safetensors": ("families", "zoo", "analyses.tuned_lens"),
+    "safetensors": (
+        "families", "zoo", "analyses.tuned_lens", "analyses.sae_files",
+        "engine.journal", "engine.step_files", "engine.store", "engine.store_writer",
+    ),
+    "sklearn": ("analyses.neuron_selection",),
+    "pyarrow": ("engine",),
     "matplotlib": ("plot",),
     "transformer_lens": ("compat",),
     "ray": ("engine.shard",),

@@ -4,12 +4,14 @@ import re
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from interp import HookedTransformer
 from interp.engine.batch import Batch
-from interp.engine.text import SpecialTokenizer, Text
+from interp.engine.text import BatchTokenizer, SpecialTokenizer, Text
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer
 from tests.configs import build
 from tests.tiny import END, backend, gpt2_tokenizer
@@ -240,3 +242,15 @@ def test_encoders_get_special_tokens_and_decoders_do_not() -> None:
         model = HookedTransformer(build(name), adapted)
         model.text.d_vocab = PAD + 1  # these models have fewer tokens; only the text counts here
         assert model.to_tokens("The cat").tolist() == [row]
+
+
+@given(st.lists(st.text("ab cé", min_size=1) | st.just(END), max_size=8), st.booleans())
+def test_texts_encoded_together_are_those_encoded_alone(texts: list[str], prepend_bos: bool) -> None:
+    for tokenizer in (HuggingFaceTokenizer(gpt2_tokenizer()), FileTokenizer(backend(), END)):
+        text = Text(tokenizer, 12, backend().get_vocab_size())
+        assert isinstance(tokenizer, BatchTokenizer)
+        assert text.many(texts, prepend_bos=prepend_bos) == [
+            text.ids(t, prepend_bos=prepend_bos) for t in texts
+        ]
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        text.many(["a", ""])

@@ -1,0 +1,200 @@
+"""The commands about experiments: run one into a folder of its own, list the runs, show one, compare two."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from interp.cli.parameters import filled, given_in, listed, merged
+
+if TYPE_CHECKING:
+    from interp.engine.experiment import Experiment
+    from interp.engine.record import Record
+
+ROOT = Path("runs")
+LAST = "last"
+Debug = tyro.conf.Suppress[bool]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run an experiment file into a new folder, or go on with a run that was interrupted or failed."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """A Python file, say one of experiments/."""
+    p: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(aliases=["-p"], metavar="KEY=VALUE")
+    ] = ()
+    """A parameter of the experiment; may be given several times."""
+    parameters: bool = False
+    """List the parameters of the experiment, and run nothing."""
+    runs: Path = ROOT
+    """Where run folders are made."""
+    resume: str | None = None
+    """Run to go on with: a folder, the beginning of a name in --runs, or `last`."""
+    debug: Debug = False
+
+    def run(self) -> int:
+        """0, or 1 if the experiment failed and 130 if it was interrupted; the folder is on the last line of stdout."""
+        import traceback
+
+        from interp.engine.experiment import BrokenExperimentError, loaded
+
+        try:
+            with loaded(self.file) as experiment:
+                if self.parameters:
+                    print(listed(experiment))
+                    return 0
+                return self._conduct(experiment)
+        except BrokenExperimentError as broken:
+            traceback.print_exception(broken.__cause__)
+            return 1
+
+    def _conduct(self, experiment: "Experiment") -> int:
+        from interp.cli.conduct import conduct, on_terminal
+        from interp.engine.record import Record
+
+        command = self._command()
+        with on_terminal():
+            if self.resume is None:
+                job = filled(experiment, self.p)
+                seed = getattr(job, "seed", None)
+                seed = seed if isinstance(seed, int) else None
+                record = Record.create(
+                    self.runs, self.file.stem, job, command=command, seed=seed, file=self.file
+                )
+            else:
+                folder = self._unfinished(self.resume)
+                job = filled(experiment, merged(experiment, given_in(folder), self.p))
+                record = Record.resume(folder, job, command=command, file=self.file)
+            return conduct(experiment, job, record)
+
+    def _command(self) -> str:
+        """What to type to start the same run anew, or to go on as this did."""
+        import shlex
+
+        options = [word for given in self.p for word in ("-p", given)]
+        options += ["--runs", str(self.runs)] if self.runs != ROOT else []
+        options += ["--resume", self.resume] if self.resume is not None else []
+        return shlex.join(["interp", "run", str(self.file), *options])
+
+    def _unfinished(self, resume: str) -> Path:
+        if resume != LAST:
+            return _found(resume, self.runs)
+        runs = [record for record in _records(self.runs)[0] if record.run.name == self.file.stem]
+        if not runs:
+            raise ValueError(
+                f"--resume last requires a run of {self.file.stem} in {self.runs}, there is none"
+            )
+        return runs[-1].folder
+
+
+@dataclass(frozen=True)
+class List:
+    """List the runs of experiments: when, how they ended, and with which parameters."""
+
+    runs: Path = ROOT
+    """Folder of the runs."""
+    state: Literal["running", "finished", "failed", "interrupted"] | None = None
+    """Only runs in this state."""
+    debug: Debug = False
+
+    def run(self) -> None:
+        """Print a line for each run, the oldest first."""
+        import pandas as pd
+
+        from interp.engine.run_file import changes, duration
+
+        if not self.runs.is_dir():
+            raise ValueError(f"the folder of runs is required (--runs), {self.runs} does not exist")
+        records, unreadable = _records(self.runs)
+        rows = []
+        for record in records:
+            run, state = record.run, record.state
+            given = [f"{name}={now}" for name, _, now in changes(run.defaults, run.parameters)]
+            row = {"run": record.folder.name, "started": run.sessions[0].started, "state": state}
+            rows.append({**row, "duration": duration(run.seconds), "parameters": " ".join(given)})
+        shown = [row for row in rows if self.state in (None, row["state"])]
+        print(pd.DataFrame(shown).to_string(index=False) if shown else f"no runs in {self.runs}")
+        for line in unreadable:
+            print(line)
+
+
+@dataclass(frozen=True)
+class Show:
+    """Show one run: parameters, where it comes from, what came out, and its files."""
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder, the beginning of a name in --runs, or `last`."""
+    runs: Path = ROOT
+    """Folder of the runs."""
+    debug: Debug = False
+
+    def run(self) -> None:
+        """Print what run.json and the results say."""
+        from interp.cli.run_words import shown
+        from interp.engine.record import Record
+
+        for line in shown(Record.open(_found(self.name, self.runs))):
+            print(line)
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare two runs: parameters and provenance that differ, and the results' largest differences."""
+
+    first: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder, the beginning of a name in --runs, or `last`."""
+    second: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Another one."""
+    largest: int = 3
+    """Differences named per variable."""
+    runs: Path = ROOT
+    """Folder of the runs."""
+    debug: Debug = False
+
+    def run(self) -> None:
+        """Print the differences, and what could not be compared."""
+        from interp.cli.run_words import compared_runs
+        from interp.engine.record import Record
+
+        first, second = (Record.open(_found(name, self.runs)) for name in (self.first, self.second))
+        for line in compared_runs(first, second, self.largest):
+            print(line)
+
+
+def _records(root: Path) -> tuple[list["Record"], list[str]]:
+    """The runs in a folder, the oldest first, and a line for each that cannot be read."""
+    from interp.engine.record import Record
+    from interp.engine.run_file import NAME
+
+    records, unreadable = [], []
+    for path in sorted(root.glob(f"*/{NAME}")):
+        try:
+            records.append(Record.open(path.parent))
+        except ValueError as cause:
+            unreadable.append(f"not shown: {cause}")
+    return sorted(records, key=lambda record: record.run.sessions[0].started), unreadable
+
+
+def _found(name: str, root: Path) -> Path:
+    """The folder of a run, by path, by the beginning of its name, or the last one; ValueError naming the candidates."""
+    from interp.core.shapes import nearest
+
+    if Path(name).is_dir():
+        return Path(name)
+    names = [record.folder.name for record in _records(root)[0]]
+    fits = [each for each in names if each.startswith(name)] if name != LAST else names[-1:]
+    if not fits:
+        hint = (
+            nearest(name, {each.rsplit("-", 2)[0] for each in names})
+            if names
+            else f"there are none in {root}"
+        )
+        raise ValueError(
+            f"a run is required, got {name!r}: no folder, and no run in {root} begins so; {hint}"
+        )
+    if len(fits) > 1:
+        raise ValueError(f"one run is required, {len(fits)} in {root} begin with {name!r}: {', '.join(fits)}")
+    return root / fits[0]

@@ -1,0 +1,192 @@
+"""The folder of a run over data: what is asked of which model and data, the journals, and at the end the results.
+
+    work.json                   what decides the numbers; a run that differs in it is refused
+    main.0.journal ...          progress of a process, or `shard-2-of-8...` of one job of an array
+    heads.nc, heads.parquet     results, once everything is done
+    rejected.parquet            the rows set aside, with the reason
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from interp.core.results import write_atomically
+from interp.engine.analysis import Analysis, Questions
+from interp.engine.journal import Journal, names_in
+from interp.engine.progress import Progress
+from interp.engine.provenance import model_hash, write_json
+from interp.engine.step_files import encoded
+from interp.model.config import Json
+from interp.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+NAME = "work.json"
+MAIN = "main"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several jobs that share the windows: number `index` of `count`, from 0."""
+
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ValueError(f"a shard i/n with 0 <= i < n is required, got {self.index}/{self.count}")
+
+    @classmethod
+    def of(cls, given: "str | Shard") -> "Shard":
+        """From `"2/8"`; ValueError for anything else."""
+        if isinstance(given, Shard):
+            return given
+        index, slash, count = given.partition("/")
+        if not (slash and index.isdecimal() and count.isdecimal()):
+            raise ValueError(f"a shard such as 0/8 is required, got {given!r}")
+        return cls(int(index), int(count))
+
+    def windows(self, count: int) -> range:
+        """Its consecutive share of so many windows."""
+        return range(count * self.index // self.count, count * (self.index + 1) // self.count)
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """An open folder: this process's journal, and what all others have finished."""
+
+    journal: Journal
+    others: Progress
+
+    def due(self, window: int) -> int | None:
+        """The first batch of a window that is still to do; None if somebody has finished it."""
+        return None if window in self.others.tree else self.journal.progress.due(window)
+
+    def together(self) -> Progress:
+        """Everything that is done, by whomever."""
+        found = Progress()
+        found.include(self.others)
+        found.include(self.journal.progress)
+        return found
+
+
+def work_of(questions: Questions, model: Transformer, feed: Json) -> Json:
+    """All that decides the numbers of a run, as JSON."""
+    asked = {a.name: described(a) for a in questions.analyses}
+    work = {"model_sha256": model_hash(model), "dtype": str(model.dtype), "feed": feed, "analyses": asked}
+    found: Json = json.loads(json.dumps(work, default=repr))
+    return found
+
+
+def begun(folder: Path) -> Json | None:
+    """What the run in a folder is about; None where none was begun.
+
+    Errors: ValueError for a folder that holds other things.
+    """
+    if (folder / NAME).exists():
+        found: Json = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        return found
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is not the folder of a run: an empty or a new one is required")
+    return None
+
+
+@contextmanager
+def opened(
+    folder: Path, work: Json, questions: Questions, shard: Shard | None, *, resume: bool
+) -> Iterator[WorkFolder]:
+    """The folder for one process, which holds its lock until it leaves.
+
+    Errors: ValueError for a run begun earlier without `resume` (shards may always join), for one that differs in
+    anything that decides a number (all differences are named), or one whose share another process is working on.
+    """
+    before = begun(folder)
+    if before is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / NAME, work)
+    elif differing := differences(before, work):
+        raise ValueError(f"{folder} holds another run: {'; '.join(differing)}")
+    elif not resume and shard is None:
+        raise ValueError(f"{folder} holds this run already: resume=True goes on with it")
+    name = MAIN if shard is None else f"shard-{shard.index}-of-{shard.count}"
+    reductions = {a.name: a.reduction for a in questions.analyses}
+    lock = FileLock(folder / f".{name}.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as cause:
+        raise ValueError(f"another process is working on this run, {lock.lock_file} is locked") from cause
+    with lock:
+        others = Progress()
+        for other in names_in(folder):
+            if other != name:
+                others.include(Journal.open(folder, other, reductions, read_only=True).progress)
+        yield WorkFolder(Journal.open(folder, name, reductions), others)
+
+
+def write_results(folder: Path, results: "Mapping[str, xr.Dataset]", rejected: "pd.DataFrame") -> None:
+    """Every result as netCDF and tidy Parquet, and the rows set aside; each file whole or not at all."""
+    for name, value in {**results, "rejected": rejected}.items():
+        for suffix, data in encoded(value).files.items():
+            write_atomically(folder / f"{name}{suffix}", functools.partial(_write, data=data))
+
+
+def differences(before: object, after: object, at: str = "") -> list[str]:
+    """Where two JSON values differ: `place: was ..., is ...`."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        names = dict.fromkeys([*before, *after])
+        parts = (differences(before.get(n), after.get(n), f"{at}.{n}" if at else str(n)) for n in names)
+        return [each for part in parts for each in part]
+    return [] if before == after else [f"{at}: was {_short(before)}, is {_short(after)}"]
+
+
+def described(value: object) -> object:
+    """A value as JSON, the same in every process: functions by name, partial ones by what they hold, tensors by hash.
+
+    What a function closes over is not seen: give it by `functools.partial`.
+    """
+    if isinstance(value, Tensor):
+        data = value.detach().cpu().contiguous()
+        digest = hashlib.sha256(repr(data.tolist()).encode()).hexdigest()[:16]
+        return f"tensor {data.dtype} {list(data.shape)} {digest}"
+    if isinstance(value, functools.partial):
+        return {"of": described(value.func), "args": described(value.args), **_each(value.keywords)}
+    if isinstance(value, Analysis):
+        return _each({f.name: getattr(value, f.name) for f in fields(value) if f.name != "finish"})
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            "of": type(value).__qualname__,
+            **_each({f.name: getattr(value, f.name) for f in fields(value)}),
+        }
+    if isinstance(value, Mapping):
+        return _each(value)
+    if isinstance(value, list | tuple):
+        return [described(each) for each in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if callable(value):
+        name = getattr(value, "__qualname__", type(value).__qualname__)
+        return f"{getattr(value, '__module__', '')}.{name}"
+    return repr(value)
+
+
+def _each(values: Mapping[str, object]) -> dict[str, object]:
+    return {str(name): described(value) for name, value in values.items()}
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)

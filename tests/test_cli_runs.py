@@ -1,0 +1,269 @@
+"""Experiments on the command line: run, go on, list, show and compare, with what a user may get wrong."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import xarray as xr
+
+from interp.cli import main
+from interp.engine.record import Record
+from interp.zoo.groundtruth import INDUCTION, PREVIOUS
+
+EXPERIMENT = '''"""Does it add up?
+
+A longer story.
+"""
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xarray as xr
+
+from interp.engine.record import Record
+
+PLAN = Path(__file__).with_suffix(".plan")
+
+
+@dataclass(frozen=True)
+class Inner:
+    scale: float = 0.5
+    """How much."""
+
+
+@dataclass(frozen=True)
+class Job:
+    steps: int = 3
+    """How many."""
+    words: tuple[str, ...] = ()
+    twice: bool = False
+    seed: int = 5
+    inner: Inner = field(default_factory=Inner)
+
+
+def main(job: Job, record: Record) -> None:
+    value = job.steps * job.inner.scale
+    record.step("first", lambda: xr.Dataset({"x": value, "x_low": value - 1, "x_high": value + 1}))
+    record.say("halfway")
+    plan = PLAN.read_text()
+    if plan == "fail":
+        raise ArithmeticError("mine")
+    if plan == "stop":
+        raise KeyboardInterrupt
+    record.step("second", lambda: xr.Dataset({"y": ("i", [1.0, 2.0 * value])}))
+'''
+SYNTAX = ["-p", "steps=4", "-p", "inner.scale=0.25", "-p", "words=a b", "-p", "words=--c", "-p", "twice=True"]
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "adding.py"
+    path.write_text(EXPERIMENT)
+    plan(path, "go")
+    return path
+
+
+def plan(file: Path, what: str) -> None:
+    file.with_suffix(".plan").write_text(what)
+
+
+def ran(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> tuple[list[str], str]:
+    """The lines on stdout of a command that ends with this code, and its stderr."""
+    assert main(list(argv)) == code
+    captured = capsys.readouterr()
+    return captured.out.splitlines(), captured.err
+
+
+def folder_of(lines: list[str]) -> Path:
+    assert re.fullmatch(r"runs/adding-\d{8}T\d{6}Z-[0-9a-f]{6}", lines[-1])
+    return Path(lines[-1])
+
+
+def test_a_run_is_a_folder_with_typed_parameters_results_log_and_page(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, _ = ran(capsys, "run", str(file), *SYNTAX)
+    assert "halfway" in lines
+    record = Record.open(folder_of(lines))
+    run = record.run
+    assert run.parameters == {
+        "steps": 4, "words": ["a b", "--c"], "twice": True, "seed": 5, "inner": {"type": "Inner", "scale": 0.25}
+    }  # fmt: skip
+    assert (run.state, run.seed, run.question) == ("finished", 5, "Does it add up?\n\nA longer story.")
+    found = record.result("second")
+    assert isinstance(found, xr.Dataset) and found.y.values.tolist() == [1.0, 2.0]
+    assert "Does it add up?" in (record.folder / "index.html").read_text()
+    assert "halfway" in (record.folder / "log.txt").read_text()
+
+
+def test_an_experiments_error_keeps_its_traceback_and_the_run_goes_on_where_it_was(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan(file, "fail")
+    lines, err = ran(capsys, "run", str(file), "-p", "steps=4", code=1)
+    folder = folder_of(lines)
+    for text in (err, (folder / "log.txt").read_text()):
+        assert "Traceback (most recent call last)" in text and "ArithmeticError: mine" in text
+    assert f"failed: ArithmeticError: mine; to go on: interp run {file} --resume {folder}" in err
+    assert "ArithmeticError: mine" in (folder / "index.html").read_text()
+    plan(file, "stop")
+    _, err = ran(capsys, "run", str(file), "--resume", str(folder), code=130)
+    assert f"interrupted: KeyboardInterrupt; to go on: interp run {file} --resume {folder}" in err
+    plan(file, "go")
+    lines, _ = ran(capsys, "run", str(file), "--resume", "last")
+    assert folder_of(lines) == folder
+    assert any(line.startswith("step first: loaded") for line in lines)
+    record = Record.open(folder)
+    assert (record.state, len(record.run.sessions), record.run.parameters["steps"]) == ("finished", 3, 4)
+
+
+def test_an_error_on_import_keeps_its_traceback_and_makes_no_folder(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("raise ValueError('mine')\n")
+    lines, err = ran(capsys, "run", str(file), code=1)
+    assert lines == [] and "ValueError: mine" in err and "adding.py" in err
+    assert not Path("runs").exists()
+
+
+def test_the_parameters_are_listed_with_types_defaults_and_meaning(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, _ = ran(capsys, "run", str(file), "--parameters")
+    assert lines[0] == "Does it add up?"
+    assert "  -p steps=...  int, default 3. How many." in lines
+    assert "  -p inner.scale=...  float, default 0.5. How much." in lines
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["-p", "stesp=4"], "has no parameter 'stesp'; nearest: steps"),
+        (["-p", "inner=4"], "has no parameter 'inner'; nearest: inner.scale"),
+        (["-p", "steps"], "-p requires key=value, got 'steps'"),
+        (["-p", "steps=x"], "Error parsing --steps: invalid literal for int() with base 10: 'x'"),
+        (["-p", "twice=maybe"], "invalid choice 'maybe'"),
+        (["-p", "steps=1", "-p", "steps=2"], "parameter 'steps' holds one value, it was given 2"),
+        (["--resume", "last"], "--resume last requires a run of adding in runs, there is none"),
+        (["--resume", "nowhere"], "a run is required, got 'nowhere'"),
+        (["--resume", "."], "the folder of a run is required, . has no run.json"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_no_folder(
+    argv: list[str], message: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, err = ran(capsys, "run", str(file), *argv, code=2)
+    assert lines == [] and message in err
+    assert err.startswith("error: ") and len(err.splitlines()) == 1
+    assert not Path("runs").exists()
+
+
+def test_a_required_parameter_is_asked_for(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(EXPERIMENT.replace("steps: int = 3", "steps: int"))
+    _, err = ran(capsys, "run", str(file), code=2)
+    assert "requires -p steps=..., it has no default" in err
+
+
+def test_a_file_whose_main_takes_no_record_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(EXPERIMENT.replace("job: Job, record: Record", "job: Job"))
+    _, err = ran(capsys, "run", str(file), code=2)
+    assert "an experiment requires main(job: Parameters, record: Record)" in err
+
+
+def test_resume_refuses_other_parameters_and_finished_runs(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan(file, "fail")
+    ran(capsys, "run", str(file), "-p", "steps=4", "-p", "words=a", code=1)
+    _, err = ran(capsys, "run", str(file), "--resume", "last", "-p", "steps=5", code=2)
+    assert "other parameters: steps was 4, is 5; start a new run" in err
+    plan(file, "go")
+    ran(capsys, "run", str(file), "--resume", "last", "-p", "words=a")
+    _, err = ran(capsys, "run", str(file), "--resume", "last", code=2)
+    assert "is finished: there is nothing to go on with" in err
+
+
+def test_list_shows_how_runs_ended_and_what_is_not_default(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = folder_of(ran(capsys, "run", str(file), "-p", "steps=4")[0])
+    plan(file, "fail")
+    second = folder_of(ran(capsys, "run", str(file), code=1)[0])
+    Path("runs/broken").mkdir()
+    Path("runs/broken/run.json").write_text("{")
+    lines, _ = ran(capsys, "list")
+    rows = {line.split()[0]: line for line in lines}
+    assert "finished" in rows[first.name] and rows[first.name].endswith(" steps=4")
+    assert "failed" in rows[second.name] and "steps" not in rows[second.name]
+    assert any(line.startswith("not shown: ") and "runs/broken/run.json" in line for line in lines)
+    lines, _ = ran(capsys, "list", "--state", "failed")
+    assert any(second.name in line for line in lines) and not any(first.name in line for line in lines)
+    _, err = ran(capsys, "list", "--runs", "nowhere", code=2)
+    assert "the folder of runs is required (--runs), nowhere does not exist" in err
+
+
+def test_show_says_parameters_provenance_results_and_files(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(ran(capsys, "run", str(file))[0])
+    lines, _ = ran(capsys, "show", folder.name[:-3])
+    assert lines[0].startswith(f"{folder}: finished, ")
+    for line in (
+        "  steps = 3",
+        "  inner.scale = 0.5",
+        "    x: 1.5 [0.5, 2.5]",
+        "    y: largest 3 at i 1; mean 2 of 2",
+    ):
+        assert line in lines
+    assert any(line.startswith("  results/first.nc  ") for line in lines)
+    assert any(line.startswith("  versions.torch = ") for line in lines)
+    ran(capsys, "run", str(file))
+    _, err = ran(capsys, "show", "adding", code=2)
+    assert "one run is required, 2 in runs begin with 'adding': " in err
+    _, err = ran(capsys, "show", "addnig", code=2)
+    assert "no run in runs begins so; nearest: adding" in err
+
+
+def test_compare_says_which_parameters_and_results_differ(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (folder_of(ran(capsys, "run", str(file), "-p", f"steps={steps}")[0]) for steps in (2, 4))
+    lines, _ = ran(capsys, "compare", str(first), second.name)
+    for line in (
+        "parameters: differ",
+        "  steps: 2 -> 4",
+        "  x: 1 [0, 2] -> 2 [1, 3], +1",
+        "  y at i 1: 2 -> 4, +2",
+    ):
+        assert line in lines
+    lines, _ = ran(capsys, "compare", str(first), str(first))
+    assert lines[2:] == [
+        "parameters: the same",
+        "provenance: the same",
+        "first: the same",
+        "second: the same",
+    ]
+
+
+def test_the_experiment_that_names_every_head_finds_the_planted_heads(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = Path(__file__).parents[1] / "experiments" / "name_every_head.py"
+    lines, _ = ran(capsys, "run", str(file), "-p", "model=groundtruth-induction", "--runs", str(tmp_path))
+    record = Record.open(Path(lines[-1]))
+    assert any(
+        line.startswith(f"{PREVIOUS[0]}.{PREVIOUS[1]} previous token: previous_token 1.00 ") for line in lines
+    )
+    assert any(line.startswith(f"{INDUCTION[0]}.{INDUCTION[1]} induction: induction 1.00 ") for line in lines)
+    assert any(line.startswith("no sentences: ") for line in lines)
+    heads = record.result("heads")
+    assert (
+        isinstance(heads, xr.Dataset)
+        and float(heads.induction.sel(layer=INDUCTION[0], head=INDUCTION[1])) > 0.95
+    )
+    named = pd.read_parquet(record.folder / "tables" / "named.parquet").set_index(["layer", "head"])
+    assert named.loc[INDUCTION, "value"] == float(heads.induction.sel(layer=INDUCTION[0], head=INDUCTION[1]))
+    assert (record.folder / record.run.figures["heads"]).read_bytes().startswith(b"\x89PNG")
+    assert list(record.run.models) == ["groundtruth-induction"]
