@@ -322,9 +322,7 @@ def _of_rows(
     return _Target(direction, constant, terms.sum(1), terms.abs().amax(1))
 
 
-def _finish(
-    merged: Partial, config: ModelConfig, by: By, top: int | None, projected: bool
-) -> "xr.Dataset":
+def _finish(merged: Partial, config: ModelConfig, by: By, top: int | None, projected: bool) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     rows, names = merged.rows, labels(config, by)
     found, names = (

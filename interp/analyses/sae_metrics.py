@@ -7,7 +7,7 @@ whatever the batches.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -42,6 +42,7 @@ class Fit:
     Squared deviations are taken from the mean of the part and moved to that of the whole (Chan's update).
     """
 
+    refuses_nan: ClassVar[bool] = True
     vectors: Int[Tensor, ""]
     mean: Float[Tensor, "d"]
     spread: Float[Tensor, ""]

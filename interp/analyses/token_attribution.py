@@ -192,21 +192,10 @@ def layer_mixing(
 
 def layer_matrices(config: ModelConfig, kernel: Kernel) -> Analysis:
     """The analysis behind `layer_mixing`."""
-    reads = layers_read(config, kernel, range(config.n_layers))
-
-    def compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
-        each = [contributions(model, layer, trace, kernel) for layer in range(config.n_layers)]
-        matrix, ratio = (torch.stack(list(x), 1) for x in zip(*each, strict=True))
-        if batch.keep is not None:
-            ratio = ratio.masked_fill(~batch.keep[:, None], torch.nan)
-            real = batch.keep[:, :, None] & batch.keep[:, None, :]
-            matrix = matrix.masked_fill(~real[:, None], torch.nan)
-        return {"contribution": matrix, "mixing_ratio": ratio}
-
     return Analysis(
         name="layer_mixing",
-        reads=reads,
-        compute=compute,
+        reads=layers_read(config, kernel, range(config.n_layers)),
+        compute=partial(_matrices, kernel=kernel),
         reduction=Rows,
         finish=partial(_finish_layers, config=config, kernel=kernel),
     )
@@ -290,6 +279,16 @@ def _alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"], batch_si
 def _finish(merged: Partial, attrs: Mapping[str, str]) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     return labelled({"score": (("prompt", "pos"), merged.rows["score"])}, attrs=attrs)
+
+
+def _matrices(trace: Trace, batch: Batch, model: Transformer, kernel: Kernel) -> Mapping[str, Tensor]:
+    each = [contributions(model, layer, trace, kernel) for layer in range(model.config.n_layers)]
+    matrix, ratio = (torch.stack(list(x), 1) for x in zip(*each, strict=True))
+    if batch.keep is not None:
+        ratio = ratio.masked_fill(~batch.keep[:, None], torch.nan)
+        real = batch.keep[:, :, None] & batch.keep[:, None, :]
+        matrix = matrix.masked_fill(~real[:, None], torch.nan)
+    return {"contribution": matrix, "mixing_ratio": ratio}
 
 
 def _finish_layers(merged: Partial, config: ModelConfig, kernel: Kernel) -> "xr.Dataset":

@@ -20,10 +20,10 @@ from interp.engine.memory import MOST_ON_HOST, memory_plan
 from interp.engine.observe import Subject
 from interp.engine.progress import Done, Progress
 from interp.engine.progress_bar import progress_bar
-from interp.engine.work_folder import Shard, begun, opened, work_of, write_results
 from interp.engine.sources import Data
 from interp.engine.stream import Stream, prefetched
 from interp.engine.work import Worker
+from interp.engine.work_folder import Shard, begun, opened, work_of, write_results
 from interp.engine.workers import all_devices, done_by_processes
 from interp.model.config import Json, ModelConfig
 from interp.model.transformer import Transformer

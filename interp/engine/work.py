@@ -9,8 +9,8 @@ from torch import Tensor
 
 from interp.engine.analysis import NotFiniteError, Questions, Values, merged
 from interp.engine.batch import Batch
-from interp.engine.rows import Rejected
 from interp.engine.progress import Done, Partials, Tally
+from interp.engine.rows import Rejected
 from interp.engine.stream import Window
 from interp.model.transformer import Transformer
 

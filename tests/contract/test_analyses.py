@@ -4,6 +4,7 @@ Splitting, reordering or padding the rows changes no number, neither does the dt
 the same bits, and the result has the dims its door declares.
 """
 
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+import interp
 from interp.analyses.alti_logit import alti_logit
 from interp.analyses.attribution import attribution
 from interp.analyses.heads import SCORES, RepeatedTokens, head_scores
@@ -22,9 +24,11 @@ from interp.analyses.late_layers import last_layer
 from interp.analyses.lens import lens
 from interp.analyses.output_lens import output
 from interp.analyses.paths import order_losses, path_expansion
+from interp.analyses.sae import SAE, TopK
+from interp.analyses.sae_metrics import reconstruction
 from interp.analyses.sentences import MENTIONS, name_attention
 from interp.analyses.token_attribution import METHODS, layer_matrices, mixed_attribution
-from interp.engine.analysis import Analysis, run_batches
+from interp.engine.analysis import Analysis, Questions, run_batches
 from interp.engine.batch import Batch
 from interp.model import ModelConfig, Transformer
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
@@ -49,6 +53,16 @@ class Case:
     def row_dim(self) -> str | None:
         """The dim with one entry per row, where the result keeps the rows."""
         return next((d for d in ("prompt", "example") if any(d in dims for dims in self.dims.values())), None)
+
+
+def _reconstruction(config: ModelConfig) -> Analysis:
+    """An autoencoder of random weights, active on 3 features out of 40."""
+    dice, d = torch.Generator().manual_seed(0), config.d_model
+    shapes = {"W_enc": (d, 40), "b_enc": (40,), "W_dec": (40, d), "b_dec": (d,)}
+    weights = {
+        name: torch.randn(shape, dtype=torch.float64, generator=dice) for name, shape in shapes.items()
+    }
+    return reconstruction(SAE(TopK(3), weights), "blocks.1.hook_resid_pre")
 
 
 _COMPONENTS: Dims = {"logits": ("prompt", "component"), "total": ("prompt",)}
@@ -157,6 +171,15 @@ CASES: dict[str, Case] = {
         {"contribution": ("prompt", "layer", "query", "key"), "mixing_ratio": ("prompt", "layer", "query")},
         ("left", "right"),
     ),
+    "reconstruction": Case(
+        _reconstruction,
+        {
+            **dict.fromkeys(("l0", "mse", "explained_variance", "dead_fraction"), ()),
+            "density": ("feature",),
+            "mean": ("coordinate",),
+        },
+        ("left", "right"),
+    ),
     "heads": Case(
         partial(head_scores, data=DATA),
         {
@@ -259,6 +282,27 @@ def test_padding_changes_no_number_or_is_refused(case: str, model: str, side: st
 
 
 @EACH
+def test_it_travels_to_other_processes_and_its_partial_results_come_back_bit_for_bit(
+    case: str, model: str
+) -> None:
+    analysis = pickle.loads(pickle.dumps(CASES[case].make(CONFIGS[model])))
+    questions, network = Questions.of([analysis], CONFIGS[model]), build(model, torch.float64)
+    for batch in rows(case).numbered().split(2):
+        partial_ = questions.reduced(questions.values(network, batch), batch.identities())[analysis.name]
+        tensors = partial_.tensors()
+        back = analysis.reduction.load(tensors).tensors()
+        assert back.keys() == tensors.keys()
+        assert all(torch.equal(back[name].nan_to_num(7.5), tensors[name].nan_to_num(7.5)) for name in tensors)
+
+
+@EACH
+def test_a_run_gives_what_the_plain_loop_gives(case: str, model: str) -> None:
+    made, network = CASES[case].make(CONFIGS[model]), build(model, torch.float64)
+    found = interp.run([made], network, list(rows(case).numbered().split(2)))[made.name]
+    agree(found.drop_vars("row", errors="ignore"), result(case, model, *rows(case).split(2)))
+
+
+@EACH
 def test_float32_agrees_with_float64_to_rounding(case: str, model: str) -> None:
     narrow, wide = result(case, model, rows(case), dtype=torch.float32), result(case, model, rows(case))
     ids = ["top_token", "bottom_token"]
@@ -316,6 +360,7 @@ def test_every_analysis_of_the_package_is_in_the_table() -> None:
         "sentences.name_attention",
         "in_context.position_losses",
         "in_context.chosen_losses",
+        "sae_metrics.reconstruction",
         "paths.order_losses",
         "paths.path_expansion",
         "token_attribution.layer_matrices",

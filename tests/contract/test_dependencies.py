@@ -28,8 +28,14 @@ MAY_IMPORT: dict[str, set[str]] = {
 RESERVED = {
     **dict.fromkeys(["transformers", "tokenizers", "huggingface_hub"], ("families", "zoo")),
     "safetensors": (
-        "families", "zoo", "analyses.tuned_lens", "analyses.sae_files",
-        "engine.journal", "engine.step_files", "engine.store", "engine.store_writer",
+        "families",
+        "zoo",
+        "analyses.tuned_lens",
+        "analyses.sae_files",
+        "engine.journal",
+        "engine.step_files",
+        "engine.store",
+        "engine.store_writer",
     ),
     "sklearn": ("analyses.neuron_selection",),
     "pyarrow": ("engine",),

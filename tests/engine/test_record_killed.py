@@ -80,6 +80,7 @@ def check(root: Path) -> None:
 
 def test_a_run_killed_at_random_moments_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     (tmp_path / "timed").mkdir()
+    assert attempt(partial(len, "")) == 0, "starts the process that the others are forked from"
     begun = time.monotonic()
     assert attempt(partial(five_steps, tmp_path / "timed")) == 0
     whole = time.monotonic() - begun
