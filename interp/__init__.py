@@ -87,6 +87,7 @@ from interp.engine.metrics import (
     of_logits,
 )
 from interp.engine.observe import observe
+from interp.engine.record import Record
 from interp.engine.run import Results, run
 from interp.engine.sampling import Sampling
 from interp.engine.sources import open_source
@@ -138,6 +139,7 @@ __all__ = [
     "Put",
     "ReLU",
     "Read",
+    "Record",
     "RepeatedTokens",
     "Resample",
     "Results",

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from interp import cli
 from interp.cli import main, parsed
-from interp.cli.commands import ANSWER, PROMPT, WRONG, Heads, Models, Report, Run, Verify
+from interp.cli.commands import ANSWER, PROMPT, WRONG, Heads, Models, Report, Verify
+from interp.cli.runs import Run
 from interp.model import KVCache
 from tests.families.oracle import hf_model
 
@@ -58,7 +59,7 @@ def test_other_commands() -> None:
     assert parsed(["models"]) == Models()
     assert parsed(["heads", "demo-4l", "--seed", "1"]) == Heads("demo-4l", seed=1)
     assert parsed(["verify", "m", "--dtype", "float64"]) == Verify("m", dtype="float64")
-    assert parsed(["run", "x.py", "--steps", "3", "--help"]) == Run(Path("x.py"), ("--steps", "3", "--help"))
+    assert parsed(["run", "x.py", "-p", "a=3", "-p", "b=4"]) == Run(Path("x.py"), ("a=3", "b=4"))
 
 
 @pytest.mark.parametrize(
@@ -176,24 +177,6 @@ def test_verify_reads_the_training_checkpoint_of_a_folder_that_the_revision_name
     assert main(["verify", str(tmp_path), "--revision", "step30"]) == 0
     assert "ok   logits = Hugging Face" in capsys.readouterr().out
     assert "has no checkpoint 'step7'" in error_of(capsys, "verify", str(tmp_path), "--revision", "step7")
-
-
-def test_run_gives_the_file_its_arguments_and_puts_ours_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "experiment.py"
-    file.write_text("import sys\nprint(__name__, *sys.argv[1:])\n")
-    before = list(sys.argv)
-    assert main(["run", str(file), "--steps", "3", "report"]) == 0
-    assert capsys.readouterr().out == "__main__ --steps 3 report\n"
-    assert sys.argv == before
-
-
-def test_an_experiments_own_error_keeps_its_traceback(tmp_path: Path) -> None:
-    file = tmp_path / "experiment.py"
-    file.write_text("raise ValueError('mine')\n")
-    with pytest.raises(ValueError, match="mine"):
-        main(["run", str(file)])
 
 
 # --- bad input ----------------------------------------------------------------------------------------------------

@@ -19,10 +19,14 @@ def conduct(experiment: "Experiment", job: object, record: "Record") -> int:
 
     The traceback of an experiment that fails is in log.txt and on stderr, with what to type to go on.
     """
+    from interp.engine.record import ShareDoneError
+
     code = 0
     try:
         with record:
             experiment.main(job, record)
+    except ShareDoneError:
+        pass  # the log says so; the last job of the array goes on
     except KeyboardInterrupt:
         code = INTERRUPTED
     except (Exception, SystemExit):
@@ -33,6 +37,17 @@ def conduct(experiment: "Experiment", job: object, record: "Record") -> int:
         print(f"{record.state}: {_error(record)}; to go on: {record.how_to_resume}", file=sys.stderr)
     print(record.folder)
     return code
+
+
+def share_name(name: str, job: object) -> str:
+    """The folder of all jobs of an array: the experiment's name and a hash of its parameters."""
+    import hashlib
+    import json
+
+    from interp.engine.run_file import fields_of
+
+    values = json.dumps(fields_of(job), sort_keys=True, default=str)
+    return f"{name}-{hashlib.sha256(values.encode()).hexdigest()[:8]}"
 
 
 @contextmanager

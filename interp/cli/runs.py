@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 ROOT = Path("runs")
 LAST = "last"
+SHARED = "shared"
+"""Where the jobs of an array keep their streams."""
 Debug = tyro.conf.Suppress[bool]
 
 
@@ -33,6 +35,8 @@ class Run:
     """Where run folders are made."""
     resume: str | None = None
     """Run to go on with: a folder, the beginning of a name in --runs, or `last`."""
+    shard: str | None = None
+    """One job of an array, such as 2/8 (from 0): streams take that share of the data, the last job does the rest."""
     debug: Debug = False
 
     def run(self) -> int:
@@ -52,10 +56,12 @@ class Run:
             return 1
 
     def _conduct(self, experiment: "Experiment") -> int:
-        from interp.cli.conduct import conduct, on_terminal
+        from interp.cli.conduct import conduct, on_terminal, share_name
         from interp.engine.record import Record
 
         command = self._command()
+        if self.shard is not None and self.resume is not None:
+            raise ValueError("--shard goes on by itself where it was: give it again without --resume")
         with on_terminal():
             if self.resume is None:
                 job = filled(experiment, self.p)
@@ -64,6 +70,8 @@ class Run:
                 record = Record.create(
                     self.runs, self.file.stem, job, command=command, seed=seed, file=self.file
                 )
+                if self.shard is not None:
+                    record.shared = (self.shard, self.runs / SHARED / share_name(self.file.stem, job))
             else:
                 folder = self._unfinished(self.resume)
                 job = filled(experiment, merged(experiment, given_in(folder), self.p))
@@ -75,6 +83,7 @@ class Run:
         import shlex
 
         options = [word for given in self.p for word in ("-p", given)]
+        options += ["--shard", self.shard] if self.shard is not None else []
         options += ["--runs", str(self.runs)] if self.runs != ROOT else []
         options += ["--resume", self.resume] if self.resume is not None else []
         return shlex.join(["interp", "run", str(self.file), *options])

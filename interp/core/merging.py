@@ -33,8 +33,12 @@ class MergeTree(Generic[T]):
 
     def put(self, level: int, index: int, value: T | None) -> None:
         """Take in a whole node, merged elsewhere; ValueError if any of its parts is in already."""
-        if index << level in self:
-            raise ValueError(f"part {index << level} was merged already")
+        first = index << level
+        there = [first] if first in self else []
+        if level:
+            there += [i << low for low, i in self.nodes if low < level and i >> (level - low) == index]
+        if there:
+            raise ValueError(f"part {min(there)} was merged already")
         while (sibling := (level, index ^ 1)) in self.nodes:
             other = self.nodes.pop(sibling)
             value = self._joined(other, value) if index & 1 else self._joined(value, other)

@@ -45,51 +45,60 @@ class Journal:
         read_only: somebody else may be writing it.
         Errors: ValueError for a damaged snapshot. A torn journal entry is no error: its batch is due again.
         """
-        journal = cls(folder, name, reductions)
-        numbers = [int(path.name.split(".")[-2]) for path in folder.glob(f"{name}.*.snapshot")]
-        if numbers:
-            journal._number = max(numbers)
-            path = journal._path("snapshot")
-            journal.progress = _snapshot(path, reductions)
-            journal._folded = path.stat().st_size
-        journal._replay(cut=not read_only)
+        while True:
+            journal = cls(folder, name, reductions, _number=_newest(folder, name))
+            try:
+                journal._read(cut=not read_only)
+            except FileNotFoundError:  # whoever writes it has just put the next snapshot in its place
+                continue
+            if journal._number == _newest(folder, name):
+                break
+        if not read_only:
+            journal._tidy()
         return journal
 
     def write(self, done: Done) -> None:
         """Append one batch and count it as done; after an OSError it is as if it had never been done."""
-        entry = packed_done(done)
+        entry = _framed(packed_done(done))
         with self._path("journal").open("ab", buffering=0) as file:
             try:
-                _write_all(file.fileno(), _HEAD.pack(len(entry), zlib.crc32(entry)) + entry)
-            except OSError:
+                _write_all(file.fileno(), entry)
+            except OSError as cause:
                 file.truncate(self._size)
-                raise
-        self._size += _HEAD.size + len(entry)
+                why = f"{cause.strerror} (no progress is lost: make room and resume)"
+                raise OSError(cause.errno, why, file.name) from cause
+        self._size += len(entry)
         self.progress.add(done)
         if self._size > max(_LEAST, 4 * self._folded):
             self.fold()
 
     def fold(self) -> None:
         """Write the folded state as the next snapshot, and begin a new journal."""
-        old = [self._path("snapshot"), self._path("journal")]
-        data = _packed(self.progress.groups(), self.progress.account())
-        self._number += 1
-        write_atomically(self._path("snapshot"), lambda path: _durable(path, data))
-        self._size, self._folded = 0, len(data)
-        for path in old:
-            path.unlink(missing_ok=True)
+        data = _framed(_packed(self.progress.groups(), self.progress.account()))
+        fresh = self.folder / f"{self.name}.{self._number + 1}.snapshot"
+        write_atomically(fresh, lambda path: _durable(path, data))
+        self._number, self._size, self._folded = self._number + 1, 0, len(data)
+        self._tidy()
 
-    def _replay(self, *, cut: bool) -> None:
-        """Take in every whole entry; cut off what follows the last one if this process may."""
+    def _read(self, *, cut: bool) -> None:
+        """Take in the snapshot and every whole entry; cut off what follows the last one if this process may."""
+        if self._number:
+            data = self._path("snapshot").read_bytes()
+            self.progress, self._folded = _snapshot(self._path("snapshot"), data, self.reductions), len(data)
         path = self._path("journal")
-        if not path.exists():
-            return
-        data = path.read_bytes()
+        data = path.read_bytes() if path.exists() else b""
         for end, entry in _entries(memoryview(data)):
             self.progress.add(unpacked_done(bytes(entry), self.reductions))
             self._size = end
         if cut and self._size < len(data):
             os.truncate(path, self._size)
+
+    def _tidy(self) -> None:
+        """Remove what came before the snapshot, and what a process left that was killed while it wrote one."""
+        kept = {self._path("snapshot"), self._path("journal")}
+        for pattern in (f"{self.name}.*.snapshot", f"{self.name}.*.journal", f".{self.name}.*.snapshot"):
+            for path in set(self.folder.glob(pattern)) - kept:
+                path.unlink(missing_ok=True)
 
     def _path(self, kind: str) -> Path:
         return self.folder / f"{self.name}.{self._number}.{kind}"
@@ -110,8 +119,13 @@ def unpacked_done(data: bytes, reductions: Reductions) -> Done:
 
 def names_in(folder: Path) -> list[str]:
     """The names of all journals in a folder."""
-    files = [path.name for kind in ("journal", "snapshot") for path in folder.glob(f"*.{kind}")]
+    files = [path.name for kind in ("journal", "snapshot") for path in folder.glob(f"[!.]*.{kind}")]
     return sorted({name.rsplit(".", 2)[0] for name in files})
+
+
+def _framed(data: bytes) -> bytes:
+    """The data as an entry, with its length and checksum before it."""
+    return _HEAD.pack(len(data), zlib.crc32(data)) + data
 
 
 def _entries(data: memoryview) -> Iterator[tuple[int, memoryview]]:
@@ -155,9 +169,14 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], Groups]:
     return json.loads(header["__metadata__"]["about"]), load(data)
 
 
-def _snapshot(path: Path, reductions: Reductions) -> Progress:
-    try:
-        account, groups = _unpacked(path.read_bytes())
-        return Progress.restored(account, groups, reductions)
-    except (ValueError, KeyError, TypeError, OSError) as cause:
-        raise ValueError(f"{path} is damaged: {cause}") from cause
+def _newest(folder: Path, name: str) -> int:
+    """The number of the latest snapshot; 0 before the first."""
+    return max((int(path.name.split(".")[-2]) for path in folder.glob(f"{name}.*.snapshot")), default=0)
+
+
+def _snapshot(path: Path, data: bytes, reductions: Reductions) -> Progress:
+    whole = next(_entries(memoryview(data)), None)
+    if whole is None or whole[0] != len(data):
+        raise ValueError(f"{path} is damaged: its {len(data)} bytes are not those that were written")
+    account, groups = _unpacked(bytes(whole[1]))
+    return Progress.restored(account, groups, reductions)

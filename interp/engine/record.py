@@ -19,10 +19,11 @@ import logging
 import shlex
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 from filelock import FileLock
 
@@ -42,14 +43,19 @@ from interp.engine.experiment_folder import (
     refuse,
     session_of,
 )  # fmt: skip
+from interp.engine.feed import Feed
 from interp.engine.observe import Subject
 from interp.engine.provenance import (
     model_hash,
     now,
     question_of,
 )
+from interp.engine.run import Asked, Results
+from interp.engine.run import run as run_over
 from interp.engine.run_file import RunFile, State, Step, defaults_of, fields_of
+from interp.engine.sources import Data
 from interp.engine.step_files import encoded, read
+from interp.engine.work_folder import fingerprint_in
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,6 +81,10 @@ class Named(Protocol):
     name: str
 
 
+class ShareDoneError(Exception):
+    """One job of an array has done its share; what follows needs those of the others."""
+
+
 class Record:
     """One run of an experiment on disk; `with record:` around the work says how it ended.
 
@@ -90,6 +100,8 @@ class Record:
         self._run = run
         self._lock = lock
         self._claimed: set[tuple[str, str]] = set()
+        self.shared: tuple[str, Path] | None = None
+        """For one job of an array: its shard, such as "2/8", and where all jobs keep their streams."""
 
     @classmethod
     def create(
@@ -240,6 +252,32 @@ class Record:
         """Note the data by name and fingerprint; ValueError if the run had other data by that name."""
         self._note("data", name, fingerprint)
 
+    def stream(
+        self, name: str, analyses: Sequence[Asked], model: Subject, data: Feed | Data, **options: Any
+    ) -> Results:
+        """The results of `interp.run` over data, kept in this run and gone on with where an earlier session was.
+
+        options: those of `interp.run`. Notes model and data; keeps every result as the step `name_analysis`, and the
+        rows set aside as a table. In one job of an array the work is kept where all jobs find it; a job that does not
+        see the end of it raises ShareDoneError, the last one goes on with the whole.
+        Errors: as in `interp.run`.
+        """
+        self.model(model)
+        shard, folder = (None, self.stream_folder(name)) if self.shared is None else self.shared
+        if shard is not None:
+            self._claim("stream", name)
+            folder = folder / name
+        found = run_over(analyses, model, data, out=folder, resume=shard is None, shard=shard, **options)
+        if not found.complete:
+            raise ShareDoneError(f"share {shard} of {name} is done: {found.rows} rows are in so far")
+        self.data(fingerprint_in(folder), name)
+        for analysis, value in found.items():
+            self.step(f"{name}_{analysis}", partial(_same, value))
+        if len(found.rejected):
+            self.table(f"{name}_rejected", found.rejected)
+        self.say(repr(found).splitlines()[0])
+        return found
+
     def stream_folder(self, name: str) -> Path:
         """A folder inside the run where a streamed analysis keeps its journal: `interp.run(..., out=...)`."""
         self._claim("stream", name)
@@ -274,9 +312,9 @@ class Record:
 
     def _end(self, error: BaseException | None) -> None:
         """State first: the log may not fit any more where the small file does."""
-        if error is None:
+        if error is None or isinstance(error, ShareDoneError):
             self._update(state="finished", error=None)
-            self.say("finished")
+            self.say("finished" if error is None else f"finished: {error}")
             return
         state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         reason = self._reason(error)
@@ -329,3 +367,7 @@ class Record:
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _same(value: T) -> T:
+    return value

@@ -23,7 +23,7 @@ from interp.engine.progress_bar import progress_bar
 from interp.engine.sources import Data
 from interp.engine.stream import Stream, prefetched
 from interp.engine.work import Worker
-from interp.engine.work_folder import Shard, begun, opened, work_of, write_results
+from interp.engine.work_folder import Shard, begun, claimed, opened, work_of, write_results
 from interp.engine.workers import all_devices, done_by_processes
 from interp.model.config import Json, ModelConfig
 from interp.model.transformer import Transformer
@@ -53,6 +53,8 @@ class Results(Named):
     tokens: int
     cut: int
     """Rows that were truncated or split."""
+    complete: bool
+    """Whether all of the data is in: False where shards are missing."""
     rejected: "pd.DataFrame"
     """Rows set aside: `row`, `reason`, `excerpt`."""
 
@@ -115,17 +117,21 @@ def run(
     folder = None if out is None else Path(out)
     if folder is None and (resume or shard is not None):
         raise ValueError("resume and shard require a folder (out=) where the work is kept")
-    feed = _sized(data, questions, model, None if folder is None else begun(folder))
+    feed = _sized(data, questions, model, None if folder is None else begun(folder, resume or shard is not None))
     share = None if shard is None else Shard.of(shard)
-    work = _Work(questions, network, feed, share, devices, engine)
     if folder is None:
         progress = Progress()
-        work.go(progress.due, progress, progress.add)
+        _Work(questions, network, feed, share, devices, engine).go(progress.due, progress, progress.add)
         return _results(questions, feed, progress)
-    with opened(folder, work_of(questions, network, about(feed)), questions, share, resume=resume) as place:
+    asked = work_of(questions, network, about(feed))
+    if (stored := claimed(folder, asked)) != asked:  # of shards that start together one decides on the batches
+        feed = _sized(data, questions, model, stored)
+        asked = {**asked, "feed": about(feed)}
+    with opened(folder, asked, questions, share) as place:
+        work = _Work(questions, network, feed, share, devices, engine)
         work.go(place.due, place.journal.progress, place.journal.write)
         results = _results(questions, feed, place.together())
-        if share is None:
+        if results.complete:
             write_results(folder, results, results.rejected)
     return results
 
@@ -220,7 +226,8 @@ def _results(questions: Questions, feed: Feed, progress: Progress) -> Results:
         total = {name: p.ordered() if isinstance(p, Rows) else p for name, p in total.items()}
     datasets = {name: _numbered(value, total[name]) for name, value in questions.finished(total).items()}
     table = pd.DataFrame([vars(each) for each in rejected], columns=["row", "reason", "excerpt"])
-    return Results(datasets, tally.rows, tally.tokens, tally.cut, table)
+    complete = feed.windows is None or len(progress.tree) == feed.windows
+    return Results(datasets, tally.rows, tally.tokens, tally.cut, complete, table)
 
 
 def _numbered(found: "xr.Dataset", partial: object) -> "xr.Dataset":

@@ -1,16 +1,17 @@
 """The folder of a run over data: what is asked of which model and data, the journals, and at the end the results.
 
-    work.json                   what decides the numbers; a run that differs in it is refused
-    main.0.journal ...          progress of a process, or `shard-2-of-8...` of one job of an array
-    heads.nc, heads.parquet     results, once everything is done
-    rejected.parquet            the rows set aside, with the reason
+work.json                   what decides the numbers; a run that differs in it is refused
+main.0.journal ...          progress of a process, or `shard-2-of-8...` of one job of an array
+heads.nc, heads.parquet     results, once everything is done
+rejected.parquet            the rows set aside, with the reason
 """
 
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,49 +89,87 @@ def work_of(questions: Questions, model: Transformer, feed: Json) -> Json:
     return found
 
 
-def begun(folder: Path) -> Json | None:
+def begun(folder: Path, join: bool = True) -> Json | None:
     """What the run in a folder is about; None where none was begun.
 
-    Errors: ValueError for a folder that holds other things.
+    Errors: ValueError for a folder that holds other things, and without `join` for any run.
     """
     if (folder / NAME).exists():
+        if not join:
+            raise ValueError(f"{folder} holds a run already: resume=True goes on with it")
         found: Json = json.loads((folder / NAME).read_text(encoding="utf-8"))
         return found
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(not _ours(path) for path in folder.iterdir())):
         raise ValueError(f"{folder} is not the folder of a run: an empty or a new one is required")
     return None
 
 
+def fingerprint_in(folder: Path) -> str:
+    """The fingerprint of the data of a run in its folder."""
+    work = begun(folder)
+    assert work is not None and isinstance(work["feed"], dict)
+    return str(work["feed"]["fingerprint"])
+
+
+def _ours(path: Path) -> bool:
+    """Whether another process is about to begin the same run."""
+    return path.name.lstrip(".").startswith(f"{NAME}.")
+
+
+def claimed(folder: Path, work: Json) -> Json:
+    """What the run in a folder is about: `work`, unless somebody was faster."""
+    if (before := begun(folder)) is not None:
+        return before
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{NAME}.{os.getpid()}"
+    write_json(draft, work)
+    try:
+        os.link(draft, folder / NAME)
+    except FileExistsError:
+        found = begun(folder)
+        assert found is not None
+        return found
+    finally:
+        draft.unlink()
+    return work
+
+
 @contextmanager
-def opened(
-    folder: Path, work: Json, questions: Questions, shard: Shard | None, *, resume: bool
-) -> Iterator[WorkFolder]:
+def opened(folder: Path, work: Json, questions: Questions, shard: Shard | None) -> Iterator[WorkFolder]:
     """The folder for one process, which holds its lock until it leaves.
 
-    Errors: ValueError for a run begun earlier without `resume` (shards may always join), for one that differs in
-    anything that decides a number (all differences are named), or one whose share another process is working on.
+    Errors: ValueError for a folder of a run that differs in anything that decides a number (all differences are named),
+    or one whose share another process is working on.
     """
-    before = begun(folder)
-    if before is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / NAME, work)
-    elif differing := differences(before, work):
+    if differing := differences(claimed(folder, work), work):
         raise ValueError(f"{folder} holds another run: {'; '.join(differing)}")
-    elif not resume and shard is None:
-        raise ValueError(f"{folder} holds this run already: resume=True goes on with it")
     name = MAIN if shard is None else f"shard-{shard.index}-of-{shard.count}"
     reductions = {a.name: a.reduction for a in questions.analyses}
-    lock = FileLock(folder / f".{name}.lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as cause:
-        raise ValueError(f"another process is working on this run, {lock.lock_file} is locked") from cause
-    with lock:
+    with _locked(folder, name):
+        _alone(folder, name)
         others = Progress()
         for other in names_in(folder):
             if other != name:
                 others.include(Journal.open(folder, other, reductions, read_only=True).progress)
         yield WorkFolder(Journal.open(folder, name, reductions), others)
+
+
+def _locked(folder: Path, name: str) -> AbstractContextManager[object]:
+    """The lock of one process's share, held till the end of `with`; ValueError if another process holds it."""
+    lock = FileLock(folder / f".{name}.lock", timeout=0)
+    try:
+        return lock.acquire()
+    except Timeout as cause:
+        raise ValueError(f"another process is working on this run, {lock.lock_file} is locked") from cause
+
+
+def _alone(folder: Path, name: str) -> None:
+    """ValueError while somebody is at work whose windows may be ours: the whole run, or an array of another size."""
+    for file in folder.glob(".*.lock"):
+        other = file.name.removeprefix(".").removesuffix(".lock")
+        if name.rpartition("-of-")[2] != other.rpartition("-of-")[2]:
+            with _locked(folder, other):
+                pass
 
 
 def write_results(folder: Path, results: "Mapping[str, xr.Dataset]", rejected: "pd.DataFrame") -> None:

@@ -81,14 +81,14 @@ def done_by_processes(
                         helper.window = None
                     continue
                 window = helper.window
-                crew.replace(helper)
                 if message is not None:
                     raise RuntimeError(f"window {window} failed in a worker process:\n{message}")
-                if window is not None:
-                    deaths[window] = deaths.get(window, 0) + 1
-                    if deaths[window] >= DEATHS:
-                        raise RuntimeError(f"{DEATHS} worker processes died at window {window}")
-                    waiting = itertools.chain([window], waiting)
+                assert window is not None
+                deaths[window] = deaths.get(window, 0) + 1
+                if deaths[window] >= DEATHS:
+                    raise RuntimeError(f"{DEATHS} worker processes died at window {window}")
+                crew.replace(helper)
+                waiting = itertools.chain([window], waiting)
     finally:
         crew.end()
 
@@ -100,7 +100,8 @@ class _Crew:
         self._payload = payload
         self._context = multiprocessing.get_context("spawn")
         hosts = sum(device.type == "cpu" for device in devices)
-        self._threads = max(1, len(os.sched_getaffinity(0)) // max(1, hosts))
+        share = len(os.sched_getaffinity(0)) // max(1, hosts)
+        self._threads = max(1, min(torch.get_num_threads(), share))
         self._helpers = [self._started(device) for device in devices]
 
     def _started(self, device: torch.device) -> _Helper:
