@@ -69,7 +69,7 @@ def top_examples(
     (-1 where there are fewer than k); `text`, the context with the token between «». [neuron, rank, offset]: `tokens`
     (-1 beyond the ends of the text), `piece`, and the `activation` at each (NaN where it does not count). [neuron]:
     `density`, the share of tokens with a value above 0, `mean`, and `max` (`min` for the smallest). [neuron, q]:
-    `quantile`, to 5 % of the value, those below 1e-4 in size as 0. For patterns also `key`, `key_token`, `key_piece`.
+    `quantiles`, to 5 % of the value, those below 1e-4 in size as 0. For patterns also `key`, `key_token`, `key_piece`.
     `examples_table` gives the tidy table, `interp.pages.top_examples.top_examples_page` a page; attrs["rejected"] says
     how many rows were set aside.
     Caveats: the top of a distribution is not a summary of it (Bolukbasi et al. 2021, "An interpretability illusion for
@@ -152,6 +152,11 @@ def with_text(result: "xr.Dataset", text: Text) -> "xr.Dataset":
     """A result of `top_activations` with its words: `piece`, the text of every token, and `text`, the whole context.
 
     In `text` the token stands between «»; a character that several tokens share shows as �.
+
+    Example:
+        >>> made = top_activations(model.cfg, "blocks.1.mlp.hook_post", cells=[3], k=1, name="n")
+        >>> "«" in with_text(interp.run([made], model, [prompt])["n"], model.text).text.item()
+        True
     """
     dims = result.tokens.dims
     found = {"piece": (dims, _pieces(result.tokens.to_numpy(), text))}
@@ -167,7 +172,13 @@ def with_text(result: "xr.Dataset", text: Text) -> "xr.Dataset":
 
 
 def examples_table(result: "xr.Dataset") -> "pd.DataFrame":
-    """The lists of a result with words as a table: cell, rank, value, row, pos, text (and the key's); no empty places."""
+    """The lists of a result with words as a table: cell, rank, value, row, pos, text; without empty places.
+
+    Example:
+        >>> table = examples_table(top_examples(model, [prompt], "blocks.0.attn.hook_pattern", cells=[2], k=1))
+        >>> list(table.columns)
+        ['head', 'rank', 'value', 'row', 'pos', 'key', 'key_piece', 'text']
+    """
     names = ["value", "row", "pos", *(n for n in ("key", "key_piece") if n in result), "text"]
     table = result[names].to_dataframe().reset_index()
     columns = [str(result.value.dims[0]), "rank", *names]
@@ -291,13 +302,14 @@ def _finish(
     top, counted = examples.top, sums.moments["counted"]
     if not bool(counted.mean > 0):
         raise ValueError(f"texts with a token that counts are required, got {counted.n} of BOS alone")
-    rule, entry = top.rule, (dim, "rank")
+    rule, entry, best = top.rule, (dim, "rank"), top.values[:, :1]
+    known = torch.minimum if rule.largest else torch.maximum  # no quantile is beyond the exact end
     values: dict[str, tuple[Sequence[str], Tensor]] = {
         "value": (entry, top.values), "row": (entry, top.rows), "pos": (entry, top.positions),
         "density": ((dim,), sums.moments["active"].mean / counted.mean),
         "mean": ((dim,), sums.moments["total"].mean / counted.mean),
-        "max" if rule.largest else "min": ((dim,), top.values[:, 0]),
-        "quantile": ((dim, "q"), torch.stack([spread.quantile(q) for q in QUANTILES], 1)),
+        "max" if rule.largest else "min": ((dim,), best[:, 0]),
+        "quantiles": ((dim, "q"), known(torch.stack([spread.quantile(q) for q in QUANTILES], 1), best)),
     }  # fmt: skip
     for name, x in examples.along.items():
         along = name in ("tokens", "activation")
@@ -312,7 +324,7 @@ def _finish(
             "site": site, "tokens_counted": round(float(counted.mean) * counted.n), "texts": counted.n,
             "pos": "tokens before it in its text", "bos": "does not count" if skip_bos else "counts",
             "order": f"the {'largest' if rule.largest else 'smallest'} first; ties by row, then pos",
-            "density": "share of tokens with a value above 0", "quantile": f"to {RELATIVE_ERROR:.0%} of the value",
+            "density": "share of tokens with a value above 0", "quantiles": f"to {RELATIVE_ERROR:.0%} of the value",
             "null": "none: the largest of many values is large by chance; compare with the quantiles",
         },
     )  # fmt: skip

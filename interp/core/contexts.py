@@ -23,7 +23,13 @@ class InContext:
     """A reduction: the lists of `top`, and how the values `along` run around each entry.
 
     along, at: names of values `[n p]` or `[n p c]`, where c are the cells of `top` (which must have one axis of them):
-    those along the context, and those of the entry alone. Missing: NaN, -1 for integers.
+    those along the context, and those of the entry alone. Missing: NaN, -1 for integers. Errors: those of `TopRows`.
+
+    Example:
+        >>> rule = InContext(TopRows(1, "neuron", before=1, after=1), ("tokens", "neuron"))
+        >>> values = {"neuron": torch.tensor([[[1.0], [5.0], [3.0]]]), "tokens": torch.tensor([[7, 8, 9]])}
+        >>> rule.of(values, rows=torch.tensor([4])).along["tokens"].tolist()
+        [[[7, 8, 9]]]
     """
 
     top: TopRows

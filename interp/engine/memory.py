@@ -1,5 +1,6 @@
 """How many tokens a pass may have: predicted from the reads without running anything, then measured on a few rows."""
 
+import math
 import os
 import weakref
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from interp.engine.analysis import Questions
 from interp.engine.batch import Batch
 from interp.engine.observe import observe
+from interp.engine.together import least
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 
@@ -65,8 +67,9 @@ def memory_plan(
     measured = float("nan")
     if sample is not None:
         measured = measured_row_bytes(questions, model, sample) * width / sample.tokens.shape[1]
+        measured = -float(least(model, -math.ceil(measured)))
     most = MOST_ON_HOST if model.device.type == "cpu" else MOST_ON_DEVICE
-    return MemoryPlan(width, predicted, measured, _free(model.device), most)
+    return MemoryPlan(width, predicted, measured, least(model, _free(model.device)), most)
 
 
 def predicted_row_bytes(questions: Questions, model: Transformer, width: int) -> float:

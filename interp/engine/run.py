@@ -22,6 +22,7 @@ from interp.engine.progress import Done, Progress
 from interp.engine.progress_bar import progress_bar
 from interp.engine.sources import Data
 from interp.engine.stream import Stream, prefetched
+from interp.engine.together import least, one_after_another
 from interp.engine.work import Worker
 from interp.engine.work_folder import Shard, begun, claimed, opened, work_of, write_results
 from interp.engine.workers import all_devices, done_by_processes
@@ -117,21 +118,25 @@ def run(
     folder = None if out is None else Path(out)
     if folder is None and (resume or shard is not None):
         raise ValueError("resume and shard require a folder (out=) where the work is kept")
-    feed = _sized(data, questions, model, None if folder is None else begun(folder, resume or shard is not None))
+    before = None if folder is None else begun(folder, resume or shard is not None)
+    least(network, 0)  # before the first of several processes makes the folder that the others look for
+    feed = _sized(data, questions, model, before)
     share = None if shard is None else Shard.of(shard)
     if folder is None:
         progress = Progress()
         _Work(questions, network, feed, share, devices, engine).go(progress.due, progress, progress.add)
         return _results(questions, feed, progress)
     asked = work_of(questions, network, about(feed))
-    if (stored := claimed(folder, asked)) != asked:  # of shards that start together one decides on the batches
+    with one_after_another(network):
+        stored = claimed(folder, asked)
+    if stored != asked:  # of shards that start together one decides on the batches
         feed = _sized(data, questions, model, stored)
         asked = {**asked, "feed": about(feed)}
-    with opened(folder, asked, questions, share) as place:
+    with opened(folder, asked, questions, network, share) as place:
         work = _Work(questions, network, feed, share, devices, engine)
-        work.go(place.due, place.journal.progress, place.journal.write)
+        work.go(place.due, place.journal.progress, place.take)
         results = _results(questions, feed, place.together())
-        if results.complete:
+        if results.complete and place.writes:
             write_results(folder, results, results.rejected)
     return results
 
@@ -221,7 +226,9 @@ def _results(questions: Questions, feed: Feed, progress: Progress) -> Results:
     rejected = sorted(tally.rejected, key=lambda each: each.row)
     if total is None:
         first = f": row {rejected[0].row}: {rejected[0].reason}" if rejected else ""
-        raise ValueError(f"some rows that can be used are required, got {len(rejected)} rows, all set aside{first}")
+        raise ValueError(
+            f"some rows that can be used are required, got {len(rejected)} rows, all set aside{first}"
+        )
     if isinstance(feed, Stream):
         total = {name: p.ordered() if isinstance(p, Rows) else p for name, p in total.items()}
     datasets = {name: _numbered(value, total[name]) for name, value in questions.finished(total).items()}

@@ -20,6 +20,7 @@ from interp.engine.batch import Batch
 from interp.engine.climb import Climb
 from interp.engine.metrics import Metric, Outcome
 from interp.engine.plan import Pack, Plan, Start, bytes_per_token, planned
+from interp.engine.together import least
 from interp.engine.variants import Variant, canonical, checked, layer_of
 from interp.model.mask import picked
 from interp.model.tap import Read
@@ -208,7 +209,7 @@ def _budget(model: Transformer) -> int:
     """Bytes that a pack may hold."""
     if model.device.type != "cuda":
         return HOST_MEMORY
-    return torch.cuda.mem_get_info(model.device)[0] // DEVICE_SHARE
+    return least(model, torch.cuda.mem_get_info(model.device)[0] // DEVICE_SHARE)
 
 
 def _halves(pack: Pack) -> list[Pack]:

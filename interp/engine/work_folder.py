@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +22,10 @@ from torch import Tensor
 from interp.core.results import write_atomically
 from interp.engine.analysis import Analysis, Questions
 from interp.engine.journal import Journal, names_in
-from interp.engine.progress import Progress
+from interp.engine.progress import Done, Progress
 from interp.engine.provenance import model_hash, write_json
 from interp.engine.step_files import encoded
+from interp.engine.together import one_after_another, writes
 from interp.model.config import Json
 from interp.model.transformer import Transformer
 
@@ -68,6 +69,15 @@ class WorkFolder:
 
     journal: Journal
     others: Progress
+    writes: bool = True
+    """False in processes that share a spread model with the one that writes the journal."""
+
+    def take(self, done: Done) -> None:
+        """Count one batch as done, and write it if this is the process that does."""
+        if self.writes:
+            self.journal.write(done)
+        else:
+            self.journal.progress.add(done)
 
     def due(self, window: int) -> int | None:
         """The first batch of a window that is still to do; None if somebody has finished it."""
@@ -135,7 +145,9 @@ def claimed(folder: Path, work: Json) -> Json:
 
 
 @contextmanager
-def opened(folder: Path, work: Json, questions: Questions, shard: Shard | None) -> Iterator[WorkFolder]:
+def opened(
+    folder: Path, work: Json, questions: Questions, model: Transformer, shard: Shard | None
+) -> Iterator[WorkFolder]:
     """The folder for one process, which holds its lock until it leaves.
 
     Errors: ValueError for a folder of a run that differs in anything that decides a number (all differences are named),
@@ -145,13 +157,17 @@ def opened(folder: Path, work: Json, questions: Questions, shard: Shard | None) 
         raise ValueError(f"{folder} holds another run: {'; '.join(differing)}")
     name = MAIN if shard is None else f"shard-{shard.index}-of-{shard.count}"
     reductions = {a.name: a.reduction for a in questions.analyses}
-    with _locked(folder, name):
-        _alone(folder, name)
-        others = Progress()
-        for other in names_in(folder):
-            if other != name:
-                others.include(Journal.open(folder, other, reductions, read_only=True).progress)
-        yield WorkFolder(Journal.open(folder, name, reductions), others)
+    first = writes(model)
+    with _locked(folder, name) if first else nullcontext():
+        with one_after_another(model):
+            if first:
+                _alone(folder, name)
+            others = Progress()
+            for other in names_in(folder):
+                if other != name:
+                    others.include(Journal.open(folder, other, reductions, read_only=True).progress)
+            journal = Journal.open(folder, name, reductions, read_only=not first)
+        yield WorkFolder(journal, others, first)
 
 
 def _locked(folder: Path, name: str) -> AbstractContextManager[object]:

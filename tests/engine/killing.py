@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import h5netcdf
@@ -34,8 +34,12 @@ LEAST = 8_000
 """Bytes of a journal that are folded up: several times in a run of these texts."""
 
 
+@cache
 def model() -> HookedTransformer:
-    return hooked("gpt2")
+    """The same weights in every process."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return hooked.__wrapped__("gpt2")
 
 
 def stream() -> Stream:

@@ -15,7 +15,7 @@ import interp
 from interp.engine.batch import Batch
 from interp.engine.generate import generate
 from interp.engine.observe import observe
-from interp.engine.record import model_hash
+from interp.engine.provenance import model_hash
 from interp.engine.sweep import Sweep
 from interp.engine.tensor_parallel import tensor_parallel
 from interp.model import Edit, Read, Transformer, Weights, sites

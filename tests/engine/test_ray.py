@@ -20,10 +20,9 @@ PATIENCE = 180.0
 
 def alone(arguments: list[str], seconds: float) -> tuple[int, str]:
     """A Python process and all its children, which cannot outlive the time they have; exit code and what it said."""
-    quiet = {"RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     child = subprocess.Popen(
         [sys.executable, *arguments],
-        env={**os.environ, **quiet, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,0 +1,120 @@
+"""The page of maximum-activating examples: contexts coloured by how a cell runs along them, one block per cell."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from interp.pages.templates import environment, own
+from interp.pages.wording import count, visible
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token as it is written, its share of the cell's largest size in [-1, 1], and what pointing at it says."""
+
+    text: str
+    level: float
+    tip: str
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One place of a list: its value, where it is, its context, and the key that a head attends to there."""
+
+    value: str
+    place: str
+    tokens: list[Token]
+    key: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One neuron, head or feature: its list, and the distribution that the list is the end of."""
+
+    name: str
+    facts: list[tuple[str, str]]
+    entries: list[Entry]
+    low: str
+    high: str
+
+
+def top_examples_page(result: "xr.Dataset", *, most: int = 100) -> str:
+    """A result of `interp.analyses.top_examples.top_examples` as one HTML page that opens from disk, fetching nothing.
+
+    Tokens are shaded by the activation of their cell, up to the largest size among the cell's own contexts: shades of
+    different cells do not compare. Red is below 0. The token that made the list is underlined; pointing at a token
+    gives its number. most: how many cells are drawn, the first ones; the page says how many there are.
+    Errors: ValueError for a result without words (`with_text` adds them).
+
+    Example:
+        >>> found = interp.analyses.top_examples.top_examples(model, [prompt], "blocks.1.mlp.hook_post", cells=[3], k=1)
+        >>> "neuron 3" in top_examples_page(found)
+        True
+    """
+    if "piece" not in result:
+        raise ValueError("a result with words is required (`piece`): add them by `with_text`")
+    dim = str(result.value.dims[0])
+    shown = result.isel({dim: slice(most)})
+    return (
+        environment()
+        .get_template("top_examples.html")
+        .render(
+            css=own("report.css"),
+            site=str(result.attrs["site"]),
+            dim=dim.replace("_", " "),
+            total=count(result.sizes[dim]),
+            cells=[_cell(shown.isel({dim: i}), dim) for i in range(shown.sizes[dim])],
+            all_shown=shown.sizes[dim] == result.sizes[dim],
+            signed=bool((shown.activation < 0).any()),
+            facts=_facts(result),
+            bos=result.attrs["bos"],
+            order=result.attrs["order"],
+        )
+    )
+
+
+def _facts(result: "xr.Dataset") -> list[tuple[str, str]]:
+    known = {"texts": "texts", "tokens_counted": "tokens", "rejected": "rows set aside"}
+    return [(word, count(int(result.attrs[name]))) for name, word in known.items() if name in result.attrs]
+
+
+def _cell(one: "xr.Dataset", dim: str) -> Cell:
+    activation = one.activation.to_numpy()
+    largest = float(np.nanmax(np.abs(activation), initial=0.0))
+    entries = [_entry(one.isel(rank=i), largest) for i in range(one.sizes["rank"]) if int(one.row[i]) >= 0]
+    end = "max" if "max" in one else "min"
+    facts = [
+        ("active on", f"{100 * float(one.density):.3g} % of tokens"),
+        ("mean", _short(float(one["mean"]))),
+    ]
+    facts += [(f"{100 * float(q):g} % below", _short(float(one.quantiles.sel(q=q)))) for q in one.q]
+    low = _short(-largest) if bool((activation < 0).any()) else "0"
+    return Cell(f"{dim} {int(one[dim])}".replace("_", " "), [*facts, (end, _short(float(one[end])))], entries,
+                low, _short(largest))  # fmt: skip
+
+
+def _entry(one: "xr.Dataset", largest: float) -> Entry:
+    tokens = [
+        Token(_running(piece), 0.0 if math.isnan(value) or not largest else value / largest,
+              "does not count" if math.isnan(value) else _short(value), offset == 0)
+        for piece, value, offset, token in zip(one.piece.to_numpy(), one.activation.to_numpy(), one.offset.to_numpy(),
+                                               one.tokens.to_numpy(), strict=True)
+        if token >= 0
+    ]  # fmt: skip
+    key = f"attends to {visible(str(one.key_piece.item()))} at {int(one.key)}" if "key_piece" in one else ""
+    return Entry(_short(float(one.value)), f"row {int(one.row)}, pos {int(one.pos)}", tokens, key)
+
+
+def _running(piece: str) -> str:
+    """A token as part of a text: spaces stay spaces, line ends and what would hide become signs."""
+    return "".join(c if c == " " else visible(c) for c in piece)
+
+
+def _short(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.3g}".replace("-", "−")
