@@ -1,18 +1,20 @@
 """What would a false fact write into a model? The backward lens on 100 fact prompts, after Katz et al. 2024.
 
 Each prompt asks for a fact in a phrasing no training text has; the target is the first token of another subject's
-answer, as in CounterFact. Run: `interp run experiments/backward_lens.py --model demo-4l --out out/backward_lens`
+answer, as in CounterFact.
+
+Run: `interp run experiments/backward_lens.py -p model=demo-4l`
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from functools import cache, partial
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-import tyro
+import xarray as xr
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,8 +23,8 @@ import interp
 from interp import plot
 from interp.analyses.backward_lens import BackwardLens, backward_lens
 from interp.analyses.factors import Matrix
-from interp.core.results import write_atomically
 from interp.core.stats import Moments
+from interp.engine.record import Record
 from interp.zoo.tasks import FactPrompt, held_out_fact_prompts, load_facts
 
 MATRICES: tuple[Matrix, ...] = ("W_in", "W_out")
@@ -31,30 +33,44 @@ SHOWN = {"last token": "C0", "subject": "C1", "other tokens": "C7"}
 
 @dataclass(frozen=True)
 class FalseFacts:
-    """Whose gradients to read, on how many prompts, and where to."""
+    """Whose gradients to read, on how many prompts."""
 
     model: str = "demo-4l"
     """Demo name, local folder, safetensors file or hub name."""
-    out: Path = Path("out/backward_lens")
-    """Folder for backward_lens.csv and backward_lens.png."""
     prompts: int = 100
     """How many fact prompts, drawn at random."""
     seed: int = 0
     """Seed of the draw of prompts and targets."""
 
 
-def main(job: FalseFacts) -> Path:
-    """Write the table and the figure; print the table."""
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One prompt in the lens: its tokens, its false target, and what each matrix would be told."""
+
+    tokens: Sequence[str]
+    target: str
+    projected: Mapping[Matrix, xr.Dataset]
+
+
+def main(job: FalseFacts, record: Record) -> None:
+    """Keep the table and the figure; say the table."""
     model = interp.HookedTransformer.from_pretrained(job.model)
+    record.model(model)
     asked, targets = drawn(model, job)
-    lens = backward_lens(model, [prompt.prompt for prompt in asked], targets, matrices=MATRICES)
-    subject = torch.stack([on_subject(model, lens, row, prompt) for row, prompt in enumerate(asked)])
-    table = by_layer(lens, subject)
-    job.out.mkdir(parents=True, exist_ok=True)
-    write_atomically(job.out / "backward_lens.csv", partial(table.to_csv, index=False))
-    figure(model, lens, table).savefig(job.out / "backward_lens.png", dpi=130)
-    print(table.round(3).to_string(index=False))
-    return job.out
+    prompts = [prompt.prompt for prompt in asked]
+    lens = cache(lambda: backward_lens(model, prompts, targets, matrices=MATRICES))
+    table = record.step("by_layer", lambda: by_layer(lens(), subjects(model, lens(), asked)))
+    cosines = record.step("cosines", lambda: lens().cosines("W_out"))
+    projected = {matrix: record.step(f"first_{matrix}", partial(first, lens, matrix)) for matrix in MATRICES}
+    example = Example(model.to_str_tokens(prompts[0]), model.text.pieces(targets[:1])[0], projected)
+    record.figure("backward_lens", figure(model, example, table, cosines))
+    record.table("backward_lens", table)
+    record.say(table.round(3).to_string(index=False))
+
+
+def first(lens: Callable[[], BackwardLens], matrix: Matrix) -> xr.Dataset:
+    """The first prompt in words, as coarse as a picture can show."""
+    return lens().project(matrix, threshold=0.005).isel(prompt=[0])
 
 
 def drawn(model: interp.HookedTransformer, job: FalseFacts) -> tuple[list[FactPrompt], list[int]]:
@@ -73,6 +89,13 @@ def drawn(model: interp.HookedTransformer, job: FalseFacts) -> tuple[list[FactPr
 def first_token(model: interp.HookedTransformer, answer: str) -> int:
     """The first token of an answer, what the paper takes as the target."""
     return model.text.tokenizer.encode(answer)[0]
+
+
+def subjects(
+    model: interp.HookedTransformer, lens: BackwardLens, asked: Sequence[FactPrompt]
+) -> Bool[torch.Tensor, "b p"]:
+    """Which columns hold a piece of the subject, of every prompt."""
+    return torch.stack([on_subject(model, lens, row, prompt) for row, prompt in enumerate(asked)])
 
 
 def on_subject(
@@ -132,19 +155,18 @@ def _lines(
     ]
 
 
-def figure(model: interp.HookedTransformer, lens: BackwardLens, table: pd.DataFrame) -> Figure:
+def figure(
+    model: interp.HookedTransformer, example: Example, table: pd.DataFrame, cosines: xr.Dataset
+) -> Figure:
     """The panels of one prompt on top, means over all prompts below."""
     picture = plt.figure(figsize=(15, 12.5), layout="constrained")
     grid = picture.add_gridspec(3, 4, height_ratios=[1.0, 1.0, 1.2])
-    tokens = model.text.pieces(lens.batch.tokens[0, : int(lens.batch.lengths[0])].tolist())
-    assert lens.batch.answer is not None
-    target = model.text.pieces(lens.batch.answer[:1].tolist())[0]
     for row, matrix in enumerate(MATRICES[::-1]):
         ax = picture.add_subplot(grid[row, :])
-        plot.backward_lens(lens.project(matrix, threshold=0.005), model.text.pieces, tokens=tokens, ax=ax)
-        ax.set_title(f"{ax.get_title()} (target {target!r})")
+        plot.backward_lens(example.projected[matrix], model.text.pieces, tokens=example.tokens, ax=ax)
+        ax.set_title(f"{ax.get_title()} (target {example.target!r})")
     below = [picture.add_subplot(grid[2, i]) for i in range(4)]
-    top = lens.factors.model.config.d_vocab - 1
+    top = model.cfg.d_vocab - 1
     _curve(below[0], table, "target rank, last token", "W_out", "C0", null=False)
     below[0].axhline(top, color="C7", linestyle="--", linewidth=0.8, label=f"least probable ({top})")
     below[0].set(
@@ -161,8 +183,8 @@ def figure(model: interp.HookedTransformer, lens: BackwardLens, table: pd.DataFr
     for ax in below[:3]:
         ax.set(xlabel="layer", xticks=sorted(table["layer"].unique()))
         ax.legend(fontsize=8)
-    _cosines(below[3], lens)
-    picture.suptitle(f"{len(lens.batch)} fact prompts with a false target; 95 % intervals over prompts")
+    _cosines(below[3], cosines)
+    picture.suptitle(f"{cosines.sizes['prompt']} fact prompts with a false target; 95 % intervals over prompts")
     return picture
 
 
@@ -187,8 +209,8 @@ def _curve(
         )
 
 
-def _cosines(ax: Axes, lens: BackwardLens) -> None:
-    found = lens.cosines("W_out").cosine.mean("prompt").transpose("layer", "other_layer").to_numpy()
+def _cosines(ax: Axes, cosines: xr.Dataset) -> None:
+    found = cosines.cosine.mean("prompt").transpose("layer", "other_layer").to_numpy()
     image = ax.imshow(found, cmap="RdBu", vmin=-1, vmax=1)
     ax.figure.colorbar(image, ax=ax, label="mean cosine")
     for (row, column), value in np.ndenumerate(found):
@@ -203,7 +225,3 @@ def _cosines(ax: Axes, lens: BackwardLens) -> None:
         xticks=ticks,
         yticks=ticks,
     )
-
-
-if __name__ == "__main__":
-    print(main(tyro.cli(FalseFacts)))

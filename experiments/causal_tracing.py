@@ -5,22 +5,21 @@ middle layers, through MLPs (severing them removes the effect, severing attentio
 late layers, through attention. Is it so in a model of four layers? Windows of ten layers make no sense here: MLPs and
 attention are restored one layer at a time by default.
 
-Run: `interp run experiments/causal_tracing.py --facts 60 --out out/causal_tracing`
+Run: `interp run experiments/causal_tracing.py -p facts=60`
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-import tyro
 import xarray as xr
+from matplotlib.figure import Figure
 
 import interp
 from interp.analyses.causal_trace import causal_trace
-from interp.core.results import write_atomically
+from interp.engine.record import Record
 from interp.plot.causal_trace import causal_trace as draw_map
 from interp.plot.causal_trace import causal_trace_curves
 from interp.zoo import tasks
@@ -28,40 +27,41 @@ from interp.zoo import tasks
 
 @dataclass(frozen=True)
 class CausalTracing:
-    """How many facts, how they are disturbed, and where to."""
+    """How many facts, and how they are disturbed."""
 
     model: str = "demo-4l"
+    """A model that was trained on the package's facts."""
     facts: int = 60
     """Facts asked about, each in a random trained phrasing; those the model does not know are dropped and counted."""
     window: int = 1
     """MLP (attention) outputs restored together."""
     noise: float = 3.0
+    """Standard deviation of the noise on the subject's embeddings, in theirs."""
     samples: int = 10
+    """Draws of the noise per fact."""
     seed: int = 0
     """Seed of facts, phrasings and noise."""
-    out: Path = Path("out/causal_tracing")
-    """Folder for causal_tracing.png, one_fact.png and effects.csv."""
 
 
-def main(job: CausalTracing) -> Path:
+def main(job: CausalTracing, record: Record) -> None:
     """Trace, draw, and say what is seen."""
     model = interp.HookedTransformer.from_pretrained(job.model)
-    found = traces(model, job)
-    job.out.mkdir(parents=True, exist_ok=True)
-    figure(found, job.out / "causal_tracing.png")
-    picture, ax = plt.subplots(figsize=(6, 4), layout="constrained")
-    draw_map(found["state"], prompt=0, pieces=model.text.pieces, ax=ax)
-    picture.savefig(job.out / "one_fact.png", dpi=150)
+    record.model(model)
+    found = {
+        name: record.step("-".join(name.replace(",", "").split()), trace)
+        for name, trace in traces(model, job).items()
+    }
+    record.figure("causal_tracing", figure(found))
+    record.figure("one_fact", one_fact(model, found["state"]))
     table = xr.concat(
         [f[["effect", "effect_low", "effect_high"]] for f in found.values()], "trace", join="exact"
     )
-    table = table.assign_coords(trace=list(found))
-    write_atomically(job.out / "effects.csv", partial(interp.frame(table).to_csv, index=False))
-    print(in_words(found, job))
-    return job.out
+    record.table("effects", interp.frame(table.assign_coords(trace=list(found))))
+    for line in in_words(found, job):
+        record.say(line)
 
 
-def traces(model: interp.HookedTransformer, job: CausalTracing) -> dict[str, xr.Dataset]:
+def traces(model: interp.HookedTransformer, job: CausalTracing) -> dict[str, Callable[[], xr.Dataset]]:
     """The same facts, traced by states with and without severed paths, by MLPs and by attention."""
     known = tasks.trained_fact_prompts(tasks.load_facts())
     drawn = np.random.default_rng(job.seed).permutation(len(known))[: job.facts]
@@ -78,24 +78,31 @@ def traces(model: interp.HookedTransformer, job: CausalTracing) -> dict[str, xr.
         window=job.window,
     )
     return {
-        "state": trace(),
-        "state, MLPs severed": trace(severed="mlp"),
-        "state, attention severed": trace(severed="attn"),
-        "MLPs": trace(kind="mlp"),
-        "attention": trace(kind="attn"),
+        "state": trace,
+        "state, MLPs severed": partial(trace, severed="mlp"),
+        "state, attention severed": partial(trace, severed="attn"),
+        "MLPs": partial(trace, kind="mlp"),
+        "attention": partial(trace, kind="attn"),
     }
 
 
-def figure(found: Mapping[str, xr.Dataset], path: Path) -> None:
+def figure(found: Mapping[str, xr.Dataset]) -> Figure:
     """One map per trace, and the curves of the states."""
     picture, axes = plt.subplots(2, 3, figsize=(17, 8.5), layout="constrained")
     for ax, trace in zip(axes.flat, found.values(), strict=False):
         draw_map(trace, ax=ax)
     causal_trace_curves(found["state"], ax=axes.flat[-1])
-    picture.savefig(path, dpi=110)
+    return picture
 
 
-def in_words(found: Mapping[str, xr.Dataset], job: CausalTracing) -> str:
+def one_fact(model: interp.HookedTransformer, trace: xr.Dataset) -> Figure:
+    """The first fact, token by token."""
+    picture, ax = plt.subplots(figsize=(6, 4), layout="constrained")
+    draw_map(trace, prompt=0, pieces=model.text.pieces, ax=ax)
+    return picture
+
+
+def in_words(found: Mapping[str, xr.Dataset], job: CausalTracing) -> list[str]:
     """What is seen, beside what Meng et al. saw in GPT-2 XL."""
     state, last = found["state"], found["state"].sizes["layer"] - 1
     of = state.attrs
@@ -110,7 +117,7 @@ def in_words(found: Mapping[str, xr.Dataset], job: CausalTracing) -> str:
             cells = trace.sel(role=role, layer=slice(0, last - 1 if name.startswith("state") else last))
             best = cells.isel(layer=int(cells.effect.argmax("layer")))
             lines.append(f"  {name:26s} {role:14s} layer {int(best.layer)}: {interval(best, 'effect')}")
-    return "\n".join([*lines, *verdicts(found)])
+    return [*lines, *verdicts(found)]
 
 
 def verdicts(found: Mapping[str, xr.Dataset]) -> list[str]:
@@ -134,7 +141,3 @@ def verdicts(found: Mapping[str, xr.Dataset]) -> list[str]:
 def interval(cell: xr.Dataset, name: str) -> str:
     """A number and its 95 % interval."""
     return f"{float(cell[name]):.2f} [{float(cell[f'{name}_low']):.2f}, {float(cell[f'{name}_high']):.2f}]"
-
-
-if __name__ == "__main__":
-    print(main(tyro.cli(CausalTracing)))

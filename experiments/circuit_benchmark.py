@@ -10,21 +10,20 @@ al. 2025), CPR ranks by "helpful" and CMD by "magnitude". `spearman` and `overla
 effects on the same pairs; in the row "exact" they compare the exact effects on two random halves of all pairs with
 each other, for scale.
 
-Run: `interp run experiments/circuit_benchmark.py --out out/circuit_benchmark`
+Run: `interp run experiments/circuit_benchmark.py -p models=10`
 """
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-import tyro
 import xarray as xr
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
@@ -33,11 +32,11 @@ from interp.analyses.circuit_evaluation import KINDS, faithfulness_curve
 from interp.analyses.discovery import score_edges
 from interp.analyses.edge_rankings import recovery, resampled
 from interp.analyses.interchange import Interchange
-from interp.core.results import write_atomically
 from interp.engine.metrics import Metric, logit_difference
+from interp.engine.record import Record
 from interp.engine.text import Prompts
 from interp.zoo import pairs
-from interp.zoo.planted import PLANTED, Planted
+from interp.zoo.planted import PLANTED, Build, Planted
 
 METHODS = ("exact", "eap", "clean-corrupted", "eap-ig-inputs", "eap-ig-activations")
 TASKS: dict[str, pairs.Task] = {
@@ -51,7 +50,7 @@ TASKS: dict[str, pairs.Task] = {
 
 @dataclass(frozen=True)
 class CircuitBenchmark:
-    """How many models, pairs and resamples, and where to."""
+    """How many models, pairs and resamples."""
 
     models: int = 10
     """Seeds of every planted model: noise in the weights and pairs are drawn anew."""
@@ -69,8 +68,6 @@ class CircuitBenchmark:
     """Bootstrap resamples of the planted models, and of the pairs for `spearman` and `overlap`."""
     seed: int = 0
     """Seed of pairs, controls and resamples."""
-    out: Path = Path("out/circuit_benchmark")
-    """Folder for recovery.csv, tasks.csv and benchmark.png."""
 
 
 @dataclass(frozen=True)
@@ -82,35 +79,39 @@ class Half:
     metric: Metric
 
 
-def main(job: CircuitBenchmark) -> Path:
-    """Score, compare, judge; write both tables and the figure; print the tables."""
-    job.out.mkdir(parents=True, exist_ok=True)
-    found = planted_table(job)
-    judged = pd.concat([task_table(name, job) for name in TASKS], ignore_index=True)
+def main(job: CircuitBenchmark, record: Record) -> None:
+    """Score, compare, judge; keep both tables and the figure; say the tables."""
+    model = interp.HookedTransformer.from_pretrained("demo-4l")
+    record.model(model)
+    planted = [
+        record.step(f"planted-{name}", partial(planted_table, name, build, job)) for name, build in PLANTED.items()
+    ]
+    tasks = [
+        record.step(f"task-{name.replace(' ', '-')}", partial(task_table, name, model, job)) for name in TASKS
+    ]
+    found, judged = (pd.concat(tables, ignore_index=True) for tables in (planted, tasks))
     for name, table in (("recovery", found), ("tasks", judged)):
-        write_atomically(job.out / f"{name}.csv", partial(table.to_csv, index=False))
-        print(f"{readable(table).to_string(index=False)}\n")
-    figure(found, judged, job)
-    return job.out
+        record.table(name, table)
+        record.say(readable(table).to_string(index=False))
+    record.figure("benchmark", figure(found, judged, job))
 
 
-def planted_table(job: CircuitBenchmark) -> pd.DataFrame:
-    """The mean AUROC of every method on every planted model over its seeds, 95 % by bootstrap over them.
+def planted_table(name: str, build: Build, job: CircuitBenchmark) -> pd.DataFrame:
+    """The mean AUROC of every method on one planted model over its seeds, 95 % by bootstrap over them.
 
     top: the share of the planted edges among as many largest scores.
     """
     weights = resampled(job.models, job.resamples, np.random.default_rng(job.seed))
+    circuits = [build(seed, job.planted_pairs) for seed in range(job.models)]
+    found = [recovered(planted) for planted in circuits]
+    edges, hidden = len(circuits[0].edges), len(circuits[0].hidden)
     rows = []
-    for name, build in PLANTED.items():
-        circuits = [build(seed, job.planted_pairs) for seed in range(job.models)]
-        found = [recovered(planted) for planted in circuits]
-        edges, hidden = len(circuits[0].edges), len(circuits[0].hidden)
-        for method in METHODS:
-            row = {"model": name, "method": method, "planted": edges, "hidden": hidden}
-            for key in ("auroc", "top"):
-                values = torch.tensor([float(table[key].loc[method]) for table in found]).double()
-                row |= interval(key, weights @ values)
-            rows.append(row)
+    for method in METHODS:
+        row = {"model": name, "method": method, "planted": edges, "hidden": hidden}
+        for key in ("auroc", "top"):
+            values = torch.tensor([float(table[key].loc[method]) for table in found]).double()
+            row |= interval(key, weights @ values)
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -121,9 +122,8 @@ def recovered(planted: Planted) -> xr.Dataset:
     return recovery([scored(model, half, method) for method in METHODS], planted.edges)
 
 
-def task_table(name: str, job: CircuitBenchmark) -> pd.DataFrame:
+def task_table(name: str, model: interp.HookedTransformer, job: CircuitBenchmark) -> pd.DataFrame:
     """One row per method, and one for each kind of random circuit: of the sizes that the exact scores lead to."""
-    model = interp.HookedTransformer.from_pretrained("demo-4l")
     scoring, judging = halves(name, model, job)
     task = Interchange.of(model, judging.clean, judging.corrupt, metric=judging.metric)
     scores = {method: scored(model, scoring, method) for method in METHODS}
@@ -226,7 +226,7 @@ def told(table: pd.DataFrame, name: str) -> list[str]:
     ]
 
 
-def figure(found: pd.DataFrame, judged: pd.DataFrame, job: CircuitBenchmark) -> None:
+def figure(found: pd.DataFrame, judged: pd.DataFrame, job: CircuitBenchmark) -> Figure:
     """Six panels: recovery, and what a task says of every method. CMD is on a logarithmic axis."""
     picture, axes = plt.subplots(2, 3, figsize=(14, 7.2), layout="constrained")
     one = judged[judged.method.isin(METHODS)]
@@ -244,8 +244,7 @@ def figure(found: pd.DataFrame, judged: pd.DataFrame, job: CircuitBenchmark) -> 
     axes[0, 2].set_yscale("log")
     handles, labels = axes[0, 1].get_legend_handles_labels()
     picture.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    picture.savefig(job.out / "benchmark.png", dpi=150)
-    plt.close(picture)
+    return picture
 
 
 def panel(ax: Axes, table: pd.DataFrame, by: str, value: str) -> None:
@@ -259,7 +258,3 @@ def panel(ax: Axes, table: pd.DataFrame, by: str, value: str) -> None:
         ax.plot(x, rows[value], "o", markersize=4, color=f"C{i}", label=method)
     ax.set_xticks(range(len(groups)), [name.replace("_", " ").replace(" ", "\n") for name in groups])
     ax.grid(axis="y", linewidth=0.4)
-
-
-if __name__ == "__main__":
-    print(main(tyro.cli(CircuitBenchmark)))

@@ -1,72 +1,87 @@
 """How far from chance do heads compose? The scores of a demo model against their null, per kind, as one figure.
 
-Run: `interp run experiments/composition_null.py --model demo-4l --out out/composition_null.png`
+Run: `interp run experiments/composition_null.py -p model=demo-4l`
 """
 
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import get_args
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-import tyro
+import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import interp
 from interp.analyses.composition import Kind, Null, against_null
+from interp.core.results import labelled
+from interp.engine.record import Record
 
 
 @dataclass(frozen=True)
 class CompositionNull:
-    """Whose scores to draw, against which null, and where to."""
+    """Whose scores to draw, against which null."""
 
     model: str = "demo-attn-2l"
+    """Demo name, local folder, safetensors file or hub name; of two layers at least."""
     null: Null = "spectrum"
+    """What chance keeps of a head: its singular values, or its shape alone."""
     bins: int = 40
-    out: Path = Path("out/composition_null.png")
+    """Ends of the bars of the histogram."""
 
 
-def main(job: CompositionNull) -> Path:
-    """Draw a histogram of the scores and the density of the null, averaged over pairs, for Q, K and V."""
+def main(job: CompositionNull, record: Record) -> None:
+    """Q-, K- and V-composition of all pairs of heads with their null, and the figure."""
     model = interp.HookedTransformer.from_pretrained(job.model)
+    record.model(model)
     circuits = interp.Circuits(model.transformer, folded=True)
     kinds: tuple[Kind, ...] = get_args(Kind)
-    figure, axes = plt.subplots(len(kinds), 1, sharex=True, figsize=(7, 6.5), layout="constrained")
-    for ax, kind in zip(axes, kinds, strict=True):
-        draw(ax, circuits, kind, job)
+    found = {kind: record.step(kind, partial(scores, circuits, kind, job.null)) for kind in kinds}
+    record.figure("composition_null", figure(found, job))
+
+
+def scores(circuits: interp.Circuits, kind: Kind, null: Null) -> xr.Dataset:
+    """Of each pair of heads that can compose, `score` and `z`; `chance`, the null's density averaged over pairs."""
+    raw, law = against_null(circuits, kind, null=null)
+    mean, sd = (x.expand_as(raw) for x in (law.mean(), law.sd()))
+    exists = raw.isfinite() & sd.isfinite()
+    top = float(torch.maximum(raw[exists], (mean + 4 * sd)[exists]).max()) * 1.02
+    grid = torch.linspace(top / 1000, top, 1000, dtype=raw.dtype)
+    chance = torch.stack([law.density(x).expand_as(raw)[exists].mean() for x in grid])
+    values = {
+        "score": (("pair",), raw[exists]), "z": (("pair",), ((raw - mean) / sd)[exists]),
+        "chance": (("at",), chance),
+    }  # fmt: skip
+    return labelled(values, coords={"at": grid.tolist()}, attrs={"null": null})
+
+
+def figure(found: dict[Kind, xr.Dataset], job: CompositionNull) -> Figure:
+    """A histogram of the scores and the density of the null per kind."""
+    picture, axes = plt.subplots(len(found), 1, sharex=True, figsize=(7, 6.5), layout="constrained")
+    for ax, (kind, table) in zip(axes, found.items(), strict=True):
+        draw(ax, table, kind, job.bins)
     axes[0].set_title(f"{job.model}: composition against chance ({job.null} null)")
     axes[0].legend(frameon=False, loc="center right")
     axes[-1].set_xlabel("composition score, ||W1 W2|| / (||W1|| ||W2||)")
-    job.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(job.out, dpi=150)
-    return job.out
+    return picture
 
 
-def draw(ax: Axes, circuits: interp.Circuits, kind: Kind, job: CompositionNull) -> None:
+def draw(ax: Axes, found: xr.Dataset, kind: Kind, bins: int) -> None:
     """One kind: its pairs, its null, and how many pairs lie beyond three standard deviations of it."""
-    raw, law = against_null(circuits, kind, null=job.null)
-    mean, sd = (x.expand_as(raw) for x in (law.mean(), law.sd()))
-    exists = raw.isfinite() & sd.isfinite()
-    found, z = raw[exists], ((raw - mean) / sd)[exists]
-    top = float(torch.maximum(found, (mean + 4 * sd)[exists]).max()) * 1.02
-    grid = torch.linspace(top / 1000, top, 1000, dtype=raw.dtype)
-    chance = torch.stack([law.density(x).expand_as(raw)[exists].mean() for x in grid])
+    z = found.z.to_numpy()
     ax.hist(
-        found,
-        bins=list(np.linspace(0, top, job.bins)),
+        found.score,
+        bins=list(np.linspace(0, float(found["at"][-1]), bins)),
         density=True,
         color="C0",
         alpha=0.6,
         label="pairs of heads",
     )
-    ax.plot(grid, chance, color="black", label="chance")
+    ax.plot(found["at"], found.chance, color="black", label="chance")
     ax.set_ylabel(f"{kind}\ndensity")
-    above, below = (float(beyond.double().mean()) for beyond in (z > 3, z < -3))
+    above, below = (float(beyond.mean()) for beyond in (z > 3, z < -3))
     words = f"{len(z)} pairs\nz > 3: {above:.0%}\nz < -3: {below:.0%}"
     ax.text(0.98, 0.95, words, transform=ax.transAxes, ha="right", va="top")
     ax.grid(alpha=0.3)
-
-
-if __name__ == "__main__":
-    print(main(tyro.cli(CompositionNull)))

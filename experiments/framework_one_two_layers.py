@@ -3,29 +3,30 @@
 Elhage et al. 2021 on a trained and on a hand-built model: the direct path knows little, single heads do nearly all the
 work, and virtual heads (one head reading what another wrote, as values) add little.
 
-Run: `interp run experiments/framework_one_two_layers.py --out out/framework.png`
+Run: `interp run experiments/framework_one_two_layers.py -p rows=128`
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-import tyro
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from interp import Batch, HookedTransformer, RepeatedTokens, plot
 from interp.analyses.paths import paths, term_importance
+from interp.engine.record import Record
 from interp.zoo import tasks
 
 
 @dataclass(frozen=True)
 class Framework:
-    """Which models, how much data, and where the figure goes."""
+    """Which models, and how much data."""
 
     model: str = "demo-attn-2l"
     """A trained attention-only model, on sentences with indirect objects and on repeated random tokens."""
@@ -36,7 +37,7 @@ class Framework:
     top: int = 9
     """Terms to name."""
     seed: int = 0
-    out: Path = Path("out/framework_one_two_layers.png")
+    """Seed of the texts."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,41 @@ class Data:
     title: str
     texts: Batch
     questions: Batch
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What the paths of one model are worth on one kind of text."""
+
+    model: str
+    texts: str
+    worth: xr.Dataset
+    terms: xr.Dataset
+
+
+def main(job: Framework, record: Record) -> None:
+    """Take both models apart on their texts, and keep the figure and the numbers in words."""
+    trained, planted = (HookedTransformer.from_pretrained(name) for name in (job.model, job.planted))
+    record.model(trained)
+    record.model(planted)
+    cases = {
+        "sentences": (trained, sentences(trained, job.rows, job.seed)),
+        "repeats": (trained, repeats(trained, job.rows, job.seed)),
+        "planted": (planted, repeats(planted, job.rows, job.seed)),
+    }
+    every = [
+        Found(
+            model.name,
+            data.title,
+            record.step(f"{name}-worth", partial(term_importance, model, data.texts)),
+            record.step(f"{name}-terms", partial(strongest, model, data)),
+        )
+        for name, (model, data) in cases.items()
+    ]
+    record.figure("framework_one_two_layers", figure(every, job.top))
+    for found in every:
+        for line in in_words(found):
+            record.say(line)
 
 
 def sentences(model: HookedTransformer, rows: int, seed: int) -> Data:
@@ -76,10 +112,10 @@ def strongest(model: HookedTransformer, data: Data) -> xr.Dataset:
     return found.mean("prompt", keep_attrs=True).expand_dims("prompt")
 
 
-def draw(model: HookedTransformer, data: Data, row: tuple[Axes, Axes], top: int) -> Iterator[str]:
-    """One model on one kind of text as two panels; yields the numbers as lines of text."""
-    worth, terms = term_importance(model, data.texts), strongest(model, data)
-    yield f"{model.name}, {data.title} ({worth.attrs['rows']} rows), nats per token"
+def in_words(found: Found) -> Iterator[str]:
+    """The numbers of one model on one kind of text."""
+    worth, terms = found.worth, found.terms
+    yield f"{found.model}, {found.texts} ({worth.attrs['rows']} rows), nats per token"
     for order in worth.order.values:
         at = worth.sel(order=order)
         half = float(at.reduction_high - at.reduction)
@@ -97,31 +133,22 @@ def draw(model: HookedTransformer, data: Data, row: tuple[Axes, Axes], top: int)
         best = of_order.isel(component=np.argsort(-np.abs(of_order.values))[:4])
         listed = ", ".join(f"{c.item()} {float(v):+.2f}" for c, v in zip(best.component, best, strict=True))
         yield f"  strongest {name} terms (logits): {listed}"
-    plot.loss_by_order(worth, ax=row[0])
-    plot.attribution(terms, top=top, ax=row[1])
-    row[0].set_title(f"{model.name}: {data.title}")
-    row[1].use_sticky_edges = False
-    row[1].margins(x=0.04)
-    row[1].set_title(f"strongest paths to the answer, total {float(terms.total[0]):+.2f} logits")
 
 
-def main(job: Framework) -> Path:
-    """Draw both models on their texts: the loss by order on the left, the strongest terms on the right."""
-    trained, planted = (HookedTransformer.from_pretrained(name) for name in (job.model, job.planted))
-    cases = [
-        (trained, sentences(trained, job.rows, job.seed)),
-        (trained, repeats(trained, job.rows, job.seed)),
-        (planted, repeats(planted, job.rows, job.seed)),
-    ]
+def draw(found: Found, left: Axes, right: Axes, top: int) -> None:
+    """The loss by order on the left, the strongest terms on the right."""
+    plot.loss_by_order(found.worth, ax=left)
+    plot.attribution(found.terms, top=top, ax=right)
+    left.set_title(f"{found.model}: {found.texts}")
+    right.use_sticky_edges = False
+    right.margins(x=0.04)
+    right.set_title(f"strongest paths to the answer, total {float(found.terms.total[0]):+.2f} logits")
+
+
+def figure(cases: Sequence[Found], top: int) -> Figure:
+    """A row of panels per model and kind of text."""
     spaced = ConstrainedLayoutEngine(h_pad=0.12)
-    figure, axes = plt.subplots(len(cases), 2, figsize=(12, 4 * len(cases)), layout=spaced)
-    for (model, data), row in zip(cases, axes, strict=True):
-        for line in draw(model, data, tuple(row), job.top):
-            print(line)
-    job.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(job.out, dpi=120)
-    return job.out
-
-
-if __name__ == "__main__":
-    print(main(tyro.cli(Framework)))
+    picture, axes = plt.subplots(len(cases), 2, figsize=(12, 4 * len(cases)), layout=spaced)
+    for found, (left, right) in zip(cases, axes, strict=True):
+        draw(found, left, right, top)
+    return picture

@@ -6,30 +6,30 @@ no memory of a string: the same facts in a wording that no training text contain
 repeated random tokens, and prose written for this file. Late blocks that carry memory alone would cost the first and
 spare the others.
 
-Run: `interp run experiments/short_circuit_memorisation.py --out out/short_circuit_memorisation`
+Run: `interp run experiments/short_circuit_memorisation.py -p model=demo-4l`
 """
 
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations_with_replacement
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-import tyro
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
 from interp.analyses.recall import continuations, recall
-from interp.core.results import write_atomically
 from interp.engine.batch import Batch
+from interp.engine.record import Record
 from interp.plot.ablation import recall_curve, recall_map
 from interp.zoo import tasks
 
+MEMORISED = "memorised facts"
 PROSE = (
     "The old man sat by the window and watched the rain fall on the street.",
     "She had never been so far from home, and the thought made her afraid.",
@@ -57,7 +57,7 @@ PROSE = (
 
 @dataclass(frozen=True)
 class ShortCircuit:
-    """Whose memory to test, on how much, and where to."""
+    """Whose memory to test, and on how much."""
 
     model: str = "demo-4l"
     """A model that was trained on the package's facts."""
@@ -67,24 +67,31 @@ class ShortCircuit:
     """Rows of 25 random tokens, twice."""
     seed: int = 0
     """Of wordings, sentences and random tokens."""
-    out: Path = Path("out/short_circuit_memorisation")
-    """Folder for recall.csv and recall.png."""
 
 
-def main(job: ShortCircuit) -> Path:
-    """Short-circuit every range of blocks, write the table and the figure; print single blocks and all of them."""
+def main(job: ShortCircuit, record: Record) -> None:
+    """Short-circuit every range of blocks, keep the table and the figure; say single blocks and all of them."""
     model = interp.HookedTransformer.from_pretrained(job.model)
-    n = model.cfg.n_layers
-    blocks = [range(a, b + 1) for a, b in combinations_with_replacement(range(n), 2)]
-    results = {name: recall(model, *some, blocks) for name, some in material(model, job).items()}
+    record.model(model)
+    results = {
+        name: record.step("-".join(name.replace(",", "").split()), partial(recited, model, name, *some))
+        for name, some in material(model, job).items()
+    }
     table = pd.concat([rows(result, name) for name, result in results.items()])
-    job.out.mkdir(parents=True, exist_ok=True)
-    write_atomically(job.out / "recall.csv", partial(table.to_csv, index=False))
-    figure(results, job)
+    record.table("recall", table)
+    record.figure("recall", figure(results, job.model))
+    n = model.cfg.n_layers
     single = table[table.block.isin(["none", *map(str, range(n)), f"0-{n - 1}"])]
     shown = ["material", "n", "block", "exact_match", "token_accuracy", "loss", "loss_change", "entropy"]
-    print(single[shown].round(3).to_string(index=False))
-    return job.out / "recall.png"
+    record.say(single[shown].round(3).to_string(index=False))
+
+
+def recited(model: interp.HookedTransformer, name: str, batch: Batch, span: Tensor) -> xr.Dataset:
+    """How well one kind of material is recalled with every range of blocks short-circuited."""
+    if name == MEMORISED:
+        batch, span = known(model, batch, span)
+    ranges = combinations_with_replacement(range(model.cfg.n_layers), 2)
+    return recall(model, batch, span, [range(a, b + 1) for a, b in ranges])
 
 
 def rows(result: xr.Dataset, name: str) -> pd.DataFrame:
@@ -94,7 +101,10 @@ def rows(result: xr.Dataset, name: str) -> pd.DataFrame:
 
 
 def material(model: interp.HookedTransformer, job: ShortCircuit) -> dict[str, tuple[Batch, Tensor]]:
-    """Prompts with their continuations, by what recalling them takes; facts once each, for rows must be independent."""
+    """Prompts with their continuations, by what recalling them takes; facts once each, for rows must be independent.
+
+    Which of the first kind are memorised is not known yet.
+    """
     dice, facts = np.random.default_rng(job.seed), tasks.load_facts()
     worded = [
         tasks.FactPrompt(fact, str(dice.choice(tasks.TRAINED_PHRASINGS[fact.relation]))) for fact in facts
@@ -102,7 +112,7 @@ def material(model: interp.HookedTransformer, job: ShortCircuit) -> dict[str, tu
     sentences = tasks.indirect_objects(dice, job.sentences, held_out=True)
     prose = model.to_batch(PROSE)
     return {
-        "memorised facts": known(model, *continuations(model, [(p.prompt, f"{p.answer}.") for p in worded])),
+        MEMORISED: continuations(model, [(p.prompt, f"{p.answer}.") for p in worded]),
         "facts, unseen wording": continuations(
             model, [(p.prompt, f"{p.answer}.") for p in tasks.held_out_fact_prompts(facts)]
         ),
@@ -127,7 +137,7 @@ def known(model: interp.HookedTransformer, batch: Batch, span: Tensor) -> tuple[
     return batch.rows(kept), span[kept]
 
 
-def figure(results: dict[str, xr.Dataset], job: ShortCircuit) -> None:
+def figure(results: dict[str, xr.Dataset], model: str) -> Figure:
     """Token accuracy and added loss by block for all material, and two maps over ranges of blocks."""
     picture, axes = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
     for name, result in results.items():
@@ -135,11 +145,11 @@ def figure(results: dict[str, xr.Dataset], job: ShortCircuit) -> None:
         added_loss(axes[0, 1], result, f"{name} (n = {result.attrs['n']})")
     axes[0, 1].legend(fontsize="small")
     axes[0, 0].set_ylim(-0.03, 1.03)
-    for ax, name in zip(axes[1], ("memorised facts", "repeated random tokens"), strict=True):
+    for ax, name in zip(axes[1], (MEMORISED, "repeated random tokens"), strict=True):
         recall_map(results[name], ax=ax)
         ax.set_title(f"{name}, {ax.get_title()}")
-    picture.suptitle(f"{job.model} with attention short-circuited; whiskers: 95 % over prompts")
-    write_atomically(job.out / "recall.png", partial(picture.savefig, dpi=150))
+    picture.suptitle(f"{model} with attention short-circuited; whiskers: 95 % over prompts")
+    return picture
 
 
 def added_loss(ax: Axes, result: xr.Dataset, label: str) -> None:
@@ -151,7 +161,3 @@ def added_loss(ax: Axes, result: xr.Dataset, label: str) -> None:
     ax.set_xlabel("short-circuited block")
     ax.set_ylabel("added loss (nats per token)")
     ax.grid(alpha=0.3)
-
-
-if __name__ == "__main__":
-    print(main(tyro.cli(ShortCircuit)))

@@ -1,38 +1,35 @@
 """How early can a model's answer be read off its stream? Logit lens against tuned lens, by depth, on held-out prompts.
 
-Run: `interp run experiments/tuned_lens.py --model demo-4l --out out/tuned_lens`
+Run: `interp run experiments/tuned_lens.py -p model=demo-4l`
 
 The translators are trained on generated sentences (facts in trained phrasings, indirect objects) and on texts that the
 model itself samples, for no corpus is shipped. Held out: facts in phrasings no training text contains, and sentences
 with pairs of names that occur in none.
 """
 
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import matplotlib.pyplot as plt
 import numpy as np
-import tyro
 import xarray as xr
+from matplotlib.figure import Figure
+from torch import Tensor
 
 import interp
 from interp.analyses.lens import by_depth
 from interp.analyses.tuned_lens import TunedLens, train_tuned_lens
-from interp.core.results import write_atomically
 from interp.engine.generate import Sampling
+from interp.engine.record import Record
 from interp.plot.lens import lens_curve
 from interp.zoo import tasks
 
 
 @dataclass(frozen=True)
 class TunedLensRun:
-    """Whose lens to tune, how long, and where to."""
+    """Whose lens to tune, and how long."""
 
     model: str = "demo-4l"
     """Demo name, local folder, safetensors file or hub name."""
-    out: Path = Path("out/tuned_lens")
-    """Folder for lens.safetensors, curves.csv and tuned_lens.png."""
     steps: int = 400
     """Optimiser steps of 16 rows."""
     sampled: int = 256
@@ -45,23 +42,32 @@ class TunedLensRun:
     """Seed of the sentences, the samples and the order of the rows."""
 
 
-def main(job: TunedLensRun) -> Path:
-    """Train, compare on held-out prompts, write the lens, the curves and the figure; print the curves."""
+def main(job: TunedLensRun, record: Record) -> None:
+    """Train, and compare on held-out prompts; the figure, and the curves in words."""
     model = interp.HookedTransformer.from_pretrained(job.model)
+    record.model(model)
+    trained = record.step("lens", lambda: translators(model, job))
+    tuned = replace(TunedLens.untrained(model), **trained)
+    curves = record.step("curves", lambda: compared(model, tuned, held_out(job)))
+    record.figure("tuned_lens", figure(job.model, curves))
+    shown = interp.frame(curves)[["lens", "depth", "kl", "kl_low", "kl_high", "target_prob"]]
+    record.say(shown.round(3).to_string(index=False))
+
+
+def translators(model: interp.HookedTransformer, job: TunedLensRun) -> dict[str, Tensor]:
+    """The trained fields of a `TunedLens`."""
     tuned = train_tuned_lens(model, texts(model, job), steps=job.steps, seed=job.seed)
-    job.out.mkdir(parents=True, exist_ok=True)
-    tuned.save(job.out / "lens.safetensors")
-    curves = compared(model, tuned, held_out(job))
-    table = interp.frame(curves)
-    write_atomically(job.out / "curves.csv", partial(table.to_csv, index=False))
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    return {"weight": tuned.weight, "bias": tuned.bias}
+
+
+def figure(name: str, curves: xr.Dataset) -> Figure:
+    """Both lenses: how far from the last depth, and how sure of the answer."""
+    picture, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for lens in curves.lens.values:
         for ax, value in zip(axes, ("kl", "target_prob"), strict=True):
             lens_curve(curves.sel(lens=lens), value, label=str(lens), ax=ax)
-    figure.suptitle(f"{job.model}, held-out prompts")
-    figure.savefig(job.out / "tuned_lens.png", dpi=150)
-    print(table[["lens", "depth", "kl", "kl_low", "kl_high", "target_prob"]].round(3).to_string(index=False))
-    return job.out
+    picture.suptitle(f"{name}, held-out prompts")
+    return picture
 
 
 def texts(model: interp.HookedTransformer, job: TunedLensRun) -> list[str]:
@@ -100,7 +106,3 @@ def compared(
         for lens in lenses.values()
     ]
     return xr.concat(curves, xr.DataArray(list(lenses), dims="lens", name="lens"))
-
-
-if __name__ == "__main__":
-    print(main(tyro.cli(TunedLensRun)))

@@ -40,8 +40,8 @@ class Cell:
     name: str
     facts: list[tuple[str, str]]
     entries: list[Entry]
-    low: str
-    high: str
+    largest: str
+    """The largest size of its activation in these contexts: a full shade."""
 
 
 def top_examples_page(result: "xr.Dataset", *, most: int = 100) -> str:
@@ -93,10 +93,9 @@ def _cell(one: "xr.Dataset", dim: str) -> Cell:
         ("active on", f"{100 * float(one.density):.3g} % of tokens"),
         ("mean", _short(float(one["mean"]))),
     ]
-    facts += [(f"{100 * float(q):g} % below", _short(float(one.quantiles.sel(q=q)))) for q in one.q]
-    low = _short(-largest) if bool((activation < 0).any()) else "0"
-    return Cell(f"{dim} {int(one[dim])}".replace("_", " "), [*facts, (end, _short(float(one[end])))], entries,
-                low, _short(largest))  # fmt: skip
+    facts += [(f"{100 * float(q):g} % up to", _short(float(one.quantiles.sel(q=q)))) for q in one.q]
+    facts.append((end, _short(float(one[end]))))
+    return Cell(f"{dim} {int(one[dim])}".replace("_", " "), facts, entries, _short(largest))
 
 
 def _entry(one: "xr.Dataset", largest: float) -> Entry:
