@@ -184,7 +184,9 @@ def figure(
         ax.set(xlabel="layer", xticks=sorted(table["layer"].unique()))
         ax.legend(fontsize=8)
     _cosines(below[3], cosines)
-    picture.suptitle(f"{cosines.sizes['prompt']} fact prompts with a false target; 95 % intervals over prompts")
+    picture.suptitle(
+        f"{cosines.sizes['prompt']} fact prompts with a false target; 95 % intervals over prompts"
+    )
     return picture
 
 

@@ -84,7 +84,8 @@ def main(job: CircuitBenchmark, record: Record) -> None:
     model = interp.HookedTransformer.from_pretrained("demo-4l")
     record.model(model)
     planted = [
-        record.step(f"planted-{name}", partial(planted_table, name, build, job)) for name, build in PLANTED.items()
+        record.step(f"planted-{name}", partial(planted_table, name, build, job))
+        for name, build in PLANTED.items()
     ]
     tasks = [
         record.step(f"task-{name.replace(' ', '-')}", partial(task_table, name, model, job)) for name in TASKS

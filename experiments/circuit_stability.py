@@ -4,28 +4,28 @@ Both score all edges by swapped twins ("... John gave a drink to" / "... Mary ga
 judged on other sentences, with random circuits and such of the same degrees beside them: faithfulness over size, CPR
 and CMD (MIB, Mueller et al. 2025), and how far the edges change when the sentences do.
 
-Run: `interp run experiments/circuit_stability.py --sentences 48 --out out/circuit_stability`
+Run: `interp run experiments/circuit_stability.py -p sentences=48`
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import tyro
 import xarray as xr
+from matplotlib.figure import Figure
 
 import interp
 from interp.analyses.circuit_evaluation import evaluate_circuit, faithfulness_curve
 from interp.analyses.discovery import find_circuit, score_edges
 from interp.analyses.edge_attribution import Method
-from interp.analyses.edge_circuit import Circuit
+from interp.analyses.edge_circuit import Circuit, CircuitProtocol
 from interp.analyses.edge_rankings import edge_stability
+from interp.analyses.graph import EdgeGraph
 from interp.analyses.interchange import Interchange
-from interp.core.results import write_atomically
 from interp.engine.metrics import Metric, logit_difference
+from interp.engine.record import Record
 from interp.plot.circuit import circuit as draw_circuit
 from interp.plot.circuit import faithfulness_curve as draw_curve
 from interp.zoo import tasks
@@ -36,7 +36,7 @@ INTEGRALS = [f"{area}{end}" for area in ("cpr", "cmd") for end in ("", "_low", "
 
 @dataclass(frozen=True)
 class CircuitStability:
-    """How many sentences, how large a circuit, and where to."""
+    """How many sentences, and how large a circuit."""
 
     sentences: int = 48
     """Pairs that score the edges, and as many others that judge the circuits."""
@@ -46,8 +46,6 @@ class CircuitStability:
     """Random circuits of each kind."""
     seed: int = 0
     """Seed of the sentences and of the controls."""
-    out: Path = Path("out/circuit_stability")
-    """Folder for summary.csv, curves.csv, one circuit in JSON and PNG per method, and curves.png."""
 
 
 @dataclass(frozen=True)
@@ -59,31 +57,91 @@ class Twins:
     metric: Metric
 
 
-def main(job: CircuitStability) -> Path:
-    """Score, search, judge; write tables, circuits and figures; print the summary."""
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What one method found, and how it was judged."""
+
+    circuit: Circuit
+    curve: xr.Dataset
+    """Faithfulness over size, edges ranked by magnitude."""
+    helpful: xr.Dataset
+    """The same, ranked by sign and magnitude."""
+    judged: xr.Dataset
+    stable: xr.Dataset
+
+
+def main(job: CircuitStability, record: Record) -> None:
+    """Score, search, judge; keep tables, circuits and figures; say the summary."""
     model = interp.HookedTransformer.from_pretrained("demo-4l")
-    found, judged = (twins(seed, job.sentences) for seed in (job.seed, job.seed + 1))
-    task = Interchange.of(model, judged.clean, judged.corrupt, metric=judged.metric)
-    job.out.mkdir(parents=True, exist_ok=True)
-    curves: dict[str, xr.Dataset] = {}
-    rows: dict[str, dict[str, float]] = {}
-    for name, method in METHODS.items():
-        scores = score_edges(model, found.clean, found.corrupt, metric=found.metric, method=method, each=True)
-        circuit = find_circuit(
-            model, found.clean, found.corrupt, metric=found.metric, method=method, edges=job.edges, search="greedy",
-            task="indirect objects", seed=job.seed,
-        )  # fmt: skip
-        keep(circuit, job.out, name)
-        curves[name] = faithfulness_curve(task, scores, draws=job.draws, seed=job.seed)
-        helpful = faithfulness_curve(task, scores, rank="helpful", draws=0)
-        rows |= summary(name, curves[name], helpful, scores, circuit, task, job)
-    table = pd.DataFrame(rows).T
-    frames = pd.concat({name: interp.frame(curve) for name, curve in curves.items()}, names=["method"])
-    for name, frame in (("summary", table), ("curves", frames)):
-        write_atomically(job.out / f"{name}.csv", partial(frame.to_csv))
-    figure(curves, job.out / "curves.png")
-    print(table.round(3).to_csv())
-    return job.out
+    record.model(model)
+    scoring, judging = (twins(seed, job.sentences) for seed in (job.seed, job.seed + 1))
+    task = Interchange.of(model, judging.clean, judging.corrupt, metric=judging.metric)
+    every = {name: searched(name, model, scoring, task, job, record) for name in METHODS}
+    for name, found in every.items():
+        record.figure(name, drawn(found.circuit))
+    record.figure("curves", figure(every))
+    curves = [interp.frame(found.curve).assign(method=name) for name, found in every.items()]
+    record.table("curves", pd.concat(curves))
+    table = pd.concat([summary(name, found) for name, found in every.items()])
+    record.table("summary", table)
+    record.say(table.round(3).to_csv(index=False))
+
+
+def searched(
+    name: str,
+    model: interp.HookedTransformer,
+    pairs: Twins,
+    task: Interchange,
+    job: CircuitStability,
+    record: Record,
+) -> Found:
+    """The scores of one method, its circuit, and what they are worth on other sentences."""
+    scored = partial(score_edges, model, pairs.clean, pairs.corrupt, each=True, metric=pairs.metric)
+    scores = record.step(f"{name}-scores", partial(scored, method=METHODS[name]))
+    circuit = circuit_of(
+        model, record.step(f"{name}-circuit", lambda: edges(model, pairs, METHODS[name], job))
+    )
+    judged = record.step(
+        f"{name}-judged", lambda: evaluate_circuit(task, circuit, subsets=8, draws=job.draws, seed=job.seed)
+    )
+    curve = partial(faithfulness_curve, task, scores)
+    return Found(
+        circuit,
+        record.step(f"{name}-curve", lambda: curve(draws=job.draws, seed=job.seed)),
+        record.step(f"{name}-helpful", lambda: curve(rank="helpful", draws=0)),
+        judged,
+        record.step(f"{name}-stability", lambda: edge_stability(scores, job.edges, seed=job.seed)),
+    )
+
+
+def edges(
+    model: interp.HookedTransformer, pairs: Twins, method: Method, job: CircuitStability
+) -> pd.DataFrame:
+    """The circuit that one method finds, an edge a row; the rest of it in `attrs`."""
+    found = find_circuit(
+        model, pairs.clean, pairs.corrupt, metric=pairs.metric, method=method, edges=job.edges, search="greedy",
+        task="indirect objects", seed=job.seed,
+    )  # fmt: skip
+    assert found.protocol is not None
+    table = pd.DataFrame({"edge": found.edges, "score": found.scores.values()})
+    table.attrs = {"model": found.model, "task": found.task, "protocol": asdict(found.protocol)}
+    return table
+
+
+def circuit_of(model: interp.HookedTransformer, table: pd.DataFrame) -> Circuit:
+    """The circuit again."""
+    scores = dict(zip(table.edge, table.score, strict=True))
+    held = table.attrs
+    return Circuit(
+        EdgeGraph.of(model.cfg), scores, held["model"], held["task"], CircuitProtocol(**held["protocol"])
+    )
+
+
+def drawn(circuit: Circuit) -> Figure:
+    """The circuit as a picture."""
+    picture = draw_circuit(circuit).get_figure(root=True)
+    assert picture is not None
+    return picture
 
 
 def twins(seed: int, count: int) -> Twins:
@@ -93,51 +151,26 @@ def twins(seed: int, count: int) -> Twins:
     return Twins([s.prompt for s in sentences], [s.swapped().prompt for s in sentences], metric)
 
 
-def summary(
-    name: str,
-    curve: xr.Dataset,
-    helpful: xr.Dataset,
-    scores: xr.Dataset,
-    circuit: Circuit,
-    task: Interchange,
-    job: CircuitStability,
-) -> dict[str, dict[str, float]]:
+def summary(name: str, found: Found) -> pd.DataFrame:
     """One row for the method and one for each of its controls."""
-    judged = evaluate_circuit(task, circuit, subsets=8, draws=job.draws, seed=job.seed)
-    rows: dict[str, dict[str, float]] = {}
-    for kind in curve.kind.values.tolist():
-        one = curve[INTEGRALS].sel(kind=kind)
-        ends = {str(key): float(value) for key, value in one.data_vars.items()}
-        rows[f"{name}, {kind}"] = ends | {
-            key: float(judged[key].sel(kind=kind)) for key in ("faithfulness", "overlap")
-        }
-    stable = edge_stability(scores, job.edges, seed=job.seed)
-    rows[f"{name}, found"] |= {
-        "cpr_helpful": float(helpful.cpr[0]), "edges": len(circuit.edges),
-        "completeness": float(judged.completeness.max()), "jaccard": float(stable.jaccard),
-        "chance": float(stable.chance),
+    rows: list[dict[str, object]] = []
+    for kind in found.curve.kind.values.tolist():
+        cells = {key: float(found.curve[key].sel(kind=kind)) for key in INTEGRALS}
+        cells |= {key: float(found.judged[key].sel(kind=kind)) for key in ("faithfulness", "overlap")}
+        rows.append({"circuit": f"{name}, {kind}", **cells})
+    rows[0] |= {
+        "cpr_helpful": float(found.helpful.cpr[0]), "edges": len(found.circuit.edges),
+        "completeness": float(found.judged.completeness.max()), "jaccard": float(found.stable.jaccard),
+        "chance": float(found.stable.chance),
     }  # fmt: skip
-    return rows
+    return pd.DataFrame(rows)
 
 
-def keep(circuit: Circuit, out: Path, name: str) -> None:
-    """The circuit as JSON and as a picture."""
-    circuit.save(out / f"{name}.json")
-    picture = draw_circuit(circuit).figure
-    picture.savefig(out / f"{name}.png", dpi=150, bbox_inches="tight")  # type: ignore[union-attr]
-    plt.close("all")
-
-
-def figure(curves: dict[str, xr.Dataset], path: Path) -> None:
+def figure(every: dict[str, Found]) -> Figure:
     """One panel per method."""
     picture, axes = plt.subplots(
-        1, len(curves), sharey=True, layout="constrained", figsize=(5.2 * len(curves), 3.8)
+        1, len(every), sharey=True, layout="constrained", figsize=(5.2 * len(every), 3.8)
     )
-    for ax, (name, curve) in zip(np.ravel(axes), curves.items(), strict=True):
-        draw_curve(curve, label=name, ax=ax)
-    picture.savefig(path, dpi=150)
-    plt.close(picture)
-
-
-if __name__ == "__main__":
-    print(main(tyro.cli(CircuitStability)))
+    for ax, (name, found) in zip(np.ravel(axes), every.items(), strict=True):
+        draw_curve(found.curve, label=name, ax=ax)
+    return picture

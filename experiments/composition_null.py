@@ -72,7 +72,7 @@ def draw(ax: Axes, found: xr.Dataset, kind: Kind, bins: int) -> None:
     """One kind: its pairs, its null, and how many pairs lie beyond three standard deviations of it."""
     z = found.z.to_numpy()
     ax.hist(
-        found.score,
+        found.score.to_numpy(),
         bins=list(np.linspace(0, float(found["at"][-1]), bins)),
         density=True,
         color="C0",

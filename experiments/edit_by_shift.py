@@ -4,22 +4,23 @@ Each edit makes the model answer a fact prompt with another object of the same r
 which is undone before the next. Layer and size are chosen per editor on facts that the table never uses. The objects of
 the demo model are several tokens long; the target is the first one, as in Katz et al. 2024 (arXiv:2402.12865).
 
-Run: `interp run experiments/edit_by_shift.py --edits 200 --out out/edit_by_shift`
+Run: `interp run experiments/edit_by_shift.py -p edits=200`
 """
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import tyro
+import torch
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
 
 import interp
 from interp.analyses.continuation import Continuation
@@ -27,8 +28,8 @@ from interp.analyses.edit_scores import EditCase, Editor, edit_table
 from interp.analyses.editing import FineTuning, finetune_edit, gradient_edit, shift_edit
 from interp.analyses.rome import Keys, Rome, key_moment, rome_edit
 from interp.analyses.weight_edit import WeightEdit
-from interp.core.results import write_atomically
 from interp.engine.observe import Subject
+from interp.engine.record import Record
 from interp.engine.sampling import Sampling
 from interp.zoo import tasks
 from interp.zoo.tasks import Fact, FactPrompt
@@ -51,7 +52,7 @@ STEPS = 60
 
 @dataclass(frozen=True)
 class EditByShift:
-    """How many edits, on what, and where to."""
+    """How many edits, on what."""
 
     edits: int = 200
     """Single edits in the table."""
@@ -66,24 +67,25 @@ class EditByShift:
     """Tokens of each sampled text whose n-gram entropy is measured (ROME's code: 100)."""
     seed: int = 0
     """Seed of facts, phrasings, targets, neighbours, sentences and sampled texts."""
-    out: Path = Path("out/edit_by_shift")
-    """Folder for edits.csv, choice.csv and edits.png."""
 
 
-def main(job: EditByShift) -> Path:
-    """Choose, edit, and write tables and figure; print the table."""
+def main(job: EditByShift, record: Record) -> None:
+    """Choose, edit, and keep tables and figure; say the table."""
     model = interp.HookedTransformer.from_pretrained("demo-4l")
+    record.model(model)
     cases = fact_cases(model, job)
-    chosen, tried = choose(model, cases[: job.tuning])
-    text = sentences(cases[: job.tuning], job.sentences, job.seed)
-    speech = Continuation(length=job.length, seed=job.seed)
-    table = edit_table(model, cases[job.tuning :], chosen, text=text, continuation=speech)
-    job.out.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("edits", interp.frame(table.drop_dims("case"))), ("choice", tried)):
-        write_atomically(job.out / f"{name}.csv", partial(rows.to_csv, index=False))
-    figure(table, job.out / "edits.png")
-    print(table.score.to_pandas().round(3).to_csv())
-    return job.out
+    tuning, tested = cases[: job.tuning], cases[job.tuning :]
+    keys = keys_of(record.step("keys", lambda: moments(model)))
+    tried = {
+        kind: record.step(f"choice-{kind}", partial(choice, model, tuning, kind, keys)) for kind in SIZES
+    }
+    chosen = dict(best(kind, table, keys) for kind, table in tried.items())
+    text, speech = sentences(tuning, job.sentences, job.seed), Continuation(length=job.length, seed=job.seed)
+    table = record.step("edits", lambda: edit_table(model, tested, chosen, text=text, continuation=speech))
+    record.table("edits", interp.frame(table.drop_dims("case")))
+    record.table("choice", pd.concat(tried.values(), ignore_index=True))
+    record.figure("edits", figure(table))
+    record.say(table.score.to_pandas().round(3).to_csv())
 
 
 def fact_cases(model: interp.HookedTransformer, job: EditByShift) -> list[EditCase]:
@@ -152,32 +154,45 @@ def sized(kind: Kind, layer: int, size: float, keys: Keys) -> Editor:
     return edit
 
 
-def choose(
-    model: interp.HookedTransformer, cases: Sequence[EditCase]
-) -> tuple[dict[str, Editor], pd.DataFrame]:
-    """The best layer and size of every editor on these cases, and everything that was tried.
-
-    Best: the highest harmonic mean of efficacy, paraphrase and neighbourhood (the "score" of Meng et al. 2022).
-    """
+def moments(model: interp.HookedTransformer) -> dict[str, Tensor]:
+    """The second moment of every MLP's keys `[layer, m, m]` over texts that the model writes, and their tokens."""
     start = model.to_tokens("a")[:, :1].expand(64, 1)
     sampled = model.generate(start, model.cfg.n_ctx - 1, sampling=Sampling(seed=0))
     keys = [key_moment(model, sampled, layer=layer) for layer in range(model.cfg.n_layers)]
-    rows, chosen = [], {}
-    for kind, sizes in SIZES.items():
-        # In the last block only the last token reaches the logits, never the subject that ROME edits at.
-        n_layers = model.cfg.n_layers - (kind == "rome")
-        grid = list(itertools.product(range(n_layers), sizes))
-        editors = {f"{layer} {size}": sized(kind, layer, size, keys[layer]) for layer, size in grid}
-        score = edit_table(model, cases, editors).score.to_pandas().iloc[1:]
-        score["harmonic mean"] = 3 / (1 / score[["efficacy", "paraphrase", "neighbourhood"]]).sum(axis=1)
-        layer, size = grid[int(score["harmonic mean"].argmax())]
-        chosen[f"{kind} (layer {layer}, {size:g})"] = sized(kind, layer, size, keys[layer])
-        places = pd.DataFrame(grid, columns=["layer", "size"], index=score.index)
-        rows.append(places.assign(editor=kind).join(score))
-    return chosen, pd.concat(rows, ignore_index=True)
+    return {"moment": torch.stack([k.moment for k in keys]), "tokens": torch.tensor([k.tokens for k in keys])}
 
 
-def figure(table: xr.Dataset, path: Path) -> None:
+def keys_of(found: dict[str, Tensor]) -> list[Keys]:
+    """The same, layer by layer, as ROME reads it."""
+    pairs = zip(found["moment"], found["tokens"].tolist(), strict=True)
+    return [Keys(layer, moment, tokens) for layer, (moment, tokens) in enumerate(pairs)]
+
+
+def choice(
+    model: interp.HookedTransformer, cases: Sequence[EditCase], kind: Kind, keys: Sequence[Keys]
+) -> pd.DataFrame:
+    """Every layer and size of an editor on these cases, with the "score" of Meng et al. 2022.
+
+    That is the harmonic mean of efficacy, paraphrase and neighbourhood.
+    """
+    # In the last block only the last token reaches the logits, never the subject that ROME edits at.
+    n_layers = model.cfg.n_layers - (kind == "rome")
+    grid = list(itertools.product(range(n_layers), SIZES[kind]))
+    editors = {f"{layer} {size}": sized(kind, layer, size, keys[layer]) for layer, size in grid}
+    score = edit_table(model, cases, editors).score.to_pandas().iloc[1:]
+    score["harmonic mean"] = 3 / (1 / score[["efficacy", "paraphrase", "neighbourhood"]]).sum(axis=1)
+    places = pd.DataFrame(grid, columns=["layer", "size"], index=score.index)
+    return places.assign(editor=kind).join(score).reset_index(drop=True).rename_axis(columns=None)
+
+
+def best(kind: Kind, tried: pd.DataFrame, keys: Sequence[Keys]) -> tuple[str, Editor]:
+    """The editor with the highest harmonic mean, with its name."""
+    at = int(tried["harmonic mean"].argmax())
+    layer, size = int(tried["layer"].to_numpy()[at]), float(tried["size"].to_numpy()[at])
+    return f"{kind} (layer {layer}, {size:g})", sized(kind, layer, size, keys[layer])
+
+
+def figure(table: xr.Dataset) -> Figure:
     """One panel per measure, one row per editor: the score and its 95 % interval."""
     measures = [str(m) for m in table.measure.values]
     size = (2.1 * len(measures) + 2.2, 0.42 * table.sizes["editor"] + 1.3)
@@ -185,7 +200,7 @@ def figure(table: xr.Dataset, path: Path) -> None:
     for ax, measure in zip(axes, measures, strict=True):
         panel(ax, table.sel(measure=measure), measure)
     picture.suptitle("Single edits of demo-4l: score and 95 % interval over edits")
-    picture.savefig(path, dpi=150)
+    return picture
 
 
 def panel(ax: Axes, cell: xr.Dataset, measure: str) -> None:
@@ -203,7 +218,3 @@ def panel(ax: Axes, cell: xr.Dataset, measure: str) -> None:
         ax.set_xlabel("share of edits")
     ax.set_title(measure, fontsize="medium")
     ax.grid(alpha=0.3)
-
-
-if __name__ == "__main__":
-    print(main(tyro.cli(EditByShift)))

@@ -3,7 +3,7 @@
 Elhage et al. 2021 on a trained and on a hand-built model: the direct path knows little, single heads do nearly all the
 work, and virtual heads (one head reading what another wrote, as values) add little.
 
-Run: `interp run experiments/framework_one_two_layers.py -p rows=128`
+Run: `interp run experiments/framework_one_two_layers.py -p model=demo-attn-2l -p rows=128`
 """
 
 from collections.abc import Iterator, Sequence

@@ -10,19 +10,17 @@ the answer before block 1; the MLPs of all blocks turn it into the other name. L
 that are told through their queries which name to avoid, but they do a small part of the work, and nothing in between
 (duplicate-token, S-inhibition in blocks of their own, negative heads) shows.
 
-Run: `interp run experiments/ioi.py --model demo-4l --out out/ioi`
+Run: `interp run experiments/ioi.py -p model=demo-4l`
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-import tyro
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -30,8 +28,8 @@ from matplotlib.figure import Figure
 import interp
 from interp.analyses.patching import patch
 from interp.analyses.path_patching import path_patch
-from interp.core.results import write_atomically
 from interp.core.stats import Z95
+from interp.engine.record import Record
 from interp.plot.canvas import Scale, annotate, heat_map, name_cells
 from interp.plot.patching import patching
 from interp.zoo import pairs
@@ -47,9 +45,10 @@ middle (7.3, 7.9, 8.6, 8.10) tell the name movers' queries which name to avoid; 
 
 @dataclass(frozen=True)
 class IndirectObjectCircuit:
-    """Whom to ask, how often, what to corrupt, and where the answer goes."""
+    """Whom to ask, how often, what to corrupt."""
 
     model: str = "demo-4l"
+    """Demo name, local folder, safetensors file or hub name."""
     prompts: int = 48
     """Pairs, in both orders of the names (ABBA, BABA); the two names were never together in training."""
     corruption: NameCorruption = "swap_giver"
@@ -59,8 +58,7 @@ class IndirectObjectCircuit:
     top: int = 4
     """Senders named per question."""
     seed: int = 0
-    out: Path = Path("out/ioi")
-    """Folder for ioi.png and effects.csv."""
+    """Seed of the pairs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,28 +78,29 @@ class Task:
         return cls(found, *interp.batches(model, found))
 
 
-def main(job: IndirectObjectCircuit) -> Path:
+def main(job: IndirectObjectCircuit, record: Record) -> None:
     """Ask, draw, tabulate and tell."""
     model = interp.HookedTransformer.from_pretrained(job.model)
-    task, labels = Task.of(model, job), interp.heads(model).label
-    streams = by_role(model, task)
-    heads = patch(model, task.clean, task.corrupt, "z", direction="noise")
+    record.model(model)
+    task = Task.of(model, job)
+    labels = record.step("labels", lambda: interp.heads(model)).label
+    streams = record.step("streams", lambda: by_role(model, task).to_dataset(name="share")).share
+    heads = record.step("heads", lambda: patch(model, task.clean, task.corrupt, "z", direction="noise"))
+    to = partial(path_patch, model, task.clean, task.corrupt)
     routes = {
-        "logits": path_patch(model, task.clean, task.corrupt),
-        "logits, MLPs held": path_patch(model, task.clean, task.corrupt, freeze_mlps=True),
+        "logits": record.step("to-logits", to),
+        "logits, MLPs held": record.step("to-logits-MLPs-held", partial(to, freeze_mlps=True)),
     }
     late = strongest_late(routes["logits"], job.receivers)
     for part, name in INPUTS.items():
         ends = [f"a{layer}.{kv_head(model, head, part)}<{part}>" for layer, head in late]
-        routes[name] = path_patch(model, task.clean, task.corrupt, ends)
+        routes[name] = record.step(f"to-{name}", partial(to, ends))
     table = pd.concat([senders(found, labels).assign(to=name) for name, found in routes.items()])
-    job.out.mkdir(parents=True, exist_ok=True)
-    write_atomically(job.out / "effects.csv", partial(table.to_csv, index=False))
-    figure(job, streams, heads, routes).savefig(job.out / "ioi.png", dpi=130)
+    record.table("effects", table)
+    record.figure("ioi", figure(job, streams, heads, routes))
     for line in [*baseline(model, task, routes["logits"]), *account(streams, routes, table, late, job.top)]:
-        print(line)
-    print(GPT2_SMALL)
-    return job.out
+        record.say(line)
+    record.say(GPT2_SMALL)
 
 
 def kv_head(model: interp.HookedTransformer, head: int, part: str) -> str:
@@ -228,7 +227,3 @@ def draw_roles(ax: Axes, streams: xr.DataArray) -> None:
     name_cells(ax, rows=[str(layer) for layer in streams.layer.values], columns=ROLES)
     ax.set_xlabel("word")
     ax.set_ylabel("entering block")
-
-
-if __name__ == "__main__":
-    print(main(tyro.cli(IndirectObjectCircuit)))

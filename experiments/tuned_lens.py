@@ -47,7 +47,7 @@ def main(job: TunedLensRun, record: Record) -> None:
     model = interp.HookedTransformer.from_pretrained(job.model)
     record.model(model)
     trained = record.step("lens", lambda: translators(model, job))
-    tuned = replace(TunedLens.untrained(model), **trained)
+    tuned = replace(TunedLens.untrained(model), weight=trained["weight"], bias=trained["bias"])
     curves = record.step("curves", lambda: compared(model, tuned, held_out(job)))
     record.figure("tuned_lens", figure(job.model, curves))
     shown = interp.frame(curves)[["lens", "depth", "kl", "kl_low", "kl_high", "target_prob"]]

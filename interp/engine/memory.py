@@ -115,10 +115,11 @@ class LiveBytes(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
+        given = {storage._cdata for storage in _storages((args, kwargs))}  # views of weights take nothing
         out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self._note(leaf.untyped_storage())
+        for storage in _storages(out):
+            if storage._cdata not in given:
+                self._note(storage)
         return out
 
     def _note(self, storage: torch.UntypedStorage) -> None:
@@ -133,6 +134,10 @@ class LiveBytes(TorchDispatchMode):
         self._known[key] = weakref.ref(storage, gone)
         self.alive += size
         self.peak = max(self.peak, self.alive)
+
+
+def _storages(values: object) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _ghost_peak(questions: Questions, ghost: Transformer, tokens: Tensor) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from interp.core.stats import Bootstrap, Means, Rows
+from interp.core.stats import Bootstrap, MaskedMoments, Means, Rows
 from interp.engine.analysis import Analysis, Questions
 from interp.engine.feed import Feed, about, feed_of
 from interp.engine.memory import MOST_ON_HOST, memory_plan
@@ -95,7 +95,8 @@ def run(
     pass stops at the deepest block anybody reads. data: batches as they are; or a `Stream`; or anything `open_source`
     takes, with as many tokens per batch as fit (predicted from the reads, measured on some rows, halved if memory runs
     out all the same). Rows that cannot be used are set aside and counted, in `rejected`.
-    Means over rows carry 95 % intervals: normal ones, or with `bootstrap` replicates percentiles (`stats.Bootstrap`).
+    Means over rows carry their standard error, the number of rows (`score_se`, `score_n`) and 95 % intervals: normal
+    ones, or with `bootstrap` replicates percentiles (`stats.Bootstrap`).
     out: a folder for progress and results. A run that was killed goes on with `resume=True` where it was, if nothing
     has changed that decides a number; else it is refused, and the message says what.
     devices: one worker process per device ("all" = every GPU, or every core), on windows of their own. engine="ray":
@@ -231,10 +232,34 @@ def _results(questions: Questions, feed: Feed, progress: Progress) -> Results:
         )
     if isinstance(feed, Stream):
         total = {name: p.ordered() if isinstance(p, Rows) else p for name, p in total.items()}
-    datasets = {name: _numbered(value, total[name]) for name, value in questions.finished(total).items()}
+    finished = questions.finished(total)
+    datasets = {
+        name: with_errors(_numbered(value, total[name]), total[name]) for name, value in finished.items()
+    }
     table = pd.DataFrame([vars(each) for each in rejected], columns=["row", "reason", "excerpt"])
     complete = feed.windows is None or len(progress.tree) == feed.windows
     return Results(datasets, tally.rows, tally.tokens, tally.cut, complete, table)
+
+
+def with_errors(found: "xr.Dataset", partial: object) -> "xr.Dataset":
+    """The result with the standard error and the number of rows of every mean in it, as `score_se` and `score_n`.
+
+    A result may show fewer entries of an axis than were averaged: its first ones.
+    """
+    if not isinstance(partial, Means):
+        return found
+    for name, moments in partial.moments.items():
+        if name not in found or found[name].ndim != moments.mean.ndim:
+            continue
+        counts = (
+            moments.counts if isinstance(moments, MaskedMoments) else torch.full_like(moments.mean, moments.n)
+        )
+        shown = tuple(slice(0, n) for n in found[name].shape)
+        error, count = (x.cpu()[shown].numpy() for x in (moments.standard_error(), counts.long()))
+        if error.shape == found[name].shape:
+            dims = found[name].dims
+            found = found.assign({f"{name}_se": (dims, error), f"{name}_n": (dims, count)})
+    return found
 
 
 def _numbered(found: "xr.Dataset", partial: object) -> "xr.Dataset":

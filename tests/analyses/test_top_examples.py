@@ -1,4 +1,4 @@
-"""Maximum-activating examples: the lists are those of a slow loop over texts, whatever batches and layout carry them."""
+"""Maximum-activating examples: the lists are those of a slow loop over texts, whatever batches carry them."""
 
 import pickle
 from collections.abc import Callable
@@ -30,9 +30,10 @@ from tests.configs import CONFIGS, perturbed
 from tests.tiny import hooked
 
 TEXTS = [
-    ("The cat sat on the mat and the dog sat on Mary. " * 3)[7 * i % 23 :][: 4 + 7 * i % 26]
+    f"{'bdfghjklmnprst'[i]} The cat sat on the mat and the dog sat on Mary."[: 4 + 7 * i % 26]
     for i in range(14)
 ]
+"""Of many lengths; the first letter keeps two texts from having equal numbers anywhere but at BOS."""
 K, BEFORE, AFTER = 4, 3, 2
 BLOCK = "blocks.1."
 CELLS = {"neuron": [3, 0, 17], "coordinate": [5, 2], "head": [1, 3], "kv_head": [1]}
@@ -134,7 +135,7 @@ def test_a_pattern_gives_the_key_that_is_attended_most() -> None:
     found, every = asked("attn.hook_pattern"), curves("attn.hook_pattern")
     best = [(ids, pattern[:, :, 1:].max(-1).values.mT) for ids, pattern in every]
     check(found, best)
-    for head in found.head.values:
+    for head in found["head"].values:
         one = found.sel(head=head)
         for rank in range(K):
             ids, pattern = every[int(one.row[rank])]
@@ -176,10 +177,12 @@ def test_equal_values_go_to_the_smaller_row_and_the_smaller_position() -> None:
     found = top_examples(model(), data, "hook_embed", cells=[0, 1, 2, 3], k=4, skip_bos=False)
     for i in range(4):
         one = found.isel(coordinate=i)
-        best = 5 if model().transformer.W_E[5, i] > model().transformer.W_E[6, i] else 6
-        nine = 9 if model().transformer.W_E[9, i] > model().transformer.W_E[8, i] else 8
+        best = 5 if model().transformer.embed.weight[5, i] > model().transformer.embed.weight[6, i] else 6
+        nine = 9 if model().transformer.embed.weight[9, i] > model().transformer.embed.weight[8, i] else 8
         places = {0: rows[0].index(best), 1: rows[1].index(nine)}
-        ahead = float(model().transformer.W_E[best, i]) > float(model().transformer.W_E[nine, i])
+        ahead = float(model().transformer.embed.weight[best, i]) > float(
+            model().transformer.embed.weight[nine, i]
+        )
         assert one.row.values.tolist() == ([0, 2, 1, 3] if ahead else [1, 3, 0, 2])
         assert one.pos.values.tolist() == [places[r % 2] for r in one.row.values]
 
@@ -212,10 +215,22 @@ def test_only_the_chosen_cells_leave_their_layer_and_it_travels_to_other_process
 
 
 def test_a_bos_counts_only_if_asked() -> None:
-    found = asked("mlp.hook_post", skip_bos=False)
-    assert (found.pos == 0).any() and found.attrs["bos"] == "counts"
-    check(found, curves("mlp.hook_post"), first=0)
-    assert asked("mlp.hook_post").attrs["bos"] == "does not count"
+    """On a neuron that is larger at BOS than anywhere else."""
+    every = curves("mlp.hook_post")
+    rest = torch.cat([curve[1:] for _, curve in every])
+    at_bos = every[0][1][0]
+    cell = int((at_bos - rest.max(0).values).argmax())
+    assert at_bos[cell] > rest[:, cell].max()
+    counted = asked("mlp.hook_post", cells=[cell], skip_bos=False, k=2)
+    skipped = asked("mlp.hook_post", cells=[cell], k=2)
+    assert (counted.attrs["bos"], skipped.attrs["bos"]) == ("counts", "does not count")
+    assert counted.pos.values.tolist() == [[0, 0]] and not (skipped.pos == 0).any()
+    np.testing.assert_allclose(counted.value, float(at_bos[cell]), rtol=1e-9)
+    both = torch.cat([curve[:, cell] for _, curve in every])
+    for found, values in ((counted, both), (skipped, rest[:, cell])):
+        assert found.attrs["tokens_counted"] == len(values)
+        assert float(found["mean"]) == pytest.approx(float(values.mean()), rel=1e-9)
+        assert float(found["max"]) == pytest.approx(float(values.max()), rel=1e-9)
 
 
 def test_a_bos_is_known_by_its_id_and_no_other_first_token_is_left_out() -> None:
@@ -228,7 +243,7 @@ def test_a_bos_is_known_by_its_id_and_no_other_first_token_is_left_out() -> None
 def test_features_of_an_autoencoder_are_found_where_they_were_planted() -> None:
     """Features that each stand for one token: 0.5 where the token is, 0 elsewhere."""
     rows = [[1, 2, 3, 4], [5, 3, 3, 6, 2], [7, 1, 6, 4, 5, 2], [1, 1, 1]]
-    embedding = model().transformer.W_E[1:8]
+    embedding = model().transformer.embed.weight[1:8]
     weights = {
         "W_enc": torch.linalg.pinv(embedding), "b_enc": torch.full((7,), -0.5, dtype=torch.float64),
         "W_dec": embedding.clone(), "b_dec": torch.zeros(24, dtype=torch.float64),
@@ -312,9 +327,10 @@ def test_a_row_whose_numbers_are_not_finite_is_set_aside() -> None:
     config = replace(CONFIGS["gpt2"], d_vocab=model().cfg.d_vocab)
     network = perturbed(config)
     with torch.no_grad():
-        network.W_E[9] = torch.nan
+        network.embed.weight[9] = torch.nan
     broken = HookedTransformer(network, model().text.tokenizer)
     rows = [[1, 2, 3], [4, 9, 5], [6, 7]]
-    found = top_examples(broken, rows, BLOCK + "mlp.hook_post", cells=[3], k=5)
+    data = Stream(open_source(rows), broken.text, tokens_per_batch=9)
+    found = top_examples(broken, data, BLOCK + "mlp.hook_post", cells=[3], k=5)
     assert found.attrs["rejected"] == 1 and found.attrs["rows"] == 2
     assert found.row.values[0].tolist()[:2] in ([0, 2], [2, 0]) and (found.row.values[0, 2:] == -1).all()

@@ -53,6 +53,10 @@ def test_a_run_gives_what_a_slow_loop_over_the_rows_gives() -> None:
     half = Z95 * np.std(values, ddof=1) / len(values) ** 0.5
     assert float(norm.norm_high - norm.norm) == pytest.approx(half, rel=1e-9)
     assert found.rows == len(TEXTS) and len(found.rejected) == 0
+    assert float(norm.norm_se) == pytest.approx(half / Z95, rel=1e-9) and int(norm.norm_n) == len(TEXTS)
+    lengths = torch.tensor([model().text.batch(text).tokens.shape[1] for text in TEXTS])
+    counts = [int((lengths > pos).sum()) for pos in range(int(lengths.max()))]
+    assert found["by_position"].norm_n.values.tolist() == counts
 
 
 @settings(max_examples=12)
@@ -66,7 +70,9 @@ def test_the_bootstrap_is_that_of_weights_that_belong_to_the_row() -> None:
     found = interp.run([norms], model(), stream(), bootstrap=200, seed=3)["norms"]
     values = torch.tensor(slow(TEXTS), dtype=torch.float64)
     weights = poisson_weights(torch.arange(len(TEXTS)), 200, 3)
-    low, high = (weights @ values / weights.sum(1)).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+    low, high = (weights @ values / weights.sum(1)).quantile(
+        torch.tensor([0.025, 0.975], dtype=torch.float64)
+    )
     assert float(found.norm_low) == pytest.approx(float(low), rel=1e-9)
     assert float(found.norm_high) == pytest.approx(float(high), rel=1e-9)
     normal = interp.run([norms], model(), stream())["norms"]
