@@ -52,12 +52,16 @@ TASKS: dict[str, pairs.Task] = {
 class CircuitBenchmark:
     """How many models, pairs and resamples."""
 
+    model: str = "demo-4l"
+    """Whose circuits of the tasks to find: demo name, local folder, safetensors file or hub name."""
+    tasks: tuple[str, ...] = ()
+    """Which of the four; none: all."""
     models: int = 10
     """Seeds of every planted model: noise in the weights and pairs are drawn anew."""
     planted_pairs: int = 8
     """Pairs that score the edges of a planted model."""
     pairs: int = 32
-    """Pairs of demo-4l that score the edges, and as many others that judge the circuits."""
+    """Pairs of a task that score the edges, and as many others that judge the circuits."""
     top: int = 40
     """How many of the largest scores `overlap` compares."""
     share: float = 0.02
@@ -81,14 +85,15 @@ class Half:
 
 def main(job: CircuitBenchmark, record: Record) -> None:
     """Score, compare, judge; keep both tables and the figure; say the tables."""
-    model = interp.HookedTransformer.from_pretrained("demo-4l")
+    model = interp.HookedTransformer.from_pretrained(job.model)
     record.model(model)
     planted = [
         record.step(f"planted-{name}", partial(planted_table, name, build, job))
         for name, build in PLANTED.items()
     ]
     tasks = [
-        record.step(f"task-{name.replace(' ', '-')}", partial(task_table, name, model, job)) for name in TASKS
+        record.step(f"task-{name.replace(' ', '-')}", partial(task_table, name, model, job))
+        for name in job.tasks or TASKS
     ]
     found, judged = (pd.concat(tables, ignore_index=True) for tables in (planted, tasks))
     for name, table in (("recovery", found), ("tasks", judged)):

@@ -38,6 +38,8 @@ INTEGRALS = [f"{area}{end}" for area in ("cpr", "cmd") for end in ("", "_low", "
 class CircuitStability:
     """How many sentences, and how large a circuit."""
 
+    model: str = "demo-4l"
+    """Demo name, local folder, safetensors file or hub name."""
     sentences: int = 48
     """Pairs that score the edges, and as many others that judge the circuits."""
     edges: int = 40
@@ -72,7 +74,7 @@ class Found:
 
 def main(job: CircuitStability, record: Record) -> None:
     """Score, search, judge; keep tables, circuits and figures; say the summary."""
-    model = interp.HookedTransformer.from_pretrained("demo-4l")
+    model = interp.HookedTransformer.from_pretrained(job.model)
     record.model(model)
     scoring, judging = (twins(seed, job.sentences) for seed in (job.seed, job.seed + 1))
     task = Interchange.of(model, judging.clean, judging.corrupt, metric=judging.metric)
@@ -80,8 +82,8 @@ def main(job: CircuitStability, record: Record) -> None:
     for name, found in every.items():
         record.figure(name, drawn(found.circuit))
     record.figure("curves", figure(every))
-    curves = [interp.frame(found.curve).assign(method=name) for name, found in every.items()]
-    record.table("curves", pd.concat(curves))
+    curves = {name: interp.frame(found.curve) for name, found in every.items()}
+    record.table("curves", pd.concat(curves, names=["method"]).reset_index(level=0))
     table = pd.concat([summary(name, found) for name, found in every.items()])
     record.table("summary", table)
     record.say(table.round(3).to_csv(index=False))

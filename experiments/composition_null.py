@@ -43,7 +43,7 @@ def main(job: CompositionNull, record: Record) -> None:
 
 
 def scores(circuits: interp.Circuits, kind: Kind, null: Null) -> xr.Dataset:
-    """Of each pair of heads that can compose, `score` and `z`; `chance`, the null's density averaged over pairs."""
+    """Of each pair of heads that can compose, `score` and `z`; the null's density `at` some, `chance`."""
     raw, law = against_null(circuits, kind, null=null)
     mean, sd = (x.expand_as(raw) for x in (law.mean(), law.sd()))
     exists = raw.isfinite() & sd.isfinite()
@@ -52,9 +52,9 @@ def scores(circuits: interp.Circuits, kind: Kind, null: Null) -> xr.Dataset:
     chance = torch.stack([law.density(x).expand_as(raw)[exists].mean() for x in grid])
     values = {
         "score": (("pair",), raw[exists]), "z": (("pair",), ((raw - mean) / sd)[exists]),
-        "chance": (("at",), chance),
+        "at": (("point",), grid), "chance": (("point",), chance),
     }  # fmt: skip
-    return labelled(values, coords={"at": grid.tolist()}, attrs={"null": null})
+    return labelled(values, attrs={"null": null})
 
 
 def figure(found: dict[Kind, xr.Dataset], job: CompositionNull) -> Figure:

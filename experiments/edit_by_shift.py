@@ -8,7 +8,7 @@ Run: `interp run experiments/edit_by_shift.py -p edits=200`
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -43,11 +43,11 @@ SIZES: dict[Kind, tuple[float, ...]] = {
 }
 """What is tried: eta of the shift and of the gradient step, learning rate of fine-tuning and of ROME's value."""
 
+Place = tuple[int, float]
+"""Layer and size."""
+
 OTHER_UNITS = {"n-gram": "entropy (bits)", "perplexity": "exp(nats per token)"}
 """Of the measures that are no shares."""
-
-STEPS = 60
-"""Of ROME's search; the 20 of the paper's code leave one target in five unreached here."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,10 @@ class EditByShift:
     sentences with an indirect object."""
     length: int = 64
     """Tokens of each sampled text whose n-gram entropy is measured (ROME's code: 100)."""
+    texts: int = 64
+    """Texts that the model writes, over which ROME's keys are averaged."""
+    steps: int = 60
+    """Of ROME's search; the 20 of the paper's code leave one target in five unreached here."""
     seed: int = 0
     """Seed of facts, phrasings, targets, neighbours, sentences and sampled texts."""
 
@@ -73,13 +77,16 @@ def main(job: EditByShift, record: Record) -> None:
     """Choose, edit, and keep tables and figure; say the table."""
     model = interp.HookedTransformer.from_pretrained("demo-4l")
     record.model(model)
-    cases = fact_cases(model, job)
+    answers = record.step("answers", lambda: {"answer": asked(model)})
+    cases = fact_cases(model, answers["answer"], job)
     tuning, tested = cases[: job.tuning], cases[job.tuning :]
-    keys = keys_of(record.step("keys", lambda: moments(model)))
+    keys = keys_of(record.step("keys", lambda: moments(model, job.texts)))
+    editors = {kind: grid(kind, keys, job.steps) for kind in SIZES}
     tried = {
-        kind: record.step(f"choice-{kind}", partial(choice, model, tuning, kind, keys)) for kind in SIZES
+        kind: record.step(f"choice-{kind}", partial(choice, model, tuning, kind, some))
+        for kind, some in editors.items()
     }
-    chosen = dict(best(kind, table, keys) for kind, table in tried.items())
+    chosen = dict(best(kind, table, editors[kind]) for kind, table in tried.items())
     text, speech = sentences(tuning, job.sentences, job.seed), Continuation(length=job.length, seed=job.seed)
     table = record.step("edits", lambda: edit_table(model, tested, chosen, text=text, continuation=speech))
     record.table("edits", interp.frame(table.drop_dims("case")))
@@ -88,16 +95,21 @@ def main(job: EditByShift, record: Record) -> None:
     record.say(table.score.to_pandas().round(3).to_csv())
 
 
-def fact_cases(model: interp.HookedTransformer, job: EditByShift) -> list[EditCase]:
+def asked(model: interp.HookedTransformer) -> Tensor:
+    """The token with which the model answers each fact in each trained phrasing."""
+    batch = model.to_batch([p.prompt for p in tasks.trained_fact_prompts(tasks.load_facts())])
+    return model.transformer(batch.tokens, keep=batch.keep, logits_at=batch.last()[:, None])[:, 0].argmax(-1)
+
+
+def fact_cases(model: interp.HookedTransformer, answers: Tensor, job: EditByShift) -> list[EditCase]:
     """Facts in a random trained phrasing that the model answers, each with a wrong object of its relation to write in.
 
     Errors: ValueError if the model knows too few.
     """
     draw, facts = np.random.default_rng(job.seed), tasks.load_facts()
     prompts = {p: first_token(model, p.fact) for p in tasks.trained_fact_prompts(facts)}
-    batch = model.to_batch([p.prompt for p in prompts])
-    best = model.transformer(batch.tokens, keep=batch.keep, logits_at=batch.last()[:, None])[:, 0].argmax(-1)
-    known = {p: token for (p, token), b in zip(prompts.items(), best.tolist(), strict=True) if b == token}
+    pairs = zip(prompts.items(), answers.tolist(), strict=True)
+    known = {prompt: token for (prompt, token), answer in pairs if answer == token}
     cases = []
     for fact in (facts[i] for i in draw.permutation(len(facts))):
         mine = [p for p in known if p.fact == fact]
@@ -137,7 +149,17 @@ def first_token(model: interp.HookedTransformer, fact: Fact) -> int:
     return model.text.tokenizer.encode(f" {fact.object}")[0]
 
 
-def sized(kind: Kind, layer: int, size: float, keys: Keys) -> Editor:
+def grid(kind: Kind, keys: Sequence[Keys], steps: int) -> dict[Place, Editor]:
+    """The editor of every layer and size."""
+    # In the last block only the last token reaches the logits, never the subject that ROME edits at.
+    layers = range(len(keys) - (kind == "rome"))
+    return {
+        (layer, size): sized(kind, layer, size, keys[layer], steps)
+        for layer, size in itertools.product(layers, SIZES[kind])
+    }
+
+
+def sized(kind: Kind, layer: int, size: float, keys: Keys, steps: int) -> Editor:
     """The editor on the MLP output matrix of one layer."""
 
     def edit(model: Subject, case: EditCase) -> WeightEdit:
@@ -148,15 +170,15 @@ def sized(kind: Kind, layer: int, size: float, keys: Keys) -> Editor:
         if kind == "fine-tuning":
             tuning = FineTuning(rate=size)
             return finetune_edit(model, case.prompt, target=case.target, layer=layer, tuning=tuning)
-        rome = Rome(rate=size, steps=STEPS)
+        rome = Rome(rate=size, steps=steps)
         return rome_edit(model, case.prompt, target=case.target, subject=case.subject, keys=keys, rome=rome)
 
     return edit
 
 
-def moments(model: interp.HookedTransformer) -> dict[str, Tensor]:
+def moments(model: interp.HookedTransformer, texts: int) -> dict[str, Tensor]:
     """The second moment of every MLP's keys `[layer, m, m]` over texts that the model writes, and their tokens."""
-    start = model.to_tokens("a")[:, :1].expand(64, 1)
+    start = model.to_tokens("a")[:, :1].expand(texts, 1)
     sampled = model.generate(start, model.cfg.n_ctx - 1, sampling=Sampling(seed=0))
     keys = [key_moment(model, sampled, layer=layer) for layer in range(model.cfg.n_layers)]
     return {"moment": torch.stack([k.moment for k in keys]), "tokens": torch.tensor([k.tokens for k in keys])}
@@ -169,27 +191,23 @@ def keys_of(found: dict[str, Tensor]) -> list[Keys]:
 
 
 def choice(
-    model: interp.HookedTransformer, cases: Sequence[EditCase], kind: Kind, keys: Sequence[Keys]
+    model: interp.HookedTransformer, cases: Sequence[EditCase], kind: Kind, editors: Mapping[Place, Editor]
 ) -> pd.DataFrame:
     """Every layer and size of an editor on these cases, with the "score" of Meng et al. 2022.
 
     That is the harmonic mean of efficacy, paraphrase and neighbourhood.
     """
-    # In the last block only the last token reaches the logits, never the subject that ROME edits at.
-    n_layers = model.cfg.n_layers - (kind == "rome")
-    grid = list(itertools.product(range(n_layers), SIZES[kind]))
-    editors = {f"{layer} {size}": sized(kind, layer, size, keys[layer]) for layer, size in grid}
-    score = edit_table(model, cases, editors).score.to_pandas().iloc[1:]
+    named = {f"{layer} {size}": editor for (layer, size), editor in editors.items()}
+    score = edit_table(model, cases, named).score.to_pandas().iloc[1:]
     score["harmonic mean"] = 3 / (1 / score[["efficacy", "paraphrase", "neighbourhood"]]).sum(axis=1)
-    places = pd.DataFrame(grid, columns=["layer", "size"], index=score.index)
+    places = pd.DataFrame(list(editors), columns=["layer", "size"], index=score.index)
     return places.assign(editor=kind).join(score).reset_index(drop=True).rename_axis(columns=None)
 
 
-def best(kind: Kind, tried: pd.DataFrame, keys: Sequence[Keys]) -> tuple[str, Editor]:
+def best(kind: Kind, tried: pd.DataFrame, editors: Mapping[Place, Editor]) -> tuple[str, Editor]:
     """The editor with the highest harmonic mean, with its name."""
-    at = int(tried["harmonic mean"].argmax())
-    layer, size = int(tried["layer"].to_numpy()[at]), float(tried["size"].to_numpy()[at])
-    return f"{kind} (layer {layer}, {size:g})", sized(kind, layer, size, keys[layer])
+    layer, size = list(editors)[int(tried["harmonic mean"].argmax())]
+    return f"{kind} (layer {layer}, {size:g})", editors[layer, size]
 
 
 def figure(table: xr.Dataset) -> Figure:

@@ -61,6 +61,8 @@ class ShortCircuit:
 
     model: str = "demo-4l"
     """A model that was trained on the package's facts."""
+    facts: int | None = None
+    """How many of the package's facts, the first ones; None: all."""
     sentences: int = 200
     """Sentences with an indirect object."""
     repeats: int = 50
@@ -105,7 +107,7 @@ def material(model: interp.HookedTransformer, job: ShortCircuit) -> dict[str, tu
 
     Which of the first kind are memorised is not known yet.
     """
-    dice, facts = np.random.default_rng(job.seed), tasks.load_facts()
+    dice, facts = np.random.default_rng(job.seed), tasks.load_facts()[: job.facts]
     worded = [
         tasks.FactPrompt(fact, str(dice.choice(tasks.TRAINED_PHRASINGS[fact.relation]))) for fact in facts
     ]

@@ -66,6 +66,7 @@ from interp.analyses.sentences import IndirectObjects
 from interp.analyses.short_circuit import short_circuit
 from interp.analyses.spans import Mention
 from interp.analyses.token_attribution import Mixed, layer_mixing, token_attribution
+from interp.analyses.top_examples import top_examples
 from interp.analyses.tuned_lens import TunedLens, train_tuned_lens
 from interp.analyses.verify import Contract
 from interp.analyses.weight_edit import WeightEdit
@@ -230,6 +231,7 @@ __all__ = [
     "store_activations",
     "term_importance",
     "token_attribution",
+    "top_examples",
     "top_pairs",
     "train_sae",
     "train_tuned_lens",

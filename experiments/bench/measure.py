@@ -109,6 +109,11 @@ def distinct_mib(tensors: Iterable[Tensor]) -> float:
     return round(sum(storages.values()) / MIB, 1)
 
 
+def resident_mib() -> float:
+    """The process's resident memory at present."""
+    return _status("VmRSS")
+
+
 def timing(seconds: Mapping[str, Sequence[float]], name: str, reference: str) -> dict[str, object]:
     """Medians, their ratio, and the spread of the ratio over the rounds."""
     rounds = [a / b for a, b in zip(seconds[name], seconds[reference], strict=True)]

@@ -23,7 +23,7 @@ from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
 from interp.core.results import labelled
 from interp.core.sketches import Histogram, quantiles
-from interp.core.stats import Means, Partial, Reduction
+from interp.core.stats import Z95, Means, Partial, Reduction
 from interp.engine.analysis import Analysis, NotFiniteError
 from interp.engine.batch import Batch
 from interp.engine.feed import Feed
@@ -45,6 +45,9 @@ CELLS = {"m": "neuron", "d": "coordinate", "h": "head", "g": "kv_head", "x": "ex
 """What the cells of a site are called, by the letter of their axis."""
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 RELATIVE_ERROR = 0.05
+ROUNDING = 1e-12
+"""A difference of sums that is smaller than this share of them is rounding."""
+_BOTH = " + counted"
 MARKS = ("«", "»")
 """What stands around the token of an entry in its text."""
 
@@ -68,8 +71,9 @@ def top_examples(
     Returns Dataset[neuron, rank] (or head, feature, coordinate, ...): `value`; `row` of the data and `pos` of the token
     (-1 where there are fewer than k); `text`, the context with the token between «». [neuron, rank, offset]: `tokens`
     (-1 beyond the ends of the text), `piece`, and the `activation` at each (NaN where it does not count). [neuron]:
-    `density`, the share of tokens with a value above 0, `mean`, and `max` (`min` for the smallest). [neuron, q]:
-    `quantiles`, to 5 % of the value, those below 1e-4 in size as 0. For patterns also `key`, `key_token`, `key_piece`.
+    `density`, the share of tokens with a value above 0, and `mean`, each with `_low` and `_high` (95 % over texts; NaN
+    for a single one); `max` (`min` for the smallest). [neuron, q]: `quantiles`, to 5 % of the value, those below 1e-4
+    in size as 0. For patterns also `key`, `key_token`, `key_piece`.
     `examples_table` gives the tidy table, `interp.pages.top_examples.top_examples_page` a page; attrs["rejected"] says
     how many rows were set aside.
     Caveats: the top of a distribution is not a summary of it (Bolukbasi et al. 2021, "An interpretability illusion for
@@ -137,7 +141,9 @@ def top_activations(
     reductions: dict[str, Reduction] = {
         "examples": InContext(top, ("tokens", "activation"), attended),
         "spread": quantiles("activation", cells=1, relative_error=RELATIVE_ERROR, low=1e-4, high=1e4),
-        "sums": Only(("active", "total", "counted"), Means),
+        "sums": Only(
+            ("counted", *(f"{name}{more}" for name in ("active", "total") for more in ("", _BOTH))), Means
+        ),
     }
     return Analysis(
         name=name or f"top_{site}",
@@ -258,11 +264,15 @@ def _values(
     each = {"activation": value.masked_fill(~counted[..., None], torch.nan), "tokens": batch.tokens, **more}
     found = {name: _by_text(x, batch) for name, x in each.items()}
     activation = found["activation"]
-    return found | {
-        "active": (activation > 0).sum(1).double(),
-        "total": activation.nansum(1, dtype=torch.float64),
-        "counted": (~activation[..., 0].isnan()).sum(1).double(),
+    active, total = (activation > 0).sum(1).double(), activation.nansum(1, dtype=torch.float64)
+    n = (~activation[..., 0].isnan()).sum(1).double()
+    sums = {
+        "active": active,
+        f"active{_BOTH}": active + n[:, None],
+        "total": total,
+        f"total{_BOTH}": total + n[:, None],
     }
+    return found | sums | {"counted": n}
 
 
 def _attended(
@@ -306,8 +316,7 @@ def _finish(
     known = torch.minimum if rule.largest else torch.maximum  # no quantile is beyond the exact end
     values: dict[str, tuple[Sequence[str], Tensor]] = {
         "value": (entry, top.values), "row": (entry, top.rows), "pos": (entry, top.positions),
-        "density": ((dim,), sums.moments["active"].mean / counted.mean),
-        "mean": ((dim,), sums.moments["total"].mean / counted.mean),
+        **_per_token("density", sums, "active", dim), **_per_token("mean", sums, "total", dim),
         "max" if rule.largest else "min": ((dim,), best[:, 0]),
         "quantiles": ((dim, "q"), known(torch.stack([spread.quantile(q) for q in QUANTILES], 1), best)),
     }  # fmt: skip
@@ -329,6 +338,25 @@ def _finish(
         },
     )  # fmt: skip
     return found.assign_coords(q=list(QUANTILES))
+
+
+def _per_token(name: str, sums: Means, part: str, dim: str) -> dict[str, tuple[Sequence[str], Tensor]]:
+    """A sum over tokens that count, by their number, with the ends of its 95 % interval over texts (linearised).
+
+    The variance of total - ratio * number needs their covariance, which that of total + number holds.
+    """
+    top, number, both = sums.moments[part], sums.moments["counted"], sums.moments[f"{part}{_BOTH}"]
+    ratio = top.mean / number.mean
+    covariance = (both.spread - top.spread - number.spread) / 2
+    whole = top.spread + ratio.square() * number.spread
+    spread = whole - 2 * ratio * covariance
+    spread = spread.masked_fill(spread < ROUNDING * whole, 0.0)
+    half = Z95 * (spread / (top.n - 1) / top.n).sqrt() / number.mean if top.n > 1 else ratio * torch.nan
+    return {
+        name: ((dim,), ratio),
+        f"{name}_low": ((dim,), ratio - half),
+        f"{name}_high": ((dim,), ratio + half),
+    }
 
 
 def _pieces(ids: Int[np.ndarray, "..."], text: Text) -> Shaped[np.ndarray, "..."]:

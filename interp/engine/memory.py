@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -61,10 +63,13 @@ def memory_plan(
 ) -> MemoryPlan:
     """How many tokens one pass may have, for rows of `width` tokens.
 
-    sample: some real rows, on which the prediction is checked by running them.
+    sample: some real rows, on which the prediction is checked by running them; where there are none and nothing can be
+    predicted, a row of all kinds of tokens is run.
     """
     predicted = predicted_row_bytes(questions, model, width)
     measured = float("nan")
+    if sample is None and predicted != predicted:
+        sample = Batch(torch.arange(width)[None] % model.config.d_vocab)
     if sample is not None:
         measured = measured_row_bytes(questions, model, sample) * width / sample.tokens.shape[1]
         measured = -float(least(model, -math.ceil(measured)))
@@ -76,14 +81,17 @@ def predicted_row_bytes(questions: Questions, model: Transformer, width: int) ->
     """Bytes that one more row of `width` tokens adds to the pass's worst moment, from shapes alone.
 
     The pass runs on the meta device, where tensors have shapes and no memory, with one row and with two; a read whose
-    `via` needs numbers counts as its whole site.
+    `via` needs numbers counts as its whole site. NaN for a model that needs numbers itself: a mixture of experts.
     """
     with torch.device("meta"):
         ghost = Transformer(model.config).to(model.dtype)
     peaks = []
     for rows in (1, 2):
         tokens = torch.empty(rows, width, dtype=torch.long, device="meta")
-        peaks.append(_ghost_peak(questions, ghost, tokens))
+        try:
+            peaks.append(_ghost_peak(questions, ghost, tokens))
+        except NotImplementedError:
+            return float("nan")
     return float(peaks[1] - peaks[0])
 
 
@@ -146,12 +154,30 @@ def _ghost_peak(questions: Questions, ghost: Transformer, tokens: Tensor) -> int
     where = None
     if questions.last_only and questions.stop is None:
         where = torch.zeros(len(tokens), 1, dtype=torch.long, device="meta")
-    with LiveBytes() as live:
+    with LiveBytes() as live, _FusedAttention():
         answers = observe(
             ghost, Batch(tokens), reads, stop=questions.stop, logits_at=where, answers_only=True
         )
         del answers
     return live.peak
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention that takes what the fused kernels take, its output: on the meta device there are none of these."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        query, _, value = args[:3]
+        assert isinstance(query, Tensor) and isinstance(value, Tensor)
+        b, h, q, _ = query.shape
+        return query.new_empty(b, q, h, value.shape[-1]).transpose(1, 2)
 
 
 def _shape_only(read: Read) -> Callable[[Tensor], Tensor]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from interp.core.stats import Bootstrap, MaskedMoments, Means, Rows
-from interp.engine.analysis import Analysis, Questions
+from interp.engine.analysis import Analysis, NotFiniteError, Questions
 from interp.engine.feed import Feed, about, feed_of
 from interp.engine.memory import MOST_ON_HOST, memory_plan
 from interp.engine.observe import Subject
@@ -217,7 +217,11 @@ def _sized(
     if feed.windows and (batches := feed.window(0).batches):
         sample = next(batches[0].split(SAMPLE))
         width = sample.tokens.shape[1]
-    return replace(feed, tokens_per_batch=memory_plan(questions, network, width, sample).tokens_per_batch)
+    try:
+        plan = memory_plan(questions, network, width, sample)
+    except NotFiniteError:  # the run will set that row aside
+        plan = memory_plan(questions, network, width)
+    return replace(feed, tokens_per_batch=plan.tokens_per_batch)
 
 
 def _results(questions: Questions, feed: Feed, progress: Progress) -> Results:

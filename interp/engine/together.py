@@ -27,7 +27,7 @@ def writes(model: Transformer) -> bool:
 
 @contextmanager
 def one_after_another(model: Transformer) -> Iterator[None]:
-    """The first process does what stands inside before the others come in, and nobody leaves before all have done it."""
+    """The first process does what stands inside before the others come in; nobody leaves before all have done it."""
     group = _group(model)
     if group is None:
         yield

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
-from torch import Tensor
+from torch import Tensor, nn
 
 from interp.core.results import write_atomically
 from interp.engine.analysis import Analysis, Questions
@@ -226,6 +226,8 @@ def described(value: object) -> object:
         return _each(value)
     if isinstance(value, list | tuple):
         return [described(each) for each in value]
+    if isinstance(value, nn.Module):
+        return {"of": repr(value), **_each(value.state_dict())}
     if value is None or isinstance(value, str | int | float):
         return value
     if callable(value):

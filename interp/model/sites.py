@@ -204,10 +204,13 @@ def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
 
 
 def axes_of(name: str) -> str:
-    """The axes of a full site name, whatever the model."""
+    """The axes of a full site name, whatever the model; KeyError for a name that no model has."""
     match = _BLOCK_NAME.fullmatch(name)
     table, short = (BLOCK_SITES, match[2]) if match else (MODEL_SITES, name)
-    return next(site.axes for site in table if site.name == short)
+    found = next((site.axes for site in table if site.name == short), None)
+    if found is None:
+        raise KeyError(f"no model has {name!r}; {nearest(short, [site.name for site in table])}")
+    return found
 
 
 def names(config: ModelConfig, *, on_demand: bool = False) -> tuple[str, ...]:

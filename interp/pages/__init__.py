@@ -3,6 +3,8 @@
 from interp.pages.folder import replacing, write_report
 from interp.pages.render import page
 from interp.pages.report import About, Contrast, Question, Report, Twin, fitting_repeats, report_of
+from interp.pages.run_page import run_page
+from interp.pages.top_examples import top_examples_page
 
 __all__ = [
     "About",
@@ -14,5 +16,7 @@ __all__ = [
     "page",
     "replacing",
     "report_of",
+    "run_page",
+    "top_examples_page",
     "write_report",
 ]

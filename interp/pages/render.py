@@ -3,17 +3,15 @@
 import base64
 import json
 import math
-from importlib.resources import files
 
-import jinja2
 import numpy as np
 from jaxtyping import Float
-from markupsafe import Markup
 
 from interp.analyses.backward_lens import NO_UPDATE
 from interp.pages import view_attribution, view_circuit, view_lens, view_patching, views, wording
 from interp.pages.report import Contrast, Report
 from interp.pages.tables import INDUCTION_THRESHOLD
+from interp.pages.templates import environment, own
 
 COARSE = 600_000
 """Above this many attention weights each is stored in one byte instead of two."""
@@ -21,19 +19,12 @@ COARSE = 600_000
 
 def page(report: Report) -> str:
     """The whole page as HTML."""
-    folder = files("interp.pages")
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = environment()
     for write in (wording.visible, wording.harmless, wording.number, wording.probability, wording.count):
-        environment.filters[write.__name__] = write
+        templates.filters[write.__name__] = write
     # Ours, not the reader's text: the only two strings that are not escaped.
-    own = {name: Markup((folder / f"report.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
-    return environment.get_template("report.html").render(own=own, report=report, **_ready(report))
+    ours = {name: own(f"report.{name}") for name in ("css", "js")}
+    return templates.get_template("report.html").render(own=ours, report=report, **_ready(report))
 
 
 def _ready(report: Report) -> dict[str, object]:

@@ -2,17 +2,15 @@
 
 import base64
 from dataclasses import dataclass
-from importlib.resources import files
 
-import jinja2
 import pandas as pd
-from markupsafe import Markup
 
 from interp.engine.comparison import as_dataset, headline, main_variables
 from interp.engine.experiment_folder import LOG
 from interp.engine.record import Record
 from interp.engine.run_file import NAME, RunFile, duration, flat
 from interp.pages import wording
+from interp.pages.templates import environment, own
 
 SHOWN_ROWS, SHOWN_LINES = 20, 40
 
@@ -53,18 +51,11 @@ def run_page(record: Record) -> str:
 
     Errors: OSError if a file that the run lists is not there any more.
     """
-    folder, run = files("interp.pages"), record.run
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["harmless"] = wording.harmless
+    templates, run = environment(), record.run
+    templates.filters["harmless"] = wording.harmless
     title, _, rest = run.question.partition("\n\n")
-    return environment.get_template("run.html").render(
-        css=Markup((folder / "report.css").read_text(encoding="utf-8")),  # ours: not escaped
+    return templates.get_template("run.html").render(
+        css=own("report.css"),
         run=run,
         folder=record.folder.name,
         title=" ".join(title.split()),

@@ -9,7 +9,7 @@ from markupsafe import Markup
 def environment() -> jinja2.Environment:
     """A jinja environment for the templates beside this file."""
     return jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: own(name)),
+        loader=jinja2.FunctionLoader(own),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

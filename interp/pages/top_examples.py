@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interp.pages.templates import environment, own
-from interp.pages.wording import count, visible
+from interp.pages.wording import count, harmless, visible
 
 if TYPE_CHECKING:
     import xarray as xr
+
+UNCOUNTED = "does not count"
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,14 @@ def top_examples_page(result: "xr.Dataset", *, most: int = 100) -> str:
         .get_template("top_examples.html")
         .render(
             css=own("report.css"),
-            site=str(result.attrs["site"]),
+            site=harmless(str(result.attrs["site"])),
             dim=dim.replace("_", " "),
             total=count(result.sizes[dim]),
             cells=[_cell(shown.isel({dim: i}), dim) for i in range(shown.sizes[dim])],
             all_shown=shown.sizes[dim] == result.sizes[dim],
             signed=bool((shown.activation < 0).any()),
             facts=_facts(result),
+            uncounted=UNCOUNTED,
             bos=result.attrs["bos"],
             order=result.attrs["order"],
         )
@@ -99,15 +102,17 @@ def _cell(one: "xr.Dataset", dim: str) -> Cell:
 
 
 def _entry(one: "xr.Dataset", largest: float) -> Entry:
-    tokens = [
-        Token(_running(piece), 0.0 if math.isnan(value) or not largest else value / largest,
-              "does not count" if math.isnan(value) else _short(value), offset == 0)
-        for piece, value, offset, token in zip(one.piece.to_numpy(), one.activation.to_numpy(), one.offset.to_numpy(),
-                                               one.tokens.to_numpy(), strict=True)
-        if token >= 0
-    ]  # fmt: skip
+    columns = (one[name].to_numpy().tolist() for name in ("piece", "activation", "offset", "tokens"))
+    tokens = [_token(piece, value, largest, offset == 0)
+              for piece, value, offset, token in zip(*columns, strict=True) if token >= 0]  # fmt: skip
     key = f"attends to {visible(str(one.key_piece.item()))} at {int(one.key)}" if "key_piece" in one else ""
     return Entry(_short(float(one.value)), f"row {int(one.row)}, pos {int(one.pos)}", tokens, key)
+
+
+def _token(piece: str, value: float, largest: float, chosen: bool) -> Token:
+    if math.isnan(value):
+        return Token(_running(piece), 0.0, UNCOUNTED, chosen)
+    return Token(_running(piece), value / largest if largest else 0.0, _short(value), chosen)
 
 
 def _running(piece: str) -> str:

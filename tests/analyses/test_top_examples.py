@@ -15,6 +15,7 @@ from torch import Tensor
 import interp
 from interp import Batch, HookedTransformer
 from interp.analyses.sae import SAE, ReLU
+from interp.analyses.sae_metrics import ratio
 from interp.analyses.top_examples import (
     QUANTILES,
     RELATIVE_ERROR,
@@ -96,7 +97,18 @@ def check(found: xr.Dataset, every: Curves, first: int = 1, largest: bool = True
             assert one.tokens[rank].values.tolist() == expected
             run = [float(curve[q, cell]) if good else np.nan for q, good in zip(around, inside, strict=True)]
             np.testing.assert_allclose(one.activation[rank], run, rtol=1e-9, atol=1e-12)
+        for name, value in (("density", lambda x: x > 0), ("mean", lambda x: x)):
+            sums = torch.tensor(
+                [float(value(curve[first:, cell]).sum()) for _, curve in every], dtype=torch.float64
+            )
+            ends = ratio(sums, torch.tensor([len(ids) - first for ids, _ in every], dtype=torch.float64))
+            got = [float(one[f"{name}{end}"]) for end in ("", "_low", "_high")]
+            np.testing.assert_allclose(got, [float(x) for x in ends], rtol=1e-9, atol=1e-12)
         values = np.array([-sign * s for s, _, _ in scored])
+        ends_at = float(one.value[0])
+        assert float(one.quantiles.max() if largest else -one.quantiles.min()) <= (
+            ends_at if largest else -ends_at
+        )
         assert float(one.density) == pytest.approx((values > 0).mean(), rel=1e-12)
         assert float(one["mean"]) == pytest.approx(values.mean(), rel=1e-9, abs=1e-12)
         assert float(one["max" if largest else "min"]) == pytest.approx(
@@ -229,8 +241,8 @@ def test_a_bos_counts_only_if_asked() -> None:
     both = torch.cat([curve[:, cell] for _, curve in every])
     for found, values in ((counted, both), (skipped, rest[:, cell])):
         assert found.attrs["tokens_counted"] == len(values)
-        assert float(found["mean"]) == pytest.approx(float(values.mean()), rel=1e-9)
-        assert float(found["max"]) == pytest.approx(float(values.max()), rel=1e-9)
+        assert float(found["mean"][0]) == pytest.approx(float(values.mean()), rel=1e-9)
+        assert float(found["max"][0]) == pytest.approx(float(values.max()), rel=1e-9)
 
 
 def test_a_bos_is_known_by_its_id_and_no_other_first_token_is_left_out() -> None:
@@ -263,6 +275,12 @@ def test_features_of_an_autoencoder_are_found_where_they_were_planted() -> None:
         model(), rows, "hook_embed", sae=sae, k=9, cells=[2], once_per_row=False, context=(1, 0)
     )
     np.testing.assert_allclose(some.activation, found.activation.sel(feature=[2]), rtol=1e-9, atol=1e-12)
+
+
+def test_a_single_text_has_no_interval() -> None:
+    found = asked("mlp.hook_post", data=TEXTS[:1])
+    assert bool(found.mean_low.isnull().all() and found.density_high.isnull().all())
+    assert bool(found["mean"].notnull().all())
 
 
 def test_a_text_shows_its_context_with_the_token_between_marks() -> None:

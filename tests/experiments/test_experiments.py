@@ -1,0 +1,113 @@
+"""Every experiment, made small, in its record: whole, and killed after the first thing it keeps, then gone on with."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from interp.cli.parameters import filled
+from interp.engine.experiment import loaded
+from interp.engine.record import Drawing, Record
+
+T = TypeVar("T")
+FOLDER = Path(__file__).parents[2] / "experiments"
+NO_RECORDS = {"train_zoo"}
+"""It makes the weights of the package, and has a command line of its own."""
+SMALL = {
+    "attribution_faithfulness": "model=demo-attn-2l prompts=2",
+    "backward_lens": "prompts=3",
+    "causal_tracing": "facts=3 samples=2",
+    "circuit_benchmark": (
+        "model=demo-attn-2l tasks=copy models=1 planted_pairs=2 pairs=2 draws=1 resamples=10"
+    ),
+    "circuit_stability": "model=demo-attn-2l sentences=4 edges=6 draws=1",
+    "composition_null": "",
+    "edit_by_shift": "edits=2 tuning=1 neighbours=1 sentences=1 length=16 texts=2 steps=2",
+    "framework_one_two_layers": "rows=4",
+    "ioi": "model=demo-attn-2l prompts=2",
+    "name_every_head": "model=groundtruth-induction",
+    "phase_change": "",
+    "short_circuit_memorisation": "model=demo-attn-2l facts=4 sentences=2 repeats=2",
+    "tuned_lens": "model=demo-attn-2l steps=2 sampled=4 sentences=4 held_out=3",
+}
+"""What to say to `-p` so that an experiment takes seconds."""
+
+
+class KilledError(BaseException):
+    """The end of a process, as far as another run in this one can tell: nothing handles it."""
+
+
+class KilledRecord(Record):
+    """A record whose process ends when it would keep something else than it holds already."""
+
+    def step(self, name: str, compute: Callable[[], T]) -> T:
+        return super().step(name, compute if self._empty else self._die)
+
+    def table(self, name: str, frame: pd.DataFrame) -> None:
+        super().table(name, frame if self._empty else self._die())
+
+    def figure(self, name: str, figure: Drawing) -> None:
+        super().figure(name, figure if self._empty else self._die())
+
+    @property
+    def _empty(self) -> bool:
+        return not (self.run.steps or self.run.tables or self.run.figures)
+
+    def _die(self) -> NoReturn:
+        raise KilledError
+
+
+@pytest.fixture(autouse=True)
+def _figures_are_closed() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+def kept(record: Record) -> list[str]:
+    """Every file that the run lists, all of which are there."""
+    run = record.run
+    several = [*(step.files for step in run.steps.values()), *run.tables.values()]
+    files = [file for files in several for file in files] + list(run.figures.values())
+    assert all((record.folder / file).stat().st_size for file in files)
+    return files
+
+
+def results(record: Record) -> dict[str, bytes]:
+    """The exact file of every step, and the tables, bit for bit."""
+    run = record.run
+    files = [step.files[0] for step in run.steps.values()] + [files[1] for files in run.tables.values()]
+    return {file: (record.folder / file).read_bytes() for file in files}
+
+
+def test_the_table_has_every_experiment() -> None:
+    assert {path.stem for path in FOLDER.glob("*.py")} == SMALL.keys() | NO_RECORDS
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_experiment_finishes_and_if_killed_goes_on_to_the_same_results(name: str, tmp_path: Path) -> None:
+    file = FOLDER / f"{name}.py"
+    with loaded(file) as experiment:
+        job = filled(experiment, SMALL[name].split())
+        with Record.create(tmp_path, name, job, file=file) as whole:
+            experiment.main(job, whole)
+        assert Record.open(whole.folder).state == "finished"
+        assert kept(whole) and whole.run.figures
+        assert whole.run.models or name == "phase_change"
+
+        killed = KilledRecord.create(tmp_path, name, job, file=file)
+        with pytest.raises(KilledError):
+            experiment.main(job, killed)
+        killed.close()
+        assert killed.state == "interrupted"
+        (first,) = [*killed.run.steps, *killed.run.tables, *killed.run.figures]
+
+        with Record.resume(killed.folder, job, file=file) as resumed:
+            experiment.main(job, resumed)
+    assert Record.open(resumed.folder).state == "finished"
+    assert kept(resumed) == kept(whole)
+    assert results(resumed) == results(whole)
+    if killed.run.steps:
+        assert f"step {first}: loaded" in (resumed.folder / "log.txt").read_text()
