@@ -55,7 +55,7 @@ def main(job: TunedLensRun, record: Record) -> None:
 
 
 def translators(model: interp.HookedTransformer, job: TunedLensRun) -> dict[str, Tensor]:
-    """The trained fields of a `TunedLens`."""
+    """The trained fields of a `TunedLens`: `replace(TunedLens.untrained(model), **record.result("lens"))` is it."""
     tuned = train_tuned_lens(model, texts(model, job), steps=job.steps, seed=job.seed)
     return {"weight": tuned.weight, "bias": tuned.bias}
 

@@ -12,12 +12,13 @@ Seconds are CPU seconds (of all processes for `workers`, beside the wall clock, 
 """
 
 import logging
+import os
 import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -201,32 +202,25 @@ def journal(model: interp.HookedTransformer) -> None:
             start = time.process_time()
             interp.run([each], model, texts, out=Path(folder) / "run", bootstrap=bootstrap)
             total = time.process_time() - start
+        seconds, size = (sum(each) for each in zip(*writes, strict=True))
         report(
             "stream", "interp", f"a journal of {what}",
-            share=round(sum(writes.seconds) / total, 4), claim=0.02, batches=len(writes.seconds),
-            ms_per_batch=round(1e3 * sum(writes.seconds) / len(writes.seconds), 2),
-            kib_per_batch=round(writes.bytes / len(writes.seconds) / 1024, 1), run_cpu_s=round(total, 2),
+            share=round(seconds / total, 4), claim=0.02, batches=len(writes),
+            ms_per_batch=round(1e3 * seconds / len(writes), 2),
+            kib_per_batch=round(size / len(writes) / 1024, 1), run_cpu_s=round(total, 2),
         )  # fmt: skip
 
 
-@dataclass
-class Writes:
-    """What writing took."""
-
-    seconds: list[float] = field(default_factory=list)
-    bytes: int = 0
-
-
 @contextmanager
-def timed_writes() -> Iterator[Writes]:
-    """Counts every entry of every journal."""
-    found, write = Writes(), Journal.write
+def timed_writes() -> Iterator[list[tuple[float, int]]]:
+    """CPU seconds and bytes of every entry of every journal."""
+    found: list[tuple[float, int]] = []
+    write = Journal.write
 
     def timed(self: Journal, done: Done) -> None:
         start, before = time.process_time(), self._size
         write(self, done)
-        found.seconds.append(time.process_time() - start)
-        found.bytes += max(0, self._size - before)
+        found.append((time.process_time() - start, max(0, self._size - before)))
 
     Journal.write = timed  # type: ignore[method-assign]
     try:
@@ -242,22 +236,20 @@ def workers(model: interp.HookedTransformer) -> None:
     """One and two worker processes, and two actors of Ray, from the moment when all are at work."""
     texts = stream_of(model, 4096)
     questions = Questions.of([position_losses(model.cfg, early=5, late=50)], model.cfg)
-    rates = {}
-    for count in (1, 2):
-        rates[f"{count} processes"] = rate(
-            lambda progress, count=count: done_by_processes(  # type: ignore[misc]
-                questions, model.transformer, texts, range(texts.windows or 0), progress.due,
-                [torch.device("cpu")] * count,
-            ),
-            count,
-        )  # fmt: skip
-    for count in (1, 2):
-        rates[f"{count} actors"] = rate(partial(by_actors, questions, model.transformer, texts, count), count)
-    for kind in ("processes", "actors"):
-        one, two = rates[f"1 {kind}"], rates[f"2 {kind}"]
+
+    def processes(progress: Progress, count: int) -> Iterator[Done]:
+        devices = [torch.device("cpu")] * count
+        numbers = range(texts.windows or 0)
+        return done_by_processes(questions, model.transformer, texts, numbers, progress.due, devices)
+
+    def actors(progress: Progress, count: int) -> Iterator[Done]:
+        return by_actors(questions, model.transformer, texts, count, progress)
+
+    for kind in (processes, actors):
+        one, two = (rate(partial(kind, count=count), count) for count in (1, 2))
         report(
-            "stream", f"2 {kind}", "tokens/s of two workers against one", claim=1.7,
-            ratio=round(two["tokens_per_s"] / one["tokens_per_s"], 3), one=one, two=two,
+            "stream", f"2 {kind.__name__}", "tokens/s of two workers against one", claim=1.7,
+            ratio=round(two["tokens_per_s"] / one["tokens_per_s"], 3), one=one, two=two, load=os.getloadavg(),
         )  # fmt: skip
 
 
@@ -277,18 +269,29 @@ def by_actors(
 
 
 def rate(done: Callable[[Progress], Iterator[Done]], count: int) -> dict[str, float]:
-    """Tokens per second from the first window's end till the `count`-th window before the last, by the wall clock."""
+    """Tokens per second from the first windows' ends till the last but a few, by the wall clock and of CPU time."""
     progress, start = Progress(), time.monotonic()
-    ends: list[tuple[float, int]] = []
+    ends: list[tuple[float, float, int]] = []
     for each in done(progress):
         progress.add(each)
         if each.last:
-            ends.append((time.monotonic(), progress.finished.tokens))
-    first, last = ends[count - 1], ends[-count]
+            ends.append((time.monotonic(), child_seconds(), progress.finished.tokens))
+    first, last = ends[2 * count - 1], ends[-count]
+    tokens, spent = last[2] - first[2], last[1] - first[1]
     return {
         "start_up_s": round(ends[0][0] - start, 1),
-        "tokens_per_s": round((last[1] - first[1]) / (last[0] - first[0])),
+        "tokens_per_s": round(tokens / (last[0] - first[0])),
+        "tokens_per_cpu_s": round(tokens / spent) if spent else float("nan"),
+        "cpus_had": round(spent / (last[0] - first[0]), 2),
     }
+
+
+def child_seconds() -> float:
+    """CPU seconds of this process's children so far (Ray's actors are none)."""
+    ticks = 0
+    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 # --- a corpus -----------------------------------------------------------------------------------------------------
@@ -377,11 +380,11 @@ class Watched(Stream):
 
 def embedding_norms(config: ModelConfig) -> Analysis:
     """The mean norm of what a row's tokens enter with."""
-    return Analysis("norms", [Read("blocks.0.hook_resid_pre")], _norms, Means, _finish_norms)
+    return Analysis("norms", [Read("hook_embed")], _norms, Means, _finish_norms)
 
 
 def _norms(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
-    norm = trace["blocks.0.hook_resid_pre"].norm(dim=-1)
+    norm = trace["hook_embed"].norm(dim=-1)
     return {"norm": (norm * batch.real).sum(1) / batch.lengths}
 
 

@@ -59,7 +59,7 @@ def run_page(record: Record) -> str:
         run=run,
         folder=record.folder.name,
         title=" ".join(title.split()),
-        rest=rest,
+        rest="\n\n".join(" ".join(part.split()) for part in rest.split("\n\n")),
         resume=record.how_to_resume if record.state in ("failed", "interrupted") else "",
         facts=_facts(record, run),
         given={name for name, value in flat(run.parameters).items() if flat(run.defaults).get(name) != value},

@@ -127,6 +127,12 @@ def test_rows_that_are_all_bad_are_an_error_that_shows_the_first() -> None:
         interp.run([norms], model(), ["", "", ""])
 
 
+def test_an_analysis_that_counts_rows_where_texts_are_packed_is_refused() -> None:
+    packed = Stream(open_source(TEXTS), model().text, tokens_per_batch=48, layout="packed")
+    with pytest.raises(ValueError, match=r"norms requires one value per row or packed text, \d+, got"):
+        interp.run([norms], model(), packed)
+
+
 def test_long_rows_are_cut_only_if_asked() -> None:
     long = ["The cat sat on the mat. " * 4]
     for how, rows in (("truncate", 1), ("split", None)):
