@@ -45,4 +45,7 @@ def gpt2_tokenizer() -> PreTrainedTokenizerFast:
 def hooked(name: str = "gpt2", dtype: torch.dtype = torch.float64) -> HookedTransformer:
     """A model of one of the `CONFIGS` with the vocabulary of this tokenizer; shared, so never write to it."""
     config = replace(CONFIGS[name], d_vocab=backend().get_vocab_size())
-    return HookedTransformer(perturbed(config, dtype), HuggingFaceTokenizer(gpt2_tokenizer()), name=name)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # the same weights in every process
+        network = perturbed(config, dtype)
+    return HookedTransformer(network, HuggingFaceTokenizer(gpt2_tokenizer()), name=name)

@@ -135,8 +135,8 @@ def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> "xr.Da
 
 def _reduced(pattern_bhqk: Float[Tensor, "b h q k"], data: RepeatedTokens) -> Float[Tensor, "b h s"]:
     """Every score of a pattern and, behind them, its kernel."""
-    scores = pattern_scores(pattern_bhqk, data.period)
-    return torch.cat((scores, distance_kernel(pattern_bhqk, data.farthest)), -1)
+    kernel = distance_kernel(pattern_bhqk, data.farthest)
+    return torch.cat((pattern_scores(pattern_bhqk, data.period, kernel), kernel), -1)
 
 
 def _sample(v: Float[Tensor, "b p g e"], n: int) -> Float[Tensor, "b s g e"]:

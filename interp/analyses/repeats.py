@@ -7,6 +7,7 @@ Every score is a reduction of one pattern; the pattern itself need not be kept.
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -65,14 +66,19 @@ class RepeatedTokens:
         return torch.cat((torch.full((self.rows, 1), bos), chosen.repeat(1, self.repeats)), 1)
 
 
-def pattern_scores(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[Tensor, "b h s"]:
+def pattern_scores(
+    pattern_bhqk: Float[Tensor, "b h q k"], period: int, kernel: Float[Tensor, "b h n"] | None = None
+) -> Float[Tensor, "b h s"]:
     """Every score of each row and head, in the order of `SCORES`; all are means over queries i >= 1.
+
+    kernel: `distance_kernel` to a distance that is far enough, where somebody has it.
 
     The first three are those of `repeat_scores`. current_token: A[i, i]. first_token: A[i, 0]. local: attention to the
     last `NEAR` tokens (fewer where the period is short), BOS left out. entropy: H_i / log(i + 1), 1 for even attention.
     """
     queries = pattern_bhqk.shape[-1] - 1
-    near = distance_kernel(pattern_bhqk, min(NEAR - 1, period - 2))
+    nearest = min(NEAR - 1, period - 2)
+    near = distance_kernel(pattern_bhqk, nearest) if kernel is None else kernel[..., : nearest + 1]
     counted = torch.arange(queries, queries - near.shape[-1], -1, device=near.device)
     others = (
         wide(pattern_bhqk.diagonal(0, -2, -1))[..., 1:].mean(-1),
@@ -107,8 +113,14 @@ def distance_kernel(pattern_bhqk: Float[Tensor, "b h q k"], farthest: int) -> Fl
     n = pattern_bhqk.shape[-1]
     if not 0 <= farthest < n - 1:
         raise ValueError(f"distances of 0 to {n - 2} are required for {n} columns, got {farthest}")
-    diagonals = (pattern_bhqk.diagonal(-distance, -2, -1)[..., 1:] for distance in range(farthest + 1))
-    return torch.stack([wide(diagonal).mean(-1) for diagonal in diagonals], -1)
+    # Keys without BOS, zeros before them: row i then holds distances farthest ... 0 from its column i - 1 on, and all
+    # rows are one strided band. One sum instead of a mean per diagonal (`experiments/bench/stream.py`).
+    padded = F.pad(pattern_bhqk[..., 1:], (farthest, 0))
+    rows, heads, _, width = padded.shape
+    steps = (*padded.stride()[:2], width + 1, 1)
+    band = padded.as_strided((rows, heads, n - 1, farthest + 1), steps, width)
+    counted = torch.arange(n - 1, n - 2 - farthest, -1, device=padded.device)
+    return wide(band).sum(-2).flip(-1) / counted
 
 
 def relative_entropy(pattern_bhqk: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h rows"]:

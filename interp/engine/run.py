@@ -8,6 +8,7 @@ is killed goes on, and processes or machines that share the windows give the bit
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -102,7 +103,8 @@ def run(
     devices: one worker process per device ("all" = every GPU, or every core), on windows of their own. engine="ray":
     one actor per device of a Ray cluster. shard="2/8": only the third eighth of the windows, for job arrays that share
     `out`; the call without `shard` takes in what they did, and does the rest.
-    No number depends on batch size beyond rounding, and no bit on restarts, devices, engine or shards of one kind.
+    No number depends on batch size beyond rounding, and with as many threads per process no bit on restarts, devices,
+    engine or shards.
     Errors: ValueError for no analyses, two of one name, no rows, no usable row, or a folder of another run;
     MemoryError if a single row does not fit; OSError if `out` cannot be written (nothing is lost: resume).
 
@@ -123,23 +125,12 @@ def run(
     least(network, 0)  # before the first of several processes makes the folder that the others look for
     feed = _sized(data, questions, model, before)
     share = None if shard is None else Shard.of(shard)
-    if folder is None:
-        progress = Progress()
-        _Work(questions, network, feed, share, devices, engine).go(progress.due, progress, progress.add)
-        return _results(questions, feed, progress)
-    asked = work_of(questions, network, about(feed))
-    with one_after_another(network):
-        stored = claimed(folder, asked)
-    if stored != asked:  # of shards that start together one decides on the batches
-        feed = _sized(data, questions, model, stored)
-        asked = {**asked, "feed": about(feed)}
-    with opened(folder, asked, questions, network, share) as place:
-        work = _Work(questions, network, feed, share, devices, engine)
-        work.go(place.due, place.journal.progress, place.take)
-        results = _results(questions, feed, place.together())
-        if results.complete and place.writes:
-            write_results(folder, results, results.rejected)
-    return results
+    work = _Work(questions, network, feed, share, devices, engine)
+    if folder is not None:
+        return _kept(work, folder, partial(_sized, data, questions, model))
+    progress = Progress()
+    work.go(progress.due, progress, progress.add)
+    return _results(questions, feed, progress)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +175,23 @@ class _Work:
             return itertools.count()
         mine = range(count) if self.share is None else self.share.windows(count)
         return (w for w in mine if due(w) is not None)
+
+
+def _kept(work: _Work, folder: Path, sized: Callable[[Json], Feed]) -> Results:
+    """The results of the work, with its progress in a folder; `sized` gives the feed of the run that is there."""
+    questions, model = work.questions, work.model
+    asked = work_of(questions, model, about(work.feed))
+    with one_after_another(model):
+        stored = claimed(folder, asked)
+    if stored != asked:  # of shards that start together one decides on the batches
+        work = replace(work, feed=sized(stored))
+        asked = {**asked, "feed": about(work.feed)}
+    with opened(folder, asked, questions, model, work.share) as place:
+        work.go(place.due, place.journal.progress, place.take)
+        results = _results(questions, work.feed, place.together())
+        if results.complete and place.writes:
+            write_results(folder, results, results.rejected)
+    return results
 
 
 def _questions(asked: Sequence[Asked], config: ModelConfig, bootstrap: int, seed: int) -> Questions:

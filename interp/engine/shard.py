@@ -53,7 +53,7 @@ def done_by_ray(
     todo = [{"window": w, "first": due(w) or 0} for w in windows]
     if not todo:
         return
-    pool = _pool(ray.cluster_resources(), len(todo), actors)  # type: ignore[no-untyped-call]
+    pool = _pool(ray.cluster_resources(), len(todo), actors)
     work = ray.put((questions, shareable(model), feed))
     found = ray.data.from_items(todo, override_num_blocks=len(todo)).map_batches(
         _Actor, batch_size=1, fn_constructor_kwargs={"work": work}, **pool

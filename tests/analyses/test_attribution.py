@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import interp
 from interp import Batch, HookedEncoderDecoder, HookedTransformer
 from interp.analyses.attribution import Answers, labels
+from interp.engine.analysis import run_batches
 from interp.model import MLP
 from interp.model.norm import Normalize
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
@@ -342,9 +343,9 @@ def test_a_pass_holds_as_many_prompts_as_fit_its_tokens(monkeypatch: pytest.Monk
     def watched(analyses, network, batches):  # type: ignore[no-untyped-def]
         rows = list(batches)
         sizes.extend(len(batch) for batch in rows)
-        return interp.run(analyses, network, rows)
+        return run_batches(analyses, network, rows)
 
-    monkeypatch.setattr("interp.analyses.attribution.run", watched)
+    monkeypatch.setattr("interp.analyses.attribution.run_batches", watched)
     whole = interp.attribute(model, tokens, 3, batch_size=5)
     for limit, expected in ((20, [2, 2, 1]), (3, [1] * 5), (512, [5])):
         sizes.clear()

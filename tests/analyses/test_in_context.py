@@ -224,7 +224,8 @@ def test_the_loss_shares_its_pass_with_other_analyses() -> None:
     found = run(both, network, Batch(tokens).split(2))
     network_hook.remove()
     assert len(calls) == 3
-    agree(found["in_context"], found_of("gpt2", tokens))
+    alone = found_of("gpt2", tokens)
+    agree(found["in_context"][list(alone.data_vars)], alone)
 
 
 def test_masked_moments_without_gaps_are_moments_and_with_gaps_those_of_each_entry() -> None:
