@@ -75,14 +75,7 @@ class Questions:
         return {a.name: a.compute(trace, batch, model) for a in self.analyses}
 
     def reduced(self, values: Values, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
-        """The partial result of every analysis, from the values of these rows.
-
-        Errors: ValueError for an analysis that does not give one value per row (in packed batches: per text).
-        """
-        for name, each in values.items():
-            lengths = {len(value) for value in each.values()}
-            if rows is not None and lengths != {len(rows)}:
-                raise ValueError(f"{name} requires one value per row or packed text, {len(rows)}, got {lengths}")
+        """The partial result of every analysis, from the values of these rows."""
         return {a.name: a.reduction.of(values[a.name], rows) for a in self.analyses}
 
     def finished(self, partial: Mapping[str, Partial]) -> "dict[str, xr.Dataset]":

@@ -119,7 +119,9 @@ class Progress:
         }
 
     @classmethod
-    def restored(cls, account: Mapping[str, Any], groups: Mapping[str, Tensor], reductions: Reductions) -> "Progress":
+    def restored(
+        cls, account: Mapping[str, Any], groups: Mapping[str, Tensor], reductions: Reductions
+    ) -> "Progress":
         """The progress whose account and groups these are."""
         parts = loaded(groups, reductions)
         found = cls(finished=tally_of(account["finished"]))

@@ -72,6 +72,7 @@ class Worker:
         return found, rejected
 
     def _reduced(self, batch: Batch, values: Values) -> Answer:
+        _check_rows(batch, values)
         rows, (good, why) = batch.identities(), self._finite(values)
         if good is None:
             return self.questions.reduced(values, rows), ()
@@ -95,6 +96,16 @@ class Worker:
                     good = fine if good is None else good & fine
                     culprits.append(f"{analysis.name}.{name}")
         return good, f"NaN or infinite: {', '.join(culprits)}"
+
+
+def _check_rows(batch: Batch, values: Values) -> None:
+    """ValueError for an analysis that does not give one value per row (in packed batches: per text)."""
+    for name, each in values.items():
+        lengths = sorted({len(value) for value in each.values()})
+        if lengths != [_texts(batch)]:
+            raise ValueError(
+                f"{name} requires one value per row or packed text, {_texts(batch)}, got {lengths}"
+            )
 
 
 def _texts(batch: Batch) -> int:

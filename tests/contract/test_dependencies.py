@@ -21,12 +21,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hooked": ANALYSES | FAMILIES | {"zoo", "hooked"},
     "encoder_decoder": ANALYSES | FAMILIES | {"encoder_decoder"},
     "pages": ANALYSES | {"pages"},
-    "compat": FAMILIES | {"compat", "hooked"},
+    "compat": ANALYSES | FAMILIES | {"zoo", "compat", "hooked"},
 }
 """Part of `interp` -> the parts it may import; the doors (`__init__`, `cli`, `__main__`) may import everything."""
 
 RESERVED = {
-    **dict.fromkeys(["transformers", "tokenizers", "huggingface_hub"], ("families", "zoo")),
+    **dict.fromkeys(
+        ["transformers", "tokenizers", "huggingface_hub"], ("families", "zoo", "compat.transformer_lens")
+    ),
     "safetensors": (
         "families",
         "zoo",

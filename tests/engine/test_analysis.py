@@ -65,9 +65,7 @@ def test_two_analyses_of_one_site_share_its_read() -> None:
 
     read = Read("blocks.0.hook_resid_post", counting)
     both = [
-        Analysis(
-            n, [read], lambda t, b, m: {"x": t[read].sum((1, 2))}, Means, lambda m: labelled({})
-        )
+        Analysis(n, [read], lambda t, b, m: {"x": t[read].sum((1, 2))}, Means, lambda m: labelled({}))
         for n in ("a", "b")
     ]
     run_batches(both, build("gpt2"), batch().split(3))

@@ -1,0 +1,59 @@
+"""TransformerLens 3 on the native model: code written for `HookedTransformer` runs with this import instead.
+
+```python
+from interp.compat.transformer_lens import HookedTransformer, HookedTransformerConfig
+
+model = HookedTransformer.from_pretrained("gpt2")
+logits, cache = model.run_with_cache("The cat sat")
+```
+
+Names, arguments, shapes and labels are those of TransformerLens 3.9. What is not offered says where it is natively.
+"""
+
+import importlib
+from typing import Any
+
+from interp.core.shapes import nearest
+
+_WHERE = {
+    "HookedTransformer": "hooked_transformer", "HookedTransformerConfig": "config", "HookedRootModule": "root_module",
+    "ActivationCache": "activation_cache", "FactoredMatrix": "factored_matrix", "SVDInterpreter": "svd_interpreter",
+    "TransformerLensKeyValueCache": "cache", "TransformerLensKeyValueCacheEntry": "cache", "HookPoint": "hook_points",
+}  # fmt: skip
+_MODULES = {
+    name: name.replace("utilities", "utils")
+    for name in [
+        *(
+            "components",
+            "config",
+            "evals",
+            "head_detector",
+            "hook_points",
+            "loading_from_pretrained",
+            "patching",
+        ),
+        *("train", "utilities", "utils"),
+    ]
+}
+_ELSEWHERE = {
+    "HookedEncoder": "interp.HookedTransformer.from_pretrained loads BERT",
+    "HookedEncoderDecoder": "interp.HookedEncoderDecoder.from_pretrained loads T5",
+    "BertNextSentencePrediction": "interp.HookedTransformer.from_pretrained loads BERT",
+    "HookedAudioEncoder": "interp reads text models only",
+    "TransformerBridgeConfig": "interp.compat.from_bridge takes over a TransformerBridge",
+}
+__all__ = [*_WHERE, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    if name in _ELSEWHERE:
+        raise ImportError(f"{name} is not offered here: {_ELSEWHERE[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {nearest(name, __all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

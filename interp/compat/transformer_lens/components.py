@@ -1,0 +1,19 @@
+"""The parts of a `HookedTransformer`, under the names that TransformerLens' `components` has."""
+
+from interp.compat.transformer_lens.attention import Attention, GroupedQueryAttention
+from interp.compat.transformer_lens.block import TransformerBlock
+from interp.compat.transformer_lens.layers import (
+    Embed,
+    LayerNorm,
+    LayerNormPre,
+    PosEmbed,
+    RMSNorm,
+    RMSNormPre,
+    Unembed,
+)
+from interp.compat.transformer_lens.mlps import MLP, GatedMLP, MoE
+
+__all__ = [
+    "MLP", "Attention", "Embed", "GatedMLP", "GroupedQueryAttention", "LayerNorm", "LayerNormPre", "MoE", "PosEmbed",
+    "RMSNorm", "RMSNormPre", "TransformerBlock", "Unembed",
+]  # fmt: skip

@@ -1,0 +1,178 @@
+"""Which passes of a `HookedTransformer` the native model computes, and how its hook points take part."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from interp.compat.transformer_lens.cache import CachedPast, TransformerLensKeyValueCache
+from interp.compat.transformer_lens.config import HookedTransformerConfig
+from interp.compat.transformer_lens.hook_points import HookPoint
+from interp.compat.transformer_lens.hook_tap import HookTap, is_active, layer_of
+from interp.compat.transformer_lens.native import native_of, native_site, outgrown
+from interp.compat.transformer_lens.weights import Shared, links_of
+from interp.model.kv_cache import Past
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+
+SPLIT_INPUTS = ("hook_q_input", "hook_k_input", "hook_v_input")
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One pass: what goes in, which blocks it runs through, and what comes out."""
+
+    x: Tensor
+    """Tokens `[b p]`, or the stream entering block `first`, `[b p d]`."""
+    first: int | None
+    """None: begin with the embedding."""
+    end: int | None
+    """The block not run any more; None: go on to the logits."""
+    mask: Tensor | None = None
+    """1 at real tokens, those of the cache included; None = all."""
+    past: TransformerLensKeyValueCache | Past | None = None
+    logits: bool = True
+    """Whether the logits are wanted; else the pass ends at the final norm."""
+    last: bool = False
+    """Whether only the last column's logits are wanted."""
+
+
+@dataclass(frozen=True)
+class Caching:
+    """What a pass is to keep: `keep(value, name)` of these points, in `into`."""
+
+    names: tuple[str, ...]
+    keep: Callable[[Tensor, str], Tensor]
+    into: dict[str, Tensor]
+
+
+class Engine:
+    """The native model of a `HookedTransformer`, and where its hook points stand in it."""
+
+    def __init__(self, model: nn.Module, cfg: HookedTransformerConfig) -> None:
+        self.cfg = cfg
+        self._model = model
+        self.native = native_of(model, cfg)
+        self.shared: Shared | None = None
+        self._parts: list[tuple[nn.Module, str, nn.Module]] = []
+        self._points: list[tuple[nn.Module, str, str | None]] = []
+        self._sites: dict[str, str] = {}
+        if self.native is not None:
+            self.shared = Shared(self.native, list(links_of(model, self.native.config)))
+            self._find(model)
+
+    def _find(self, model: nn.Module) -> None:
+        """List every hook point with its site, and every other part, by owner: either may be replaced later."""
+        assert self.native is not None
+        for path, owner in model.named_modules():
+            for attr, child in owner._modules.items():
+                if child is None:
+                    continue
+                name = f"{path}.{attr}" if path else attr
+                if not isinstance(child, HookPoint):
+                    self._parts.append((owner, attr, child))
+                    continue
+                site = native_site(name, self.native.config)
+                self._points.append((owner, attr, site))
+                if site is not None:
+                    self._sites[name] = site
+
+    def knows(self, name: str) -> bool:
+        """Whether a hook point is a site of the native model."""
+        return name in self._sites
+
+    def active(self) -> dict[str, nn.Module] | None:
+        """The points that do something, by site; None where only the modules themselves can run."""
+        cfg = self.cfg
+        if self.native is None or cfg.use_attn_in or cfg.ungroup_grouped_query_attention:
+            return None
+        for owner, attr, part in self._parts:
+            if owner._modules.get(attr) is not part or _hooked(part):
+                return None
+        found: dict[str, nn.Module] = {}
+        for owner, attr, site in self._points:
+            point = owner._modules.get(attr)
+            if point is None or not is_active(point):
+                continue
+            if site is None:
+                return None
+            found[site] = point
+        return None if _in_each_others_way(found) else found
+
+    def run(self, passage: Passage, caching: Caching | None = None) -> Tensor | None:
+        """The output of a native pass; None where the modules have to run instead."""
+        native = self.native
+        points = None if passage.first == 0 else self.active()
+        if native is None or points is None:
+            return None
+        if caching is not None and not all(self.knows(name) for name in caching.names):
+            return None
+        reads = {} if caching is None else self._reads(caching, passage)
+        mask = passage.mask if passage.mask is None or not bool(passage.mask.all()) else None
+        tap = self._tap(points, reads, passage, mask)
+        output = self._computed(native, passage, mask, tap)
+        if caching is not None and tap is not None:
+            names = {read: name for name, read in reads.items()}
+            caching.into.update({names[read]: value for read, value in tap.values.items()})
+            tap.close()
+        return output
+
+    def _reads(self, caching: Caching, passage: Passage) -> dict[str, Read]:
+        return {name: Read(self._sites[name], _via(caching.keep, name)) for name in caching.names}
+
+    def _tap(
+        self,
+        points: Mapping[str, nn.Module],
+        reads: Mapping[str, Read],
+        passage: Passage,
+        mask: Tensor | None,
+    ) -> HookTap | None:
+        padded = (
+            mask is not None and passage.first is None and self.cfg.positional_embedding_type == "standard"
+        )
+        if not points and not reads and not padded and passage.logits:
+            return None
+        tap = HookTap(points, reads.values(), logits=passage.logits)
+        if padded and mask is not None:
+            hidden = ~mask[:, -passage.x.shape[1] :, None].bool()
+            tap.changes["hook_pos_embed"] = lambda place: place.masked_fill(hidden, 0)
+        return tap
+
+    def _computed(
+        self, native: Transformer, passage: Passage, mask: Tensor | None, tap: HookTap | None
+    ) -> Tensor:
+        n, past = passage.x.shape[1], passage.past
+        if isinstance(past, TransformerLensKeyValueCache):
+            past = CachedPast(past, None if mask is None else mask.bool())
+        outgrown(self.cfg, cast(nn.ModuleList, self._model.blocks), n + (0 if past is None else past.length))
+        args = (passage.x, tap, passage.first or 0, passage.end)
+        keep = None if mask is None else mask[:, -n:].bool()
+        options = {"keep": keep, "cache": past}
+        if passage.last and n > 1 and (tap is None or not tap.watches_logits):
+            options["logits_at"] = torch.full((len(passage.x), 1), n - 1, device=passage.x.device)
+        assert self.shared is not None
+        if torch.is_grad_enabled() and self.shared.trained:
+            return torch.func.functional_call(native, self.shared.fused(), args, options)
+        self.shared.update()
+        return native(*args, **options)
+
+
+def _via(keep: Callable[[Tensor, str], Tensor], name: str) -> Callable[[Tensor], Tensor]:
+    return lambda value: keep(value, name)
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+def _in_each_others_way(points: Mapping[str, Any]) -> bool:
+    """Whether a layer has hooks on both its split inputs and the norm that they go through."""
+    split = {layer_of(site) for site in points if site.endswith(SPLIT_INPUTS)}
+    return any(layer_of(site) in split and ".ln1" in site for site in points) if split else False

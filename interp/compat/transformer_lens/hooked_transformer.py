@@ -1,0 +1,263 @@
+"""`HookedTransformer`: TransformerLens' class, computed by a native `Transformer` wherever that can run the pass."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from interp.compat.transformer_lens.activation_cache import ActivationCache
+from interp.compat.transformer_lens.block import TransformerBlock
+from interp.compat.transformer_lens.config import HookedTransformerConfig
+from interp.compat.transformer_lens.devices import move_to_and_update_config
+from interp.compat.transformer_lens.engine import Caching, Engine
+from interp.compat.transformer_lens.generation import Generation
+from interp.compat.transformer_lens.hook_points import (
+    DeviceType,
+    HookFunction,
+    HookPoint,
+    NamesFilter,
+)
+from interp.compat.transformer_lens.initialise import initialise
+from interp.compat.transformer_lens.layers import (
+    Embed,
+    PosEmbed,
+    RMSNorm,
+    RMSNormPre,
+    Unembed,
+    norm_of,
+)
+from interp.compat.transformer_lens.loading import from_pretrained as load
+from interp.compat.transformer_lens.loading import from_pretrained_no_processing as load_unprocessed
+from interp.compat.transformer_lens.loading import tokenizer_for
+from interp.compat.transformer_lens.passes import Loss, LossPerToken, Output, Passes, SingleLoss
+from interp.compat.transformer_lens.processed_weights import ProcessedWeights
+from interp.compat.transformer_lens.root_module import HookedRootModule, kept
+from interp.compat.transformer_lens.stacks import WeightStacks
+from interp.compat.transformer_lens.tokens import Tokenization
+
+__all__ = ["HookedTransformer", "Loss", "LossPerToken", "Output", "SingleLoss"]
+ON_DEMAND = {
+    "hook_result": "use_attn_result", "hook_q_input": "use_split_qkv_input", "hook_k_input": "use_split_qkv_input",
+    "hook_v_input": "use_split_qkv_input", "hook_mlp_in": "use_hook_mlp_in", "hook_attn_in": "use_attn_in",
+}  # fmt: skip
+"""Hook points that cost memory -> the flag under which predicates and "everything" include them."""
+
+
+class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation, ProcessedWeights, Passes):
+    """A transformer with a hook point at every interesting activation, as in TransformerLens 3.
+
+    `engine.native` is the native model behind it, on the same memory. It runs every pass unless a part was replaced, a
+    part other than a hook point has torch hooks, or only the modules know what the config or the hooks ask for.
+    """
+
+    @classmethod
+    def from_pretrained(cls, model_name: str, *args: Any, **options: Any) -> Any:
+        """A pretrained model, its weights processed unless switched off; see `loading.from_pretrained`."""
+        return load(cls, model_name, *args, **options)
+
+    @classmethod
+    def from_pretrained_no_processing(cls, model_name: str, *args: Any, **options: Any) -> Any:
+        """A pretrained model with its weights as they are; see `loading.from_pretrained_no_processing`."""
+        return load_unprocessed(cls, model_name, *args, **options)
+
+    def __init__(
+        self,
+        cfg: HookedTransformerConfig | dict[str, Any],
+        tokenizer: Any = None,
+        move_to_device: bool = True,
+        default_padding_side: str | None = None,
+    ) -> None:
+        """A model with random weights (`cfg.init_mode`). Without a tokenizer `cfg.d_vocab` is required.
+
+        Errors: ValueError for a string (use `from_pretrained`) or a field that asks for what is not supported.
+        """
+        super().__init__()
+        if isinstance(cfg, str):
+            raise ValueError(
+                "a config or its dict is required; HookedTransformer.from_pretrained() loads a model by its name"
+            )
+        self.cfg = HookedTransformerConfig.unwrap(cfg)
+        _refuse(self.cfg)
+        self.tokenizer: Any = None
+        if tokenizer is None and self.cfg.tokenizer_name is not None:
+            tokenizer = tokenizer_for(self.cfg)
+        if tokenizer is not None:
+            self.set_tokenizer(tokenizer, default_padding_side=default_padding_side)
+        else:
+            assert self.cfg.d_vocab != -1, "Must provide a tokenizer if d_vocab is not provided"
+            if default_padding_side is not None:
+                logging.warning(
+                    "default_padding_side is explicitly given but ignored because tokenizer is not set."
+                )
+        self._build()
+        self.dataset: Any = None
+        if move_to_device:
+            nn.Module.to(self, self.cfg.device)
+        self._share()
+        if self.cfg.init_weights:
+            self.init_weights()
+        self.setup()
+
+    def _build(self) -> None:
+        cfg = self.cfg
+        self.embed = Embed(cfg)
+        self.hook_embed = HookPoint()
+        if cfg.positional_embedding_type != "rotary":
+            self.pos_embed = PosEmbed(cfg)
+            self.hook_pos_embed = HookPoint()
+        if cfg.use_hook_tokens:
+            self.hook_tokens = HookPoint()
+        self.blocks = nn.ModuleList(TransformerBlock(cfg, layer) for layer in range(cfg.n_layers))
+        if cfg.normalization_type in ("LN", "LNPre") and cfg.final_rms:
+            self.ln_final = RMSNorm(cfg) if cfg.normalization_type == "LN" else RMSNormPre(cfg)
+        elif cfg.normalization_type is not None:
+            self.ln_final = norm_of(cfg)
+        self.unembed = Unembed(cfg)
+
+    def init_weights(self) -> None:
+        """Random weights by `cfg.init_mode` and `cfg.seed`."""
+        initialise(self, self.cfg)
+
+    # memory
+
+    @property
+    def engine(self) -> Engine:  # type: ignore[override]
+        """The native model behind this one."""
+        engine = self.__dict__["_engine"]
+        assert isinstance(engine, Engine)
+        return engine
+
+    def _share(self) -> None:
+        """A native model for the modules as they are, on the same memory as their parameters."""
+        self.__dict__["_engine"] = Engine(self, self.cfg)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self.engine.shared is not None:
+            self.engine.shared.share()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if "_engine" in self.__dict__ and self.engine.native is not None and self.engine.shared is not None:
+            self.engine.native._apply(fn)  # type: ignore[no-untyped-call]
+            self.engine.shared.share()
+        return self
+
+    def to(self, device_or_dtype: Any, print_details: bool = True) -> Any:  # type: ignore[override]
+        """Move or cast in place, and say so in `cfg`."""
+        return move_to_and_update_config(self, device_or_dtype, print_details)
+
+    def cuda(self, device: int | torch.device | str | None = None) -> Any:
+        """Move to a GPU."""
+        return self.to("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
+
+    def cpu(self) -> Any:
+        """Move to the CPU."""
+        return self.to(torch.device("cpu"))
+
+    def mps(self) -> Any:
+        """Move to Apple's GPU."""
+        return self.to(torch.device("mps"))
+
+    # hooks
+
+    def check_hooks_to_add(
+        self,
+        hook_point: HookPoint,
+        hook_point_name: str,
+        hook: HookFunction,
+        dir: str = "fwd",
+        is_permanent: bool = False,
+        prepend: bool = False,
+    ) -> None:
+        """AssertionError for a point whose flag is off, as in TransformerLens; `run_with_hooks` needs no flag."""
+        flag = self._flag(hook_point_name)
+        assert flag is None or getattr(self.cfg, flag), (
+            f"Cannot add hook {hook_point_name} if {flag} is False"
+        )
+
+    def _flag(self, name: str) -> str | None:
+        return ON_DEMAND.get(name.rpartition(".")[2])
+
+    def _chosen(self, names: NamesFilter) -> list[str]:
+        """As in every root module, but predicates take points whose flag is off only if they take nothing else."""
+        found = super()._chosen(names)
+        if names is not None and not callable(names):
+            return found
+        ready = [name for name in found if (flag := self._flag(name)) is None or getattr(self.cfg, flag)]
+        return ready or ([] if names is None else found)
+
+    def set_use_attn_result(self, use_attn_result: bool) -> None:
+        """Whether `attn.hook_result` is cached without being named."""
+        self.cfg.use_attn_result = use_attn_result
+
+    def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
+        """Whether the split inputs of queries, keys and values are cached without being named."""
+        self.cfg.use_split_qkv_input = use_split_qkv_input
+
+    def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
+        """Whether `hook_mlp_in` is cached without being named."""
+        assert not self.cfg.attn_only, "Can't use hook_mlp_in with attn_only model"
+        self.cfg.use_hook_mlp_in = use_hook_mlp_in
+
+    def set_use_attn_in(self, use_attn_in: bool) -> None:
+        """Whether every head reads a copy of the stream of its own, `hook_attn_in`."""
+        assert self.cfg.n_key_value_heads is None, (
+            "Can't use attn_in with GroupedQueryAttention, please use split_qkv_input instead"
+        )
+        self.cfg.use_attn_in = use_attn_in
+
+    def set_ungroup_grouped_query_attention(self, ungroup_grouped_query_attention: bool) -> None:
+        """Whether keys and values of grouped attention are computed once per query head."""
+        self.cfg.ungroup_grouped_query_attention = ungroup_grouped_query_attention
+
+    def run_with_cache(
+        self,
+        *model_args: Any,
+        return_cache_object: bool = True,
+        remove_batch_dim: bool = False,
+        names_filter: NamesFilter = None,
+        device: DeviceType | str = None,
+        incl_bwd: bool = False,
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        pos_slice: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """The output, and an `ActivationCache` (or with `return_cache_object=False` a dict) of what points held.
+
+        names_filter: None = all whose flag is on; points named by a string or list need no flag. incl_bwd: calls
+        `backward()` on the output, and keeps gradients as `<name>_grad`. Values are those after all hooks.
+        """
+        plain = type(self).forward is HookedTransformer.forward and reset_hooks_end and not incl_bwd
+        if plain and not (self._forward_hooks or self._forward_pre_hooks):
+            caching = Caching(
+                tuple(self._chosen(names_filter)), kept(device, remove_batch_dim, pos_slice), {}
+            )
+            output = self._pass(*model_args, caching=caching, **model_kwargs)  # type: ignore[misc]
+            cache = caching.into
+            if clear_contexts:
+                self.clear_contexts()
+        else:
+            output, cache = super().run_with_cache(
+                *model_args, names_filter=names_filter, device=device, remove_batch_dim=remove_batch_dim,
+                incl_bwd=incl_bwd, reset_hooks_end=reset_hooks_end, clear_contexts=clear_contexts,
+                pos_slice=pos_slice, **model_kwargs,
+            )  # fmt: skip
+        if not return_cache_object:
+            return output, cache
+        return output, ActivationCache(cache, self, has_batch_dim=not remove_batch_dim)
+
+
+def _refuse(cfg: HookedTransformerConfig) -> None:
+    """ValueError for what neither the native model nor the modules compute."""
+    wanted = {
+        "use_logn_attn": cfg.use_logn_attn, "use_dynamic_ntk_rope": cfg.use_dynamic_ntk_rope,
+        "load_in_4bit": cfg.load_in_4bit, "n_devices > 1": cfg.n_devices > 1,
+    }  # fmt: skip
+    for name, asked in wanted.items():
+        if asked:
+            raise ValueError(
+                f"{name} is not supported here; interp.HookedTransformer.from_pretrained loads the model natively"
+            )

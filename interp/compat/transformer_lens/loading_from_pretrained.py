@@ -1,0 +1,292 @@
+"""Names, configs and state dicts of pretrained models, under TransformerLens' names, read by `interp.families`.
+
+Whatever `interp.HookedTransformer.from_pretrained` loads is loaded: a hub name, a local folder or file, a demo, a live
+Hugging Face model. Nothing from a checkpoint is executed.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from interp import families, zoo
+from interp.compat.hooked_config import WIDE_QK_NORM
+from interp.compat.hooked_export import to_hooked_state
+from interp.compat.transformer_lens.config import HookedTransformerConfig
+from interp.compat.transformer_lens.model_names import (
+    MODEL_ALIASES,
+    OFFICIAL_MODEL_NAMES,
+    PYTHIA_CHECKPOINTS,
+    PYTHIA_V0_CHECKPOINTS,
+    STANFORD_CRFM_CHECKPOINTS,
+    TRANSFORMER_LENS_ONLY,
+)
+from interp.core.shapes import nearest
+from interp.families.hub import located
+from interp.model.config import MLP, Learned, ModelConfig
+from interp.model.transformer import Transformer
+
+__all__ = [
+    "MODEL_ALIASES", "OFFICIAL_MODEL_NAMES", "PYTHIA_CHECKPOINTS", "PYTHIA_V0_CHECKPOINTS",
+    "STANFORD_CRFM_CHECKPOINTS", "convert_hf_model_config", "convert_neel_model_config", "get_checkpoint_labels",
+    "get_num_params_of_pretrained", "get_official_model_name", "get_pretrained_model_config",
+    "get_pretrained_state_dict", "make_model_alias_map",
+]  # fmt: skip
+NO_BOS = ("gpt_neox", "bloom", "qwen2", "qwen3", "phi")
+"""Model types before whose texts TransformerLens puts no BOS by default."""
+HARMLESS = (
+    "trust_remote_code",
+    "low_cpu_mem_usage",
+    "use_safetensors",
+    "attn_implementation",
+    "local_files_only",
+)
+"""Options of Hugging Face's loader that change no weight; no remote code is run in any case."""
+_log = logging.getLogger(__name__)
+
+
+def make_model_alias_map() -> dict[str, str]:
+    """Every short name and every name of the table, in lower case -> the hub's name."""
+    pairs = [(alias, name) for name, more in MODEL_ALIASES.items() for alias in (name, *more)]
+    return {alias.lower(): name for alias, name in pairs}
+
+
+def get_official_model_name(model_name: str) -> str:
+    """The hub's name of a model; a path, or an `owner/name` that is no alias, is what it is.
+
+    Errors: ValueError for a bare name that is not in the table, and for models that only TransformerLens' own files
+    hold.
+    """
+    known = make_model_alias_map()
+    if model_name.startswith(TRANSFORMER_LENS_ONLY):
+        raise ValueError(
+            f"{model_name} exists as a file of TransformerLens' own only: download it and its config, and use "
+            "interp.compat.load_hooked(file, config)"
+        )
+    if model_name.lower() in known:
+        return known[model_name.lower()]
+    if "/" in model_name or Path(model_name).exists():
+        return model_name
+    raise ValueError(
+        f"{model_name} not found: give a hub name (owner/name), a folder, or one of the short names of "
+        f"loading_from_pretrained.MODEL_ALIASES ({nearest(model_name, list(known))})"
+    )
+
+
+def get_pretrained_model_config(
+    model_name: str,
+    hf_cfg: dict[str, Any] | None = None,
+    checkpoint_index: int | None = None,
+    checkpoint_value: int | None = None,
+    fold_ln: bool = False,
+    device: str | torch.device | None = None,
+    n_devices: int = 1,
+    default_prepend_bos: bool | None = None,
+    dtype: torch.dtype = torch.float32,
+    first_n_layers: int | None = None,
+    n_ctx: int | None = None,
+    **kwargs: Any,
+) -> HookedTransformerConfig:
+    """The config of a pretrained model; no weight is read.
+
+    hf_cfg: `hf_model.config.to_dict()` of a live model, which then says everything; model_name only names it.
+    Errors: ValueError naming what the model or TransformerLens cannot do.
+    """
+    check_options(kwargs)
+    name = _named(model_name) if hf_cfg else get_official_model_name(model_name)
+    fields: dict[str, Any] = _checkpoint(name, checkpoint_index, checkpoint_value)
+    values = hf_cfg or _values(name, kwargs.get("revision") or revision_of(name, fields["checkpoint_value"]))
+    fields |= _fields(values)
+    fields |= {
+        "model_name": name.rpartition("/")[2], "device": device, "n_devices": n_devices, "dtype": dtype,
+        "default_prepend_bos": values.get("model_type") not in NO_BOS,
+    }  # fmt: skip
+    if default_prepend_bos is not None:
+        fields["default_prepend_bos"] = default_prepend_bos
+    if fold_ln and fields["normalization_type"] in ("LN", "RMS") and fields["original_architecture"] not in (
+        "Olmo2ForCausalLM", "Olmo3ForCausalLM",
+    ):  # fmt: skip
+        fields["normalization_type"] += "Pre"
+    return HookedTransformerConfig.from_dict(fields | _cut(fields, first_n_layers, n_ctx))
+
+
+def get_pretrained_state_dict(
+    official_model_name: str,
+    cfg: HookedTransformerConfig,
+    hf_model: nn.Module | None = None,
+    dtype: torch.dtype = torch.float32,
+    **kwargs: Any,
+) -> dict[str, Tensor]:
+    """The weights of a pretrained model in TransformerLens' layout, neither folded nor centred.
+
+    `cfg` says how many layers and embedded positions are kept, and which checkpoint is meant.
+    """
+    check_options(kwargs)
+    dtype = kwargs.get("torch_dtype", dtype)
+    live = hf_model is not None
+    name = official_model_name if live else get_official_model_name(official_model_name)
+    revision = kwargs.get("revision") or revision_of(name, cfg.checkpoint_value)
+    model = without_offset(_native(name, hf_model, dtype, revision))
+    state, _ = to_hooked_state(model)
+    kept = {
+        n: w for n, w in state.items() if not n.startswith("blocks.") or int(n.split(".")[1]) < cfg.n_layers
+    }
+    if "pos_embed.W_pos" in kept:
+        kept["pos_embed.W_pos"] = kept["pos_embed.W_pos"][: cfg.n_ctx]
+    return {n: w.to(dtype) for n, w in kept.items()}
+
+
+def get_num_params_of_pretrained(model_name: str) -> int:
+    """How many weights attention and MLPs have, without biases, norms and embeddings."""
+    count = get_pretrained_model_config(model_name).n_params
+    assert count is not None
+    return count
+
+
+def get_checkpoint_labels(model_name: str, **kwargs: Any) -> tuple[list[int], str]:
+    """The training steps at which a model was saved, and "step"; ValueError for a model without checkpoints."""
+    name = get_official_model_name(model_name)
+    if name in zoo.DEMOS and zoo.revisions(name):
+        return [int(revision.removeprefix("step")) for revision in zoo.revisions(name)], "step"
+    if name.startswith("stanford-crfm/"):
+        return STANFORD_CRFM_CHECKPOINTS, "step"
+    if name.startswith("EleutherAI/pythia"):
+        return (PYTHIA_V0_CHECKPOINTS if "v0" in name else PYTHIA_CHECKPOINTS), "step"
+    raise ValueError(
+        f"Model {name} is not checkpointed: from_pretrained(..., revision=) takes a branch, tag or step of any model"
+    )
+
+
+def convert_hf_model_config(model_name: str, **kwargs: Any) -> dict[str, Any]:
+    """The fields of `get_pretrained_model_config`, as a dict."""
+    return dict(get_pretrained_model_config(model_name, **kwargs).to_dict())
+
+
+def convert_neel_model_config(official_model_name: str, **kwargs: Any) -> NoReturn:
+    """Not offered: ValueError naming the native way."""
+    raise ValueError(
+        f"{official_model_name}: models saved by TransformerLens are read by interp.compat.load_hooked(file, config)"
+    )
+
+
+def _named(model_name: str) -> str:
+    """What the hub calls a model, the name itself where the table does not say."""
+    return make_model_alias_map().get(model_name.lower(), model_name)
+
+
+def revision_of(name: str, checkpoint_value: int | None) -> str | None:
+    """The branch or tag in which a model's training checkpoint is stored."""
+    if checkpoint_value is None:
+        return None
+    return f"{'checkpoint-' if name.startswith('stanford-crfm/') else 'step'}{checkpoint_value}"
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """ValueError naming the first option of Hugging Face's loader that is not understood here."""
+    given = [key for key in options if key not in (*HARMLESS, "torch_dtype", "revision")]
+    if given:
+        raise ValueError(
+            f"from_pretrained takes torch_dtype and revision beside its own arguments, got {given[0]}; load the model "
+            "with transformers and give it as hf_model=, or set HF_HOME and HF_TOKEN for cache and access"
+        )
+
+
+def without_offset(model: Transformer) -> Transformer:
+    """The same model with its positions embedded from row 0 (OPT's begin at row 2)."""
+    position = model.config.position
+    if not isinstance(position, Learned) or position.offset == 0:
+        return model
+    with torch.device("meta"):
+        plain = Transformer(replace(model.config, position=Learned()))
+    state = model.state_dict()
+    state["pos_embed.weight"] = state["pos_embed.weight"][position.offset :][: model.config.n_ctx]
+    plain.load_state_dict(state, assign=True)
+    return plain
+
+
+def _native(name: str, hf_model: nn.Module | None, dtype: torch.dtype, revision: str | None) -> Transformer:
+    """In float32 where a gamma that is stored as gamma - 1 would otherwise be rounded twice."""
+
+    def load(kind: torch.dtype) -> Transformer:
+        if hf_model is not None:
+            return families.from_hf_model(hf_model, dtype=kind)
+        if name in zoo.DEMOS:
+            return zoo.load(name, revision=revision, dtype=kind)[0]
+        return families.from_folder(located(name, revision, _hint()), dtype=kind)
+
+    model = load(dtype)
+    offset = getattr(model.config.norm, "unit_offset", False) and dtype.itemsize < 4
+    return load(torch.float32) if offset else model
+
+
+def _values(name: str, revision: str | None) -> dict[str, Any]:
+    """What the `config.json` of a model says; a demo's own config under "model_type" interp."""
+    if name in zoo.DEMOS:
+        return {"model_type": "interp", **zoo.load(name)[0].config.to_dict()}
+    path = located(name, revision, _hint())
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The config's fields by way of a model without memory; which bias a gate has changes none of them."""
+    _, config = families.config_of(values)
+    if not isinstance(config, ModelConfig):
+        raise ValueError(
+            "one stack of layers is required; interp.HookedEncoderDecoder loads encoder-decoders"
+        )
+    if isinstance(config.mlp, MLP) and config.mlp.gated:
+        config = replace(config, mlp=replace(config.mlp, bias=False))
+    if isinstance(config.position, Learned):
+        config = replace(config, position=Learned())
+    with torch.device("meta"):
+        _, fields = to_hooked_state(Transformer(config))
+    named = values.get("architectures") or [None]
+    if fields["original_architecture"] is None and named[0] not in (*WIDE_QK_NORM, "GptOssForCausalLM"):
+        fields["original_architecture"] = named[0]
+    return fields
+
+
+def _cut(fields: Mapping[str, Any], first_n_layers: int | None, n_ctx: int | None) -> dict[str, Any]:
+    """The fields that fewer layers or another context length change."""
+    found: dict[str, Any] = {}
+    if first_n_layers is not None:
+        if not 0 < first_n_layers <= fields["n_layers"]:
+            raise ValueError(f"first_n_layers must be in [1, {fields['n_layers']}], got {first_n_layers}")
+        found["n_layers"] = first_n_layers
+        if fields.get("attn_types"):
+            found["attn_types"] = fields["attn_types"][:first_n_layers]
+    if n_ctx is not None:
+        if n_ctx > fields["n_ctx"] and fields["positional_embedding_type"] == "standard":
+            raise ValueError(f"n_ctx must be at most {fields['n_ctx']}, the positions embedded, got {n_ctx}")
+        if n_ctx > fields["n_ctx"]:
+            _log.warning("n_ctx=%d is longer than the %d that the model was made for", n_ctx, fields["n_ctx"])
+        found["n_ctx"] = n_ctx
+    return found
+
+
+def _checkpoint(name: str, index: int | None, value: int | None) -> dict[str, Any]:
+    """The fields about a training checkpoint. Steps of models whose steps nobody listed are taken as given."""
+    fields = {"from_checkpoint": value is not None or index is not None, "checkpoint_value": value}
+    if index is None and (value is None or Path(name).exists()):
+        return fields
+    labels, kind = get_checkpoint_labels(name)
+    if index is not None:
+        value = labels[index]
+    elif value not in labels:
+        raise AssertionError(f"Checkpoint value {value} is not in list of available checkpoints")
+    assert value is not None
+    return fields | {
+        "checkpoint_value": value, "checkpoint_index": labels.index(value), "checkpoint_label_type": kind,
+    }  # fmt: skip
+
+
+def _hint() -> str:
+    return f"demo models: {', '.join(zoo.DEMOS)}; short names: loading_from_pretrained.MODEL_ALIASES"

@@ -1,0 +1,131 @@
+"""The MLPs of a block as modules with TransformerLens' parameters and hook points."""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from interp.compat.transformer_lens.activations import SUPPORTED_ACTIVATIONS
+from interp.compat.transformer_lens.config import HookedTransformerConfig
+from interp.compat.transformer_lens.hook_points import HookPoint
+from interp.compat.transformer_lens.layers import Config, LayerNorm, LayerNormPre
+
+
+class MLP(nn.Module):
+    """`act(x W_in + b_in) W_out + b_out`, with a norm after an activation called `..._ln`."""
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = HookedTransformerConfig.unwrap(cfg)
+        if self.cfg.d_mlp is None:
+            raise ValueError("d_mlp must be set to use an MLP")
+        self.d_mlp: int = self.cfg.d_mlp
+        self.act_fn = SUPPORTED_ACTIVATIONS[cast(str, self.cfg.act_fn)]
+        if self.cfg.is_layer_norm_activation():
+            self.hook_mid = HookPoint()
+            weighted = self.cfg.normalization_type == "LN"
+            self.ln = LayerNorm(self.cfg, self.d_mlp) if weighted else LayerNormPre(self.cfg)
+        self._build(self.cfg.d_model, self.d_mlp, self.cfg.dtype)
+
+    def _build(self, d: int, m: int, dtype: torch.dtype) -> None:
+        self.W_in = nn.Parameter(torch.empty(d, m, dtype=dtype))
+        self.b_in = nn.Parameter(torch.zeros(m, dtype=dtype))
+        self.W_out = nn.Parameter(torch.empty(m, d, dtype=dtype))
+        self.b_out = nn.Parameter(torch.zeros(d, dtype=dtype))
+        self.hook_pre = HookPoint()
+        self.hook_post = HookPoint()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output `[b p d]`."""
+        return self._out(self._activated(self.hook_pre(F.linear(x, self.W_in.T, self.b_in))))
+
+    def _activated(self, pre: Tensor) -> Tensor:
+        if self.cfg.is_layer_norm_activation():
+            return self.ln(self.hook_mid(self.act_fn(pre)))
+        return self.act_fn(pre)
+
+    def _out(self, post: Tensor) -> Tensor:
+        return F.linear(self.hook_post(post), self.W_out.T, self.b_out)
+
+
+class GatedMLP(MLP):
+    """`(act(x W_gate) * (x W_in) + b_in) W_out + b_out`."""
+
+    def _build(self, d: int, m: int, dtype: torch.dtype) -> None:
+        self.W_in = nn.Parameter(torch.empty(d, m, dtype=dtype))
+        self.W_out = nn.Parameter(torch.empty(m, d, dtype=dtype))
+        self.W_gate = nn.Parameter(torch.empty(d, m, dtype=dtype))
+        self.b_in = nn.Parameter(torch.zeros(m, dtype=dtype))
+        self.b_out = nn.Parameter(torch.zeros(d, dtype=dtype))
+        self.hook_pre = HookPoint()
+        self.hook_pre_linear = HookPoint()
+        self.hook_post = HookPoint()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output `[b p d]`."""
+        pre = self.hook_pre(x @ self.W_gate)
+        if self.cfg.is_layer_norm_activation():  # there the linear branch is not used at all
+            return self._out(self._activated(pre))
+        return self._out(self.act_fn(pre) * self.hook_pre_linear(x @ self.W_in) + self.b_in)
+
+
+class Expert(nn.Module):
+    """One expert of a mixture: a gated MLP without biases; here `hook_pre` is the linear branch."""
+
+    def __init__(self, cfg: HookedTransformerConfig) -> None:
+        super().__init__()
+        d, m = cfg.d_model, cast(int, cfg.d_mlp)
+        self.W_in = nn.Linear(d, m, bias=False, dtype=cfg.dtype)
+        self.W_out = nn.Linear(m, d, bias=False, dtype=cfg.dtype)
+        self.W_gate = nn.Linear(d, m, bias=False, dtype=cfg.dtype)
+        self.hook_gate = HookPoint()
+        self.hook_pre = HookPoint()
+        self.hook_post = HookPoint()
+        self.act_fn = SUPPORTED_ACTIVATIONS[cast(str, cfg.act_fn)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The unweighted output for the tokens `[n d]` that chose this expert."""
+        gate, linear = self.hook_gate(self.W_gate(x)), self.hook_pre(self.W_in(x))
+        return self.W_out(self.hook_post(self.act_fn(gate) * linear))
+
+
+class MoE(nn.Module):
+    """The weighted sum of the experts that a router chooses for each token."""
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = HookedTransformerConfig.unwrap(cfg)
+        assert self.cfg.num_experts and self.cfg.experts_per_token, (
+            "num_experts and experts_per_token required"
+        )
+        assert self.cfg.experts_per_token <= self.cfg.num_experts, (
+            f"experts_per_token={self.cfg.experts_per_token} is more than num_experts={self.cfg.num_experts}"
+        )
+        self.num_experts, self.experts_per_token = self.cfg.num_experts, self.cfg.experts_per_token
+        self.experts = nn.ModuleList(Expert(self.cfg) for _ in range(self.num_experts))
+        self.W_gate = nn.Linear(self.cfg.d_model, self.num_experts, bias=False, dtype=self.cfg.dtype)
+        self.hook_expert_weights = HookPoint()
+        self.hook_expert_indices = HookPoint()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output `[b p d]`."""
+        flat = x.flatten(0, 1)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        shares = self.hook_expert_weights(self.W_gate(flat).softmax(-1, dtype=wide))
+        weights, chosen = shares.topk(self.experts_per_token, -1)
+        if self.cfg.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        chosen, weights = self.hook_expert_indices(chosen), weights.to(x.dtype)
+        out = torch.zeros_like(flat)
+        for i, expert in enumerate(self.experts):
+            place, rows = (i == chosen.T).nonzero(as_tuple=True)
+            out = out.index_add(0, rows, expert(flat[rows]) * weights[rows, place, None])
+        return out.view_as(x)
+
+
+def mlp_of(cfg: HookedTransformerConfig) -> nn.Module:
+    """The MLP that a config asks for."""
+    if cfg.num_experts:
+        return MoE(cfg)
+    return GatedMLP(cfg) if cfg.gated_mlp else MLP(cfg)

@@ -1,0 +1,142 @@
+"""Parts that run by themselves or stand in for others, and text continued token by token."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from interp.compat.transformer_lens.hook_points import HookPoint
+from tests.compat.transformer_lens.lens_fixture import oracle
+
+
+@pytest.mark.parametrize("name", ["ln", "llama", "gemma", "neox"])
+@torch.no_grad()
+def test_parts_run_by_themselves(name: str) -> None:
+    model, tokens = oracle(name).model(), oracle(name)["tokens"]
+    resid, same, place, mask = model.input_to_embed(tokens)
+    assert torch.equal(same, tokens) and place is None and mask is None
+    for layer, block in enumerate(model.blocks):
+        torch.testing.assert_close(resid, model(tokens, stop_at_layer=layer))
+        resid = block(resid)
+    _, cache = model.run_with_cache(tokens)
+    torch.testing.assert_close(model.unembed(model.ln_final(resid)), cache["unembed.hook_out"])
+    normed = model.blocks[0].ln1(cache["blocks.0.hook_resid_pre"])
+    attn = model.blocks[0].attn(normed, normed, normed)
+    if name != "gemma":
+        torch.testing.assert_close(attn, cache["blocks.0.hook_attn_out"])
+        read = cache["blocks.0.hook_resid_pre" if name == "neox" else "blocks.0.hook_resid_mid"]
+        torch.testing.assert_close(
+            model.blocks[0].mlp(model.blocks[0].ln2(read)), cache["blocks.0.hook_mlp_out"]
+        )
+
+
+def test_hooks_of_torch_on_a_part_are_called() -> None:
+    model, tokens, seen = oracle("ln").model(), oracle("ln")["tokens"], []
+    plain = model(tokens)
+    handle = model.blocks[0].mlp.register_forward_hook(lambda module, args, out: seen.append(out) or out * 0)
+    assert not torch.allclose(model(tokens), plain) and len(seen) == 1
+    handle.remove()
+    assert torch.equal(model(tokens), plain)
+
+
+class Wrapped(nn.Module):
+    """Another module around an MLP, with a hook point of its own."""
+
+    def __init__(self, old: nn.Module) -> None:
+        super().__init__()
+        self.old, self.hook_out = old, HookPoint()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.hook_out(self.old(x))
+
+
+def test_a_replaced_part_is_run_and_its_points_are_known() -> None:
+    model, tokens = oracle("ln").model(), oracle("ln")["tokens"]
+    plain = model(tokens)
+    model.blocks[1].mlp = Wrapped(model.blocks[1].mlp)
+    model.setup()
+    torch.testing.assert_close(model(tokens), plain)
+    _, cache = model.run_with_cache(tokens)
+    torch.testing.assert_close(cache["blocks.1.mlp.hook_out"], cache["blocks.1.hook_mlp_out"])
+    assert "blocks.1.mlp.old.hook_pre" in cache
+    out = model.run_with_hooks(tokens, fwd_hooks=[("blocks.1.mlp.hook_out", lambda t, hook: t * 0)])
+    assert not torch.allclose(out, plain)
+
+
+class Splice(nn.Module):
+    """What stands at a hook point's place, as a sparse autoencoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hook_inner = HookPoint()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.hook_inner(x * 0.5)
+
+
+def test_a_module_in_the_place_of_a_hook_point_is_called_by_the_native_model() -> None:
+    model, tokens = oracle("ln").model(), oracle("ln")["tokens"]
+    halved = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_post", lambda t, hook: t * 0.5)])
+    model.blocks[0].hook_resid_post = Splice()
+    model.setup()
+    assert model.engine.active() is not None
+    assert torch.equal(model(tokens), halved)
+    _, cache = model.run_with_cache(tokens)
+    torch.testing.assert_close(cache["blocks.0.hook_resid_post.hook_inner"], cache["blocks.1.hook_resid_pre"])
+
+
+# generation
+
+
+@pytest.mark.parametrize("name", ["llama", "solu", "shortformer"])
+def test_greedy_generation_is_the_argmax_of_each_pass(name: str) -> None:
+    model, tokens = oracle(name).model(), oracle(name)["tokens"][:, :3]
+    want = tokens
+    for _ in range(4):
+        want = torch.cat((want, model(want)[:, -1:].argmax(-1)), 1)
+    options: dict[str, Any] = {
+        "max_new_tokens": 4,
+        "do_sample": False,
+        "stop_at_eos": False,
+        "verbose": False,
+    }
+    for cached in (True, False):
+        assert torch.equal(model.generate(tokens, use_past_kv_cache=cached, **options), want)
+    pieces = list(model.generate_stream(tokens, max_tokens_per_yield=2, **options))
+    assert torch.equal(torch.cat(pieces, 1), want) and pieces[0].shape[1] == 4
+    vectors = model.generate(model.embed(tokens), return_type="tokens", **options)
+    assert torch.equal(vectors, want[:, 3:])
+    out = model.generate(tokens, output_logits=True, **options)
+    assert torch.equal(out.sequences, want) and len(out.logits) == 4
+
+
+def test_generation_stops_at_eos_and_applies_hooks() -> None:
+    model, tokens = oracle("ln").model(), oracle("ln")["tokens"][:, :3]
+
+    def say(two: int) -> Callable[..., Tensor]:
+        return lambda logits, hook: (
+            torch.nn.functional.one_hot(torch.tensor(two), 7).expand_as(logits) * 1e3 + logits
+        )
+
+    with model.hooks(fwd_hooks=[("unembed.hook_out", say(2))]):
+        out = model.generate(tokens, max_new_tokens=3, eos_token_id=2)
+        assert out.tolist() == [[*row, 2] for row in tokens.tolist()]
+        assert model.generate(tokens, max_new_tokens=3, stop_at_eos=False)[:, 3:].tolist() == [[2] * 3] * 2
+    with pytest.raises(AssertionError, match="eos_token_id"):
+        model.generate(tokens, max_new_tokens=1)
+    with pytest.raises(AssertionError, match="return_type must be one of"):
+        model.generate(tokens, max_new_tokens=1, return_type="words")
+    with pytest.raises(TypeError, match="num_beams"):
+        model.generate(tokens, max_new_tokens=1, num_beams=2)
+
+
+def test_sampling_follows_the_seed_and_penalties_change_it() -> None:
+    model, tokens = oracle("ln").model(), oracle("ln")["tokens"][:, :3]
+    drawn = []
+    for options in ({}, {}, {"top_k": 1}, {"temperature": 0.0}, {"freq_penalty": 1e6, "top_k": 1}):
+        torch.manual_seed(0)
+        drawn.append(model.generate(tokens, max_new_tokens=4, stop_at_eos=False, **options))
+    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[2], drawn[3])
+    assert all(len(set(row.tolist()) - {5}) >= 6 or len(set(row.tolist())) >= 6 for row in drawn[4])
