@@ -13,6 +13,7 @@ Names, arguments, shapes and labels are those of TransformerLens 3.9. What is no
 import importlib
 from typing import Any
 
+from interp.compat.transformer_lens.install import NOT_OFFERED, instead
 from interp.core.shapes import nearest
 
 _WHERE = {
@@ -21,27 +22,15 @@ _WHERE = {
     "TransformerLensKeyValueCache": "cache", "TransformerLensKeyValueCacheEntry": "cache", "HookPoint": "hook_points",
 }  # fmt: skip
 _MODULES = {
-    name: name.replace("utilities", "utils")
-    for name in [
-        *(
-            "components",
-            "config",
-            "evals",
-            "head_detector",
-            "hook_points",
-            "loading_from_pretrained",
-            "patching",
-        ),
-        *("train", "utilities", "utils"),
-    ]
-}
-_ELSEWHERE = {
-    "HookedEncoder": "interp.HookedTransformer.from_pretrained loads BERT",
-    "HookedEncoderDecoder": "interp.HookedEncoderDecoder.from_pretrained loads T5",
-    "BertNextSentencePrediction": "interp.HookedTransformer.from_pretrained loads BERT",
-    "HookedAudioEncoder": "interp reads text models only",
-    "TransformerBridgeConfig": "interp.compat.from_bridge takes over a TransformerBridge",
-}
+    **{
+        name: name
+        for name in (
+            "components", "config", "evals", "head_detector", "hook_points", "loading_from_pretrained", "patching",
+            "train", "utils",
+        )
+    },
+    "loading": "loading_from_pretrained", "supported_models": "model_names", "utilities": "utils",
+}  # fmt: skip
 __all__ = [*_WHERE, *_MODULES]
 
 
@@ -50,8 +39,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{_MODULES[name]}")
-    if name in _ELSEWHERE:
-        raise ImportError(f"{name} is not offered here: {_ELSEWHERE[name]}")
+    if name in NOT_OFFERED:
+        raise ImportError(instead(name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {nearest(name, __all__)}")
 
 

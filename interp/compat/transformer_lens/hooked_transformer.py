@@ -27,10 +27,10 @@ from interp.compat.transformer_lens.layers import (
     Unembed,
     norm_of,
 )
-from interp.compat.transformer_lens.loading import from_pretrained as load
-from interp.compat.transformer_lens.loading import from_pretrained_no_processing as load_unprocessed
-from interp.compat.transformer_lens.loading import tokenizer_for
 from interp.compat.transformer_lens.passes import Loss, LossPerToken, Output, Passes, SingleLoss
+from interp.compat.transformer_lens.pretrained import from_pretrained as load
+from interp.compat.transformer_lens.pretrained import from_pretrained_no_processing as load_unprocessed
+from interp.compat.transformer_lens.pretrained import tokenizer_for
 from interp.compat.transformer_lens.processed_weights import ProcessedWeights
 from interp.compat.transformer_lens.root_module import HookedRootModule, kept
 from interp.compat.transformer_lens.stacks import WeightStacks
@@ -53,12 +53,12 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
 
     @classmethod
     def from_pretrained(cls, model_name: str, *args: Any, **options: Any) -> Any:
-        """A pretrained model, its weights processed unless switched off; see `loading.from_pretrained`."""
+        """A pretrained model, its weights processed unless switched off; see `pretrained.from_pretrained`."""
         return load(cls, model_name, *args, **options)
 
     @classmethod
     def from_pretrained_no_processing(cls, model_name: str, *args: Any, **options: Any) -> Any:
-        """A pretrained model with its weights as they are; see `loading.from_pretrained_no_processing`."""
+        """A pretrained model with its weights as they are; see `pretrained.from_pretrained_no_processing`."""
         return load_unprocessed(cls, model_name, *args, **options)
 
     def __init__(

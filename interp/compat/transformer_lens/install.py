@@ -43,13 +43,16 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "evals": "evals",
         "head_detector": "head_detector",
         "hook_points": "hook_points",
+        "loading": "loading_from_pretrained",
         "loading_from_pretrained": "loading_from_pretrained",
         "past_key_value_caching": "cache",
         "patching": "patching",
+        "supported_models": "model_names",
         "train": "train",
         "utilities": "utils",
         **{f"utilities.{name}": "utils" for name in _UTILITIES.split()},
         "utils": "utils",
+        "weight_processing": "processing",
     }
 )
 """TransformerLens' module names (of 2 and 3) and the module of ours that has what they have."""
@@ -62,15 +65,14 @@ NOT_OFFERED: Mapping[str, str] = MappingProxyType(
         "HookedEncoder": _LOAD,
         "HookedEncoderDecoder": "load the model with interp.HookedEncoderDecoder",
         "TransformerBridge": f"{_LOAD}, or take a live one over with interp.compat.from_bridge",
+        "TransformerBridgeConfig": "interp.compat.from_bridge takes over a TransformerBridge",
         "benchmarks": "measure a model against its reference with model.verify()",
         "conversion_utils": "interp.families reads checkpoints",
         "factories": "interp.families reads checkpoints",
         "lit": "interp.report draws results",
         "model_bridge": f"{_LOAD}, or take a live bridge over with interp.compat.from_bridge",
         "pretrained": "interp.families reads checkpoints",
-        "supported_models": "README.md lists the supported families",
         "tools": "interp.patch, interp.attribute, interp.logit_lens, ... do what the tools do",
-        "weight_processing": "call process_weights_() of a model",
     }
 )
 """TransformerLens' names that are not here, and the native way."""
@@ -123,10 +125,7 @@ def install() -> None:
     Names that are not offered raise ModuleNotFoundError with the native way. A second call does nothing.
     Errors: RuntimeError if the real TransformerLens is already imported: whoever has its classes keeps them.
 
-    Example:
-        >>> install()
-        >>> from transformer_lens.utils import get_act_name
-        >>> uninstall()
+    In a fresh process: `install()`, then `from transformer_lens.utils import get_act_name`.
     """
     if _FINDER in sys.meta_path:
         return

@@ -16,16 +16,16 @@ import interp
 from interp import zoo
 from interp.compat import from_hooked_transformer
 from interp.compat.transformer_lens import loading_from_pretrained
-from interp.compat.transformer_lens.loading import (
-    from_pretrained,
-    from_pretrained_no_processing,
-    tokenizer_for,
-)
 from interp.compat.transformer_lens.loading_from_pretrained import (
     get_checkpoint_labels,
     get_official_model_name,
     get_pretrained_model_config,
     get_pretrained_state_dict,
+)
+from interp.compat.transformer_lens.pretrained import (
+    from_pretrained,
+    from_pretrained_no_processing,
+    tokenizer_for,
 )
 from tests.families.oracle import hf_model, new_hf_model, some_tokens
 from tests.tiny import gpt2_tokenizer
