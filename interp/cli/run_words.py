@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 def shown(record: "Record") -> Iterator[str]:
     """The lines of `interp show`."""
-    from interp.engine.run_file import duration, flat
+    from interp.engine.provenance import flat
+    from interp.engine.run_file import duration
 
     run, state = record.run, record.state
     yield f"{record.folder}: {state}, {duration(run.seconds)}"
@@ -36,7 +37,7 @@ def shown(record: "Record") -> Iterator[str]:
 def compared_runs(first: "Record", second: "Record", largest: int) -> Iterator[str]:
     """The lines of `interp compare`."""
     from interp.engine.comparison import as_dataset, compared
-    from interp.engine.run_file import changes
+    from interp.engine.provenance import changes
 
     one, other = first.run, second.run
     yield f"first   {first.folder}: {first.state}"

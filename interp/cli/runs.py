@@ -113,7 +113,8 @@ class List:
         """Print a line for each run, the oldest first."""
         import pandas as pd
 
-        from interp.engine.run_file import changes, duration
+        from interp.engine.provenance import changes
+        from interp.engine.run_file import duration
 
         if not self.runs.is_dir():
             raise ValueError(f"the folder of runs is required (--runs), {self.runs} does not exist")

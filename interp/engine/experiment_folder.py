@@ -11,8 +11,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from interp.engine.provenance import file_hash, git_dirty, git_revision, now, versions
-from interp.engine.run_file import RunFile, Session, changes, fields_of
+from interp.engine.provenance import changes, file_hash, git_dirty, git_revision, now, versions
+from interp.engine.run_file import RunFile, Session, fields_of
 
 LOCK, LOG = ".lock", "log.txt"
 RESULTS, TABLES, FIGURES, STREAMS = "results", "tables", "figures", "streams"

@@ -8,16 +8,20 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from interp.core.results import write_atomically
 from interp.model.config import Json
 from interp.model.transformer import Transformer
 
 PACKAGES = ("interp", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "xarray")
+ABSENT = "(absent)"
+"""Stands for the value of a name that one side of a comparison does not have."""
 
 
 def model_hash(model: Transformer) -> str:
@@ -25,8 +29,13 @@ def model_hash(model: Transformer) -> str:
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """What a tensor holds, row by row, as it lies in memory."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def versions() -> dict[str, str]:
@@ -90,6 +99,32 @@ def now() -> str:
 def write_json(path: Path, values: Json) -> None:
     """Write a JSON file in one step."""
     write_atomically(path, lambda p: _dump(p, values))
+
+
+def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[tuple[str, str, str]]:
+    """Every name whose value differs, with both values as JSON text; names inside records are joined by dots.
+
+    >>> changes({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
+    [('a.b', '1', '3')]
+    """
+    old, new = flat(before), flat(after)
+    pairs = ((name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in old | new)
+    return [each for each in pairs if each[1] != each[2]]
+
+
+def flat(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    """Values as JSON text by name; names inside records are joined by dots.
+
+    >>> flat({"a": {"b": [1]}, "c": "x"})
+    {'a.b': '[1]', 'c': '"x"'}
+    """
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = json.dumps(value, ensure_ascii=False)
+    return found
 
 
 def _dump(path: Path, values: Json) -> None:

@@ -17,7 +17,6 @@ FORMAT = "interp experiment run, 1"
 """First entry of the file; a `run.json` without it is somebody else's, such as a report's."""
 State = Literal["running", "finished", "failed", "interrupted"]
 Kind = Literal["dataset", "frame", "tensors"]
-ABSENT = "(absent)"
 T = TypeVar("T")
 
 
@@ -183,20 +182,6 @@ def defaults_of(kind: type) -> Json:
     return found
 
 
-def changes(was: Mapping[str, object], now: Mapping[str, object]) -> list[tuple[str, str, str]]:
-    """Every name whose value differs, with both values as JSON text; names inside records are joined by dots.
-
-    >>> changes({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
-    [('a.b', '1', '3')]
-    """
-    before, after = flat(was), flat(now)
-    return [
-        (name, before.get(name, ABSENT), after.get(name, ABSENT))
-        for name in dict.fromkeys([*before, *after])
-        if before.get(name, ABSENT) != after.get(name, ABSENT)
-    ]
-
-
 def duration(seconds: float) -> str:
     """Seconds in the two largest units.
 
@@ -209,21 +194,6 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def flat(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """Values as JSON text by name; names inside records are joined by dots.
-
-    >>> flat({"a": {"b": [1]}, "c": "x"})
-    {'a.b': '[1]', 'c': '"x"'}
-    """
-    found: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = json.dumps(value, ensure_ascii=False)
-    return found
 
 
 def _built(cls: type[T], values: Mapping[str, object]) -> T:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from interp.core.results import write_atomically
 from interp.core.shapes import nearest
-from interp.engine.provenance import file_hash, write_json
+from interp.engine.provenance import changes, file_hash, write_json
 
 Positions = Literal["all", "last"]
 TABLES = ("row", "pos", "token")
@@ -108,12 +108,9 @@ class Index:
     def differences(self, other: "Index") -> list[str]:
         """In words, what two stores do not have in common, contents apart."""
         contents = {"complete", "shapes", "shards"}
-        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
-        return [
-            f"{name}: stored {ours!r}, asked {theirs!r}"
-            for name, (ours, theirs) in pairs.items()
-            if name not in contents and ours != theirs
-        ]
+        names = [f.name for f in fields(self) if f.name not in contents]
+        ours, theirs = ({name: getattr(index, name) for name in names} for index in (self, other))
+        return [f"{name}: stored {had}, asked {has}" for name, had, has in changes(ours, theirs)]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from interp.core.results import write_atomically
 from interp.engine.analysis import Analysis, Questions
 from interp.engine.journal import Journal, names_in
 from interp.engine.progress import Done, Progress
-from interp.engine.provenance import model_hash, write_json
+from interp.engine.provenance import bytes_of, changes, model_hash, write_json
 from interp.engine.step_files import encoded
 from interp.engine.together import one_after_another, writes
 from interp.model.config import Json
@@ -153,8 +153,9 @@ def opened(
     Errors: ValueError for a folder of a run that differs in anything that decides a number (all differences are named),
     or one whose share another process is working on.
     """
-    if differing := differences(claimed(folder, work), work):
-        raise ValueError(f"{folder} holds another run: {'; '.join(differing)}")
+    if differing := changes(claimed(folder, work), work):
+        listed = "; ".join(f"{at}: was {_short(was)}, is {_short(now)}" for at, was, now in differing)
+        raise ValueError(f"{folder} holds another run: {listed}")
     name = MAIN if shard is None else f"shard-{shard.index}-of-{shard.count}"
     reductions = {a.name: a.reduction for a in questions.analyses}
     first = writes(model)
@@ -195,24 +196,14 @@ def write_results(folder: Path, results: "Mapping[str, xr.Dataset]", rejected: "
             write_atomically(folder / f"{name}{suffix}", functools.partial(_write, data=data))
 
 
-def differences(before: object, after: object, at: str = "") -> list[str]:
-    """Where two JSON values differ: `place: was ..., is ...`."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        names = dict.fromkeys([*before, *after])
-        parts = (differences(before.get(n), after.get(n), f"{at}.{n}" if at else str(n)) for n in names)
-        return [each for part in parts for each in part]
-    return [] if before == after else [f"{at}: was {_short(before)}, is {_short(after)}"]
-
-
 def described(value: object) -> object:
     """A value as JSON, the same in every process: functions by name, partial ones by what they hold, tensors by hash.
 
     What a function closes over is not seen: give it by `functools.partial`.
     """
     if isinstance(value, Tensor):
-        data = value.detach().cpu().contiguous()
-        digest = hashlib.sha256(repr(data.tolist()).encode()).hexdigest()[:16]
-        return f"tensor {data.dtype} {list(data.shape)} {digest}"
+        digest = hashlib.sha256(bytes_of(value)).hexdigest()[:16]
+        return f"tensor {value.dtype} {list(value.shape)} {digest}"
     if isinstance(value, functools.partial):
         return {"of": described(value.func), "args": described(value.args), **_each(value.keywords)}
     if isinstance(value, Analysis):
@@ -240,8 +231,7 @@ def _each(values: Mapping[str, object]) -> dict[str, object]:
     return {str(name): described(value) for name, value in values.items()}
 
 
-def _short(value: object) -> str:
-    text = repr(value)
+def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

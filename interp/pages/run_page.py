@@ -7,8 +7,9 @@ import pandas as pd
 
 from interp.engine.comparison import as_dataset, headline, main_variables
 from interp.engine.experiment_folder import LOG
+from interp.engine.provenance import flat
 from interp.engine.record import Record
-from interp.engine.run_file import NAME, RunFile, duration, flat
+from interp.engine.run_file import NAME, RunFile, duration
 from interp.pages import wording
 from interp.pages.templates import environment, own
 

@@ -287,7 +287,7 @@ def test_more_batches_than_are_stored_are_added(tmp_path: Path) -> None:
 
 def test_a_write_that_would_mix_stores_is_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path)
-    with pytest.raises(ValueError, match=r"another store: dtype: stored 'float32', asked 'float16'$"):
+    with pytest.raises(ValueError, match=r'another store: dtype: stored "float32", asked "float16"$'):
         write(tmp_path, dtype=torch.float16)
     with pytest.raises(ValueError, match=r"another store: sites: stored .*hook_z.* asked"):
         write(tmp_path, sites=(POST,))
@@ -295,7 +295,7 @@ def test_a_write_that_would_mix_stores_is_refused_by_name(tmp_path: Path) -> Non
         store_activations(
             HookedTransformer(build("mqa")), batches(), SITES, tmp_path, dtype=torch.float32, shard_entries=8
         )
-    with pytest.raises(ValueError, match=r"data: stored None, asked 'abc'"):
+    with pytest.raises(ValueError, match=r'data: stored null, asked "abc"'):
         store_activations(
             model(), batches(), SITES, tmp_path, dtype=torch.float32, shard_entries=8, data="abc"
         )
