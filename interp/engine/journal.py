@@ -39,19 +39,32 @@ class Journal:
     _folded: int = 0
 
     @classmethod
-    def open(cls, folder: Path, name: str, reductions: Reductions, *, read_only: bool = False) -> "Journal":
+    def open(
+        cls,
+        folder: Path,
+        name: str,
+        reductions: Reductions,
+        *,
+        read_only: bool = False,
+        number: int | None = None,
+    ) -> "Journal":
         """The journal of this name with all that earlier processes wrote; empty if there is none.
 
-        read_only: somebody else may be writing it.
+        read_only: somebody else may be writing it. number: of its latest snapshot, as `numbers_in` found it just now;
+        without it the folder is listed.
         Errors: ValueError for a damaged snapshot. A torn journal entry is no error: its batch is due again.
         """
         while True:
-            journal = cls(folder, name, reductions, _number=_newest(folder, name))
+            journal = cls(
+                folder, name, reductions, _number=_newest(folder, name) if number is None else number
+            )
+            number = None
             try:
                 journal._read(cut=not read_only)
             except FileNotFoundError:  # whoever writes it has just put the next snapshot in its place
                 continue
-            if journal._number == _newest(folder, name):
+            # Of an old pair the journal goes last: while it is there, what was read is whole.
+            if journal._path("journal").exists() or journal._number == _newest(folder, name):
                 break
         if not read_only:
             journal._tidy()
@@ -117,10 +130,14 @@ def unpacked_done(data: bytes, reductions: Reductions) -> Done:
     return Done(about["window"], about["batch"], about["last"], partials, tally_of(about["tally"]))
 
 
-def names_in(folder: Path) -> list[str]:
-    """The names of all journals in a folder."""
-    files = [path.name for kind in ("journal", "snapshot") for path in folder.glob(f"[!.]*.{kind}")]
-    return sorted({name.rsplit(".", 2)[0] for name in files})
+def numbers_in(folder: Path) -> dict[str, int]:
+    """The names of all journals in a folder, each with the number of its latest snapshot (0: none yet)."""
+    found: dict[str, int] = {}
+    for path in sorted(folder.glob("[!.]*.*.*")):
+        name, number, kind = path.name.rsplit(".", 2)
+        if kind in ("journal", "snapshot"):
+            found[name] = max(found.get(name, 0), int(number) if kind == "snapshot" else 0)
+    return found
 
 
 def _framed(data: bytes) -> bytes:

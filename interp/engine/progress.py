@@ -1,6 +1,6 @@
 """What a run has done so far: batches folded into windows in order, windows folded along one fixed tree."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -30,12 +30,12 @@ class Tally:
     """Rows that were truncated or split."""
     rejected: tuple[Rejected, ...] = ()
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(
-            self.rows + other.rows,
-            self.tokens + other.tokens,
-            self.cut + other.cut,
-            (*self.rejected, *other.rejected),
+    @classmethod
+    def of(cls, parts: Sequence["Tally"]) -> "Tally":
+        """What all parts had together, the rows set aside in their order."""
+        rejected = tuple(row for part in parts for row in part.rejected)
+        return cls(
+            sum(p.rows for p in parts), sum(p.tokens for p in parts), sum(p.cut for p in parts), rejected
         )
 
 
@@ -65,8 +65,8 @@ class Progress:
     """Everything done so far. Which batches are in decides every bit of it; when and where they ran does not."""
 
     tree: MergeTree[Partials] = field(default_factory=lambda: MergeTree(merged))
-    finished: Tally = Tally()
-    """What the finished windows had."""
+    tallies: list[Tally] = field(default_factory=list)
+    """What the finished windows had, in the order in which they came; added up only where the sum is asked for."""
     open: dict[int, Begun] = field(default_factory=dict)
 
     def due(self, window: int) -> int | None:
@@ -80,10 +80,10 @@ class Progress:
             raise ValueError(f"batch {due} of window {done.window} is due, got batch {done.batch}")
         before = self.open.pop(done.window, Begun())
         folded = before.folded if done.partials is None else merged(before.folded, done.partials)
-        tally = before.tally + done.tally
+        tally = Tally.of((before.tally, done.tally))
         if done.last:
             self.tree.add(done.window, folded)
-            self.finished += tally
+            self.tallies.append(tally)
         else:
             self.open[done.window] = Begun(done.batch + 1, folded, tally)
 
@@ -91,11 +91,16 @@ class Progress:
         """Take in the windows that another process has finished; ValueError for one that is in already."""
         for (level, index), value in other.tree.nodes.items():
             self.tree.put(level, index, value)
-        self.finished += other.finished
+        self.tallies += other.tallies
+
+    @property
+    def finished(self) -> Tally:
+        """What the finished windows had together."""
+        return Tally.of(self.tallies)
 
     def so_far(self) -> Tally:
         """What all batches had, those of windows begun among them."""
-        return sum((begun.tally for begun in self.open.values()), self.finished)
+        return Tally.of([*self.tallies, *(begun.tally for begun in self.open.values())])
 
     def total(self) -> Partials | None:
         """The partial results over all finished windows."""
@@ -124,7 +129,7 @@ class Progress:
     ) -> "Progress":
         """The progress whose account and groups these are."""
         parts = loaded(groups, reductions)
-        found = cls(finished=tally_of(account["finished"]))
+        found = cls(tallies=[tally_of(account["finished"])])
         for level, index in account["nodes"]:
             found.tree.nodes[level, index] = parts.get(f"node {level} {index}")
         for window, batches, tally in account["open"]:

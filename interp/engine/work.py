@@ -40,7 +40,7 @@ class Worker:
         for i, batch in enumerate(window.batches[first:], first):
             partials, bad = self._answer(batch)
             tally = Tally(_texts(batch) - len(bad), int(batch.lengths.sum()), 0, bad)
-            yield Done(number, i, i == count - 1, partials, tally if i else aside + tally)
+            yield Done(number, i, i == count - 1, partials, tally if i else Tally.of((aside, tally)))
 
     def _answer(self, batch: Batch) -> Answer:
         if self.room is not None and batch.tokens.numel() > self.room and len(batch) > 1:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from interp.core.results import write_atomically
 from interp.engine.analysis import Analysis, Questions
-from interp.engine.journal import Journal, names_in
+from interp.engine.journal import Journal, numbers_in
 from interp.engine.progress import Done, Progress
 from interp.engine.provenance import bytes_of, changes, model_hash, write_json
 from interp.engine.step_files import encoded
@@ -164,9 +164,10 @@ def opened(
             if first:
                 _alone(folder, name)
             others = Progress()
-            for other in names_in(folder):
+            for other, number in numbers_in(folder).items():
                 if other != name:
-                    others.include(Journal.open(folder, other, reductions, read_only=True).progress)
+                    theirs = Journal.open(folder, other, reductions, read_only=True, number=number)
+                    others.include(theirs.progress)
             journal = Journal.open(folder, name, reductions, read_only=not first)
         yield WorkFolder(journal, others, first)
 

@@ -20,7 +20,7 @@ from interp.core.named import Only, Several
 from interp.core.sketches import Histograms, quantiles
 from interp.core.stats import Bootstrap, MaskedMeans, Means, Partial, Reduction, Rows
 from interp.engine import journal as journals
-from interp.engine.journal import Journal, names_in, packed_done, unpacked_done
+from interp.engine.journal import Journal, numbers_in, packed_done, unpacked_done
 from interp.engine.progress import Done, Groups, Progress, Tally
 from interp.engine.rows import Rejected
 from tests.engine.killing import failing, model, stream
@@ -242,13 +242,21 @@ def test_who_reads_while_the_writer_folds_sees_the_next_snapshot(
     assert state(Journal.open(tmp_path, "main", KNOWN, read_only=True).progress) == state(progress_of(3))
 
 
+def test_a_number_that_is_out_of_date_is_looked_up_again(tmp_path: Path) -> None:
+    writer, known = written(tmp_path, 3), numbers_in(tmp_path)
+    writer.fold()
+    writer.write(done(*WORK[3]))
+    found = Journal.open(tmp_path, "main", KNOWN, read_only=True, number=known["main"])
+    assert state(found.progress) == state(progress_of(4))
+
+
 def test_what_a_process_left_that_was_killed_while_folding_is_no_journal_and_goes_away(
     tmp_path: Path,
 ) -> None:
     written(tmp_path).fold()
     (tmp_path / ".main.2.snapshot.k3x9.snapshot").write_bytes(b"half of it")
     (tmp_path / "main.0.journal").write_bytes(b"of before")
-    assert names_in(tmp_path) == ["main"]
+    assert numbers_in(tmp_path) == {"main": 1}
     assert state(Journal.open(tmp_path, "main", KNOWN).progress) == state(progress_of(len(WORK)))
     assert [path.name for path in tmp_path.iterdir()] == ["main.1.snapshot"]
 
