@@ -55,7 +55,7 @@ def base_run(
     edits = [*changes([(0, put) for put in common.puts], 1, len(batch), 0), *common.edits]
     tap = Tap([*entering.values(), *seen.values()], edits)
     n, cache = batch.tokens.shape[1], None
-    if config.causal and batch.documents is None and not _turns_by_length(config, n):
+    if config.causal and not config.stateful and batch.documents is None and not _turns_by_length(config, n):
         where = model.device if model.devices is None else model.devices
         cache = KVCache(config, len(batch), n, device=where, dtype=model.dtype)
     final = model(

@@ -1,6 +1,11 @@
-"""Multi-head attention (grouped or not) with every part a site."""
+"""Multi-head attention (grouped or not) with every part a site, and what the blocks of a pass share.
 
-from dataclasses import dataclass, replace
+The other mixers (`interp.model.mixers`) are `Attention` with another way from queries, keys and values to z.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from einops import einsum, rearrange
@@ -10,11 +15,12 @@ from torch import Tensor, nn
 from interp.model.attend import attend
 from interp.model.config import ModelConfig
 from interp.model.kv_cache import Past
-from interp.model.mask import Mask, picked
+from interp.model.mask import Layout, Mask, picked
 from interp.model.norm import HeadNorm, Normalize
 from interp.model.position import Rotation
 from interp.model.tap import Scope, at
 
+T = TypeVar("T")
 SPLIT_INPUTS = {"q": "hook_q_input", "k": "hook_k_input", "v": "hook_v_input"}
 
 
@@ -55,12 +61,30 @@ class Pass:
     """For layers with the sliding window."""
     cache: Past | None
     memory: Memory | None = None
+    layout: Layout = field(default_factory=Layout)
+    """Padding and documents of everything seen, the cached columns first."""
+    positions: Int[Tensor, "#b p"] | None = None
+    """Of the columns of this pass."""
+    _made: dict[Hashable, object] = field(default_factory=dict)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives, made by the first block that asks for it in this pass."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]  # type: ignore[return-value]
 
     def to(self, device: torch.device) -> "Pass":
         """The same on another device; the cache keeps each layer where it is."""
         memory = None if self.memory is None else self.memory.to(device)
+        positions = None if self.positions is None else self.positions.to(device)
         return replace(
-            self, everywhere=self.everywhere.to(device), local=self.local.to(device), memory=memory
+            self,
+            everywhere=self.everywhere.to(device),
+            local=self.local.to(device),
+            memory=memory,
+            layout=self.layout.to(device),
+            positions=positions,
+            _made={},
         )
 
 
@@ -77,8 +101,8 @@ class Attention(nn.Module):
         self.d_head = config.head_width
         self.scale = config.score_scale(layer)
         self.softcap = config.attn_softcap
-        self._build(config)
         self.out = nn.Linear(config.n_heads * self.d_head, config.d_model, bias=config.out_bias)
+        self._build(config)
         self.sinks = nn.Parameter(torch.zeros(config.n_heads)) if config.sinks else None
         self.q_norm, self.k_norm = (self._head_norm(config, part) for part in "qk")
 
@@ -111,21 +135,36 @@ class Attention(nn.Module):
         if view.rotation is not None:
             q = at(tap, "attn.hook_rot_q", view.rotation.apply(q))
             k = at(tap, "attn.hook_rot_k", view.rotation.apply(k))
+        z = self._mix(q, k, v, view.mask, shared, tap, only)
+        return self._write(at(tap, "attn.hook_z", z), tap)
+
+    def _mix(
+        self,
+        q: Float[Tensor, "b p h e"],
+        k: Float[Tensor, "b p g e"],
+        v: Float[Tensor, "b p g e"],
+        mask: Mask,
+        shared: Pass,
+        tap: Scope | None,
+        only: Int[Tensor, "b n"] | None,
+    ) -> Float[Tensor, "b n h e"]:
+        """z of the wanted columns, from queries, keys and values of this pass and what the cache keeps of earlier ones.
+
+        The one method that a mixer other than softmax attention must have.
+        """
         if shared.cache is not None:
             k, v = shared.cache.append(self.layer, k, v)
-        mask = view.mask
         if only is not None:
             mask = mask.queries(only, q.shape[1], k.shape[1])
             q = picked(q, only)
-        return self._mixed(q, k, v, mask, tap)
+        return self._attended(q, k, v, mask, tap)
 
-    def _mixed(
+    def _attended(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, tap: Scope | None
-    ) -> Float[Tensor, "b p d"]:
-        z = attend(
+    ) -> Float[Tensor, "b p h e"]:
+        return attend(
             q, k, v, mask, self.scale, tap, name=self.name, softcap=self.softcap, sinks=self.sinks
         )  # fmt: skip
-        return self._write(at(tap, f"{self.name}.hook_z", z), tap)
 
     def _project(
         self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
@@ -205,7 +244,8 @@ class CrossAttention(Attention):
         else:
             k, v = cached
         k, v = at(tap, "cross_attn.hook_k", k), at(tap, "cross_attn.hook_v", v)
-        return self._mixed(q, k, v, shared.memory.mask(), tap)
+        z = self._attended(q, k, v, shared.memory.mask(), tap)
+        return self._write(at(tap, "cross_attn.hook_z", z), tap)
 
     def part(self, name: str) -> tuple[Float[Tensor, "h e d"], Float[Tensor, "h e"] | None]:
         """Weight `[h e d]` and bias `[h e]` of "q", "k" or "v" as views of their matrices."""

@@ -3,9 +3,10 @@
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, CrossAttention, Pass
+from interp.model.attention import CrossAttention, Pass
 from interp.model.config import ModelConfig, MoE, NoNorm
 from interp.model.mask import picked
+from interp.model.mixers import build_mixer
 from interp.model.mlp import Experts, FeedForward
 from interp.model.norm import Normalize
 from interp.model.tap import Scope, at
@@ -25,7 +26,7 @@ class Block(nn.Module):
         outer = config.norm_place in ("sandwich", "output")
         has_mlp, d = config.mlp is not None, config.d_model
         self.ln1 = Normalize(inner, d, "ln1")
-        self.attn = Attention(config, layer)
+        self.attn = build_mixer(config, layer)
         self.ln1_post = Normalize(config.norm, d, "ln1_post") if outer else None
         self.ln_cross = Normalize(inner, d, "ln_cross") if config.cross_attention else None
         self.cross_attn = CrossAttention(config, layer) if config.cross_attention else None

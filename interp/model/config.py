@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
 from interp.core.shapes import nearest
+from interp.model.mixer_variants import MIXER_RECORDS, DualChunk, Linformer, Mixer, Pool, Softmax, Synthesizer
 from interp.model.variants import (
     MLP,
     RECORDS,
@@ -32,8 +33,9 @@ from interp.model.variants import (
 
 __all__ = [
     "MLP", "Activation", "Alibi", "AnyConfig", "Buckets", "DynamicScaling", "EncoderDecoderConfig", "Json",
-    "LayerNorm", "Learned", "LinearScaling", "Llama3Scaling", "LongScaling", "MoE", "ModelConfig", "NoNorm",
-    "NoPosition", "Norm", "NormPlace", "Position", "RMSNorm", "Rotary", "Scaling", "Sinusoidal", "YarnScaling",
+    "LayerNorm", "Learned", "LinearScaling", "Llama3Scaling", "LongScaling", "Mixer", "MoE", "ModelConfig", "NoNorm",
+    "NoPosition", "Norm", "NormPlace", "Position", "RMSNorm", "Rotary", "Scaling", "Sinusoidal", "Softmax",
+    "YarnScaling",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -56,6 +58,8 @@ class ModelConfig:
     """Key/value heads (grouped-query attention); None = n_heads. Query head h reads h // (n_heads / n_kv_heads)."""
     mlp: MLP | MoE | None = None
     """None = attention-only."""
+    mixer: Mixer | tuple[Mixer, ...] = Softmax()
+    """What mixes positions. Several take turns: layer l has the l-th of them, counted round."""
     position: Position = Learned()
     norm: Norm = LayerNorm()
     norm_place: NormPlace = "pre"
@@ -133,8 +137,13 @@ class ModelConfig:
                     f"an even rotary dim in [2, {self.head_width}], got {rotated}",
                 )
         self._check_combinations()
+        for mixer in self.mixers:
+            self._check_mixer(mixer)
 
     def _check_kinds(self) -> None:
+        mixers = self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
+        bad = [mixer for mixer in mixers if not isinstance(mixer, Mixer)]
+        _require(mixers and not bad, f"a mixer or several, got {self.mixer!r}")
         kinds = {
             "position": Position, "norm": Norm, "mlp": MLP | MoE | None, "local_position": Rotary | None,
             "local_layers": tuple | None,
@@ -168,6 +177,59 @@ class ModelConfig:
         _require(self.n_token_types >= 0, f"n_token_types >= 0, got {self.n_token_types}")
         head = self.tied or self.unembed_bias or self.mlm_head or self.logit_softcap
         _require(self.unembed or not head, "unembed for tied, unembed_bias, mlm_head or logit_softcap")
+
+    def _check_mixer(self, mixer: Mixer) -> None:
+        """Refuse what contradicts itself: a mixer with an option of another one."""
+        name, traits = type(mixer).__name__, mixer.traits
+        if isinstance(mixer, Softmax):
+            bounded = mixer.score != "dot" or mixer.refinement is not None or mixer.temperature is not None
+            _require(not (bounded and self.sinks), f"no sinks beside the {mixer}")
+            return
+        _require(self.window is None, f"no window under {name}: a window is an option of softmax attention")
+        _require(not self.sinks and self.attn_softcap is None, f"no sinks and no attn_softcap under {name}")
+        biased = isinstance(self.position, Alibi | Buckets)
+        _require(
+            traits.scored or not biased, f"positions other than {type(self.position).__name__} under {name}"
+        )
+        if not traits.queries:
+            _require(
+                self.qk_norm is None and not isinstance(self.position, Rotary),
+                f"no qk_norm and no rotary positions under {name}, which has no queries and keys",
+            )
+        if isinstance(mixer, DualChunk):
+            _require(
+                isinstance(self.position, Rotary), f"rotary positions for DualChunk, got {self.position}"
+            )
+            _require(
+                mixer.chunk <= self.n_ctx, f"DualChunk's chunk <= n_ctx, got {mixer.chunk} and {self.n_ctx}"
+            )
+        if isinstance(mixer, Linformer):
+            _require(
+                not self.causal, "causal=False under Linformer, which mixes later keys into earlier ones"
+            )
+            _require(
+                mixer.rank <= self.n_ctx, f"Linformer's rank <= n_ctx, got {mixer.rank} and {self.n_ctx}"
+            )
+        if isinstance(mixer, Synthesizer | Pool):
+            _require(self.kv_heads == self.n_heads, f"as many value heads as heads under {name}")
+        if isinstance(mixer, Pool):
+            _require(self.n_heads * self.head_width == self.d_model, "n_heads * d_head = d_model under Pool")
+        _require(not traits.stateful or self.causal, f"a causal model under {name}")
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The mixer of every layer."""
+        given = self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
+        return tuple(given[layer % len(given)] for layer in range(self.n_layers))
+
+    def at_layer(self, layer: int) -> "ModelConfig":
+        """The same with the mixer of one layer in all of them; itself where they do not differ."""
+        return dataclasses.replace(self, mixer=self.mixers[layer]) if isinstance(self.mixer, tuple) else self
+
+    @property
+    def stateful(self) -> bool:
+        """Whether any layer keeps a state, so that a pass cannot go on from an arbitrary column of an earlier one."""
+        return any(mixer.traits.stateful for mixer in self.mixers)
 
     @property
     def head_width(self) -> int:
@@ -253,7 +315,11 @@ class EncoderDecoderConfig:
 
 
 AnyConfig = ModelConfig | EncoderDecoderConfig
-_KINDS: dict[str, type] = {**RECORDS, "ModelConfig": ModelConfig}
+_KINDS: dict[str, type] = {
+    **RECORDS,
+    **{record.__name__: record for record in MIXER_RECORDS},
+    "ModelConfig": ModelConfig,
+}
 
 
 def _require(condition: object, what: str) -> None:
@@ -263,7 +329,7 @@ def _require(condition: object, what: str) -> None:
 
 def _plain(value: object) -> object:
     if isinstance(value, tuple):
-        return list(value)
+        return [_plain(item) for item in value]
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
@@ -283,7 +349,7 @@ def _build(cls: type[T], values: Json) -> T:
 
 def _record(value: object) -> object:
     if isinstance(value, list):
-        return tuple(value)
+        return tuple(_record(item) for item in value)
     if not isinstance(value, dict):
         return value
     kind = value.get("kind")

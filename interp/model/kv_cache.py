@@ -18,6 +18,8 @@ class Past(Protocol):
     """How many there are."""
     crossed: dict[int, tuple[Tensor, Tensor]]
     """Keys and values of a memory by layer, computed by the first pass that needs them."""
+    states: dict[int, tuple[Tensor, ...]]
+    """What a stateful mixer keeps of the tokens before, by layer."""
 
     def room(self, rows: int, n: int) -> None:
         """ValueError unless a pass of this shape can go on from here."""
@@ -44,7 +46,7 @@ class KVCache:
     """Room for `n_max` tokens of every layer, filled from the front; keys are stored rotated.
 
     `keep` says which of them are real (None: all). The buffers are allocated once and written in place; `crossed`
-    holds the keys and values of a memory, computed by the first pass.
+    holds the keys and values of a memory, computed by the first pass; `states` what stateful mixers keep instead.
     """
 
     def __init__(
@@ -59,11 +61,18 @@ class KVCache:
         if not config.causal:
             raise ValueError("a key/value cache requires a causal model: here earlier tokens see later ones")
         devices = [device] * config.n_layers if isinstance(device, torch.device) else device
-        shape = (rows, n_max, config.kv_heads, config.head_width)
         self.rows, self.n_max = rows, n_max
-        self.keys = [torch.empty(shape, device=where, dtype=dtype) for where in devices]
-        self.values = [torch.empty(shape, device=where, dtype=dtype) for where in devices]
+        tokens = [n_max if mixer.traits.keyed else 0 for mixer in config.mixers]
+        shapes = [(rows, n, config.kv_heads, config.head_width) for n in tokens]
+        self.keys, self.values = (
+            [
+                torch.empty(shape, device=where, dtype=dtype)
+                for shape, where in zip(shapes, devices, strict=True)
+            ]
+            for _ in range(2)
+        )
         self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
+        self.states: dict[int, tuple[Tensor, ...]] = {}
         self.length = 0
         self.keep: Bool[Tensor, "b k"] | None = None
 
@@ -111,6 +120,7 @@ class Prefix:
     ) -> None:
         self.length, self.copies = length, copies
         self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
+        self.states: dict[int, tuple[Tensor, ...]] = {}
         self._run = run
         self._keep = None if keep is None else keep[:, :length].repeat(copies, 1)
 

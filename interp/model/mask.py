@@ -24,6 +24,11 @@ class Layout:
     documents: Int[Tensor, "b k"] | None = None
     """An id per column; neighbours with the same id are one text, which sees nothing of the others. None = one text."""
 
+    def to(self, device: torch.device) -> "Layout":
+        """The same on another device."""
+        moved = (None if x is None else x.to(device) for x in (self.keep, self.documents))
+        return Layout(*moved)
+
     def positions(self, n: int, past: int, device: torch.device) -> Int[Tensor, "b n"]:
         """Position of the last `n` tokens: the column, or the count of kept tokens of its text before it."""
         if self.keep is None and self.documents is None:

@@ -45,7 +45,15 @@ def _cross(c: ModelConfig) -> bool:
 
 
 def _rotary(c: ModelConfig) -> bool:
-    return isinstance(c.position, Rotary)
+    return isinstance(c.position, Rotary) and _queries(c)
+
+
+def _trait(name: str) -> Callable[[ModelConfig], bool]:
+    """Whether the mixer has this (`Traits`); hybrid stacks are asked layer by layer."""
+    return lambda c: any(getattr(mixer.traits, name) for mixer in c.mixers)
+
+
+_queries = _trait("queries")
 
 
 def _norm_sites(
@@ -58,7 +66,7 @@ def _norm_sites(
 
 
 def _qk_norm(kind: str) -> Callable[[ModelConfig], bool]:
-    return lambda c: _normed(c) and c.qk_norm == kind
+    return lambda c: _normed(c) and c.qk_norm == kind and _queries(c)
 
 
 def _head_norm(part: str, letter: str) -> tuple[Site, ...]:
@@ -72,12 +80,22 @@ def _head_norm(part: str, letter: str) -> tuple[Site, ...]:
 
 
 _ATTENTION = (
-    Site("attn.hook_q", "b p h e", "queries, before norm and rotation"),
-    Site("attn.hook_k", "b p g e", "keys, before norm and rotation"),
+    Site("attn.hook_q", "b p h e", "queries, before norm and rotation", _queries),
+    Site("attn.hook_k", "b p g e", "keys, before norm and rotation", _queries),
     Site("attn.hook_v", "b p g e", "values"),
-    Site("attn.hook_attn_scores", "b h q k", "scaled scores with their bias, -inf where the mask forbids"),
-    Site("attn.hook_pattern", "b h q k", "attention pattern; rows sum to 1 (with sinks to less)"),
-    Site("attn.hook_z", "b p h e", "pattern @ values, per head"),
+    Site(
+        "attn.hook_attn_scores",
+        "b h q k",
+        "scaled scores with their bias, -inf where the mask forbids",
+        _trait("scored"),
+    ),
+    Site(
+        "attn.hook_pattern",
+        "b h q k",
+        "attention pattern; rows sum to 1 (with sinks to less; without a softmax to anything)",
+        _trait("patterned"),
+    ),
+    Site("attn.hook_z", "b p h e", "pattern @ values, per head (normed, in mixers that do so)"),
     Site("attn.hook_result", "b p h d", "each head's z @ W_O, no bias, before any norm", on_demand=True),
 )
 
@@ -95,8 +113,8 @@ BLOCK_SITES: tuple[Site, ...] = (
     *_norm_sites(
         "ln1", "before attention (post-norm: after it)", lambda c: _normed(c) and c.norm_place != "output"
     ),
-    Site("hook_q_input", "b p h d", "residual read by each head's query, before ln1", on_demand=True),
-    Site("hook_k_input", "b p g d", "residual read by each head's key, before ln1", on_demand=True),
+    Site("hook_q_input", "b p h d", "residual read by each head's query, before ln1", _queries, on_demand=True),
+    Site("hook_k_input", "b p g d", "residual read by each head's key, before ln1", _queries, on_demand=True),
     Site("hook_v_input", "b p g d", "residual read by each head's value, before ln1", on_demand=True),
     *_ATTENTION[:3],
     *_head_norm("q", "h"),
@@ -191,13 +209,15 @@ def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
     """
     match = _BLOCK_NAME.fullmatch(name)
     layer = int(match[1]) if match else None
-    site = _row(match[2], _BLOCK_ROWS, config) if match else _row(name, _MODEL_ROWS, config)
+    there = layer is not None and 0 <= layer < config.n_layers
+    here = config.at_layer(layer) if layer is not None and there else config
+    site = _row(match[2], _BLOCK_ROWS, here) if match else _row(name, _MODEL_ROWS, config)
     if site is None:
         hint = nearest(name, names(config, on_demand=True))
         raise KeyError(f"unknown site {name!r}; {hint}")
-    if layer is not None and not 0 <= layer < config.n_layers:
+    if layer is not None and not there:
         raise KeyError(f"{name!r}: layers are 0 to {config.n_layers - 1} in this model, got {layer}")
-    if not site.present(config):
+    if not site.present(here):
         hint = nearest(name, names(config, on_demand=True))
         raise KeyError(f"this model has no {name!r} ({site.meaning}); {hint}")
     return site, layer
@@ -216,12 +236,14 @@ def axes_of(name: str) -> str:
 def names(config: ModelConfig, *, on_demand: bool = False) -> tuple[str, ...]:
     """Every site of this model in the order of the forward pass; `on_demand` adds those computed only when asked."""
 
-    def mine(table: tuple[Site, ...]) -> list[str]:
+    def mine(table: tuple[Site, ...], config: ModelConfig) -> list[str]:
         return [s.name for s in table if s.present(config) and (on_demand or not s.on_demand)]
 
-    outside = mine(MODEL_SITES)
+    outside = mine(MODEL_SITES, config)
     first = [n for n in outside if n in EMBEDDING_SITES]
-    blocks = [f"blocks.{layer}.{n}" for layer in range(config.n_layers) for n in mine(BLOCK_SITES)]
+    layers = [config.at_layer(layer) for layer in range(config.n_layers)]
+    each = {here: mine(BLOCK_SITES, here) for here in dict.fromkeys(layers)}
+    blocks = [f"blocks.{layer}.{n}" for layer, here in enumerate(layers) for n in each[here]]
     return (*first, *blocks, *(n for n in outside if n not in EMBEDDING_SITES))
 
 

@@ -247,7 +247,7 @@ class Transformer(nn.Module):
         local = everywhere
         if config.window is not None:
             local = view(config.local_position or config.position, local=True)
-        return Pass(everywhere, local, cache, memory), positions
+        return Pass(everywhere, local, cache, memory, layout, positions), positions
 
 
 def _some_logits(

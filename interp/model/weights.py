@@ -4,7 +4,7 @@
 stale after `.to(...)`. Under grouped-query attention W_K and W_V keep their key/value heads; `OV` and `QK` expand them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -21,14 +21,14 @@ from interp.model.transformer import Transformer
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """Views of one block's weights; a bias the model lacks is zeros, a matrix it lacks is None."""
+    """Views of one block's weights; a bias the model lacks is zeros, a matrix it lacks is None (and its bias too)."""
 
-    W_Q: Float[Tensor, "h d e"]
-    W_K: Float[Tensor, "g d e"]
+    W_Q: Float[Tensor, "h d e"] | None
+    W_K: Float[Tensor, "g d e"] | None
     W_V: Float[Tensor, "g d e"]
     W_O: Float[Tensor, "h e d"]
-    b_Q: Float[Tensor, "h e"]
-    b_K: Float[Tensor, "g e"]
+    b_Q: Float[Tensor, "h e"] | None
+    b_K: Float[Tensor, "g e"] | None
     b_V: Float[Tensor, "g e"]
     b_O: Float[Tensor, "d"]
     W_gate: Float[Tensor, "d m"] | None
@@ -59,13 +59,18 @@ class Weights:
         if attn is None:
             raise ValueError("this model has no cross-attention")
         found = self._views(layer, attn)
-        if found.W_Q.device == self.model.device:
+        if found.W_V.device == self.model.device:
             return found
         views: dict[str, Tensor | None] = {f.name: getattr(found, f.name) for f in fields(found)}
         return replace(found, **{n: w.to(self.model.device) for n, w in views.items() if w is not None})
 
     def _views(self, layer: int, attn: Attention) -> LayerWeights:
-        parts = {name: attn.part(name) for name in "qkv"}
+        has = (
+            "qkv"
+            if self.config.mixers[layer].traits.queries or attn is not self.model.block(layer).attn
+            else "v"
+        )
+        parts = {name: attn.part(name) for name in has}
         w = {n: rearrange(weight, "h e d -> h d e") for n, (weight, _) in parts.items()}
         b = {
             n: weight.new_zeros(weight.shape[:2]) if bias is None else bias
@@ -73,9 +78,9 @@ class Weights:
         }
         zeros = attn.out.weight.new_zeros(self.config.d_model)
         return LayerWeights(
-            W_Q=w["q"], W_K=w["k"], W_V=w["v"],
+            W_Q=w.get("q"), W_K=w.get("k"), W_V=w["v"],
             W_O=rearrange(attn.out.weight, "d (h e) -> h e d", e=self.config.head_width),
-            b_Q=b["q"], b_K=b["k"], b_V=b["v"],
+            b_Q=b.get("q"), b_K=b.get("k"), b_V=b["v"],
             b_O=zeros if attn.out.bias is None else attn.out.bias,
             **self._mlp(layer),
         )  # fmt: skip
@@ -96,7 +101,9 @@ class Weights:
         parts = [pick(self.layer(i)) for i in range(self.config.n_layers)]
         present = [p for p in parts if p is not None]
         if len(present) != len(parts):
-            raise AttributeError(f"this model has no {name}: mlp={self.config.mlp}")
+            raise AttributeError(
+                f"this model has no {name}: mlp={self.config.mlp}, mixer={self.config.mixer}"
+            )
         return torch.stack(present)
 
     @property
@@ -208,6 +215,7 @@ class Weights:
     @property
     def OV(self) -> FactoredMatrix:
         """W_V W_O of every head `[layer, head, d, d]`, row convention: what a head writes is `x @ OV`."""
+        self.require("additive", "OV circuit")
         return FactoredMatrix(self.W_V[:, self.kv_head()], self.W_O)
 
     @property
@@ -216,4 +224,12 @@ class Weights:
 
         Under rotary positions this is the content term at offset 0 only; the circuit depends on the offset.
         """
+        self.require("bilinear", "QK circuit")
         return FactoredMatrix(self.W_Q, self.W_K[:, self.kv_head()].mT)
+
+    def require(self, trait: str, circuit: str, layers: Iterable[int] | None = None) -> None:
+        """AttributeError unless the mixers of these layers (None: of all) have a trait that a circuit is built on."""
+        for layer in range(self.config.n_layers) if layers is None else layers:
+            mixer = self.config.mixers[layer]
+            if not getattr(mixer.traits, trait):
+                raise AttributeError(f"layer {layer} has no {circuit}: it mixes positions by {mixer}")

@@ -1,0 +1,272 @@
+"""The contract of every mixer: whatever the kernel, the sites, the cache, the mask and the sums are those of the model.
+
+That a mixer computes what its paper says is tested against a slow loop in a file of its own.
+"""
+
+import json
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import interp
+from interp import HookedTransformer
+from interp.engine.sweep import Sweep
+from interp.families import load
+from interp.model import Edit, ModelConfig, Read, Tap, Weights, sites
+from interp.model.mixer_variants import DualChunk, Linear, Linformer
+from interp.model.variants import Alibi, Rotary
+from tests.configs import empty_cache, some_tokens
+from tests.engine.test_sweep import DIFFERENCE, asked, cells, loop
+from tests.mixers import CAUSAL_MIXERS, MIXERS, build_mixed
+from tests.model.observed import noise
+from tests.model.test_kv_cache import in_steps
+from tests.model.test_mask import kept
+from tests.tolerances import assert_close
+
+EVERY = pytest.mark.parametrize("name", MIXERS)
+CAUSAL = pytest.mark.parametrize("name", CAUSAL_MIXERS)
+
+
+def layers_with(name: str, trait: str) -> list[int]:
+    """The layers whose mixer has a trait."""
+    return [layer for layer, mixer in enumerate(MIXERS[name].mixers) if getattr(mixer.traits, trait)]
+
+
+@EVERY
+def test_the_config_survives_json(name: str) -> None:
+    config = MIXERS[name]
+    assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@EVERY
+def test_observing_every_site_changes_nothing(name: str) -> None:
+    model, tokens = build_mixed(name), some_tokens()
+    tap = Tap([Read(site) for site in sites.names(model.config, on_demand=True)])
+    assert_close(model(tokens, tap), model(tokens))
+    assert all(torch.isfinite(v).all() for r, v in tap.values.items() if "scores" not in r.site)
+
+
+@EVERY
+def test_every_site_has_the_shape_of_its_axes(name: str) -> None:
+    model = build_mixed(name)
+    config, tokens = model.config, some_tokens()
+    tap = Tap([Read(site) for site in sites.names(config, on_demand=True)])
+    model(tokens, tap)
+    sizes = {
+        "b": 3,
+        "p": 9,
+        "q": 9,
+        "k": 9,
+        "h": config.n_heads,
+        "g": config.kv_heads,
+        "e": config.head_width,
+    }
+    sizes |= {"d": config.d_model, "v": config.d_vocab, "1": 1}
+    for read, value in tap.values.items():
+        axes = sites.find(read.site, config)[0].axes.split()
+        known = {axis: size for axis, size in zip(axes, value.shape, strict=True) if axis in sizes}
+        assert known == {axis: sizes[axis] for axis in known}, read.site
+
+
+@EVERY
+def test_an_edit_at_every_site_reaches_the_logits(name: str) -> None:
+    """The value put is the value used: setting a site to what it holds changes nothing, perturbing it does."""
+    model, tokens = build_mixed(name), some_tokens()
+    plain = model(tokens)
+    for site in sites.names(model.config, on_demand=True):
+        same = Tap(edits=[Edit(site, lambda value: value + 0.0)])
+        assert_close(model(tokens, same), plain)
+        other = Tap(edits=[Edit(site, lambda value: value + 0.5 * torch.rand_like(value))])
+        assert not torch.allclose(model(tokens, other), plain), site
+
+
+@EVERY
+def test_z_is_the_pattern_of_the_values_where_the_mixer_says_so(name: str) -> None:
+    model = build_mixed(name)
+    for layer in layers_with(name, "additive"):
+        pattern, v, z = (f"blocks.{layer}.attn.hook_{site}" for site in ("pattern", "v", "z"))
+        tap = Tap([Read(site) for site in (pattern, v, z)])
+        model(some_tokens(), tap)
+        found = {read.site: value for read, value in tap.values.items()}
+        heads = found[v].repeat_interleave(model.config.n_heads // model.config.kv_heads, 2)
+        assert_close(torch.einsum("bhqk,bkhe->bqhe", found[pattern], heads), found[z])
+
+
+@CAUSAL
+def test_nothing_depends_on_later_tokens(name: str) -> None:
+    model, tokens = build_mixed(name), some_tokens()
+    other = tokens.clone()
+    other[:, 6:] = (other[:, 6:] + 1) % model.config.d_vocab
+    assert_close(model(other)[:, :6], model(tokens)[:, :6])
+
+
+@EVERY
+@pytest.mark.parametrize("side", ["left", "right", "inside"])
+def test_padding_changes_no_number(name: str, side: str) -> None:
+    model, tokens, keep = build_mixed(name), some_tokens(), kept(side)
+    padded = model(tokens, keep=keep)
+    observed = model(tokens, Tap([Read(site) for site in sites.names(model.config)]), keep=keep)
+    assert_close(observed[keep], padded[keep])
+    for row, real in zip(range(3), keep, strict=True):
+        assert_close(padded[row, real], model(tokens[row : row + 1, real])[0])
+
+
+@CAUSAL
+def test_packed_documents_do_not_see_each_other(name: str) -> None:
+    model, tokens = build_mixed(name), some_tokens()
+    documents = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2]).expand(3, -1)
+    packed = model(tokens, documents=documents)
+    parts = [model(tokens[:, part]) for part in (slice(0, 4), slice(4, 7), slice(7, 9))]
+    assert_close(packed, torch.cat(parts, 1))
+
+
+@CAUSAL
+@pytest.mark.parametrize("sizes", [[1] * 9, [9], [4, 5], [6, 1, 2]], ids=str)
+def test_steps_equal_the_full_pass(name: str, sizes: list[int]) -> None:
+    model, tokens = build_mixed(name), some_tokens()
+    assert_close(in_steps(model, tokens, sizes), model(tokens))
+
+
+@CAUSAL
+@pytest.mark.parametrize("side", ["left", "right", "inside"])
+def test_padded_steps_equal_the_full_pass(name: str, side: str) -> None:
+    model, tokens, keep = build_mixed(name), some_tokens(), kept(side)
+    for sizes in ([1] * 9, [6, 3]):
+        assert_close(in_steps(model, tokens, sizes, keep)[keep], model(tokens, keep=keep)[keep])
+
+
+@CAUSAL
+def test_a_step_observes_what_the_full_pass_does(name: str) -> None:
+    model, tokens, z = build_mixed(name), some_tokens(), Read("blocks.1.attn.hook_z")
+    reads = [z, *(Read(f"blocks.{i}.attn.hook_pattern") for i in layers_with(name, "patterned"))]
+    whole, step, cache = Tap(reads), Tap(reads), empty_cache(model, 3)
+    model(tokens, whole)
+    model(tokens[:, :7], cache=cache)
+    model(tokens[:, 7:], step, cache=cache)
+    assert_close(step.values[z], whole.values[z][:, 7:])
+    for read in reads[1:]:
+        if MIXERS[name].mixers[sites.find(read.site, MIXERS[name])[1] or 0].traits.keyed:
+            assert_close(step.values[read], whole.values[read][:, :, 7:])
+
+
+@EVERY
+def test_the_wanted_columns_of_the_last_block_are_those_of_all(name: str) -> None:
+    model, tokens = build_mixed(name), some_tokens()
+    at = torch.tensor([[8], [3], [5]])
+    assert_close(model(tokens, logits_at=at)[:, 0], model(tokens)[torch.arange(3), at[:, 0]])
+
+
+@EVERY
+def test_a_pass_may_stop_and_start_between_blocks(name: str) -> None:
+    model, tokens = build_mixed(name), some_tokens()
+    assert_close(model(model(tokens, stop=1), start=1), model(tokens))
+
+
+@EVERY
+def test_gradients_of_observed_and_fused_passes_agree(name: str) -> None:
+    found = []
+    for reads in ((), [Read(site) for site in sites.names(MIXERS[name])]):
+        model = deepcopy(build_mixed(name)).requires_grad_(True)
+        loss = model(some_tokens(), Tap(reads)).log_softmax(-1)[..., 3].sum()
+        found.append(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+    for fused, observed in zip(*found, strict=True):
+        assert (fused is None) == (observed is None)
+        if fused is not None:
+            assert torch.isfinite(fused).all()
+            assert_close(observed, fused)
+
+
+@EVERY
+def test_the_gradient_at_a_site_is_the_effect_of_a_small_edit(name: str) -> None:
+    """Oracle: a central difference along a random direction, made with edits alone."""
+    model, step = build_mixed(name), 1e-6
+    weight = noise(model(some_tokens()))
+    for site in sites.names(model.config):
+        read = Read(site, grad=True)
+        tap = Tap([read])
+        (gradient,) = torch.autograd.grad((model(some_tokens(), tap) * weight).sum(), tap.live[read])
+
+        def metric(t: float, site: str = site) -> Tensor:
+            moved = Edit(site, lambda x: x + t * noise(x))
+            return (model(some_tokens(), Tap(edits=[moved])) * weight).sum()
+
+        slope = (metric(step) - metric(-step)) / (2 * step)
+        torch.testing.assert_close((gradient * noise(gradient)).sum(), slope, rtol=1e-4, atol=1e-5, msg=site)
+
+
+@EVERY
+def test_a_planned_sweep_gives_the_numbers_of_the_loop(name: str) -> None:
+    model, batch = build_mixed(name), asked()
+    for site in ("hook_embed", "blocks.0.hook_resid_post", "blocks.0.attn.hook_v", "blocks.1.attn.hook_z"):
+        variants = cells(model, batch, site)
+        assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, loop(model, batch, variants))
+
+
+@EVERY
+@pytest.mark.parametrize("by", ["layer", "sublayer", "head", "source"])
+def test_attribution_sums_to_the_logit_difference_or_is_refused(name: str, by: str) -> None:
+    model, answer, wrong = build_mixed(name), torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
+    if by == "source" and len(layers_with(name, "additive")) < model.config.n_layers:
+        with pytest.raises(ValueError, match="no pattern of the values"):
+            interp.attribute(HookedTransformer(model), some_tokens(), answer, wrong, by=by)
+        return
+    found = interp.attribute(HookedTransformer(model), some_tokens(), answer, wrong, by=by)  # type: ignore[arg-type]
+    last = model(some_tokens())[:, -1]
+    rows = torch.arange(3)
+    assert_close(torch.tensor(found.logits.sum("component").values), last[rows, answer] - last[rows, wrong])
+
+
+@EVERY
+def test_circuits_that_a_mixer_has_not_are_refused(name: str) -> None:
+    weights = Weights(build_mixed(name))
+    for circuit, trait in (("OV", "additive"), ("QK", "bilinear"), ("W_Q", "queries"), ("W_K", "queries")):
+        if len(layers_with(name, trait)) < MIXERS[name].n_layers:
+            with pytest.raises(AttributeError, match="has no"):
+                getattr(weights, circuit)
+        else:
+            assert getattr(weights, circuit).shape[:2] == (
+                2,
+                4 if circuit != "W_K" else MIXERS[name].kv_heads,
+            )
+
+
+@EVERY
+def test_half_precision_is_near_double(name: str) -> None:
+    low = build_mixed(name, torch.bfloat16)(some_tokens())
+    assert low.dtype == torch.bfloat16
+    assert_close(low.double(), build_mixed(name)(some_tokens()), torch.bfloat16)
+
+
+@EVERY
+def test_a_model_is_stored_and_loaded(name: str, tmp_path: Path) -> None:
+    model = build_mixed(name, torch.float32)
+    load.save(model, tmp_path / "model")
+    again = load.from_folder(tmp_path / "model")
+    assert again.config == MIXERS[name]
+    assert torch.equal(again(some_tokens()), model(some_tokens()))
+
+
+BASE = MIXERS["pool"]
+CONTRADICTIONS = {
+    "a window on a linear mixer": ({"mixer": Linear(), "window": 4}, "no window under Linear"),
+    "a bias on scores that do not exist": ({"mixer": Linear(), "position": Alibi()}, "other than Alibi"),
+    "rotation without queries": ({"position": Rotary()}, "no qk_norm and no rotary"),
+    "heads that do not divide": ({"n_kv_heads": 3, "mixer": Linear()}, "n_kv_heads to divide"),
+    "chunks beyond the context": ({"mixer": DualChunk(200, 100), "position": Rotary()}, "chunk <= n_ctx"),
+    "chunks without rotation": ({"mixer": DualChunk(8, 4)}, "rotary positions for DualChunk"),
+    "more keys than there are": ({"mixer": Linformer(10_000), "causal": False}, "rank <= n_ctx"),
+    "a future that leaks": ({"mixer": Linformer(4)}, "causal=False under Linformer"),
+    "a state without an order": ({"mixer": Linear(), "causal": False}, "a causal model under Linear"),
+    "no mixer": ({"mixer": ()}, "a mixer or several"),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_configs_that_contradict_themselves_are_refused(case: str) -> None:
+    changes, message = CONTRADICTIONS[case]
+    with pytest.raises(ValueError, match=message):
+        replace(BASE, **changes)  # type: ignore[arg-type]
