@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.factored import FactoredMatrix
+from interp.core.precision import wide
 from interp.model.attention import Attention, CrossAttention
 from interp.model.norm import HeadNorm, Normalize
 from interp.model.position import Rotation, depends_on_length, sinusoids
@@ -62,7 +63,8 @@ class Circuits:
     def ov(self, layer: int | None = None, head: int | None = None, *, cross: bool = False) -> FactoredMatrix:
         """W_V W_O of one head `[d d]`, of a layer's heads `[h d d]` or of all `[l h d d]`, source on the rows.
 
-        Errors: IndexError for a layer or head that does not exist, ValueError for cross-attention a model lacks.
+        Errors: IndexError for a layer or head that does not exist, ValueError for cross-attention a model lacks,
+        AttributeError for a layer whose mixer has no such circuit.
         """
         return self._chosen(layer, head, lambda at: self._ov(at, cross=cross))
 
@@ -85,9 +87,15 @@ class Circuits:
         return self._chosen(layer, head, lambda at: self._qk(at, offsets, cross=cross))
 
     def full_ov(self, layer: int, head: int) -> FactoredMatrix:
-        """W_E OV W_U `[source token, output token]`: how a source token, once attended to, moves each logit."""
-        circuit = self.ov(layer, head)
-        return FactoredMatrix(self.embedded @ circuit.A, circuit.B @ self.unembedding)
+        """W_E OV W_U `[source token, output token]`: how a source token, once attended to, moves each logit.
+
+        In float32 at least; the final norm is put on W_O's side, so that no second array of W_U's size is made.
+        Errors: as `ov` and `unembedding`.
+        """
+        ov = self.ov(layer, head).wide()
+        return FactoredMatrix(
+            wide(self.embedded) @ ov.A, self.before_unembedding(ov.B) @ wide(self.bare_unembedding)
+        )
 
     def full_qk(
         self, layer: int, head: int, *, offset: Offset = None, query: Term = "token", key: Term = "token"
@@ -145,21 +153,32 @@ class Circuits:
 
         Errors: AttributeError without an unembedding, ValueError behind a masked-LM head, which is not linear.
         """
+        found = self.bare_unembedding
+        if not self.folded:
+            return found
+        return self._read_by(self.model.ln_final, found) * self.model.config.logit_scale
+
+    @property
+    def bare_unembedding(self) -> Float[Tensor, "d v"]:
+        """W_U itself, not copied, whatever the conventions; errors as `unembedding`."""
         if self.model.mlm_head is not None:
             raise ValueError(
                 "this model computes its logits by a non-linear masked-LM head: no circuit ends in it"
             )
-        found = Weights(self.model).W_U
-        return (
-            self._read_by(self.model.ln_final, found) * self.model.config.logit_scale
-            if self.folded
-            else found
-        )
+        return Weights(self.model).W_U
+
+    def before_unembedding(self, written: Float[Tensor, "*h d"]) -> Float[Tensor, "*h d"]:
+        """What is written to the final stream, as W_U reads it: with `folded` behind the final norm at scale 1."""
+        if not self.folded:
+            return written
+        return self.model.ln_final.frozen(written, written.new_ones(1)) * self.model.config.logit_scale
 
     # one layer, all heads
 
     def _ov(self, layer: int, *, cross: bool) -> FactoredMatrix:
         weights, block = Weights(self.model), self.model.block(layer)
+        if not cross:
+            weights.require("additive", "OV circuit", [layer])
         value, out = self._reading(layer, "v", cross=cross), weights.layer(layer, cross=cross).W_O
         if self.folded:
             norm = block.post_norm("cross_attn_out" if cross else "attn_out")
@@ -168,6 +187,8 @@ class Circuits:
         return FactoredMatrix(value, out)
 
     def _qk(self, layer: int, offsets: Tensor | None, *, cross: bool) -> FactoredMatrix:
+        if not cross:
+            Weights(self.model).require("bilinear", "QK circuit", [layer])
         query, key = (self._reading(layer, part, cross=cross) for part in "qk")
         rotary = self._rotary(layer, cross=cross)
         if rotary is not None:

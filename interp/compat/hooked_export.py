@@ -20,6 +20,7 @@ from interp.model.config import (
     NoNorm,
     RMSNorm,
     Rotary,
+    Softmax,
     YarnScaling,
 )
 from interp.model.mlp import Experts
@@ -85,6 +86,7 @@ def inexpressible(model: Transformer) -> str | None:
         and (not isinstance(norm, LayerNorm) or isinstance(config.position, Learned)),
         f"qk_norm={config.qk_norm!r} with norm={norm}": config.qk_norm is not None and not rms,
         "a window without causal=True": config.window is not None and not config.causal,
+        f"mixer={config.mixer}": config.mixer != Softmax(),
         "cross_attention": config.cross_attention,
         f"n_token_types={config.n_token_types}": config.n_token_types > 0,
         f"mlm_head={config.mlm_head!r}": config.mlm_head is not None,
@@ -167,7 +169,8 @@ def _block(model: Transformer, weights: Weights, layer: int) -> dict[str, Tensor
         if norm is not None:
             found[f"attn.{name}.w"] = _norm_weights(norm.norm, model.dtype)["w"]
     inside = _experts(block.mlp) if isinstance(block.mlp, Experts) else _feed_forward(views)
-    return found | {f"mlp.{name}": w for name, w in inside.items()}
+    written = {**found, **{f"mlp.{name}": w for name, w in inside.items()}}
+    return {name: w for name, w in written.items() if w is not None}
 
 
 def _feed_forward(views: LayerWeights) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from interp.model import sites
 from interp.model.attention import Attention, Pass, View
-from interp.model.config import MLP, ModelConfig, MoE
+from interp.model.config import MLP, ModelConfig, MoE, Softmax
 from interp.model.kv_cache import Past
 from interp.model.mlp import FeedForward
 from interp.model.norm import Normalize
@@ -97,8 +97,8 @@ def tensor_parallel(model: Transformer, mesh: DeviceMesh) -> Transformer:
 def check_tensor_parallel(config: ModelConfig, processes: int) -> None:
     """ValueError unless a model of this config can be spread over so many processes; no process group is needed.
 
-    Heads, key/value heads and neurons must divide evenly. Mixtures of experts, cross-attention, attention sinks and
-    norms over all heads together (`qk_norm="width"`) are not supported.
+    Heads, key/value heads and neurons must divide evenly. Mixtures of experts, cross-attention, attention sinks, norms
+    over all heads together (`qk_norm="width"`) and mixers other than plain softmax attention are not supported.
 
     Example:
         >>> check_tensor_parallel(model.cfg, 2)
@@ -107,6 +107,7 @@ def check_tensor_parallel(config: ModelConfig, processes: int) -> None:
         f"mlp={config.mlp}": isinstance(config.mlp, MoE),
         "cross_attention=True": config.cross_attention,
         "sinks=True": config.sinks,
+        f"mixer={config.mixer}": config.mixer != Softmax(),
         "qk_norm='width'": config.qk_norm == "width",
     }
     if found := [name for name, present in unsupported.items() if present]:
@@ -331,7 +332,7 @@ def _own_pass(shared: Pass, team: Team) -> Pass:
     cache = (
         None
         if shared.cache is None
-        else OwnPast(shared.cache.length, shared.cache.crossed, shared.cache, team)
+        else OwnPast(shared.cache.length, shared.cache.crossed, shared.cache.states, shared.cache, team)
     )
     return replace(shared, everywhere=own(shared.everywhere), local=own(shared.local), cache=cache)
 
@@ -342,6 +343,7 @@ class OwnPast:
 
     length: int
     crossed: dict[int, tuple[Tensor, Tensor]]
+    states: dict[int, tuple[Tensor, ...]]
     cache: Past
     team: Team
 
