@@ -69,6 +69,12 @@ def five_steps(root: Path) -> None:
 
 def killed_at(root: Path, number: int) -> None:
     """Do the five steps, and die by SIGKILL when the n-th finished file is about to take its name."""
+    die_at_rename(number)
+    five_steps(root)
+
+
+def die_at_rename(number: int) -> None:
+    """From now on: SIGKILL when the n-th finished file is about to take its name."""
     replace, count = os.replace, 0
 
     def counted(source: object, target: object, **options: object) -> None:
@@ -79,7 +85,6 @@ def killed_at(root: Path, number: int) -> None:
         replace(source, target, **options)  # type: ignore[call-overload]
 
     os.replace = counted  # type: ignore[assignment]
-    five_steps(root)
 
 
 def with_room(limit: int, root: Path) -> None:

@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 
-import h5netcdf
-import pyarrow.parquet
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -23,11 +20,10 @@ from interp.engine.analysis import Analysis
 from interp.engine.sources import open_source
 from interp.engine.stream import Stream
 from interp.model import ModelConfig, Read, Trace, Transformer
+from tests.engine import killed
 from tests.engine.running import SITE, _finish_norms, _norms, agree, by_position, kept, norms
 from tests.tiny import hooked
 
-PRELOADED = (h5netcdf, pyarrow.parquet, safetensors.torch)
-"""Imported here, so that no killed process spends its time on it."""
 TEXTS = [("The cat sat on the mat. " * 3)[: 3 + 7 * i % 31] for i in range(60)]
 TEXTS[17] = ""
 LEAST = 8_000
@@ -84,16 +80,7 @@ def go_on(folder: Path, log: Path) -> None:
 
 def die_at_rename(number: int, folder: Path, log: Path) -> None:
     """Go on, and die when the n-th finished file is about to take its name."""
-    replace, count = os.replace, 0
-
-    def counted(source: object, target: object, **options: object) -> None:
-        nonlocal count
-        count += 1
-        if count == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        replace(source, target, **options)  # type: ignore[call-overload]
-
-    os.replace = counted  # type: ignore[assignment]
+    killed.die_at_rename(number)
     go_on(folder, log)
 
 

@@ -1,8 +1,5 @@
 """Maps and bars show the effects of the result and its intervals; what was not changed is left white."""
 
-from collections.abc import Iterator
-
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -19,13 +16,6 @@ from tests.configs import build, some_tokens
 
 TOKENS = some_tokens()
 METRIC = logit_difference([3, 4, 5], [6, 7, 8])
-
-
-@pytest.fixture(autouse=True)
-def _no_figures_left() -> Iterator[None]:
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 def model() -> HookedTransformer:

@@ -1,7 +1,5 @@
 """The backward-lens panel shows the norms it was given, the word that each side is read by, and none for no update."""
 
-from collections.abc import Iterator
-
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,13 +13,6 @@ from tests.tiny import CORPUS, hooked
 
 PROMPT = CORPUS[0].removesuffix(" Mary.")
 MODEL = hooked("gpt2")
-
-
-@pytest.fixture(autouse=True)
-def _no_figures_left() -> Iterator[None]:
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,6 @@
 """Maps and curves of a causal trace show its effects, their intervals, and what was restored."""
 
-from collections.abc import Iterator
-
 import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -15,13 +12,6 @@ from interp.plot.causal_trace import causal_trace, causal_trace_curves
 from tests.configs import build, some_tokens
 
 SUBJECTS = [range(2, 4), range(1, 2), range(2, 3)]
-
-
-@pytest.fixture(autouse=True)
-def _no_figures_left() -> Iterator[None]:
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 def traced(**protocol: object) -> xr.Dataset:

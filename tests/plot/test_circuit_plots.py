@@ -1,9 +1,6 @@
 """The drawn circuit has its nodes and edges, wide and coloured by their scores; the curve is the result's."""
 
-from collections.abc import Iterator
-
 import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import xarray as xr
@@ -23,13 +20,6 @@ SCORES = {
     "input->m0": 0.1,
     "m0->a1.h2<k>": 1.0,
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_figures_left() -> Iterator[None]:
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 def arrows(ax: Axes) -> list[FancyArrowPatch]:

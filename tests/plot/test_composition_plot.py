@@ -1,6 +1,5 @@
 """The composition map shows the numbers it was given, in the place of their pair, and makes the strongest one plain."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import matplotlib as mpl
@@ -15,13 +14,6 @@ import interp
 from interp import plot
 from interp.analyses.composition import composition
 from interp.model import ModelConfig, Transformer
-
-
-@pytest.fixture(autouse=True)
-def _no_figures_left() -> Iterator[None]:
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")

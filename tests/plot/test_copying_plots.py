@@ -1,7 +1,5 @@
 """The disc and the plane show the numbers they were given and name the induction heads."""
 
-from collections.abc import Iterator
-
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,13 +10,6 @@ import xarray as xr
 from interp import plot
 
 VALUES = torch.tensor([2.0, -2.0, 0.2j, 0.002, 0.0])
-
-
-@pytest.fixture(autouse=True)
-def _no_figures_left() -> Iterator[None]:
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 def table() -> xr.Dataset:

@@ -1,7 +1,5 @@
 """Maps of heads: the neutral colour is chance, labels stand in their cells, what is not there is refused."""
 
-from collections.abc import Iterator
-
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,13 +9,6 @@ import xarray as xr
 import interp
 from interp import plot
 from interp.plot.heads import head_labels
-
-
-@pytest.fixture(autouse=True)
-def _no_figures_left() -> Iterator[None]:
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")

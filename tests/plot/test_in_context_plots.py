@@ -1,6 +1,6 @@
 """Plots of loss by index and of training: they show the numbers they were given and their units, and no others."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -16,13 +16,6 @@ from interp.analyses.in_context import in_context, loss_map
 from tests.configs import build, some_tokens
 
 MODELS = {"step4": "gpt2", "step30": "mqa", "step200": "bloom"}
-
-
-@pytest.fixture(autouse=True)
-def _no_figures_left() -> Iterator[None]:
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 def load(revision: str) -> HookedTransformer:

@@ -1,9 +1,5 @@
 """The patching map shows the result's numbers, and says where nothing was changed."""
 
-from collections.abc import Iterator
-
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -13,13 +9,6 @@ from tests.configs import build
 
 CLEAN, CORRUPT = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[5, 9, 7, 8]])
 FOUND = patch(HookedTransformer(build("gpt2"), None), CLEAN, CORRUPT, metric=logit_difference(3, 4))
-
-
-@pytest.fixture(autouse=True)
-def _no_figures_left() -> Iterator[None]:
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 @pytest.mark.parametrize("value", ["normalised", "effect"])

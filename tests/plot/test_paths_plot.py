@@ -1,7 +1,5 @@
 """The bars of `loss_by_order` are the losses of the result, its whiskers the intervals."""
 
-from collections.abc import Iterator
-
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,13 +9,6 @@ import xarray as xr
 import interp
 from interp import plot
 from interp.analyses.paths import paths, term_importance
-
-
-@pytest.fixture(autouse=True)
-def _no_figures_left() -> Iterator[None]:
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Plots show the numbers they were given, centre signed colours on 0, name their units and change no global state."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -15,13 +15,6 @@ from interp import plot
 from interp.plot.canvas import annotate, heat_map
 
 PROMPT = "abcdefabcdefabc"
-
-
-@pytest.fixture(autouse=True)
-def _no_figures_left() -> Iterator[None]:
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """The plot of sparse probes shows the scores it was given, their intervals and their null."""
 
-from collections.abc import Iterator
-
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -14,13 +12,6 @@ from interp import HookedTransformer
 from interp.analyses.probing import probe, probe_neurons
 from interp.plot.probing import WORDS, probing
 from tests.configs import build, some_tokens
-
-
-@pytest.fixture(autouse=True)
-def _no_figures_left() -> Iterator[None]:
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """The strips of `token_attribution` hold the scores, one row per method, each relative to its own largest."""
 
-from collections.abc import Iterator
-
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -14,13 +12,6 @@ from interp.analyses.token_attribution import token_attribution
 from tests.configs import build
 
 ROWS = Batch.of([[3, 1, 4, 1, 5], [9, 2, 6]])
-
-
-@pytest.fixture(autouse=True)
-def _no_figures_left() -> Iterator[None]:
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")
