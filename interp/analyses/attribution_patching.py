@@ -7,7 +7,7 @@ gradient, however much a real patch would change (compare with `agreement`).
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,7 @@ from interp.analyses.contrast import (
     Contrast,
     Direction,
     Watched,
+    check_direction,
     check_one_length,
     site_names,
 )
@@ -77,8 +78,7 @@ def attribution_patch(
     pair = Contrast.of(model, clean, corrupt, metric, prepend_bos=prepend_bos)
     axes = sites.find(names[0], model.transformer.config)[0].axes.split()[1:]
     kept = _kept(axes, by, pair.clean, site)
-    if direction not in get_args(Direction):
-        raise ValueError(f"direction must be denoise or noise, got {direction!r}")
+    check_direction(direction)
     if direction == "noise" and metric.compares:
         raise ValueError(
             f"{metric.name} compares with the clean run, where its gradient is 0: use direction='denoise'"

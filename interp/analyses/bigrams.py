@@ -1,7 +1,6 @@
 """What the direct path, embedding to unembedding, knows of a corpus: a bigram table against the corpus' own."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,7 +42,7 @@ def bigram_table(circuits: Circuits, tokens: Int[Tensor, "*b p"]) -> "xr.Dataset
     if circuits.folded:
         norm = circuits.model.ln_final
         rows = norm.frozen(rows, norm.scale(rows)) * circuits.model.config.logit_scale
-    unembedding = wide(replace(circuits, folded=False).unembedding)
+    unembedding = wide(circuits.bare_unembedding)
     log_q, spread = _log_softmax_at(rows, unembedding, index, pairs[1])
     unigram = torch.zeros(d_vocab, dtype=torch.float64).index_add(0, pairs[1], counts) / counts.sum()
     p, u = counts / total[index], unigram[pairs[1]].log()

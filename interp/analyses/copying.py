@@ -6,7 +6,6 @@ key]`. Both have rank d_head: spectra come from d_head x d_head products, entrie
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -98,11 +97,11 @@ def eigenvalue_scores(circuits: Circuits) -> Float[Tensor, "l h"]:
         torch.Size([3, 8])
     """
     _refuse_biases(circuits)
-    through = _over_vocabulary(_unembedding(circuits), circuits.embedded)
+    through = _over_vocabulary(circuits.bare_unembedding, circuits.embedded)
     scores = []
     for layer in range(circuits.model.config.n_layers):
         ov = circuits.ov(layer)
-        cycled = FactoredMatrix(wide(ov.A), _before_unembedding(circuits, wide(ov.B)) @ through)
+        cycled = FactoredMatrix(wide(ov.A), circuits.before_unembedding(wide(ov.B)) @ through)
         scores.append(positivity(cycled.eigenvalues()))
     return torch.stack(scores)
 
@@ -150,7 +149,7 @@ def copying_ranks(circuits: Circuits, layer: int, head: int) -> Int[Tensor, "v"]
     0 = the head, attending to the token, raises no logit more; equal logits share the better rank.
     Errors: IndexError for a layer or head that does not exist.
     """
-    return _full_ov(circuits, layer, head).diagonal_ranks()
+    return circuits.full_ov(layer, head).diagonal_ranks()
 
 
 @torch.no_grad()
@@ -247,7 +246,7 @@ def _rank_scores(circuits: Circuits, sources: Int[Tensor, "n"] | None) -> dict[s
     cells: list[Tensor] = []
     heads = [(layer, head) for layer in range(config.n_layers) for head in range(config.n_heads)]
     for layer, head in tqdm(heads, desc="copying ranks", delay=1, leave=False):
-        full = _full_ov(circuits, layer, head)
+        full = circuits.full_ov(layer, head)
         ranks = (full if sources is None else _own_first(full, sources)).diagonal_ranks()
         moments = Moments.of(torch.stack((ranks == 0, ranks), 1).double())
         found = torch.stack((moments.mean, *moments.interval()))
@@ -269,29 +268,9 @@ def _full(circuits: Circuits, kind: Kind, layer: int, head: int) -> FactoredMatr
     if kind not in SIDES:
         raise ValueError(f"kind must be OV or QK, got {kind!r}")
     if kind == "OV":
-        return _full_ov(circuits, layer, head)
+        return circuits.full_ov(layer, head)
     qk, embedded = circuits.qk(layer, head).wide(), wide(circuits.embedded)
     return FactoredMatrix(embedded @ qk.A, qk.B @ embedded.mT)
-
-
-def _full_ov(circuits: Circuits, layer: int, head: int) -> FactoredMatrix:
-    """`Circuits.full_ov` with the final norm on W_O's side: no second array of the unembedding's size."""
-    ov = circuits.ov(layer, head).wide()
-    source = wide(circuits.embedded) @ ov.A
-    return FactoredMatrix(source, _before_unembedding(circuits, ov.B) @ wide(_unembedding(circuits)))
-
-
-def _before_unembedding(circuits: Circuits, written: Float[Tensor, "*h d"]) -> Float[Tensor, "*h d"]:
-    """What is written to the final stream, as W_U reads it: with `folded` behind the final norm at scale 1."""
-    if not circuits.folded:
-        return written
-    model = circuits.model
-    return model.ln_final.frozen(written, written.new_ones(1)) * model.config.logit_scale
-
-
-def _unembedding(circuits: Circuits) -> Float[Tensor, "d v"]:
-    """W_U itself, not copied; refused where no circuit ends in it."""
-    return replace(circuits, folded=False).unembedding
 
 
 def _over_vocabulary(left: Float[Tensor, "c v"], right: Float[Tensor, "v d"]) -> Float[Tensor, "c d"]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,6 +21,7 @@ from interp.analyses.contrast import (
     Contrast,
     Direction,
     Watched,
+    check_direction,
     check_one_length,
     site_names,
 )
@@ -81,8 +82,7 @@ def patch(
         ('layer', 'head')
     """
     metric = logit_difference() if metric is None else metric
-    if direction not in get_args(Direction):
-        raise ValueError(f"direction must be denoise or noise, got {direction!r}")
+    check_direction(direction)
     pair = Contrast.of(model, clean, corrupt, metric, prepend_bos=prepend_bos)
     cells = Cells.of(site, by, pair, model.transformer.config)
     parts = [patched(model.transformer, some, cells, metric, direction) for some in pair.split(batch_size)]

@@ -8,13 +8,13 @@ computed anew; one behind the heads' sum (sandwich, output, post) makes a sender
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.analyses.contrast import Contrast, Direction, Watched, check_one_length
+from interp.analyses.contrast import Contrast, Direction, Watched, check_direction, check_one_length
 from interp.analyses.graph import INPUT, LOGITS, EdgeGraph
 from interp.analyses.path_runs import PathRuns, Routes, head_places
 from interp.core.results import labelled
@@ -77,8 +77,7 @@ def path_patch(
         ('layer', 'head')
     """
     metric = logit_difference() if metric is None else metric
-    if direction not in get_args(Direction):
-        raise ValueError(f"direction must be denoise or noise, got {direction!r}")
+    check_direction(direction)
     ends = [receivers] if isinstance(receivers, str) else receivers
     network = model.transformer
     routes = Routes.of(network.config, ends, senders, freeze_mlps=freeze_mlps)

@@ -1,5 +1,6 @@
 """Circuits against what heads do: the forms, applied to a recorded stream, give the recorded scores and outputs."""
 
+import copy
 import functools
 import math
 from dataclasses import replace
@@ -196,6 +197,22 @@ def test_full_circuits_are_the_dense_products() -> None:
     assert_close(circuits.full_ov(1, 2).AB, w.W_E @ w.W_V[1, 2] @ w.W_O[1, 2] @ w.W_U)
     assert_close(circuits.full_qk(1, 2).AB, w.W_E @ w.W_Q[1, 2] @ w.W_K[1, 2].mT @ w.W_E.mT)
     assert_close(circuits.direct().AB, w.W_E @ w.W_U)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2", "granite-moe"])
+def test_the_final_norm_may_stand_on_either_side_of_the_full_ov_circuit(name: str) -> None:
+    circuits = Circuits(build(name), folded=True)
+    expected = circuits.embedded @ circuits.ov(1, 2).AB @ circuits.unembedding
+    assert_close(circuits.full_ov(1, 2).AB, expected)
+
+
+def test_the_full_ov_circuit_of_half_precision_weights_is_multiplied_in_float32() -> None:
+    """Oracle: the same rounded weights in float64."""
+    half = perturbed(CONFIGS["no-norm"], torch.bfloat16)
+    found, w = Circuits(half).full_ov(1, 2), Weights(copy.deepcopy(half).double())
+    assert found.A.dtype == found.B.dtype == torch.float32
+    expected = w.W_E @ w.W_V[1, 2] @ w.W_O[1, 2] @ w.W_U
+    torch.testing.assert_close(found.AB.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2", "granite-moe"])
