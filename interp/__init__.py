@@ -11,6 +11,7 @@ from interp.analyses.ablation_edges import knock_out
 from interp.analyses.ablation_protocols import Mean, Resample, Zero
 from interp.analyses.activation_cache import ActivationCache
 from interp.analyses.agreement import agreement
+from interp.analyses.attention_rows import attention_entropy, dispersion
 from interp.analyses.attribution import attribute
 from interp.analyses.attribution_patching import attribution_patch
 from interp.analyses.backward_lens import BackwardLens, backward_lens
@@ -25,6 +26,7 @@ from interp.analyses.composition import (
     composition_scores,
     virtual_heads,
 )
+from interp.analyses.consensus import consensus
 from interp.analyses.continuation import Continuation, ngram_entropy
 from interp.analyses.contrast import batches
 from interp.analyses.copying import (
@@ -55,6 +57,7 @@ from interp.analyses.patching import patch, patch_preset
 from interp.analyses.path_patching import path_patch
 from interp.analyses.paths import orders, path_matrix, paths, term_importance
 from interp.analyses.probing import probe, probe_neurons
+from interp.analyses.rank_collapse import rank_collapse
 from interp.analyses.recall import recall
 from interp.analyses.residual import IncompleteSumError, Parts
 from interp.analyses.rome import Rome, key_moment, rome_edit
@@ -64,7 +67,9 @@ from interp.analyses.sae_metrics import sae_quality
 from interp.analyses.sae_training import train_sae
 from interp.analyses.sentences import IndirectObjects
 from interp.analyses.short_circuit import short_circuit
+from interp.analyses.singular_values import SingularValues, interpolated, train_z
 from interp.analyses.spans import Mention
+from interp.analyses.spectra import spectra
 from interp.analyses.token_attribution import Mixed, layer_mixing, token_attribution
 from interp.analyses.top_examples import top_examples
 from interp.analyses.tuned_lens import TunedLens, train_tuned_lens
@@ -146,6 +151,7 @@ __all__ = [
     "Results",
     "Rome",
     "Sampling",
+    "SingularValues",
     "Stream",
     "Sweep",
     "Tap",
@@ -160,6 +166,7 @@ __all__ = [
     "agreement",
     "answer_loss",
     "answer_probability",
+    "attention_entropy",
     "attention_kernel",
     "attribute",
     "attribution_patch",
@@ -172,8 +179,10 @@ __all__ = [
     "composition",
     "composition_directions",
     "composition_scores",
+    "consensus",
     "copying",
     "directions",
+    "dispersion",
     "edge_attribution",
     "edge_effects",
     "edge_stability",
@@ -188,6 +197,7 @@ __all__ = [
     "gradient_edit",
     "heads",
     "in_context",
+    "interpolated",
     "key_moment",
     "kl_divergence",
     "knock_out",
@@ -218,6 +228,7 @@ __all__ = [
     "phase_change",
     "probe",
     "probe_neurons",
+    "rank_collapse",
     "recall",
     "recovery",
     "rome_edit",
@@ -228,6 +239,7 @@ __all__ = [
     "short_circuit",
     "singular_directions",
     "skip_trigrams",
+    "spectra",
     "store_activations",
     "term_importance",
     "token_attribution",
@@ -235,5 +247,6 @@ __all__ = [
     "top_pairs",
     "train_sae",
     "train_tuned_lens",
+    "train_z",
     "virtual_heads",
 ]

@@ -5,23 +5,27 @@ Nothing is computed here, nothing is shown, and no style is changed. Signed numb
 
 from interp.plot.ablation import ablation, recall_curve, recall_map
 from interp.plot.attention import attention
+from interp.plot.attention_rows import attention_entropy, dispersion
 from interp.plot.attribution import attribution, attribution_map
 from interp.plot.backward_lens import backward_lens
 from interp.plot.causal_trace import causal_trace, causal_trace_curves
 from interp.plot.circuit import circuit, faithfulness_curve
 from interp.plot.composition import composition
 from interp.plot.copying import copying_plane, eigenvalue_disc
+from interp.plot.depth import consensus, rank_collapse
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
 from interp.plot.lens import lens_curve, logit_lens
 from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
 from interp.plot.probing import probing
+from interp.plot.spectra import singular_values, spectra_map
 from interp.plot.token_attribution import token_attribution
 
 __all__ = [
     "ablation",
     "attention",
+    "attention_entropy",
     "attribution",
     "attribution_map",
     "backward_lens",
@@ -29,7 +33,9 @@ __all__ = [
     "causal_trace_curves",
     "circuit",
     "composition",
+    "consensus",
     "copying_plane",
+    "dispersion",
     "eigenvalue_disc",
     "faithfulness_curve",
     "head_labels",
@@ -42,7 +48,10 @@ __all__ = [
     "loss_map",
     "patching",
     "probing",
+    "rank_collapse",
     "recall_curve",
     "recall_map",
+    "singular_values",
+    "spectra_map",
     "token_attribution",
 ]

@@ -5,8 +5,6 @@ the same bits, and the result has the dims its door declares.
 """
 
 import pickle
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -33,27 +31,11 @@ from interp.engine.analysis import Analysis, Questions, run_batches
 from interp.engine.batch import Batch
 from interp.model import ModelConfig, Transformer
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
+from tests.contract.case import ENDS, Case, Dims
+from tests.contract.depth_cases import DEPTH_CASES
 
 DATA = RepeatedTokens(period=5, repeats=3, rows=5)
 MODELS = ("gpt2", "llama-gqa", "attention-only-rotary")
-Dims = Mapping[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One analysis, the rows it is asked about, and what its door declares."""
-
-    make: Callable[[ModelConfig], Analysis]
-    dims: Dims
-    padding: tuple[str, ...] = ()
-    """Sides on which rows may be padded; none means that padding is refused."""
-    needs_mlp: bool = False
-    needs_no_mlp: bool = False
-
-    @property
-    def row_dim(self) -> str | None:
-        """The dim with one entry per row, where the result keeps the rows."""
-        return next((d for d in ("prompt", "example") if any(d in dims for dims in self.dims.values())), None)
 
 
 def _reconstruction(config: ModelConfig) -> Analysis:
@@ -69,7 +51,6 @@ def _reconstruction(config: ModelConfig) -> Analysis:
 _COMPONENTS: Dims = {"logits": ("prompt", "component"), "total": ("prompt",)}
 _CELL = ("prompt", "depth", "pos")
 _BY_ORDER = {"loss": "order", "reduction": "order", "alone": "layer", "given_others": "layer"}
-ENDS = ("", "_low", "_high")
 CASES: dict[str, Case] = {
     "name_attention": Case(name_attention, dict.fromkeys(MENTIONS, ("prompt", "layer", "head")), ("left",)),
     **{
@@ -210,6 +191,7 @@ CASES: dict[str, Case] = {
             "peak_distance": ("layer", "head"),
         },
     ),
+    **DEPTH_CASES,
 }
 EACH = pytest.mark.parametrize(
     ("case", "model"),
@@ -376,6 +358,10 @@ def test_every_analysis_of_the_package_is_in_the_table() -> None:
                 makers.add(f"{info.name}.{name}")
     assert makers == {
         "alti_logit.alti_logit",
+        "attention_rows.head_entropy",
+        "attention_rows.weights_by_keys",
+        "consensus.token_angles",
+        "rank_collapse.residuals",
         "attribution.attribution",
         "late_layers.last_layer",
         "lens.lens",

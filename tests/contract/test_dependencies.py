@@ -18,6 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plot": ANALYSES | {"plot"},
     "families": FAMILIES,
     "zoo": FAMILIES | {"zoo"},
+    "training": FAMILIES | {"engine", "zoo", "training"},
     "hooked": ANALYSES | FAMILIES | {"zoo", "hooked"},
     "encoder_decoder": ANALYSES | FAMILIES | {"encoder_decoder"},
     "pages": ANALYSES | {"pages"},
@@ -27,7 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 RESERVED = {
     **dict.fromkeys(
-        ["transformers", "tokenizers", "huggingface_hub"], ("families", "zoo", "compat.transformer_lens")
+        ["transformers", "tokenizers", "huggingface_hub"],
+        ("families", "zoo", "compat.transformer_lens", "training.vocabulary"),
     ),
     "safetensors": (
         "families",
@@ -38,6 +40,7 @@ RESERVED = {
         "engine.step_files",
         "engine.store",
         "engine.store_writer",
+        "training.state",
     ),
     "sklearn": ("analyses.neuron_selection",),
     "pyarrow": ("engine",),

@@ -23,9 +23,9 @@ from tests.tiny import CORPUS, backend, gpt2_tokenizer
 
 PROMPT = CORPUS[0].removesuffix(" Mary.")
 DOORS = (
-    "ablate", "attribute", "attribution_patch", "backward_lens", "causal_trace", "composition", "copying",
-    "edge_attribution", "evaluate_circuit", "find_circuit", "heads", "in_context", "logit_lens", "patch",
-    "path_patch", "paths",
+    "ablate", "attention_entropy", "attribute", "attribution_patch", "backward_lens", "causal_trace", "composition",
+    "consensus", "copying", "dispersion", "edge_attribution", "evaluate_circuit", "find_circuit", "heads", "in_context",
+    "logit_lens", "patch", "path_patch", "paths", "rank_collapse", "spectra",
 )  # fmt: skip
 
 

@@ -25,12 +25,21 @@ SMALL = {
     ),
     "circuit_stability": "model=demo-attn-2l sentences=4 edges=6 draws=1",
     "composition_null": "",
+    "depth_diagnostics": "model=demo-attn-2l rows=2 length=12 repeats=2 steps=1",
+    "copy_reverse": (
+        "d_vocab=6 low=2 high=3 d_model=16 n_heads=2 n_layers=1 test_rows=4 training.steps=4 training.log_every=2"
+    ),
     "edit_by_shift": "edits=2 tuning=1 neighbours=1 sentences=1 length=16 texts=2 steps=2",
     "framework_one_two_layers": "rows=4",
+    "induction_phase_change": (
+        "seeds=1 d_model=16 d_vocab=20 training.steps=2 training.rows=4 training.checkpoints=2"
+        " training.evaluation_rows=4"
+    ),
     "ioi": "model=demo-attn-2l prompts=2",
     "name_every_head": "model=groundtruth-induction",
     "phase_change": "",
     "short_circuit_memorisation": "model=demo-attn-2l facts=4 sentences=2 repeats=2",
+    "train": "task=recall d_vocab=20 training.steps=4 training.rows=4 training.evaluation_rows=4",
     "tuned_lens": "model=demo-attn-2l steps=2 sampled=4 sentences=4 held_out=3",
 }
 """What to say to `-p` so that an experiment takes seconds."""

@@ -1,0 +1,90 @@
+"""What depth does to the tokens of a text: rank collapse and consensus as curves over blocks."""
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from interp.core.shapes import nearest
+from interp.plot.canvas import axes
+
+REST = "#999999"
+"""Colour of what is drawn for comparison."""
+COSINES = ("min_cosine", "mean_cosine", "to_first", "to_first_start")
+LABELS = {
+    "min_cosine": "smallest cosine of two tokens", "mean_cosine": "mean cosine of two tokens",
+    "to_first": "mean cosine to the first token", "to_first_start": "mean cosine to the first token's start",
+    "distance_to_first": "mean distance to the first token", "norm": "mean length of a token",
+}  # fmt: skip
+
+
+def rank_collapse(result: xr.Dataset, *, title: str = "rank collapse", ax: Axes | None = None) -> Axes:
+    """The relative residual by depth, one line for each choice of parts, with 95 % bands; logarithmic.
+
+    result: what `analyses.rank_collapse.rank_collapse` returned. A line ends where the residual reaches the rounding
+    floor of the model's dtype: its last point is a triangle on the floor, which is dotted.
+
+    Example:
+        >>> from interp.analyses.rank_collapse import rank_collapse as measured
+        >>> rank_collapse(measured(model, prompt))
+    """
+    ax = axes(ax, 5.6, 3.8)
+    floor, reached = float(result.attrs["floor"]), False
+    for line in result.line.values:
+        values = result.sel(line=line)
+        mean = values.residual.to_numpy()
+        below = np.flatnonzero(mean <= floor)
+        shown = slice(int(below[0]) + 1 if len(below) else None)
+        depth, mean = values.depth.to_numpy()[shown], mean[shown].clip(floor)
+        (drawn,) = ax.plot(depth, mean, marker="o", markersize=3.5, linewidth=1.4, label=str(line))
+        low, high = (values[f"residual_{end}"].to_numpy()[shown].clip(floor) for end in ("low", "high"))
+        ax.fill_between(depth, low, high, color=drawn.get_color(), alpha=0.2, linewidth=0)
+        if len(below):
+            reached = True
+            ax.plot(depth[-1], floor, marker="v", markersize=8, color=drawn.get_color())
+    if reached:
+        ax.axhline(floor, color=REST, linewidth=0.8, linestyle=":", label="rounding floor")
+    ax.set_yscale("log")
+    _blocks(ax)
+    ax.set_ylabel("relative residual (0: all tokens alike)")
+    ax.set_title(title)
+    ax.legend(fontsize="small", framealpha=0.85, edgecolor="none")
+    return ax
+
+
+def consensus(
+    result: xr.Dataset,
+    value: str = "min_cosine",
+    *,
+    label: str | None = None,
+    title: str = "token consensus",
+    ax: Axes | None = None,
+) -> Axes:
+    """One number of `analyses.consensus.consensus` by depth with its 95 % band.
+
+    label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown value.
+
+    Example:
+        >>> from interp.analyses.consensus import consensus as measured
+        >>> consensus(measured(model, prompt, repeats=4))
+    """
+    if value not in LABELS:
+        raise KeyError(f"no value {value!r} in this result; {nearest(value, LABELS)}")
+    ax = axes(ax, 5.6, 3.8)
+    depth = result.depth.to_numpy()
+    (line,) = ax.plot(depth, result[value], linewidth=1.4, label=label)
+    ends = (result[f"{value}_low"], result[f"{value}_high"])
+    ax.fill_between(depth, *ends, color=line.get_color(), alpha=0.2, linewidth=0)
+    if value in COSINES:
+        ax.axhline(1.0, color=REST, linewidth=0.8, linestyle=":")
+    _blocks(ax)
+    ax.set_ylabel(f"{LABELS[value]} ({'cosine' if value in COSINES else 'units of the stream'})")
+    ax.set_title(title)
+    if label is not None:
+        ax.legend(fontsize="small", framealpha=0.85, edgecolor="none")
+    return ax
+
+
+def _blocks(ax: Axes) -> None:
+    ax.set_xlabel("blocks applied")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))

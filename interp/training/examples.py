@@ -1,0 +1,147 @@
+"""What a model learns from: rows with what the context determines in them, their loss, and how much of it is right."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.engine.batch import Batch
+from interp.families.convert import AnyModel
+from interp.model.encoder_decoder import EncoderDecoder
+from interp.model.loss import next_token_loss, predicted
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in data without end a batch stands; with the data it decides every token, whatever came before."""
+
+    seed: int
+    step: int | None
+    """How many updates came before; None = the held-out rows."""
+
+    @property
+    def dice(self) -> np.random.Generator:
+        """The random numbers of this place."""
+        return np.random.default_rng([0 if self.step is None else self.step + 1, self.seed])
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Some rows of training data."""
+
+    batch: Batch
+    """What the model reads, token by token; for an encoder-decoder the target, start token first."""
+    determined: Bool[Tensor, "b n"] | None = None
+    """Which of the tokens from the second on follow from what stands before (or from the source); None = not known."""
+    source: Batch | None = None
+    """What the encoder of an encoder-decoder reads."""
+
+    def __post_init__(self) -> None:
+        rows, columns = self.batch.tokens.shape
+        if self.determined is not None and self.determined.shape != (rows, columns - 1):
+            raise ValueError(
+                f"determined must have one column per token after the first, [{rows}, {columns - 1}], "
+                f"got {list(self.determined.shape)}"
+            )
+        if self.source is not None and len(self.source) != rows:
+            raise ValueError(f"one source per target is required, got {len(self.source)} for {rows}")
+
+    @property
+    def counted(self) -> Bool[Tensor, "b n"]:
+        """Which tokens from the second on are predicted at all: real, and in one text with the token before."""
+        known = predicted(self.batch.keep, self.batch.documents)
+        return torch.ones_like(self.batch.tokens[:, 1:], dtype=torch.bool) if known is None else known
+
+    def to(self, device: torch.device) -> "Examples":
+        """The same on another device."""
+        return replace(
+            self,
+            batch=self.batch.to(device),
+            determined=None if self.determined is None else self.determined.to(device),
+            source=None if self.source is None else self.source.to(device),
+        )
+
+    def split(self, size: int) -> Iterator["Examples"]:
+        """Consecutive parts of at most `size` rows."""
+        for start in range(0, len(self.batch), size):
+            rows = torch.arange(start, min(start + size, len(self.batch)))
+            determined = None if self.determined is None else self.determined[rows]
+            source = None if self.source is None else self.source.rows(rows)
+            yield Examples(self.batch.rows(rows), determined, source)
+
+
+@runtime_checkable
+class TrainingData(Protocol):
+    """What a model is trained on: rows by their place alone, so that a run can go on anywhere.
+
+    A frozen dataclass of numbers and texts is described by its fields; anything else needs a `description`.
+    """
+
+    @property
+    def d_vocab(self) -> int:
+        """How many token ids it uses."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Tokens of the longest row."""
+        ...
+
+    def batch(self, place: Place, rows: int) -> Examples:
+        """The rows of a place; of the held-out place, rows that no step has."""
+        ...
+
+
+def logits(model: AnyModel, examples: Examples) -> Float[Tensor, "b p v"]:
+    """Logits of every token; packed texts see themselves only. ValueError for rows of the other kind of model."""
+    batch, source = examples.batch, examples.source
+    pair = isinstance(model, EncoderDecoder)
+    if pair != (source is not None):
+        kind = "an encoder-decoder requires sources" if pair else "one stack of layers has no sources to read"
+        raise ValueError(f"{kind}; the data has {'none' if source is None else 'them'}")
+    if isinstance(model, EncoderDecoder):
+        assert source is not None
+        return model(source.tokens, batch.tokens, source_keep=source.keep, target_keep=batch.keep)
+    return model(batch.tokens, keep=batch.keep, documents=batch.documents)
+
+
+def mean_loss(model: AnyModel, examples: Examples, *, determined_only: bool = False) -> Float[Tensor, ""]:
+    """Mean nats per token that is predicted, or per token that the context determines.
+
+    Errors: ValueError if the data does not say which are determined; NaN if there are none.
+    """
+    batch = examples.batch
+    losses = next_token_loss(logits(model, examples), batch.tokens, batch.keep, batch.documents)
+    if determined_only:
+        if examples.determined is None:
+            raise ValueError("determined_only requires data that says which tokens the context determines")
+        return (losses * examples.determined).sum() / examples.determined.sum()
+    if batch.keep is None and batch.documents is None:
+        return losses.mean()
+    return losses.sum() / examples.counted.sum()
+
+
+@torch.no_grad()
+def scores(model: AnyModel, examples: Examples, *, rows_at_once: int = 32) -> dict[str, float]:
+    """How good the model is on rows: `held_out_loss` and `accuracy`.
+
+    held_out_loss: nats per predicted token. accuracy: of the tokens that the context determines (of all predicted
+    ones, where the data does not say) the share whose logit is the largest, given all tokens before (teacher forcing).
+    Errors: ValueError if no token is predicted, or none determined.
+    """
+    sums = torch.zeros(4, dtype=torch.float64, device=model.device)
+    for part in (each.to(model.device) for each in examples.split(rows_at_once)):
+        batch, counted = part.batch, part.counted
+        found = logits(model, part)
+        losses = next_token_loss(found, batch.tokens, batch.keep, batch.documents)
+        asked = counted if part.determined is None else part.determined
+        right = (found[:, :-1].argmax(-1) == batch.tokens[:, 1:]) & asked
+        sums += torch.stack([each.sum(dtype=torch.float64) for each in (losses, counted, right, asked)])
+    loss, count, right, asked = sums.tolist()
+    if not (count and asked):
+        raise ValueError(f"held-out rows require tokens to predict, got {count:.0f}, {asked:.0f} determined")
+    return {"held_out_loss": loss / count, "accuracy": right / asked}

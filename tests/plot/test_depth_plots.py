@@ -1,0 +1,138 @@
+"""Plots of the depth diagnostics: they show the numbers they were given, name axes and units, and stop at the floor."""
+
+from collections.abc import Callable, Iterator
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.axes import Axes
+
+from interp import HookedTransformer
+from interp.analyses import attention_rows as rows
+from interp.analyses import consensus as meeting
+from interp.analyses import rank_collapse as collapse
+from interp.analyses.spectra import spectra
+from interp.plot import attention_rows, depth
+from interp.plot.spectra import singular_values, spectra_map
+from tests.configs import build, some_tokens
+
+
+@pytest.fixture(autouse=True)
+def _no_figures_left() -> Iterator[None]:
+    mpl.use("agg")
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def model() -> HookedTransformer:
+    return HookedTransformer(build("llama-gqa"))
+
+
+@pytest.fixture(scope="module")
+def results(model: HookedTransformer) -> dict[str, xr.Dataset]:
+    tokens = some_tokens(rows=4)
+    return {
+        "collapse": collapse.rank_collapse(model, tokens),
+        "consensus": meeting.consensus(model, tokens, repeats=3),
+        "entropy": rows.attention_entropy(model, tokens),
+        "dispersion": rows.dispersion(model, tokens),
+        "spectra": spectra(model, top=3),
+    }
+
+
+PLOTS: dict[str, Callable[[dict[str, xr.Dataset], Axes | None], Axes]] = {
+    "rank_collapse": lambda r, ax: depth.rank_collapse(r["collapse"], ax=ax),
+    "consensus": lambda r, ax: depth.consensus(r["consensus"], label="x", ax=ax),
+    "attention_entropy": lambda r, ax: attention_rows.attention_entropy(r["entropy"], ax=ax),
+    "dispersion": lambda r, ax: attention_rows.dispersion(r["dispersion"], heads=[(1, 2)], ax=ax),
+    "singular_values": lambda r, ax: singular_values(r["spectra"], "OV", ax=ax),
+    "spectra_map": lambda r, ax: spectra_map(r["spectra"], ax=ax),
+    "spectra_heads": lambda r, ax: spectra_map(r["spectra"], "top_share", kind="QK", ax=ax),
+}
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_a_plot_draws_where_it_is_told_names_its_axes_and_changes_no_global_state(
+    name: str, results: dict[str, xr.Dataset]
+) -> None:
+    before = dict(mpl.rcParams)
+    _, mine = plt.subplots()
+    assert PLOTS[name](results, mine) is mine
+    own = PLOTS[name](results, None)
+    assert own is not mine and own.get_xlabel() and own.get_title()
+    assert own.get_ylabel() or name == "spectra_map"
+    assert dict(mpl.rcParams) == before
+
+
+def lines(ax: Axes) -> dict[str, np.ndarray]:
+    return {str(line.get_label()): np.asarray(line.get_ydata()) for line in ax.lines}
+
+
+def test_curves_are_the_numbers_of_the_results(results: dict[str, xr.Dataset]) -> None:
+    found = lines(PLOTS["rank_collapse"](results, None))
+    for name in collapse.LINES:
+        np.testing.assert_array_equal(found[name], results["collapse"].residual.sel(line=name))
+    assert "rounding floor" not in found
+    for value in depth.LABELS:
+        drawn = lines(depth.consensus(results["consensus"], value, label="x"))
+        np.testing.assert_array_equal(drawn["x"], results["consensus"][value])
+    found = lines(PLOTS["dispersion"](results, None))
+    wanted = results["dispersion"].max_weight.sel(layer=1, head=2)
+    np.testing.assert_array_equal(found["1.2"], wanted)
+    np.testing.assert_allclose(found["even attention"], 1 / np.arange(1, 10))
+    assert len(found) == 2 + 7  # even attention, one named head, all others in grey
+
+
+def test_a_collapsing_line_ends_at_the_rounding_floor() -> None:
+    residual = np.array([[1.0, 1e-3, 1e-9, 3e-15, 2e-15], [1.0, 0.9, 0.8, 0.7, 0.6]])
+    values = {f"residual{end}": (("line", "depth"), residual) for end in ("", "_low", "_high")}
+    result = xr.Dataset(values, {"line": ["SAN", "SAN+skip"], "depth": range(5)}, {"floor": 1e-14})
+    found = lines(depth.rank_collapse(result))
+    np.testing.assert_array_equal(found["SAN"], [1.0, 1e-3, 1e-9, 1e-14])
+    np.testing.assert_array_equal(found["SAN+skip"], residual[1])
+    assert set(found["rounding floor"].tolist()) == {1e-14}
+
+
+def test_maps_hold_every_matrix_in_its_place(results: dict[str, xr.Dataset]) -> None:
+    ax = spectra_map(results["spectra"], "norm")
+    (image,) = ax.images
+    kinds = [text.get_text() for text in ax.get_yticklabels()]
+    for r, kind in enumerate(kinds):
+        for layer in range(2):
+            part = "mlp" if kind in ("W_gate", "W_in", "W_out") else "attn"
+            expected = float(results["spectra"].norm.sel(matrix=f"blocks.{layer}.{part}.{kind}"))
+            assert float(np.asarray(image.get_array())[r, layer]) == expected
+    assert kinds == ["W_Q", "W_K", "W_V", "W_O", "W_gate", "W_in", "W_out"]
+    (heads,) = spectra_map(results["spectra"], kind="QK").images
+    expected = float(results["spectra"].stable_rank.sel(matrix="blocks.1.attn.QK.3"))
+    assert float(np.asarray(heads.get_array())[1, 3]) == expected
+    (entropy,) = PLOTS["attention_entropy"](results, None).images
+    np.testing.assert_array_equal(np.asarray(entropy.get_array()), results["entropy"].relative)
+
+
+def test_two_results_share_axes_with_one_line_for_even_attention(results: dict[str, xr.Dataset]) -> None:
+    ax = attention_rows.dispersion(results["dispersion"], "entropy", heads=[(0, 1)])
+    some = results["dispersion"].sel(layer=[0], head=[1])
+    attention_rows.dispersion(some, "entropy", heads=[(0, 1)], label=", log n", ax=ax)
+    labels = [str(line.get_label()) for line in ax.lines]
+    assert labels.count("even attention") == 1 and "0.1, log n" in labels
+
+
+def test_what_a_result_does_not_hold_is_refused_by_name(results: dict[str, xr.Dataset]) -> None:
+    with pytest.raises(KeyError, match="no value 'min_cosin' in this result; nearest: min_cosine"):
+        depth.consensus(results["consensus"], "min_cosin")
+    with pytest.raises(KeyError, match="no score 'label'"):
+        attention_rows.attention_entropy(results["entropy"], "label")
+    with pytest.raises(KeyError, match="no value 'upper'"):
+        attention_rows.dispersion(results["dispersion"], "upper")
+    with pytest.raises(KeyError, match=r"no head \(2, 0\) in this result"):
+        attention_rows.dispersion(results["dispersion"], heads=[(2, 0)])
+    with pytest.raises(KeyError, match="no matrix of kind 'W_ou' in this result; nearest: "):
+        singular_values(results["spectra"], "W_ou")
+    with pytest.raises(KeyError, match="not by head"):
+        spectra_map(results["spectra"], kind="W_in")
+    with pytest.raises(KeyError, match="no value 'rank'"):
+        spectra_map(results["spectra"], "rank")

@@ -1,0 +1,46 @@
+"""Sentences as rows: the determined tokens spell the answer, and what is held out is never trained on."""
+
+import pytest
+
+from interp.training.examples import Place
+from interp.training.sentences import Facts, IndirectObjects
+from interp.training.vocabulary import Vocabulary
+from interp.zoo import tasks
+from interp.zoo.catalog import WEIGHTS
+
+VOCABULARY = Vocabulary.read(WEIGHTS / "demo-4l" / "tokenizer.json")
+SENTENCES: dict[str, dict[str, str]] = {
+    "names": {s.text: s.answer for held in (0, 1) for s in tasks.indirect_objects(Place(2, 4).dice, 40)}
+    | {s.text: s.answer for s in tasks.indirect_objects(Place(2, None).dice, 40, held_out=True)},
+    "facts": {p.text: p.answer for p in tasks.trained_fact_prompts(tasks.load_facts())}
+    | {p.text: p.answer for p in tasks.held_out_fact_prompts(tasks.load_facts())},
+}
+
+
+@pytest.mark.parametrize("step", [4, None])
+@pytest.mark.parametrize("name", SENTENCES)
+def test_the_determined_tokens_are_the_answer(name: str, step: int | None) -> None:
+    data = (IndirectObjects if name == "names" else Facts)(VOCABULARY)
+    found = data.batch(Place(2, step), 40)
+    assert found.determined is not None
+    decode = VOCABULARY.tokenizer.decode
+    for tokens, real, asked in zip(found.batch.tokens, found.batch.real, found.determined, strict=True):
+        text = decode(tokens[real][1:].tolist())
+        assert tokens[0] == VOCABULARY.tokenizer.bos_id
+        assert decode(tokens[1:][asked].tolist()) == SENTENCES[name][text]
+
+
+def test_held_out_phrasings_and_pairs_are_in_no_training_row() -> None:
+    for data in (IndirectObjects(VOCABULARY), Facts(VOCABULARY)):
+        held, *trained = (data.batch(Place(0, step), 64).batch for step in (None, *range(20)))
+        rows = {
+            tuple(row[keep].tolist()) for b in trained for row, keep in zip(b.tokens, b.real, strict=True)
+        }
+        assert not rows & {
+            tuple(row[keep].tolist()) for row, keep in zip(held.tokens, held.real, strict=True)
+        }
+
+
+def test_a_sentence_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rows of at most 9 tokens are required, '.*' has \d+"):
+        IndirectObjects(VOCABULARY, width=9).batch(Place(0, 0), 3)
