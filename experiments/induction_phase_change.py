@@ -69,7 +69,7 @@ def main(job: PhaseChange, record: Record) -> None:
     for seed in range(job.seeds):
         for name, config in models(job).items():
             model_seed = job.training.seed + seed
-            label = f"{name.replace(' ', '-').replace(',', '')}-{model_seed}"
+            label = f"seed{model_seed}-{name.replace(' ', '-').replace(',', '')}"
             done = partial(watched, config, data, replace(job.training, seed=model_seed))
             found = record.step(label, done)
             logs.append(found[found["head"] < 0].assign(model=name, seed=model_seed))
@@ -113,7 +113,7 @@ def measured(model: AnyModel, step: int, rows: Batch) -> dict[str, float]:
 def head_table(model: Transformer) -> pd.DataFrame:
     """Prefix matching and attention to the token before, on random tokens that repeat, a row per head."""
     asked = interp.RepeatedTokens(period=15, repeats=4)
-    batch = Batch(asked.tokens(model.config.d_vocab, bos=0), bos=0)
+    batch = Batch(asked.tokens(model.config.d_vocab, bos=0), bos=True)
     found = run_batches([head_scores(model.config, asked)], model, [batch])["heads"]
     return found[["induction", "previous_token"]].to_dataframe().reset_index()[
         ["layer", "head", "induction", "previous_token"]

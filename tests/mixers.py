@@ -7,15 +7,144 @@ from dataclasses import replace
 import torch
 
 from interp.model import MLP, ModelConfig, Transformer
-from interp.model.mixer_variants import Pool, Softmax
+from interp.model.mixer_variants import (
+    AdaptiveTemperature,
+    BigBird,
+    Differential,
+    Dilated,
+    DualChunk,
+    FixedBlocks,
+    Lightning,
+    Linear,
+    Linformer,
+    LogN,
+    Longformer,
+    LongTermMemory,
+    Polar,
+    Pool,
+    Reformer,
+    Softmax,
+    Strided,
+    Synthesizer,
+)
+from interp.model.variants import Alibi, ConvMLP, NoNorm, NoPosition, RMSNorm, Rotary
 from tests.configs import D_VOCAB, N_CTX, perturbed
 
 _BASE = ModelConfig(n_layers=2, d_model=24, n_heads=4, n_ctx=N_CTX, d_vocab=D_VOCAB, mlp=MLP(40))
+_ROTARY = replace(_BASE, d_head=10, n_kv_heads=2, position=Rotary(dim=8), norm=RMSNorm(), qkv_bias=False)
 
-MIXERS: dict[str, ModelConfig] = {
-    "pool": replace(_BASE, mixer=Pool()),
-    "pool-softmax": replace(_BASE, mixer=(Pool(), Softmax())),
+_LINEAR_FAMILY = {
+    "linear": replace(_BASE, mixer=Linear(chunk=4)),
+    "linear-relu": replace(_ROTARY, mixer=Linear("relu", chunk=3), qk_norm="head", mlp=None),
+    "linear-softmax": replace(_ROTARY, mixer=(Linear(chunk=2), Softmax()), attn_scale=0.4),
+    "lightning": replace(_BASE, mixer=Lightning(chunk=4), d_head=10, n_kv_heads=2),
+    "lightning-gated": replace(
+        _BASE, mixer=Lightning(gate=True, chunk=2), norm=RMSNorm(), position=NoPosition()
+    ),
+    "lightning-no-decay": replace(_BASE, mixer=Lightning(decay=False), norm=NoNorm(), mlp=None),
+    "minimax": replace(
+        _ROTARY,
+        n_layers=8,
+        mixer=(*[Lightning(gate=True, chunk=4)] * 7, Softmax()),
+        position=Rotary(dim=4),
+        embed_scale=8.0,  # else bfloat16 weights alone, in exact arithmetic, move its logits by 0.3
+    ),
+    "polar": replace(_BASE, mixer=Polar(chunk=4), d_head=10),
+    "polar-rotary": replace(_ROTARY, mixer=(Polar(), Softmax())),
+    "sana": replace(_ROTARY, mixer=Linear("relu", chunk=4), mlp=ConvMLP(16)),
+    "conv-softmax": replace(_BASE, mlp=ConvMLP(16, kernel=4), parallel=True),
 }
+
+_SCORES = {
+    "differential": replace(_BASE, mixer=Differential(), d_head=10),
+    "differential-rotary": replace(
+        _ROTARY, mixer=(Differential(), Softmax()), d_head=8, position=Rotary(dim=4)
+    ),
+    "differential-plain": replace(
+        _ROTARY,
+        mixer=Differential(1e-3),
+        d_head=16,
+        position=Rotary(interleaved=True),
+        norm=NoNorm(),
+        mlp=None,
+    ),
+    "differential-bidirectional": replace(
+        _ROTARY, mixer=Differential(), position=Rotary(dim=2), causal=False
+    ),
+    "cosine": replace(_ROTARY, mixer=Softmax("cosine")),
+    "cosine-adaptive": replace(
+        _BASE, mixer=(Softmax("cosine", temperature=AdaptiveTemperature()), Softmax()), norm=NoNorm()
+    ),
+    "additive": replace(_ROTARY, mixer=Softmax("additive"), attn_softcap=3.0, window=4),
+    "additive-log-n": replace(
+        _BASE, mixer=Softmax("additive", temperature=LogN(4)), position=Alibi(), mlp=None
+    ),
+    "log-n": replace(_ROTARY, mixer=Softmax(temperature=LogN(3))),
+    "log-n-sparse": replace(
+        _BASE,
+        mixer=(Softmax(temperature=LogN(4, 0.8), sparsity=Strided(3)), Softmax()),
+        window=4,
+        norm=RMSNorm(),
+    ),
+    "log-n-bidirectional": replace(_BASE, mixer=Softmax(temperature=LogN(4)), causal=False),
+    "adaptive": replace(_ROTARY, mixer=Softmax(temperature=AdaptiveTemperature()), attn_scale=0.2),
+    "refined-simple": replace(_BASE, mixer=Softmax(refinement="simple")),
+    "refined-value": replace(_ROTARY, mixer=(Softmax(refinement="value"), Softmax())),
+    "refined-additive": replace(
+        _ROTARY,
+        mixer=Softmax("cosine", Dilated(2, 3), LogN(4), smeared_keys=True, refinement="additive"),
+        mlp=None,
+    ),
+    "refined-alibi": replace(_BASE, mixer=Softmax(refinement="value"), position=Alibi()),
+    "synthesizer": replace(_BASE, mixer=Synthesizer(), d_head=10),
+    "synthesizer-alibi": replace(_BASE, mixer=(Synthesizer(), Softmax()), position=Alibi(), norm=RMSNorm()),
+    "synthesizer-random": replace(_BASE, mixer=Synthesizer("random"), norm=NoNorm(), qkv_bias=False),
+    "synthesizer-random-bidirectional": replace(_BASE, mixer=Synthesizer("random"), causal=False, mlp=None),
+}
+
+_MEMORIES = {
+    "memory-gate": replace(_BASE, mixer=LongTermMemory("gate", 4, 2, chunk=2)),
+    "memory-gate-deep": replace(
+        _BASE, mixer=LongTermMemory("gate", 3, 0, depth=2, chunk=1), norm=NoNorm(), mlp=None
+    ),
+    "memory-layer": replace(
+        _ROTARY, mixer=LongTermMemory("layer", 4, 1, depth=2, chunk=4), n_kv_heads=None, qk_norm="head"
+    ),
+    "memory-context": replace(_BASE, mixer=LongTermMemory("context", 4, 2, chunk=2), d_head=10),
+    "memory-context-deep": replace(
+        _ROTARY, mixer=(LongTermMemory("context", 3, 1, depth=3, chunk=1), Softmax()), n_kv_heads=None
+    ),
+}
+
+MIXERS: dict[str, ModelConfig] = (
+    {
+        "pool": replace(_BASE, mixer=Pool()),
+        "pool-softmax": replace(_BASE, mixer=(Pool(), Softmax())),
+        "dilated": replace(_ROTARY, mixer=Softmax(sparsity=Dilated(2, 3))),
+        "strided": replace(_BASE, mixer=Softmax(sparsity=Strided(3)), position=Alibi()),
+        "fixed-blocks": replace(_ROTARY, mixer=(Softmax(sparsity=FixedBlocks(3)), Softmax()), window=4),
+        "longformer": replace(_BASE, mixer=Softmax(sparsity=Longformer(2, 2, 1)), norm=NoNorm()),
+        "longformer-bidirectional": replace(_BASE, mixer=Softmax(sparsity=Longformer(2)), causal=False),
+        "bigbird": replace(_ROTARY, mixer=Softmax(sparsity=BigBird(2, 1, 1, 1)), sinks=True),
+        "bigbird-bidirectional": replace(_BASE, mixer=Softmax(sparsity=BigBird(2)), causal=False, d_head=10),
+        "linformer": replace(_BASE, mixer=Linformer(5), causal=False),
+        "linformer-rotary": replace(_ROTARY, mixer=(Linformer(4), Softmax()), causal=False),
+        "reformer": replace(_BASE, mixer=Reformer(2, 2), d_head=8),
+        "reformer-softmax": replace(
+            _ROTARY, mixer=(Reformer(4), Softmax()), n_kv_heads=None, qkv_bias=True, position=Alibi()
+        ),
+        "reformer-bidirectional": replace(_ROTARY, mixer=Reformer(2, 4), n_kv_heads=None, causal=False),
+        "dual-chunk": replace(_ROTARY, mixer=DualChunk(5, 3)),
+        "dual-chunk-softmax": replace(_BASE, mixer=(DualChunk(5, 4), Softmax()), position=Rotary(), d_head=8),
+        "smeared": replace(_BASE, mixer=Softmax(smeared_keys=True), mlp=None),
+        "smeared-rotary": replace(
+            _ROTARY, mixer=(Softmax(), Softmax(smeared_keys=True, sparsity=Strided(2))), qk_norm="head"
+        ),
+    }
+    | _LINEAR_FAMILY
+    | _SCORES
+    | _MEMORIES
+)
 CAUSAL_MIXERS = tuple(name for name, config in MIXERS.items() if config.causal)
 
 

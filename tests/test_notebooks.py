@@ -12,7 +12,8 @@ pytest.importorskip("ipykernel", reason="the kernel package ipykernel is not ins
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
 PUBLIC = {
-    "interp", "interp.plot", "interp.training", "interp.zoo.pairs", "interp.zoo.planted", "interp.zoo.tasks",
+    "interp", "interp.model", "interp.plot", "interp.training", "interp.zoo.pairs", "interp.zoo.planted",
+    "interp.zoo.tasks",
     # analyses and reductions that are handed to `interp.run`
     "interp.analyses.in_context.position_losses", "interp.core.extremes.TopRows", "interp.core.sketches.quantiles",
     "interp.core.stats.Bootstrap", "interp.core.stats.Means", "interp.core.stats.Rows",

@@ -24,7 +24,7 @@ from interp.engine.observe import Subject
 from interp.engine.text import Prompts
 from interp.engine.variants import Put, Variant
 from interp.model import sites
-from interp.model.config import MLP, ModelConfig
+from interp.model.config import MLP, ConvMLP, ModelConfig
 from interp.model.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _grid(
     site, axis = _SITES[kind]
     which = chosen_layers(layers, config.n_layers)
     sites.find(f"blocks.{which[0]}.{site}", config)
-    d_mlp = config.mlp.d_mlp if isinstance(config.mlp, MLP) else 0
+    d_mlp = config.mlp.d_mlp if isinstance(config.mlp, MLP | ConvMLP) else 0
     sizes: Coords = {"layer": which, "pos": list(range(batch.tokens.shape[1]))}
     if axis is not None:
         sizes[kind] = list(range(config.n_heads if axis == "h" else d_mlp))

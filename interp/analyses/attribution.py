@@ -24,7 +24,8 @@ from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Answers, Prompts
-from interp.model.config import MLP, LayerNorm, ModelConfig, NoNorm
+from interp.model.config import MLP, FullSoftmax, LayerNorm, ModelConfig, NoNorm
+from interp.model.mixer_variants import require
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -103,9 +104,11 @@ def attribution(
     if by not in ("layer", "sublayer", "head", "source", "neuron"):
         raise ValueError(f"by must be layer, sublayer, head, source or neuron, got {by!r}")
     if by == "neuron" and not isinstance(config.mlp, MLP):
-        kind = "a mixture of experts" if config.mlp else "attention-only"
-        raise ValueError(f"by='neuron' requires a plain or gated MLP, this model is {kind}")
-    if directions is None and (not config.unembed or config.mlm_head):
+        raise ValueError(f"by='neuron' requires a plain or gated MLP, this model is {config.mlp_in_words}")
+    if by == "source":
+        require("additive", config.mixers, "by='source'")
+    linear = config.unembed and not config.mlm_head and config.output == FullSoftmax()
+    if directions is None and not linear:
         raise ValueError(
             "attribution requires logits that are linear in the normed stream (no masked-LM head), or a direction"
         )

@@ -187,8 +187,7 @@ def _mlp_matrices(circuits: Circuits, layer: int) -> Mapping[str, Float[Tensor, 
     """W_gate (if gated) and W_in `[d m]` behind the norm they read through, W_out `[m d]` before the norm it passes."""
     config, weights = circuits.model.config, Weights(circuits.model).layer(layer)
     if weights.W_in is None or weights.W_out is None:
-        kind = "attention-only" if config.mlp is None else "a mixture of experts"
-        raise ValueError(f"a plain or gated MLP is required, this model is {kind}")
+        raise ValueError(f"a plain or gated MLP is required, this model is {config.mlp_in_words}")
     block = circuits.model.block(layer)
     norm, post = block.reading(block.ln1 if config.shared_norm else block.ln2), block.post_norm("mlp_out")
     one = wide(weights.W_out).new_ones(1)

@@ -21,7 +21,7 @@ from interp.core.precision import wide
 from interp.core.shapes import nearest
 from interp.engine.batch import Batch
 from interp.engine.observe import Objective, observe
-from interp.model.config import ModelConfig, MoE
+from interp.model.config import ConvMLP, ModelConfig, MoE
 from interp.model.norm import Normalize
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
@@ -171,6 +171,8 @@ def _why_not(config: ModelConfig, matrix: Matrix) -> str | None:
         return "is attention-only"
     if isinstance(config.mlp, MoE):
         return "has a mixture of experts, whose matrices see only some tokens each"
+    if isinstance(config.mlp, ConvMLP):
+        return "has a convolution in its MLP"
     return "has an MLP without a gate" if matrix == "W_gate" and not config.mlp.gated else None
 
 

@@ -18,7 +18,8 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.model.config import ModelConfig
+from interp.model.config import FullSoftmax, ModelConfig
+from interp.model.mixer_variants import require
 from interp.model.norm import Normalize
 from interp.model.sites import final_stream, names
 from interp.model.tap import Read, Trace
@@ -46,11 +47,13 @@ def _check(config: ModelConfig) -> None:
         "attends to the memory of an encoder": config.cross_attention,
         "has no logits": not config.unembed,
         "has a non-linear masked-LM head": config.mlm_head is not None,
+        f"has the output layer {config.output}": config.output != FullSoftmax(),
     }
     if found := [what for what, is_so in problem.items() if is_so]:
         raise ValueError(
             f"path expansion is exact for attention-only models with an unembedding; this one {found[0]}"
         )
+    require("additive", config.mixers, "path expansion")
 
 
 class Frozen:

@@ -21,8 +21,17 @@ from torch import Tensor
 
 from interp.core.shapes import nearest
 from interp.model.config import ModelConfig
+from interp.model.mixer_variants import LongTermMemory
+from interp.model.sites import names
 
 INPUT, LOGITS = "input", "logits"
+
+
+def reads_by_qkv(config: ModelConfig) -> bool:
+    """Whether queries, keys and values are all that heads read of the stream: no gate, no memory, no other scores."""
+    gated = any(name.endswith(".attn.hook_gate") for name in names(config))
+    other = any(not mixer.traits.queries or isinstance(mixer, LongTermMemory) for mixer in config.mixers)
+    return not gated and not other
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,9 @@ class EdgeGraph:
         problem = {
             "norms the sum itself (post-norm blocks)": config.norm_place == "post",
             "also attends to the memory of an encoder": config.cross_attention,
+            "has heads that read the stream otherwise than as queries, keys and values": not reads_by_qkv(
+                config
+            ),
         }
         if found := [what for what, is_so in problem.items() if is_so]:
             raise ValueError(

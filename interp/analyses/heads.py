@@ -63,7 +63,8 @@ def heads(
     `_null`, a scalar or per layer or head.
     On repeated random tokens, in [0, 1]: `previous_token`, `current_token`, `first_token` (mean attention there),
     `duplicate_token` and `induction` (sum over all earlier copies, or what followed them, over the queries that have
-    one: the prefix-matching score), `local` (the last 5 tokens), `entropy` (H_i / log(i + 1)); null: attention spread
+    one: the prefix-matching score), `local` (the last 5 tokens), `entropy` (H_i / log(i + 1); NaN
+    where weights are no shares, as in differential attention); null: attention spread
     evenly over what the layer may see. `peak_distance`: where `attention_kernel` is largest.
     `copying`: of what a head raises when it attends to a token, the token's own part (Olsson et al. 2022, -1 to 1;
     chance is about -0.86). `copying_weights`: the same from the weights, by eigenvalues (exact: no interval; chance 0).
@@ -81,7 +82,7 @@ def heads(
     config = model.transformer.config
     table = _on_repeats(model, data, batch_size).drop_dims("distance")
     parts = [_names(model, sentences, batch_size)]
-    if config.unembed:
+    if config.unembed and _splits(config):
         circuits = Circuits(model.transformer, folded=True, embedding="effective")
         parts += [_copying_weights(circuits), _successors(circuits, model.text)]
     for values, reasons in parts:
@@ -114,7 +115,9 @@ def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
     reduced, first = partial(_reduced, data=data), partial(_sample, n=data.sample)
     layers = range(config.n_layers)
     patterns = [Read(f"blocks.{layer}.attn.hook_pattern", reduced) for layer in layers]
-    values = [Read(f"blocks.{layer}.attn.hook_v", first) for layer in layers if config.unembed]
+    values = [
+        Read(f"blocks.{layer}.attn.hook_v", first) for layer in layers if config.unembed and _splits(config)
+    ]
     return Analysis(
         name="heads",
         reads=(*patterns, *values),
@@ -131,6 +134,11 @@ def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> "xr.Da
     batch = Batch(data.tokens(config.d_vocab, model.text.bos_id or 0), bos=True)
     analysis = head_scores(config, data)
     return run_batches([analysis], model.transformer, batch.split(batch_size))["heads"]
+
+
+def _splits(config: ModelConfig) -> bool:
+    """Whether every head has an OV circuit."""
+    return all(mixer.traits.additive for mixer in config.mixers)
 
 
 def _reduced(pattern_bhqk: Float[Tensor, "b h q k"], data: RepeatedTokens) -> Float[Tensor, "b h s"]:
@@ -156,6 +164,8 @@ def _compute(
         raise ValueError("head scores require the plain rows of RepeatedTokens, got a padded or packed batch")
     numbers = torch.stack([trace[read] for read in patterns], 1)
     scores, kernel = numbers[..., : len(SCORES)], numbers[..., len(SCORES) :]
+    signed = [i for i, mixer in enumerate(model.config.mixers) if not mixer.traits.distribution]
+    scores[:, signed, :, SCORES.index("entropy")] = torch.nan
     found = dict(zip(SCORES, scores.unbind(-1), strict=True)) | {"kernel": kernel}
     if values:
         first = batch.tokens[:, 1 : 1 + data.sample]
@@ -177,6 +187,8 @@ def _finish(merged: Partial, config: ModelConfig, data: RepeatedTokens) -> "xr.D
     if "copying" in moments:
         chance = torch.tensor(chance_copying(data.sample))
         values |= _cells("copying", moments["copying"], HEAD, (), chance)
+    why = "" if _splits(config) else "a mixer of this model makes no pattern of the values"
+    why = why if config.unembed else "this model has no logits"
     return labelled(
         values,
         coords={
@@ -186,7 +198,7 @@ def _finish(merged: Partial, config: ModelConfig, data: RepeatedTokens) -> "xr.D
             "rows": kernel.n, "period": data.period, "repeats": data.repeats, "seed": data.seed,
             "unit": "attention mass", "interval": "95 % over rows",
             "null": "attention spread evenly over what the layer may see; copying: Gaussian logits",
-            **({} if config.unembed else dict.fromkeys(("no_copying", "no_successor"), "this model has no logits")),
+            **dict.fromkeys(("no_copying", "no_successor") if why else (), why),
         },
     )  # fmt: skip
 

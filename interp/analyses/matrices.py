@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.shapes import nearest
-from interp.model.config import MLP, Learned, ModelConfig, MoE, NoNorm
+from interp.model.config import MLP, ConvMLP, Learned, ModelConfig, MoE, NoNorm
 from interp.model.transformer import Transformer
 
 _NAME = re.compile(r"blocks\.(-?\d+)\.(attn|mlp)\.(W_\w+)")
@@ -47,12 +47,15 @@ def held(model: Transformer, name: str) -> Held:
     if not 0 <= layer < config.n_layers:
         raise IndexError(f"{name!r}: layers are 0 to {config.n_layers - 1} in this model, got {layer}")
     if part == "attn":
-        return Held(
-            f"blocks.{layer}.attn.{'out' if matrix == 'W_O' else 'qkv'}.weight", _head_view(config, matrix)
-        )
+        parameter = f"blocks.{layer}.attn.{'out' if matrix == 'W_O' else 'qkv'}.weight"
+        if parameter not in dict(model.named_parameters()):
+            raise ValueError(f"{name!r}: {config.mixers[layer]} has no such matrix of its own")
+        return Held(parameter, _head_view(config, matrix))
     mlp = config.mlp
     if isinstance(mlp, MoE):
         raise ValueError(f"{name!r}: this model has a mixture of {mlp.n_experts} experts, not one matrix")
+    if isinstance(mlp, ConvMLP):
+        raise ValueError(f"{name!r}: this model has {config.mlp_in_words}, whose matrices have no such names")
     if mlp is None or (matrix == "W_gate" and not mlp.gated):
         raise ValueError(f"{name!r}: this model has no {'MLP' if mlp is None else 'gate in its MLP'}")
     return Held(f"blocks.{layer}.mlp.{'out' if matrix == 'W_out' else 'into'}.weight", _mlp_view(mlp, matrix))

@@ -19,6 +19,7 @@ from torch import Tensor
 from interp.core.precision import wide
 from interp.core.shapes import nearest
 from interp.model.config import ModelConfig
+from interp.model.mixer_variants import require
 from interp.model.norm import Normalize
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -64,6 +65,7 @@ class Mixing:
         cls, model: Transformer, layer: int, trace: Trace, upto: Literal["attn", "res", "block"] = "block"
     ) -> "Mixing":
         """A recorded block (`mixing_reads`): what attention adds, that plus the residual, or that behind its norm."""
+        require("additive", [model.config.mixers[layer]], "splitting a block by source")
         block, weights = model.block(layer), Weights(model).layer(layer)
         stream, pattern, v = (wide(trace[read]) for read in mixing_reads(layer, "alti"))
         found = cls(
@@ -118,13 +120,15 @@ class Mixing:
 
     def value_norms(self) -> Float[Tensor, "b h q k"]:
         """||a_ij v_j|| of every head (Kobayashi et al. 2020)."""
-        return self.pattern * rearrange(self.value.norm(dim=-1), "b k h -> b h 1 k")
+        return self.pattern.abs() * rearrange(self.value.norm(dim=-1), "b k h -> b h 1 k")
 
     def head_norms(self) -> Float[Tensor, "b h q k"]:
         """||a_ij f(x_j)|| of every head alone (Kobayashi et al. 2020)."""
         lengths = torch.cat([moved.norm(dim=-1) for _, moved in self._by_source()], 1)
         return (
-            self.pattern * rearrange(lengths, "b k h -> b h 1 k") / rearrange(self.scale, "b q 1 -> b 1 q 1")
+            self.pattern.abs()
+            * rearrange(lengths, "b k h -> b h 1 k")
+            / rearrange(self.scale, "b q 1 -> b 1 q 1")
         )
 
     def norms(self) -> Float[Tensor, "b q k"]:
@@ -195,6 +199,7 @@ def contributions(
     if the biases alone lie closer to the output than with any source) the position keeps all of itself: our convention.
     """
     if kernel == "attention":
+        require("distribution", [model.config.mixers[layer]], "kernel='attention'")
         (read,) = mixing_reads(layer, kernel)
         return trace[read], _others(trace[read])
     if kernel == "values":

@@ -70,7 +70,7 @@ class Part:
         if part.unit is not None:
             if part.sublayer == "mlp_out" and not isinstance(config.mlp, MLP):
                 raise ValueError(
-                    f"{label!r}: neurons require a plain or gated MLP; this is a mixture of experts"
+                    f"{label!r}: neurons require a plain or gated MLP; this is {config.mlp_in_words}"
                 )
             size = (
                 config.mlp.d_mlp

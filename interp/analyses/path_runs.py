@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.analyses.contrast import Watched
-from interp.analyses.graph import INPUT, LOGITS, EdgeGraph
+from interp.analyses.graph import INPUT, LOGITS, EdgeGraph, reads_by_qkv
 from interp.core.shapes import nearest
 from interp.engine.batch import Batch
 from interp.engine.metrics import Metric
@@ -86,6 +86,12 @@ class Routes:
         if config.cross_attention:
             raise ValueError(
                 "path patching holds the heads of self-attention; this model also has cross-attention"
+            )
+        into_heads = any("<" in end for end in receivers)
+        if into_heads and not reads_by_qkv(config):
+            raise ValueError(
+                "path patching into a head requires that it reads the stream as queries, keys and values alone; "
+                f"this model mixes positions by {config.mixer}"
             )
         graph = EdgeGraph(
             config.n_layers, config.n_heads, config.kv_heads, config.mlp is not None, config.parallel

@@ -13,6 +13,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.model.mixer_variants import require
 from interp.model.norm import Normalize
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.transformer import Transformer
@@ -209,6 +210,7 @@ def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Fl
 
     a_ij (v_j W_O), b_V included in v. Ferrando et al. 2024, the head's intermediate representations.
     """
+    require("additive", model.config.mixers[layer : layer + 1], "splitting heads by source")
     weights = Weights(model)
     w = weights.layer(layer)
     pattern = cache[f"blocks.{layer}.attn.hook_pattern"][:, :, pos]
@@ -229,7 +231,7 @@ def by_neuron(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Pa
     """
     weights = Weights(model).layer(layer)
     if weights.W_out is None or weights.b_out is None:
-        kind = "a mixture of experts" if model.config.mlp else "attention-only"
+        kind = model.config.mlp_in_words
         raise KeyError(f"layer {layer} has no neurons that write on their own: this model is {kind}")
     post = cache[f"blocks.{layer}.mlp.hook_post"][:, pos]
     out = cache[f"blocks.{layer}.hook_mlp_out"][:, pos]
@@ -282,9 +284,8 @@ def logit_direction(
     where the logits are not linear in the normed stream (a masked-LM head), or there are none.
     """
     if model.unembed is None or model.mlm_head is not None:
-        what = (
-            "has no logits" if model.unembed is None else "computes its logits by a non-linear masked-LM head"
-        )
+        what = "has no logits" if not model.config.unembed else f"has the output layer {model.config.output}"
+        what = what if model.mlm_head is None else "computes its logits by a non-linear masked-LM head"
         raise ValueError(f"this model {what}: parts of its stream have no logits of their own")
     weights, factor = Weights(model), model.config.logit_scale
     direction, constant = weights.W_U.mT[answer], weights.b_U[answer]

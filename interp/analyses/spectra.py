@@ -44,7 +44,8 @@ def spectra(model: Subject, *, top: int = 10) -> "xr.Dataset":
     are. Ranks of a matrix of zeros are 0. Coordinates of `matrix`: its name, `kind` ("W_Q", "OV", ...), `layer`, `head`
     and `expert` (-1 where it has none).
     W_Q, W_K, W_V, W_O are taken over all heads, as the parameter stands (`[d, h e]`); OV = W_V W_O and QK = W_Q W_K^T
-    by head, through their thin factors. Raw weights: no norm is folded in, in float32 at least.
+    by head, through their thin factors, of the layers that have these circuits. Raw weights: no norm is folded in, in
+    float32 at least.
     Caveats: with rotary positions QK is the circuit at offset 0; the score's scale and biases are not in it. W_U of a
     tied model is W_E and listed once. Errors: ValueError for top < 1.
 
@@ -142,8 +143,10 @@ def _attention(views: LayerWeights, weights: Weights, layer: int, part: str) -> 
             yield _Named(name, rearrange(matrix, "h d e -> d (h e)"), layer, part)
     yield _Named("W_O", rearrange(views.W_O, "h e d -> (h e) d"), layer, part)
     group = weights.kv_head().to(views.W_V.device)
-    yield _Named("OV", FactoredMatrix(views.W_V[group], views.W_O), layer, part)
-    if views.W_Q is not None and views.W_K is not None:
+    traits, cross = weights.config.mixers[layer].traits, part == "cross_attn"
+    if cross or traits.additive:
+        yield _Named("OV", FactoredMatrix(views.W_V[group], views.W_O), layer, part)
+    if views.W_Q is not None and views.W_K is not None and (cross or traits.bilinear):
         yield _Named("QK", FactoredMatrix(views.W_Q, views.W_K[group].mT), layer, part)
 
 

@@ -186,7 +186,8 @@ def _lines(model: Transformer, reference: Reference | str, batch: Batch) -> Iter
     seen = _everything(model, batch)
     yield _parts(model, seen)
     for mixer in ("attn", "cross_attn") if model.config.cross_attention else ("attn",):
-        yield _values(model, seen, mixer)
+        if _splitting(model, mixer):
+            yield _values(model, seen, mixer)
         yield _heads(model, seen, mixer)
     yield Line("fused pass = observed pass", relative(seen["output"], plain), own)
     for side in ("left", "right"):
@@ -283,9 +284,15 @@ def _heads(model: Transformer, seen: dict[str, Tensor], mixer: str) -> Line:
     return Line(f"heads + bias = {mixer}_out", _measured(worst), TOLERANCE[model.dtype])
 
 
+def _splitting(model: Transformer, mixer: str) -> list[int]:
+    """The layers whose z is the pattern of their values."""
+    mixers = enumerate(model.config.mixers)
+    return [layer for layer, kind in mixers if mixer == "cross_attn" or kind.traits.additive]
+
+
 def _values(model: Transformer, seen: dict[str, Tensor], mixer: str) -> Line:
     heads, errors = Weights(model).kv_head(), []
-    for i in range(model.config.n_layers):
+    for i in _splitting(model, mixer):
         site = f"blocks.{i}.{mixer}.hook_"
         pattern, v = seen[f"{site}pattern"], seen[f"{site}v"][:, :, heads]
         z = einsum(pattern, v, "b h q k, b k h e -> b q h e")

@@ -5,6 +5,7 @@ the vocabulary, faster than as a whole; every further question about them costs 
 (`experiments/bench/lens.py`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,16 +39,13 @@ class LogitTiles:
 
     def fill(self, state: Float[Tensor, "r d"]) -> None:
         """Compute the logits of these states; those before are overwritten."""
-        model, rows = self.model, len(state)
-        assert model.unembed is not None
-        x = model.ln_final(state)
-        x = x if model.mlm_head is None else model.mlm_head(x)
-        weight, bias = model.unembed.weight, model.unembed.bias
+        rows = len(state)
+        logits_of = self._columns(state)
         self.values = self._memory[: self.count * rows * self.width].view(self.count, rows, self.width)
         self.largest = self.largest.new_empty(rows, self.count)
         for t in range(self.count):
             part = slice(t * self.width, (t + 1) * self.width)
-            logits = self._finished(F.linear(x, weight[part], None if bias is None else bias[part]))
+            logits = logits_of(part)
             if logits.shape[1] < self.width:
                 self.values[t].fill_(-torch.inf)
             self.tile(t).copy_(logits)
@@ -72,6 +70,17 @@ class LogitTiles:
         found = self.values[where, row].flatten(1).topk(k)
         tile = where.gather(1, found.indices // self.width)
         return found.values, tile * self.width + found.indices % self.width
+
+    def _columns(self, state: Float[Tensor, "r d"]) -> Callable[[slice], Tensor]:
+        """From some tokens to their logits; those of another output layer than an unembedding come all at once."""
+        model = self.model
+        if model.unembed is None:
+            logits = model.read_out(state)
+            return lambda part: logits[:, part]
+        x = model.ln_final(state)
+        x = x if model.mlm_head is None else model.mlm_head(x)
+        weight, bias = model.unembed.weight, model.unembed.bias
+        return lambda part: self._finished(F.linear(x, weight[part], None if bias is None else bias[part]))
 
     def _finished(self, logits: Float[Tensor, "r c"]) -> Float[Tensor, "r c"]:
         config = self.model.config

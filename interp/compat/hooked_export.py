@@ -11,6 +11,8 @@ from interp.hooked import HookedTransformer
 from interp.model.config import (
     MLP,
     Alibi,
+    ConvMLP,
+    FullSoftmax,
     LayerNorm,
     Learned,
     LinearScaling,
@@ -87,13 +89,14 @@ def inexpressible(model: Transformer) -> str | None:
         f"qk_norm={config.qk_norm!r} with norm={norm}": config.qk_norm is not None and not rms,
         "a window without causal=True": config.window is not None and not config.causal,
         f"mixer={config.mixer}": config.mixer != Softmax(),
+        f"output={config.output}": config.output != FullSoftmax(),
         "cross_attention": config.cross_attention,
         f"n_token_types={config.n_token_types}": config.n_token_types > 0,
         f"mlm_head={config.mlm_head!r}": config.mlm_head is not None,
         f"residual_scale={config.residual_scale}": config.residual_scale != 1,
         f"logit_scale={config.logit_scale}": config.logit_scale != 1,
-        f"act={getattr(mlp, 'act', None)!r}": mlp is not None and mlp.act not in ACTIVATIONS,
-        f"mlp={mlp}": isinstance(mlp, MoE) and mlp != _plain_experts(mlp),
+        f"act={getattr(mlp, 'act', None)!r}": isinstance(mlp, MLP | MoE) and mlp.act not in ACTIVATIONS,
+        f"mlp={mlp}": isinstance(mlp, ConvMLP) or (isinstance(mlp, MoE) and mlp != _plain_experts(mlp)),
         "biases of a gated MLP's b_gate and b_in": _has_gate_bias(model),
         f"norm={norm} in {model.dtype}": rms and norm.unit_offset and model.dtype.itemsize < 4,  # type: ignore[union-attr]
     }
@@ -213,6 +216,7 @@ def _mlp_fields(config: ModelConfig) -> dict[str, object]:
     mlp = config.mlp
     if mlp is None:
         return {"attn_only": True}
+    assert not isinstance(mlp, ConvMLP)  # refused before
     fields: dict[str, object] = {"attn_only": False, "d_mlp": mlp.d_mlp, "act_fn": ACTIVATIONS[mlp.act]}
     if isinstance(mlp, MoE):
         shares = {

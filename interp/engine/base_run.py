@@ -128,7 +128,7 @@ class _Differences:
         self, base: Base, config: ModelConfig, examples: int, columns: int, watched: "np.ndarray | None"
     ) -> None:
         self._base, self._examples, self._columns, self._watched = base, examples, columns, watched
-        self._last = f"blocks.{config.n_layers - 1}."
+        self._last, self._stateful = f"blocks.{config.n_layers - 1}.", config.stateful
         self._known: dict[tuple[str, int], tuple[Axes, np.ndarray]] = {}
 
     def first(self, put: Put) -> "np.ndarray":
@@ -149,6 +149,8 @@ class _Differences:
 
     def _stays(self, put: Put) -> bool:
         """Whether what is put at one column can reach no other: behind the keys and values of the last block."""
+        if self._stateful:  # a convolution or rows of patterns carry it on
+            return False
         name = put.site.removeprefix(self._last)
         return name != put.site and name.startswith(_BEHIND_KEYS)
 

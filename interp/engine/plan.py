@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from interp.model.config import MLP, ModelConfig, MoE
+from interp.model.config import MLP, ConvMLP, ModelConfig, MoE
 
 FIXED_COST = 32
 """What reading a block's weights costs a pass, in tokens that it could have computed instead."""
@@ -146,6 +146,8 @@ def _mlp_width(config: ModelConfig) -> int:
         return 3 * config.mlp.d_mlp * config.mlp.top_k
     if isinstance(config.mlp, MLP):
         return config.mlp.d_mlp * (3 if config.mlp.gated else 2)
+    if isinstance(config.mlp, ConvMLP):
+        return 3 * config.mlp.d_mlp
     return 0
 
 

@@ -40,7 +40,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from interp.model import sites
 from interp.model.attention import Attention, Pass, View
-from interp.model.config import MLP, ModelConfig, MoE, Softmax
+from interp.model.config import MLP, ConvMLP, ModelConfig, MoE, Softmax
 from interp.model.kv_cache import Past
 from interp.model.mlp import FeedForward
 from interp.model.norm import Normalize
@@ -97,14 +97,15 @@ def tensor_parallel(model: Transformer, mesh: DeviceMesh) -> Transformer:
 def check_tensor_parallel(config: ModelConfig, processes: int) -> None:
     """ValueError unless a model of this config can be spread over so many processes; no process group is needed.
 
-    Heads, key/value heads and neurons must divide evenly. Mixtures of experts, cross-attention, attention sinks, norms
-    over all heads together (`qk_norm="width"`) and mixers other than plain softmax attention are not supported.
+    Heads, key/value heads and neurons must divide evenly. Mixtures of experts, MLPs with a convolution,
+    cross-attention, attention sinks, norms over all heads together (`qk_norm="width"`) and mixers other than plain
+    softmax attention are not supported.
 
     Example:
         >>> check_tensor_parallel(model.cfg, 2)
     """
     unsupported = {
-        f"mlp={config.mlp}": isinstance(config.mlp, MoE),
+        f"mlp={config.mlp}": isinstance(config.mlp, MoE | ConvMLP),
         "cross_attention=True": config.cross_attention,
         "sinks=True": config.sinks,
         f"mixer={config.mixer}": config.mixer != Softmax(),
@@ -343,7 +344,7 @@ class OwnPast:
 
     length: int
     crossed: dict[int, tuple[Tensor, Tensor]]
-    states: dict[int, tuple[Tensor, ...]]
+    states: dict[int | tuple[int, str], tuple[Tensor, ...]]
     cache: Past
     team: Team
 

@@ -6,7 +6,7 @@ from interp.families.activations import activation
 from interp.families.rope import context, rotary
 from interp.families.spec import Rule, Settings
 from interp.families.table import modules, tied_to, unembedding
-from interp.model.config import MLP, ModelConfig, NormPlace, RMSNorm
+from interp.model.config import MLP, ModelConfig, MoE, NormPlace, RMSNorm
 
 NORMS: dict[NormPlace, dict[str, str]] = {
     "pre": {"ln1": "input_layernorm", "ln2": "post_attention_layernorm"},
@@ -95,6 +95,6 @@ def attention_rules(config: ModelConfig, qkv: str | tuple[str, ...] = JOINED[0])
 
 def mlp_rules(config: ModelConfig, into: str | tuple[str, ...] = JOINED[1]) -> tuple[Rule, ...]:
     """The MLPs' matrices."""
-    assert config.mlp is not None
+    assert isinstance(config.mlp, MLP | MoE)
     names = {"mlp.into": into, "mlp.out": "mlp.down_proj"}
     return modules(names, ours="blocks.{l}.", theirs="model.layers.{l}.", bias=config.mlp.bias)

@@ -24,38 +24,81 @@ from interp.model.config import (
 )
 from interp.model.encoder_decoder import EncoderDecoder, build
 from interp.model.kv_cache import KVCache
-from interp.model.loss import mean_next_token_loss, next_token_loss
+from interp.model.loss import mean_next_token_loss, next_token_loss, next_token_loss_of
+from interp.model.mixer_variants import (
+    AdaptiveTemperature,
+    BigBird,
+    Differential,
+    Dilated,
+    DualChunk,
+    FixedBlocks,
+    Lightning,
+    Linear,
+    Linformer,
+    LogN,
+    Longformer,
+    LongTermMemory,
+    Polar,
+    Pool,
+    Reformer,
+    Softmax,
+    Strided,
+    Synthesizer,
+)
 from interp.model.sites import Site
 from interp.model.tap import Edit, Read, Tap, Trace
 from interp.model.transformer import Transformer
+from interp.model.variants import AdaptiveSoftmax, ConvMLP, FullSoftmax, HierarchicalSoftmax
 from interp.model.weights import LayerWeights, Weights
 
 __all__ = [
     "MLP",
+    "AdaptiveSoftmax",
+    "AdaptiveTemperature",
     "Alibi",
     "AnyConfig",
+    "BigBird",
     "Buckets",
+    "ConvMLP",
+    "Differential",
+    "Dilated",
+    "DualChunk",
     "DynamicScaling",
     "Edit",
     "EncoderDecoder",
     "EncoderDecoderConfig",
+    "FixedBlocks",
+    "FullSoftmax",
+    "HierarchicalSoftmax",
     "KVCache",
     "LayerNorm",
     "LayerWeights",
     "Learned",
+    "Lightning",
+    "Linear",
     "LinearScaling",
+    "Linformer",
     "Llama3Scaling",
+    "LogN",
     "LongScaling",
+    "LongTermMemory",
+    "Longformer",
     "Memory",
     "MoE",
     "ModelConfig",
     "NoNorm",
     "NoPosition",
+    "Polar",
+    "Pool",
     "RMSNorm",
     "Read",
+    "Reformer",
     "Rotary",
     "Sinusoidal",
     "Site",
+    "Softmax",
+    "Strided",
+    "Synthesizer",
     "Tap",
     "Trace",
     "Transformer",
@@ -64,4 +107,5 @@ __all__ = [
     "build",
     "mean_next_token_loss",
     "next_token_loss",
+    "next_token_loss_of",
 ]

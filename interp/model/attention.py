@@ -65,6 +65,8 @@ class Pass:
     """Padding and documents of everything seen, the cached columns first."""
     positions: Int[Tensor, "#b p"] | None = None
     """Of the columns of this pass."""
+    left: dict[int | tuple[int, str], tuple[Tensor, ...]] = field(default_factory=dict)
+    """States that mixers leave behind; the cache takes them over once the pass is done."""
     _made: dict[Hashable, object] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -132,11 +134,23 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, tap), self.k_norm(k, tap)
         view = shared.local if self.local else shared.everywhere
-        if view.rotation is not None:
-            q = at(tap, "attn.hook_rot_q", view.rotation.apply(q))
-            k = at(tap, "attn.hook_rot_k", view.rotation.apply(k))
+        q, k = self._placed(q, k, view, shared, tap)
         z = self._mix(q, k, v, view.mask, shared, tap, only)
         return self._write(at(tap, "attn.hook_z", z), tap)
+
+    def _placed(
+        self,
+        q: Float[Tensor, "b p h e"],
+        k: Float[Tensor, "b p g e"],
+        view: View,
+        shared: Pass,
+        tap: Scope | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys rotated to their positions, where positions are rotations."""
+        if view.rotation is None:
+            return q, k
+        q = at(tap, "attn.hook_rot_q", view.rotation.apply(q))
+        return q, at(tap, "attn.hook_rot_k", view.rotation.apply(k))
 
     def _mix(
         self,

@@ -4,10 +4,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp.model.attention import CrossAttention, Pass
-from interp.model.config import ModelConfig, MoE, NoNorm
+from interp.model.config import ConvMLP, ModelConfig, MoE, NoNorm
 from interp.model.mask import picked
 from interp.model.mixers import build_mixer
-from interp.model.mlp import Experts, FeedForward
+from interp.model.mlp import ConvFeedForward, Experts, FeedForward
 from interp.model.norm import Normalize
 from interp.model.tap import Scope, at
 
@@ -31,9 +31,7 @@ class Block(nn.Module):
         self.ln_cross = Normalize(inner, d, "ln_cross") if config.cross_attention else None
         self.cross_attn = CrossAttention(config, layer) if config.cross_attention else None
         self.ln2 = Normalize(inner, d, "ln2") if has_mlp and not config.shared_norm else None
-        self.mlp: FeedForward | Experts | None = None
-        if config.mlp is not None:
-            self.mlp = Experts(config.mlp, d) if isinstance(config.mlp, MoE) else FeedForward(config.mlp, d)
+        self.mlp = _mlp(config, layer)
         self.ln2_post = Normalize(config.norm, d, "ln2_post") if outer and has_mlp else None
         self._identity = Normalize(NoNorm(), d, "none")
 
@@ -48,6 +46,8 @@ class Block(nn.Module):
 
         only: the columns of each row that are wanted; for the others nothing but keys and values is computed.
         """
+        if only is not None and isinstance(self.mlp, ConvFeedForward):  # it reads the columns before them
+            return picked(self(resid, shared, tap), only)
         resid = at(tap, "hook_resid_pre", resid)
         normed = self.reading(self.ln1)(resid, tap)
         attn_out = self.attn(normed, (resid, self.reading(self.ln1)), shared, tap, only)
@@ -60,14 +60,18 @@ class Block(nn.Module):
             x = self._summed(self.ln1, at(tap, "hook_resid_mid", x), tap)
             crossed = self.cross_attn(self.reading(self.ln_cross)(x, tap), shared, tap)
             x = x + self._added("cross_attn_out", crossed, tap)
-        return self._through_mlp(x, resid, normed, tap)
+        return self._through_mlp(x, resid, normed, tap, shared)
 
     def without_attention(self, resid: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        """The residual stream after the block if attention added nothing."""
-        return self._through_mlp(resid, resid, self.reading(self.ln1)(resid), None)
+        """The residual stream after the block if attention added nothing; ValueError if its MLP sees other tokens."""
+        if isinstance(self.mlp, ConvFeedForward):
+            raise ValueError(
+                f"a block by itself requires an MLP of single positions, this one has {self.config.mlp}"
+            )
+        return self._through_mlp(resid, resid, self.reading(self.ln1)(resid), None, None)
 
     def _through_mlp(
-        self, x: Tensor, resid: Tensor, normed: Tensor, tap: Scope | None
+        self, x: Tensor, resid: Tensor, normed: Tensor, tap: Scope | None, shared: Pass | None
     ) -> Float[Tensor, "*b d"]:
         """The block's output; x: the stream after attention; resid, normed: what attention read, before its norm and
         after.
@@ -78,11 +82,20 @@ class Block(nn.Module):
             else:
                 x = self._before_mlp(x, tap)
                 mlp_in = self.reading(self.ln2)(at(tap, "hook_mlp_in", x), tap)
-            x = x + self._added("mlp_out", self.mlp(mlp_in, tap), tap)
+            x = x + self._added("mlp_out", self._mlp_out(mlp_in, tap, shared), tap)
         x = at(tap, "hook_resid_post", x)
         if self.config.norm_place != "post":
             return x
         return at(tap, "hook_normalized_resid_post", self._last_norm()(x, tap))
+
+    def _mlp_out(
+        self, x: Float[Tensor, "*b d"], tap: Scope | None, shared: Pass | None
+    ) -> Float[Tensor, "*b d"]:
+        if isinstance(self.mlp, ConvFeedForward):
+            assert shared is not None
+            return self.mlp(x, tap, shared)
+        assert self.mlp is not None
+        return self.mlp(x, tap)
 
     def reading(self, norm: Normalize | None) -> Normalize:
         """The norm through which a sublayer reads the stream: none at all in post-norm blocks."""
@@ -127,3 +140,12 @@ class Block(nn.Module):
         found = self.sum_norm(self.config.sublayers[-1])
         assert found is not None
         return found
+
+
+def _mlp(config: ModelConfig, layer: int) -> FeedForward | Experts | ConvFeedForward | None:
+    kind, d = config.mlp, config.d_model
+    if kind is None:
+        return None
+    if isinstance(kind, ConvMLP):
+        return ConvFeedForward(kind, d, layer)
+    return Experts(kind, d) if isinstance(kind, MoE) else FeedForward(kind, d)

@@ -2,17 +2,34 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
-from interp.core.shapes import nearest
-from interp.model.mixer_variants import MIXER_RECORDS, DualChunk, Linformer, Mixer, Pool, Softmax, Synthesizer
+from interp.model.config_json import Json, fields_as_json, from_json
+from interp.model.mixer_variants import (
+    MIXER_RECORDS,
+    Differential,
+    DualChunk,
+    Lightning,
+    Linear,
+    Linformer,
+    LongTermMemory,
+    Mixer,
+    Polar,
+    Pool,
+    Reformer,
+    Softmax,
+    Synthesizer,
+)
 from interp.model.variants import (
     MLP,
     RECORDS,
     Activation,
+    AdaptiveSoftmax,
     Alibi,
     Buckets,
+    ConvMLP,
     DynamicScaling,
+    FullSoftmax,
     LayerNorm,
     Learned,
     LinearScaling,
@@ -23,6 +40,7 @@ from interp.model.variants import (
     NoPosition,
     Norm,
     NormPlace,
+    Output,
     Position,
     RMSNorm,
     Rotary,
@@ -32,15 +50,11 @@ from interp.model.variants import (
 )
 
 __all__ = [
-    "MLP", "Activation", "Alibi", "AnyConfig", "Buckets", "DynamicScaling", "EncoderDecoderConfig", "Json",
-    "LayerNorm", "Learned", "LinearScaling", "Llama3Scaling", "LongScaling", "Mixer", "MoE", "ModelConfig", "NoNorm",
-    "NoPosition", "Norm", "NormPlace", "Position", "RMSNorm", "Rotary", "Scaling", "Sinusoidal", "Softmax",
+    "MLP", "Activation", "Alibi", "AnyConfig", "Buckets", "ConvMLP", "DynamicScaling", "EncoderDecoderConfig",
+    "Json", "LayerNorm", "Learned", "LinearScaling", "Llama3Scaling", "LongScaling", "Mixer", "MoE", "ModelConfig",
+    "NoNorm", "NoPosition", "Norm", "NormPlace", "Position", "RMSNorm", "Rotary", "Scaling", "Sinusoidal", "Softmax",
     "YarnScaling",
 ]  # fmt: skip
-
-T = TypeVar("T")
-Json = dict[str, object]
-"""A JSON object, as `to_dict` writes it and `from_dict` reads it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,7 @@ class ModelConfig:
     """Width of one head; None = d_model / n_heads."""
     n_kv_heads: int | None = None
     """Key/value heads (grouped-query attention); None = n_heads. Query head h reads h // (n_heads / n_kv_heads)."""
-    mlp: MLP | MoE | None = None
+    mlp: MLP | MoE | ConvMLP | None = None
     """None = attention-only."""
     mixer: Mixer | tuple[Mixer, ...] = Softmax()
     """What mixes positions. Several take turns: layer l has the l-th of them, counted round."""
@@ -102,6 +116,8 @@ class ModelConfig:
     """Rows of a table of token types added to the embedding (BERT)."""
     unembed: bool = True
     """False: the model ends in its residual stream, without logits."""
+    output: Output = FullSoftmax()
+    """How the final stream becomes probabilities, in a model with `unembed`."""
     unembed_bias: bool = False
     tied: bool = False
     """Whether the unembedding is the embedding matrix itself."""
@@ -145,8 +161,8 @@ class ModelConfig:
         bad = [mixer for mixer in mixers if not isinstance(mixer, Mixer)]
         _require(mixers and not bad, f"a mixer or several, got {self.mixer!r}")
         kinds = {
-            "position": Position, "norm": Norm, "mlp": MLP | MoE | None, "local_position": Rotary | None,
-            "local_layers": tuple | None,
+            "position": Position, "norm": Norm, "mlp": MLP | MoE | ConvMLP | None, "local_position": Rotary | None,
+            "local_layers": tuple | None, "output": Output,
         }  # fmt: skip
         for name, kind in kinds.items():
             value = getattr(self, name)
@@ -177,6 +193,31 @@ class ModelConfig:
         _require(self.n_token_types >= 0, f"n_token_types >= 0, got {self.n_token_types}")
         head = self.tied or self.unembed_bias or self.mlm_head or self.logit_softcap
         _require(self.unembed or not head, "unembed for tied, unembed_bias, mlm_head or logit_softcap")
+        full = isinstance(self.output, FullSoftmax)
+        linear = self.tied or self.mlm_head or self.logit_softcap or self.logit_scale != 1 or not self.unembed
+        _require(
+            full or not linear,
+            f"unembed, no tied, mlm_head, logit_softcap and logit_scale under {self.output}",
+        )
+        _require(full or self.d_vocab > 1, f"d_vocab >= 2 under {self.output}")
+        if isinstance(self.output, AdaptiveSoftmax):
+            last = self.output.cutoffs[-1]
+            _require(last < self.d_vocab, f"cutoffs below d_vocab, got {last} and {self.d_vocab}")
+            narrowest = self.d_model // self.output.div_value ** len(self.output.cutoffs)
+            _require(narrowest >= 1, f"d_model >= div_value^{len(self.output.cutoffs)} under {self.output}")
+        _require(self.causal or not isinstance(self.mlp, ConvMLP), "a causal model for ConvMLP")
+        alone = self.mixer
+        if isinstance(alone, tuple):  # layers take turns, each option is for those that have it
+            return
+        kind, scaled = type(alone).__name__, self.attn_scale is not None or self.scale_by_layer
+        scoreless = isinstance(alone, Linear | Lightning | Polar | Synthesizer)
+        scoreless = scoreless or (isinstance(alone, Softmax) and alone.score != "dot")
+        _require(
+            not (scoreless and scaled),
+            f"no attn_scale and no scale_by_layer under {kind}, whose weights have no scale",
+        )
+        turned = isinstance(self.position, Rotary) and alone.traits.queries and not alone.traits.rotated
+        _require(not turned, f"no rotary positions under {kind} in every layer, which does not rotate")
 
     def _check_mixer(self, mixer: Mixer) -> None:
         """Refuse what contradicts itself: a mixer with an option of another one."""
@@ -200,6 +241,10 @@ class ModelConfig:
             _require(
                 isinstance(self.position, Rotary), f"rotary positions for DualChunk, got {self.position}"
             )
+            scaling = self.position.scaling if isinstance(self.position, Rotary) else None
+            moving = isinstance(scaling, DynamicScaling | LongScaling)
+            _require(self.causal, "a causal model under DualChunk")
+            _require(not moving, "rotary frequencies that do not depend on the length under DualChunk")
             _require(
                 mixer.chunk <= self.n_ctx, f"DualChunk's chunk <= n_ctx, got {mixer.chunk} and {self.n_ctx}"
             )
@@ -210,7 +255,20 @@ class ModelConfig:
             _require(
                 mixer.rank <= self.n_ctx, f"Linformer's rank <= n_ctx, got {mixer.rank} and {self.n_ctx}"
             )
-        if isinstance(mixer, Synthesizer | Pool):
+        if isinstance(mixer, Polar | Differential):
+            _require(self.head_width % 2 == 0, f"an even d_head under {name}, got {self.head_width}")
+        if isinstance(mixer, Differential):
+            _require(
+                self.qk_norm is None, "no qk_norm under Differential, whose queries and keys are two halves"
+            )
+            half, turned = self.head_width // 2, self.position
+            fits = not isinstance(turned, Rotary) or (
+                half % 2 == 0 if turned.dim is None else turned.dim <= half
+            )
+            _require(fits, f"rotations that fit half a head under Differential, {half} wide, got {turned}")
+        if isinstance(mixer, Reformer):
+            _require(self.qk_norm is None, "no qk_norm under Reformer, whose keys are its normalised queries")
+        if isinstance(mixer, Synthesizer | Pool | Reformer | LongTermMemory):
             _require(self.kv_heads == self.n_heads, f"as many value heads as heads under {name}")
         if isinstance(mixer, Pool):
             _require(self.n_heads * self.head_width == self.d_model, "n_heads * d_head = d_model under Pool")
@@ -224,12 +282,14 @@ class ModelConfig:
 
     def at_layer(self, layer: int) -> "ModelConfig":
         """The same with the mixer of one layer in all of them; itself where they do not differ."""
-        return dataclasses.replace(self, mixer=self.mixers[layer]) if isinstance(self.mixer, tuple) else self
+        return (
+            dataclasses.replace(self, mixer=(self.mixers[layer],)) if isinstance(self.mixer, tuple) else self
+        )
 
     @property
     def stateful(self) -> bool:
         """Whether any layer keeps a state, so that a pass cannot go on from an arbitrary column of an earlier one."""
-        return any(mixer.traits.stateful for mixer in self.mixers)
+        return isinstance(self.mlp, ConvMLP) or any(mixer.traits.stateful for mixer in self.mixers)
 
     @property
     def head_width(self) -> int:
@@ -257,6 +317,16 @@ class ModelConfig:
         return tuple(name for name, present in has.items() if present)
 
     @property
+    def mlp_in_words(self) -> str:
+        """What kind of MLP the blocks have, as errors name it."""
+        words = {
+            MoE: "a mixture of experts",
+            ConvMLP: "an MLP with a convolution",
+            MLP: "a plain or gated MLP",
+        }
+        return words.get(type(self.mlp), "attention-only")
+
+    @property
     def position_embedded(self) -> bool:
         """Whether positions are vectors added to the embedding."""
         return isinstance(self.position, Learned | Sinusoidal)
@@ -272,12 +342,12 @@ class ModelConfig:
 
     def to_dict(self) -> Json:
         """A JSON-ready dict; nested records carry their class name under `kind`."""
-        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return fields_as_json(self)
 
     @classmethod
     def from_dict(cls, values: Json) -> "ModelConfig":
         """The config that `to_dict` described; ValueError for any key this version does not know."""
-        return _build(cls, values)
+        return from_json(cls, values, _KINDS)
 
 
 @dataclass(frozen=True)
@@ -306,12 +376,12 @@ class EncoderDecoderConfig:
 
     def to_dict(self) -> Json:
         """A JSON-ready dict."""
-        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return fields_as_json(self)
 
     @classmethod
     def from_dict(cls, values: Json) -> "EncoderDecoderConfig":
         """The config that `to_dict` described; ValueError for any key this version does not know."""
-        return _build(cls, values)
+        return from_json(cls, values, _KINDS)
 
 
 AnyConfig = ModelConfig | EncoderDecoderConfig
@@ -325,34 +395,3 @@ _KINDS: dict[str, type] = {
 def _require(condition: object, what: str) -> None:
     if not condition:
         raise ValueError(f"ModelConfig requires {what}")
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return value
-    fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    return {"kind": type(value).__name__, **fields}
-
-
-def _build(cls: type[T], values: Json) -> T:
-    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    if unknown := set(values) - known:
-        name = sorted(unknown)[0]
-        raise ValueError(f"{cls.__name__} has no field {name!r}; {nearest(name, known)}")
-    needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]  # type: ignore[arg-type]
-    if missing := [name for name in needed if name not in values]:
-        raise ValueError(f"{cls.__name__} requires {', '.join(missing)}")
-    return cls(**{name: _record(value) for name, value in values.items()})
-
-
-def _record(value: object) -> object:
-    if isinstance(value, list):
-        return tuple(_record(item) for item in value)
-    if not isinstance(value, dict):
-        return value
-    kind = value.get("kind")
-    if kind not in _KINDS:
-        raise ValueError(f"unknown record {kind!r}; {nearest(str(kind), _KINDS)}")
-    return _build(_KINDS[str(kind)], {k: v for k, v in value.items() if k != "kind"})

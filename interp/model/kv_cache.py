@@ -18,8 +18,8 @@ class Past(Protocol):
     """How many there are."""
     crossed: dict[int, tuple[Tensor, Tensor]]
     """Keys and values of a memory by layer, computed by the first pass that needs them."""
-    states: dict[int, tuple[Tensor, ...]]
-    """What a stateful mixer keeps of the tokens before, by layer."""
+    states: dict[int | tuple[int, str], tuple[Tensor, ...]]
+    """What a stateful mixer keeps of the tokens before, by layer; a stateful MLP by `(layer, "mlp")`."""
 
     def room(self, rows: int, n: int) -> None:
         """ValueError unless a pass of this shape can go on from here."""
@@ -72,7 +72,7 @@ class KVCache:
             for _ in range(2)
         )
         self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
-        self.states: dict[int, tuple[Tensor, ...]] = {}
+        self.states: dict[int | tuple[int, str], tuple[Tensor, ...]] = {}
         self.length = 0
         self.keep: Bool[Tensor, "b k"] | None = None
 
@@ -120,7 +120,7 @@ class Prefix:
     ) -> None:
         self.length, self.copies = length, copies
         self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
-        self.states: dict[int, tuple[Tensor, ...]] = {}
+        self.states: dict[int | tuple[int, str], tuple[Tensor, ...]] = {}
         self._run = run
         self._keep = None if keep is None else keep[:, :length].repeat(copies, 1)
 

@@ -6,6 +6,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.shapes import shape_text
+from interp.model.transformer import Transformer
 
 IGNORED = -100
 """A target that counts for nothing in `F.cross_entropy`."""
@@ -32,6 +33,30 @@ def next_token_loss(
         logits.to(wide).flatten(0, 1), target.flatten(), ignore_index=IGNORED, reduction="none"
     )
     loss = flat.view(tokens.shape)[:, :-1]
+    counted = predicted(keep, documents)
+    return loss if counted is None else loss * counted
+
+
+def next_token_loss_of(
+    model: Transformer,
+    stream: Float[Tensor, "b p d"],
+    tokens: Int[Tensor, "b p"],
+    keep: Bool[Tensor, "b p"] | None = None,
+    documents: Int[Tensor, "b p"] | None = None,
+) -> Float[Tensor, "b p-1"]:
+    """`next_token_loss` from the final stream, `model(tokens, stop=n_layers)`, before the final norm.
+
+    Adaptive and hierarchical output layers compute the targets' probabilities alone, never a row of the vocabulary.
+    Errors: ValueError as there, and for a model that ends in its residual stream.
+    """
+    if not model.config.unembed:
+        raise ValueError("a loss requires logits; this model ends in its residual stream")
+    if model.output is None:
+        return next_token_loss(model.read_out(stream), tokens, keep, documents)
+    if tokens.shape[1] < 2:
+        raise ValueError(f"a loss requires at least two tokens, got shape {shape_text(tokens.shape)}")
+    x = model.ln_final(stream[:, :-1])
+    loss = model.output.loss(x.flatten(0, 1), tokens[:, 1:].flatten()).unflatten(0, x.shape[:2])
     counted = predicted(keep, documents)
     return loss if counted is None else loss * counted
 

@@ -1,5 +1,6 @@
 """What mixes the positions of a block: one small record for each mechanism of the literature."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -16,10 +17,14 @@ class Traits:
     """Matrices W_Q and W_K."""
     bilinear: bool = False
     """Its weights come from q . k: there is a QK circuit."""
+    rotated: bool = True
+    """Rotary positions rotate its queries and keys."""
     scored: bool = False
     """Scores that a softmax turns into the pattern."""
     patterned: bool = True
     """An effective pattern: `[query, key]` weights of the values, whatever the kernel computes."""
+    distribution: bool = False
+    """Rows of the pattern are shares: never negative, of sum 1 (with sinks less, without any similarity 0)."""
     additive: bool = True
     """z = pattern @ values and nothing after it, so that heads split by source and have an OV circuit."""
     keyed: bool = True
@@ -136,7 +141,8 @@ class Softmax:
     def traits(self) -> Traits:
         """What analyses may rely on; scores are q . k up to a factor that the query alone decides, or are not."""
         bilinear = self.score == "dot" and not self.smeared_keys and self.refinement is None
-        return Traits(bilinear=bilinear, scored=True, stateful=self.smeared_keys)
+        stateful = self.smeared_keys or self.refinement is not None
+        return Traits(bilinear=bilinear, scored=True, distribution=True, stateful=stateful)
 
     @property
     def plain(self) -> bool:
@@ -153,11 +159,13 @@ class DualChunk:
     chunk: int
     """Texts up to this length are attended to as usual; `length - chunk` positions back are exact in longer ones."""
 
-    traits: ClassVar[Traits] = Traits(bilinear=True, scored=True)
+    traits: ClassVar[Traits] = Traits(bilinear=True, scored=True, distribution=True)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.chunk <= self.length:
-            raise ValueError(f"DualChunk requires 1 <= chunk <= length, got {self.chunk} and {self.length}")
+        if not 1 <= self.chunk <= self.length <= 2 * self.chunk:
+            raise ValueError(
+                f"DualChunk requires 1 <= chunk <= length <= 2 chunk, got chunk {self.chunk} and length {self.length}"
+            )
 
 
 @dataclass(frozen=True)
@@ -193,7 +201,7 @@ class Reformer:
     """Buckets of one round of hashing, an even number."""
     n_rounds: int = 1
 
-    traits: ClassVar[Traits] = Traits(scored=True)
+    traits: ClassVar[Traits] = Traits(scored=True, distribution=True)
 
     def __post_init__(self) -> None:
         _at_least_one(self, "n_rounds")
@@ -212,7 +220,7 @@ class Linear:
     chunk: int = 64
     """Positions computed at once by the fused form."""
 
-    traits: ClassVar[Traits] = Traits(keyed=False, stateful=True)
+    traits: ClassVar[Traits] = Traits(distribution=True, keyed=False, stateful=True)
 
     def __post_init__(self) -> None:
         _one_of(self, "feature", ("elu", "relu"))
@@ -221,15 +229,21 @@ class Linear:
 
 @dataclass(frozen=True)
 class Lightning:
-    """Linear attention without a denominator, with decay, its output normed (TransNormer; lightning attention)."""
+    """Linear attention without a denominator, with decay, its output normed (TransNormer; lightning attention).
+
+    Its positions are its decay: rotary ones are those of the other layers of a stack.
+    """
 
     decay: bool = True
     """Weights fall by a fixed factor per position and head, ALiBi's slopes as exponents; less in deeper layers."""
+    gate: bool = False
+    """Whether the normed output is multiplied by a sigmoid gate, made from what the block reads (MiniMax-01)."""
     eps: float = 1e-6
+    """Of the norm."""
     chunk: int = 64
     """Positions of a tile: within it (q k^T) v, between tiles q (k^T v)."""
 
-    traits: ClassVar[Traits] = Traits(additive=False, keyed=False, stateful=True)
+    traits: ClassVar[Traits] = Traits(rotated=False, additive=False, keyed=False, stateful=True)
 
     def __post_init__(self) -> None:
         _at_least_one(self, "chunk")
@@ -254,13 +268,13 @@ class Polar:
 class Synthesizer:
     """Scores that no key has a part in: made from the query's token alone, or trained as they are (Tay et al. 2021)."""
 
-    kind: Literal["dense", "random"] = "dense"
+    scores: Literal["dense", "random"] = "dense"
     """`dense`: two layers on what the query reads; `random`: one trained matrix `[query, key]` per head."""
 
-    traits: ClassVar[Traits] = Traits(queries=False, scored=True)
+    traits: ClassVar[Traits] = Traits(queries=False, scored=True, distribution=True)
 
     def __post_init__(self) -> None:
-        _one_of(self, "kind", ("dense", "random"))
+        _one_of(self, "scores", ("dense", "random"))
 
 
 @dataclass(frozen=True)
@@ -280,19 +294,41 @@ class LongTermMemory:
     """Tokens that attention sees at once; with `gate` and `layer` the width of its sliding window."""
     n_persistent: int = 4
     """Trained vectors that stand before every segment."""
+    depth: int = 1
+    """Matrices of each head's network, SiLU between them; 1 = a linear memory."""
+    chunk: int = 16
+    """Tokens whose gradients are taken at the same network, that before the first of them; 1 = each at its own."""
 
     traits: ClassVar[Traits] = Traits(patterned=False, additive=False, keyed=False, stateful=True)
 
     def __post_init__(self) -> None:
         _one_of(self, "arrangement", get_args(Arrangement))
-        _at_least_one(self, "segment")
+        _at_least_one(self, "segment", "depth", "chunk")
+        if self.n_persistent < 0 or self.segment % self.chunk:
+            raise ValueError(
+                f"LongTermMemory requires chunk to divide segment and n_persistent >= 0, got {self}"
+            )
 
 
 Mixer = (
     Softmax | DualChunk | Differential | Linformer | Reformer | Linear | Lightning | Polar | Synthesizer | Pool
     | LongTermMemory
 )  # fmt: skip
+_LACKS = {
+    "additive": "z = pattern @ values; {} makes no pattern of the values",
+    "distribution": "weights that are shares; those of {} may be negative or sum to anything",
+}
 MIXER_RECORDS: tuple[type, ...] = (*get_args(Mixer), *get_args(Sparsity), *get_args(Temperature))
+
+
+def require(trait: str, mixers: Iterable[Mixer], what: str) -> None:
+    """ValueError for `what` unless all of these mixers are `additive`, or have a `distribution` (`Traits`).
+
+    The one refusal of analyses that multiply patterns and values, or that read a pattern's rows as shares.
+    """
+    for mixer in mixers:
+        if not getattr(mixer.traits, trait):
+            raise ValueError(f"{what} requires {_LACKS[trait].format(mixer)}")
 
 
 def _at_least_one(record: object, *names: str) -> None:

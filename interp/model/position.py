@@ -30,13 +30,17 @@ def sinusoids(
 
 
 def inverse_frequencies(
-    rotary: Rotary, dim: int, device: torch.device, length: Int[Tensor, "b"] | None = None
+    rotary: Rotary,
+    dim: int,
+    device: torch.device,
+    length: Int[Tensor, "b"] | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "#b half"]:
-    """Angle per position of each rotated pair, `base^(-2i/dim)`, after the scaling rule; always float32.
+    """Angle per position of each rotated pair, `base^(-2i/dim)`, after the scaling rule, computed in `dtype`.
 
     length: tokens of each row, where the rule depends on it (dynamic NTK, LongRoPE); None = within the original.
     """
-    exponent = torch.arange(0, dim, 2, dtype=torch.int64, device=device).float() / dim
+    exponent = torch.arange(0, dim, 2, dtype=torch.int64, device=device).to(dtype) / dim
     rule = rotary.scaling
     if isinstance(rule, DynamicScaling):
         return _dynamic(rotary.base, exponent, rule, dim, length)
@@ -89,7 +93,7 @@ def _yarn(
     if rule.truncate:
         ends = [math.floor(ends[0]), math.ceil(ends[1])]
     low, high = max(ends[0], 0), min(ends[1], dim - 1)
-    pair = torch.arange(dim // 2, dtype=torch.float32, device=period.device)
+    pair = torch.arange(dim // 2, dtype=period.dtype, device=period.device)
     kept = 1 - ((pair - low) / (high - low if high != low else 0.001)).clamp(0, 1)
     return 1.0 / (rule.factor * period) * (1 - kept) + 1.0 / period * kept
 

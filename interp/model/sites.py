@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from interp.core.shapes import nearest
-from interp.model.config import MLP, ModelConfig, MoE, NoNorm, Rotary
+from interp.model.config import MLP, ConvMLP, ModelConfig, MoE, NoNorm, Rotary, Softmax
+from interp.model.mixer_variants import Differential, DualChunk, Lightning, LongTermMemory, Polar
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,11 @@ class Site:
 
 
 def _neurons(c: ModelConfig) -> bool:
-    return isinstance(c.mlp, MLP)
+    return isinstance(c.mlp, MLP | ConvMLP)
+
+
+def _convolved(c: ModelConfig) -> bool:
+    return isinstance(c.mlp, ConvMLP)
 
 
 def _experts(c: ModelConfig) -> bool:
@@ -45,7 +50,7 @@ def _cross(c: ModelConfig) -> bool:
 
 
 def _rotary(c: ModelConfig) -> bool:
-    return isinstance(c.position, Rotary) and _queries(c)
+    return isinstance(c.position, Rotary) and any(m.traits.queries and m.traits.rotated for m in c.mixers)
 
 
 def _trait(name: str) -> Callable[[ModelConfig], bool]:
@@ -54,6 +59,43 @@ def _trait(name: str) -> Callable[[ModelConfig], bool]:
 
 
 _queries = _trait("queries")
+
+
+def _lightning(c: ModelConfig) -> bool:
+    return any(isinstance(mixer, Lightning) for mixer in c.mixers)
+
+
+def _polar(c: ModelConfig) -> bool:
+    return any(isinstance(mixer, Polar) for mixer in c.mixers)
+
+
+def _gated(c: ModelConfig) -> bool:
+    beside = ("context", "gate")
+    return _polar(c) or any(
+        (isinstance(mixer, Lightning) and mixer.gate)
+        or (isinstance(mixer, LongTermMemory) and mixer.arrangement in beside)
+        for mixer in c.mixers
+    )
+
+
+def _remembers(c: ModelConfig) -> bool:
+    return any(isinstance(mixer, LongTermMemory) for mixer in c.mixers)
+
+
+def _dual_chunk(c: ModelConfig) -> bool:
+    return any(isinstance(mixer, DualChunk) for mixer in c.mixers)
+
+
+def _differential(c: ModelConfig) -> bool:
+    return any(isinstance(mixer, Differential) for mixer in c.mixers)
+
+
+def _refined(c: ModelConfig) -> bool:
+    return any(isinstance(mixer, Softmax) and mixer.refinement is not None for mixer in c.mixers)
+
+
+def _smeared(c: ModelConfig) -> bool:
+    return any(isinstance(mixer, Softmax) and mixer.smeared_keys for mixer in c.mixers)
 
 
 def _norm_sites(
@@ -119,9 +161,34 @@ BLOCK_SITES: tuple[Site, ...] = (
     *_ATTENTION[:3],
     *_head_norm("q", "h"),
     *_head_norm("k", "g"),
+    Site("attn.hook_smeared_k", "b p g e", "keys with a share of the key before, before rotation", _smeared),
+    Site("attn.hook_momentum", "b p h", "the share of its last step that a memory takes again", _remembers),
+    Site("attn.hook_step", "b p h", "the factor on a memory's gradient", _remembers),
+    Site("attn.hook_forget", "b p h", "the share of a memory that is lost", _remembers),
+    Site("attn.hook_surprise", "b p h", "norm of the gradient that a memory learns from", _remembers),
+    Site("attn.hook_memory_read", "b p h e", "what a memory returns (context: what attention sees of it)", _remembers),
     Site("attn.hook_rot_q", "b p h e", "queries after rotation", _rotary),
+    Site("attn.hook_rot_q_successive", "b p h e", "queries rotated for keys of the chunk before", _dual_chunk),
+    Site("attn.hook_rot_q_inter", "b p h e", "queries rotated for keys of earlier chunks", _dual_chunk),
     Site("attn.hook_rot_k", "b p g e", "keys after rotation", _rotary),
-    *_ATTENTION[3:],
+    _ATTENTION[3],
+    Site("attn.hook_first_pattern", "b h q k", "the pattern before its refinement; rows sum to 1", _refined),
+    Site("attn.hook_pattern_1", "b h q k", "pattern of the first halves; rows sum to 1", _differential),
+    Site("attn.hook_pattern_2", "b h q k", "pattern of the second halves, which is subtracted", _differential),
+    _ATTENTION[4],
+    Site(
+        "attn.hook_polar_pattern", "b c h q k",
+        "weights of the values' halves: same-sign (0), opposite-sign (1); rows sum to 1", _polar,
+    ),
+    Site(
+        "attn.hook_window_pattern", "b h q c",
+        "weights of the persistent vectors, then of the segment before (context: of the readings), then of the "
+        "query's own segment; rows sum to 1", _remembers,
+    ),
+    *_norm_sites("attn.z_norm", "of z, each head alone", _differential, ("b p h 1", "b p h e")),
+    *_norm_sites("attn.out_norm", "of z, all heads together", _lightning, ("b p 1 1", "b p h e")),
+    Site("attn.hook_gate", "b p h e", "what z is multiplied by", _gated),
+    *_ATTENTION[5:],
     *_norm_sites(
         "ln1_post", "of attention's output", lambda c: _normed(c) and c.norm_place in ("sandwich", "output")
     ),
@@ -142,10 +209,12 @@ BLOCK_SITES: tuple[Site, ...] = (
         "ln2", "before the MLP (post-norm: after it)",
         lambda c: _has_mlp(c) and _normed(c) and not c.shared_norm and c.norm_place != "output",
     ),
+    Site("mlp.hook_expanded", "b p m", "the gate's branch before its convolution, behind SiLU", _convolved),
+    Site("mlp.hook_expanded_linear", "b p m", "the linear branch before its convolution, behind SiLU", _convolved),
     Site("mlp.hook_pre", "b p m", "neurons before the non-linearity (the gate, if gated)", _neurons),
     Site(
         "mlp.hook_pre_linear", "b p m", "the linear branch that the gate multiplies",
-        lambda c: isinstance(c.mlp, MLP) and c.mlp.gated,
+        lambda c: _convolved(c) or (isinstance(c.mlp, MLP) and c.mlp.gated),
     ),
     Site("mlp.hook_post", "b p m", "neurons after the non-linearity (and the gate)", _neurons),
     Site("mlp.hook_router_logits", "b p x", "the router's score of every expert", _experts),

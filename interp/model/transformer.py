@@ -14,6 +14,7 @@ from interp.model.kv_cache import Past
 from interp.model.mask import Layout, attention_mask, picked
 from interp.model.mlp import ACTIVATIONS
 from interp.model.norm import Normalize
+from interp.model.output import build_output
 from interp.model.place import layer_devices
 from interp.model.position import Rotation, sinusoids
 from interp.model.score_bias import ScoreBias
@@ -46,7 +47,9 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.ln_final = Normalize(config.norm if config.final_norm else NoNorm(), d, "ln_final")
         self.mlm_head = MaskedHead(config.mlm_head, config.norm, d) if config.mlm_head else None
-        self.unembed = nn.Linear(d, config.d_vocab, bias=config.unembed_bias) if config.unembed else None
+        self.output = build_output(config)
+        linear = config.unembed and self.output is None
+        self.unembed = nn.Linear(d, config.d_vocab, bias=config.unembed_bias) if linear else None
         self.devices: tuple[torch.device, ...] | None = None
         initialise(self)
         self.tie()
@@ -112,6 +115,7 @@ class Transformer(nn.Module):
         if tap is not None and tap.finished:
             return resid
         if cache is not None:
+            cache.states.update(shared.left)
             cache.advance(tokens.shape[1], layout.keep)
         if logits_at is not None and not trimmed:
             resid = picked(resid, logits_at)
@@ -127,10 +131,11 @@ class Transformer(nn.Module):
         """Logits of a residual stream: final norm (recomputed), unembedding, scale and soft cap.
 
         columns: the tokens whose logits are wanted, `[*b k]` instead of `[*b v]`; the others are never computed.
-        For a model without an unembedding: the normed stream.
+        For a model without an unembedding: the normed stream; with another output layer than the full softmax
+        log-probabilities, and `columns` saves nothing.
         """
         logits, cap = self.uncapped(resid, tap, columns=columns), self.config.logit_softcap
-        if self.unembed is None:
+        if not self.config.unembed:
             return logits
         if cap is not None:  # step by step: never three arrays of logits at once
             logits = at(tap, "unembed.hook_uncapped", logits) / cap
@@ -147,6 +152,9 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "*b v"]:
         """Logits of a residual stream before their soft cap (where the model has one)."""
         x = self.ln_final(resid, tap)
+        if self.output is not None:
+            found = self.output(x)
+            return found if columns is None else found.gather(-1, columns)
         if self.unembed is None:
             return x
         x = x if self.mlm_head is None else self.mlm_head(x)
@@ -272,14 +280,19 @@ class MaskedHead(nn.Module):
         return self.norm(self.act(self.dense(x)))
 
 
+_ZERO_AT_FIRST = (
+    "into.bias", "out.bias", "qkv.bias", "q.bias", "kv.bias", "unembed.bias", "dense.bias", "nodes.bias", "head.bias",
+)  # fmt: skip
+
+
 def initialise(model: nn.Module) -> None:
     """GPT-2's scheme: normal(0, 0.02), what writes to the stream scaled by 1/sqrt(2 layers), biases 0, norms 1."""
     n_layers = sum(isinstance(m, Block) for m in model.modules())
     for name, parameter in model.named_parameters():
         writes = name.endswith(("attn.out.weight", "mlp.out.weight", "mlp.out"))
-        if parameter.ndim > 1:
+        if name.endswith("mlp.kernel"):  # a depthwise convolution: its fan-in is its length
+            nn.init.normal_(parameter, std=len(parameter) ** -0.5)
+        elif parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.02 * ((2 * n_layers) ** -0.5 if writes else 1.0))
-        elif name.endswith(
-            ("into.bias", "out.bias", "qkv.bias", "q.bias", "kv.bias", "unembed.bias", "dense.bias")
-        ):
+        elif name.endswith(_ZERO_AT_FIRST):
             nn.init.zeros_(parameter)

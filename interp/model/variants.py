@@ -166,6 +166,50 @@ class MoE:
             raise ValueError(f"MoE requires 1 <= top_k <= n_experts, got {self.top_k} and {self.n_experts}")
 
 
+@dataclass(frozen=True)
+class ConvMLP:
+    """An MLP that also sees the tokens just before: a depthwise convolution between its matrices (Sana's Mix-FFN)."""
+
+    d_mlp: int
+    kernel: int = 3
+    """Tokens that the convolution sees, the own one last."""
+
+    def __post_init__(self) -> None:
+        _check_mlp("ConvMLP", self.d_mlp, "silu")
+        if self.kernel < 1:
+            raise ValueError(f"ConvMLP requires kernel >= 1, got {self.kernel}")
+
+
+@dataclass(frozen=True)
+class FullSoftmax:
+    """A logit for each token: one matrix, the unembedding."""
+
+
+@dataclass(frozen=True)
+class AdaptiveSoftmax:
+    """Frequent tokens (those of small ids) first, rare ones in clusters of narrower matrices (Grave et al. 2017)."""
+
+    cutoffs: tuple[int, ...]
+    """The first id of each cluster, in order."""
+    div_value: float = 4.0
+    """Cluster i, counted from 1, has the width d_model / div_value^i."""
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip((0, *self.cutoffs), self.cutoffs, strict=False))
+        if not self.cutoffs or not rising:
+            raise ValueError(
+                f"AdaptiveSoftmax requires rising cutoffs >= 1, at least one, got {self.cutoffs}"
+            )
+        if self.div_value < 1:
+            raise ValueError(f"AdaptiveSoftmax requires div_value >= 1, got {self.div_value}")
+
+
+@dataclass(frozen=True)
+class HierarchicalSoftmax:
+    """A binary tree of decisions over the tokens in the order of their ids (Morin & Bengio 2005)."""
+
+
+Output = FullSoftmax | AdaptiveSoftmax | HierarchicalSoftmax
 Position = Learned | Sinusoidal | Rotary | Alibi | Buckets | NoPosition
 Norm = LayerNorm | RMSNorm | NoNorm
 NormPlace = Literal["pre", "post", "sandwich", "output"]
@@ -176,7 +220,7 @@ RECORDS: dict[str, type] = {
     for record in (
         Learned, Sinusoidal, Alibi, Buckets, NoPosition, Rotary,
         LinearScaling, DynamicScaling, Llama3Scaling, YarnScaling, LongScaling,
-        LayerNorm, RMSNorm, NoNorm, MLP, MoE,
+        LayerNorm, RMSNorm, NoNorm, MLP, MoE, ConvMLP, FullSoftmax, AdaptiveSoftmax, HierarchicalSoftmax,
     )
 }  # fmt: skip
 """Every record by the name under which a config file keeps it."""

@@ -121,13 +121,15 @@ class Weights:
 
     @property
     def W_U(self) -> Float[Tensor, "d v"]:
-        """Unembedding; AttributeError for a model that ends in its residual stream."""
+        """Unembedding; AttributeError for a model that ends in its residual stream, or has another output layer."""
         return self._unembed.weight.mT
 
     @property
     def _unembed(self) -> nn.Linear:
         if self.model.unembed is None:
-            raise AttributeError("this model has no W_U: it ends in its residual stream")
+            there = self.config.unembed
+            what = f"its output layer is {self.config.output}" if there else "it ends in its residual stream"
+            raise AttributeError(f"this model has no W_U: {what}")
         return self.model.unembed
 
     @property

@@ -8,7 +8,7 @@ import pandas as pd
 
 from interp.analyses.backward_lens import NO_UPDATE, THRESHOLD
 from interp.analyses.factors import WRITERS
-from interp.model.config import ModelConfig, MoE
+from interp.model.config import ConvMLP, ModelConfig, MoE
 from interp.pages.views import Cell
 from interp.pages.wording import number, probability, visible
 
@@ -156,6 +156,10 @@ def why_these(config: ModelConfig) -> str | None:
     """Why the backward lens shows the matrices of attention; None if it shows those of the MLP."""
     if config.mlp is None:
         return "This model has no MLP: shown are the matrices of attention."
+    if isinstance(config.mlp, ConvMLP):
+        return (
+            "The MLPs of this model have a convolution and are left out: shown are the matrices of attention."
+        )
     if isinstance(config.mlp, MoE):
         return (
             "The MLPs of this model are mixtures of experts, whose matrices see only some tokens each and are left "

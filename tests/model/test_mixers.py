@@ -153,6 +153,16 @@ def test_a_step_observes_what_the_full_pass_does(name: str) -> None:
             assert_close(step.values[read], whole.values[read][:, :, 7:])
 
 
+@CAUSAL
+def test_a_pass_that_fails_or_ends_early_leaves_the_cache_as_it_was(name: str) -> None:
+    model, tokens, cache = build_mixed(name), some_tokens(), empty_cache(build_mixed(name), 3)
+    model(tokens[:, :5], cache=cache)
+    with pytest.raises(RuntimeError, match="the edit of"):
+        model(tokens[:, 5:], Tap(edits=[Edit("blocks.1.hook_resid_post", lambda x: x @ x)]), cache=cache)
+    model(tokens[:, 5:], Tap([Read("blocks.1.attn.hook_z")], answers_only=True), cache=cache)
+    assert_close(model(tokens[:, 5:], cache=cache), model(tokens)[:, 5:])
+
+
 @EVERY
 def test_the_wanted_columns_of_the_last_block_are_those_of_all(name: str) -> None:
     model, tokens = build_mixed(name), some_tokens()
@@ -229,7 +239,7 @@ def test_circuits_that_a_mixer_has_not_are_refused(name: str) -> None:
                 getattr(weights, circuit)
         else:
             assert getattr(weights, circuit).shape[:2] == (
-                2,
+                MIXERS[name].n_layers,
                 4 if circuit != "W_K" else MIXERS[name].kv_heads,
             )
 

@@ -13,7 +13,7 @@ Names, arguments, shapes and labels are those of TransformerLens 3.9. What is no
 import importlib
 from typing import Any
 
-from interp.compat.transformer_lens.install import NOT_OFFERED, instead
+from interp.compat.transformer_lens.install import NOT_OFFERED, expose, instead
 from interp.core.shapes import nearest
 
 _WHERE = {
@@ -25,11 +25,12 @@ _MODULES = {
     **{
         name: name
         for name in (
-            "components", "config", "evals", "head_detector", "hook_points", "loading_from_pretrained", "patching",
-            "train", "utils",
+            "components", "config", "evals", "factories", "head_detector", "hook_points", "loading_from_pretrained",
+            "patching", "train", "utils",
         )
     },
-    "loading": "loading_from_pretrained", "supported_models": "model_names", "utilities": "utils",
+    "conversion_utils": "conversions", "loading": "loading_from_pretrained", "tools": "direct_path_patching",
+    "supported_models": "model_names", "utilities": "utils",
 }  # fmt: skip
 __all__ = [*_WHERE, *_MODULES]
 
@@ -46,3 +47,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+expose()

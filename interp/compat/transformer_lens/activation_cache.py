@@ -128,8 +128,9 @@ class ActivationCache(CachedActivations):
     ) -> Stack:
         """What each head before `layer` (-1, None: all) wrote, labelled "L0H0", ...; then "remainder" if asked for.
 
-        The remainder is the input of `layer` without the heads. Results that are cached are used; others are computed
-        at the positions asked for and, unlike in TransformerLens, not put into the cache (`compute_head_results` does).
+        The remainder is the input of `layer` (0: the final stream) without the heads. Results that are cached are used;
+        others are computed at the positions asked for and, unlike in TransformerLens, not put into the cache
+        (`compute_head_results` does).
         """
         upto, pos = self._layer(layer), as_slice(pos_slice)
         reading = self._reading(upto, False, pos, apply_ln=apply_ln)
@@ -346,9 +347,8 @@ class ActivationCache(CachedActivations):
         yield reading(bias.to(part.dtype)).expand(part.shape[1:])[None]
 
     def _input_of(self, layer: int, pos: Slice) -> Tensor:
-        """The residual stream before a layer."""
-        key: Key = ("resid_post", layer - 1) if layer else ("resid_pre", 0)
-        return pos.apply(self[key], dim=-2)
+        """The residual stream before a layer; for layer 0 the final one, as TransformerLens' own tests have it."""
+        return pos.apply(self["resid_post", layer - 1], dim=-2)
 
     def _stacked(
         self,

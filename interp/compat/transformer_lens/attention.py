@@ -1,5 +1,6 @@
 """Attention as a module with TransformerLens' parameters and hook points; the kernel is the native one."""
 
+import math
 from typing import Any, cast
 
 import torch
@@ -7,22 +8,21 @@ import torch.nn.functional as F
 from einops import einsum, rearrange
 from torch import Tensor, nn
 
-from interp.compat.transformer_lens.cache import TransformerLensKeyValueCacheEntry
+from interp.compat.transformer_lens.cache import Device, TransformerLensKeyValueCacheEntry
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.factored_matrix import FactoredMatrix
 from interp.compat.transformer_lens.hook_points import HookPoint
 from interp.compat.transformer_lens.hook_tap import is_active, scope_of
-from interp.compat.transformer_lens.layers import Config, RMSNorm, positions
-from interp.compat.transformer_lens.rotary import rotary_table
+from interp.compat.transformer_lens.layers import Config, RMSNorm
+from interp.compat.transformer_lens.rotary import RotaryTables
 from interp.model.attend import attend
 from interp.model.mask import Mask
-from interp.model.position import Rotation
 
 WIDE_NORM = ("OlmoeForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM")
 """Architectures that norm all heads of queries and keys as one vector."""
 
 
-class Attention(nn.Module):
+class Attention(RotaryTables):
     """One attention layer: `W_Q`, `W_K`, `W_V` `[h d e]`, `W_O` `[h e d]` and their biases."""
 
     W_K: Tensor
@@ -39,8 +39,6 @@ class Attention(nn.Module):
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
     mask: Tensor
-    rotary_sin: Tensor
-    rotary_cos: Tensor
 
     def __init__(self, cfg: Config, attn_type: str = "global", layer_id: int | None = None) -> None:
         super().__init__()
@@ -67,9 +65,7 @@ class Attention(nn.Module):
             self.hook_attn_input = HookPoint()
         elif cfg.positional_embedding_type == "rotary":
             self.hook_rot_k, self.hook_rot_q = HookPoint(), HookPoint()
-            sin, cos = rotary_table(cfg, attn_type)
-            self.register_buffer("rotary_sin", sin)
-            self.register_buffer("rotary_cos", cos)
+            self._build_tables()
         self._build_keys()
 
     def _build_queries(self) -> None:
@@ -99,6 +95,23 @@ class Attention(nn.Module):
         norms = [None if widths is None else RMSNorm(c, widths[i]) for i in range(2)]
         self.q_norm, self.k_norm = norms
 
+    @staticmethod
+    def create_alibi_slope(n_ctx: int, device: Device = None) -> Tensor:
+        """ALiBi's distances min(k - q, 0), `[q k]` (Press et al. 2022)."""
+        place = torch.arange(n_ctx, device=device, dtype=torch.get_default_dtype())
+        return (place - place[:, None]).clamp_max(0)
+
+    @staticmethod
+    def create_alibi_multipliers(n_heads: int, device: Device = None) -> Tensor:
+        """What each head multiplies distances with: 2^(-8 i / h) for i = 1 ... h."""
+        return 2.0 ** (-8 / n_heads * torch.arange(1, n_heads + 1, device=device))
+
+    @staticmethod
+    def create_alibi_bias(n_heads: int, n_ctx: int, device: Device = None) -> Tensor:
+        """What ALiBi adds to the scores, `[h q k]`."""
+        slope, multipliers = Attention.create_alibi_slope, Attention.create_alibi_multipliers
+        return slope(n_ctx, device) * multipliers(n_heads, device)[:, None, None]
+
     @property
     def OV(self) -> FactoredMatrix:
         """W_V W_O of every head, factored."""
@@ -127,9 +140,16 @@ class Attention(nn.Module):
         if self.cfg.clip_qkv is not None:
             q, k, v = (x.clamp(-self.cfg.clip_qkv, self.cfg.clip_qkv) for x in (q, k, v))
         past = 0 if past_kv_cache_entry is None else past_kv_cache_entry.past_keys.shape[1]
+        if (
+            self.cfg.use_dynamic_ntk_rope and past_kv_cache_entry is not None
+        ):  # the rotation of what is kept changes
+            k, v = past_kv_cache_entry.append(k, v)
+            past_kv_cache_entry = None
         if self.cfg.positional_embedding_type == "rotary":
             q = self.hook_rot_q(self.apply_rotary(q, past, attention_mask))
-            k = self.hook_rot_k(self.apply_rotary(k, past, attention_mask))
+            k = self.hook_rot_k(self.apply_rotary(k, past + q.shape[1] - k.shape[1], attention_mask))
+        if self.cfg.use_logn_attn and not self.training:
+            q = self._apply_logn_scaling(q, past)
         if past_kv_cache_entry is not None:
             k, v = past_kv_cache_entry.append(k, v)
         mask = self._mask(q.shape[1], k.shape[1], attention_mask, q, (additive_attention_mask, position_bias))
@@ -158,28 +178,30 @@ class Attention(nn.Module):
     def _key_weights(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         return (self.W_K, self.b_K), (self.W_V, self.b_V)
 
-    def apply_rotary(
-        self, x: Tensor, past_kv_pos_offset: int = 0, attention_mask: Tensor | None = None
+    def _apply_logn_scaling(self, q: Tensor, kv_cache_pos_offset: int) -> Tensor:
+        """Queries at position i (from 1) beyond the training length T times log_T(i), so that attention stays sharp."""
+        length = self.cfg.train_seq_length or self.cfg.n_ctx
+        place = torch.arange(1, q.shape[1] + 1, device=q.device, dtype=torch.float32) + kv_cache_pos_offset
+        scale = (place.log() / math.log(length)).clamp_min(1).to(q.dtype)
+        return q * scale[:, None, None]
+
+    def apply_causal_mask(
+        self, attn_scores: Tensor, past_kv_pos_offset: int = 0, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """Queries or keys after `past_kv_pos_offset` rotated to their positions, which count real tokens."""
-        n = x.shape[1]
-        places = torch.arange(past_kv_pos_offset, past_kv_pos_offset + n, device=x.device)[None]
-        if attention_mask is not None:
-            places = positions(attention_mask)[:, past_kv_pos_offset:]
-        return self.rotation(places).apply(x)
+        """Scores `[b h q k]`, -inf where a query may not look: ahead, past the layer's window, at padding."""
+        n, total = attn_scores.shape[-2:]
+        if n + past_kv_pos_offset != total:
+            raise ValueError(
+                f"{n} queries after {past_kv_pos_offset} positions require as many keys, got {total}"
+            )
+        _, allowed = self._allowed(n, total, attention_mask, attn_scores.device)
+        return attn_scores.masked_fill(~allowed, -torch.inf)
 
-    def rotation(self, places: Tensor) -> Rotation:
-        """The rotation of these positions `[b p]`, from the layer's table."""
-        pairs, half = self.cfg.rotary_adjacent_pairs, self.rotary_cos.shape[1] // 2
-        keep = slice(None, None, 2) if pairs else slice(half)
-        cos, sin = (table[:, keep][places][:, :, None] for table in (self.rotary_cos, self.rotary_sin))
-        return Rotation(cos, sin, pairs)
-
-    def _mask(
-        self, n: int, total: int, real: Tensor | None, like: Tensor, added: tuple[Tensor | None, ...]
-    ) -> Mask:
-        """Who sees whom, and what is added to the scores."""
-        key, query = (torch.arange(i, total, device=like.device) for i in (0, total - n))
+    def _allowed(
+        self, n: int, total: int, real: Tensor | None, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """How far each of the last `n` queries is behind each key, and whom it sees `[b 1 q k]`."""
+        key, query = (torch.arange(i, total, device=device) for i in (0, total - n))
         distance = query[:, None] - key
         allowed = torch.ones_like(distance, dtype=torch.bool)
         if self.cfg.attention_dir == "causal":
@@ -188,11 +210,17 @@ class Attention(nn.Module):
                 allowed = allowed & (distance < cast(int, self.cfg.window_size))
         allowed = allowed[None, None]
         if real is not None:
-            allowed = allowed & real.to(like.device).bool()[:, None, None, :]
+            allowed = allowed & real.to(device).bool()[:, None, None, :]
+        return distance, allowed
+
+    def _mask(
+        self, n: int, total: int, real: Tensor | None, like: Tensor, added: tuple[Tensor | None, ...]
+    ) -> Mask:
+        """Who sees whom, and what is added to the scores."""
+        distance, allowed = self._allowed(n, total, real, like.device)
         bias = [part.to(like.dtype) for part in added if part is not None]
         if self.cfg.positional_embedding_type == "alibi":
-            h = self.cfg.n_heads
-            slopes = 2.0 ** (-8 / h * torch.arange(1, h + 1, device=like.device))
+            slopes = self.create_alibi_multipliers(self.cfg.n_heads, like.device)
             bias.append((-distance.clamp_min(0) * slopes[:, None, None]).to(like.dtype)[None])
         plain = Mask(causal=False, allowed=allowed)
         return plain.with_bias(cast(Tensor, sum(bias)).expand(len(allowed), -1, n, total)) if bias else plain
@@ -248,6 +276,10 @@ def projected(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return einsum(x, weight, "b p h d, h d e -> b p h e") + bias
     flat = F.linear(x, rearrange(weight, "h d e -> (h e) d"), bias.flatten())
     return rearrange(flat, "b p (h e) -> b p h e", h=len(weight))
+
+
+simple_attn_linear = complex_attn_linear = projected
+"""TransformerLens' names for the two kinds of input."""
 
 
 def _normed(x: Tensor, norm: nn.Module, each: bool) -> Tensor:

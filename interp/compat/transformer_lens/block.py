@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from interp.compat.transformer_lens.attention import Attention, GroupedQueryAttention
 from interp.compat.transformer_lens.cache import TransformerLensKeyValueCacheEntry
+from interp.compat.transformer_lens.changes import Noticing
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.hook_points import HookPoint
 from interp.compat.transformer_lens.hook_tap import is_active
@@ -17,7 +18,7 @@ OUTPUT_NORMED = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
 """Architectures whose `ln1` and `ln2` norm what a sublayer adds."""
 
 
-class TransformerBlock(nn.Module):
+class TransformerBlock(Noticing):
     """Attention and MLP that read the residual stream and add to it."""
 
     ln1: nn.Module

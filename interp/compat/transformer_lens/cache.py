@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__path__: list[str] = []
+"""To the import system a package: `cache.key_value_cache` is this module too (`install.ALIASES`)."""
 Device = torch.device | str | None
 
 
@@ -84,6 +86,11 @@ class TransformerLensKeyValueCache:
         return self.entries[idx]
 
 
+def get_pos_offset(past_kv_cache: TransformerLensKeyValueCache | None, batch_size: int) -> int:
+    """How many positions a cache holds; 0 without one. The batch size does not matter."""
+    return 0 if past_kv_cache is None else past_kv_cache[0].past_keys.shape[1]
+
+
 class CachedPast:
     """A `TransformerLensKeyValueCache` as the `Past` of a native pass."""
 
@@ -91,6 +98,7 @@ class CachedPast:
         """mask: of everything, the new tokens included; None = all real."""
         self.length: int = cache[0].past_keys.shape[1]
         self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
+        self.states: dict[int | tuple[int, str], tuple[Tensor, ...]] = {}
         self._cache, self._mask = cache, mask
 
     def room(self, rows: int, n: int) -> None:

@@ -11,9 +11,14 @@ from interp.compat.transformer_lens.layers import (
     RMSNormPre,
     Unembed,
 )
-from interp.compat.transformer_lens.mlps import MLP, GatedMLP, MoE
+from interp.compat.transformer_lens.mlps import MLP, CanBeUsedAsMLP, GatedMLP, MoE
+
+__path__: list[str] = []
+"""To the import system a package: `components.mlps.mlp` is this module too (`install.ALIASES`)."""
+AbstractAttention = Attention
+"""What every attention is."""
 
 __all__ = [
-    "MLP", "Attention", "Embed", "GatedMLP", "GroupedQueryAttention", "LayerNorm", "LayerNormPre", "MoE", "PosEmbed",
-    "RMSNorm", "RMSNormPre", "TransformerBlock", "Unembed",
+    "MLP", "AbstractAttention", "Attention", "CanBeUsedAsMLP", "Embed", "GatedMLP", "GroupedQueryAttention",
+    "LayerNorm", "LayerNormPre", "MoE", "PosEmbed", "RMSNorm", "RMSNormPre", "TransformerBlock", "Unembed",
 ]  # fmt: skip

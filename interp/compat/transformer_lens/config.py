@@ -12,6 +12,9 @@ import torch
 
 from interp.compat.transformer_lens.activations import SUPPORTED_ACTIVATIONS
 
+__path__: list[str] = []
+"""To the import system a package: `config.hooked_transformer_config` is this module too (`install.ALIASES`)."""
+
 
 @dataclass(repr=False)
 class TransformerLensConfig:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from interp.compat.transformer_lens.cache import CachedPast, TransformerLensKeyValueCache
+from interp.compat.transformer_lens.changes import HOOKS, Changes, Noticing, note_writes
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.hook_points import HookPoint
-from interp.compat.transformer_lens.hook_tap import HookTap, is_active, layer_of
+from interp.compat.transformer_lens.hook_tap import HookTap, hooks_of, is_active, layer_of
 from interp.compat.transformer_lens.native import native_of, native_site, outgrown
 from interp.compat.transformer_lens.weights import Shared, links_of
 from interp.model.kv_cache import Past
@@ -18,6 +19,9 @@ from interp.model.tap import Read
 from interp.model.transformer import Transformer
 
 SPLIT_INPUTS = ("hook_q_input", "hook_k_input", "hook_v_input")
+
+SHORT = 32
+"""Tokens, of all rows together."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,16 @@ class Passage:
     last: bool = False
     """Whether only the last column's logits are wanted."""
 
+    @property
+    def stepwise(self) -> bool:
+        """Whether it has to give the numbers of a watched pass to the last bit: those of a part of the model, after a
+        cache of TransformerLens', or so short that fused kernels save nothing that matters.
+        """
+        part = self.first is not None or self.end is not None
+        if part or isinstance(self.past, TransformerLensKeyValueCache):
+            return True
+        return self.past is None and self.x.shape[0] * self.x.shape[1] <= SHORT
+
 
 @dataclass(frozen=True)
 class Caching:
@@ -56,6 +70,8 @@ class Engine:
         self._model = model
         self.native = native_of(model, cfg)
         self.shared: Shared | None = None
+        self._seen = -1
+        self._polled: list[nn.Module] = []
         self._parts: list[tuple[nn.Module, str, nn.Module]] = []
         self._points: list[tuple[nn.Module, str, str | None]] = []
         self._sites: dict[str, str] = {}
@@ -88,8 +104,35 @@ class Engine:
         cfg = self.cfg
         if self.native is None or cfg.use_attn_in or cfg.ungroup_grouped_query_attention:
             return None
+        if self._quiet():
+            return {}
+        found = self._active()
+        if found == {}:
+            self._watch()
+        return found
+
+    def _quiet(self) -> bool:
+        """Whether nothing was replaced or hooked since a pass that found nothing active."""
+        return self._seen == Changes.count and not any(map(_changed, self._polled))
+
+    def _watch(self) -> None:
+        """Note from now on what is replaced or hooked; at present nothing is."""
+        parts = [part for _, _, part in self._parts]
+        for module in (self._model, *parts):
+            note_writes(module, ["_modules"])
+        points = [point for owner, attr, _ in self._points if (point := owner._modules.get(attr)) is not None]
+        for module in (*parts, *points):
+            note_writes(module, HOOKS)
+        self._polled = [part for part in parts if not isinstance(part, Noticing)]
+        self._seen = Changes.count
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        """A copy has to look for itself."""
+        return self.__dict__ | {"_seen": -1}
+
+    def _active(self) -> dict[str, nn.Module] | None:
         for owner, attr, part in self._parts:
-            if owner._modules.get(attr) is not part or _hooked(part):
+            if owner._modules.get(attr) is not part or _changed(part):
                 return None
         found: dict[str, nn.Module] = {}
         for owner, attr, site in self._points:
@@ -132,9 +175,10 @@ class Engine:
         padded = (
             mask is not None and passage.first is None and self.cfg.positional_embedding_type == "standard"
         )
-        if not points and not reads and not padded and passage.logits:
+        stepwise = bool(points or reads) or passage.stepwise
+        if not stepwise and not padded and passage.logits:
             return None
-        tap = HookTap(points, reads.values(), logits=passage.logits)
+        tap = HookTap(points, reads.values(), logits=passage.logits, stepwise=stepwise)
         if padded and mask is not None:
             hidden = ~mask[:, -passage.x.shape[1] :, None].bool()
             tap.changes["hook_pos_embed"] = lambda place: place.masked_fill(hidden, 0)
@@ -146,7 +190,9 @@ class Engine:
         n, past = passage.x.shape[1], passage.past
         if isinstance(past, TransformerLensKeyValueCache):
             past = CachedPast(past, None if mask is None else mask.bool())
-        outgrown(self.cfg, cast(nn.ModuleList, self._model.blocks), n + (0 if past is None else past.length))
+        if self.cfg.positional_embedding_type == "rotary":
+            blocks = cast(nn.ModuleList, self._model.blocks)
+            outgrown(self.cfg, blocks, n + (0 if past is None else past.length))
         args = (passage.x, tap, passage.first or 0, passage.end)
         keep = None if mask is None else mask[:, -n:].bool()
         options = {"keep": keep, "cache": past}
@@ -154,7 +200,7 @@ class Engine:
             options["logits_at"] = torch.full((len(passage.x), 1), n - 1, device=passage.x.device)
         assert self.shared is not None
         if torch.is_grad_enabled() and self.shared.trained:
-            return torch.func.functional_call(native, self.shared.fused(), args, options)
+            return self.shared.run(args, options)
         self.shared.update()
         return native(*args, **options)
 
@@ -163,13 +209,9 @@ def _via(keep: Callable[[Tensor, str], Tensor], name: str) -> Callable[[Tensor],
     return lambda value: keep(value, name)
 
 
-def _hooked(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
+def _changed(module: nn.Module) -> bool:
+    """Whether calling it does more than its class says: it has hooks, or a `forward` of its own (SAELens does that)."""
+    return "forward" in module.__dict__ or any(hooks_of(module))
 
 
 def _in_each_others_way(points: Mapping[str, Any]) -> bool:

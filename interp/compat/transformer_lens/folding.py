@@ -5,6 +5,7 @@ The config is anything with the attributes of a HookedTransformerConfig.
 
 import re
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +48,59 @@ def fold_layer_norm(
 def centred(weight: Tensor, dim: int) -> Tensor:
     """The weight minus its mean along one axis."""
     return weight - weight.mean(dim, keepdim=True)
+
+
+Three = tuple[Tensor, Tensor, Tensor]
+"""Of queries, keys and values."""
+
+
+def fold_layer_norm_biases(
+    wq_tensor: Tensor,
+    wk_tensor: Tensor,
+    wv_tensor: Tensor,
+    bq_tensor: Tensor | None,
+    bk_tensor: Tensor | None,
+    bv_tensor: Tensor | None,
+    ln_bias: Tensor,
+) -> Three:
+    """b + beta W for queries, keys and values, `[h e]`; weights `[h d e]`, no bias counts as 0."""
+    pairs = ((wq_tensor, bq_tensor), (wk_tensor, bk_tensor), (wv_tensor, bv_tensor))
+    q, k, v = ((w * ln_bias[:, None]).sum(-2) + (0 if b is None else b) for w, b in pairs)
+    return q, k, v
+
+
+def fold_layer_norm_weights(
+    wq_tensor: Tensor, wk_tensor: Tensor, wv_tensor: Tensor, ln_weight: Tensor
+) -> Three:
+    """diag(gamma) W for queries, keys and values `[h d e]`."""
+    return wq_tensor * ln_weight[:, None], wk_tensor * ln_weight[:, None], wv_tensor * ln_weight[:, None]
+
+
+def center_attention_weights(wq_tensor: Tensor, wk_tensor: Tensor, wv_tensor: Tensor) -> Three:
+    """Weights `[h d e]` of queries, keys and values minus their means over d_model."""
+    return centred(wq_tensor, -2), centred(wk_tensor, -2), centred(wv_tensor, -2)
+
+
+def extract_attention_tensors_for_folding(
+    state_dict: State, cfg: Any, layer: int, adapter: object = None
+) -> dict[str, Any]:
+    """What folding one layer's first norm reads: "wq", ..., "bv", "ln1_w", "ln1_b" (None where missing), and "keys".
+
+    "keys" holds the name of each, "W_Q", ...; grouped keys and values are found under "_W_K". Errors: ValueError for
+    an adapter.
+    """
+    if adapter is not None:
+        raise ValueError(
+            "state dicts in TransformerLens' layout only: the adapters of a TransformerBridge are not here"
+        )
+    at = f"blocks.{layer}."
+    keys = {"ln1_b": f"{at}ln1.b", "ln1_w": f"{at}ln1.w"}
+    found = {name: state_dict.get(key) for name, key in keys.items()}
+    for kind, x in product("Wb", "QKV"):
+        name = f"{kind}_{x}"
+        keys[name] = f"{at}attn.{name}" if f"{at}attn.{name}" in state_dict else f"{at}attn._{name}"
+        found[f"{kind}{x}".lower()] = state_dict.get(keys[name])
+    return {**found, "keys": keys}
 
 
 def _norm(state: State, name: str, cfg: Any) -> _Norm | None:

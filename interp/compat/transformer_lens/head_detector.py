@@ -23,8 +23,8 @@ LayerToHead = dict[int, list[int]]
 
 INVALID_HEAD_NAME_ERR = f"detection_pattern must be a Tensor or one of head names: {HEAD_NAMES}; got %s"
 CACHE_WITH_SEQ_LIST_ERR = (
-    "`cache` is not supported when `seq` is a list: it holds the activations of one prompt. Give one prompt at a time, "
-    "or no cache."
+    "`cache` cannot be reused across multiple prompts: it holds the activations of one. Give one prompt at a time, or "
+    "no cache."
 )
 SEQ_LEN_ERR = "The sequence must be non-empty and must fit within the model's context window."
 DET_PAT_NOT_SQUARE_ERR = (

@@ -3,14 +3,18 @@
 It works inside any module. In a `HookedTransformer` the points that have hooks become places of the native pass.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+
+from interp.compat.transformer_lens.changes import Noticing
 
 Direction = Literal["fwd", "bwd"]
 Directions = Literal["fwd", "bwd", "both"]
@@ -45,7 +49,7 @@ class LensHandle:
     """The function as the user gave it."""
 
 
-class HookPoint(nn.Module):
+class HookPoint(Noticing):
     """A place where an activation can be seen and replaced; `name` is set by the root module's `setup()`."""
 
     def __init__(self) -> None:
@@ -217,3 +221,15 @@ def _layer(name: str | None) -> int:
     if name is None:
         raise ValueError("Name cannot be None")
     return int(name.split(".")[1])
+
+
+def __getattr__(name: str) -> Any:
+    if name != "HookedRootModule":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        "hook_points.HookedRootModule is deprecated and will be removed in TransformerLens 4.0: it is "
+        "interp.compat.transformer_lens.HookedRootModule",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return import_module("interp.compat.transformer_lens.root_module").HookedRootModule

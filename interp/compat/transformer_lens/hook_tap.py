@@ -1,11 +1,12 @@
 """A tap whose places are hook points: at each site of a native pass the module that stands there is called."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
+from interp.compat.transformer_lens.changes import HOOKS
 from interp.compat.transformer_lens.hook_points import HookPoint
 from interp.model.config import ModelConfig
 from interp.model.tap import Read, Scope, Tap
@@ -18,8 +19,12 @@ def layer_of(site: str) -> int | None:
 
 
 def is_active(module: nn.Module) -> bool:
-    """Whether calling it could do anything: it has hooks, or is no mere hook point."""
-    return bool(module._forward_hooks or module._backward_hooks) or type(module) is not HookPoint
+    """Whether calling it could do anything: it has hooks or a `forward` of its own, or is no mere hook point."""
+    return type(module) is not HookPoint or "forward" in module.__dict__ or any(hooks_of(module))
+
+
+hooks_of: Callable[[nn.Module], tuple[Mapping[int, object], ...]] = attrgetter(*HOOKS)
+"""The four kinds of torch hooks that a module has."""
 
 
 class HookScope(Scope):
@@ -32,9 +37,13 @@ class HookScope(Scope):
         """What the pass itself does to a site before its hooks."""
         self.logits = True
         """Whether the logits are wanted; else the pass ends at the final norm."""
+        self.stepwise = False
+        """Whether attention and norms go step by step even where nobody watches them."""
 
     def wants(self, *names: str) -> bool:
-        """Whether any of these sites has hooks or is read."""
+        """Whether any of these sites has hooks or is read, or is the pattern of a pass that goes step by step."""
+        if self.stepwise and "attn.hook_pattern" in names:
+            return True
         return any(name in self._points for name in names) or super().wants(*names)
 
     def alters(self, *names: str) -> bool:
@@ -47,18 +56,26 @@ class HookScope(Scope):
         value = value if change is None else change(value)
         point = self._points.get(name)
         if point is not None:
-            value = point(value.clone() if point._forward_hooks else value)
+            value = point(value.clone() if point._forward_hooks or point._forward_pre_hooks else value)
         return super().visit(name, value)
 
 
 class HookTap(Tap):
-    """The active hook points and the reads of one native pass, by site name. Sites that do not run stay silent."""
+    """The active hook points and the reads of one native pass, by site name. Sites that do not run stay silent.
+
+    stepwise: no fused kernels, so that the numbers do not depend, to the last bit, on what is watched.
+    """
 
     def __init__(
-        self, points: Mapping[str, nn.Module], reads: Iterable[Read] = (), *, logits: bool = True
+        self,
+        points: Mapping[str, nn.Module],
+        reads: Iterable[Read] = (),
+        *,
+        logits: bool = True,
+        stepwise: bool = False,
     ) -> None:
         super().__init__(reads)
-        self._logits = logits
+        self._logits, self._stepwise = logits, stepwise
         self.changes: dict[str, Callable[[Tensor], Tensor]] = {}
         self._hooked: dict[int | None, dict[str, nn.Module]] = {}
         for site, point in points.items():
@@ -78,9 +95,13 @@ class HookTap(Tap):
         """Sort points and reads by layer."""
         self._home = home
         self._scopes, self.values, self.live = {}, {}, {}
-        for layer in {None, *self._hooked, *(layer_of(read.site) for read in self.reads)}:
+        layers = {None, *self._hooked, *(layer_of(read.site) for read in self.reads)}
+        if self._stepwise:
+            layers.update(range(start, config.n_layers if stop is None else stop))
+        for layer in layers:
             prefix = "" if layer is None else f"blocks.{layer}."
-            self._scopes[layer] = HookScope(self, prefix, self._hooked.get(layer, {}))
+            scope = self._scopes[layer] = HookScope(self, prefix, self._hooked.get(layer, {}))
+            scope.stepwise = self._stepwise
         for read in self.reads:
             self._scopes[layer_of(read.site)].add(read)
         outside = self._scopes[None]
@@ -88,7 +109,8 @@ class HookTap(Tap):
         outside.changes, outside.logits = self.changes, self._logits
 
 
-def scope_of(points: Mapping[str, nn.Module]) -> Any:
-    """A scope for a module that runs by itself, or None where none of its points does anything."""
-    active = {name: point for name, point in points.items() if is_active(point)}
-    return HookScope(Tap(), "", active) if active else None
+def scope_of(points: Mapping[str, nn.Module]) -> HookScope:
+    """A scope for a module that runs by itself, step by step like every watched pass."""
+    scope = HookScope(Tap(), "", {name: point for name, point in points.items() if is_active(point)})
+    scope.stepwise = True
+    return scope

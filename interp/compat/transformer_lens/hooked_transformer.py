@@ -18,7 +18,7 @@ from interp.compat.transformer_lens.hook_points import (
     HookPoint,
     NamesFilter,
 )
-from interp.compat.transformer_lens.initialise import initialise
+from interp.compat.transformer_lens.initialisation import initialise
 from interp.compat.transformer_lens.layers import (
     Embed,
     PosEmbed,
@@ -28,15 +28,15 @@ from interp.compat.transformer_lens.layers import (
     norm_of,
 )
 from interp.compat.transformer_lens.passes import Loss, LossPerToken, Output, Passes, SingleLoss
+from interp.compat.transformer_lens.pretrained import DTYPE_FROM_STRING, tokenizer_for
 from interp.compat.transformer_lens.pretrained import from_pretrained as load
 from interp.compat.transformer_lens.pretrained import from_pretrained_no_processing as load_unprocessed
-from interp.compat.transformer_lens.pretrained import tokenizer_for
 from interp.compat.transformer_lens.processed_weights import ProcessedWeights
 from interp.compat.transformer_lens.root_module import HookedRootModule, kept
 from interp.compat.transformer_lens.stacks import WeightStacks
 from interp.compat.transformer_lens.tokens import Tokenization
 
-__all__ = ["HookedTransformer", "Loss", "LossPerToken", "Output", "SingleLoss"]
+__all__ = ["DTYPE_FROM_STRING", "HookedTransformer", "Loss", "LossPerToken", "Output", "SingleLoss"]
 ON_DEMAND = {
     "hook_result": "use_attn_result", "hook_q_input": "use_split_qkv_input", "hook_k_input": "use_split_qkv_input",
     "hook_v_input": "use_split_qkv_input", "hook_mlp_in": "use_hook_mlp_in", "hook_attn_in": "use_attn_in",
@@ -135,7 +135,7 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if self.engine.shared is not None:
-            self.engine.shared.share()
+            self.engine.shared.share(fresh=True)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -253,7 +253,6 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
 def _refuse(cfg: HookedTransformerConfig) -> None:
     """ValueError for what neither the native model nor the modules compute."""
     wanted = {
-        "use_logn_attn": cfg.use_logn_attn, "use_dynamic_ntk_rope": cfg.use_dynamic_ntk_rope,
         "load_in_4bit": cfg.load_in_4bit, "n_devices > 1": cfg.n_devices > 1,
     }  # fmt: skip
     for name, asked in wanted.items():

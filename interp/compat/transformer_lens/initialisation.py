@@ -1,10 +1,14 @@
-"""Weight initialisation for weights in TransformerLens' layout, `[d_in, d_out]` and `[head, d_in, d_out]`, in place."""
+"""Random weights in TransformerLens' layout, `[d_in, d_out]` and `[head, d_in, d_out]`, in place, and a new model's."""
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from interp.compat.transformer_lens.config import HookedTransformerConfig
 
 NonlinearityType = Literal[
     "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "sigmoid",
@@ -67,3 +71,39 @@ def _kaiming(
     fan_in, fan_out = calc_fan_in_and_fan_out(param)
     fan = fan_in if mode == "fan_in" else fan_out
     return gain * nn.init.calculate_gain(nonlinearity, a) / math.sqrt(fan)
+
+
+SCHEMES: dict[str, Callable[..., Tensor]] = {
+    "xavier_uniform": init_xavier_uniform_,
+    "xavier_normal": init_xavier_normal_,
+    "kaiming_uniform": init_kaiming_uniform_,
+    "kaiming_normal": init_kaiming_normal_,
+}
+MODES = ("gpt2", *SCHEMES, "muP")
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, cfg: HookedTransformerConfig) -> None:
+    """Fill every weight matrix (`W_...`); biases and norms stay as they are.
+
+    gpt2: normal with `initializer_range`. xavier, kaiming: with it as gain. muP: normal with standard deviation
+    1/sqrt(fan in), 1 for embeddings. ValueError for another mode.
+    """
+    if cfg.init_mode not in MODES:
+        raise ValueError(f"init_mode must be one of {', '.join(MODES)}, got {cfg.init_mode!r}")
+    if cfg.seed is not None:
+        torch.manual_seed(cfg.seed)
+    for name, weight in model.named_parameters():
+        if "W_" in name:  # into memory of its own: views would be filled in another order
+            weight.copy_(
+                _filled(torch.empty(weight.shape, dtype=weight.dtype, device=weight.device), name, cfg)
+            )
+
+
+def _filled(weight: Tensor, name: str, cfg: HookedTransformerConfig) -> Tensor:
+    if cfg.init_mode == "gpt2":
+        return nn.init.normal_(weight, std=float(cfg.initializer_range))
+    if cfg.init_mode == "muP":
+        embeds = "embed" in name  # the unembedding too, as in TransformerLens
+        return nn.init.normal_(weight, std=1.0 if embeds else calc_fan_in_and_fan_out(weight)[0] ** -0.5)
+    return SCHEMES[cfg.init_mode](weight, gain=cfg.initializer_range)

@@ -1,11 +1,11 @@
-"""`install()`: from then on `import transformer_lens` gives this package, for libraries that cannot be edited.
+"""TransformerLens' module names: under our package always, under `transformer_lens` itself after `install()`.
 
-Nothing is imported until somebody imports `transformer_lens`. Then its module names are aliases of ours: the same
-module objects, so a class is the same class under both names.
+`interp.compat.transformer_lens.HookedTransformer` or `transformer_lens.utilities.slice` are aliases of modules of ours:
+the same module objects, so a class is the same class under all names. Nothing is imported before somebody asks for it.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -22,9 +22,15 @@ _COMPONENTS = """
     mlps.gated_mlp mlps.mlp mlps.moe pos_embed rms_norm rms_norm_pre transformer_block unembed
 """
 _UTILITIES = """
-    activation_functions attribute_utils components_utils defaults_utils devices exploratory_utils gpu_utils hf_utils
+    activation_functions attribute_utils components_utils defaults_utils devices exploratory_utils gpu_utils
     initialization_utils library_utils lm_utils logits_utils matrix parameter_swap slice tensors tokenize_utils
+    typed_module_list
 """
+_CONVERSIONS = """
+    conversion_utils conversion_utils.conversion_steps conversion_utils.conversion_steps.base_tensor_conversion
+"""
+_FACTORIES = "factories factories.activation_function_factory factories.mlp_factory"
+_TOOLS = "tools tools.analysis tools.analysis.direct_path_patching"
 ALIASES: Mapping[str, str] = MappingProxyType(
     {
         "ActivationCache": "activation_cache",
@@ -40,7 +46,10 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         **{f"components.{name}": "components" for name in _COMPONENTS.split()},
         "config": "config",
         "config.hooked_transformer_config": "config",
+        "config.transformer_lens_config": "config",
+        **dict.fromkeys(_CONVERSIONS.split(), "conversions"),
         "evals": "evals",
+        **dict.fromkeys(_FACTORIES.split(), "factories"),
         "head_detector": "head_detector",
         "hook_points": "hook_points",
         "loading": "loading_from_pretrained",
@@ -48,9 +57,14 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "past_key_value_caching": "cache",
         "patching": "patching",
         "supported_models": "model_names",
+        **dict.fromkeys(_TOOLS.split(), "direct_path_patching"),
         "train": "train",
         "utilities": "utils",
         **{f"utilities.{name}": "utils" for name in _UTILITIES.split()},
+        "utilities.architectures": "processing",
+        "utilities.attention": "attention",
+        "utilities.cache": "cache",
+        "utilities.hf_utils": "hub",
         "utils": "utils",
         "weight_processing": "processing",
     }
@@ -84,39 +98,61 @@ def instead(name: str) -> str:
     return f"{THEIRS}.{name} is not offered by {OURS}: {known or nearest(name, ALIASES)}"
 
 
-def expose(root: str) -> None:
-    """Make TransformerLens' module names importable under `root`.
-
-    They are entered into `sys.modules` at once: were they found one by one, each import of `HookedTransformer` would
-    put the module where the package has the class of that name.
-    """
-    sys.modules |= {f"{root}.{name}": import_module(f"{OURS}.{ours}") for name, ours in ALIASES.items()}
-
-
 class _Loader(Loader):
+    """A module of ours under another name: the same object."""
+
+    def __init__(self, ours: str) -> None:
+        self._ours = ours
+
     def create_module(self, spec: ModuleSpec) -> None:
         """An empty module, soon replaced."""
 
     def exec_module(self, module: ModuleType) -> None:
-        package = import_module(OURS)
-        expose(THEIRS)
-        sys.modules[THEIRS] = package
+        sys.modules[module.__name__] = import_module(self._ours)
 
 
 class _Finder(MetaPathFinder):
+    """TransformerLens' module names under a root: `transformer_lens`, or our own package."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, fullname: str, path: Iterable[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        root, _, name = fullname.partition(".")
-        if root != THEIRS:
+        if fullname == self._root:
+            return spec_from_loader(fullname, _Loader(OURS))
+        if not fullname.startswith(f"{self._root}."):
             return None
-        if not name:
-            return spec_from_loader(THEIRS, _Loader())
+        name = fullname.removeprefix(f"{self._root}.")
+        if name in ALIASES:
+            return spec_from_loader(fullname, _Loader(f"{OURS}.{ALIASES[name]}"))
         # Without `name=`, or `from transformer_lens import ...` would replace the message by its own.
         raise ModuleNotFoundError(instead(name))
 
 
-_FINDER = _Finder()
+class Package(ModuleType):
+    """The package as a module object: a submodule with the name of a class does not take the class' place.
+
+    `from transformer_lens import HookedTransformer` gives the class, also after `import
+    transformer_lens.HookedTransformer`, though every import of a submodule writes it into its package.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (isinstance(value, ModuleType) and name in self.__dict__["_WHERE"]):
+            super().__setattr__(name, value)
+
+
+def expose() -> None:
+    """Make TransformerLens' module names importable under our own package; called once, when that is imported.
+
+    Found last: a file of ours comes before an alias.
+    """
+    sys.modules[OURS].__class__ = Package
+    sys.meta_path.append(_Finder(OURS))
+
+
+_FINDER = _Finder(THEIRS)
 
 
 def install() -> None:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from interp.compat.transformer_lens.changes import Noticing
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.hook_points import HookPoint
 
@@ -13,7 +14,7 @@ Config = HookedTransformerConfig | dict[str, Any]
 HALVES = (torch.float16, torch.bfloat16)
 
 
-class Embed(nn.Module):
+class Embed(Noticing):
     """Token embeddings `W_E [v d]`, normed where the config says so."""
 
     def __init__(self, cfg: Config) -> None:
@@ -29,7 +30,7 @@ class Embed(nn.Module):
         return self.ln(vectors) if self.cfg.post_embedding_ln else vectors
 
 
-class PosEmbed(nn.Module):
+class PosEmbed(Noticing):
     """Position embeddings `W_pos [n_ctx d]`; 0 at padding."""
 
     def __init__(self, cfg: Config) -> None:
@@ -49,7 +50,7 @@ class PosEmbed(nn.Module):
         return self.W_pos[places].masked_fill(padding, 0)
 
 
-class Unembed(nn.Module):
+class Unembed(Noticing):
     """Logits before their soft cap: `x W_U + b_U`, with `W_U [d v]`."""
 
     def __init__(self, cfg: Config) -> None:
@@ -66,7 +67,7 @@ class Unembed(nn.Module):
         return self.hook_out(F.linear(self.hook_in(residual), self.W_U.T, self.b_U))
 
 
-class LayerNormPre(nn.Module):
+class LayerNormPre(Noticing):
     """The mean removed, divided by the standard deviation: LayerNorm whose weights were folded away."""
 
     def __init__(self, cfg: Config) -> None:

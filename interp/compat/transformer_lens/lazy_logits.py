@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 ReadOut = Callable[[Tensor], Tensor]
+Column = Callable[[int], Tensor]
 _METADATA = frozenset(
     {
         getattr(Tensor, name).__get__
@@ -30,16 +31,20 @@ class LazyLogits(Tensor):
 
     _stream: Tensor
     _read_out: ReadOut
+    _column: Column | None
     _whole: Tensor | None
     _at: dict[int, Tensor]
 
     @staticmethod
-    def __new__(cls, stream: Float[Tensor, "b p d"], read_out: ReadOut, d_vocab: int) -> "LazyLogits":
-        """The logits of a final stream."""
+    def __new__(
+        cls, stream: Float[Tensor, "b p d"], read_out: ReadOut, d_vocab: int, column: Column | None = None
+    ) -> "LazyLogits":
+        """The logits of a final stream. column: another way to those of one position, `[b 1 v]`, not used elsewhere."""
         lazy: LazyLogits = Tensor._make_wrapper_subclass(
             cls, (*stream.shape[:2], d_vocab), dtype=stream.dtype, device=stream.device
         )
         lazy._stream, lazy._read_out, lazy._whole, lazy._at = stream, read_out, None, {}
+        lazy._column = column
         return lazy
 
     @classmethod
@@ -85,7 +90,9 @@ class LazyLogits(Tensor):
         if isinstance(at, int) and -columns <= at < columns:
             at %= columns
             if at not in self._at:
-                self._at[at] = self._read_out(self._stream[:, at : at + 1])
+                column = self._column
+                rows = self._read_out(self._stream[:, at : at + 1]) if column is None else column(at)
+                self._at[at] = rows
             return self._at[at][(keys[0], 0, *keys[2:])]
         if isinstance(at, slice) and at != slice(None):
             return self._read_out(self._stream[:, at])[(keys[0], slice(None), *keys[2:])]

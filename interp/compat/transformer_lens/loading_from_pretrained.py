@@ -103,7 +103,8 @@ def get_pretrained_model_config(
     values = hf_cfg or _values(name, kwargs.get("revision") or revision_of(name, fields["checkpoint_value"]))
     fields |= _fields(values)
     fields |= {
-        "model_name": name.rpartition("/")[2], "device": device, "n_devices": n_devices, "dtype": dtype,
+        "model_name": name.rpartition("/")[2], "tokenizer_name": None if hf_cfg else name, "device": device,
+        "n_devices": n_devices, "dtype": dtype,
         "default_prepend_bos": values.get("model_type") not in NO_BOS,
     }  # fmt: skip
     if default_prepend_bos is not None:

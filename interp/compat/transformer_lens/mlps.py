@@ -12,20 +12,36 @@ from interp.compat.transformer_lens.hook_points import HookPoint
 from interp.compat.transformer_lens.layers import Config, LayerNorm, LayerNormPre
 
 
-class MLP(nn.Module):
-    """`act(x W_in + b_in) W_out + b_out`, with a norm after an activation called `..._ln`."""
+class CanBeUsedAsMLP(nn.Module):
+    """What stands at a block's `mlp`: reads the normed stream `[b p d]`, gives what is added to it."""
 
     def __init__(self, cfg: Config) -> None:
+        """Errors: ValueError for a config without `d_mlp`."""
         super().__init__()
         self.cfg = HookedTransformerConfig.unwrap(cfg)
         if self.cfg.d_mlp is None:
             raise ValueError("d_mlp must be set to use an MLP")
         self.d_mlp: int = self.cfg.d_mlp
+
+    def select_activation_function(self) -> None:
+        """Set `act_fn`, and after an activation called `..._ln` also `hook_mid` and the norm `ln`."""
         self.act_fn = SUPPORTED_ACTIVATIONS[cast(str, self.cfg.act_fn)]
         if self.cfg.is_layer_norm_activation():
             self.hook_mid = HookPoint()
             weighted = self.cfg.normalization_type == "LN"
             self.ln = LayerNorm(self.cfg, self.d_mlp) if weighted else LayerNormPre(self.cfg)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input itself; for subclasses."""
+        return x
+
+
+class MLP(CanBeUsedAsMLP):
+    """`act(x W_in + b_in) W_out + b_out`, with a norm after an activation called `..._ln`."""
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.select_activation_function()
         self._build(self.cfg.d_model, self.d_mlp, self.cfg.dtype)
 
     def _build(self, d: int, m: int, dtype: torch.dtype) -> None:
@@ -90,12 +106,11 @@ class Expert(nn.Module):
         return self.W_out(self.hook_post(self.act_fn(gate) * linear))
 
 
-class MoE(nn.Module):
+class MoE(CanBeUsedAsMLP):
     """The weighted sum of the experts that a router chooses for each token."""
 
     def __init__(self, cfg: Config) -> None:
-        super().__init__()
-        self.cfg = HookedTransformerConfig.unwrap(cfg)
+        super().__init__(cfg)
         assert self.cfg.num_experts and self.cfg.experts_per_token, (
             "num_experts and experts_per_token required"
         )

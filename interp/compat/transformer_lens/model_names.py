@@ -69,7 +69,7 @@ def _aliases() -> dict[str, list[str]]:
         found |= {f"{owner}/{model}": [model] for model in models}
     for name, more in _OTHERS.items():
         found[name] = found.get(name, []) + more
-    return found
+    return dict(sorted(found.items(), key=lambda pair: pair[0].casefold()))
 
 
 MODEL_ALIASES: dict[str, list[str]] = _aliases()

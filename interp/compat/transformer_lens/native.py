@@ -18,7 +18,7 @@ from interp.compat.transformer_lens.activations import SUPPORTED_ACTIVATIONS
 from interp.compat.transformer_lens.attention import Attention
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.hook_tap import HookScope
-from interp.compat.transformer_lens.rotary import ROWS, rotary_table
+from interp.compat.transformer_lens.rotary import ROWS
 from interp.model.attention import Memory, Pass, View
 from interp.model.config import MLP, ModelConfig, NoNorm, Norm
 from interp.model.kv_cache import Past
@@ -41,7 +41,8 @@ class LensNorm(Normalize):
         """The normalised input."""
         if tap is None:
             return x if isinstance(self.kind, NoNorm) else self._fused(x)
-        if tap.wants(f"{self.name}.hook_scale", f"{self.name}.hook_divided"):
+        stepwise = isinstance(tap, HookScope) and tap.stepwise and not isinstance(self.kind, NoNorm)
+        if stepwise or tap.wants(f"{self.name}.hook_scale", f"{self.name}.hook_divided"):
             out = self._stepwise(x, tap)
         else:
             out = super().forward(x, tap)
@@ -186,8 +187,4 @@ def outgrown(cfg: HookedTransformerConfig, blocks: Iterable[Any], total: int) ->
     if cfg.positional_embedding_type != "rotary" or min(cfg.n_ctx, total) <= ROWS:
         return
     for block in blocks:
-        attn = block.attn
-        rows = attn.rotary_cos.shape[0]
-        if rows < min(cfg.n_ctx, total):
-            sin, cos = rotary_table(cfg, attn.attn_type, min(cfg.n_ctx, max(total, 2 * rows)))
-            attn.rotary_sin, attn.rotary_cos = sin.to(attn.rotary_sin.device), cos.to(attn.rotary_cos.device)
+        block.attn.reach(total)

@@ -1,6 +1,7 @@
 """The passes of a `HookedTransformer`: what goes in, and whether the native model or the modules compute it."""
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from interp.compat.transformer_lens.root_module import save_into
 from interp.compat.transformer_lens.tokenization import get_attention_mask
 
 SingleLoss = Float[Tensor, ""]
+NOTHING = nullcontext()
 LossPerToken = Float[Tensor, "b p"]
 Loss = SingleLoss | LossPerToken
 
@@ -87,15 +89,15 @@ class Passes(nn.Module):
         past_kv_cache: TransformerLensKeyValueCache | None = None,
         caching: Caching | None = None,
     ) -> Any:
-        with LocallyOverridenDefaults(self, prepend_bos=prepend_bos, padding_side=padding_side):
-            if start_at_layer is None:
+        if start_at_layer is not None:
+            assert isinstance(input, Tensor), (
+                "start_at_layer requires the residual stream entering that layer"
+            )
+            x = input
+        else:
+            with self._overridden(prepend_bos, padding_side):
                 x, attention_mask = self._prepared(input, attention_mask, past_kv_cache)
-                tokens = x
-            else:
-                assert isinstance(input, Tensor), (
-                    "start_at_layer requires the residual stream entering that layer"
-                )
-                x = input
+            tokens = x
         first, end, _ = slice(start_at_layer, stop_at_layer).indices(self.cfg.n_layers)
         passage = Passage(
             x, None if start_at_layer is None else first, None if stop_at_layer is None else max(first, end),
@@ -114,11 +116,16 @@ class Passes(nn.Module):
         logging.warning("Invalid return_type passed in: %s", return_type)
         return None
 
+    def _overridden(self, prepend_bos: bool | None, padding_side: str | None) -> AbstractContextManager[None]:
+        if prepend_bos is None and padding_side is None:
+            return NOTHING
+        return LocallyOverridenDefaults(self, prepend_bos=prepend_bos, padding_side=padding_side)
+
     def _prepared(
         self, input: Any, mask: Tensor | None, past: TransformerLensKeyValueCache | None
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens `[b p]`, and which of them (and of the cache) are real; None: all."""
-        if isinstance(input, str | list):
+        if isinstance(input, (str, list)):
             assert self.tokenizer is not None, "Must provide a tokenizer if passing a string to the model"
             tokens = self.to_tokens(input)
         else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -92,6 +93,10 @@ def plannable(model: object, tokens: Int[Tensor, "b p"]) -> Transformer | None:
     return engine.native
 
 
+TOGETHER = 64
+"""Rows whose logits of a position are one matrix product: for a single row it is as slow as reading W_U."""
+
+
 @torch.no_grad()
 def swept(
     model: Transformer, tokens: Int[Tensor, "b p"], variants: Sequence[Variant], metric: LogitMetric
@@ -101,14 +106,27 @@ def swept(
     size = tokens.numel() * model.config.d_model * model.embed.weight.element_size()
     for some in _parts(variants, max(1, STREAMS // size)):
         final = Sweep(model, Batch(tokens), some).read([Read(name)])
-        for stream in next(iter(final.values())):
-            yield metric(_logits(model, stream)).item()
+        streams = next(iter(final.values()))
+        for several in streams.split(max(1, TOGETHER // len(tokens))):
+            for logits in _logits(model, several):
+                yield metric(logits).item()
 
 
-def _logits(model: Transformer, stream: Float[Tensor, "b p d"]) -> LazyLogits:
+def _logits(model: Transformer, streams: Float[Tensor, "c b p d"]) -> Iterator[LazyLogits]:
+    """The logits of some variants; those of a position are computed for all of them when the first is asked for it."""
     unembed = model.unembed
     assert unembed is not None, "a model that sweeps patch has logits"
-    return LazyLogits(stream, model.read_out, unembed.out_features)
+    seen: dict[int, Tensor] = {}
+
+    def column(variant: int, at: int) -> Tensor:
+        if at not in seen:
+            seen[at] = model.read_out(streams[:, :, at : at + 1].flatten(0, 1)).unflatten(
+                0, streams.shape[:2]
+            )
+        return seen[at][variant]
+
+    for variant, stream in enumerate(streams):
+        yield LazyLogits(stream, model.read_out, unembed.out_features, partial(column, variant))
 
 
 def _parts(variants: Sequence[Variant], size: int) -> Iterator[Sequence[Variant]]:

@@ -12,7 +12,6 @@ from torch import nn
 from interp import zoo
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.loading_from_pretrained import (
-    get_official_model_name,
     get_pretrained_model_config,
     get_pretrained_state_dict,
     make_model_alias_map,
@@ -26,7 +25,7 @@ from interp.zoo.catalog import WEIGHTS
 Model = TypeVar("Model", bound=nn.Module)
 Tokenizer = Any
 """A transformers tokenizer."""
-DTYPES = {
+DTYPE_FROM_STRING = {
     "float64": torch.float64, "fp64": torch.float64, "float32": torch.float32, "fp32": torch.float32,
     "float16": torch.float16, "fp16": torch.float16, "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
 }  # fmt: skip
@@ -130,7 +129,7 @@ def named_tokenizer(model_name: str, revision: str | None = None, *, live: bool 
     import transformers
 
     try:
-        name = get_official_model_name(model_name)
+        name = make_model_alias_map().get(model_name.lower(), model_name)
         if name in zoo.DEMOS:
             return _own_tokenizer(WEIGHTS / name)
         if not Path(name).exists():
@@ -175,9 +174,9 @@ def _live_config(hf_model: nn.Module | None) -> dict[str, Any] | None:
 
 def _dtype(given: str | torch.dtype, fold_ln: bool) -> torch.dtype:
     """The dtype of a name; a warning where folding would round much."""
-    kind = DTYPES.get(given) if isinstance(given, str) else given
+    kind = DTYPE_FROM_STRING.get(given) if isinstance(given, str) else given
     if kind is None:
-        raise KeyError(f"dtype must be a torch.dtype or one of {', '.join(DTYPES)}, got {given!r}")
+        raise KeyError(f"dtype must be a torch.dtype or one of {', '.join(DTYPE_FROM_STRING)}, got {given!r}")
     if kind.itemsize < 4 and fold_ln:
         _log.warning("in %s, from_pretrained_no_processing keeps more of the weights' precision", kind)
     return kind

@@ -15,11 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from interp.compat.transformer_lens.folding import State, centred, fold_layer_norm
+from interp.compat.transformer_lens.folding import (
+    State,
+    center_attention_weights,
+    centred,
+    extract_attention_tensors_for_folding,
+    fold_layer_norm,
+    fold_layer_norm_biases,
+    fold_layer_norm_weights,
+)
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 
-POST_NORM = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
+POST_NORM_ARCHITECTURES = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
 """Architectures whose norms stand on what a sublayer adds, not on what it reads."""
 NORMED = ("LN", "LNPre", "RMS", "RMSPre")
 FOLDABLE = re.compile(r"(?:blocks\.\d+\.(?:ln1|ln2|mlp\.ln)|ln_final)\.[wb]")
@@ -53,7 +61,7 @@ def center_writing_weights(state_dict: State, cfg: Any) -> dict[str, Tensor]:
     Errors: KeyError without `embed.W_E`, or without `pos_embed.W_pos` where positions are embedded.
     """
     state = dict(state_dict)
-    if getattr(cfg, "original_architecture", None) not in POST_NORM:
+    if getattr(cfg, "original_architecture", None) not in POST_NORM_ARCHITECTURES:
         embedded = getattr(cfg, "positional_embedding_type", "standard") not in ("rotary", "alibi", "none")
         for name in ("embed.W_E", *["pos_embed.W_pos"] * embedded):
             if name not in state:
@@ -115,7 +123,7 @@ def refactor_factored_attn_matrices(state_dict: State, cfg: Any) -> dict[str, Te
     """
     if getattr(cfg, "positional_embedding_type", "standard") == "rotary":
         raise AssertionError(
-            "the QK circuit cannot be refactored under rotary positions: it depends on how far query and key are apart"
+            "You can't refactor the QK circuit when using rotary embeddings: it depends on how far apart they are"
         )
     state = dict(state_dict)
     for layer in range(cfg.n_layers):
@@ -217,7 +225,7 @@ def refusals(state_dict: State, cfg: Any) -> dict[str, str]:
     elif getattr(cfg, "final_rms", False):
         found["center_writing_weights"] = "the final norm is an RMSNorm (final_rms), which sees the mean"
     for step in ("fold_ln", "center_writing_weights"):
-        if architecture in POST_NORM:
+        if architecture in POST_NORM_ARCHITECTURES:
             found[step] = f"{architecture} norms what a sublayer adds (post-norm), not what it reads"
         elif getattr(cfg, "positional_embedding_type", "standard") == "shortformer":
             found[step] = "shortformer adds positions to what queries and keys read, after the norm"
@@ -269,6 +277,10 @@ class ProcessWeights:
     """The steps under the names that TransformerLens gives them in `weight_processing`; its adapters are not here."""
 
     fold_layer_norm = staticmethod(fold_layer_norm)
+    fold_layer_norm_biases = staticmethod(fold_layer_norm_biases)
+    fold_layer_norm_weights = staticmethod(fold_layer_norm_weights)
+    center_attention_weights = staticmethod(center_attention_weights)
+    extract_attention_tensors_for_folding = staticmethod(extract_attention_tensors_for_folding)
     center_writing_weights = staticmethod(center_writing_weights)
     center_unembed = staticmethod(center_unembed)
     fold_value_biases = staticmethod(fold_value_biases)

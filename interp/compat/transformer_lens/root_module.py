@@ -1,7 +1,7 @@
 """`HookedRootModule`: a module that finds its hook points, adds and removes hooks, and caches what passes through."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -160,15 +160,28 @@ class HookedRootModule(HookIntrospectionMixin, nn.Module):
                 self.reset_hooks(clear_contexts, including_permanent=False, level=self.context_level)
             self.context_level -= 1
 
-    def _enable_hook(self, place: Place, hook: HookFunction, dir: str) -> None:
-        if isinstance(place, str):
-            point = self.mod_dict[place]
-            if not hasattr(point, "add_hook"):
-                raise TypeError(f"Expected a module with add_hook, got {type(point)}")
-            cast(HookPoint, point).add_hook(hook, dir=dir, level=self.context_level)
-            return
-        for name in self._chosen(place):
-            self.hook_dict[name].add_hook(hook, dir=dir, level=self.context_level)
+    def _enable_hook(self, name: Place, hook: HookFunction, dir: str) -> None:
+        if isinstance(name, str):
+            self._enable_hook_with_name(name, hook, dir)
+        else:
+            self._enable_hooks_for_points(self.hook_dict.items(), as_predicate(name), hook, dir)
+
+    def _enable_hook_with_name(self, name: str, hook: HookFunction, dir: str) -> None:
+        point = self.mod_dict[name]
+        if not hasattr(point, "add_hook"):
+            raise TypeError(f"Expected a module with add_hook, got {type(point)}")
+        cast(HookPoint, point).add_hook(hook, dir=dir, level=self.context_level)
+
+    def _enable_hooks_for_points(
+        self,
+        hook_points: Iterable[tuple[str, HookPoint]],
+        enabled: Callable[[str], bool],
+        hook: HookFunction,
+        dir: str,
+    ) -> None:
+        for name, point in hook_points:
+            if enabled(name):
+                point.add_hook(hook, dir=dir, level=self.context_level)
 
     def _chosen(self, names: NamesFilter) -> list[str]:
         """The points that a filter selects."""

@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 import torch
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -148,15 +149,17 @@ class WeightStacks(nn.Module):
 
         Elhage et al. 2021, "A mathematical framework": |W_OV W|_F / (|W_OV|_F |W|_F).
         """
-        from interp.compat.transformer_lens.composition import composition_scores
-
-        right = {"Q": lambda: self.QK, "K": lambda: self.QK.T, "V": lambda: self.OV}.get(mode)
-        if right is None:
+        read = {"Q": lambda: self.QK, "K": lambda: self.QK.T, "V": lambda: self.OV}.get(mode)
+        if read is None:
             raise ValueError(f"mode must be one of ['Q', 'K', 'V'] not {mode}")
-        scores = composition_scores(self.OV, right(), broadcast_dims=True)
-        layer = torch.arange(self.cfg.n_layers, device=scores.device)
-        later = layer[:, None, None, None] < layer[None, None, :, None]
-        return scores.where(later, torch.zeros_like(scores))
+        left, right = self.OV.collapse_l(), read().collapse_r()
+        whole, parts = right.norm(dim=(-2, -1)), left.norm(dim=(-2, -1))
+        scores = left.new_zeros(*parts.shape, *whole.shape)
+        for layer in range(self.cfg.n_layers - 1):  # the pairs of no later layer are half of the work
+            product = einsum(left[layer], right[layer + 1 :], "h k d, l i d j -> h l i k j")
+            norms = product.norm(dim=(-2, -1)) / whole[layer + 1 :]
+            scores[layer, :, layer + 1 :] = norms / parts[layer][:, None, None]
+        return scores
 
     def all_head_labels(self) -> list[str]:
         """ "L0H0", "L0H1", ..."""

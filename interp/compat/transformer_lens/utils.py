@@ -1,7 +1,7 @@
 """TransformerLens' `utils` (and `utilities`): its names in one place, from the modules that hold them.
 
 Written by concern: `slices`, `act_names`, `tensors`, `tokenization`, `losses`, `activations`, `initialisation`,
-`defaults`, `devices`, `composition`, `prompts`, `hub`. What downloads raises with the native way to do it.
+`defaults`, `devices`, `composition`, `prompts`, `hub`. What is not offered raises with the native way to do it.
 """
 
 from interp.compat.transformer_lens.act_names import get_act_name
@@ -33,9 +33,12 @@ from interp.compat.transformer_lens.devices import (
     warn_if_mps,
 )
 from interp.compat.transformer_lens.hub import (
+    call_hf_with_retry,
     clear_huggingface_cache,
     download_file_from_hf,
+    enable_hf_retry,
     get_dataset,
+    get_hf_token,
     get_rotary_pct_from_config,
     is_library_available,
     select_compatible_kwargs,
@@ -78,7 +81,10 @@ from interp.compat.transformer_lens.tokenization import (
     keep_single_column,
     tokenize_and_concatenate,
 )
+from interp.compat.transformer_lens.typed_module_list import TypedModuleList
 
+__path__: list[str] = []
+"""To the import system a package: `utilities.slice` is this module too (`install.ALIASES`)."""
 __all__ = [
     "SOFTCAP_DISABLED",
     "SUPPORTED_ACTIVATIONS",
@@ -89,12 +95,15 @@ __all__ = [
     "NonlinearityType",
     "Slice",
     "SliceInput",
+    "TypedModuleList",
     "apply_softcap",
     "calc_fan_in_and_fan_out",
+    "call_hf_with_retry",
     "check_structure",
     "clear_huggingface_cache",
     "composition_scores",
     "download_file_from_hf",
+    "enable_hf_retry",
     "filter_dict_by_prefix",
     "gelu_fast",
     "gelu_new",
@@ -105,6 +114,7 @@ __all__ = [
     "get_cumsum_along_dim",
     "get_dataset",
     "get_device",
+    "get_hf_token",
     "get_input_with_manually_prepended_bos",
     "get_matrix_corner",
     "get_nested_attr",

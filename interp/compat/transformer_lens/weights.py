@@ -1,17 +1,20 @@
 """Parameters in TransformerLens' layout that are views of the native model's fused ones, so that there is one memory.
 
-Writing into a parameter in place writes into the native weight. One that was put elsewhere (`p.data = ...`, assigned
-anew, tied) is copied before each pass. Gradients of the fused weights are split into those of the parameters.
+Writing into a parameter in place writes into the native weight, and counts as writing there: a backward pass that needs
+the numbers from before raises, as in plain torch. A parameter that was put elsewhere (`p.data = ...`, assigned anew,
+tied) is copied before each pass. Gradients of the fused weights are split into those of the parameters.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from interp.compat.transformer_lens.changes import Changes, note_writes
 from interp.model.config import ModelConfig
 
 Split = Callable[[Tensor], tuple[Tensor, ...]]
@@ -73,19 +76,17 @@ class Link:
 
 @dataclass(frozen=True)
 class Leaf:
-    """Where a parameter is kept, and the part of a native weight that it should be; read at every pass, so flat."""
+    """Where a parameter is kept, and the part of a native weight that it should be."""
 
     kept: dict[str, nn.Parameter | None]
     name: str
     view: Tensor
-    at: int
-    stride: tuple[int, ...]
 
-    def elsewhere(self) -> nn.Parameter | None:
-        """The parameter if it is not the view."""
-        leaf = self.kept[self.name]
-        assert leaf is not None
-        return None if leaf.data_ptr() == self.at and leaf.stride() == self.stride else leaf
+    def parameter(self) -> Tensor:
+        """The parameter as it now is, or what `functional_call` put in its place."""
+        found = self.kept[self.name]
+        assert found is not None
+        return found
 
 
 class Shared:
@@ -93,63 +94,133 @@ class Shared:
 
     def __init__(self, native: nn.Module, links: list[Link]) -> None:
         self._native, self.links = native, links
-        self._leaves: list[Leaf] = []
-        self.share()
+        self.share(fresh=True)
 
     @torch.no_grad()
-    def share(self) -> None:
-        """Take the parameters' values over, and make the parameters views of the native weights."""
-        self._leaves = []
+    def share(self, *, fresh: bool = False) -> None:
+        """Take the parameters' values over, and make the parameters views of the native weights.
+
+        fresh: nothing has been computed with them, so that they may count writes together with the native weights.
+        """
+        self._leaves: list[Leaf] = []
         for link in self.links:
+            note_writes(link.owner, ["_parameters"])
             weight = self._native.get_parameter(link.native)
             for view, name in zip(link.split(weight.detach()), link.names, strict=True):
-                leaf = Leaf(link.owner._parameters, name, view, view.data_ptr(), view.stride())
+                leaf = Leaf(link.owner._parameters, name, view)
                 self._leaves.append(leaf)
-                if (parameter := leaf.elsewhere()) is not None:
-                    view.copy_(parameter)
+                parameter = leaf.parameter()
+                if same_memory(view, parameter):
+                    continue
+                view.copy_(parameter)
+                if fresh:
+                    torch.utils.swap_tensors(parameter, nn.Parameter(view, parameter.requires_grad))
+                else:
                     parameter.data = view
+        self._places = [leaf.view.data_ptr() for leaf in self._leaves]
+        self._strides = [leaf.view.stride() for leaf in self._leaves if leaf.view.ndim > 1]
+        self._slots = [_slot(self._native, link.native) for link in self.links]
+        self._weights = [held[name] for held, name in self._slots]
+        self._forget()
 
-    def update(self) -> None:
-        """Copy the parameters that are elsewhere into the native weights."""
-        for leaf in self._leaves:
-            if (parameter := leaf.elsewhere()) is not None:
-                leaf.view.data.copy_(parameter.data)
+    def _forget(self) -> None:
+        self._seen = -1
+        self._parameters: list[Tensor] = []
+        self._matrices: list[Tensor] = []
+        self._fused: tuple[list[bool], list[Tensor]] | None = None
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        """Without what follows from the rest; `share` comes next."""
+        derived = (
+            "_leaves",
+            "_places",
+            "_strides",
+            "_slots",
+            "_weights",
+            "_parameters",
+            "_matrices",
+            "_fused",
+        )
+        return {name: value for name, value in self.__dict__.items() if name not in derived}
+
+    def _current(self) -> list[Tensor]:
+        """The parameters as they now are."""
+        if self._seen != Changes.count:
+            self._seen, self._fused = Changes.count, None
+            self._parameters = [leaf.parameter() for leaf in self._leaves]
+            self._matrices = [
+                p for leaf, p in zip(self._leaves, self._parameters, strict=True) if leaf.view.ndim > 1
+            ]
+        return self._parameters
 
     @property
     def whole(self) -> bool:
         """Whether every parameter is its part of the native weights."""
-        return all(leaf.elsewhere() is None for leaf in self._leaves)
+        now = self._current()
+        at, strides = [*map(Tensor.data_ptr, now)], [*map(Tensor.stride, self._matrices)]
+        return at == self._places and strides == self._strides
 
     @property
     def trained(self) -> bool:
         """Whether any parameter wants a gradient."""
-        return any(
-            p is not None and p.requires_grad
-            for leaf in self._leaves
-            if (p := leaf.kept[leaf.name]) is not None
-        )
+        return any(map(WANTED, self._current()))
 
-    def fused(self) -> dict[str, Tensor]:
-        """The native weights as functions of the parameters."""
-        native = {link: self._native.get_parameter(link.native).detach() for link in self.links}
-        return {link.native: _joined(link, w) for link, w in native.items()}
+    def update(self) -> None:
+        """Copy the parameters that are elsewhere into the native weights."""
+        if not self.whole:
+            for leaf, parameter in zip(self._leaves, self._current(), strict=True):
+                if not same_memory(leaf.view, parameter):
+                    leaf.view.data.copy_(parameter.data)
+
+    def run(self, args: Sequence[Any], options: Mapping[str, Any]) -> Tensor:
+        """A pass of the native model whose weights are functions of the parameters."""
+        weights = self.fused()
+        before = [held[name] for held, name in self._slots]  # those of a pass that this one is in, in a hook
+        try:
+            for (held, name), weight in zip(self._slots, weights, strict=True):
+                held[name] = weight  # type: ignore[assignment]
+            output = self._native(*args, **options)
+        finally:
+            for (held, name), own in zip(self._slots, before, strict=True):
+                held[name] = own
+        assert isinstance(output, Tensor)
+        return output
+
+    def fused(self) -> list[Tensor]:
+        """The native weights as functions of the parameters: the same ones again while these are their views."""
+        whole, wanted = self.whole, [*map(WANTED, self._current())]
+        if self._fused is not None and whole and self._fused[0] == wanted:
+            return self._fused[1]
+        fresh = [_joined(link, own) for link, own in zip(self.links, self._weights, strict=True)]
+        self._fused = (wanted, fresh) if whole else None
+        return fresh
 
 
-def _joined(link: Link, weight: Tensor) -> Tensor:
-    joined = _Joined.apply(link.split, weight, *link.leaves())  # type: ignore[no-untyped-call]
+WANTED = attrgetter("requires_grad")
+
+
+def _slot(native: nn.Module, path: str) -> tuple[dict[str, nn.Parameter | None], str]:
+    """Where a native parameter is kept, and its name there."""
+    owner, _, name = path.rpartition(".")
+    return native.get_submodule(owner)._parameters, name
+
+
+def _joined(link: Link, weight: nn.Parameter | None) -> Tensor:
+    assert weight is not None
+    joined = _Joined.apply(link.split, weight.detach(), *link.leaves())  # type: ignore[no-untyped-call]
     assert isinstance(joined, Tensor)
     return joined
 
 
 class _Joined(torch.autograd.Function):
-    """The fused weight of some parts; no copy where they are its views."""
+    """The fused weight of some parts; no copy where they are its views. It saves nothing: any pass may use it again."""
 
     @staticmethod
     def forward(ctx: Any, split: Split, weight: Tensor, *leaves: Tensor) -> Tensor:
         ctx.split = split
         views = split(weight)
         if all(same_memory(view, leaf) for view, leaf in zip(views, leaves, strict=True)):
-            return weight.view_as(weight)
+            return weight.detach()
         fresh = torch.empty_like(weight)
         for view, leaf in zip(split(fresh), leaves, strict=True):
             view.copy_(leaf)

@@ -6,10 +6,44 @@ A mixer is an `Attention` with its own `_mix` (queries, keys and values to z), i
 
 from interp.model.attention import Attention
 from interp.model.config import ModelConfig
-from interp.model.mixer_variants import Pool, Softmax
+from interp.model.mixer_variants import (
+    Differential,
+    DualChunk,
+    Lightning,
+    Linear,
+    Linformer,
+    LongTermMemory,
+    Polar,
+    Pool,
+    Reformer,
+    Softmax,
+    Synthesizer,
+)
+from interp.model.mixers.differential import DifferentialAttention
+from interp.model.mixers.dual_chunk import DualChunkAttention
+from interp.model.mixers.lightning import LightningMixer
+from interp.model.mixers.linear import LinearMixer
+from interp.model.mixers.linformer import LinformerAttention
+from interp.model.mixers.memory import MemoryMixer
+from interp.model.mixers.polar import PolarMixer
 from interp.model.mixers.pool import PoolMixer
+from interp.model.mixers.reformer import ReformerAttention
+from interp.model.mixers.softmax import SoftmaxAttention
+from interp.model.mixers.synthesizer import SynthesizerAttention
 
-_KINDS: dict[type, type[Attention]] = {Pool: PoolMixer}
+_KINDS: dict[type, type[Attention]] = {
+    Linear: LinearMixer,
+    Lightning: LightningMixer,
+    Polar: PolarMixer,
+    Pool: PoolMixer,
+    DualChunk: DualChunkAttention,
+    Linformer: LinformerAttention,
+    Reformer: ReformerAttention,
+    Softmax: SoftmaxAttention,
+    Differential: DifferentialAttention,
+    Synthesizer: SynthesizerAttention,
+    LongTermMemory: MemoryMixer,
+}
 
 
 def build_mixer(config: ModelConfig, layer: int) -> Attention:

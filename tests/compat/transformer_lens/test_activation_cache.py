@@ -179,14 +179,14 @@ def test_stale_head_results_without_a_head_dimension_are_replaced() -> None:
     torch.testing.assert_close(cache["result", 1], right)
 
 
-def test_the_remainder_before_the_first_layer_is_its_input() -> None:
+def test_the_remainder_before_the_first_layer_is_the_final_stream_as_in_their_tests() -> None:
     cache = cache_of("layer-norm")
     for stack, labels in (
         cache.stack_head_results(0, incl_remainder=True, return_labels=True),
         cache.stack_neuron_results(0, incl_remainder=True, return_labels=True),
     ):
         assert labels == ["remainder"]
-        assert torch.equal(stack[0], cache["resid_pre", 0])
+        assert torch.equal(stack[0], cache["resid_post", -1])
 
 
 def test_one_neuron_as_a_number_is_a_stack_of_one_per_layer() -> None:

@@ -75,7 +75,7 @@ def test_bad_input_is_refused_by_name(model: HookedTransformer) -> None:
     _, cache = model.run_with_cache(PROMPTS["a"], remove_batch_dim=True)
     with pytest.raises(AssertionError, match="detection_pattern must be a Tensor or one of head names"):
         detect_head(model, "a", "no_such_head")
-    with pytest.raises(ValueError, match="not supported when `seq` is a list"):
+    with pytest.raises(ValueError, match="cannot be reused across multiple prompts"):
         detect_head(model, ["a", "b"], "induction_head", cache=cache)
     for pattern in (torch.ones(7, 7), torch.eye(6), torch.eye(7)[:6]):
         with pytest.raises(AssertionError, match=r"lower triangular .* sequence_length=7"):

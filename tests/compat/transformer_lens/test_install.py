@@ -8,24 +8,32 @@ import pytest
 from interp.compat.transformer_lens.install import ALIASES, instead
 
 IMPORTS = """
-import transformer_lens, transformer_lens.utils as utils, transformer_lens.patching
-import transformer_lens.utilities.slice, transformer_lens.components.mlps.mlp
-from transformer_lens import HookedTransformer, HookedTransformerConfig, ActivationCache, FactoredMatrix
-from transformer_lens import evals, head_detector, patching, train, utilities
-from transformer_lens.HookedTransformer import HookedTransformer as again
-from transformer_lens.hook_points import HookPoint
-from transformer_lens.HookedRootModule import HookedRootModule
-from transformer_lens.ActivationCache import ActivationCache as cache
-from transformer_lens.past_key_value_caching import TransformerLensKeyValueCache
-from transformer_lens.utilities.components_utils import get_act_name
-from transformer_lens.components import TransformerBlock
-from transformer_lens.loading_from_pretrained import get_official_model_name
-import transformer_lens.loading_from_pretrained as loading
+import ROOT, ROOT.utils as utils, ROOT.patching
+import ROOT.utilities.slice, ROOT.components.mlps.mlp
+from ROOT import HookedTransformer, HookedTransformerConfig, ActivationCache, FactoredMatrix
+from ROOT import evals, head_detector, patching, train, utilities
+from ROOT.HookedTransformer import HookedTransformer as again
+from ROOT.hook_points import HookPoint
+from ROOT.HookedRootModule import HookedRootModule
+from ROOT.ActivationCache import ActivationCache as cache
+from ROOT.past_key_value_caching import TransformerLensKeyValueCache
+from ROOT.utilities.components_utils import get_act_name
+from ROOT.components import TransformerBlock
+from ROOT.loading_from_pretrained import get_official_model_name
+import ROOT.loading_from_pretrained as loading
 import interp.compat.transformer_lens as ours
-assert transformer_lens is ours and again is HookedTransformer is ours.HookedTransformer
+assert ROOT is ours and again is HookedTransformer is ours.HookedTransformer
 assert utils.get_act_name is get_act_name and isinstance(HookedTransformer, type)
-import transformer_lens.HookedTransformer, transformer_lens.FactoredMatrix
-assert isinstance(transformer_lens.HookedTransformer, type) and isinstance(transformer_lens.FactoredMatrix, type)
+import ROOT.HookedTransformer, ROOT.FactoredMatrix
+assert isinstance(ROOT.HookedTransformer, type) and isinstance(ROOT.FactoredMatrix, type)
+from ROOT.cache.key_value_cache_entry import TransformerLensKeyValueCacheEntry
+from ROOT.config.transformer_lens_config import TransformerLensConfig
+from ROOT.conversion_utils.conversion_steps.base_tensor_conversion import BaseTensorConversion
+from ROOT.factories.mlp_factory import MLPFactory
+from ROOT.tools.analysis.direct_path_patching import get_act_patch_direct_path
+from ROOT.utilities.attention import simple_attn_linear
+from ROOT.utilities.hf_utils import call_hf_with_retry
+assert issubclass(HookedTransformerConfig, TransformerLensConfig)
 """
 
 
@@ -40,8 +48,8 @@ def test_every_name_users_import_is_ours_until_it_is_undone() -> None:
 import sys
 install(); install()
 assert "transformer_lens" not in sys.modules
-{IMPORTS}
-hints = dict(model_bridge="from_bridge", tools="interp.patch", hook_pionts="hook_points")
+{IMPORTS.replace("ROOT", "transformer_lens")}
+hints = {{"model_bridge": "from_bridge", "tools.analysis.jacobian_lens": "interp.patch", "hook_pionts": "hook_points"}}
 for missing, hint in hints.items():
     try:
         __import__("transformer_lens." + missing)
@@ -58,6 +66,34 @@ assert not [name for name in sys.modules if name.partition(".")[0] == "transform
 assert isinstance(ours.HookedTransformer, type)
 """
     done = run(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_name_can_be_imported_from_our_package_too() -> None:
+    """A textual change of the imports is all that code needs; no name of TransformerLens' itself is taken."""
+    code = IMPORTS.replace("ROOT", "interp.compat.transformer_lens")
+    done = run(f'import sys\n{code}assert "transformer_lens" not in sys.modules')
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "first", ["HookedTransformer", "ActivationCache", "FactoredMatrix", "SVDInterpreter"]
+)
+def test_a_module_with_the_name_of_a_class_does_not_hide_it(first: str) -> None:
+    code = f"""
+import interp.compat.transformer_lens as ours, sys
+import interp.compat.transformer_lens.{first}
+assert isinstance(ours.{first}, type)
+assert sys.modules["interp.compat.transformer_lens.{first}"].{first} is ours.{first}
+from interp.compat.transformer_lens import {first}
+assert isinstance({first}, type)
+"""
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_package_imports_no_model() -> None:
+    done = run("import sys\nassert 'interp.compat.transformer_lens.hooked_transformer' not in sys.modules")
     assert done.returncode == 0, done.stderr
 
 

@@ -221,8 +221,8 @@ def test_configs_are_checked_as_theirs() -> None:
         HookedTransformerConfig(**base | {"d_head": 3})
     with pytest.raises(TypeError):
         HookedTransformerConfig.from_dict(base | {"no_such_field": 1})
-    with pytest.raises(ValueError, match="use_logn_attn is not supported"):
-        HookedTransformer(base | {"d_vocab": 5, "use_logn_attn": True})
+    with pytest.raises(ValueError, match="load_in_4bit is not supported"):
+        HookedTransformer(base | {"d_vocab": 5, "load_in_4bit": True})
     with pytest.raises(ValueError, match="init_mode"):
         HookedTransformer(base | {"d_vocab": 5, "init_mode": "zeros"})
     cfg = HookedTransformerConfig.unwrap(base | {"d_vocab": 5})

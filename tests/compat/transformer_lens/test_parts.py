@@ -7,7 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from interp.compat.transformer_lens.attention import Attention
+from interp.compat.transformer_lens.config import HookedTransformerConfig
+from interp.compat.transformer_lens.conversions import BaseTensorConversion
+from interp.compat.transformer_lens.factories import ActivationFunctionFactory, MLPFactory
 from interp.compat.transformer_lens.hook_points import HookPoint
+from interp.compat.transformer_lens.mlps import MLP, CanBeUsedAsMLP, GatedMLP, MoE
 from tests.compat.transformer_lens.lens_fixture import oracle
 
 
@@ -140,3 +145,64 @@ def test_sampling_follows_the_seed_and_penalties_change_it() -> None:
         drawn.append(model.generate(tokens, max_new_tokens=4, stop_at_eos=False, **options))
     assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[2], drawn[3])
     assert all(len(set(row.tolist()) - {5}) >= 6 or len(set(row.tolist())) >= 6 for row in drawn[4])
+
+
+SHAPE = {"d_model": 8, "d_head": 4, "n_layers": 1, "n_ctx": 4, "act_fn": "solu_ln"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [({}, MLP), ({"gated_mlp": True}, GatedMLP), ({"num_experts": 2, "experts_per_token": 1}, MoE)],
+)
+def test_factories_make_what_the_config_asks_for(fields: dict[str, Any], kind: type) -> None:
+    made = MLPFactory.create_mlp(HookedTransformerConfig.from_dict({**SHAPE, **fields}))
+    assert type(made) is kind and isinstance(made, CanBeUsedAsMLP)
+
+
+def test_an_activation_function_is_found_by_its_name() -> None:
+    cfg = HookedTransformerConfig.from_dict({**SHAPE, "act_fn": "relu"})
+    assert ActivationFunctionFactory.pick_activation_function(cfg) is torch.nn.functional.relu
+    for name, message in (("rleu", "Invalid activation function name: rleu"), (None, "act_fn not set")):
+        cfg.act_fn = name
+        with pytest.raises(ValueError, match=message):
+            ActivationFunctionFactory.pick_activation_function(cfg)
+
+
+def test_an_mlp_of_ones_own_gets_the_activation_and_its_norm() -> None:
+    mlp = CanBeUsedAsMLP(HookedTransformerConfig.from_dict(SHAPE))
+    mlp.select_activation_function()
+    assert isinstance(mlp.hook_mid, HookPoint) and tuple(mlp.ln.w.shape) == (32,)
+
+
+def test_alibi_punishes_distance_by_head() -> None:
+    bias = Attention.create_alibi_bias(2, 3)
+    for head, slope in enumerate((2.0**-4, 2.0**-8)):
+        for q in range(3):
+            for k in range(3):
+                assert float(bias[head, q, k]) == slope * min(k - q, 0)
+
+
+def test_a_conversion_shows_hooks_another_shape() -> None:
+    class Flat(BaseTensorConversion):
+        def handle_conversion(self, input_value: Tensor, *full_context: Any) -> Tensor:
+            return input_value.flatten(1)
+
+        def revert(self, input_value: Tensor, *full_context: Any) -> Tensor:
+            return input_value.unflatten(1, (2, 3))
+
+    point, seen = HookPoint(), []
+    point.enable_reshape(Flat(output_filter=lambda x: x * 2))
+    point.add_hook(lambda x, hook: seen.append(x.shape) or x)
+    x = torch.arange(6.0).view(1, 2, 3)
+    assert torch.equal(point(x), 2 * x) and seen == [(1, 6)]
+    with pytest.raises(NotImplementedError, match="handle_conversion"):
+        BaseTensorConversion().convert(x)
+
+
+def test_the_old_place_of_the_root_module_says_the_new_one() -> None:
+    from interp.compat.transformer_lens import HookedRootModule, hook_points
+
+    with pytest.warns(DeprecationWarning, match=r"transformer_lens\.HookedRootModule"):
+        assert hook_points.HookedRootModule is HookedRootModule
+    with pytest.raises(AttributeError, match="no attribute 'HookedRoot'"):
+        hook_points.HookedRoot  # noqa: B018

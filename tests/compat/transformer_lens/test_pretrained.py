@@ -288,8 +288,7 @@ def test_the_real_class_gives_hugging_faces_probabilities(name: str) -> None:
 
 def test_the_tokenizer_that_a_config_names_is_found(tmp_path: Path) -> None:
     cfg = get_pretrained_model_config("demo-4l")
-    assert tokenizer_for(cfg) is None
-    cfg.tokenizer_name = "demo-4l"
+    assert cfg.tokenizer_name == "demo-4l"
     assert tokenizer_for(cfg).bos_token == "<|bos|>"
     cfg.tokenizer_name = str(tmp_path)
     assert tokenizer_for(cfg) is None
