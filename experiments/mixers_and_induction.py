@@ -4,8 +4,10 @@ Every mixer stands in the same two-layer model, gets an MLP as wide as makes the
 rows: half of them repeat a random bigram chain (induction), half ask for values by their keys (associative recall,
 Arora et al. 2023). Measured on held-out rows: in-context-learning score, share of copies and of recalled values that
 are right, the best prefix-matching score on the effective pattern, K-composition, seconds. Intervals are over seeds.
+Where weights are no shares (lightning, differential, pooling: a norm follows, or they may be negative) the attention
+scores sum what they are, and do not compare with the others.
 
-Run: `interp run experiments/mixers_and_induction.py -p seeds=3` (about 90 CPU minutes; `--shard 1/2` takes half)
+Run: `interp run experiments/mixers_and_induction.py -p seeds=3` (about 60 CPU minutes; `--shard 1/2` takes half)
 """
 
 import time
