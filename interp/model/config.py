@@ -153,7 +153,7 @@ class ModelConfig:
                     f"an even rotary dim in [2, {self.head_width}], got {rotated}",
                 )
         self._check_combinations()
-        for mixer in self.mixers:
+        for mixer in self.mixer if isinstance(self.mixer, tuple) else (self.mixer,):
             self._check_mixer(mixer)
 
     def _check_kinds(self) -> None:
@@ -289,7 +289,8 @@ class ModelConfig:
     @property
     def stateful(self) -> bool:
         """Whether any layer keeps a state, so that a pass cannot go on from an arbitrary column of an earlier one."""
-        return isinstance(self.mlp, ConvMLP) or any(mixer.traits.stateful for mixer in self.mixers)
+        given = self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
+        return isinstance(self.mlp, ConvMLP) or any(mixer.traits.stateful for mixer in given)
 
     @property
     def head_width(self) -> int:
