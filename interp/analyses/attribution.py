@@ -24,11 +24,12 @@ from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Answers, Prompts
-from interp.model.config import MLP, FullSoftmax, LayerNorm, ModelConfig, NoNorm
+from interp.model.config import MLP, LayerNorm, ModelConfig, NoNorm
 from interp.model.mixer_variants import require
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
+from interp.model.variants import FullSoftmax
 
 if TYPE_CHECKING:
     import xarray as xr

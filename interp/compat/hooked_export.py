@@ -12,7 +12,6 @@ from interp.model.config import (
     MLP,
     Alibi,
     ConvMLP,
-    FullSoftmax,
     LayerNorm,
     Learned,
     LinearScaling,
@@ -28,6 +27,7 @@ from interp.model.config import (
 from interp.model.mlp import Experts
 from interp.model.norm import Normalize
 from interp.model.transformer import Transformer
+from interp.model.variants import FullSoftmax
 from interp.model.weights import LayerWeights, Weights
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "relu": "relu", "silu": "silu"}
