@@ -25,5 +25,9 @@ def own(name: str) -> Markup:
 
 def script(names: Sequence[str]) -> Markup:
     """Our scripts of these names as one function, in this order; nothing of it is visible outside."""
-    parts = [own(f"{name}.js") for name in names]
+    return joined([own(f"{name}.js") for name in names])
+
+
+def joined(parts: Sequence[Markup]) -> Markup:
+    """Scripts as one function."""
     return Markup("\n").join([Markup('"use strict";\n(() => {'), *parts, Markup("})();")])

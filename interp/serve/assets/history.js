@@ -1,0 +1,60 @@
+// --- the list of edits, with undo and redo -------------------------------------------------------------------------
+
+const past = [[]];
+let now = 0;
+const edits = () => past[now];
+
+const changed = () => {
+  showEdits();
+  refresh();
+};
+const change = (next, amends = false) => {
+  if (next.length > data.most_edits) return complain(`At most ${data.most_edits} edits.`);
+  if (!amends) now++;
+  past.splice(now, past.length, next);
+  changed();
+};
+const go = (step) => {
+  if (past[now + step] === undefined) return;
+  now += step;
+  changed();
+};
+
+const spot = ({ change: _, renormalise: __, ...where }) => JSON.stringify(where);
+const put = (edit, amends) => change([...edits().filter((other) => spot(other) !== spot(edit)), edit], amends);
+const drop = (edit) => {
+  const left = edits().filter((other) => spot(other) !== spot(edit));
+  if (left.length < edits().length) change(left);
+};
+const has = (edit) => edits().find((other) => spot(other) === spot(edit));
+
+const showEdits = () => {
+  one("#undo").disabled = now === 0;
+  one("#redo").disabled = now === past.length - 1;
+  one("#clear").disabled = edits().length === 0;
+};
+const listEdits = () => {
+  const items = edits().map((edit, i) => {
+    const item = document.createElement("li");
+    const button = Object.assign(document.createElement("button"), { type: "button", textContent: "×" });
+    const text = shown.edits[i] ?? "";
+    button.setAttribute("aria-label", `take back: ${text}`);
+    button.addEventListener("click", () => drop(edit));
+    item.append(text, button);
+    return item;
+  });
+  const none = Object.assign(document.createElement("li"), { className: "none", textContent: "no edits yet" });
+  one("#edits").replaceChildren(...(items.length ? items : [none]));
+};
+
+one("#undo").addEventListener("click", () => go(-1));
+one("#redo").addEventListener("click", () => go(1));
+one("#clear").addEventListener("click", () => change([]));
+addEventListener("keydown", (event) => {
+  if (!(event.ctrlKey || event.metaKey) || event.target.matches("textarea, input[type=text], input[type=number]")) return;
+  const key = event.key.toLowerCase();
+  if (key !== "z" && key !== "y") return;
+  event.preventDefault();
+  go(key === "y" || event.shiftKey ? 1 : -1);
+});
+views.push(listEdits);

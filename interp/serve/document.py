@@ -1,0 +1,67 @@
+"""The page itself: our template with the model's shape, and style and script joined from assets (pages' and our own)."""
+
+from importlib.resources import files
+
+import jinja2
+from markupsafe import Markup
+
+from interp.pages.templates import joined
+from interp.pages.templates import own as of_pages
+from interp.pages.wording import count, harmless
+from interp.serve import asks
+from interp.serve.session import Session
+
+SHARED = ("state", "keyboard")
+"""Scripts of the report page that this one uses; then its own."""
+SCRIPTS = ("talk", "history", "tables", "patterns", "controls", "begin")
+
+
+def page(session: Session, source: str, prompt: str, second: str) -> str:
+    """The page as HTML."""
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_own), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    config = session.config
+    shape = {
+        "names": [],
+        "layers": config.n_layers,
+        "heads": config.n_heads,
+        "mlp": config.mlp is not None,
+        "neurons": session.neurons,
+        "patterns": list(session.with_patterns),
+        "causal": config.causal,
+        "most_edits": asks.MAX_EDITS,
+    }
+    return environment.get_template("serve.html").render(
+        source=harmless(source), prompt=prompt, second=second, config=config, shape=shape, limits=asks,
+        facts=_facts(session),
+    )  # fmt: skip
+
+
+def style() -> str:
+    """The report page's style, then ours."""
+    return of_pages("report.css") + _own("serve.css")
+
+
+def code() -> str:
+    """All scripts as one function."""
+    parts = [*(of_pages(f"{name}.js") for name in SHARED), *(_own(f"{name}.js") for name in SCRIPTS)]
+    return joined(parts)
+
+
+def _own(name: str) -> Markup:
+    return Markup((files("interp.serve") / "assets" / name).read_text(encoding="utf-8"))
+
+
+def _facts(session: Session) -> list[tuple[str, str]]:
+    """The model in numbers."""
+    config = session.config
+    return [
+        ("layers", str(config.n_layers)),
+        ("heads a layer", str(config.n_heads)),
+        ("d_model", count(config.d_model)),
+        ("neurons a layer", count(session.neurons) if session.neurons else "none"),
+        ("vocabulary", f"{count(config.d_vocab)} tokens"),
+        ("dtype", str(session.model.transformer.dtype).removeprefix("torch.")),
+    ]
