@@ -11,10 +11,23 @@ import tyro
 
 from interp.cli.causal import Circuit, Patch, Trace
 from interp.cli.commands import BackwardLens, Heads, Models, Report, Verify
+from interp.cli.live import Serve
 from interp.cli.runs import Compare, List, Run, Show
 
 Command = (
-    Report | Models | Heads | BackwardLens | Patch | Trace | Circuit | Verify | Run | List | Show | Compare
+    Report
+    | Serve
+    | Models
+    | Heads
+    | BackwardLens
+    | Patch
+    | Trace
+    | Circuit
+    | Verify
+    | Run
+    | List
+    | Show
+    | Compare
 )
 
 

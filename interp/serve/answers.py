@@ -21,7 +21,6 @@ from interp.serve.asks import Continue, EditAsk, Look, Mlp, Stream, Token
 from interp.serve.changes import said
 from interp.serve.session import Pair, Seen, Session
 
-Json = Mapping[str, "Json"] | Sequence["Json"] | str | float | int | bool | None
 TOP = 10
 """Next tokens and neurons listed."""
 
@@ -120,7 +119,8 @@ def _attributed(
     config = session.config
     index = {label: i for i, label in enumerate(labels(config, "head"))}
     rows = [
-        [f"L{layer}H{head}" for head in range(config.n_heads)] + [f"{layer}_mlp_out"] * (config.mlp is not None)
+        [f"L{layer}H{head}" for head in range(config.n_heads)]
+        + [f"{layer}_mlp_out"] * (config.mlp is not None)
         for layer in range(config.n_layers)
     ]
     values = found["logits"]
@@ -133,7 +133,12 @@ def _attributed(
 
 
 def _sums(
-    session: Session, analysis: Analysis, last: Mapping[str, Tensor], pair: Pair, answer: int, wrong: int | None
+    session: Session,
+    analysis: Analysis,
+    last: Mapping[str, Tensor],
+    pair: Pair,
+    answer: int,
+    wrong: int | None,
 ) -> Mapping[str, Tensor]:
     """The components of both runs; IncompleteSumError if they do not sum to the logit."""
     model = session.model.transformer
@@ -158,17 +163,16 @@ def _last(pair: Pair, edits: Sequence[EditAsk]) -> dict[str, Tensor]:
     if not here or pair.donor is None:
         return found
     for site in found:
-        layer = _layer(site)
-        if layer < max(here):
+        if _before(site, max(here)):
             found[site] = torch.cat((pair.clean.at[site], pair.donor.at[site]))
     return found
 
 
-def _layer(site: str) -> float:
-    """The layer of a site; before all for embeddings, behind all for what follows the blocks."""
+def _before(site: str, layer: int) -> bool:
+    """Whether a site is visited before this layer: in an earlier one, or among the embeddings."""
     if site.startswith("blocks."):
-        return int(site.split(".")[1])
-    return -1 if site in sites.EMBEDDING_SITES else torch.inf
+        return int(site.split(".")[1]) < layer
+    return site in sites.EMBEDDING_SITES
 
 
 # --- patterns and neurons ---------------------------------------------------------------------------------------------
@@ -183,13 +187,13 @@ def _moved(session: Session, clean: Seen, edited: Seen) -> list[list[float] | No
 
 
 def _pattern(session: Session, ask: Look, clean: Seen, edited: Seen) -> dict[str, object] | None:
-    """Both patterns of the head looked at, rows of queries; in causal models up to the query itself."""
+    """Both patterns of the head looked at: a row for each query, up to the query itself."""
     if ask.layer not in clean.patterns or ask.head >= session.config.n_heads:
         return None
 
     def rows(seen: Seen) -> list[list[float]]:
         pattern = _rounded(seen.patterns[ask.layer][ask.head], 4)
-        return [row[: query + 1] for query, row in enumerate(pattern)] if session.config.causal else pattern
+        return [row[: query + 1] for query, row in enumerate(pattern)]
 
     return {"layer": ask.layer, "head": ask.head, "clean": rows(clean), "edited": rows(edited)}
 

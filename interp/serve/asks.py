@@ -1,4 +1,4 @@
-"""What the page may ask, as frozen records: JSON in, everything checked that needs no model; unknown keys are refused."""
+"""What the page may ask, as frozen records: JSON in, all checks that need no model; unknown keys are refused."""
 
 from typing import Annotated, Literal, TypeVar
 

@@ -11,7 +11,20 @@ from torch import Tensor
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.tap import Edit
-from interp.serve.asks import Edge, EditAsk, Head, Mean, Mlp, Neuron, Scale, Second, Stream, Value, Zero, from_second
+from interp.serve.asks import (
+    Edge,
+    EditAsk,
+    Head,
+    Mean,
+    Mlp,
+    Neuron,
+    Scale,
+    Second,
+    Stream,
+    Value,
+    Zero,
+    from_second,
+)
 
 Donors = Mapping[str, Tensor]
 """Site -> its value in the pass over the second prompt, one row."""
@@ -72,7 +85,7 @@ def check(edits: Sequence[EditAsk], config: ModelConfig, lengths: Lengths) -> No
         try:
             sites.find(site_of(edit), config)
             _check_unit(edit, config)
-            _check_positions(edit, config, lengths)
+            _check_positions(edit, lengths)
         except (KeyError, ValueError) as cause:
             raise ValueError(f"edit {number} ({said(edit)}): {cause.args[0]}") from cause
 
@@ -86,10 +99,10 @@ def _check_unit(edit: EditAsk, config: ModelConfig) -> None:
         raise ValueError(f"neurons are 0 to {width - 1} in this model")
 
 
-def _check_positions(edit: EditAsk, config: ModelConfig, lengths: Lengths) -> None:
+def _check_positions(edit: EditAsk, lengths: Lengths) -> None:
     if isinstance(edit, Edge):
         named: tuple[int, ...] | None = (edit.query, edit.key)
-        if config.causal and edit.key > edit.query:
+        if edit.key > edit.query:
             raise ValueError("the key stands behind the query, which sees nothing there")
     else:
         named = place_of(edit).positions
@@ -159,7 +172,9 @@ def _cut(edit: Edge) -> Callable[[Tensor], Tensor]:
         if edit.renormalise:
             rest = row.sum(-1, keepdim=True)
             if bool((rest <= 0).any()):
-                raise ValueError(f"{said(edit)}: the query looks at nothing else, so no weight can be renormalised")
+                raise ValueError(
+                    f"{said(edit)}: the query looks at nothing else, so no weight can be renormalised"
+                )
             row *= whole / rest
         return pattern
 

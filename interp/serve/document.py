@@ -1,4 +1,4 @@
-"""The page itself: our template with the model's shape, and style and script joined from assets (pages' and our own)."""
+"""The page itself: our template with the model's shape; style and script joined from assets, pages' and our own."""
 
 from importlib.resources import files
 
@@ -29,8 +29,6 @@ def page(session: Session, source: str, prompt: str, second: str) -> str:
         "heads": config.n_heads,
         "mlp": config.mlp is not None,
         "neurons": session.neurons,
-        "patterns": list(session.with_patterns),
-        "causal": config.causal,
         "most_edits": asks.MAX_EDITS,
     }
     return environment.get_template("serve.html").render(

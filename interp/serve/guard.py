@@ -66,7 +66,10 @@ class Guard:
             return 403, "this Origin may not ask"
         given = scope["path"].removeprefix("/").partition("/")[0]
         if not secrets.compare_digest(given.encode("utf-8", "replace"), self._token):
-            return 404, "not found: the address printed by `interp serve` holds the token that is missing here"
+            return (
+                404,
+                "not found: the address printed by `interp serve` holds the token that is missing here",
+            )
         return _of_body(headers, origin) if scope["method"] not in ("GET", "HEAD") else None
 
 

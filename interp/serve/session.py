@@ -1,4 +1,4 @@
-"""One model and the passes that the page asks of it: clean and edited rows of one batch, what was seen kept for a while.
+"""One model and the passes that the page asks of it: clean and edited rows of one batch, kept for a while.
 
 The clean row is computed once for each prompt and position, together with the first edited one; a pass that was seen
 lately (undo, redo, another head to look at) is not repeated. Nothing is stored on the model, and a pass that is stopped
@@ -63,13 +63,15 @@ class Pair:
 class Session:
     """Passes of one model for the page.
 
-    Errors: ValueError for a model that the page cannot show: without logits, or with cross-attention.
+    Errors: ValueError for a model that the page cannot show: without logits or tokenizer, with cross-attention, or one
+    that sees both ways.
     """
 
     def __init__(self, model: Subject) -> None:
         config = model.transformer.config
-        if not config.unembed or config.cross_attention:
-            raise ValueError("the page requires a model with logits and without cross-attention")
+        if not config.unembed or config.cross_attention or not config.causal:
+            raise ValueError("the live page requires a causal model with logits and without cross-attention")
+        _ = model.text.tokenizer
         self.model = model
         self._rows: OrderedDict[Hashable, Seen] = OrderedDict()
         self._donors: OrderedDict[Hashable, tuple[Seen, Donors]] = OrderedDict()
@@ -157,9 +159,9 @@ class Session:
         batch = Batch(tokens[None].clone())
 
         def run(change: Sequence[Edit]) -> list[int]:
-            ends = self.model.text.eos_id
+            ends = [] if self.model.text.eos_id is None else [self.model.text.eos_id]
             steps = stream(
-                self.model.transformer, batch, ask.tokens, sampling=sampling, stop_tokens=[] if ends is None else [ends],
+                self.model.transformer, batch, ask.tokens, sampling=sampling, stop_tokens=ends,
                 use_cache=not change, edits=[*change, *self._watches(stop)] if change else [],
             )  # fmt: skip
             return [_token(step, stop) for step in steps]
@@ -208,14 +210,18 @@ class Session:
             own = ("mlp.hook_post", *(f"hook_{sublayer}" for sublayer in self.config.sublayers))
             names |= dict.fromkeys(f"blocks.{i}.{name}" for i in range(self.config.n_layers) for name in own)
         here = {name: Read(name, _watched(_column(name, position), stop)) for name in names}
-        patterns = {i: Read(f"blocks.{i}.attn.hook_pattern", _watched(_same, stop)) for i in self.with_patterns}
+        patterns = {
+            i: Read(f"blocks.{i}.attn.hook_pattern", _watched(_same, stop)) for i in self.with_patterns
+        }
         columns = torch.full((len(tokens), 1), position, device=self.model.transformer.device)
         reads = [*here.values(), *patterns.values(), *more]
         seen = observe(self.model.transformer, Batch(tokens.clone()), reads, edits, logits_at=columns)
         if found is not None:
             found |= {read.site: seen.trace[read] for read in more}
         if not bool(seen.output.isfinite().all()):
-            raise ArithmeticError("the edited run gives numbers that are not finite: a factor or value is too large")
+            raise ArithmeticError(
+                "the edited run gives numbers that are not finite: a factor or value is too large"
+            )
         return [
             Seen(
                 seen.output[row, 0],

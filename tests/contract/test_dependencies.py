@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hooked": ANALYSES | FAMILIES | {"zoo", "hooked"},
     "encoder_decoder": ANALYSES | FAMILIES | {"encoder_decoder"},
     "pages": ANALYSES | {"pages"},
+    "serve": ANALYSES | {"pages", "serve"},
     "compat": ANALYSES | FAMILIES | {"zoo", "compat", "hooked"},
 }
 """Part of `interp` -> the parts it may import; the doors (`__init__`, `cli`, `__main__`) may import everything."""
@@ -47,6 +48,7 @@ RESERVED = {
     "matplotlib": ("plot",),
     "transformer_lens": ("compat",),
     "ray": ("engine.shard",),
+    **dict.fromkeys(["starlette", "uvicorn", "pydantic"], ("serve",)),
 }
 """Heavy or foreign package -> the only places that import it."""
 

@@ -95,7 +95,7 @@ const under = (canvas, event) => {
   const box = canvas.getBoundingClientRect();
   const key = Math.floor((event.clientX - box.left - margin) / cell);
   const query = Math.floor((event.clientY - box.top - top) / cell);
-  return key >= 0 && query >= 0 && query < n && key < (data.causal ? query + 1 : n) ? { query, key } : null;
+  return key >= 0 && query >= 0 && query < n && key <= query ? { query, key } : null;
 };
 for (const canvas of canvases) {
   canvas.addEventListener("pointermove", (event) => {

@@ -1,0 +1,281 @@
+"""Every kind of edit against hooks written as loops, in float64; attribution that sums; passes that are not repeated."""
+
+from threading import Event
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("pydantic", reason="no pydantic: the extra `serve` is not installed")
+
+from interp.serve import session as sessions
+from interp.serve.asks import Continue, Look, parsed
+from interp.serve.session import Session, Stopped
+from interp.serve.snippet import Origin, python
+from tests.serve.asking import PROMPT, SECOND, asked, body, hooks_of
+from tests.tiny import hooked
+from tests.tolerances import assert_close
+
+MODELS = ("gpt2", "llama-gqa", "gemma2", "post-norm")
+FEW = ("gpt2", "post-norm")
+EDITS: dict[str, list[dict[str, object]]] = {
+    "head to 0": [{"part": "head", "layer": 0, "head": 1, "change": {"to": "zero"}}],
+    "head to its mean": [{"part": "head", "layer": 1, "head": 0, "change": {"to": "mean"}}],
+    "head scaled at two": [
+        {"part": "head", "layer": 0, "head": 0, "change": {"to": "scale", "factor": -2.5}, "positions": [3, 1]}
+    ],
+    "head patched": [{"part": "head", "layer": 1, "head": 1, "change": {"to": "second"}}],
+    "head patched at one": [
+        {"part": "head", "layer": 0, "head": 1, "change": {"to": "second"}, "positions": [4]}
+    ],
+    "MLP to 0": [{"part": "mlp", "layer": 1, "change": {"to": "zero"}}],
+    "MLP to its mean at two": [
+        {"part": "mlp", "layer": 0, "change": {"to": "mean"}, "positions": [0, 5]}
+    ],
+    "MLP patched": [{"part": "mlp", "layer": 0, "change": {"to": "second"}}],
+    "neuron set": [{"part": "neuron", "layer": 1, "neuron": 7, "change": {"to": "value", "value": 3.5}}],
+    "neuron scaled": [{"part": "neuron", "layer": 0, "neuron": 2, "change": {"to": "scale", "factor": 4.0}}],
+    "edge cut": [{"part": "edge", "layer": 1, "head": 0, "query": 6, "key": 2}],
+    "edge cut, rest scaled up": [
+        {"part": "edge", "layer": 0, "head": 1, "query": 5, "key": 0, "renormalise": True}
+    ],
+    "stream patched": [{"part": "stream", "layer": 1, "position": 2}],
+    "several": [
+        {"part": "head", "layer": 0, "head": 1, "change": {"to": "scale", "factor": 2.0}},
+        {"part": "head", "layer": 0, "head": 1, "change": {"to": "zero"}, "positions": [2]},
+        {"part": "edge", "layer": 0, "head": 0, "query": 4, "key": 1, "renormalise": True},
+        {"part": "neuron", "layer": 0, "neuron": 3, "change": {"to": "mean"}},
+        {"part": "stream", "layer": 1, "position": 3},
+        {"part": "mlp", "layer": 1, "change": {"to": "scale", "factor": 0.5}},
+    ],
+}  # fmt: skip
+
+
+def probabilities(logits: Tensor, found: dict) -> Tensor:
+    return logits.softmax(-1)[[row["id"] for row in found["next"]]]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS.keys())
+def test_both_runs_give_the_numbers_of_hooks(name: str, edits: list[dict[str, object]]) -> None:
+    model = hooked(name)
+    last = len(model.to_tokens(PROMPT)[0]) - 1
+    hooks = hooks_of(edits, model, SECOND)
+    for position in (last, 6):
+        found = asked(Session(model), second=SECOND, edits=edits, position=position)
+        clean = model(PROMPT)[0, position]
+        edited = model.run_with_hooks(PROMPT, hooks)[0, position]
+        for run, logits in {"clean": clean, "edited": edited}.items():
+            shown = torch.tensor([row[run] for row in found["next"]], dtype=torch.float64)
+            torch.testing.assert_close(shown, probabilities(logits, found), rtol=0, atol=1e-6)  # as rounded
+        exact = torch.tensor([row["logits"] for row in found["next"]], dtype=torch.float64)
+        ids = [row["id"] for row in found["next"]]
+        torch.testing.assert_close(exact, torch.stack([clean[ids], edited[ids]], 1), rtol=0, atol=1e-6)
+        kl = (clean.softmax(-1) * (clean.log_softmax(-1) - edited.log_softmax(-1))).sum()
+        assert found["kl"] == pytest.approx(float(kl), abs=2e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_pattern_and_how_far_it_moved_are_those_of_hooks(name: str) -> None:
+    model = hooked(name)
+    edits = EDITS["MLP to 0"] + EDITS["edge cut"] + EDITS["head to 0"]
+    found = asked(Session(model), edits=edits, layer=1, head=0)
+    _, before = model.run_with_cache(PROMPT)
+    with model.hooks(hooks_of(edits, model, SECOND)):
+        _, after = model.run_with_cache(PROMPT)
+    for run, cache in {"clean": before, "edited": after}.items():
+        expected = cache["pattern", 1][0, 0]
+        for query, row in enumerate(found["pattern"][run]):
+            assert row == pytest.approx(expected[query, : query + 1].tolist(), abs=1e-4)
+    for layer in range(model.cfg.n_layers):
+        apart = (after["pattern", layer] - before["pattern", layer])[0].abs().sum(-1).mean(-1) / 2
+        assert found["moved"][layer] == pytest.approx(apart.tolist(), abs=2e-6)
+
+
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS.keys())
+def test_attribution_sums_to_the_logits_of_either_run(name: str, edits: list[dict[str, object]]) -> None:
+    found = asked(Session(hooked(name)), second=SECOND, edits=edits, position=3, answer=11, wrong=17)
+    split = found["attribution"]
+    model = hooked(name)
+    runs = [model(PROMPT)[0, 3], model.run_with_hooks(PROMPT, hooks_of(edits, model, SECOND))[0, 3]]
+    for run, logits in enumerate(runs):
+        parts = sum(sum(row) for row in split["cells"][run]) + split["rest"][run]
+        assert parts == pytest.approx(split["total"][run], abs=1e-4)
+        if model.cfg.logit_softcap is None:
+            assert split["total"][run] == pytest.approx(float(logits[11] - logits[17]), abs=2e-6)
+
+
+def test_a_head_set_to_0_adds_nothing_and_the_others_keep_what_they_add_before_it() -> None:
+    found = asked(Session(hooked()), edits=EDITS["head to its mean"] + EDITS["head to 0"])
+    clean, edited = found["attribution"]["cells"]
+    assert edited[0][1] == 0.0 and clean[0][1] != 0.0
+    assert edited[1][0] != clean[1][0]
+
+
+def test_a_stream_patched_where_one_looks_is_made_of_the_second_prompts_parts() -> None:
+    model = hooked()
+    found = asked(
+        Session(model),
+        second=SECOND,
+        edits=[{"part": "stream", "layer": 1, "position": 6}],
+        position=6,
+        answer=3,
+    )
+    _, second = model.run_with_cache(SECOND)
+    _, edited = model.run_with_cache(PROMPT)
+    with model.hooks(hooks_of([{"part": "stream", "layer": 1, "position": 6}], model, SECOND)):
+        _, edited = model.run_with_cache(PROMPT)
+    z = second["blocks.0.attn.hook_z"][0, 6, 1]
+    scale = edited["ln_final.hook_scale"][0, 6]
+    written = z @ model.W_O[0, 1]
+    direction = model.W_U[:, 3] * model.transformer.ln_final.weight
+    expected = ((written - written.mean()) / scale) @ direction
+    assert found["attribution"]["cells"][1][0][1] == pytest.approx(float(expected), abs=2e-6)
+
+
+def test_neurons_are_the_activation_times_what_the_direction_reads() -> None:
+    model = hooked()
+    found = asked(Session(model), edits=EDITS["neuron set"], layer=1, answer=3)
+    with model.hooks(hooks_of(EDITS["neuron set"], model, SECOND)):
+        _, cache = model.run_with_cache(PROMPT)
+    direction = model.W_U[:, 3] * model.transformer.ln_final.weight
+    for row in found["neurons"]["rows"]:
+        post = cache["blocks.1.mlp.hook_post"][0, -1, row["neuron"]]
+        written = post * model.W_out[1, row["neuron"]]
+        expected = ((written - written.mean()) / cache["ln_final.hook_scale"][0, -1]) @ direction
+        assert row["active"][1] == pytest.approx(float(post), abs=1e-6)
+        assert row["added"][1] == pytest.approx(float(expected), abs=2e-6)
+    assert 7 in [row["neuron"] for row in found["neurons"]["rows"]]
+
+
+def test_an_edited_mlp_is_not_split_into_its_neurons() -> None:
+    found = asked(Session(hooked()), edits=EDITS["MLP to 0"], layer=1)
+    assert all(row["added"][1] is None and row["added"][0] is not None for row in found["neurons"]["rows"])
+
+
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("edits", [[], *EDITS.values()], ids=["none", *EDITS])
+def test_the_script_gives_the_same_numbers(
+    name: str, edits: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, session = hooked(name), Session(hooked(name))
+    ask = parsed(Look, body(second=SECOND, edits=edits, position=7))
+    pair = session.pair(ask, Event())
+    opened = []
+    monkeypatch.setattr(
+        "interp.HookedTransformer.from_pretrained", lambda *given, **more: opened.append(given) or model
+    )
+    names: dict[str, Tensor] = {}
+    exec(python(ask, Origin("some 'model'"), len(pair.tokens), pair.position), names)
+    assert opened == [("some 'model'",)]
+    assert_close(names["clean"], pair.clean.logits.softmax(-1))
+    assert_close(names["edited"], pair.edited.logits.softmax(-1))
+    assert bool(edits) == bool((names["clean"] != names["edited"]).any())
+
+
+def test_text_in_a_script_stays_text() -> None:
+    import ast
+
+    nasty = "'''\"\"\"\\'); import os; os.system('true')\n#\u202e{x}\x00"
+    ask = parsed(Look, body(prompt=nasty, second=nasty, edits=EDITS["head patched"]))
+    tree = ast.parse(python(ask, Origin(nasty), 5, 4))
+    assert [node.names[0].name for node in ast.walk(tree) if isinstance(node, ast.Import)] == ["interp"]
+    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    assert values.count(nasty) == 3
+    assert "\u202e" not in python(ask, Origin(nasty), 5, 4)
+
+
+def test_what_was_seen_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    real = sessions.observe
+    monkeypatch.setattr(
+        sessions,
+        "observe",
+        lambda model, batch, *more, **given: rows.append(len(batch)) or real(model, batch, *more, **given),
+    )
+    session, edits = Session(hooked()), EDITS["head to 0"]
+    first = asked(session, edits=edits)
+    assert rows == [2]
+    assert asked(session)["next"][0]["clean"] == first["next"][0]["clean"]
+    assert asked(session, edits=edits, layer=1, answer=4)["kl"] == first["kl"]
+    assert rows == [2]
+    asked(session, edits=EDITS["head to its mean"])
+    assert rows == [2, 1]
+    asked(session, edits=edits, position=2)
+    assert rows == [2, 1, 2]
+    for factor in range(20):
+        asked(
+            session, edits=[{"part": "mlp", "layer": 0, "change": {"to": "scale", "factor": float(factor)}}]
+        )
+    assert len(session._rows) == sessions.KEPT
+
+
+def test_without_edits_both_runs_are_one() -> None:
+    found = asked(Session(hooked()))
+    assert found["kl"] == 0 and all(row["clean"] == row["edited"] for row in found["next"])
+    assert all(x == 0 for row in found["moved"] for x in row)
+
+
+def test_a_stopped_pass_ends_between_layers_and_leaves_nothing_behind() -> None:
+    session, stop = Session(hooked()), Event()
+    layers: list[str] = []
+
+    class After(Event):
+        def is_set(self) -> bool:
+            layers.append("looked")
+            return len(layers) > 3
+
+    ask = parsed(Look, body(edits=EDITS["head to 0"]))
+    with pytest.raises(Stopped):
+        session.pair(ask, After())
+    assert len(layers) == 4 and not session._rows
+    assert session.pair(ask, stop).edited is not None
+    untouched = hooked()(PROMPT)[0, -1]
+    assert_close(session.pair(ask, stop).clean.logits, untouched)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.7])
+def test_continuations_are_those_of_generate_under_hooks(temperature: float) -> None:
+    from interp import Sampling
+
+    model = hooked()
+    edits = EDITS["head to 0"] + EDITS["MLP to its mean at two"] + EDITS["stream patched"]
+    settings = {"tokens": 5, "temperature": temperature, "top_k": 20, "top_p": 0.9, "seed": 3}
+    ask = parsed(Continue, body(second=SECOND, edits=edits, **settings))
+    clean, edited = Session(model).continuations(ask, Event())
+    sampling = Sampling(temperature, 20, 0.9, 3) if temperature else None
+    start = len(model.to_tokens(PROMPT)[0])
+    expected = model.generate(PROMPT, 5, sampling=sampling).tokens[0, start:].tolist()
+    assert clean == expected
+    with model.hooks(hooks_of(edits, model, SECOND)):
+        changed = (
+            model.generate(PROMPT, 5, sampling=sampling, use_past_kv_cache=False).tokens[0, start:].tolist()
+        )
+    assert edited == changed and edited != clean
+
+
+def test_a_stopped_continuation_ends_between_layers() -> None:
+    looks: list[int] = []
+
+    class After(Event):
+        def is_set(self) -> bool:
+            looks.append(1)
+            return len(looks) > 9
+
+    ask = parsed(Continue, body(edits=EDITS["head to 0"], tokens=6))
+    with pytest.raises(Stopped):
+        Session(hooked()).continuations(ask, After())
+    assert len(looks) == 10
+
+
+@pytest.mark.parametrize("name", ["masked-lm", "bidirectional"])
+def test_models_that_the_page_cannot_show_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="requires a causal model with logits"):
+        Session(hooked(name))
+
+
+def test_a_model_without_mlps_has_neither_their_column_nor_neurons() -> None:
+    found = asked(Session(hooked("attention-only")), edits=EDITS["head to 0"])
+    assert len(found["attribution"]["cells"][0][0]) == hooked("attention-only").cfg.n_heads
+    assert found["neurons"] is None
