@@ -1,4 +1,4 @@
-"""Questions as a browser would send them, and the hooks that should give the same numbers: slow loops, one cell at a time."""
+"""Questions as a browser would send them, and hooks that should give the same numbers: slow loops, cell by cell."""
 
 import json
 from collections.abc import Callable

@@ -13,6 +13,9 @@ from tests.serve.asking import PROMPT, SECOND, body
 from tests.tiny import hooked
 
 ZERO = {"to": "zero"}
+MLP = {"part": "mlp", "layer": 0}
+START = b'{"tab":"t","prompt":"a",'
+SCALED = b'"edits":[{"part":"mlp","layer":0,"change":{"to":"scale","factor":%s}}]}'
 
 
 def test_a_request_becomes_frozen_records() -> None:
@@ -44,11 +47,11 @@ def test_a_request_becomes_frozen_records() -> None:
         ({"edits": [{"part": "head", "layer": 0, "change": ZERO}]}, "edits.0.head.head: Field required"),
         ({"edits": [{"part": "mlp", "layer": 0, "change": ZERO, "head": 1}]}, "edits.0.mlp.head: Extra"),
         ({"edits": [{"part": "mlp", "layer": "0", "change": ZERO}]}, "edits.0.mlp.layer: .*valid integer"),
-        ({"edits": [{"part": "mlp", "layer": 0, "change": {"to": "value", "value": 1}}]}, "expected tags: 'zero', 'mean'"),
-        ({"edits": [{"part": "mlp", "layer": 0, "change": {"to": "scale", "factor": 1e9}}]}, "less than or equal to 10000"),
+        ({"edits": [MLP | {"change": {"to": "value", "value": 1}}]}, "expected tags: 'zero', 'mean'"),
+        ({"edits": [MLP | {"change": {"to": "scale", "factor": 1e9}}]}, "less than or equal to 10000"),
         ({"edits": [{"part": "mlp", "layer": 0, "change": ZERO, "positions": []}]}, "at least 1 item"),
         ({"edits": [{"part": "stream", "layer": 0, "position": 1}]}, "requires a second prompt"),
-        ({"edits": [{"part": "mlp", "layer": 0, "change": {"to": "second"}}]}, "requires a second prompt"),
+        ({"edits": [MLP | {"change": {"to": "second"}}]}, "requires a second prompt"),
         ({"edits": [{"part": "mlp", "layer": 0, "change": ZERO}] * (MAX_EDITS + 1)}, f"at most {MAX_EDITS} items"),
     ],
 )  # fmt: skip
@@ -60,9 +63,9 @@ def test_what_no_model_could_do_is_refused_by_name(changes: dict[str, object], r
 @pytest.mark.parametrize(
     "text",
     [
-        b"", b"{", b"null", b"[]", b"1", b'"x"', b"\xff\xfe", b"[" * 60_000, b'{"tab":"t","prompt":"a","position":' + b"9" * 5000 + b"}",
-        b'{"tab":"t","prompt":"\\ud800"}', b'{"tab":"t","prompt":"a","edits":[{"part":"mlp","layer":0,"change":{"to":"scale","factor":NaN}}]}',
-        b'{"tab":"t","prompt":"a","edits":[{"part":"mlp","layer":0,"change":{"to":"scale","factor":1e999}}]}',
+        b"", b"{", b"null", b"[]", b"1", b'"x"', b"\xff\xfe", b"[" * 60_000,
+        START + b'"position":' + b"9" * 5000 + b"}", START + SCALED % b"NaN", START + SCALED % b"1e999",
+        b'{"tab":"t","prompt":"\\ud800"}',
     ],
 )  # fmt: skip
 def test_what_is_no_request_is_a_value_error(text: bytes) -> None:
@@ -114,7 +117,7 @@ def test_what_this_model_or_prompt_has_not_is_refused(edit: dict[str, object], r
 def test_patching_prompts_of_unlike_lengths_requires_positions_that_both_have() -> None:
     session, short = Session(hooked()), "The cat sat"
     everywhere = {"part": "mlp", "layer": 0, "change": {"to": "second"}}
-    with pytest.raises(ValueError, match="requires prompts of one length, got .* name positions"):
+    with pytest.raises(ValueError, match=r"requires prompts of one length, got .* name positions"):
         session.pair(parsed(Look, body(second=short, edits=[everywhere])), Event())
     with pytest.raises(ValueError, match="the second prompt has positions 0 to"):
         session.pair(parsed(Look, body(second=short, edits=[everywhere | {"positions": [6]}])), Event())
@@ -129,7 +132,7 @@ def test_a_model_without_mlps_refuses_their_edits() -> None:
 
 def test_prompts_and_positions_beyond_the_model_are_refused() -> None:
     session = Session(hooked())
-    with pytest.raises(ValueError, match="the prompt has .* tokens|at most .* tokens"):
+    with pytest.raises(ValueError, match=r"the prompt has .* tokens|at most .* tokens"):
         session.pair(parsed(Look, body(prompt=PROMPT * 40)), Event())
     with pytest.raises(ValueError, match="a position from 0 to"):
         session.pair(parsed(Look, body(position=99)), Event())

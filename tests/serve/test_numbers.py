@@ -1,4 +1,4 @@
-"""Every kind of edit against hooks written as loops, in float64; attribution that sums; passes that are not repeated."""
+"""Every kind of edit against hooks written as loops, in float64; attribution that sums; no pass twice."""
 
 from threading import Event
 

@@ -1,0 +1,116 @@
+"""A live page of the demo model on a free port, and a browser that reaches this machine only."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from interp import HookedTransformer
+from interp.cli.commands import CORRUPT, PROMPT
+from tests.pages.visits import ARGS, BROWSER, NARROW, WIDE
+
+if TYPE_CHECKING:
+    from playwright import sync_api
+
+    from interp.serve.session import Session
+
+ONLY_HERE = [f"{arg}, EXCLUDE 127.0.0.1" if "resolver" in arg else arg for arg in ARGS]
+
+
+@dataclass
+class Live:
+    """A running server and its session."""
+
+    address: str
+    session: "Session"
+
+
+@dataclass
+class Tab:
+    """An open page, what it asked for and what it complained about."""
+
+    page: "sync_api.Page"
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def settled(self) -> None:
+        """Wait until the page has shown an answer and computes nothing."""
+        from playwright.sync_api import expect
+
+        expect(self.page.locator("#cancel")).to_be_disabled()
+        expect(self.page.locator("#status")).to_contain_text(" ms")
+
+    def act(self, selector: str) -> None:
+        """Click and wait for the answer."""
+        self.page.locator("#status").evaluate("element => { element.textContent = '' }")
+        self.page.click(selector)
+        self.settled()
+
+    def texts(self, selector: str) -> list[str]:
+        return self.page.locator(selector).all_inner_texts()
+
+
+@pytest.fixture(scope="session")
+def live() -> Iterator[Live]:
+    pytest.importorskip("starlette", reason="no starlette: the extra `serve` is not installed")
+    pytest.importorskip("uvicorn", reason="no uvicorn: the extra `serve` is not installed")
+    from interp.serve.app import Subject
+    from interp.serve.server import opened
+    from interp.serve.session import Session
+    from interp.serve.snippet import Origin
+
+    session = Session(HookedTransformer.from_pretrained("demo-4l"))
+    served = opened(Subject(session, Origin("demo-4l"), PROMPT, CORRUPT))
+    thread = threading.Thread(target=served.run)
+    thread.start()
+    yield Live(served.address, session)
+    served.server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["sync_api.Browser"]:
+    from playwright import sync_api
+
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=BROWSER, args=ONLY_HERE)
+        yield running
+        running.close()
+
+
+Opener = Callable[..., Tab]
+
+
+@pytest.fixture
+def visit(browser: "sync_api.Browser", live: Live) -> Iterator[Opener]:
+    """Opens tabs; whatever a test does, nothing foreign is asked for, nothing logged, nothing wider than the window."""
+    tabs: list[Tab] = []
+
+    def opener(width: int = WIDE, **options: object) -> Tab:
+        page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+        tab = Tab(page)
+        page.on("request", lambda request: tab.requests.append(request.url))
+        page.on("console", lambda message: tab.complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: tab.complaints.append(str(error)))
+        page.goto(live.address)
+        tab.settled()
+        tabs.append(tab)
+        return tab
+
+    yield opener
+    for tab in tabs:
+        wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert tab.page.evaluate(wide) <= 0
+        foreign = [url for url in tab.requests if not url.startswith((live.address, "data:,"))]
+        assert foreign == []
+        assert tab.complaints == []
+        tab.page.close()
+
+
+@pytest.fixture(params=[(NARROW, "dark"), (WIDE, "light")], ids=["narrow-dark", "wide-light"])
+def tab(request: pytest.FixtureRequest, visit: Opener) -> Tab:
+    width, scheme = request.param
+    return visit(width, color_scheme=scheme)

@@ -1,0 +1,378 @@
+"""The application as a client meets it: who is let in, what is refused, one computation at a time, and no end to it."""
+
+import asyncio
+import json
+import random
+import threading
+from collections.abc import Iterator
+from threading import Event
+
+import pytest
+import torch
+
+pytest.importorskip("starlette", reason="no starlette: the extra `serve` is not installed")
+pytest.importorskip("pydantic", reason="no pydantic: the extra `serve` is not installed")
+pytest.importorskip("httpx", reason="no httpx, which the test client is made of")
+
+import httpx
+from starlette.testclient import TestClient
+
+from interp.serve.app import Subject, build
+from interp.serve.asks import MAX_BODY, Look, parsed
+from interp.serve.guard import Guard, new_token
+from interp.serve.session import Session, Stopped
+from interp.serve.snippet import Origin
+from tests.serve.asking import PROMPT, SECOND, asked, body
+from tests.tiny import hooked
+
+TOKEN, PORT = "t0ken-of_the-tests", 8000
+HERE = f"http://127.0.0.1:{PORT}"
+JSON = {"content-type": "application/json", "origin": HERE}
+ZERO = [{"part": "head", "layer": 0, "head": 1, "change": {"to": "zero"}}]
+HOSTILE = "</textarea><script>alert(1)</script>\u202e"
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session(hooked("gpt2", torch.float32))
+
+
+@pytest.fixture
+def app(session: Session) -> Guard:
+    return build(Subject(session, Origin("tiny"), PROMPT, HOSTILE), TOKEN, PORT)
+
+
+@pytest.fixture
+def client(app: Guard) -> Iterator[TestClient]:
+    with TestClient(app, base_url=HERE) as client:
+        yield client
+
+
+def post(client: TestClient, path: str, content: bytes, **headers: str) -> httpx.Response:
+    return client.post(f"/{TOKEN}/{path}", content=content, headers=JSON | headers)
+
+
+# --- who is let in ----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_and_what_it_loads_are_there_and_sealed(client: TestClient) -> None:
+    for path, kind in {"": "text/html", "style.css": "text/css", "script.js": "text/javascript"}.items():
+        answer = client.get(f"/{TOKEN}/{path}")
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+def test_the_page_shows_text_as_text_and_runs_only_its_own_script(client: TestClient) -> None:
+    page = client.get(f"/{TOKEN}/").text
+    assert "alert(1)" in page and "<script>alert" not in page
+    assert page.count("<script") == 2 and " style=" not in page and "onclick" not in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+NOWHERE = (
+    "",
+    "/",
+    "/look",
+    "/wrong/",
+    f"/{TOKEN[:-1]}/",
+    f"/{TOKEN}x/",
+    f"//{TOKEN}/",
+    f"/x/{TOKEN}/",
+    "/%00/",
+)
+FOREIGN_HOSTS = (
+    "evil.example",
+    f"evil.example:{PORT}",
+    "127.0.0.1",
+    "127.0.0.1:1",
+    f"127.0.0.1:{PORT}.evil.example",
+    "",
+)
+FOREIGN = (
+    "http://evil.example",
+    "null",
+    f"https://127.0.0.1:{PORT}",
+    "http://127.0.0.1",
+    "http://127.0.0.1:1",
+    "",
+    "file://",
+)
+
+
+@pytest.mark.parametrize("path", NOWHERE)
+def test_without_the_token_there_is_nothing(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404 and "token" in answer.json()["error"] and TOKEN not in answer.text
+    assert client.post(path, content=body(), headers=JSON).status_code == 404
+
+
+@pytest.mark.parametrize("host", FOREIGN_HOSTS)
+def test_a_name_that_is_not_ours_is_refused_whatever_it_resolves_to(client: TestClient, host: str) -> None:
+    assert client.get(f"/{TOKEN}/", headers={"host": host}).status_code == 403
+    assert post(client, "look", body(), host=host).status_code == 403
+
+
+@pytest.mark.parametrize("origin", FOREIGN)
+def test_pages_of_another_origin_are_refused(client: TestClient, origin: str) -> None:
+    answer = post(client, "look", body(), origin=origin)
+    assert answer.status_code == 403 and "Origin" in answer.json()["error"]
+    assert client.get(f"/{TOKEN}/", headers={"origin": origin}).status_code == 403
+
+
+def test_a_question_requires_an_origin_the_kind_and_the_size(client: TestClient) -> None:
+    def status(content: object, **headers: str) -> int:
+        return client.post(f"/{TOKEN}/look", content=content, headers=headers).status_code  # type: ignore[arg-type]
+
+    assert status(body(), **{"content-type": "application/json"}) == 403
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        assert status(body(), **JSON | {"content-type": kind}) == 415
+    assert status(b" " * (MAX_BODY + 1), **JSON) == 413
+    assert status(iter([body()]), **JSON) == 411
+    assert status(body(), **JSON | {"content-length": "9" * 20}) == 413
+    assert status(body(), **JSON) == 200
+
+
+def test_tokens_are_long_and_never_the_same() -> None:
+    tokens = {new_token() for _ in range(100)}
+    assert len(tokens) == 100 and min(map(len, tokens)) >= 43
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_question_is_answered_with_the_sessions_numbers(client: TestClient, session: Session) -> None:
+    answer = post(client, "look", body(edits=ZERO)).json()
+    assert answer.pop("seconds") > 0
+    assert answer == asked(session, edits=ZERO)
+    assert answer["edits"] == ["head 0.1 → 0"]
+
+
+def test_continuations_and_the_script_are_answered(client: TestClient) -> None:
+    found = post(client, "continue", body(edits=ZERO, tokens=3, temperature=0)).json()
+    assert found["tokens"] == [3, 3] and found["greedy"]
+    script = post(client, "source", body(edits=ZERO)).json()["python"]
+    compile(script, "script", "exec")
+    assert "from_pretrained('tiny')" in script and "value[:, :, 1] = 0.0" in script
+
+
+def test_errors_are_json_with_the_reason(
+    client: TestClient, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert post(client, "look", body(position=99)).json() == {
+        "error": "a position from 0 to 9 is required, got 99"
+    }
+    alone = [{"part": "edge", "layer": 0, "head": 0, "query": 0, "key": 0, "renormalise": True}]
+    answer = post(client, "look", body(edits=alone))
+    assert answer.status_code == 400 and answer.json()["error"].endswith("no weight can be renormalised")
+    assert client.get(f"/{TOKEN}/nothing").json() == {"error": "not found"}
+    assert client.get(f"/{TOKEN}/look").status_code == 405
+    assert client.delete(f"/{TOKEN}/look", headers=JSON | {"content-length": "0"}).status_code == 405
+
+    def broken(*given: object) -> None:
+        raise TypeError("a defect of ours")
+
+    monkeypatch.setattr(session, "pair", broken)
+    answer = post(client, "look", body())
+    assert answer.status_code == 500 and answer.json() == {"error": "TypeError: a defect of ours"}
+
+
+# --- one at a time ----------------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """In place of `Session.pair`: waits until it is stopped or released, and notes how many run at once."""
+
+    def __init__(self, session: Session) -> None:
+        self.real, self.released, self.started = session.pair, Event(), threading.Semaphore(0)
+        self.now = self.most = 0
+
+    def __call__(self, ask: Look, stop: Event) -> object:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        self.started.release()
+        try:
+            while not self.released.wait(0.005):
+                if stop.is_set():
+                    raise Stopped
+            return self.real(ask, stop)
+        finally:
+            self.now -= 1
+
+
+def together(app: Guard, play: object) -> object:
+    """Run a coroutine that gets a client inside one event loop."""
+
+    async def run() -> object:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url=HERE, headers=JSON
+        ) as client:
+            return await play(client)  # type: ignore[operator]
+
+    return asyncio.run(run())
+
+
+async def begun(slow: Slow) -> None:
+    while not slow.started.acquire(blocking=False):
+        await asyncio.sleep(0.002)
+
+
+def test_a_newer_question_of_the_same_page_stops_the_older(
+    app: Guard, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(session)
+    monkeypatch.setattr(session, "pair", slow)
+
+    async def play(client: httpx.AsyncClient) -> list[httpx.Response]:
+        old = asyncio.ensure_future(client.post(f"/{TOKEN}/look", content=body(tab="one")))
+        await begun(slow)
+        new = asyncio.ensure_future(client.post(f"/{TOKEN}/look", content=body(tab="one", edits=ZERO)))
+        first = await old
+        slow.released.set()
+        return [first, await new]
+
+    old, new = together(app, play)
+    assert (old.status_code, old.json()) == (409, {"error": "stopped"})
+    assert new.status_code == 200 and new.json()["edits"] == ["head 0.1 → 0"]
+    assert slow.most == 1
+
+
+def test_two_pages_take_turns_and_neither_stops_the_other(
+    app: Guard, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(session)
+    monkeypatch.setattr(session, "pair", slow)
+
+    async def play(client: httpx.AsyncClient) -> list[httpx.Response]:
+        asking = [
+            asyncio.ensure_future(client.post(f"/{TOKEN}/look", content=body(tab=tab, edits=edits)))
+            for tab, edits in (("one", ZERO), ("two", []))
+        ]
+        await begun(slow)
+        slow.released.set()
+        return await asyncio.gather(*asking)
+
+    one, two = together(app, play)
+    assert one.status_code == two.status_code == 200
+    assert one.json()["edits"] == ["head 0.1 → 0"] and two.json()["edits"] == []
+    assert slow.most == 1
+
+
+def test_cancel_stops_what_this_page_asked_and_nothing_else(
+    app: Guard, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(session)
+    monkeypatch.setattr(session, "pair", slow)
+
+    async def play(client: httpx.AsyncClient) -> list[object]:
+        asking = asyncio.ensure_future(client.post(f"/{TOKEN}/look", content=body(tab="one")))
+        await begun(slow)
+        other = await client.post(f"/{TOKEN}/cancel", content=json.dumps({"tab": "two"}))
+        running = not asking.done()
+        mine = await client.post(f"/{TOKEN}/cancel", content=json.dumps({"tab": "one"}))
+        return [other.json(), running, mine.json(), (await asking).status_code]
+
+    assert together(app, play) == [{"stopped": False}, True, {"stopped": True}, 409]
+    slow.released.set()
+    assert session.pair(parsed(Look, body()), Event())
+
+
+def test_too_many_waiting_questions_are_refused(
+    app: Guard, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(session)
+    monkeypatch.setattr(session, "pair", slow)
+
+    async def play(client: httpx.AsyncClient) -> list[int]:
+        asking = [
+            asyncio.ensure_future(client.post(f"/{TOKEN}/look", content=body(tab=f"tab{i}")))
+            for i in range(20)
+        ]
+        done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        early = [task.result().status_code for task in done]
+        slow.released.set()
+        return early[:1] + sorted(answer.status_code for answer in await asyncio.gather(*asking))
+
+    first, *statuses = together(app, play)
+    assert first == 503 and statuses == [200] * 16 + [503] * 4
+
+
+# --- 1 000 malformed requests -----------------------------------------------------------------------------------------
+
+JUNK = [
+    None,
+    True,
+    -1,
+    0,
+    3,
+    10**30,
+    1.5,
+    -0.0,
+    1e308,
+    "",
+    "x",
+    "\x00",
+    "é" * 50,
+    [],
+    {},
+    [[]],
+    {"to": "zero"},
+    "../..",
+    HOSTILE,
+]
+KINDS = [
+    *ZERO, {"part": "mlp", "layer": 1, "change": {"to": "mean"}, "positions": [1, 2]},
+    {"part": "neuron", "layer": 0, "neuron": 3, "change": {"to": "value", "value": 2.0}},
+    {"part": "edge", "layer": 1, "head": 0, "query": 3, "key": 1, "renormalise": True},
+    {"part": "stream", "layer": 1, "position": 2},
+]  # fmt: skip
+
+
+def malformed(dice: random.Random) -> tuple[str, str, dict[str, str], bytes]:
+    """A request with something wrong in it, most of the time: method, path, headers, body."""
+    ask: dict[str, object] = json.loads(
+        body(second=SECOND, edits=[dict(dice.choice(KINDS)) for _ in range(dice.randint(0, 3))])
+    )
+    for _ in range(dice.randint(1, 3)):
+        target = (
+            dice.choice([ask, *(edit for edit in ask["edits"] if isinstance(edit, dict))])
+            if isinstance(ask.get("edits"), list)
+            else ask
+        )
+        key = dice.choice([*target, "extra", "__proto__", "__class__"])
+        if dice.random() < 0.2:
+            target.pop(key, None)
+        else:
+            target[key] = dice.choice(JUNK)
+    text = json.dumps(ask).encode()
+    if dice.random() < 0.3:
+        cut = dice.randrange(len(text) + 1)
+        text = text[:cut] + dice.randbytes(dice.randint(0, 8)) + text[cut + dice.randint(0, 8) :]
+    headers = dict(JSON)
+    if dice.random() < 0.1:
+        headers[dice.choice(["origin", "host", "content-type", "content-length"])] = dice.choice(
+            ["null", "x", "1e9", "-1", "a/b"]
+        )
+    path = dice.choice(
+        [f"/{TOKEN}/{name}" for name in ("look", "look", "continue", "source", "cancel")]
+        + ["/", f"/{TOKEN}/../look"]
+    )
+    return dice.choice(["POST"] * 9 + ["PUT"]), path, headers, text
+
+
+def test_a_thousand_malformed_requests_leave_it_answering(client: TestClient) -> None:
+    dice, statuses = random.Random(10), []
+    before = {k: v for k, v in post(client, "look", body(edits=ZERO)).json().items() if k != "seconds"}
+    for _ in range(1000):
+        method, path, headers, text = malformed(dice)
+        answer = client.request(method, path, content=text, headers=headers)
+        found = answer.json()
+        assert answer.status_code < 500, (method, path, headers, text, found)
+        if answer.status_code != 200:
+            assert list(found) == ["error"] and found["error"] and "Traceback" not in found["error"]
+        statuses.append(answer.status_code)
+    assert {400, 403, 404, 405, 415} <= set(statuses) and statuses.count(200) < 200
+    after = post(client, "look", body(edits=ZERO)).json()
+    assert {k: v for k, v in after.items() if k != "seconds"} == before

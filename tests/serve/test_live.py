@@ -1,0 +1,209 @@
+"""The live page in a real browser: an edit by a click shows the session's numbers; undo, cancel, two tabs."""
+
+from threading import Event
+
+import pytest
+
+pytest.importorskip("pydantic", reason="no pydantic: the extra `serve` is not installed")
+
+from interp.cli.commands import CORRUPT, PROMPT
+from interp.serve.asks import Look, parsed
+from interp.serve.session import Stopped
+from interp.serve.snippet import Origin, python
+from tests.pages.visits import needs_browser, numbers
+from tests.serve.asking import asked, body
+from tests.serve.conftest import Live, Opener, Tab
+
+pytestmark = needs_browser
+
+HEAD = {"part": "head", "layer": 3, "head": 5, "change": {"to": "zero"}}
+
+
+def expected(live: Live, *edits: dict, **more: object) -> dict:
+    return asked(live.session, prompt=PROMPT, second=CORRUPT, edits=list(edits), **more)
+
+
+def shows(tab: Tab, found: dict) -> None:
+    """The page shows these numbers: probabilities of both runs, both maps, the edits."""
+    assert tab.texts("#next-tokens tbody th") == [row["token"] for row in found["next"]]
+    for column, run in ((2, "clean"), (3, "edited")):
+        texts = [
+            text.replace("<0.001", "0.0")
+            for text in tab.texts(f"#next-tokens tbody tr > :nth-child({column})")
+        ]
+        assert numbers(texts) == pytest.approx([row[run] for row in found["next"]], abs=6e-4)
+    for run in (0, 1):
+        cells = [value for row in found["attribution"]["cells"][run] for value in row]
+        assert numbers(tab.texts(f"#map-{run} .cell")) == pytest.approx(cells, abs=6e-3)
+        total = found["attribution"]["total"][run]
+        assert numbers(tab.texts(f"#total-{run}")) == pytest.approx([total], abs=6e-4)
+    assert [text.removesuffix("×").strip() for text in tab.texts("#edits li:not(.none)")] == found["edits"]
+
+
+def choose(tab: Tab, layer: int, head: int) -> None:
+    tab.act(f"#map-1 [data-layer='{layer}'][data-head='{head}']")
+    assert tab.texts("#part-name") == [f"Head {layer}.{head}"]
+
+
+def test_a_head_set_to_0_by_a_click_then_undone_and_redone(tab: Tab, live: Live) -> None:
+    clean, edited = expected(live), expected(live, HEAD)
+    shows(tab, clean)
+    choose(tab, 3, 5)
+    tab.act("[data-to=zero]")
+    shows(tab, edited)
+    assert tab.page.locator("#map-1 .touched").count() == 1
+    tab.act("#undo")
+    shows(tab, clean)
+    tab.act("#redo")
+    shows(tab, edited)
+    tab.act("#edits button")
+    shows(tab, clean)
+    tab.page.locator("body").press("Control+z")
+    tab.settled()
+    tab.page.wait_for_timeout(50)
+    tab.settled()
+    shows(tab, edited)
+    tab.act("#clear")
+    shows(tab, clean)
+
+
+def test_every_kind_of_edit_has_its_place_on_the_page(visit: Opener, live: Live) -> None:
+    tab = visit()
+    choose(tab, 1, 5)
+    tab.act("[data-to=second]")
+    edits = [{"part": "head", "layer": 1, "head": 5, "change": {"to": "second"}}]
+    frame = tab.page.locator("#patterns canvas").nth(1)
+    box = frame.bounding_box()
+    tab.page.fill("#query", "9")
+    tab.page.fill("#key", "4")
+    tab.page.check("#renormalise")
+    tab.act("#cut")
+    assert box is not None and frame.is_visible()
+    edits.append({"part": "edge", "layer": 1, "head": 5, "query": 9, "key": 4, "renormalise": True})
+    tab.act("[data-stream='2,3']")
+    edits.append({"part": "stream", "layer": 2, "position": 3})
+    tab.act("#map-0 [data-layer='2'][data-column]")
+    tab.page.check("input[name=where][value=some]", force=True)
+    tab.page.click("#where [data-pos='7']")
+    tab.page.click("#where [data-pos='2']")
+    tab.act("[data-to=mean]")
+    edits.append({"part": "mlp", "layer": 2, "change": {"to": "mean"}, "positions": [2, 7]})
+    tab.page.check("input[name=where][value=all]", force=True)
+    tab.page.fill("#neuron", "17")
+    tab.act("#choose-neuron")
+    tab.page.fill("#value", "2.5")
+    tab.act("[data-to=value]")
+    edits.append({"part": "neuron", "layer": 2, "neuron": 17, "change": {"to": "value", "value": 2.5}})
+    shows(tab, expected(live, *edits, layer=2))
+    tab.act("#copy")
+    ask = parsed(Look, body(prompt=PROMPT, second=CORRUPT, edits=edits))
+    assert tab.page.inner_text("#source").strip() == python(ask, Origin("demo-4l"), 15, 14).strip()
+
+
+def test_a_click_in_the_pattern_cuts_that_edge_and_a_second_one_restores_it(tab: Tab) -> None:
+    choose(tab, 3, 5)
+    canvas = tab.page.locator("#patterns canvas").nth(1)
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    assert box is not None
+    at = {"x": box["width"] * 0.45, "y": box["height"] * 0.6}
+    canvas.click(position=at)
+    tab.page.wait_for_timeout(50)
+    tab.settled()
+    (said,) = tab.texts("#edits li")
+    query, key = tab.page.input_value("#query"), tab.page.input_value("#key")
+    assert f"head 3.5: {query} cut off from {key}" in said and int(key) <= int(query)
+    assert "edited 0.0000" in tab.texts("#readout")[0]
+    canvas.click(position=at)
+    tab.page.wait_for_timeout(50)
+    tab.settled()
+    assert tab.texts("#edits li") == ["no edits yet"]
+
+
+def test_another_token_position_and_answer_can_be_looked_at(visit: Opener, live: Live) -> None:
+    tab = visit()
+    tab.act("#tokens [data-pos='5']")
+    shows(tab, expected(live, position=5))
+    token = expected(live, position=5)["next"][3]
+    tab.act(f"[data-id='{token['id']}']")
+    shows(tab, expected(live, position=5, answer=token["id"]))
+    assert tab.texts("#answer") == [token["token"]]
+
+
+def test_both_runs_go_on_and_a_seed_repeats_them(visit: Opener) -> None:
+    tab = visit()
+    choose(tab, 3, 5)
+    tab.act("[data-to=zero]")
+    tab.act("#go-on")
+    first = tab.texts("#continued dd")
+    tab.act("#go-on")
+    assert tab.texts("#continued dd") == first and first[0] != first[1]
+    tab.page.fill("#seed", "5")
+    tab.act("#go-on")
+    assert tab.texts("#continued dd") != first
+
+
+def test_cancel_stops_and_the_page_goes_on(
+    visit: Opener, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from playwright.sync_api import expect
+
+    tab = visit()
+    ended: list[bool] = []
+
+    def slow(ask: Look, stop: Event) -> object:
+        ended.append(stop.wait(20))
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live.session, "pair", slow)
+        tab.page.click("#map-0 [data-layer='1'][data-head='1']")
+        expect(tab.page.locator("#status")).to_have_text("computing …")
+        expect(tab.page.locator("#cancel")).to_be_enabled()
+        tab.page.click("#cancel")
+        expect(tab.page.locator("#status")).to_have_text("stopped")
+        expect(tab.page.locator("#cancel")).to_be_disabled()
+        for _ in range(200):
+            if ended:
+                break
+            tab.page.wait_for_timeout(10)
+    assert ended == [True]
+    choose(tab, 3, 5)
+    tab.act("[data-to=zero]")
+    shows(tab, expected(live, HEAD))
+
+
+def test_two_tabs_keep_their_own_edits(visit: Opener, live: Live) -> None:
+    one, two = visit(), visit()
+    choose(one, 3, 5)
+    choose(two, 1, 5)
+    one.page.click("[data-to=zero]")
+    two.page.click("[data-to=mean]")
+    for tab in (one, two):
+        tab.page.wait_for_timeout(100)
+        tab.settled()
+    shows(one, expected(live, HEAD))
+    shows(two, expected(live, {"part": "head", "layer": 1, "head": 5, "change": {"to": "mean"}}))
+
+
+def test_a_script_typed_as_a_prompt_is_text(tab: Tab) -> None:
+    tab.page.locator("#status").evaluate("element => { element.textContent = '' }")
+    tab.page.fill("#prompt", "<script>document.title = 'x'</script><img src=x onerror=alert(1)>")
+    tab.settled()
+    assert "<script>document.title" in "".join(tab.texts("#tokens bdi"))
+    assert tab.page.locator("main img, main script").count() == 0
+    assert tab.page.title() == "demo-4l · interp serve"
+
+
+def test_what_cannot_be_answered_is_said_and_mended(browser: object, visit: Opener, live: Live) -> None:
+    from playwright.sync_api import expect
+
+    tab = visit()
+    tab.page.fill("#answer-text", "two words")
+    expect(tab.page.locator("#error")).to_contain_text("must be a single token")
+    assert [line for line in tab.complaints if "400" not in line] == []
+    tab.complaints.clear()
+    tab.page.fill("#answer-text", " John")
+    expect(tab.page.locator("#error")).to_be_hidden()
+    tab.settled()
+    shows(tab, expected(live, answer=" John"))
