@@ -44,6 +44,7 @@ class Desk:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, turn)
         finally:
+            flag.set()  # also where nobody waits for the answer any more
             self._waiting -= 1
             if self._flags.get(tab) is flag:
                 del self._flags[tab]

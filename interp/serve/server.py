@@ -43,7 +43,7 @@ def opened(subject: Subject, port: int = 0) -> Served:
     bound, token = listening.getsockname()[1], new_token()
     config = uvicorn.Config(
         build(subject, token, bound), log_level="error", access_log=False, server_header=False, ws="none",
-        limit_concurrency=64, timeout_graceful_shutdown=2, timeout_keep_alive=30,
+        timeout_graceful_shutdown=2,
     )  # fmt: skip
     return Served(uvicorn.Server(config), listening, f"http://{HOST}:{bound}/{token}/")
 

@@ -1,5 +1,6 @@
 """Every kind of edit against hooks written as loops, in float64; attribution that sums; no pass twice."""
 
+from dataclasses import replace
 from threading import Event
 
 import pytest
@@ -8,12 +9,17 @@ from torch import Tensor
 
 pytest.importorskip("pydantic", reason="no pydantic: the extra `serve` is not installed")
 
+from interp import HookedTransformer, Sampling
+from interp.families.tokenizer import HuggingFaceTokenizer
+from interp.model.variants import AdaptiveSoftmax
 from interp.serve import session as sessions
 from interp.serve.asks import Continue, Look, parsed
 from interp.serve.session import Session, Stopped
 from interp.serve.snippet import Origin, python
+from tests.configs import CONFIGS, perturbed
+from tests.mixers import MIXERS
 from tests.serve.asking import PROMPT, SECOND, asked, body, hooks_of
-from tests.tiny import hooked
+from tests.tiny import gpt2_tokenizer, hooked
 from tests.tolerances import assert_close
 
 MODELS = ("gpt2", "llama-gqa", "gemma2", "post-norm")
@@ -237,8 +243,6 @@ def test_a_stopped_pass_ends_between_layers_and_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("temperature", [0, 0.7])
 def test_continuations_are_those_of_generate_under_hooks(temperature: float) -> None:
-    from interp import Sampling
-
     model = hooked()
     edits = EDITS["head to 0"] + EDITS["MLP to its mean at two"] + EDITS["stream patched"]
     settings = {"tokens": 5, "temperature": temperature, "top_k": 20, "top_p": 0.9, "seed": 3}
@@ -279,3 +283,33 @@ def test_a_model_without_mlps_has_neither_their_column_nor_neurons() -> None:
     found = asked(Session(hooked("attention-only")), edits=EDITS["head to 0"])
     assert len(found["attribution"]["cells"][0][0]) == hooked("attention-only").cfg.n_heads
     assert found["neurons"] is None
+
+
+@pytest.mark.parametrize("name", ["pool-softmax", "reformer-softmax", "smeared-rotary", "dual-chunk"])
+def test_layers_of_other_mixers_show_what_they_have(name: str) -> None:
+    config = replace(MIXERS[name], d_vocab=hooked().cfg.d_vocab)
+    model = HookedTransformer(perturbed(config, torch.float64), HuggingFaceTokenizer(gpt2_tokenizer()))
+    text = "The cat sat on the mat"
+    session = Session(model)
+    found = asked(session, prompt=text, edits=EDITS["head to 0"])
+    edited = model.run_with_hooks(text, hooks_of(EDITS["head to 0"], model, text))[0, -1]
+    shown = torch.tensor([row["edited"] for row in found["next"]], dtype=torch.float64)
+    torch.testing.assert_close(shown, probabilities(edited, found), rtol=0, atol=1e-6)
+    for layer in range(model.cfg.n_layers):
+        there = layer in session.with_patterns
+        assert (found["moved"][layer] is not None) == there
+        assert (asked(session, prompt=text, layer=layer)["pattern"] is not None) == there
+        if not there:
+            cut = [{"part": "edge", "layer": layer, "head": 0, "query": 2, "key": 1}]
+            with pytest.raises(ValueError, match="this model has no"):
+                asked(session, prompt=text, edits=cut)
+
+
+def test_where_logits_are_not_linear_the_page_says_why() -> None:
+    config = replace(CONFIGS["gpt2"], d_vocab=hooked().cfg.d_vocab, output=AdaptiveSoftmax((100,)))
+    model = HookedTransformer(perturbed(config, torch.float64), HuggingFaceTokenizer(gpt2_tokenizer()))
+    found = asked(Session(model), edits=EDITS["head to 0"])
+    assert "linear in the normed stream" in found["attribution"]["why"]
+    assert all(row["added"] == [None, None] for row in found["neurons"]["rows"])
+    edited = model.run_with_hooks(PROMPT, hooks_of(EDITS["head to 0"], model, SECOND))[0, -1]
+    assert found["next"][0]["edited"] == pytest.approx(float(edited[found["next"][0]["id"]].exp()), abs=1e-6)

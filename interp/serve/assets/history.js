@@ -6,6 +6,7 @@ const edits = () => past[now];
 
 const changed = () => {
   showEdits();
+  listEdits();
   refresh();
 };
 const change = (next, amends = false) => {
@@ -33,11 +34,19 @@ const showEdits = () => {
   one("#redo").disabled = now === past.length - 1;
   one("#clear").disabled = edits().length === 0;
 };
+// The server says an edit in words; until it has, the part is named.
+const words = new Map();
+let sent = [];
+const learnt = () => {
+  sent.forEach((edit, i) => words.set(JSON.stringify(edit), shown.edits[i]));
+  listEdits();
+};
 const listEdits = () => {
-  const items = edits().map((edit, i) => {
+  const items = edits().map((edit) => {
     const item = document.createElement("li");
     const button = Object.assign(document.createElement("button"), { type: "button", textContent: "×" });
-    const text = shown.edits[i] ?? "";
+    const number = edit.head ?? edit.neuron;
+    const text = words.get(JSON.stringify(edit)) ?? `${edit.part} ${edit.layer}${number === undefined ? "" : `.${number}`} …`;
     button.setAttribute("aria-label", `take back: ${text}`);
     button.addEventListener("click", () => drop(edit));
     item.append(text, button);
@@ -57,4 +66,4 @@ addEventListener("keydown", (event) => {
   event.preventDefault();
   go(key === "y" || event.shiftKey ? 1 : -1);
 });
-views.push(listEdits);
+views.push(learnt);

@@ -144,31 +144,38 @@ const showNeurons = () => {
   }));
 };
 
+// The table is made anew only for other tokens.
+let streamOf = "";
 const showStream = () => {
   const [table, second] = [one("#stream-map"), shown.second];
   table.hidden = !second;
   one("#no-second").hidden = Boolean(second);
-  if (!second) return;
-  const names = shown.tokens.slice(0, second.length);
+  const names = second ? shown.tokens.slice(0, second.length) : [];
+  if (streamOf !== names.join("\n")) makeStream(table, names);
+  streamOf = names.join("\n");
+  for (const button of all("[data-stream]", table)) {
+    const [layer, position] = button.dataset.stream.split(",").map(Number);
+    const put = Boolean(has({ part: "stream", layer, position }));
+    button.textContent = put ? "●" : "·";
+    button.setAttribute("aria-pressed", put);
+  }
+};
+const makeStream = (table, names) => {
   const top = document.createElement("tr");
   top.append(make("th", "into layer"), ...names.map((name) => make("th", name)));
-  renew(one("thead", table), [top]);
-  const focused = document.activeElement?.dataset?.stream;
+  one("thead", table).replaceChildren(top);
   one("tbody", table).replaceChildren(...Array.from({ length: data.layers }, (_, layer) => {
     const row = document.createElement("tr");
     row.append(make("th", String(layer)), ...names.map((name, position) => {
-      const edit = { part: "stream", layer, position };
       const cell = document.createElement("td");
-      const button = Object.assign(make("button", has(edit) ? "●" : "·", "spot"), { type: "button" });
+      const button = Object.assign(make("button", "·", "spot"), { type: "button" });
       button.dataset.stream = `${layer},${position}`;
-      button.setAttribute("aria-pressed", Boolean(has(edit)));
       button.setAttribute("aria-label", `stream into layer ${layer} at ${position}, ${name}`);
       cell.append(button);
       return cell;
     }));
     return row;
   }));
-  if (focused) one(`[data-stream="${focused}"]`, table)?.focus();
 };
 
 views.push(showTokens, showNext, showMaps, showNeurons, showStream);

@@ -26,6 +26,7 @@ const busy = () => {
 
 // The server stops this page's older question; here its answer is dropped.
 const ask = async (path, body, show) => {
+  const owed = path !== "look" && running.look;
   Object.values(running).forEach((other) => other?.abort());
   const mine = (running[path] = new AbortController());
   const start = performance.now();
@@ -34,19 +35,22 @@ const ask = async (path, body, show) => {
     const found = await post(path, { tab, ...body }, mine.signal);
     if (running[path] !== mine) return;
     complain(null);
-    show(found);
+    show(found, body);
     one("#status").textContent = `${Math.round(performance.now() - start)} ms`;
   } catch (error) {
     if (running[path] !== mine || error.name === "AbortError") return;
     one("#status").textContent = "";
     complain(error instanceof TypeError ? "The server does not answer: is interp serve still running?" : error.message);
   } finally {
-    if (running[path] === mine) running[path] = null;
+    const last = running[path] === mine;
+    if (last) running[path] = null;
     busy();
+    if (last && owed) refresh();
   }
 };
 
 const cancel = () => {
+  if (running.look) complain("Stopped: what is shown is older than the last change. The next one computes both.");
   for (const path in running) {
     running[path]?.abort();
     running[path] = null;
@@ -68,7 +72,7 @@ const question = () => ({
 const refresh = () => ask("look", {
   ...question(), answer: state.answer ?? (one("#answer-text").value || null), wrong: one("#wrong-text").value || null,
   layer: state.layer, head: state.head,
-}, (found) => {
-  shown = found;
+}, (found, asked) => {
+  [shown, sent] = [found, asked.edits];
   views.forEach((view) => view());
 });
