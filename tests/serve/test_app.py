@@ -194,9 +194,13 @@ class Slow:
         self.most = max(self.most, self.now)
         self.started.release()
         try:
-            while not self.released.wait(0.005):
+            for _ in range(4000):
+                if self.released.wait(0.005):
+                    break
                 if stop.is_set():
                     raise Stopped
+            else:
+                raise TimeoutError("neither stopped nor released")
             return self.real(ask, stop)
         finally:
             self.now -= 1
