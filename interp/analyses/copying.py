@@ -71,6 +71,7 @@ def copying(
         nulls |= {"top1": 1 / d_vocab, "mean_rank": (d_vocab - 1) / 2}
     n_layers, n_heads = scores["eigenvalue"].shape
     return labelled(
+        "copying",
         {name: (("layer", "head"), value) for name, value in scores.items()}
         | {f"{name}_null": ((), torch.tensor(value)) for name, value in nulls.items()},
         coords={"layer": range(n_layers), "head": range(n_heads)},

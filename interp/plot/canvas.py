@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from interp.core.shapes import shape_text
@@ -38,9 +39,15 @@ class Scale:
         return cls(SIGNED, -reach, reach, label)
 
 
+class Sheet(Figure):
+    """A figure that no window and no list of pyplot knows of; it takes the size of what is drawn on it."""
+
+
 def axes(ax: Axes | None, width: float, height: float) -> Axes:
     """The given Axes, or those of a new figure of this size in inches."""
     if ax is not None:
+        if isinstance(ax.figure, Sheet):
+            ax.figure.set_size_inches(width, height)
         return ax
     _, new = plt.subplots(figsize=(width, height), layout="constrained")
     return new
