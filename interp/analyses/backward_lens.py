@@ -20,7 +20,7 @@ from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.results import frame, labelled
 from interp.core.tiles import row_tiles
-from interp.core.viewer import Viewable
+from interp.core.viewer import Viewable, fitted
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Answers, Prompts, Text
@@ -35,6 +35,8 @@ Projection = Literal["normalised", "final_norm", "raw"]
 NO_UPDATE = "no update"
 THRESHOLD = 1e-6
 """Share of a prompt's largest update, over layers and tokens of a matrix, below which a cell counts as not updated."""
+SHOWN = 5
+"""Targets that the text of a lens names."""
 _CELL = ("prompt", "layer", "pos")
 
 
@@ -99,9 +101,19 @@ class BackwardLens(Viewable):
     text: Text
 
     def __repr__(self) -> str:
+        return f"BackwardLens({self.factors})"
+
+    def __str__(self) -> str:
         rows, n = self.batch.tokens.shape
-        of = ", ".join(dict.fromkeys(name.split(".")[-1] for name in self.factors))
-        return f"BackwardLens({len(self.factors)} matrices ({of}), {rows} rows of {n} tokens)"
+        targets = ", ".join(map(repr, self.text.pieces(self._answers().tolist()[:SHOWN])))
+        matrices = ", ".join(dict.fromkeys(name.split(".")[-1] for name in self.factors))
+        lines = [
+            "BackwardLens: one training step towards a target, read through the vocabulary",
+            f"  prompts: {rows}, of up to {n} tokens",
+            f"  targets: {targets}{', ...' if rows > SHOWN else ''}",
+            f"  matrices: {matrices} ({len(self.factors)} in all)",
+        ]
+        return fitted(lines)
 
     @property
     def batch(self) -> Batch:
@@ -114,8 +126,10 @@ class BackwardLens(Viewable):
         `relative_update` is 1 at the prompt's largest of this matrix, over all layers and tokens. Dataset[prompt,
         layer, pos]; `last[prompt]` is the column of the last token.
         """
+        values: dict[str, tuple[Sequence[str], Tensor]]
         values = {name: (_CELL, value) for name, value in self._norms(matrix).items()}
-        return self._labelled("backward_lens_norms", matrix, {**values, "last": (("prompt",), self.batch.last())}, unit="norm")
+        values["last"] = ("prompt",), self.batch.last()
+        return self._labelled("backward_lens_norms", matrix, values, unit="norm")
 
     def project(
         self,
@@ -162,8 +176,8 @@ class BackwardLens(Viewable):
             "backward_lens", matrix, values, **attrs, null=f"target_rank: {(n_vocab - 1) / 2}"
         )
         for side in ("top", "bottom"):
-            ids = result[f"{side}_token"]
-            result[f"{side}_word"] = ids.dims, self.text.words(ids.values).astype(str)
+            tokens = result[f"{side}_token"]
+            result[f"{side}_word"] = tokens.dims, self.text.words(tokens.values).astype(str)
         return result.assign_coords(token=batch_words(self.batch, self.text))
 
     def ranks(
@@ -288,7 +302,6 @@ class BackwardLens(Viewable):
         matrix: Matrix,
         values: Mapping[str, tuple[Sequence[str], Tensor]],
         **attrs: str | float,
-
     ) -> "xr.Dataset":
         projected = {"side": "delta", "read": "bottom"} if matrix in WRITERS else {"side": "x", "read": "top"}
         return labelled(

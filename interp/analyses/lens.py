@@ -63,9 +63,10 @@ def logit_lens(
 ) -> "xr.Dataset":
     """The lens at every depth (`0_pre` ... `final_post`) and position.
 
-    Returns Dataset[prompt, depth, pos]: `top_token`, its text `word`, `top_prob` [.., rank], `entropy` and `kl` = KL(final || depth) in
-    nats, `target_rank` (0 = most probable) and `target_prob`. The target is `answer` at every position if given,
-    else the next token of the prompt; rank -1 and probability NaN where there is none. Padded positions hold NaN.
+    Returns Dataset[prompt, depth, pos]: `top_token`, its text `word` and `top_prob` [.., rank], `entropy` and `kl` =
+    KL(final || depth) in nats, `target_rank` (0 = most probable) and `target_prob`. The target is `answer` at every
+    position if given, else the next token of the prompt; rank -1 and probability NaN where there is none. Padded
+    positions hold NaN.
     sites: states to read in every block, of `STATES` (a post-norm block's `resid_mid` and `resid_post` are sums before
     their norm), or full names such as `blocks.3.hook_resid_mid`. The last depth is always the model's own answer.
     positions: which of each prompt's tokens, negative from its end; None = all. Their numbers become the coordinate.

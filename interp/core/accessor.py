@@ -13,7 +13,6 @@ from interp.core import viewer
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
 ANALYSIS = "analysis"
 """The attribute of a result that names what gave it."""
@@ -24,7 +23,7 @@ ENDS = ("_low", "_high", "_null", "_null_sd")
 """Endings of the variables that belong to another: its interval and its chance level."""
 
 
-@xr.register_dataset_accessor("view")
+@xr.register_dataset_accessor("view")  # type: ignore[no-untyped-call]
 class Result:
     """What `interp` knows of a Dataset that one of its analyses gave: `result.view`.
 
@@ -53,7 +52,7 @@ class Result:
         """How to read the numbers, as far as the result says it: metric, unit, n, interval, null, ..."""
         return {name: str(self._dataset.attrs[name]) for name in FACTS if name in self._dataset.attrs}
 
-    def plot(self, *args: object, **options: object) -> "Axes":
+    def plot(self, *args: object, **options: object) -> "viewer.Axes":
         """The picture of this result, by the function of `interp.plot` that suits it, which takes the options.
 
         Errors: ValueError for a Dataset of others, or a result that has no picture; it lists what has one.

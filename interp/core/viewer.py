@@ -9,23 +9,25 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes  # also for the accessor
 
 WIDTH = 80
 """Columns of a plain text form."""
 
 
-class Viewable:
-    """A result of our own, not xarray's: `.plot()` draws it, and a notebook shows its card."""
+class Shown:
+    """Something of our own that a notebook shows as a card: its text, below a picture if there is one."""
 
-    __slots__ = ()
+    def _repr_html_(self) -> str:
+        return card(self)
+
+
+class Viewable(Shown):
+    """A result of our own, not xarray's, that has a picture: `.plot()` draws it."""
 
     def plot(self, *args: object, **options: object) -> "Axes":
         """The picture of this result, by the function of `interp.plot` that suits it, which takes the options."""
         return drawn(self, *args, **options)
-
-    def _repr_html_(self) -> str:
-        return card(self)
 
 
 def fitted(lines: Iterable[str]) -> str:

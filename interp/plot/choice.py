@@ -53,7 +53,8 @@ def _strip(result: xr.Dataset, **options: object) -> Axes:
 
 
 def _backward(result: BackwardLens, matrix: str | None = None, **options: object) -> Axes:
-    which = matrix or next(iter(result.factors)).split(".")[-1]
+    recorded = [name.split(".")[-1] for name in result.factors]
+    which = matrix or ("W_out" if "W_out" in recorded else recorded[0])
     return backward_lens(result.project(which, k=1, threshold=0.01), **options)  # type: ignore[arg-type]
 
 

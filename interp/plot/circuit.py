@@ -110,7 +110,14 @@ def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax = axes(ax, 2.4 + 0.5 * len(names), 3.6)
     split = result.sizes["kind"]
     colours = [RAISES] * split + ["0.6"] * (len(names) - split)
-    ax.bar(range(len(names)), values, color=colours, yerr=np.abs((values - low, high - values)), capsize=3, width=0.7)
+    ax.bar(
+        range(len(names)),
+        values,
+        color=colours,
+        yerr=np.abs((values - low, high - values)),
+        capsize=3,
+        width=0.7,
+    )
     ax.axhline(0, color="black", linewidth=0.8)
     ax.axhline(1, color="0.6", linewidth=0.8)
     ax.axvline(split - 0.5, color="0.6", linewidth=0.8, linestyle=":")

@@ -22,20 +22,20 @@ def contract(found: Contract, *, ax: Axes | None = None) -> Axes:
     Example:
         >>> contract(model.verify(interp.families.reference.exported(model.transformer)))
     """
-    lines = [line for line in found.lines if line.error is not None]
+    lines = [(line, line.error) for line in found.lines if line.error is not None]
     if not lines:
         raise ValueError("a contract with at least one measured line is required, got none")
     with np.errstate(divide="ignore", invalid="ignore"):
-        shares = np.divide([line.error for line in lines], [line.allowed for line in lines])
-    broken = np.array([not line.passed for line in lines])
+        shares = np.divide([error for _, error in lines], [line.allowed for line, _ in lines])
+    broken = np.array([not line.passed for line, _ in lines])
     shares = np.where(np.isfinite(shares), shares, np.where(broken, FAR, LEAST))
     ax = axes(ax, 6.4, 1.2 + 0.26 * len(lines))
-    colours = [HOLDS if line.passed else BROKEN for line in lines]
+    colours = [HOLDS if line.passed else BROKEN for line, _ in lines]
     ax.barh(range(len(lines)), np.clip(shares, LEAST, None), color=colours, height=0.7)
     ax.axvline(1, color="black", linewidth=0.8)
     ax.set_xscale("log")
     ax.set_xlim(LEAST, max(10.0, 2 * float(shares.max())))
-    ax.set_yticks(range(len(lines)), [line.claim for line in lines])
+    ax.set_yticks(range(len(lines)), [line.claim for line, _ in lines])
     ax.invert_yaxis()
     ax.set_xlabel("error / allowed")
     ax.set_title(f"{found.model}: {'every line holds' if found.passed else 'BROKEN'}")

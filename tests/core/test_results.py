@@ -39,7 +39,9 @@ def test_values_that_carry_a_graph_are_detached() -> None:
 
 
 def test_a_frame_has_one_row_per_cell_with_its_coordinates_as_columns() -> None:
-    result = labelled("made_up", {"s": (("layer", "head"), torch.arange(4).reshape(2, 2))}, coords={"head": ["a", "b"]})
+    result = labelled(
+        "made_up", {"s": (("layer", "head"), torch.arange(4).reshape(2, 2))}, coords={"head": ["a", "b"]}
+    )
     table = frame(result)
     assert list(table.columns) == ["layer", "head", "s"]
     assert [tuple(row) for row in table.itertuples(index=False)] == [

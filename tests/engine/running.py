@@ -73,7 +73,7 @@ def _finish_kept(merged: Partial) -> xr.Dataset:
     assert isinstance(merged, Rows)
     return labelled(
         "norms",
-        {"norm": (("prompt",), merged.rows["norm"]), "first": (("prompt", "pos"), merged.rows["first"])}
+        {"norm": (("prompt",), merged.rows["norm"]), "first": (("prompt", "pos"), merged.rows["first"])},
     )
 
 
