@@ -53,7 +53,7 @@ def picture(result: object) -> Markup:
 
 def card(result: object) -> str:
     """The HTML of any result of ours: its picture, its name and how to read it."""
-    return BOX.format(picture(result) + words(result))
+    return str(BOX.format(picture(result) + words(result)))
 
 
 def words(result: object) -> Markup:
