@@ -106,7 +106,7 @@ def attention_kernel(model: Subject, data: RepeatedTokens = REPEATS, *, batch_si
     """
     table = _on_repeats(model, data, batch_size)
     names = [name for name, values in table.items() if "distance" in values.dims]
-    return table[names].assign_attrs(analysis="attention_kernel")
+    return table[names].assign_attrs(interp_analysis="attention_kernel")
 
 
 def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:

@@ -105,7 +105,9 @@ def loss_map(
     found = over_checkpoints(load, revisions, partial(in_context, data=data, early=early, late=late))
     loss = torch.tensor(found.loss.transpose("step", "index").to_numpy())
     slope = log_index_slope(loss, torch.tensor(found.index.to_numpy()), span=span)
-    return found.assign(slope=(("step", "index"), slope.numpy())).assign_attrs(analysis="loss_map", span=span)
+    return found.assign(slope=(("step", "index"), slope.numpy())).assign_attrs(
+        interp_analysis="loss_map", span=span
+    )
 
 
 def one_token_losses(

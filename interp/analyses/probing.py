@@ -74,7 +74,7 @@ def probe_neurons(
     parts = [ask(values[name]) for name in sites]
     joined = xr.concat(parts, dim="layer", combine_attrs="identical")
     return joined.assign_coords(layer=list(layers)).assign_attrs(
-        analysis="probe_neurons", site=site, positions=positions
+        interp_analysis="probe_neurons", site=site, positions=positions
     )
 
 

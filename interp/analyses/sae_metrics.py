@@ -217,7 +217,7 @@ def sae_quality(
         labelled("sae_quality", {name: ((), value) for name, value in scores.items()})
     ).assign_attrs(
         found.attrs,
-        analysis="sae_quality",
+        interp_analysis="sae_quality",
         skipped=int((batch.real & ~counted).sum()),
         predicted_tokens=int(tokens.sum()),
         unit="nats (ce), 1 (loss_recovered)",

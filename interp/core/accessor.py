@@ -14,7 +14,7 @@ from interp.core import viewer
 if TYPE_CHECKING:
     import pandas as pd
 
-ANALYSIS = "analysis"
+ANALYSIS = "interp_analysis"
 """The attribute of a result that names what gave it."""
 FACTS = ("metric", "unit", "n", "rows", "prompts", "interval", "null")
 """Attributes that say how to read the numbers, in the order in which they are told."""

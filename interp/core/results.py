@@ -26,7 +26,7 @@ def labelled(
 ) -> "xr.Dataset":
     """A Dataset from `{name: (dims, tensor)}`; half precision is widened to float32, tensors move to the host.
 
-    analysis: what gave it, kept as `attrs["analysis"]`: by it a result finds its plot, `result.view.plot()`.
+    analysis: what gave it, kept as `attrs["interp_analysis"]`: by it a result finds its plot, `result.view.plot()`.
     """
     import xarray as xr
 

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from interp.core.accessor import Result, named
+from interp.core.factored import FactoredMatrix
 from interp.engine.run import Results
 from interp.plot import choice
 from interp.plot.canvas import Sheet
@@ -21,6 +22,9 @@ WIDEST, HIGHEST = 760, 420
 DPI = 72
 SHARP = 2
 """Pixels of the picture for each of the page."""
+
+LARGE = 20_000_000
+"""Numbers in the factors of a product above which its spectrum is not computed unasked."""
 
 BOX = Markup('<div style="margin:.2em 0 .6em;font-size:90%;max-width:60em">{}</div>')
 MUTED = Markup('<div style="opacity:.75">{}</div>')
@@ -43,6 +47,8 @@ def picture(result: object) -> Markup:
     """The small picture of a result; the reason where drawing failed, nothing where there is no plot for it."""
     if choice.draw_of(result) is None:
         return Markup("")
+    if isinstance(result, FactoredMatrix) and result.A.numel() + result.B.numel() > LARGE:
+        return MUTED.format("no picture unasked, the factors are large: .plot()")
     try:
         data, width = png(lambda ax: choice.drawn(result, ax=ax))
     except Exception as error:  # a display must not end in a traceback: it says why there is no picture

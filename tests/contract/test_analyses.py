@@ -335,7 +335,7 @@ def test_the_result_has_the_dims_its_door_declares(case: str, model: str) -> Non
 @EACH
 def test_the_result_names_what_gave_it_and_its_picture_can_be_drawn(case: str, model: str) -> None:
     found = result(case, model, rows(case))
-    assert found.attrs["analysis"] in {*choice.PLOTS, *WITHOUT_PLOT}
+    assert found.attrs["interp_analysis"] in {*choice.PLOTS, *WITHOUT_PLOT}
     if choice.draw_of(found) is not None:
         assert cards.png(lambda ax: choice.drawn(found, ax=ax))[0].startswith(PNG)
 

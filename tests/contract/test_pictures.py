@@ -30,7 +30,7 @@ def named() -> Iterator[tuple[str, str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if (
                 isinstance(node, ast.keyword)
-                and node.arg == "analysis"
+                and node.arg == "interp_analysis"
                 and isinstance(node.value, ast.Constant)
             ):
                 yield f"{path.name}:{node.value.lineno}", str(node.value.value)

@@ -20,7 +20,7 @@ def test_values_keep_their_dims_coords_and_attributes() -> None:
     assert result.score.dims == ("layer", "head")
     assert float(result.score.sel(layer=1, head="b")) == 4
     assert float(result.null) == 0.5
-    assert result.attrs == {"analysis": "made_up", "unit": "attention mass", "rows": 4}
+    assert result.attrs == {"interp_analysis": "made_up", "unit": "attention mass", "rows": 4}
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,21 @@ def test_models_caches_and_runs_are_cards_of_text(model: interp.HookedTransforme
     assert len(pictures(found._repr_html_())) == 1
 
 
+def test_a_crowded_picture_has_no_words_and_a_plot_has_them(model: interp.HookedTransformer) -> None:
+    found = interp.logit_lens(model, some_tokens(rows=1, n=8))
+    few, many = (found.isel(pos=np.arange(n) % 8) for n in (8, 200))
+    words = []
+    for each in (few, many):
+        cards.png(lambda ax, each=each: words.append(len(choice.drawn(each, ax=ax).texts)))
+    assert words == [few.depth.size * 8, 0]
+    assert len(many.view.plot().texts) == many.depth.size * 200
+
+
+def test_a_large_product_is_not_taken_apart_unasked() -> None:
+    wide = torch.zeros(1, 1).expand(3_000_000, 5), torch.zeros(1, 1).expand(5, 3_000_000)
+    assert "no picture unasked" in interp.FactoredMatrix(*wide)._repr_html_()
+
+
 # --- in a notebook ----------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +222,7 @@ def test_a_notebook_shows_a_result_with_its_picture_above_xarrays_view(
 
 
 def test_a_notebook_shows_a_dataset_of_others_as_always(shell: object) -> None:
-    other = xr.Dataset({"t": ("x", [1.0, 2.0])}, attrs={"title": "weather", "analysis": 3})
+    other = xr.Dataset({"t": ("x", [1.0, 2.0])}, attrs={"title": "weather", "analysis": "ERA5"})
     ids = r"[0-9a-f]{8}-[0-9a-f-]{27}"  # of its parts, drawn anew each time
     assert re.sub(ids, "", html_of(shell, other)) == re.sub(ids, "", other._repr_html_())
 
