@@ -20,7 +20,7 @@ def contract(found: Contract, *, ax: Axes | None = None) -> Axes:
     Errors: ValueError for a contract of which no line was measured.
 
     Example:
-        >>> contract(model.verify(interp.families.reference.exported(model.transformer)))
+        >>> contract(interp.analyses.verify.contract(model.transformer, "no reference"))
     """
     lines = [(line, line.error) for line in found.lines if line.error is not None]
     if not lines:
