@@ -18,7 +18,7 @@ def double(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("name", "site"), list(site_of_each_row()))
 def test_gradient_equals_the_effect_of_a_small_edit(name: str, site: str) -> None:
-    """Oracle: a central difference made with edits alone, along random steps that all raise the metric to first order."""
+    """Oracle: a central difference made with edits alone, along random steps that all raise the metric."""
     model, weight, step = build(name), noise(plain_logits(name)), 1e-6
     read = Read(site, grad=True)
     tap = Tap([read])
