@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.analyses.residual import TOLERANCE, IncompleteSumError, by_sublayer, head_parts
-from interp.core.viewer import Viewable, fitted
+from interp.core.viewer import Viewable
 from interp.engine.batch import Batch, Side
 from interp.engine.observe import observe
 from interp.model.encoder_decoder import EncoderDecoder
@@ -115,7 +115,7 @@ class Contract(Viewable):
             mark = {True: "ok ", False: "RED", None: "-  "}[line.passed]
             size = " " * 17 if line.error is None else f"{line.error:8.1e} <= {line.allowed:.0e}"
             rows.append(f"  {mark}  {line.claim:<{width}}  {size}  {line.note}".rstrip())
-        return fitted(rows)
+        return "\n".join(rows)
 
 
 def contract(

@@ -151,7 +151,8 @@ def test_objects_have_a_text_a_plot_and_a_card(model: interp.HookedTransformer) 
     )
     backward = interp.backward_lens(model, some_tokens(rows=1, n=5), 3)
     for each in (circuit, contract, backward, interp.Circuits(model.transformer).ov(0, 1)):
-        assert max(map(len, str(each).splitlines())) <= 80 or "x" * 99 in str(each)
+        if each is not contract:  # a line for each claim, as the command line prints it
+            assert max(map(len, str(each).splitlines())) <= 80
         assert len(pictures(each._repr_html_())) == 1
         assert each.plot().has_data()
     assert circuit.edges[-1] in str(circuit) or "more" in str(circuit)
