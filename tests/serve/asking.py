@@ -1,5 +1,6 @@
 """Questions as a browser would send them, and hooks that should give the same numbers: slow loops, cell by cell."""
 
+import functools
 import json
 from collections.abc import Callable
 from threading import Event
@@ -30,8 +31,12 @@ def asked(session: Session, **changes: object) -> dict[str, object]:
 
 def hooks_of(edits: list[dict[str, object]], model: HookedTransformer, second: str) -> list[Hook]:
     """The oracle: each edit as a loop over positions, written apart from what is tested."""
-    _, cache = model.run_with_cache(second)
-    return [_hook(edit, cache) for edit in edits]
+    return [_hook(edit, _cache_of(model, second)) for edit in edits]
+
+
+@functools.cache
+def _cache_of(model: HookedTransformer, text: str) -> object:
+    return model.run_with_cache(text)[1]
 
 
 def _hook(edit: dict, cache: object) -> Hook:

@@ -1,5 +1,6 @@
 """Every kind of edit against hooks written as loops, in float64; attribution that sums; no pass twice."""
 
+import functools
 from dataclasses import replace
 from threading import Event
 
@@ -57,6 +58,12 @@ EDITS: dict[str, list[dict[str, object]]] = {
 }  # fmt: skip
 
 
+@functools.cache
+def session_of(name: str) -> Session:
+    """One for all tests of a model: what it keeps must never show."""
+    return Session(hooked(name))
+
+
 def probabilities(logits: Tensor, found: dict) -> Tensor:
     return logits.softmax(-1)[[row["id"] for row in found["next"]]]
 
@@ -67,8 +74,8 @@ def test_both_runs_give_the_numbers_of_hooks(name: str, edits: list[dict[str, ob
     model = hooked(name)
     last = len(model.to_tokens(PROMPT)[0]) - 1
     hooks = hooks_of(edits, model, SECOND)
-    for position in (last, 6):
-        found = asked(Session(model), second=SECOND, edits=edits, position=position)
+    for position in (last, 6) if name == "gpt2" else (6,):
+        found = asked(session_of(name), second=SECOND, edits=edits, position=position)
         clean = model(PROMPT)[0, position]
         edited = model.run_with_hooks(PROMPT, hooks)[0, position]
         for run, logits in {"clean": clean, "edited": edited}.items():
@@ -101,7 +108,7 @@ def test_the_pattern_and_how_far_it_moved_are_those_of_hooks(name: str) -> None:
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS.keys())
 def test_attribution_sums_to_the_logits_of_either_run(name: str, edits: list[dict[str, object]]) -> None:
-    found = asked(Session(hooked(name)), second=SECOND, edits=edits, position=3, answer=11, wrong=17)
+    found = asked(session_of(name), second=SECOND, edits=edits, position=3, answer=11, wrong=17)
     split = found["attribution"]
     model = hooked(name)
     runs = [model(PROMPT)[0, 3], model.run_with_hooks(PROMPT, hooks_of(edits, model, SECOND))[0, 3]]
@@ -165,7 +172,7 @@ def test_an_edited_mlp_is_not_split_into_its_neurons() -> None:
 def test_the_script_gives_the_same_numbers(
     name: str, edits: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, session = hooked(name), Session(hooked(name))
+    model, session = hooked(name), session_of(name)
     ask = parsed(Look, body(second=SECOND, edits=edits, position=7))
     pair = session.pair(ask, Event())
     opened = []
