@@ -18,12 +18,13 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.model.config import FullSoftmax, ModelConfig
+from interp.model.config import ModelConfig
 from interp.model.mixer_variants import require
 from interp.model.norm import Normalize
 from interp.model.sites import final_stream, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
+from interp.model.variants import FullSoftmax
 from interp.model.weights import LayerWeights, Weights
 
 _START = "blocks.0.hook_resid_pre"
@@ -133,7 +134,7 @@ class FrozenLayer:
         self.post_scale: Float[Tensor, "b p 1"] = post_scale
         self.reading, self.post = block.reading(block.ln1), block.post_norm("attn_out")
         self.sum_norm = block.sum_norm("attn_out")
-        self.factor = model.config.residual_scale
+        self.factor = model.config.factor("attn_out")
         self.weights: LayerWeights = weights.layer(layer)
         self.kv_head = weights.kv_head()
 

@@ -46,7 +46,8 @@ def late_layers(
 ) -> "xr.Dataset":
     """What the last layer does to the right answer at the last token: means over prompts, 95 % as `_low`, `_high`.
 
-    Dataset[component], the last layer's heads `L3H0`, `3_attn_out`, `3_mlp_out` and `3_block` (both):
+    Dataset[component], the last layer's heads `L3H0`, `3_attn_out`, `3_mlp_out` (Macaron: and `3_mlp_before_out`) and
+    `3_block` (all of them):
     `attribution` to the answer, in logits relative to the vocabulary's mean at frozen norms; `cosine` of the output
     with the average token, `cosine_null_low` and `_high` (95 % of its mean under random frequencies);
     `log_prob_change` (nats) and `rank_change` of the answer when the output is replaced by zero: positive and negative,
@@ -142,9 +143,11 @@ def _last_query(pattern_bhqk: Tensor) -> Tensor:
 def _states(config: ModelConfig) -> dict[str, str]:
     """Depths of the last layer and their sites."""
     last = config.n_layers - 1
-    middle = {f"{last}_mid": f"blocks.{last}.hook_resid_mid"}
-    inner = middle if config.mlp is not None and not config.parallel else {}
-    return {f"{last}_pre": f"blocks.{last}.hook_resid_pre", **inner, "final_post": final_stream(config)}
+    inner = ["mid"] if config.mlp is not None and not config.parallel else []
+    names = ["pre", *(["pre_attn"] if config.macaron else []), *inner]
+    return {f"{last}_{n}": f"blocks.{last}.hook_resid_{n}" for n in names} | {
+        "final_post": final_stream(config)
+    }
 
 
 def _reads(config: ModelConfig) -> tuple[Read, ...]:

@@ -12,7 +12,6 @@ from interp.model.config import (
     MLP,
     Alibi,
     ConvMLP,
-    FullSoftmax,
     LayerNorm,
     Learned,
     LinearScaling,
@@ -28,6 +27,7 @@ from interp.model.config import (
 from interp.model.mlp import Experts
 from interp.model.norm import Normalize
 from interp.model.transformer import Transformer
+from interp.model.variants import FullSoftmax
 from interp.model.weights import LayerWeights, Weights
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "relu": "relu", "silu": "silu"}
@@ -91,6 +91,7 @@ def inexpressible(model: Transformer) -> str | None:
         f"mixer={config.mixer}": config.mixer != Softmax(),
         f"output={config.output}": config.output != FullSoftmax(),
         "cross_attention": config.cross_attention,
+        "macaron": config.macaron,
         f"n_token_types={config.n_token_types}": config.n_token_types > 0,
         f"mlm_head={config.mlm_head!r}": config.mlm_head is not None,
         f"residual_scale={config.residual_scale}": config.residual_scale != 1,

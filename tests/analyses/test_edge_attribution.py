@@ -102,8 +102,12 @@ def linear(*, parallel: bool = False) -> Transformer:
         assert bias is not None and block.mlp is not None
         weight.zero_(), bias.zero_()
         block.mlp.into.bias += 60.0  # type: ignore[union-attr]
-        block.mlp.out.bias -= 60.0 * block.mlp.out.weight.sum(1)  # the stream stays small, layer 1 straight too
-    seen = observe(model, Batch(torch.cat([CLEAN, CORRUPT])), [Read(f"blocks.{i}.mlp.hook_pre") for i in range(2)])
+        block.mlp.out.bias -= 60.0 * block.mlp.out.weight.sum(
+            1
+        )  # the stream stays small, layer 1 straight too
+    seen = observe(
+        model, Batch(torch.cat([CLEAN, CORRUPT])), [Read(f"blocks.{i}.mlp.hook_pre") for i in range(2)]
+    )
     assert all(float(seen.trace[f"blocks.{i}.mlp.hook_pre"].min()) > 1 for i in range(2))
     return model
 
