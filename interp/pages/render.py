@@ -11,8 +11,10 @@ from interp.analyses.backward_lens import NO_UPDATE
 from interp.pages import view_attribution, view_circuit, view_lens, view_patching, views, wording
 from interp.pages.report import Contrast, Report
 from interp.pages.tables import INDUCTION_THRESHOLD
-from interp.pages.templates import environment, own
+from interp.pages.templates import environment, own, script
 
+SCRIPTS = ("state", "attention", "parts", "choosing", "keyboard", "start")
+"""The scripts of the page in the order in which they run."""
 COARSE = 600_000
 """Above this many attention weights each is stored in one byte instead of two."""
 
@@ -23,7 +25,7 @@ def page(report: Report) -> str:
     for write in (wording.visible, wording.harmless, wording.number, wording.probability, wording.count):
         templates.filters[write.__name__] = write
     # Ours, not the reader's text: the only two strings that are not escaped.
-    ours = {name: own(f"report.{name}") for name in ("css", "js")}
+    ours = {"css": own("report.css"), "js": script(SCRIPTS)}
     return templates.get_template("report.html").render(own=ours, report=report, **_ready(report))
 
 

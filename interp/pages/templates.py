@@ -1,5 +1,6 @@
-"""The templates of the pages, all with one set of rules: what is shown is escaped, what is missing is an error."""
+"""The assets of the pages (templates, styles, scripts): what is shown is escaped, what is missing is an error."""
 
+from collections.abc import Sequence
 from importlib.resources import files
 
 import jinja2
@@ -18,5 +19,11 @@ def environment() -> jinja2.Environment:
 
 
 def own(name: str) -> Markup:
-    """The text of a file beside this one: ours, not the reader's, so it is not escaped."""
-    return Markup((files("interp.pages") / name).read_text(encoding="utf-8"))
+    """The text of one of our assets: not the reader's, so it is not escaped."""
+    return Markup((files("interp.pages") / "assets" / name).read_text(encoding="utf-8"))
+
+
+def script(names: Sequence[str]) -> Markup:
+    """Our scripts of these names as one function, in this order; nothing of it is visible outside."""
+    parts = [own(f"{name}.js") for name in names]
+    return Markup("\n").join([Markup('"use strict";\n(() => {'), *parts, Markup("})();")])

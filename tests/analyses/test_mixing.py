@@ -38,15 +38,8 @@ KERNELS = ("attention", "values", "attn_norms", "attn_res_norms", "norms", "alti
 def seen(name: str) -> Trace:
     """Two short rows with everything recorded."""
     model = build(name)
-    sites = [
-        "hook_resid_pre",
-        "hook_resid_pre_attn",
-        "attn.hook_pattern",
-        "attn.hook_v",
-        "hook_attn_out",
-        "ln1.hook_normalized",
-    ]
-    sites += ["ln1.hook_scale", "ln1_post.hook_scale", "hook_resid_post"]
+    sites = ["hook_resid_pre", "hook_resid_pre_attn", "attn.hook_pattern", "attn.hook_v", "hook_attn_out"]
+    sites += ["ln1.hook_normalized", "ln1.hook_scale", "ln1_post.hook_scale", "hook_resid_post"]
     reads = [Read(f"blocks.1.{s}") for s in sites if f"blocks.1.{s}" in names(CONFIGS[name])]
     return observe(model, Batch(some_tokens(2, N)), reads).trace
 

@@ -88,7 +88,7 @@ def test_pointing_into_the_large_pattern_reads_one_weight_and_a_click_keeps_the_
     place = {"x": margin + (key + 0.5) * cell, "y": top + (query + 0.5) * cell}
     canvas.hover(position=place)
     weight = expected_attention(seen, 2, 2, query)[key]
-    names = [token.replace(" ", "·") for token in seen.table("tokens").token]
+    names = [visible(token) for token in seen.table("tokens").token]
     assert seen.texts("#readout") == [f"{names[query]} ({query}) looks at {names[key]} ({key}): {weight:.4f}"]
     canvas.click(position=place)
     assert seen.page.locator("#losses .chosen").get_attribute("data-pos") == str(query)
@@ -99,9 +99,9 @@ def test_choosing_a_token_shows_what_the_model_expected_next(seen: Visit) -> Non
     expected = seen.table("next_tokens").query("pos == 2")
     assert seen.texts("#next-pos") == ["2"]
     follows = seen.table("tokens").iloc[3]
-    name = follows.token.replace(" ", "·")
+    name = visible(follows.token)
     assert seen.texts("#next-actual") == [f"The prompt goes on with {name}, rank {follows['rank']}."]
-    assert seen.texts("#next .tok") == [token.replace(" ", "·") for token in expected.token]
+    assert seen.texts("#next .tok") == [visible(token) for token in expected.token]
     assert numbers(seen.texts("#next td:nth-child(4)")) == pytest.approx(expected.prob.tolist(), abs=6e-4)
     assert numbers(seen.texts("#next td:nth-child(3)")) == pytest.approx(expected.logit.tolist(), abs=6e-3)
 
@@ -164,14 +164,14 @@ def test_components_can_be_ordered_by_depth_and_their_bars_still_end_at_the_tota
 def test_a_lens_cell_explains_itself(seen: Visit) -> None:
     table = seen.table("logit_lens").query("depth == '2_pre' and pos == 3")
     cell = seen.page.locator("#lens tbody tr").nth(2).locator("td[data-pos='3']")
-    assert cell.inner_text() == table.token.iloc[0].replace(" ", "·")
+    assert cell.inner_text() == visible(table.token.iloc[0])
     cell.hover()
     tip, first = seen.texts("#tip")[0], table.iloc[0]
     assert f"entropy {first.entropy_nats:.2f} nats, KL(final ‖ depth) {first.kl_nats:.2f} nats" in tip
     assert f"next token: rank {first.next_rank}," in tip
     assert f": rank {first.answer_rank}," in tip
     for token in table.token[:5]:
-        assert token.replace(" ", "·") in tip
+        assert visible(token) in tip
 
 
 def test_heads_and_tokens_can_be_chosen_with_the_keyboard(seen: Visit) -> None:
