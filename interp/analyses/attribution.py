@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.analyses.folded import By, Folded, site
-from interp.analyses.residual import TOLERANCE, IncompleteSumError, logit_direction
+from interp.analyses.residual import TOLERANCE, IncompleteSumError, logit_direction, not_linear
 from interp.core.results import labelled
 from interp.core.shapes import shape_text
 from interp.core.stats import Partial, Rows
@@ -29,7 +29,6 @@ from interp.model.mixer_variants import require
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.model.variants import FullSoftmax
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -111,10 +110,10 @@ def attribution(
         raise ValueError(f"by='neuron' requires a plain or gated MLP, this model is {config.mlp_in_words}")
     if by == "source":
         require("additive", config.mixers, "by='source'")
-    linear = config.unembed and not config.mlm_head and config.output == FullSoftmax()
-    if directions is None and not linear:
+    if directions is None and (what := not_linear(config)):
         raise ValueError(
-            "attribution requires logits that are linear in the normed stream (no masked-LM head), or a direction"
+            "attribution requires logits that are linear in the normed stream (no masked-LM head), or a direction; "
+            f"this model {what}"
         )
     if top is not None:
         _check_top(top, config, by)

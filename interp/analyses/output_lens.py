@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.analyses.lens import _targets
+from interp.analyses.residual import not_linear
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
@@ -170,9 +171,10 @@ def output(config: ModelConfig, part: str, *, top: int = 10) -> Analysis:
     """The analysis behind `output_lens`."""
     if not 1 <= top <= config.d_vocab:
         raise ValueError(f"top must be in [1, {config.d_vocab}], got {top}")
-    if not config.unembed or config.mlm_head:
+    if what := not_linear(config):
         raise ValueError(
-            "an output lens requires logits that are linear in the normed stream (no masked-LM head)"
+            "an output lens requires logits that are linear in the normed stream (no masked-LM head); "
+            f"this model {what}"
         )
     chosen = Part.of(part, config)
     return Analysis(

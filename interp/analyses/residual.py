@@ -13,11 +13,12 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.model.config import MLPS
+from interp.model.config import MLPS, ModelConfig
 from interp.model.mixer_variants import require
 from interp.model.norm import Normalize
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.transformer import Transformer
+from interp.model.variants import FullSoftmax
 from interp.model.weights import Weights
 
 Cache = Mapping[str, Tensor]
@@ -280,6 +281,15 @@ def _embedded(cache: Cache, model: Transformer) -> dict[str, Tensor]:
     return _through(model.ln_embed, parts, cache["ln_embed.hook_scale"], "embed_bias")
 
 
+def not_linear(config: ModelConfig) -> str | None:
+    """Why a model has no logits that are linear in its normed final stream; None if it has them."""
+    if not config.unembed:
+        return "has no logits"
+    if config.mlm_head is not None:
+        return "computes its logits by a non-linear masked-LM head"
+    return None if config.output == FullSoftmax() else f"has the output layer {config.output}"
+
+
 def logit_direction(
     model: Transformer, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None
 ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b"]]:
@@ -288,9 +298,7 @@ def logit_direction(
     The factor on the logits is in both; a soft cap is not, so these are logits before the cap. Errors: ValueError
     where the logits are not linear in the normed stream (a masked-LM head), or there are none.
     """
-    if model.unembed is None or model.mlm_head is not None:
-        what = "has no logits" if not model.config.unembed else f"has the output layer {model.config.output}"
-        what = what if model.mlm_head is None else "computes its logits by a non-linear masked-LM head"
+    if what := not_linear(model.config):
         raise ValueError(f"this model {what}: parts of its stream have no logits of their own")
     weights, factor = Weights(model), model.config.logit_scale
     direction, constant = weights.W_U.mT[answer], weights.b_U[answer]
