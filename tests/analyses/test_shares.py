@@ -56,7 +56,7 @@ def test_scores_on_repeats_are_those_of_a_loop_over_shares(name: str) -> None:
 
 
 def test_pooling_has_the_scores_of_its_definition() -> None:
-    """The mean of 0..i minus the token itself: each earlier token has 1 / (2 i) of the weight, the own one minus half."""
+    """The mean of 0..i minus the token itself: 1 / (2 i) of the weight for an earlier token, -1/2 for its own."""
     table = interp.heads(HookedTransformer(build_mixed("pool")), DATA, sentences=None)
     expected = sum(1 / (2 * i) for i in range(1, DATA.length)) / (DATA.length - 1)
     assert table.previous_token.values == pytest.approx(expected, rel=1e-5)
