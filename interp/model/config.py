@@ -22,6 +22,7 @@ from interp.model.mixer_variants import (
 )
 from interp.model.variants import (
     MLP,
+    MLPS,
     RECORDS,
     Activation,
     AdaptiveSoftmax,
@@ -50,15 +51,11 @@ from interp.model.variants import (
 )
 
 __all__ = [
-    "MLP", "Activation", "Alibi", "AnyConfig", "Buckets", "ConvMLP", "DynamicScaling", "EncoderDecoderConfig",
+    "MLP", "MLPS", "Activation", "Alibi", "AnyConfig", "Buckets", "ConvMLP", "DynamicScaling", "EncoderDecoderConfig",
     "Json", "LayerNorm", "Learned", "LinearScaling", "Llama3Scaling", "LongScaling", "Mixer", "MoE", "ModelConfig",
     "NoNorm", "NoPosition", "Norm", "NormPlace", "Position", "RMSNorm", "Rotary", "Scaling", "Sinusoidal", "Softmax",
     "YarnScaling",
 ]  # fmt: skip
-
-
-MLPS = ("mlp_before_out", "mlp_out")
-"""The sublayers (`ModelConfig.sublayers`) that are MLPs; the others mix positions."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +144,8 @@ class ModelConfig:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
         for name in ("n_layers", "d_model", "n_heads", "n_ctx", "d_vocab", "d_head", "n_kv_heads"):
             _require(getattr(self, name) >= 1, f"{name} >= 1, got {getattr(self, name)}")
-        _require(
-            self.n_heads % self.kv_heads == 0,
-            f"n_kv_heads to divide n_heads, got {self.kv_heads} and {self.n_heads}",
-        )
+        fits = self.n_heads % self.kv_heads == 0
+        _require(fits, f"n_kv_heads to divide n_heads, got {self.kv_heads} and {self.n_heads}")
         _require(self.window is None or self.window >= 1, f"window >= 1, got {self.window}")
         for rotary in (self.position, self.local_position):
             if isinstance(rotary, Rotary):
@@ -368,12 +363,10 @@ class EncoderDecoderConfig:
     """Whether both sides read the same embedding matrix."""
 
     def __post_init__(self) -> None:
-        _require(
-            not self.encoder.causal and not self.encoder.unembed, "an encoder: not causal, no unembedding"
-        )
-        _require(
-            self.decoder.causal and self.decoder.cross_attention, "a causal decoder with cross-attention"
-        )
+        encodes = not self.encoder.causal and not self.encoder.unembed
+        _require(encodes, "an encoder: not causal, no unembedding")
+        attends = self.decoder.causal and self.decoder.cross_attention
+        _require(attends, "a causal decoder with cross-attention")
         widths = (self.encoder.d_model, self.decoder.d_model)
         _require(widths[0] == widths[1], f"one d_model on both sides, got {widths[0]} and {widths[1]}")
         vocabularies = (self.encoder.d_vocab, self.decoder.d_vocab)
