@@ -14,6 +14,7 @@ from interp.analyses.ablation import part_named
 from interp.analyses.ablation_protocols import Zero
 from interp.analyses.directions import neurons
 from interp.analyses.graph import EdgeGraph
+from interp.analyses.patching import patch_preset
 from interp.analyses.tracing import Tracing
 from interp.compat.hooked_export import to_hooked_state
 from interp.engine.metrics import logit_difference
@@ -90,6 +91,13 @@ def test_patching_a_first_mlp_is_the_edit_at_its_site() -> None:
     patched = build("macaron")(corrupt, Tap(edits=[Edit(site, put)]))
     expected = difference(patched) - difference(build("macaron")(corrupt))
     assert_close(torch.from_numpy(found.each.sel(layer=0, pos=2).values), expected)
+
+
+def test_every_sublayer_of_a_block_is_patched() -> None:
+    found = patch_preset(
+        model(), some_tokens(1), some_tokens(1, seed=1), "block_every", metric=logit_difference(3, 5)
+    )
+    assert list(found) == ["mlp_before_out", "resid_pre", "attn_out", "mlp_out"]
 
 
 def test_the_lens_reads_the_stream_between_first_mlp_and_attention() -> None:
