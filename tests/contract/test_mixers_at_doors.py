@@ -22,7 +22,7 @@ from tests.analyses.slow_edges import writes
 from tests.analyses.test_causal_trace import ALONE, LENGTHS, SAMPLES, Asked, slow
 from tests.analyses.test_interchange import CLEAN, CORRUPT, slowly, some_circuits
 from tests.analyses.test_interchange import task as task_of
-from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.configs import CONFIGS, perturbed, some_tokens
 from tests.mixers import MIXERS, build_mixed
 from tests.tiny import backend, gpt2_tokenizer
 from tests.tolerances import assert_close
@@ -31,9 +31,9 @@ PROMPT = "When Mary and John went to the shop, John gave a drink to"
 TWIN = PROMPT.replace("John gave", "Mary gave")
 
 
-@pytest.mark.parametrize("name", ["differential", "minimax", "memory-gate", "macaron"])
+@pytest.mark.parametrize("name", ["differential", "minimax", "memory-gate"])
 def test_a_causal_trace_is_the_slow_loop(name: str) -> None:
-    model = build(name) if name == "macaron" else build_mixed(name)
+    model = build_mixed(name)
     if model.config.n_layers > 2:
         model = perturbed(replace(model.config, n_layers=2, mixer=model.config.mixers[-2:]))
     rows = [row[:n] for row, n in zip(some_tokens(3, 8, seed=4), LENGTHS, strict=True)]
@@ -41,13 +41,13 @@ def test_a_causal_trace_is_the_slow_loop(name: str) -> None:
     asked = Asked(HookedTransformer(model), rows, answers)
     protocol = Tracing("attn", 1, samples=SAMPLES, severed="attn")
     found = asked.trace(kind="attn", window=1, severed="attn")
-    for i in (0, 2):
+    for i in (1, 2):
         effects, _, _ = slow(asked, i, protocol, ALONE)
         assert_close(torch.from_numpy(found.each.values[i, :, : LENGTHS[i]]), effects.mean(0))
     assert float(abs(found.each).max()) > 1e-4
 
 
-@pytest.mark.parametrize("name", ["differential", "lightning", "linear-softmax", "refined-value"])
+@pytest.mark.parametrize("name", ["differential", "lightning", "refined-value"])
 def test_a_circuit_is_the_pass_written_out_node_by_node(name: str) -> None:
     """With heads that norm their z (differential, lightning) too: what they say is what they add."""
     model = build_mixed(name)
@@ -69,13 +69,13 @@ def test_circuits_of_heads_that_read_in_other_ways_are_refused(name: str) -> Non
 
 def spoken(config: ModelConfig) -> HookedTransformer:
     """A model of this shape with a tokenizer, and room for the prompt."""
-    config = replace(config, d_vocab=backend().get_vocab_size(), n_ctx=64)
+    config = replace(config, d_vocab=backend().get_vocab_size(), n_ctx=32)
     torch.manual_seed(0)
     return HookedTransformer(perturbed(config), HuggingFaceTokenizer(gpt2_tokenizer()), name="tiny")
 
 
-def reported(model: HookedTransformer) -> Report:
-    return report_of(model, Question(PROMPT, corrupt=TWIN), About("tiny"))
+def reported(model: HookedTransformer, corrupt: str | None = None) -> Report:
+    return report_of(model, Question(PROMPT, corrupt=corrupt), About("tiny"))
 
 
 @pytest.mark.parametrize("name", ["linear-softmax", "synthesizer"])
@@ -91,13 +91,12 @@ def test_a_page_shows_what_such_heads_have(name: str) -> None:
     for layer in range(2):
         known = layer > 0 and MIXERS[name].mixers[layer].traits.bilinear
         assert bool(matching[layer].notna().all()) == known
-    assert ("edges" in found.tables) == reads_by_qkv(MIXERS[name])
     assert "V-composition" in page(found)
 
 
 def test_a_page_of_macaron_blocks_has_a_column_for_either_mlp() -> None:
     model = spoken(CONFIGS["macaron"])
-    found = reported(model)
+    found = reported(model, TWIN)
     table = found.tables["attribution"]
     assert found.contrast is not None
     assert float(table.logits.sum()) == pytest.approx(found.contrast.total, rel=1e-9)
