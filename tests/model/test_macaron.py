@@ -117,7 +117,7 @@ def test_generation_from_a_cache_gives_the_logits_of_the_whole_text(name: str) -
     assert_close(torch.cat(steps, 1), model(tokens))
 
 
-@EVERY
+@pytest.mark.parametrize("name", ["gated, scaled", "experts"])
 def test_sweeps_over_the_last_block_give_the_numbers_of_the_loop(name: str) -> None:
     """What is put before attention reaches later columns, what is put behind it does not."""
     model, batch = perturbed(MODELS[name]), asked()
