@@ -136,7 +136,7 @@ def ablate(
         "protocol": as_json(protocol),
         "reference": "the prompts themselves" if given is None else f"{len(given)} prompts given",
     }
-    return found.table(coords, metric, attrs)
+    return found.table("ablate", coords, metric, attrs)
 
 
 Cells = list[tuple[list[Part], int | None]]

@@ -1,5 +1,7 @@
 """The activations of one pass under their site names, with the residual stream's accessors on them."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -9,14 +11,16 @@ from torch import Tensor
 
 from interp.analyses import residual
 from interp.analyses.residual import Parts
-from interp.core.shapes import nearest
+from interp.core.shapes import nearest, shape_text
+from interp.core.viewer import Shown, fitted
 from interp.model.sites import full_name
 from interp.model.transformer import Transformer
 
+_BLOCK = re.compile(r"^blocks\.\d+\.")
 Key = str | tuple[str, int] | tuple[str, int, str]
 
 
-class ActivationCache(Mapping[str, Tensor]):
+class ActivationCache(Shown, Mapping[str, Tensor]):
     """What `run_with_cache` recorded. Index by site name, or in shorthand: `cache["pattern", 3]`.
 
     A negative layer counts from the end. Accessors that split the stream check that the parts sum to the whole and
@@ -52,6 +56,16 @@ class ActivationCache(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         megabytes = sum(v.nbytes for v in self._values.values()) / 2**20
         return f"ActivationCache({len(self)} activations, {megabytes:.1f} MiB)"
+
+    def __str__(self) -> str:
+        kinds = Counter(
+            (_BLOCK.sub("blocks.*.", name), shape_text(v.shape)) for name, v in self._values.items()
+        )
+        lines = [
+            f"  {name} {shape}{f' x {count} layers' if count > 1 else ''}"
+            for (name, shape), count in kinds.items()
+        ]
+        return fitted([repr(self), *lines])
 
     def to(self, device: torch.device | str) -> "ActivationCache":
         """The same activations on another device (the model stays where it is)."""

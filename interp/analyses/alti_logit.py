@@ -103,6 +103,7 @@ def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     dims = {name: ("prompt", "pos") if name == "score" else ("prompt",) for name in merged.rows}
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
     return labelled(
+        "token_attribution",
         {name: (dims[name], value) for name, value in merged.rows.items()},
         attrs={
             "method": "alti_logit",

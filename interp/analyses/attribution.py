@@ -353,6 +353,7 @@ def _finish(merged: Partial, config: ModelConfig, by: By, top: int | None, proje
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
     unit = "projection on the direction" if projected else unit
     return labelled(
+        "attribute",
         values,
         coords={"component": names},
         attrs={"by": by, "unit": unit, "completeness_error": float(rows["error"].max())},

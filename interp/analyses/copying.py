@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 Kind = Literal["OV", "QK"]
 SIDES = {"OV": ("source", "output"), "QK": ("query", "key")}
 """What the rows and the columns of a full circuit stand for."""
+UNITS = {
+    "eigenvalue": "sum / sum of moduli, -1 to 1", "matching": "sum / sum of moduli, -1 to 1",
+    "top1": "share of the tokens", "mean_rank": "outputs ahead of the token",
+}  # fmt: skip
 CHUNK = 8192
 """Vocabulary entries widened at once."""
 
@@ -70,7 +74,8 @@ def copying(
         scores |= _rank_scores(circuits, _sampled(d_vocab, sample))
         nulls |= {"top1": 1 / d_vocab, "mean_rank": (d_vocab - 1) / 2}
     n_layers, n_heads = scores["eigenvalue"].shape
-    return labelled(
+    found = labelled(
+        "copying",
         {name: (("layer", "head"), value) for name, value in scores.items()}
         | {f"{name}_null": ((), torch.tensor(value)) for name, value in nulls.items()},
         coords={"layer": range(n_layers), "head": range(n_heads)},
@@ -80,6 +85,9 @@ def copying(
             "mean_rank_unit": "outputs ahead of the token, 0 = none",
         },
     )  # fmt: skip
+    for name in scores:
+        found[name].attrs["unit"] = UNITS[name.removesuffix("_low").removesuffix("_high")]
+    return found
 
 
 @torch.no_grad()

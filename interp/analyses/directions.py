@@ -67,6 +67,7 @@ def directions(
     circuits = Circuits(model.transformer, folded=True)
     rows = vectors.detach().reshape(-1, width).to(circuits.embedded.device, wide(circuits.embedded[:0]).dtype)
     found = labelled(
+        "directions",
         {"norm": (("direction",), rows.norm(dim=-1))}
         | {
             name: (("direction", "end", "rank"), x)
@@ -121,6 +122,7 @@ def singular_directions(
     scores = scores * _sign(scores[:, -1])[:, None, None]
     ends = _ends(scores, top)
     found = labelled(
+        "singular_directions",
         {"singular_value": (("direction",), s[:k])}
         | {name: (("direction", "side", "end", "rank"), value) for name, value in ends.items()},
         coords={"direction": range(k), "side": list(vectors), "end": ["top", "bottom"], "rank": range(top)},
@@ -160,6 +162,7 @@ def neurons(model: Subject, layer: int, index: int | Sequence[int], *, top: int 
     ends = _ends(torch.stack([_scores(circuits, row, sides[part]) for part, row in rows.items()], 1), top)
     norm = torch.stack([row.norm(dim=-1) for row in rows.values()], 1)
     found = labelled(
+        "neurons",
         {"norm": (("neuron", "part"), norm)}
         | {name: (("neuron", "part", "end", "rank"), value) for name, value in ends.items()},
         coords={"neuron": chosen, "part": list(rows), "end": ["top", "bottom"], "rank": range(top)},

@@ -89,7 +89,7 @@ def heads(
         circuits = Circuits(model.transformer, folded=True, embedding="effective")
         parts += [_copying_weights(circuits), _successors(circuits, model.text)]
     for values, reasons in parts:
-        table = table.merge(labelled(values)).assign_attrs(reasons)
+        table = table.merge(labelled("heads", values)).assign_attrs(reasons)
     for name in table.data_vars:
         score = re.sub("_(low|high|null|null_sd)$", "", str(name))
         table[name].attrs["unit"] = UNITS.get(score, table.attrs["unit"])
@@ -108,7 +108,8 @@ def attention_kernel(model: Subject, data: RepeatedTokens = REPEATS, *, batch_si
         >>> interp.analyses.heads.attention_kernel(model).kernel.sel(layer=0, head=1, distance=1)
     """
     table = _on_repeats(model, data, batch_size)
-    return table[[name for name, values in table.items() if "distance" in values.dims]]
+    names = [name for name, values in table.items() if "distance" in values.dims]
+    return table[names].assign_attrs(interp_analysis="attention_kernel")
 
 
 def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
@@ -198,6 +199,7 @@ def _finish(merged: Partial, config: ModelConfig, data: RepeatedTokens) -> "xr.D
         values |= _cells("copying", moments["copying"], HEAD, (), chance)
     why, other = _why_not_copied(config), without_shares(config)
     return labelled(
+        "heads",
         values,
         coords={
             "layer": range(config.n_layers), "head": range(config.n_heads), "distance": range(data.farthest + 1),

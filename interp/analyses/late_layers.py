@@ -253,6 +253,7 @@ def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     low, high = null.mean.quantile(ends, dim=-1)
     values |= {"cosine_null_low": (("component",), low), "cosine_null_high": (("component",), high)}
     return labelled(
+        "late_layers",
         values,
         coords={
             "component": list(_labels(config)), "head": range(config.n_heads), "depth": list(_states(config)),

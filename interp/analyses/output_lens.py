@@ -231,6 +231,7 @@ def _finish(merged: Partial, config: ModelConfig, part: str) -> "xr.Dataset":
     dims = ("prompt", "pos", "rank")
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
     return labelled(
+        "output_lens",
         {name: (dims[: value.ndim], value) for name, value in merged.rows.items()},
         attrs={
             "part": part, "unit": f"{unit}, relative to their mean over the vocabulary",

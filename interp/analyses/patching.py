@@ -193,6 +193,7 @@ def _table(found: Patched, cells: Cells, metric: Metric, how: dict[str, str]) ->
     normalised = (mean + (start - found.corrupt).double().mean()) / total.double().mean()
     dims = cells.dims
     return labelled(
+        "patch",
         {
             **Moments.of(found.effect).cells("effect", dims),
             "normalised": (dims, normalised),

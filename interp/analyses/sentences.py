@@ -200,6 +200,7 @@ def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Ten
 def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     return labelled(
+        "name_attention",
         {name: (("prompt", "layer", "head"), value) for name, value in merged.rows.items()},
         coords={"layer": range(config.n_layers), "head": range(config.n_heads)},
         attrs={"unit": "attention mass from the last position"},

@@ -73,6 +73,7 @@ def spectra(model: Subject, *, top: int = 10) -> "xr.Dataset":
                 places[place].append(-1 if single or place != several else i)
     singular = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=torch.nan)
     table = labelled(
+        "spectra",
         {"singular": (("matrix", "index"), singular)}
         | {name: (("matrix",), value) for name, value in summary(singular, top).items()},
         coords={"matrix": names, "index": range(1, singular.shape[1] + 1)},

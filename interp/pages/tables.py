@@ -187,6 +187,7 @@ def logit_lens(
     about the answer, `entropy_nats` and `kl_nats` = KL(final || depth) about the whole distribution; ranks from 0.
     """
     known = ["target_rank", "target_prob"]
+    of_next, of_answer = of_next.drop_vars(["word", "token"]), of_answer.drop_vars("token")
     merged = of_next.rename(target_rank="next_rank", target_prob="next_prob").merge(
         of_answer[known].rename(target_rank="answer_rank", target_prob="answer_prob")
     )
