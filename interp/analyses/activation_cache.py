@@ -97,9 +97,12 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         """What each head moved to `pos` from each source position, `[head, source, batch, d_model]`."""
         return residual.by_source(self._rows(), self.model, layer, pos)
 
-    def stack_neuron_results(self, layer: int, pos: int = -1) -> Parts:
-        """Every neuron's write at `pos`, `[neuron + 1, batch, d_model]`, the last one b_out."""
-        return residual.by_neuron(self._rows(), self.model, layer, pos)
+    def stack_neuron_results(self, layer: int, pos: int = -1, *, before: bool = False) -> Parts:
+        """Every neuron's write at `pos`, `[neuron + 1, batch, d_model]`, the last one b_out.
+
+        before: those of the MLP before attention, in Macaron blocks.
+        """
+        return residual.by_neuron(self._rows(), self.model, layer, pos, before=before)
 
     def apply_ln_to_stack(self, stack: Float[Tensor, "c b p d"]) -> Float[Tensor, "c b p d"]:
         """Parts of the stream through the final norm with its scale frozen (gamma applied, beta left out).

@@ -116,7 +116,9 @@ def eigenvalue_scores(circuits: Circuits) -> Float[Tensor, "l h"]:
 
 @torch.no_grad()
 def matching_scores(circuits: Circuits, previous: Float[Tensor, "l h"]) -> Float[Tensor, "l h"]:
-    """Eigenvalue positivity of "attend where the token before was mine": near 1 for induction heads, NaN in layer 0.
+    """Eigenvalue positivity of "attend where the token before was mine": near 1 for induction heads.
+
+    NaN in layer 0, which reads no head, and in layers whose scores do not come from q . k: they have no QK circuit.
 
     A head of layer l scores query token a against a key whose predecessor was b by E_a W_QK (E_b P)^T, P = the sum over
     the heads i of layers below l of previous[i] W_OV_i: what they wrote about b, as far as they attend to the previous
@@ -137,9 +139,13 @@ def matching_scores(circuits: Circuits, previous: Float[Tensor, "l h"]) -> Float
     gram = _over_vocabulary(circuits.embedded.mT, circuits.embedded)
     weight, written, scores = previous.to(gram), torch.zeros_like(gram), []
     for layer in range(config.n_layers):
-        qk, ov = circuits.qk(layer), circuits.ov(layer)
-        cycled = FactoredMatrix(wide(qk.A), wide(qk.B) @ (written.mT @ gram))
-        scores.append(positivity(cycled.eigenvalues()))
+        ov = circuits.ov(layer)
+        if config.mixers[layer].traits.bilinear:
+            qk = circuits.qk(layer)
+            cycled = FactoredMatrix(wide(qk.A), wide(qk.B) @ (written.mT @ gram))
+            scores.append(positivity(cycled.eigenvalues()))
+        else:
+            scores.append(torch.full_like(gram[0, : config.n_heads], torch.nan))
         values = einsum(weight[layer], wide(ov.A), "h, h d e -> d h e")
         written = written + values.flatten(1) @ rearrange(wide(ov.B), "h e d -> (h e) d")
     return torch.stack(scores)

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 CHUNK = 128
 """Rows of logits held at a time: 25 MiB at a vocabulary of 50 257."""
-STATES = ("resid_pre", "resid_mid", "resid_mid_cross", "resid_post", "normalized_resid_post")
+STATES = (
+    "resid_pre", "resid_pre_attn", "resid_mid", "resid_mid_cross", "resid_post", "normalized_resid_post",
+)  # fmt: skip
 """The sites that hold the whole residual stream."""
 
 
