@@ -232,7 +232,7 @@ def _neurons(
 def _added(
     session: Session, last: Mapping[str, Tensor], layer: int, answer: int, wrong: int | None
 ) -> Float[Tensor, "2 m"] | None:
-    """Logits that each neuron of a layer adds directly; None where logits are not linear in the stream."""
+    """Logits that each neuron of a layer's (last) MLP adds directly; None where logits are not linear in the stream."""
     if isinstance(session.attribution, str):
         return None
     model = session.model.transformer
@@ -243,7 +243,7 @@ def _added(
     end = wide[sites.final_stream(model.config)]
     folded = Folded(model, wide, model.ln_final.pull_back(direction.to(end), model.ln_final.scale(end)))
     columns, _ = folded.block(layer, "neuron")
-    return max(columns, key=lambda column: column.shape[1]).cpu().double()
+    return [column for column in columns if column.shape[1] == session.neurons][-1].cpu().double()
 
 
 def _rounded(values: Tensor, digits: int = 6) -> list:  # type: ignore[type-arg]

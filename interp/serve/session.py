@@ -22,7 +22,7 @@ from interp.engine.generate import Step, stream
 from interp.engine.observe import Subject, observe
 from interp.engine.sampling import Sampling
 from interp.model import sites
-from interp.model.config import MLP, ModelConfig
+from interp.model.config import MLP, MLPS, ModelConfig
 from interp.model.tap import Edit, Read
 from interp.serve.asks import MAX_TOKENS, Ask, Continue
 from interp.serve.changes import PATCHED, Donors, Lengths, check, edits_of
@@ -207,7 +207,10 @@ class Session:
         parts = () if isinstance(self.attribution, str) else self.attribution.reads
         names = dict.fromkeys(read.site for read in parts)
         if self.neurons:
-            own = ("mlp.hook_post", *(f"hook_{sublayer}" for sublayer in self.config.sublayers))
+            own = [f"hook_{sublayer}" for sublayer in self.config.sublayers]
+            own += [
+                f"{name.removesuffix('_out')}.hook_post" for name in self.config.sublayers if name in MLPS
+            ]
             names |= dict.fromkeys(f"blocks.{i}.{name}" for i in range(self.config.n_layers) for name in own)
         here = {name: Read(name, _watched(_column(name, position), stop)) for name in names}
         patterns = {

@@ -37,6 +37,7 @@ def shows(tab: Tab, found: dict) -> None:
         assert numbers(tab.texts(f"#map-{run} .cell")) == pytest.approx(cells, abs=6e-3)
         total = found["attribution"]["total"][run]
         assert numbers(tab.texts(f"#total-{run}")) == pytest.approx([total], abs=6e-4)
+        assert f"{found['attribution']['rest'][run]:+.2f}".replace("-", "−") in tab.texts("#rest")[0]
     assert [text.removesuffix("×").strip() for text in tab.texts("#edits li:not(.none)")] == found["edits"]
 
 

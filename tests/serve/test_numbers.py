@@ -23,8 +23,8 @@ from tests.serve.asking import PROMPT, SECOND, asked, body, hooks_of
 from tests.tiny import gpt2_tokenizer, hooked
 from tests.tolerances import assert_close
 
-MODELS = ("gpt2", "llama-gqa", "gemma2", "post-norm")
-FEW = ("gpt2", "post-norm")
+MODELS = ("gpt2", "llama-gqa", "gemma2", "macaron")
+FEW = ("gpt2", "post-norm", "macaron")
 EDITS: dict[str, list[dict[str, object]]] = {
     "head to 0": [{"part": "head", "layer": 0, "head": 1, "change": {"to": "zero"}}],
     "head to its mean": [{"part": "head", "layer": 1, "head": 0, "change": {"to": "mean"}}],
@@ -147,15 +147,16 @@ def test_a_stream_patched_where_one_looks_is_made_of_the_second_prompts_parts() 
     assert found["attribution"]["cells"][1][0][1] == pytest.approx(float(expected), abs=2e-6)
 
 
-def test_neurons_are_the_activation_times_what_the_direction_reads() -> None:
-    model = hooked()
+@pytest.mark.parametrize("name", ["gpt2", "macaron"])
+def test_neurons_are_the_activation_times_what_the_direction_reads(name: str) -> None:
+    model = hooked(name)
     found = asked(Session(model), edits=EDITS["neuron set"], layer=1, answer=3)
     with model.hooks(hooks_of(EDITS["neuron set"], model, SECOND)):
         _, cache = model.run_with_cache(PROMPT)
     direction = model.W_U[:, 3] * model.transformer.ln_final.weight
     for row in found["neurons"]["rows"]:
         post = cache["blocks.1.mlp.hook_post"][0, -1, row["neuron"]]
-        written = post * model.W_out[1, row["neuron"]]
+        written = model.cfg.factor("mlp_out") * post * model.W_out[1, row["neuron"]]
         expected = ((written - written.mean()) / cache["ln_final.hook_scale"][0, -1]) @ direction
         assert row["active"][1] == pytest.approx(float(post), abs=1e-6)
         assert row["added"][1] == pytest.approx(float(expected), abs=2e-6)
@@ -167,7 +168,7 @@ def test_an_edited_mlp_is_not_split_into_its_neurons() -> None:
     assert all(row["added"][1] is None and row["added"][0] is not None for row in found["neurons"]["rows"])
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", ["gpt2", "post-norm"])
 @pytest.mark.parametrize("edits", [[], *EDITS.values()], ids=["none", *EDITS])
 def test_the_script_gives_the_same_numbers(
     name: str, edits: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
@@ -290,6 +291,8 @@ def test_a_model_without_mlps_has_neither_their_column_nor_neurons() -> None:
     found = asked(Session(hooked("attention-only")), edits=EDITS["head to 0"])
     assert len(found["attribution"]["cells"][0][0]) == hooked("attention-only").cfg.n_heads
     assert found["neurons"] is None
+    mixture = asked(Session(hooked("granite-moe")), edits=EDITS["MLP to 0"])
+    assert [row[-1] for row in mixture["attribution"]["cells"][1]][1] == 0.0 and mixture["neurons"] is None
 
 
 @pytest.mark.parametrize("name", ["pool-softmax", "reformer-softmax", "smeared-rotary", "dual-chunk"])

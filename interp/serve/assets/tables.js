@@ -118,7 +118,9 @@ const told = (layer, head, column) => {
 const showMaps = () => {
   one("#answer").textContent = shown.answer.token;
   one("#contrast").textContent = shown.wrong ? ` minus those to ${shown.wrong.token}` : "";
-  const { why, total } = shown.attribution;
+  const { why, total, rest } = shown.attribution;
+  one("#rest").textContent = rest
+    ? `Not in the maps: embeddings, biases and other parts, ${signed(rest[0], 2)} in the clean run, ${signed(rest[1], 2)} in the edited one; with them each map sums to its logit.` : "";
   one("#why").hidden = !why;
   one("#why").textContent = why ?? "";
   total.forEach((value, run) => { one(`#total-${run}`).textContent = number(value, 3); });
