@@ -45,6 +45,7 @@ from interp.analyses.edge_rankings import edge_stability, recovery
 from interp.analyses.edit_scores import EditCase, edit_table
 from interp.analyses.editing import FineTuning, finetune_edit, gradient_edit, shift_edit
 from interp.analyses.faithfulness import Erasure, compare_methods, faithfulness
+from interp.analyses.flow_routes import flow_routes, routes
 from interp.analyses.graph import EdgeGraph
 from interp.analyses.heads import RepeatedTokens, attention_kernel, heads
 from interp.analyses.in_context import in_context, loss_map, one_token_losses
@@ -193,6 +194,7 @@ __all__ = [
     "faithfulness_curve",
     "find_circuit",
     "finetune_edit",
+    "flow_routes",
     "frame",
     "gradient_edit",
     "heads",
@@ -232,6 +234,7 @@ __all__ = [
     "recall",
     "recovery",
     "rome_edit",
+    "routes",
     "run",
     "sae_quality",
     "save_sae",
