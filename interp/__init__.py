@@ -47,6 +47,7 @@ from interp.analyses.editing import FineTuning, finetune_edit, gradient_edit, sh
 from interp.analyses.faithfulness import Erasure, compare_methods, faithfulness
 from interp.analyses.flow_routes import flow_routes, routes
 from interp.analyses.graph import EdgeGraph
+from interp.analyses.head_tokens import head_tokens
 from interp.analyses.heads import RepeatedTokens, attention_kernel, heads
 from interp.analyses.in_context import in_context, loss_map, one_token_losses
 from interp.analyses.input_gradients import IntegratedGradients
@@ -197,6 +198,7 @@ __all__ = [
     "flow_routes",
     "frame",
     "gradient_edit",
+    "head_tokens",
     "heads",
     "in_context",
     "interpolated",

@@ -124,12 +124,15 @@ class Mixing:
 
     def head_norms(self) -> Float[Tensor, "b h q k"]:
         """||a_ij f(x_j)|| of every head alone (Kobayashi et al. 2020)."""
-        lengths = torch.cat([moved.norm(dim=-1) for _, moved in self._by_source()], 1)
         return (
             self.pattern.abs()
-            * rearrange(lengths, "b k h -> b h 1 k")
+            * rearrange(self.lengths(), "b k h -> b h 1 k")
             / rearrange(self.scale, "b q 1 -> b 1 q 1")
         )
+
+    def lengths(self) -> Float[Tensor, "b k h"]:
+        """||f^h(x_j)||: how long what a head takes from a source is, before attention and `scale`."""
+        return torch.cat([moved.norm(dim=-1) for _, moved in self._by_source()], 1)
 
     def norms(self) -> Float[Tensor, "b q k"]:
         """||T_i(x_j)||: the norm of the sum over heads, not the sum of norms (Kobayashi et al. 2021).
