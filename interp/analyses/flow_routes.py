@@ -96,7 +96,7 @@ def why_no_routes(config: ModelConfig) -> str | None:
 
 
 def routes(
-    shares: "xr.Dataset", *, threshold: float = 0.04, prompt: int = 0, pos: int = -1
+    shares: "xr.Dataset", *, threshold: float = 0.02, prompt: int = 0, pos: int = -1
 ) -> "pd.DataFrame":
     """The routes into the final stream at one position: every edge of at least `threshold` met on the way back from it.
 

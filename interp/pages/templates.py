@@ -23,6 +23,11 @@ def own(name: str) -> Markup:
     return Markup((files("interp.pages") / "assets" / name).read_text(encoding="utf-8"))
 
 
+def style(names: Sequence[str]) -> Markup:
+    """Our styles of these names, in this order."""
+    return Markup("\n").join(own(f"{name}.css") for name in names)
+
+
 def script(names: Sequence[str]) -> Markup:
     """Our scripts of these names as one function, in this order; nothing of it is visible outside."""
     parts = [own(f"{name}.js") for name in names]
