@@ -22,8 +22,8 @@ FLOOR = 0.01
 """Least share of a head's move that the page holds; smaller ones are told as a sum."""
 LISTED = 5
 """Tokens per list of a head, where the page has room."""
-MOST_LISTED = 40_000
-"""Tokens of such lists in all: about 250 kB of the page."""
+MOST_LISTED = 30_000
+"""Tokens of such lists in all: 300 to 400 kB of the page."""
 
 
 def about_flow(

@@ -26,8 +26,6 @@ class Row:
     """One edge in words."""
 
     part: str
-    layer: int
-    head: int
     source: str
     target: str
     share: float
@@ -47,18 +45,15 @@ def shown(table: pd.DataFrame) -> dict[str, object]:
 def strongest(table: pd.DataFrame) -> list[Row]:
     """What heads move and MLPs add, the largest shares first."""
     parts = table[table.kind.isin(("attention", "mlp"))].sort_values("share", ascending=False, kind="stable")
-    return [
-        Row(
-            f"MLP {row.layer}" if row.kind == "mlp" else f"head {row.layer}.{row.head}",
-            row.layer,
-            -1 if row.kind == "mlp" else row.head,
-            f"{visible(row.key_token)} ({row.key})",
-            f"{visible(row.query_token)} ({row.query})",
-            row.share,
-            row.direct_logits,
-        )
-        for row in parts.head(STRONGEST).itertuples()
-    ]
+    best = parts.head(STRONGEST)
+    layers, heads = (best[name].astype(str) for name in ("layer", "head"))
+    names = np.where(best.kind == "mlp", "MLP " + layers, "head " + layers + "." + heads)
+    source, target = (
+        [f"{visible(token)} ({at})" for token, at in zip(best[f"{end}_token"], best[end], strict=True)]
+        for end in ("key", "query")
+    )
+    numbers = best.share.tolist(), best.direct_logits.tolist()
+    return [Row(*row) for row in zip(names.tolist(), source, target, *numbers, strict=True)]
 
 
 def lattice(flows: pd.DataFrame, lens: pd.DataFrame, config: ModelConfig) -> dict[str, object]:

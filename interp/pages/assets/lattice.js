@@ -60,6 +60,7 @@ const drawLattice = (lattice) => {
     }
   }
   const aside = html("div", { className: "depths" }, field);
+  aside.style.setProperty("--tall", field.style.height);
   for (let depth = 0; depth <= layers; depth++) {
     const name = depth === layers ? "output" : depth ? `after ${depth - 1}` : "embed";
     html("span", { textContent: name }, aside).style.top = `${y(depth) - half}px`;
@@ -135,15 +136,22 @@ const drawLattice = (lattice) => {
   const words = { mlp: (layer) => `MLP ${layer}`, residual: (layer) => `stream before layer ${layer}`, residual_mid: (layer) => `stream after attention ${layer}` };
 
   const heads = (group) => group.map((move) => `head ${move.layer}.${move.head}: ${percent(move.share)} of the sum after attention\n${effect(direct("attention", move.layer, move.query, move.head, move.key))}`).join("\n");
-  const drawMove = (group, named) => {
+  // A name only where no stronger line has its own: on hover every line says what it is.
+  let placed = [];
+  const free = (at, up) => {
+    const clear = placed.every(([a, b]) => Math.abs(a - at) > 34 || Math.abs(b - up) > 9);
+    if (clear) placed.push([at, up]);
+    return clear;
+  };
+  const drawMove = (group) => {
     const [{ layer, query, key }] = group;
     const points = line(layer, query, key);
     const wire = svg("g", { class: "wire" }, picture);
     wire.moves = group;
     svg("path", { d: path(points), class: "grip" }, wire);
     svg("path", { d: path(points), "stroke-width": width(group.reduce((sum, move) => sum + move.share, 0)) }, wire);
-    if (named) {
-      const [at, up] = onLine(points, 0.5);
+    const [at, up] = onLine(points, 0.5);
+    if (free(at, up)) {
       const more = group.length > 1 ? ` +${group.length - 1}` : "";
       svg("text", { x: at.toFixed(1), y: (up - 3).toFixed(1) }, wire).textContent = `${layer}.${group[0].head}${more}`;
     }
@@ -166,7 +174,6 @@ const drawLattice = (lattice) => {
     wire.addEventListener("click", () => select({ layer, pos, depth: layer + 1 }));
   };
 
-  const NAMED = 60; // more names than that hide the lines
   let drawn = "";
   const drawWires = () => {
     const [pos, depth] = state.into === "node" ? [state.pos, state.depth ?? layers] : [n - 1, layers];
@@ -185,10 +192,11 @@ const drawLattice = (lattice) => {
     }
     for (const ends of weak) faint += path(line(...ends.split(",").map(Number)));
     picture.replaceChildren();
+    placed = [];
     svg("path", { class: "faint", d: faint }, picture);
     found.own.forEach(drawOwn);
     const groups = grouped(found.moves);
-    [...groups.values()].sort((a, b) => b[0].share - a[0].share).forEach((group, i) => drawMove(group, i < NAMED));
+    [...groups.values()].sort((a, b) => b[0].share - a[0].share).forEach(drawMove);
     for (const place of found.joints) {
       svg("circle", { cx: x(place % n), cy: joint(Math.floor(place / n)), r: 2.5 }, picture);
     }
