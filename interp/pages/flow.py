@@ -101,9 +101,8 @@ def words_of_heads(model: Subject, batch: Batch) -> pd.DataFrame:
     ]
     table = pd.concat([*every, _long(seeks, found.sought_score.values, ids, "seeks")], ignore_index=True)
     pieces: Pieces = model.text.pieces
-    for name in ("token", "word"):
-        table.insert(table.columns.get_loc(f"{name}_id"), name, pieces(table[f"{name}_id"].tolist()))
-    return table
+    table["token"], table["word"] = (pieces(table[f"{name}_id"].tolist()) for name in ("token", "word"))
+    return table[["list", "layer", "head", "token", "token_id", "rank", "word", "word_id", "score"]]
 
 
 def listed(config: ModelConfig, n_tokens: int) -> int:

@@ -9,12 +9,15 @@ import pandas as pd
 import pytest
 
 from interp import HookedTransformer, flow_routes, routes
+from interp.pages import About, Question, report_of, write_report
 from interp.pages.view_lattice import OPENS, STEPS, STRONGEST
 from interp.pages.wording import visible
 from tests.pages.conftest import SENTENCE
+from tests.pages.test_sections import PROMPT, model_of
 from tests.pages.visits import Visit, needs_browser, numbers, visit
 
 if TYPE_CHECKING:
+    import xarray as xr
     from playwright import sync_api
 
 pytestmark = needs_browser
@@ -23,7 +26,7 @@ LAYERS = 4
 
 
 @pytest.fixture(scope="module")
-def shares(random_model: Path) -> "object":
+def shares(random_model: Path) -> "xr.Dataset":
     return flow_routes(HookedTransformer.from_pretrained(str(random_model)), SENTENCE)
 
 
@@ -84,10 +87,10 @@ def drawn(seen: Visit) -> set[tuple[int, int, int, int]]:
 
 @pytest.mark.parametrize("least", [0.01, OPENS, 0.05, 0.5])
 def test_strong_lines_are_the_routes_to_the_answer_above_the_threshold(
-    opened: Visit, shares: "object", least: float
+    opened: Visit, shares: "xr.Dataset", least: float
 ) -> None:
     slide(opened, least)
-    expected = routes(shares, threshold=least)  # type: ignore[arg-type]
+    expected = routes(shares, threshold=least)
     moved = expected[expected.kind == "attention"]
     assert drawn(opened) == set(zip(moved.layer, moved["head"], moved["query"], moved.key, strict=True))
     for kind in ("mlp", "residual", "residual_mid"):
@@ -96,11 +99,11 @@ def test_strong_lines_are_the_routes_to_the_answer_above_the_threshold(
     slide(opened, OPENS)
 
 
-def test_routes_to_the_chosen_node_start_there(opened: Visit, shares: "object") -> None:
+def test_routes_to_the_chosen_node_start_there(opened: Visit, shares: "xr.Dataset") -> None:
     knot(opened, 6, 2).click()
     opened.page.click("text=to the chosen node")
     slide(opened, 0.01)
-    below = shares.isel(layer=slice(0, 2))  # type: ignore[attr-defined]
+    below = shares.isel(layer=slice(0, 2))
     expected = routes(below, threshold=0.01, pos=6)
     moved = expected[expected.kind == "attention"]
     assert drawn(opened) == set(zip(moved.layer, moved["head"], moved["query"], moved.key, strict=True))
@@ -211,6 +214,32 @@ def test_without_javascript_the_strongest_edges_stand_there(browser: "sync_api.B
     )
     assert page.locator(".latticed").is_hidden()
     context.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"parallel": True}, {"mlp": None}, {"norm_place": "post", "final_norm": False}, {"unembed": False}],
+)
+def test_every_kind_of_block_is_drawn_by_its_routes_or_left_out_in_silence(
+    browser: "sync_api.Browser", tmp_path: Path, changes: dict[str, object]
+) -> None:
+    model = model_of(changes)
+    write_report(report_of(model, Question(PROMPT), About("kind")), tmp_path)
+    seen = visit(browser, tmp_path)
+    if changes.keys() & {"parallel", "mlp"}:
+        slide(seen, 0.03)
+        expected = routes(flow_routes(model, PROMPT), threshold=0.03)
+        moved = expected[expected.kind == "attention"]
+        assert drawn(seen) == set(zip(moved.layer, moved["head"], moved["query"], moved.key, strict=True))
+        assert seen.page.locator(".wire.mlp").count() == (expected.kind == "mlp").sum()
+        shown = numbers([text.removesuffix(" %") for text in seen.texts("#made td:nth-child(3)")])
+        assert sum(shown) == pytest.approx(100, abs=1)
+    else:
+        assert seen.page.locator(".knot").count() == 0
+    seen.page.click(".thumb[data-layer='1'][data-head='2']")
+    assert seen.texts("#head-name") == ["Layer 1, head 2"]
+    assert seen.complaints == []
+    seen.page.close()
 
 
 def test_the_value_weighted_switch_multiplies_by_the_length_of_the_value(seen: Visit) -> None:

@@ -255,8 +255,12 @@ const drawLattice = (lattice) => {
     }
   };
 
+  let shown = "";
   let tinted = "";
   const showLattice = () => {
+    const asked = ["pos", "depth", "layer", "head", "threshold", "into", "tint"].map((name) => state[name]).join();
+    if (asked === shown) return;
+    shown = asked;
     drawWires();
     const [pos, depth] = [state.pos, state.depth ?? layers];
     const tint = state.tint;
