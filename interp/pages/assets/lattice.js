@@ -30,6 +30,8 @@ const drawLattice = (lattice) => {
   const box = (layer) => y(layer + 1) + half + 0.3 * (high - 2 * half);
   Object.assign(field.style, { width: `${left + n * wide + 8}px`, height: `${y(0) + 2.6 * half + 16}px` });
 
+  field.style.setProperty("--fit", Math.min(1, 680 / parseFloat(field.style.width)).toFixed(3)); // on paper
+
   const svg = (name, attributes = {}, parent = null) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
