@@ -54,7 +54,7 @@ def flow_routes(
     source's, at the least).
     Caveats: shares say what the sum is made of, not what the answer needs: parts that cancel get none, and a large part
     may be one that nobody reads. The vocabulary of an answer takes no part in it; attribution and patching ask that.
-    Errors: ValueError for post-norm blocks, cross-attention, and mixers that do not move single sources.
+    Errors: ValueError for post-norm and Macaron blocks, cross-attention, and mixers that do not move single sources.
 
     Example:
         >>> found = flow_routes(model, prompt)
@@ -70,7 +70,7 @@ def flow_shares(config: ModelConfig) -> Analysis:
     """The analysis behind `flow_routes`."""
     if (problem := why_no_routes(config)) is not None:
         raise ValueError(
-            f"flow routes require a residual stream that is a sum of what its parts add; {problem}"
+            f"flow routes require blocks that are plain sums of what attention and one MLP add; {problem}"
         )
     reads = [read for layer in range(config.n_layers) for read in _reads(config, layer)]
     return Analysis(
@@ -88,6 +88,8 @@ def why_no_routes(config: ModelConfig) -> str | None:
         return "this model norms the sum itself (post-norm blocks)"
     if config.cross_attention:
         return "this model also attends to the memory of an encoder"
+    if config.macaron:
+        return "this model has two MLPs in a block (Macaron), and a block here is at most two sums"
     try:
         require("additive", config.mixers, "splitting a block by source")
     except ValueError as refusal:
@@ -184,7 +186,7 @@ def head_proximity(
 
 
 def _reads(config: ModelConfig, layer: int) -> tuple[Read, ...]:
-    reads = mixing_reads(layer, "alti")
+    reads = mixing_reads(config, layer, "alti")
     return reads if config.mlp is None else (*reads, _mlp_read(layer))
 
 

@@ -1,5 +1,6 @@
 """Results as one self-contained HTML page that opens from disk, with every number beside it as a table."""
 
+from interp.pages.door import ReportPage
 from interp.pages.folder import replacing, write_report
 from interp.pages.render import page
 from interp.pages.report import About, Contrast, Question, Report, Twin, fitting_repeats, report_of
@@ -11,6 +12,7 @@ __all__ = [
     "Contrast",
     "Question",
     "Report",
+    "ReportPage",
     "Twin",
     "fitting_repeats",
     "page",

@@ -76,7 +76,7 @@ def value_norms(model: Subject, batch: Batch, names: Sequence[str]) -> pd.DataFr
     division.
     """
     config = model.transformer.config
-    reads = [read for layer in range(config.n_layers) for read in mixing_reads(layer, "alti")]
+    reads = [read for layer in range(config.n_layers) for read in mixing_reads(config, layer, "alti")]
     trace = observe(model.transformer, batch, reads).trace
     lengths = [Mixing.of(model.transformer, i, trace, "attn").lengths()[0] for i in range(config.n_layers)]
     norms = _as_array(torch.stack(lengths).transpose(1, 2))
