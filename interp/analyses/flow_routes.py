@@ -217,6 +217,7 @@ def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Ten
 def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     return labelled(
+        "flow_routes",
         {name: (_PAIR if value.ndim == 5 else _NODE, value) for name, value in merged.rows.items()},
         coords={"layer": range(config.n_layers), "head": range(config.n_heads)},
         attrs={

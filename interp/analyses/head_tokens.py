@@ -62,6 +62,7 @@ def head_tokens(
         found["sought"].append(places)
         found["sought_score"].append(scores)
     return labelled(
+        "head_tokens",
         {name: (_DIMS[name], torch.stack(values)) for name, values in found.items()},
         coords={
             "layer": range(config.n_layers), "head": range(config.n_heads), "token": ids.tolist(),
