@@ -47,7 +47,9 @@ from interp.analyses.edge_rankings import edge_stability, recovery
 from interp.analyses.edit_scores import EditCase, edit_table
 from interp.analyses.editing import FineTuning, finetune_edit, gradient_edit, shift_edit
 from interp.analyses.faithfulness import Erasure, compare_methods, faithfulness
+from interp.analyses.flow_routes import flow_routes, routes
 from interp.analyses.graph import EdgeGraph
+from interp.analyses.head_tokens import head_tokens
 from interp.analyses.heads import RepeatedTokens, attention_kernel, heads
 from interp.analyses.in_context import in_context, loss_map, one_token_losses
 from interp.analyses.input_gradients import IntegratedGradients
@@ -198,8 +200,10 @@ __all__ = [
     "faithfulness_curve",
     "find_circuit",
     "finetune_edit",
+    "flow_routes",
     "frame",
     "gradient_edit",
+    "head_tokens",
     "heads",
     "in_context",
     "interpolated",
@@ -238,6 +242,7 @@ __all__ = [
     "recovery",
     "report",
     "rome_edit",
+    "routes",
     "run",
     "sae_quality",
     "save_sae",

@@ -121,16 +121,16 @@ class Circuits:
         """What each vocabulary entry puts on the stream, without position; with `biases` and a last column of 1."""
         if self._is_bare():
             return self._with_constant(self.model.embed.weight, 1.0)
-        silent = [
-            Edit(site, torch.zeros_like)
-            for site in embedding_parts(self.model.config)
-            if site != "hook_embed"
-        ]
         ids = torch.arange(self.model.config.d_vocab, device=self.model.device)
         found = torch.empty(len(ids), self.model.config.d_model, dtype=self.model.dtype, device=ids.device)
         for chunk in ids.split(CHUNK):  # in place: the table never exists twice
-            found[chunk[0] : chunk[-1] + 1] = self._alone(chunk, Tap(edits=silent))
+            found[chunk[0] : chunk[-1] + 1] = self._alone(chunk)
         return self._with_constant(found, 1.0)
+
+    def embedded_tokens(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
+        """The rows of `embedded` of these vocabulary entries, without the work for all others."""
+        ids = ids.to(self.model.device)
+        return self._with_constant(self.model.embed.weight[ids] if self._is_bare() else self._alone(ids), 1.0)
 
     @cached_property
     def positions(self) -> Float[Tensor, "p d"]:
@@ -267,9 +267,10 @@ class Circuits:
             raise ValueError(f"offsets (query minus key) of {least} to {most - 1} are required, got {offset}")
         return offsets
 
-    def _alone(self, ids: Int[Tensor, "n"], tap: Tap) -> Float[Tensor, "n d"]:
+    def _alone(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
         """The stream of each token in a text of its own: after the embeddings, or after block 0 without attention."""
-        alone = self.model(ids[:, None], tap, stop=0)
+        parts = [site for site in embedding_parts(self.model.config) if site != "hook_embed"]
+        alone = self.model(ids[:, None], Tap(edits=[Edit(site, torch.zeros_like) for site in parts]), stop=0)
         if self.embedding == "effective":
             alone = self.model.block(0).without_attention(alone.to(self._home(0))).to(self.model.device)
         return alone[:, 0]

@@ -125,12 +125,15 @@ class Mixing:
 
     def head_norms(self) -> Float[Tensor, "b h q k"]:
         """||a_ij f(x_j)|| of every head alone (Kobayashi et al. 2020)."""
-        lengths = torch.cat([moved.norm(dim=-1) for _, moved in self._by_source()], 1)
         return (
             self.pattern.abs()
-            * rearrange(lengths, "b k h -> b h 1 k")
+            * rearrange(self.lengths(), "b k h -> b h 1 k")
             / rearrange(self.scale, "b q 1 -> b 1 q 1")
         )
+
+    def lengths(self) -> Float[Tensor, "b k h"]:
+        """||f^h(x_j)||: how long what a head takes from a source is, before attention and `scale`."""
+        return torch.cat([moved.norm(dim=-1) for _, moved in self._by_source()], 1)
 
     def norms(self) -> Float[Tensor, "b q k"]:
         """||T_i(x_j)||: the norm of the sum over heads, not the sum of norms (Kobayashi et al. 2021).
@@ -155,16 +158,14 @@ class Mixing:
         Exactly 0 for masked sources. Needs T_i(x_j) itself: b q k h d products per block, `CHUNK` numbers held at a
         time (`[b q d]` for one source at the least).
         """
-        y = self.output
-        size, columns = y.abs(), []
+        y, columns = self.output, []
         for first, moved in self._by_source():
             n = moved.shape[1]
             here = self.pattern[..., first : first + n]
             part = einsum(here, moved, "b h q k, b k h d -> b q k d") / self.scale[:, :, None]
             own = torch.arange(n, device=y.device)
             part[:, first + own, own] += self.stream[:, first + own]
-            closer = size[:, :, None] - part.sub_(y[:, :, None]).abs_()
-            columns.append(closer.sum(-1).clamp_min(0))
+            columns.append(closer_(part, y[:, :, None]))
         return torch.cat(columns, -1)
 
     def _by_source(self) -> Iterator[tuple[int, Float[Tensor, "b k h d"]]]:
@@ -174,6 +175,14 @@ class Mixing:
         for first in range(0, n, step):
             some = self.value[:, first : first + step]
             yield first, einsum(some, self.out, "b k h e, h e d -> b k h d")
+
+
+def closer_(part: Float[Tensor, "*n d"], whole: Float[Tensor, "*m d"]) -> Float[Tensor, "*n"]:
+    """max(0, ||y||_1 - ||y - z||_1): how much closer a part z brings the whole y (Ferrando et al. 2022).
+
+    Number by number before the sum, which is what float32 has digits for. Overwrites `part`.
+    """
+    return (whole.abs() - part.sub_(whole).abs_()).sum(-1).clamp_min(0)
 
 
 def mixing_reads(config: ModelConfig, layer: int, kernel: Kernel) -> tuple[Read, ...]:

@@ -8,13 +8,23 @@ import numpy as np
 from jaxtyping import Float
 
 from interp.analyses.backward_lens import NO_UPDATE
-from interp.pages import view_attribution, view_circuit, view_lens, view_patching, views, wording
+from interp.analyses.flow_routes import why_no_routes
+from interp.pages import (
+    view_attribution,
+    view_circuit,
+    view_lattice,
+    view_lens,
+    view_patching,
+    views,
+    wording,
+)
 from interp.pages.report import Contrast, Report
 from interp.pages.tables import INDUCTION_THRESHOLD
-from interp.pages.templates import environment, own, script
+from interp.pages.templates import environment, script, style
 
-SCRIPTS = ("state", "attention", "parts", "choosing", "keyboard", "start")
-"""The scripts of the page in the order in which they run."""
+STYLES = ("report", "lattice")
+SCRIPTS = ("state", "attention", "lattice", "reading", "parts", "choosing", "keyboard", "start")
+"""The styles and scripts of the page in the order in which they apply."""
 COARSE = 600_000
 """Above this many attention weights each is stored in one byte instead of two."""
 
@@ -25,7 +35,7 @@ def page(report: Report) -> str:
     for write in (wording.visible, wording.harmless, wording.number, wording.probability, wording.count):
         templates.filters[write.__name__] = write
     # Ours, not the reader's text: the only two strings that are not escaped.
-    ours = {"css": own("report.css"), "js": script(SCRIPTS)}
+    ours = {"css": style(STYLES), "js": script(SCRIPTS)}
     return templates.get_template("report.html").render(own=ours, report=report, **_ready(report))
 
 
@@ -81,6 +91,9 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         "no_update": NO_UPDATE,
         "idle": view_lens.IDLE,
         "why_these": view_lens.why_these(report.config),
+        "word_count": tables["head_tokens"].token_id.nunique(),
+        "flows": None,
+        "no_routes": why_no_routes(report.config),
     }
     linked = {
         "nexts": nexts,
@@ -89,7 +102,12 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         "first": view_attribution.speaker(tables["attribution"]),
         "reach": attribution.reach,
         "moved": view_attribution.moved(tables["attribution_sources"]),
+        "values": view_lattice.values(tables["value_norms"]),
+        "words": view_lattice.words(tables["head_tokens"], tables["tokens"].token_id.tolist(), report.config),
     }
+    if "flow_routes" in tables:
+        shown |= view_lattice.shown(tables["flow_routes"])
+        linked["lattice"] = view_lattice.lattice(tables["flow_routes"], tables["logit_lens"], report.config)
     return shown, linked
 
 

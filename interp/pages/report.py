@@ -26,6 +26,7 @@ from interp.model.config import Json, ModelConfig
 from interp.model.mixer_variants import require
 from interp.model.tap import Read
 from interp.pages import tables
+from interp.pages.flow import about_flow
 from interp.pages.twin import Pair, check_aligned, why_no_edges
 
 TOP = 10
@@ -203,6 +204,7 @@ def _about_logits(
         "attribution_sources": lambda: tables.attribution_sources(attributed, names),
         "logit_lens": lambda: _lens(model, batch, answer, names),
         "backward_lens": lambda: _backward_lens(model, batch, answer, names),
+        **about_flow(model, batch, attributed, names),
     }
 
 

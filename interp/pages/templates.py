@@ -9,18 +9,25 @@ from markupsafe import Markup
 
 def environment() -> jinja2.Environment:
     """A jinja environment for the templates beside this file."""
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.FunctionLoader(own),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.policies["json.dumps_kwargs"] = {"ensure_ascii": False}  # the page is UTF-8: a third less for words
+    return made
 
 
 def own(name: str) -> Markup:
     """The text of one of our assets: not the reader's, so it is not escaped."""
     return Markup((files("interp.pages") / "assets" / name).read_text(encoding="utf-8"))
+
+
+def style(names: Sequence[str]) -> Markup:
+    """Our styles of these names, in this order."""
+    return Markup("\n").join(own(f"{name}.css") for name in names)
 
 
 def script(names: Sequence[str]) -> Markup:

@@ -16,6 +16,7 @@ from torch import Tensor
 import interp
 from interp.analyses.alti_logit import alti_logit
 from interp.analyses.attribution import attribution
+from interp.analyses.flow_routes import flow_shares
 from interp.analyses.heads import SCORES, RepeatedTokens, head_scores
 from interp.analyses.in_context import chosen_losses, position_losses
 from interp.analyses.late_layers import last_layer
@@ -155,6 +156,22 @@ CASES: dict[str, Case] = {
         {"contribution": ("prompt", "layer", "query", "key"), "mixing_ratio": ("prompt", "layer", "query")},
         ("left", "right"),
     ),
+    **{
+        name: Case(
+            flow_shares,
+            {
+                "attention": ("prompt", "layer", "head", "query", "key"),
+                **dict.fromkeys(parts, ("prompt", "layer", "query")),
+            },
+            ("left", "right"),
+            needs_mlp="mlp" in parts,
+            needs_no_mlp="mlp" not in parts,
+        )
+        for name, parts in (
+            ("flow_routes", ("residual", "bias", "mlp", "residual_mid")),
+            ("flow_routes-attention-only", ("residual", "bias")),
+        )
+    },
     "reconstruction": Case(
         _reconstruction,
         {
@@ -371,6 +388,7 @@ def test_every_analysis_of_the_package_is_in_the_table() -> None:
         "attention_rows.head_entropy",
         "attention_rows.weights_by_keys",
         "consensus.token_angles",
+        "flow_routes.flow_shares",
         "rank_collapse.residuals",
         "attribution.attribution",
         "late_layers.last_layer",

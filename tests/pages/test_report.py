@@ -33,6 +33,9 @@ TABLES = {
     "backward_lens",
     "patching",
     "edges",
+    "flow_routes",
+    "value_norms",
+    "head_tokens",
 }
 
 

@@ -1,11 +1,24 @@
 // --- attention weights: the lower triangle of every head, row by row, as unsigned integers -------------------------
 
-const bytes = Uint8Array.from(atob(data.attention.cells), (c) => c.charCodeAt(0));
-const cells = data.attention.bytes === 2 ? new Uint16Array(bytes.buffer) : bytes;
+const cells = unpacked(data.attention.cells, data.attention.bytes === 2 ? Uint16Array : Uint8Array);
 const most = data.attention.bytes === 2 ? 65535 : 255;
 const triangle = (n * (n + 1)) / 2;
 const weight = (layer, head, query, key) =>
   key > query ? 0 : cells[(layer * data.heads + head) * triangle + (query * (query + 1)) / 2 + key] / most;
+
+// What a head takes from a key: attention, or attention times the length of the value behind W_O (Kobayashi et al. 2020).
+const lengths = data.values && unpacked(data.values.cells, Uint16Array);
+const strength = (layer, head, query, key) =>
+  weight(layer, head, query, key) *
+  (state.weighting === "value" ? (lengths[(layer * data.heads + head) * n + key] / 65535) * data.values.most : 1);
+const strongest = (layer, head) => {
+  if (state.weighting !== "value") return 1;
+  let most = 0;
+  for (let query = 0; query < n; query++) {
+    for (let key = 0; key <= query; key++) most = Math.max(most, strength(layer, head, query, key));
+  }
+  return most || 1;
+};
 
 // --- thumbnails ----------------------------------------------------------------------------------------------------
 
@@ -68,9 +81,10 @@ const drawPattern = () => {
   context.textBaseline = "middle";
   context.translate(frame.margin, frame.top);
   const gap = frame.cell >= 8 ? 1 : 0;
+  const full = strongest(state.layer, state.head);
   for (let q = 0; q < n; q++) {
     for (let k = 0; k <= q; k++) {
-      context.fillStyle = `rgb(${colour(weight(state.layer, state.head, q, k))})`;
+      context.fillStyle = `rgb(${colour(strength(state.layer, state.head, q, k) / full)})`;
       context.fillRect(k * frame.cell, q * frame.cell, frame.cell - gap, frame.cell - gap);
     }
   }

@@ -30,6 +30,7 @@ for (const chip of all("#attended .chip")) {
 const onChange = (name, act) =>
   all(`input[name=${name}]`).forEach((input) => input.addEventListener("change", () => act(input.value)));
 onChange("direction", (direction) => select({ direction, pointed: null, key: null }));
+onChange("weighting", (weighting) => select({ weighting }));
 onChange("edges", (edges) => select({ edges: +edges }));
 
 for (const name of ["score", "circuit", "kind", "grain", "matrix", "patching"]) {

@@ -25,7 +25,7 @@ const showTip = (element, pointer) => {
   tip.hidden = false;
   const box = element.getBoundingClientRect();
   // A line can be long: its explanation stands where it is pointed at.
-  const at = pointer && element.matches(".edge") ? new DOMRect(pointer.clientX, pointer.clientY, 0, 0) : box;
+  const at = pointer && element.matches(".edge, .wire") ? new DOMRect(pointer.clientX, pointer.clientY, 0, 0) : box;
   const size = tip.getBoundingClientRect();
   const above = at.top > size.height + 12;
   tip.style.top = `${above ? at.top - size.height - 7 : at.bottom + 7}px`;

@@ -16,10 +16,11 @@ const showAttention = () => {
   const at = state.pointed ?? state.pos;
   const from = state.direction === "from";
   const values = data.names.map((_, i) =>
-    from ? weight(state.layer, state.head, at, i) : weight(state.layer, state.head, i, at));
+    from ? strength(state.layer, state.head, at, i) : strength(state.layer, state.head, i, at));
+  const full = strongest(state.layer, state.head);
   all("#attended .chip").forEach((chip, i) => {
     const unseen = from ? i > at : i < at;
-    shade(chip, values[i]);
+    shade(chip, values[i] / full);
     one("small", chip).textContent = unseen ? "–" : number(values[i], 3);
     chip.classList.toggle("unseen", unseen);
     chip.classList.toggle("chosen", i === at);
@@ -28,8 +29,12 @@ const showAttention = () => {
   const shown = state.key ?? values.indexOf(Math.max(...values));
   const most = state.key === null ? " most" : "";
   const [query, key] = from ? [at, shown] : [shown, at];
+  const [verb, side] = state.weighting === "value" ? ["takes", "from"] : ["looks", "at"];
   one("#readout").textContent =
-    `${data.names[query]} (${query}) looks${from ? most : ""} at ${data.names[key]} (${key}): ${number(values[shown], 4)}`;
+    `${data.names[query]} (${query}) ${verb}${from ? most : ""} ${side} ${data.names[key]} (${key}): ${number(values[shown], 4)}`;
+  const [, , end, what] = one("#ramp .scale").children;
+  end.textContent = state.weighting === "value" ? number(full, 3) : "1";
+  what.textContent = `${state.weighting === "value" ? "attention × ‖value·W_O‖" : "attention"}; rows: the token that looks, columns: the tokens looked at`;
   drawPattern();
 };
 

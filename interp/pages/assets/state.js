@@ -6,7 +6,9 @@ const n = data.names.length;
 const one = (selector, root = document) => root.querySelector(selector);
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
-const state = { layer: 0, head: 0, pos: n - 1, pointed: null, key: null, direction: "from", node: null, edges: 0 };
+const unpacked = (text, Kind) => new Kind(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+
+const state = { layer: 0, head: 0, pos: n - 1, pointed: null, key: null, direction: "from", node: null, edges: 0, weighting: "attention" };
 const views = [];
 const select = (change) => {
   Object.assign(state, change);

@@ -1,0 +1,131 @@
+"""The tables behind the residual lattice and the large head: shares of sums, lengths of values, tokens of heads."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.analyses.flow_routes import flow_routes, why_no_routes
+from interp.analyses.head_tokens import head_tokens
+from interp.analyses.mixing import Mixing, mixing_reads
+from interp.core.results import frame
+from interp.engine.batch import Batch
+from interp.engine.observe import Subject, observe
+from interp.model.config import ModelConfig
+from interp.pages.tables import Pieces
+
+FLOOR = 0.01
+"""Least share of a head's move that the page holds; smaller ones are told as a sum."""
+LISTED = 5
+"""Tokens per list of a head, where the page has room."""
+MOST_LISTED = 30_000
+"""Tokens of such lists in all: 300 to 400 kB of the page."""
+
+
+def about_flow(
+    model: Subject, batch: Batch, attributed: xr.Dataset, names: Sequence[str]
+) -> dict[str, Callable[[], pd.DataFrame]]:
+    """How to make the tables of this file; no `flow_routes` for a model without them."""
+    work = {
+        "value_norms": lambda: value_norms(model, batch, names),
+        "head_tokens": lambda: words_of_heads(model, batch),
+    }
+    if why_no_routes(model.transformer.config) is None:
+        work["flow_routes"] = lambda: shares(flow_routes(model, batch), attributed, names)
+    return work
+
+
+def shares(result: xr.Dataset, attributed: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
+    """`interp.flow_routes` of one prompt: one row per part of a sum, heads' moves from `FLOOR` on.
+
+    direct_logits: what the part adds directly to the answer (minus the wrong one): heads' moves and MLPs at the last
+    position; NaN elsewhere, where nothing is added to the answer but through later parts, and for the stream itself.
+    """
+    one, last = result.isel(prompt=0), len(names) - 1
+    moved = frame(one[["attention"]]).query("attention >= @FLOOR").rename(columns={"attention": "share"})
+    by_source = attributed.by_source.isel(prompt=0).to_numpy()
+    direct = by_source[moved.layer, moved["head"], moved.key]
+    every = [moved.assign(kind="attention", direct_logits=np.where(moved["query"] == last, direct, np.nan))]
+    by_part = dict(
+        zip(attributed.component.values.tolist(), attributed.logits.values[0].tolist(), strict=True)
+    )
+    for kind in ("residual", "bias", "mlp", "residual_mid"):
+        if kind in one:
+            part = frame(one[[kind]]).rename(columns={kind: "share"})
+            part = part.assign(kind=kind, key=part["query"], direct_logits=np.nan)
+            if kind == "mlp":
+                ends = part["query"] == last
+                part.loc[ends, "direct_logits"] = [by_part[f"{i}_mlp_out"] for i in part.layer[ends]]
+            every.append(part)
+    table = pd.concat(every, ignore_index=True)
+    words = np.array(names, dtype=object)
+    table["head"] = table["head"].astype("Int64")
+    table["query_token"], table["key_token"] = words[table["query"]], words[table.key]
+    columns = ["kind", "layer", "head", "query", "query_token", "key", "key_token", "share", "direct_logits"]
+    return table[columns]
+
+
+def value_norms(model: Subject, batch: Batch, names: Sequence[str]) -> pd.DataFrame:
+    """How long v_j W_O of every head and position is (b_V included): its move at full attention.
+
+    Kobayashi et al. 2020. Behind the linear part of the norm of attention's output, where a family has one, before its
+    division.
+    """
+    config = model.transformer.config
+    reads = [read for layer in range(config.n_layers) for read in mixing_reads(config, layer, "alti")]
+    trace = observe(model.transformer, batch, reads).trace
+    lengths = [Mixing.of(model.transformer, i, trace, "attn").lengths()[0] for i in range(config.n_layers)]
+    norms = _as_array(torch.stack(lengths).transpose(1, 2))
+    layer, head, key = (index.ravel() for index in np.indices(norms.shape))
+    words = np.array(names, dtype=object)
+    return pd.DataFrame(
+        {"layer": layer, "head": head, "key": key, "key_token": words[key], "norm": norms.ravel()}
+    )
+
+
+def words_of_heads(model: Subject, batch: Batch) -> pd.DataFrame:
+    """`interp.head_tokens` of the prompt's different tokens: one row per list and rank.
+
+    `list`: writes (most raised), lowers (most lowered), seeks (the keys that the token prefers, among the prompt's).
+    """
+    ids = torch.unique(batch.tokens[0])
+    found = head_tokens(model, ids, top=listed(model.transformer.config, len(ids)))
+    seeks = found.token.values[found.sought.values]
+    every = [
+        _long(found.written.sel(end=end).values, found.written_score.sel(end=end).values, ids, name)
+        for name, end in (("writes", "top"), ("lowers", "bottom"))
+    ]
+    table = pd.concat([*every, _long(seeks, found.sought_score.values, ids, "seeks")], ignore_index=True)
+    pieces: Pieces = model.text.pieces
+    table["token"], table["word"] = (pieces(table[f"{name}_id"].tolist()) for name in ("token", "word"))
+    return table[["list", "layer", "head", "token", "token_id", "rank", "word", "word_id", "score"]]
+
+
+def listed(config: ModelConfig, n_tokens: int) -> int:
+    """How many tokens each list has: fewer where heads and tokens are many."""
+    lists = 2 * config.n_layers * config.n_heads * n_tokens
+    return min(config.d_vocab, max(1, min(LISTED, MOST_LISTED // lists)))
+
+
+def _long(ids: np.ndarray, scores: np.ndarray, tokens: Tensor, name: str) -> pd.DataFrame:
+    """`[layer head token rank]` as one row per entry."""
+    layer, head, token, rank = (index.ravel() for index in np.indices(ids.shape))
+    return pd.DataFrame(
+        {
+            "list": name,
+            "layer": layer,
+            "head": head,
+            "token_id": tokens.cpu().numpy()[token],
+            "rank": rank,
+            "word_id": ids.ravel(),
+            "score": scores.ravel(),
+        }
+    )
+
+
+def _as_array(x: Float[Tensor, "*n"]) -> Float[np.ndarray, "*n"]:
+    return x.float().cpu().numpy()
