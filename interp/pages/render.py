@@ -8,13 +8,24 @@ import numpy as np
 from jaxtyping import Float
 
 from interp.analyses.backward_lens import NO_UPDATE
-from interp.pages import view_attribution, view_circuit, view_lens, view_patching, views, wording
-from interp.pages.report import Contrast, Report
+from interp.pages import (
+    view_ablation,
+    view_attribution,
+    view_circuit,
+    view_faithfulness,
+    view_lens,
+    view_patching,
+    views,
+    wording,
+)
+from interp.pages.report import Contrast, Report, Twin
 from interp.pages.tables import INDUCTION_THRESHOLD
-from interp.pages.templates import environment, own, script
+from interp.pages.templates import environment, script, styles
 
-SCRIPTS = ("state", "attention", "parts", "choosing", "keyboard", "start")
+SCRIPTS = ("state", "attention", "parts", "choosing", "keyboard", "causal", "start")
 """The scripts of the page in the order in which they run."""
+STYLES = ("report", "causal")
+"""The styles of the page in the order in which they apply."""
 COARSE = 600_000
 """Above this many attention weights each is stored in one byte instead of two."""
 
@@ -25,7 +36,7 @@ def page(report: Report) -> str:
     for write in (wording.visible, wording.harmless, wording.number, wording.probability, wording.count):
         templates.filters[write.__name__] = write
     # Ours, not the reader's text: the only two strings that are not escaped.
-    ours = {"css": own("report.css"), "js": script(SCRIPTS)}
+    ours = {"css": styles(STYLES), "js": script(SCRIPTS)}
     return templates.get_template("report.html").render(own=ours, report=report, **_ready(report))
 
 
@@ -76,6 +87,10 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         "circuit_maps": {score: views.circuit_map(tables["circuits"], score) for score in views.CIRCUITS},
         "attribution": attribution,
         "grains": view_attribution.GRAINS,
+        "ablation": view_ablation.ablation(tables["ablation"]),
+        "ablation_unchanged": view_ablation.UNCHANGED,
+        "ablation_side": view_ablation.SIDE,
+        "ablation_room": view_ablation.ROOM,
         "lens": view_lens.lens(tables["logit_lens"], token),
         "panels": view_lens.backward_lens(tables["backward_lens"], token, report.config.d_vocab),
         "no_update": NO_UPDATE,
@@ -105,6 +120,19 @@ def _twinned(report: Report) -> dict[str, object]:
         "unchanged": view_patching.UNCHANGED,
         "patching": view_patching.patching(tables["patching"]),
         "circuit": None if edges is None else view_circuit.drawing(edges, report.config),
+        **_faithful(report, report.contrast, report.twin),
+    }
+
+
+def _faithful(report: Report, contrast: Contrast | None, twin: Twin) -> dict[str, object]:
+    """The faithfulness curve; none for a model without an edge graph."""
+    table = report.tables.get("faithfulness")
+    if table is None or contrast is None:
+        return {}
+    return {
+        "faithfulness": view_faithfulness.curve(table, contrast.total, twin.total),
+        "curve_width": view_faithfulness.WIDTH,
+        "curve_height": view_faithfulness.HEIGHT,
     }
 
 

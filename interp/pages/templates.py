@@ -27,3 +27,8 @@ def script(names: Sequence[str]) -> Markup:
     """Our scripts of these names as one function, in this order; nothing of it is visible outside."""
     parts = [own(f"{name}.js") for name in names]
     return Markup("\n").join([Markup('"use strict";\n(() => {'), *parts, Markup("})();")])
+
+
+def styles(names: Sequence[str]) -> Markup:
+    """Our styles of these names, one after the other."""
+    return Markup("\n").join(own(f"{name}.css") for name in names)

@@ -11,7 +11,7 @@ document.addEventListener("click", (event) => {
   const token = event.target.closest(":is(.chip, #patching button)[data-pos]");
   if (token) select({ pos: +token.dataset.pos });
 });
-for (const node of all(".node")) {
+for (const node of all(".node, .dot[data-node]")) {
   node.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" && event.key !== " ") return;
     event.preventDefault();
@@ -32,7 +32,7 @@ const onChange = (name, act) =>
 onChange("direction", (direction) => select({ direction, pointed: null, key: null }));
 onChange("edges", (edges) => select({ edges: +edges }));
 
-for (const name of ["score", "circuit", "kind", "grain", "matrix", "patching"]) {
+for (const name of ["score", "circuit", "kind", "grain", "matrix", "patching", "ablation"]) {
   const show = (choice) => all(`[data-${name}]`).forEach((part) => { part.hidden = part.dataset[name] !== choice; });
   onChange(name, show);
   show(one(`input[name=${name}]`)?.value);
