@@ -46,6 +46,12 @@ from interp.analyses.edit_scores import EditCase, edit_table
 from interp.analyses.editing import FineTuning, finetune_edit, gradient_edit, shift_edit
 from interp.analyses.faithfulness import Erasure, compare_methods, faithfulness
 from interp.analyses.graph import EdgeGraph
+from interp.analyses.graph_files import (
+    AttributionGraph,
+    GraphPrompt,
+    read_attribution_graph,
+    write_attribution_graph,
+)
 from interp.analyses.heads import RepeatedTokens, attention_kernel, heads
 from interp.analyses.in_context import in_context, loss_map, one_token_losses
 from interp.analyses.input_gradients import IntegratedGradients
@@ -116,6 +122,7 @@ __all__ = [
     "ActivationCache",
     "ActivationStore",
     "Analysis",
+    "AttributionGraph",
     "BackwardLens",
     "Batch",
     "Circuit",
@@ -128,6 +135,7 @@ __all__ = [
     "Erasure",
     "FactoredMatrix",
     "FineTuning",
+    "GraphPrompt",
     "HookPoint",
     "HookedEncoderDecoder",
     "HookedTransformer",
@@ -229,6 +237,7 @@ __all__ = [
     "probe",
     "probe_neurons",
     "rank_collapse",
+    "read_attribution_graph",
     "recall",
     "recovery",
     "rome_edit",
@@ -249,4 +258,5 @@ __all__ = [
     "train_tuned_lens",
     "train_z",
     "virtual_heads",
+    "write_attribution_graph",
 ]

@@ -55,14 +55,14 @@ def _direct(attributed: "xr.Dataset") -> pd.Series:
 def _rows(found: "xr.Dataset", kind: str, direct: pd.Series) -> pd.DataFrame:
     """One row per part of a kind."""
     table = frame(found[["effect", "changed"]]).rename(columns={"effect": "effect_logits"})
-    names = [COMPONENT[kind].format(**row) for row in table.to_dict("records")]
-    head = table.get("head", pd.NA)
+    head = table.get("head", pd.Series(pd.NA, index=table.index))
+    names = [COMPONENT[kind].format(layer=layer, head=h) for layer, h in zip(table.layer, head, strict=True)]
     return pd.DataFrame(
         {
             "component": names,
             "kind": kind,
             "layer": table.layer,
-            "head": pd.Series(head, index=table.index, dtype="Int64"),
+            "head": head.astype("Int64"),
             "direct_logits": direct[names].to_numpy(),
             "effect_logits": table.effect_logits,
             "changed": table.changed,

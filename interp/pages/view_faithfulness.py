@@ -9,6 +9,8 @@ from interp.pages.wording import count, number
 
 WIDTH, HEIGHT = 420.0, 190.0
 """Of the drawing without its scales, in pixels."""
+NEAR = 0.05
+"""How far the curve may leave 0 to 1 before the scale says where it ends."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def curve(table: pd.DataFrame, total: float, twin: float) -> Curve:
         points.append(Point(edges, connected, share, logits, across(edges), up(share), tip))
     line = "M" + "L".join(f"{point.x:.1f} {point.y:.1f}" for point in points)
     powers = [10**i for i in range(len(str(rows[-1][0])))]
-    ends = {"0": 0.0, "1": 1.0, number(low): low, number(high): high} if low < -0.05 or high > 1.05 else {}
-    marks = ends or {"0": 0.0, "1": 1.0}
+    marks = {"0": 0.0, "1": 1.0}
+    marks |= {number(at): at for at in (low, high) if not -NEAR <= at <= 1 + NEAR}
     ticks = [(count(edges), across(edges)) for edges in powers]
     return Curve(points, line, ticks, [(text, up(at)) for text, at in marks.items()])

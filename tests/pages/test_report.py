@@ -31,8 +31,10 @@ TABLES = {
     "attention",
     "logit_lens",
     "backward_lens",
+    "ablation",
     "patching",
     "edges",
+    "faithfulness",
 }
 
 
