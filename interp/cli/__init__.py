@@ -10,11 +10,23 @@ from collections.abc import Sequence
 import tyro
 
 from interp.cli.causal import Circuit, Patch, Trace
-from interp.cli.commands import BackwardLens, Heads, Models, Report, Verify
+from interp.cli.commands import BackwardLens, Graph, Heads, Models, Report, Verify
 from interp.cli.runs import Compare, List, Run, Show
 
 Command = (
-    Report | Models | Heads | BackwardLens | Patch | Trace | Circuit | Verify | Run | List | Show | Compare
+    Report
+    | Models
+    | Heads
+    | BackwardLens
+    | Patch
+    | Trace
+    | Circuit
+    | Graph
+    | Verify
+    | Run
+    | List
+    | Show
+    | Compare
 )
 
 

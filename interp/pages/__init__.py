@@ -1,6 +1,7 @@
 """Results as one self-contained HTML page that opens from disk, with every number beside it as a table."""
 
 from interp.pages.folder import replacing, write_report
+from interp.pages.graph_page import graph_page
 from interp.pages.render import page
 from interp.pages.report import About, Contrast, Question, Report, Twin, fitting_repeats, report_of
 from interp.pages.run_page import run_page
@@ -13,6 +14,7 @@ __all__ = [
     "Report",
     "Twin",
     "fitting_repeats",
+    "graph_page",
     "page",
     "replacing",
     "report_of",

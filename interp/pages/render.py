@@ -22,12 +22,12 @@ from interp.pages.report import Contrast, Report, Twin
 from interp.pages.tables import INDUCTION_THRESHOLD
 from interp.pages.templates import environment, script, styles
 
-SCRIPTS = ("state", "attention", "parts", "choosing", "keyboard", "causal", "start")
+SCRIPTS = ("state", "cells", "attention", "parts", "choosing", "keyboard", "causal", "start")
 """The scripts of the page in the order in which they run."""
 STYLES = ("report", "causal")
 """The styles of the page in the order in which they apply."""
-COARSE = 600_000
-"""Above this many attention weights each is stored in one byte instead of two."""
+COARSE = 250_000
+"""Above this many attention weights each is stored in one byte instead of two, and shown with two digits."""
 
 
 def page(report: Report) -> str:

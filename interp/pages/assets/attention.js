@@ -3,6 +3,7 @@
 const bytes = Uint8Array.from(atob(data.attention.cells), (c) => c.charCodeAt(0));
 const cells = data.attention.bytes === 2 ? new Uint16Array(bytes.buffer) : bytes;
 const most = data.attention.bytes === 2 ? 65535 : 255;
+const digits = data.attention.bytes === 2 ? 4 : 2;
 const triangle = (n * (n + 1)) / 2;
 const weight = (layer, head, query, key) =>
   key > query ? 0 : cells[(layer * data.heads + head) * triangle + (query * (query + 1)) / 2 + key] / most;

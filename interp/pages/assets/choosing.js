@@ -8,7 +8,7 @@ const choosePart = (part) => {
 document.addEventListener("click", (event) => {
   const part = event.target.closest("button[data-head], [data-node]");
   if (part) choosePart(part);
-  const token = event.target.closest(":is(.chip, #patching button)[data-pos]");
+  const token = event.target.closest(":is(.chip, .link, td)[data-pos]");
   if (token) select({ pos: +token.dataset.pos });
 });
 for (const node of all(".node, .dot[data-node]")) {

@@ -20,7 +20,7 @@ const showAttention = () => {
   all("#attended .chip").forEach((chip, i) => {
     const unseen = from ? i > at : i < at;
     shade(chip, values[i]);
-    one("small", chip).textContent = unseen ? "–" : number(values[i], 3);
+    one("small", chip).textContent = unseen ? "–" : number(values[i], Math.min(3, digits));
     chip.classList.toggle("unseen", unseen);
     chip.classList.toggle("chosen", i === at);
     chip.classList.toggle("pointed", i === state.key);
@@ -29,7 +29,7 @@ const showAttention = () => {
   const most = state.key === null ? " most" : "";
   const [query, key] = from ? [at, shown] : [shown, at];
   one("#readout").textContent =
-    `${data.names[query]} (${query}) looks${from ? most : ""} at ${data.names[key]} (${key}): ${number(values[shown], 4)}`;
+    `${data.names[query]} (${query}) looks${from ? most : ""} at ${data.names[key]} (${key}): ${number(values[shown], digits)}`;
   drawPattern();
 };
 
