@@ -35,7 +35,8 @@ onChange("edges", (edges) => select({ edges: +edges }));
 for (const name of ["score", "circuit", "kind", "grain", "matrix", "patching", "ablation"]) {
   const show = (choice) => all(`[data-${name}]`).forEach((part) => { part.hidden = part.dataset[name] !== choice; });
   onChange(name, show);
-  show(one(`input[name=${name}]`)?.value);
+  const first = one(`input[name=${name}]`);
+  if (first) show(first.value);  // without a switch there is one choice, which stays
 }
 
 const orderComponents = (order) => {
