@@ -227,14 +227,17 @@ def test_only_the_chosen_cells_leave_their_layer_and_it_travels_to_other_process
 
 
 def test_a_bos_counts_only_if_asked() -> None:
-    """On a neuron that is larger at BOS than anywhere else."""
-    every = curves("mlp.hook_post")
+    """On a coordinate that is further out at BOS than anywhere else."""
+    site = "hook_resid_mid"
+    every = curves(site)
     rest = torch.cat([curve[1:] for _, curve in every])
     at_bos = every[0][1][0]
-    cell = int((at_bos - rest.max(0).values).argmax())
-    assert at_bos[cell] > rest[:, cell].max()
-    counted = asked("mlp.hook_post", cells=[cell], skip_bos=False, k=2)
-    skipped = asked("mlp.hook_post", cells=[cell], k=2)
+    above, below = at_bos - rest.max(0).values, rest.min(0).values - at_bos
+    largest = bool(above.max() > below.max())
+    margin, cell = (above if largest else below).max(0)
+    assert margin > 0, "BOS stands out"
+    counted = asked(site, cells=[int(cell)], skip_bos=False, k=2, largest=largest)
+    skipped = asked(site, cells=[int(cell)], k=2, largest=largest)
     assert (counted.attrs["bos"], skipped.attrs["bos"]) == ("counts", "does not count")
     assert counted.pos.values.tolist() == [[0, 0]] and not (skipped.pos == 0).any()
     np.testing.assert_allclose(counted.value, float(at_bos[cell]), rtol=1e-9)
@@ -242,7 +245,8 @@ def test_a_bos_counts_only_if_asked() -> None:
     for found, values in ((counted, both), (skipped, rest[:, cell])):
         assert found.attrs["tokens_counted"] == len(values)
         assert float(found["mean"][0]) == pytest.approx(float(values.mean()), rel=1e-9)
-        assert float(found["max"][0]) == pytest.approx(float(values.max()), rel=1e-9)
+        end, name = (values.max(), "max") if largest else (values.min(), "min")
+        assert float(found[name][0]) == pytest.approx(float(end), rel=1e-9)
 
 
 def test_a_bos_is_known_by_its_id_and_no_other_first_token_is_left_out() -> None:

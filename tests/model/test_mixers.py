@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 import interp
 from interp import HookedTransformer
@@ -73,15 +72,22 @@ def test_every_site_has_the_shape_of_its_axes(name: str) -> None:
 
 
 @EVERY
-def test_an_edit_at_every_site_reaches_the_logits(name: str) -> None:
-    """The value put is the value used: setting a site to what it holds changes nothing, perturbing it does."""
-    model, tokens = build_mixed(name), some_tokens()
-    plain = model(tokens)
-    for site in sites.names(model.config, on_demand=True):
-        same = Tap(edits=[Edit(site, lambda value: value + 0.0)])
-        assert_close(model(tokens, same), plain)
-        other = Tap(edits=[Edit(site, lambda value: value + 0.5 * torch.rand_like(value))])
-        assert not torch.allclose(model(tokens, other), plain), site
+@pytest.mark.parametrize("split", [False, True])
+def test_an_edit_at_every_site_reaches_the_logits(name: str, split: bool) -> None:
+    """The value put is the value used: setting sites to what they hold changes nothing, perturbing one does."""
+    model = build_mixed(name)
+    every = sites.names(model.config, on_demand=True)
+    names = [site for site in every if site.endswith("_input") == split]
+    same = Tap(edits=[Edit(site, lambda value: value + 0.0) for site in names])
+    assert_close(model(some_tokens(), same), model(some_tokens()))
+    tokens = some_tokens(1)
+    edits = [
+        Edit(site, lambda value: value + 0.5 * torch.rand_like(value), rows=(row,))
+        for row, site in enumerate(names)
+    ]
+    (plain,) = model(tokens)
+    moved = model(tokens.expand(len(names), -1), Tap(edits=edits)) if names else ()
+    assert [site for site, row in zip(names, moved, strict=True) if torch.allclose(row, plain)] == []
 
 
 @EVERY
@@ -192,20 +198,21 @@ def test_gradients_of_observed_and_fused_passes_agree(name: str) -> None:
 
 @EVERY
 def test_the_gradient_at_a_site_is_the_effect_of_a_small_edit(name: str) -> None:
-    """Oracle: a central difference along a random direction, made with edits alone."""
-    model, step = build_mixed(name), 1e-6
-    weight = noise(model(some_tokens()))
-    for site in sites.names(model.config):
-        read = Read(site, grad=True)
-        tap = Tap([read])
-        (gradient,) = torch.autograd.grad((model(some_tokens(), tap) * weight).sum(), tap.live[read])
+    """Oracle: a central difference along a random direction, made with edits alone, a row for either end of a site."""
+    model, step, tokens = build_mixed(name), 1e-6, some_tokens(1)
+    weight, reads = noise(model(tokens)), [Read(site, grad=True) for site in sites.names(MIXERS[name])]
+    tap = Tap(reads)
+    metric = (model(tokens, tap) * weight).sum()
+    gradients = torch.autograd.grad(metric, [tap.live[read] for read in reads])
 
-        def metric(t: float, site: str = site) -> Tensor:
-            moved = Edit(site, lambda x: x + t * noise(x))
-            return (model(some_tokens(), Tap(edits=[moved])) * weight).sum()
+    def moved(row: int, t: float) -> Edit:
+        return Edit(reads[row // 2].site, lambda x: x + t * noise(x), rows=(row,))
 
-        slope = (metric(step) - metric(-step)) / (2 * step)
-        torch.testing.assert_close((gradient * noise(gradient)).sum(), slope, rtol=1e-4, atol=1e-5, msg=site)
+    edits = [moved(2 * i + end, (step, -step)[end]) for i in range(len(reads)) for end in (0, 1)]
+    ends = (model(tokens.expand(len(edits), -1), Tap(edits=edits)) * weight).sum((1, 2))
+    for read, gradient, (up, down) in zip(reads, gradients, ends.view(-1, 2), strict=True):
+        along = (gradient * noise(gradient)).sum()
+        torch.testing.assert_close(along, (up - down) / (2 * step), rtol=1e-4, atol=1e-5, msg=read.site)
 
 
 @EVERY
