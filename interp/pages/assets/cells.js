@@ -5,6 +5,8 @@ for (const row of all("[data-cells] tbody tr")) {
   rest.forEach((cell, pos) => {
     Object.assign(cell.dataset, { cell: "", pos });
     cell.title = `${place.dataset.place} at ${data.names[pos]} (${pos})\n${cell.title}`;
-    cell.addEventListener("keydown", (event) => event.key === "Enter" && select({ pos }));
   });
 }
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && event.target.matches("td[data-pos]")) select({ pos: +event.target.dataset.pos });
+});
