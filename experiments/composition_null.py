@@ -54,7 +54,7 @@ def scores(circuits: interp.Circuits, kind: Kind, null: Null) -> xr.Dataset:
         "score": (("pair",), raw[exists]), "z": (("pair",), ((raw - mean) / sd)[exists]),
         "at": (("point",), grid), "chance": (("point",), chance),
     }  # fmt: skip
-    return labelled(values, attrs={"null": null})
+    return labelled("composition_null", values, attrs={"null": null})
 
 
 def figure(found: dict[Kind, xr.Dataset], job: CompositionNull) -> Figure:

@@ -110,6 +110,7 @@ def alignment(model: EncoderDecoder, examples: Examples, backwards: bool) -> xr.
     first = int(lengths.argmax())
     n = int(lengths[first]) + 1
     return labelled(
+        "copy_reverse",
         {
             "aligned": (("layer", "head"), hits.sum((0, 3)) / counted.sum()),
             "chance": ((), (counted[:, 0, 0] / (lengths + 1)).sum() / counted.sum()),

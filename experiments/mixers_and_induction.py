@@ -5,7 +5,7 @@ rows: half of them repeat a random bigram chain (induction), half ask for values
 Arora et al. 2023). Measured on held-out rows: in-context-learning score, share of copies and of recalled values that
 are right, the best prefix-matching score on the effective pattern, K-composition, seconds. Intervals are over seeds.
 Where weights are no shares (lightning, differential, pooling: a norm follows, or they may be negative) the attention
-scores sum what they are, and do not compare with the others.
+scores count them as a_ij / sum_j |a_ij|, the part of all that a query weighs.
 
 Run: `interp run experiments/mixers_and_induction.py -p seeds=3` (about 60 CPU minutes; `--shard 1/2` takes half)
 """

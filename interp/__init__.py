@@ -6,6 +6,8 @@ interp.heads(model)
 interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
 """
 
+from typing import TYPE_CHECKING
+
 from interp.analyses.ablation import ablate
 from interp.analyses.ablation_edges import knock_out
 from interp.analyses.ablation_protocols import Mean, Resample, Zero
@@ -113,6 +115,9 @@ from interp.model.config import ModelConfig
 from interp.model.tap import Edit, Read, Tap, Trace
 from interp.model.transformer import Transformer
 from interp.zoo import DEMOS
+
+if TYPE_CHECKING:
+    from interp.pages.door import report
 
 __version__ = "0.1.0"
 
@@ -240,6 +245,7 @@ __all__ = [
     "read_attribution_graph",
     "recall",
     "recovery",
+    "report",
     "rome_edit",
     "run",
     "sae_quality",
@@ -260,3 +266,12 @@ __all__ = [
     "virtual_heads",
     "write_attribution_graph",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """The door to the pages at its first use: they need pandas, xarray and jinja2, which are slow to import."""
+    if name == "report":
+        from interp.pages.door import report
+
+        return report
+    raise AttributeError(f"module 'interp' has no attribute {name!r}")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from interp import families
 from interp.analyses.activation_cache import ActivationCache
 from interp.analyses.verify import Contract, pair_contract
+from interp.core.viewer import Shown
 from interp.engine.batch import Batch, Side
 from interp.engine.decode import encoded, greedy_decode
 from interp.engine.hooks import Names, matching
@@ -25,7 +26,7 @@ from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 
 
-class HookedEncoderDecoder:
+class HookedEncoderDecoder(Shown):
     """An `EncoderDecoder` with its tokenizer.
 
     Attributes: `model` (the network; `model.encoder` and `model.decoder` are Transformers), `text` (tokenisation of

@@ -16,6 +16,7 @@ from interp.analyses.activation_cache import ActivationCache
 from interp.analyses.verify import Contract, contract
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import nearest
+from interp.core.viewer import Shown, fitted
 from interp.engine.batch import Batch, Side
 from interp.engine.generate import generate, stream
 from interp.engine.hooks import Direction, Hook, Names, as_edits, matching, position_filter
@@ -35,7 +36,7 @@ from interp.model.weights import Weights
 ReturnType = Literal["logits", "loss", "both"]
 
 
-class HookedTransformer:
+class HookedTransformer(Shown):
     """A `Transformer` with its tokenizer, under the names TransformerLens made common.
 
     Attributes: `transformer` (the network), `text` (tokenisation), `weights` (stacked views), `cfg` (its config).
@@ -120,6 +121,20 @@ class HookedTransformer:
         return (
             f"HookedTransformer({self.name!r}: {c.n_layers} layers, {c.n_heads} heads, d_model {c.d_model}, "
             f"vocabulary {c.d_vocab}, {size / 1e6:.1f} M parameters)"
+        )
+
+    def __str__(self) -> str:
+        c = self.cfg
+        position, norm = type(c.position).__name__, type(c.norm).__name__
+        size = sum(p.numel() for p in self.transformer.parameters())
+        mlp = "none" if c.mlp is None else f"{c.mlp.d_mlp} neurons a layer"
+        where = f"{str(self.transformer.dtype).removeprefix('torch.')} on {self.transformer.device}"
+        return fitted(
+            [
+                f"HookedTransformer {self.name}: {size / 1e6:.1f} M parameters, {where}",
+                f"  {c.n_layers} layers of {c.n_heads} heads (d_head {c.d_head}), d_model {c.d_model}, MLP: {mlp}",
+                f"  vocabulary {c.d_vocab}, context {c.n_ctx}, positions {position}, norm {norm}",
+            ]
         )
 
     def to(self, target: torch.device | str | torch.dtype) -> "HookedTransformer":

@@ -89,6 +89,9 @@ CONFIGS: dict[str, ModelConfig] = {
         _LLAMA, mlp=MoE(4, 1, 20, renormalise=False), residual_scale=0.3, embed_scale=3.0, logit_scale=0.6,
         attn_scale=0.4,
     ),
+    "macaron": replace(
+        _GPT2, d_head=10, n_kv_heads=2, macaron=True, mlp=MLP(40, act="silu", gated=True), residual_scale=0.7,
+    ),
     "gptj": replace(
         _GPT2, d_head=10, parallel=True, shared_norm=True, position=Rotary(dim=4, interleaved=True),
         qkv_bias=False, out_bias=False, unembed_bias=True,

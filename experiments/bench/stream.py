@@ -390,7 +390,7 @@ def _norms(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tenso
 
 def _finish_norms(merged: Partial) -> "xr.Dataset":
     assert isinstance(merged, Means)
-    return labelled(merged.moments["norm"].cells("norm", ()))
+    return labelled("norms", merged.moments["norm"].cells("norm", ()))
 
 
 if __name__ == "__main__":

@@ -32,21 +32,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Mean", "Part", "Resample", "Zero", "ablate", "part_named"]
 
-Kind = Literal["head", "mlp", "attention", "neuron", "residual"]
+Kind = Literal["head", "mlp", "mlp_before", "attention", "neuron", "neuron_before", "residual"]
 _SITES: Mapping[str, tuple[str, str | None]] = MappingProxyType(
     {
         "head": ("attn.hook_z", "h"),
         "mlp": ("hook_mlp_out", None),
+        "mlp_before": ("hook_mlp_before_out", None),
         "attention": ("hook_attn_out", None),
         "neuron": ("mlp.hook_post", "m"),
+        "neuron_before": ("mlp_before.hook_post", "m"),
         "residual": ("hook_resid_pre", None),
     }
 )
 """Kind of part -> the site that holds its value, and the axis that tells its members apart."""
 _LETTERS = {
     ("a", "h"): "head", ("a", None): "attention", ("m", None): "mlp", ("m", "n"): "neuron", ("r", None): "residual",
+    ("b", None): "mlp_before", ("b", "n"): "neuron_before",
 }  # fmt: skip
-_NAME = re.compile(r"([amr])(\d+)(?:\.([hn])(\d+))?")
+_NAME = re.compile(r"([ambr])(\d+)(?:\.([hn])(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ class Part:
 def part_named(name: str) -> Part:
     """The part with this name, as in edge graphs: `a0.h1` a head, `m2` an MLP, `input` the embeddings.
 
-    And `a0` the whole attention of a layer, `m2.n17` a neuron, `r3` the residual stream that enters a layer.
+    And `a0` the whole attention of a layer, `m2.n17` a neuron, `b2` and `b2.n17` the MLP before attention and a neuron
+    of it (Macaron blocks), `r3` the residual stream that enters a layer.
     Errors: KeyError for any other name.
 
     Example:
@@ -74,7 +78,7 @@ def part_named(name: str) -> Part:
     match = _NAME.fullmatch("r0" if name == "input" else name)
     kind = _LETTERS.get((match[1], match[3])) if match else None
     if match is None or kind is None:
-        raise KeyError(f"no part {name!r}: parts are named a0.h1, a0, m0, m0.n17, r0 or input")
+        raise KeyError(f"no part {name!r}: parts are named a0.h1, a0, m0, m0.n17, b0, b0.n17, r0 or input")
     site, axis = _SITES[kind]
     return Part(f"blocks.{int(match[2])}.{site}", () if axis is None else ((axis, int(match[4])),))
 
@@ -101,7 +105,8 @@ def ablate(
     effect is 0 because nothing was done). `attrs["protocol"]` is the protocol as JSON.
 
     what: every "head" (its z; the bias of the layer's output stays), "mlp", "attention" (what the whole sublayer adds,
-    biases and norm included), "neuron" (after the non-linearity) or "residual" (the stream that enters a layer); or
+    biases and norm included), "neuron" (after the non-linearity) or "residual" (the stream that enters a layer); of the
+    MLP before attention, which Macaron blocks have besides the other, "mlp_before" and "neuron_before"; or
     sets of parts by name, `[["a0.h1", "a1.h2"], ["m0"]]` (see `part_named`), each ablated as one: dim `set`.
     protocol: what stands in for the part, `Zero()`, `Mean(...)` or `Resample(...)`.
     metric: None is the logit difference of the answers that the prompts carry. One that compares (KL divergence)
@@ -131,7 +136,7 @@ def ablate(
         "protocol": as_json(protocol),
         "reference": "the prompts themselves" if given is None else f"{len(given)} prompts given",
     }
-    return found.table(coords, metric, attrs)
+    return found.table("ablate", coords, metric, attrs)
 
 
 Cells = list[tuple[list[Part], int | None]]
@@ -177,13 +182,14 @@ def _grid(
     sites.find(f"blocks.{which[0]}.{site}", config)
     d_mlp = config.mlp.d_mlp if isinstance(config.mlp, MLP | ConvMLP) else 0
     sizes: Coords = {"layer": which, "pos": list(range(batch.tokens.shape[1]))}
+    unit = kind.removesuffix("_before")
     if axis is not None:
-        sizes[kind] = list(range(config.n_heads if axis == "h" else d_mlp))
+        sizes[unit] = list(range(config.n_heads if axis == "h" else d_mlp))
     coords = _kept(sizes, by, batch)
     cells: Cells = []
     for index in product(*(range(len(labels)) for labels in coords.values())):
         at = dict(zip(coords, index, strict=True))
-        inner = ((axis, at[kind]),) if axis is not None and kind in at else ()
+        inner = ((axis, at[unit]),) if axis is not None and unit in at else ()
         mine = [which[at["layer"]]] if "layer" in at else which
         cells.append(([Part(f"blocks.{layer}.{site}", inner) for layer in mine], at.get("pos")))
     return cells, coords

@@ -86,7 +86,7 @@ def knock_out(
     found = _by_layout(network, batch, metric, cuts, masks, batch_size)
     edges = [mask[0].nonzero()[:, 0].tolist() for mask in masks]
     attrs: dict[str, str | int] = {"intervention": "attention scores = -inf", "window": window}
-    return found.table(cuts.coords(*edges), metric, attrs)
+    return found.table("knock_out", cuts.coords(*edges), metric, attrs)
 
 
 @dataclass(frozen=True)

@@ -48,17 +48,19 @@ class Effects:
 
     def table(
         self,
+        analysis: str,
         coords: Mapping[str, Sequence[int] | Sequence[str]],
         metric: Metric,
         attrs: Mapping[str, str | int],
     ) -> "xr.Dataset":
-        """The Dataset of variants that stand in the order of the `coords`.
+        """The Dataset of this analysis: variants in the order of the `coords`.
 
         `effect`, `effect_low`, `effect_high` and `changed` over the coords, `each` [prompt, ...], `base` [prompt].
         """
         dims, sizes = tuple(coords), tuple(len(x) for x in coords.values())
         each, changed = (x.unflatten(1, sizes) if sizes else x[:, 0] for x in (self.effect, self.changed))
         return labelled(
+            analysis,
             {
                 **Moments.of(each).cells("effect", dims),
                 "changed": (dims, changed.any(0)),

@@ -1,5 +1,7 @@
 """The activations of one pass under their site names, with the residual stream's accessors on them."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -9,14 +11,16 @@ from torch import Tensor
 
 from interp.analyses import residual
 from interp.analyses.residual import Parts
-from interp.core.shapes import nearest
+from interp.core.shapes import nearest, shape_text
+from interp.core.viewer import Shown, fitted
 from interp.model.sites import full_name
 from interp.model.transformer import Transformer
 
+_BLOCK = re.compile(r"^blocks\.\d+\.")
 Key = str | tuple[str, int] | tuple[str, int, str]
 
 
-class ActivationCache(Mapping[str, Tensor]):
+class ActivationCache(Shown, Mapping[str, Tensor]):
     """What `run_with_cache` recorded. Index by site name, or in shorthand: `cache["pattern", 3]`.
 
     A negative layer counts from the end. Accessors that split the stream check that the parts sum to the whole and
@@ -53,6 +57,16 @@ class ActivationCache(Mapping[str, Tensor]):
         megabytes = sum(v.nbytes for v in self._values.values()) / 2**20
         return f"ActivationCache({len(self)} activations, {megabytes:.1f} MiB)"
 
+    def __str__(self) -> str:
+        kinds = Counter(
+            (_BLOCK.sub("blocks.*.", name), shape_text(v.shape)) for name, v in self._values.items()
+        )
+        lines = [
+            f"  {name} {shape}{f' x {count} layers' if count > 1 else ''}"
+            for (name, shape), count in kinds.items()
+        ]
+        return fitted([repr(self), *lines])
+
     def to(self, device: torch.device | str) -> "ActivationCache":
         """The same activations on another device (the model stays where it is)."""
         moved = {name: value.to(device) for name, value in self._values.items()}
@@ -83,9 +97,12 @@ class ActivationCache(Mapping[str, Tensor]):
         """What each head moved to `pos` from each source position, `[head, source, batch, d_model]`."""
         return residual.by_source(self._rows(), self.model, layer, pos)
 
-    def stack_neuron_results(self, layer: int, pos: int = -1) -> Parts:
-        """Every neuron's write at `pos`, `[neuron + 1, batch, d_model]`, the last one b_out."""
-        return residual.by_neuron(self._rows(), self.model, layer, pos)
+    def stack_neuron_results(self, layer: int, pos: int = -1, *, before: bool = False) -> Parts:
+        """Every neuron's write at `pos`, `[neuron + 1, batch, d_model]`, the last one b_out.
+
+        before: those of the MLP before attention, in Macaron blocks.
+        """
+        return residual.by_neuron(self._rows(), self.model, layer, pos, before=before)
 
     def apply_ln_to_stack(self, stack: Float[Tensor, "c b p d"]) -> Float[Tensor, "c b p d"]:
         """Parts of the stream through the final norm with its scale frozen (gamma applied, beta left out).

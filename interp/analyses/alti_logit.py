@@ -21,7 +21,7 @@ from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
 from interp.engine.analysis import Analysis
 from interp.engine.batch import Batch
-from interp.model.config import ModelConfig
+from interp.model.config import MLPS, ModelConfig
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 
@@ -84,7 +84,11 @@ def _groups(config: ModelConfig) -> dict[str, Tensor]:
     """Which components of the attribution by source belong to which part that is no token's."""
     names = [n for n in labels(config, "source") if not n.startswith("L")]
     kind = {
-        name: "initial" if name in _START else "mlp" if name.endswith("_mlp_out") else "bias"
+        name: "initial"
+        if name in _START
+        else "mlp"
+        if name.endswith(tuple(f"_{mlp}" for mlp in MLPS))
+        else "bias"
         for name in names
     }
     everyone = labels(config, "source")
@@ -99,6 +103,7 @@ def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     dims = {name: ("prompt", "pos") if name == "score" else ("prompt",) for name in merged.rows}
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
     return labelled(
+        "token_attribution",
         {name: (dims[name], value) for name, value in merged.rows.items()},
         attrs={
             "method": "alti_logit",

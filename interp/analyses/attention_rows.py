@@ -189,6 +189,7 @@ def _finish_heads(merged: Partial, config: ModelConfig, train_length: int | None
     assert isinstance(merged, MaskedMeans)
     cells = {k: v for name, m in merged.moments.items() for k, v in m.cells(name, HEAD).items()}
     found = labelled(
+        "attention_entropy",
         cells,
         coords={"layer": range(config.n_layers), "head": range(config.n_heads)},
         attrs=_attrs(merged, train_length) | {"null": "relative: 1 for even attention"},
@@ -206,6 +207,7 @@ def _finish_keys(merged: Partial, config: ModelConfig, train_length: int | None)
             cells[key] = dims, value.masked_fill(absent, torch.nan)
     longest = int(count.nonzero()[-1]) + 1
     found = labelled(
+        "dispersion",
         {key: (dims, value[..., :longest]) for key, (dims, value) in cells.items()}
         | {"count": (("n_keys",), count[:longest].long())},
         coords={

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.analyses.folded import By, Folded, site
-from interp.analyses.residual import TOLERANCE, IncompleteSumError, logit_direction
+from interp.analyses.residual import TOLERANCE, IncompleteSumError, logit_direction, not_linear
 from interp.core.results import labelled
 from interp.core.shapes import shape_text
 from interp.core.stats import Partial, Rows
@@ -24,12 +24,11 @@ from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Answers, Prompts
-from interp.model.config import MLP, LayerNorm, ModelConfig, NoNorm
+from interp.model.config import MLP, MLPS, LayerNorm, ModelConfig, NoNorm
 from interp.model.mixer_variants import require
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.model.variants import FullSoftmax
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 TOKENS = 512
 """Of one pass, unless told otherwise: as quick as 2048 in GPT-2 small, in 104 to 162 MiB instead of 242 to 254
 (`experiments/bench/attribution.py`)."""
+_LETTERS = {"mlp_before_out": "B", "mlp_out": "N"}
+"""Of the neurons of each MLP."""
 _SOURCES = {"attn_out": ("by_source", "source"), "cross_attn_out": ("by_memory", "memory")}
 
 
@@ -58,15 +59,16 @@ def attribute(
     relative difference between the sum over components and the model's own logits. With `by="source"` there is also
     `by_source[prompt, layer, head, source]`, each head split by the position it moved from (`by_memory` for the heads
     of cross-attention).
-    Components: embed, pos_embed, heads `L0H3` (cross-attention: `L0X3`) or sublayers `0_attn_out`, biases, betas of
-    norms that stand in the stream (`0_ln1_bias`), `final_bias` (beta W_U + b_U). Logits are those before a soft cap.
+    Components: embed, pos_embed, heads `L0H3` (cross-attention: `L0X3`), neurons `L0N17` (of the MLP before attention
+    in Macaron blocks: `L0B17`) or sublayers `0_attn_out`, biases, betas of norms that stand in the stream
+    (`0_ln1_bias`), `final_bias` (beta W_U + b_U). Logits are those before a soft cap.
     answer: one token for all prompts or one each, as text or id; or a direction u at the output of the final norm, a
     floating tensor [d_model] or [prompt, d_model] (a probe, a feature). The total is then the model's normed final
     stream . u, `final_bias` beta . u, and the model needs no logits.
     pos: which token of each prompt (one number, or one per prompt), negative from its end; BOS counts. The prompt is
     cut behind it, and its sources number the tokens that are left.
     top: with `by="neuron"`, only so many neurons, those of the largest mean absolute value over the prompts; the others
-    of each layer are one component `0_mlp_rest`.
+    of each MLP are one component `0_mlp_rest` (`0_mlp_before_rest`).
     batch_size: prompts of one pass; None = as many as have 512 tokens together.
     Decoders of encoder-decoders: a `HookedTransformer` of `model.model.decoder`, and `model.given(source, target)`.
     Errors: ValueError for answers that are not one token, directions of another shape, a `pos` in a model that sees
@@ -108,10 +110,10 @@ def attribution(
         raise ValueError(f"by='neuron' requires a plain or gated MLP, this model is {config.mlp_in_words}")
     if by == "source":
         require("additive", config.mixers, "by='source'")
-    linear = config.unembed and not config.mlm_head and config.output == FullSoftmax()
-    if directions is None and not linear:
+    if directions is None and (what := not_linear(config)):
         raise ValueError(
-            "attribution requires logits that are linear in the normed stream (no masked-LM head), or a direction"
+            "attribution requires logits that are linear in the normed stream (no masked-LM head), or a direction; "
+            f"this model {what}"
         )
     if top is not None:
         _check_top(top, config, by)
@@ -179,8 +181,9 @@ def _directions(
 def _check_top(top: int, config: ModelConfig, by: By) -> None:
     if by != "neuron" or not isinstance(config.mlp, MLP):
         raise ValueError(f"top requires by='neuron', got by={by!r}")
-    if not 1 <= top <= config.n_layers * config.mlp.d_mlp:
-        raise ValueError(f"top must be in [1, {config.n_layers * config.mlp.d_mlp}] neurons, got {top}")
+    count = len(_mlps(config)) * config.mlp.d_mlp
+    if not 1 <= top <= count:
+        raise ValueError(f"top must be in [1, {count}] neurons, got {top}")
 
 
 def labels(config: ModelConfig, by: By) -> tuple[str, ...]:
@@ -200,13 +203,19 @@ def _layer_labels(config: ModelConfig, by: By, layer: int) -> list[str]:
         if letter and by in ("head", "source"):
             names += [f"L{layer}{letter}{h}" for h in range(config.n_heads)]
             names += [f"{layer}_{sublayer.removesuffix('_out')}_bias"]
-        elif by == "neuron" and sublayer == "mlp_out" and isinstance(config.mlp, MLP):
-            names += [f"L{layer}N{u}" for u in range(config.mlp.d_mlp)] + [f"{layer}_mlp_bias"]
+        elif by == "neuron" and sublayer in MLPS and isinstance(config.mlp, MLP):
+            names += [f"L{layer}{_LETTERS[sublayer]}{u}" for u in range(config.mlp.d_mlp)]
+            names.append(f"{layer}_{sublayer.removesuffix('_out')}_bias")
         else:
             names.append(f"{layer}_{sublayer}")
         if config.norm_place == "post" and _has_beta(config):
             names.append(f"{layer}_{norms[sublayer]}_bias")
     return names
+
+
+def _mlps(config: ModelConfig) -> list[tuple[int, str]]:
+    """Layer and sublayer of every MLP, in the order of the labels."""
+    return [(layer, mlp) for layer in range(config.n_layers) for mlp in MLPS if mlp in config.sublayers]
 
 
 def _has_beta(config: ModelConfig) -> bool:
@@ -224,13 +233,13 @@ def _last_query(pattern_bhqk: Tensor) -> Tensor:
 def _layer_reads(config: ModelConfig, by: By, layer: int) -> Iterable[Read]:
     for sublayer in config.sublayers:
         mixer = sublayer.removesuffix("_out")
-        if sublayer != "mlp_out" and by in ("head", "source"):
+        if sublayer not in MLPS and by in ("head", "source"):
             yield Read(site(layer, f"{mixer}.hook_z"), _last)
             if by == "source":
                 yield Read(site(layer, f"{mixer}.hook_pattern"), _last_query)
                 yield Read(site(layer, f"{mixer}.hook_v"))
-        elif sublayer == "mlp_out" and by == "neuron":
-            yield Read(site(layer, "mlp.hook_post"), _last)
+        elif sublayer in MLPS and by == "neuron":
+            yield Read(site(layer, f"{mixer}.hook_post"), _last)
         else:
             yield Read(site(layer, f"hook_{sublayer}"), _last)
     if config.norm_place == "post":
@@ -344,6 +353,7 @@ def _finish(merged: Partial, config: ModelConfig, by: By, top: int | None, proje
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
     unit = "projection on the direction" if projected else unit
     return labelled(
+        "attribute",
         values,
         coords={"component": names},
         attrs={"by": by, "unit": unit, "completeness_error": float(rows["error"].max())},
@@ -353,19 +363,19 @@ def _finish(merged: Partial, config: ModelConfig, by: By, top: int | None, proje
 def _top_neurons(
     values: Float[Tensor, "b c"], names: tuple[str, ...], config: ModelConfig, top: int
 ) -> tuple[Float[Tensor, "b c2"], tuple[str, ...]]:
-    """The columns with all but the largest neurons summed, one column per layer."""
+    """The columns with all but the largest neurons summed, one column per MLP."""
     assert isinstance(config.mlp, MLP)
-    width = config.mlp.d_mlp
-    starts = [names.index(f"L{layer}N0") for layer in range(config.n_layers)]
+    width, mlps = config.mlp.d_mlp, _mlps(config)
+    starts = [names.index(f"L{layer}{_LETTERS[mlp]}0") for layer, mlp in mlps]
     neurons = torch.cat([values[:, start : start + width] for start in starts], 1)
     chosen = torch.zeros(neurons.shape[1], dtype=torch.bool, device=values.device)
     chosen[neurons.abs().mean(0).topk(top).indices] = True
     columns, kept, end = [], list[str](), 0
-    for layer, (start, mask) in enumerate(zip(starts, chosen.split(width), strict=True)):
+    for (layer, mlp), start, mask in zip(mlps, starts, chosen.split(width), strict=True):
         block = values[:, start : start + width]
         rest = block.masked_fill(mask, 0).sum(1, keepdim=True)
         columns += [values[:, end:start], block[:, mask], rest]
-        kept += [*names[end:start], *(f"L{layer}N{u}" for u in mask.nonzero().flatten().tolist())]
-        kept.append(f"{layer}_mlp_rest")
+        kept += [*names[end:start], *(names[start + u] for u in mask.nonzero().flatten().tolist())]
+        kept.append(f"{layer}_{mlp.removesuffix('_out')}_rest")
         end = start + width
     return torch.cat((*columns, values[:, end:]), 1), (*kept, *names[end:])

@@ -155,6 +155,7 @@ def _table(
     each = each if layers else each[:, 0]
     clean, corrupt = values
     return labelled(
+        "attribution_patch",
         {
             **Moments.of(each).cells("effect", dims),
             "each": (("prompt", *dims), each),

@@ -15,10 +15,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.analyses.factors import WRITERS, Factors, Matrix, answer_loss, factors, full_name
+from interp.analyses.lens import batch_words
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.results import frame, labelled
 from interp.core.tiles import row_tiles
+from interp.core.viewer import Viewable, fitted
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Answers, Prompts, Text
@@ -33,6 +35,8 @@ Projection = Literal["normalised", "final_norm", "raw"]
 NO_UPDATE = "no update"
 THRESHOLD = 1e-6
 """Share of a prompt's largest update, over layers and tokens of a matrix, below which a cell counts as not updated."""
+SHOWN = 5
+"""Targets that the text of a lens names."""
 _CELL = ("prompt", "layer", "pos")
 
 
@@ -84,7 +88,7 @@ def _rows(parts: Sequence[Factors], name: str, side: int) -> Float[Tensor, "rows
 
 
 @dataclass(frozen=True, eq=False)
-class BackwardLens:
+class BackwardLens(Viewable):
     """The factors of every weight gradient of a batch of prompts, and what can be read off them.
 
     Results have the dims prompt, layer (those recorded) and pos (columns of the batch); padding holds NaN or -1. Token
@@ -99,6 +103,18 @@ class BackwardLens:
     def __repr__(self) -> str:
         return f"BackwardLens({self.factors})"
 
+    def __str__(self) -> str:
+        rows, n = self.batch.tokens.shape
+        targets = ", ".join(map(repr, self.text.pieces(self._answers().tolist()[:SHOWN])))
+        matrices = ", ".join(dict.fromkeys(name.split(".")[-1] for name in self.factors))
+        lines = [
+            "BackwardLens: one training step towards a target, read through the vocabulary",
+            f"  prompts: {rows}, of up to {n} tokens",
+            f"  targets: {targets}{', ...' if rows > SHOWN else ''}",
+            f"  matrices: {matrices} ({len(self.factors)} in all)",
+        ]
+        return fitted(lines)
+
     @property
     def batch(self) -> Batch:
         """The prompts, with their targets."""
@@ -110,8 +126,10 @@ class BackwardLens:
         `relative_update` is 1 at the prompt's largest of this matrix, over all layers and tokens. Dataset[prompt,
         layer, pos]; `last[prompt]` is the column of the last token.
         """
+        values: dict[str, tuple[Sequence[str], Tensor]]
         values = {name: (_CELL, value) for name, value in self._norms(matrix).items()}
-        return self._labelled(matrix, {**values, "last": (("prompt",), self.batch.last())}, unit="norm")
+        values["last"] = ("prompt",), self.batch.last()
+        return self._labelled("backward_lens_norms", matrix, values, unit="norm")
 
     def project(
         self,
@@ -122,6 +140,8 @@ class BackwardLens:
         threshold: float = THRESHOLD,
     ) -> "xr.Dataset":
         """Every token's vector on the vocabulary: `top_token`, `bottom_token` [.., rank], `target_rank`, and `norms`.
+
+        `top_word`, `bottom_word` are their texts.
 
         Logits of x (of W_out, W_O: of delta) as the model would read it out: "final_norm" N_f(v) W_U + b_U with gamma
         and beta; "normalised" the same of v / ||v||, so that neither eps nor beta decides; "raw" v W_U alone. Rank 0 of
@@ -152,7 +172,13 @@ class BackwardLens:
             "threshold": threshold,
             "rank": f"0 = most probable, {n_vocab - 1} = least",
         }
-        return self._labelled(matrix, values, **attrs, null=f"target_rank: {(n_vocab - 1) / 2}")
+        result = self._labelled(
+            "backward_lens", matrix, values, **attrs, null=f"target_rank: {(n_vocab - 1) / 2}"
+        )
+        for side in ("top", "bottom"):
+            tokens = result[f"{side}_token"]
+            result[f"{side}_word"] = tokens.dims, self.text.words(tokens.values).astype(str)
+        return result.assign_coords(token=batch_words(self.batch, self.text))
 
     def ranks(
         self,
@@ -177,7 +203,7 @@ class BackwardLens:
         Words are joined by " | ", the extreme one first; both say "no update" where there is none. Padding has no rows.
         """
         found = self.project(matrix, k=k, projection=projection, threshold=threshold)
-        table = frame(found[["delta", "x", "relative_update", "target_rank"]])
+        table = frame(found[["delta", "x", "relative_update", "target_rank"]].drop_vars("token"))
         for side in ("top", "bottom"):
             ids = found[f"{side}_token"].values.reshape(-1, k).tolist()
             table[side] = [NO_UPDATE if row[0] < 0 else " | ".join(self.text.pieces(row)) for row in ids]
@@ -201,7 +227,7 @@ class BackwardLens:
         unit = vectors / vectors.norm(dim=-1, keepdim=True)
         null = f"0 +- {self.factors.model.config.d_model**-0.5:.3f}"
         values = {"cosine": (("prompt", "layer", "other_layer"), unit @ unit.mT)}
-        found = self._labelled(matrix, values, unit="cosine", null=null)
+        found = self._labelled("backward_lens_cosines", matrix, values, unit="cosine", null=null)
         return found.assign_coords(other_layer=found["layer"].values)
 
     def gradient_rank(self, matrix: Matrix = "W_out", *, tolerance: float | None = None) -> "xr.Dataset":
@@ -226,7 +252,7 @@ class BackwardLens:
             "gradient_rank": (("prompt", "layer"), torch.stack(ranks, 1)),
             "tokens": (("prompt",), self.batch.lengths),
         }
-        return self._labelled(matrix, values, unit="singular values above the tolerance")
+        return self._labelled("gradient_rank", matrix, values, unit="singular values above the tolerance")
 
     def layers(self, matrix: Matrix) -> list[int]:
         """The layers in which a matrix was recorded; KeyError naming what was, if it is none."""
@@ -271,11 +297,18 @@ class BackwardLens:
         return _Readout(self.factors.model, projection)
 
     def _labelled(
-        self, matrix: Matrix, values: Mapping[str, tuple[Sequence[str], Tensor]], **attrs: str | float
+        self,
+        analysis: str,
+        matrix: Matrix,
+        values: Mapping[str, tuple[Sequence[str], Tensor]],
+        **attrs: str | float,
     ) -> "xr.Dataset":
         projected = {"side": "delta", "read": "bottom"} if matrix in WRITERS else {"side": "x", "read": "top"}
         return labelled(
-            values, coords={"layer": self.layers(matrix)}, attrs={"matrix": matrix, **projected, **attrs}
+            analysis,
+            values,
+            coords={"layer": self.layers(matrix)},
+            attrs={"matrix": matrix, **projected, **attrs},
         )
 
 

@@ -54,6 +54,7 @@ def bigram_table(circuits: Circuits, tokens: Int[Tensor, "*b p"]) -> "xr.Dataset
     for name, value in found.items():
         values |= {name: (("token",), value), f"{name}_mean": ((), (value * total).sum() / total.sum())}
     return labelled(
+        "bigram_table",
         values,
         coords={"token": first.tolist()},
         attrs={"kl_unit": "nats", "kl": "KL(corpus || softmax)", "null": "the corpus' unigram frequencies"},

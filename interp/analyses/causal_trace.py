@@ -228,6 +228,7 @@ def _table(
     reached = einsum(found["changed"].int(), role.int(), "b l p, b r p -> l r") > 0
     total = Moments.of(found["clean"] - found["corrupt"])
     return labelled(
+        "causal_trace",
         {
             **_over_prompts(found["by_role"]),
             "spread": (per_role, found["role_variance"].double().nanmean(0).sqrt()),

@@ -83,7 +83,9 @@ def phase_change(series: "xr.DataArray") -> "xr.Dataset":
     dims = tuple(others)
     cells = {name: (dims, cell) for name, cell in _steepest(values, steps).items()}
     found = labelled(
-        cells, attrs={"of": str(series.name), "unit": series.attrs.get("unit", "that of the series")}
+        "phase_change",
+        cells,
+        attrs={"of": str(series.name), "unit": series.attrs.get("unit", "that of the series")},
     )
     return found.assign_coords({dim: series[dim] for dim in others if dim in series.coords})
 
@@ -115,6 +117,7 @@ def per_token_loss_pca(losses: "xr.DataArray", *, components: int = 2) -> "xr.Da
         )
     projection, direction, explained = principal_components(snapshots)
     found = labelled(
+        "per_token_loss_pca",
         {
             "projection": (
                 (*others, "component"),

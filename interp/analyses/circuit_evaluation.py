@@ -84,6 +84,7 @@ def faithfulness_curve(
     drawn = rearrange(shares[:, len(sizes) :], "w (d k f) -> k w d f", k=2, f=len(sizes))
     curves = [shares[:, None, : len(sizes)], *(drawn if draws else ())]
     return labelled(
+        "faithfulness_curve",
         {
             **_with_interval("faithfulness", ("kind", "fraction"), [c.mean(1) for c in curves]),
             **_with_interval("cpr", ("kind",), [area(c, fractions).mean(1) for c in curves]),
@@ -143,6 +144,7 @@ def evaluate_circuit(
     same = torch.stack([(mask & kept).sum((1, 2)) / max(1, int(kept.sum())) for mask in controls]).mean(0)
     faith = torch.cat((own, rearrange(drawn, "w (d k) -> w k d", k=2).mean(2)), 1)
     return labelled(
+        "evaluate_circuit",
         {
             **_with_interval("faithfulness", ("kind",), list(faith.T)),
             "overlap": (("kind",), torch.cat((torch.ones(1), same))),

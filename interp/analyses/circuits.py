@@ -42,7 +42,7 @@ class Circuits:
     b_K, and, with `folded`, beta. b_O belongs to no head.
     scaled: QK carries the factor between q . k and the attention score.
     embedding: what a vocabulary entry puts on the stream: "token", its embedding (normed where the family norms
-    embeddings), or "effective", the same and what MLP 0 makes of it while attention is silent.
+    embeddings), or "effective", the same and what the MLP (the MLPs) of block 0 make of it while attention is silent.
 
     Example:
         >>> circuits = interp.Circuits(model.transformer, folded=True)
@@ -181,9 +181,10 @@ class Circuits:
             weights.require("additive", "OV circuit", [layer])
         value, out = self._reading(layer, "v", cross=cross), weights.layer(layer, cross=cross).W_O
         if self.folded:
-            norm = block.post_norm("cross_attn_out" if cross else "attn_out")
+            sublayer = "cross_attn_out" if cross else "attn_out"
+            norm = block.post_norm(sublayer)
             out = out if norm is None else norm.frozen(out, out.new_ones(1))
-            out = out * self.model.config.residual_scale
+            out = out * self.model.config.factor(sublayer)
         return FactoredMatrix(value, out)
 
     def _qk(self, layer: int, offsets: Tensor | None, *, cross: bool) -> FactoredMatrix:

@@ -89,6 +89,7 @@ def composition(
     }  # fmt: skip
     counts = (config.n_layers, config.n_heads) * 2
     return labelled(
+        "composition",
         {name: (DIMS, torch.where(exists, value, torch.nan)) for name, value in values.items()},
         coords={dim: range(n) for dim, n in zip(DIMS, counts, strict=True)},
         attrs=_attrs(circuits, kind, null, offset),

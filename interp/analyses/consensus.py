@@ -181,6 +181,7 @@ def _finish(merged: Partial, depths: int) -> "xr.Dataset":
     assert isinstance(merged, Means)
     cells = {k: v for name in ANGLES for k, v in merged.moments[name].cells(name, ("depth",)).items()}
     return labelled(
+        "consensus",
         cells,
         coords={"depth": range(depths)},
         attrs={

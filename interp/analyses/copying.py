@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 Kind = Literal["OV", "QK"]
 SIDES = {"OV": ("source", "output"), "QK": ("query", "key")}
 """What the rows and the columns of a full circuit stand for."""
+UNITS = {
+    "eigenvalue": "sum / sum of moduli, -1 to 1", "matching": "sum / sum of moduli, -1 to 1",
+    "top1": "share of the tokens", "mean_rank": "outputs ahead of the token",
+}  # fmt: skip
 CHUNK = 8192
 """Vocabulary entries widened at once."""
 
@@ -70,7 +74,8 @@ def copying(
         scores |= _rank_scores(circuits, _sampled(d_vocab, sample))
         nulls |= {"top1": 1 / d_vocab, "mean_rank": (d_vocab - 1) / 2}
     n_layers, n_heads = scores["eigenvalue"].shape
-    return labelled(
+    found = labelled(
+        "copying",
         {name: (("layer", "head"), value) for name, value in scores.items()}
         | {f"{name}_null": ((), torch.tensor(value)) for name, value in nulls.items()},
         coords={"layer": range(n_layers), "head": range(n_heads)},
@@ -80,6 +85,9 @@ def copying(
             "mean_rank_unit": "outputs ahead of the token, 0 = none",
         },
     )  # fmt: skip
+    for name in scores:
+        found[name].attrs["unit"] = UNITS[name.removesuffix("_low").removesuffix("_high")]
+    return found
 
 
 @torch.no_grad()
@@ -108,7 +116,9 @@ def eigenvalue_scores(circuits: Circuits) -> Float[Tensor, "l h"]:
 
 @torch.no_grad()
 def matching_scores(circuits: Circuits, previous: Float[Tensor, "l h"]) -> Float[Tensor, "l h"]:
-    """Eigenvalue positivity of "attend where the token before was mine": near 1 for induction heads, NaN in layer 0.
+    """Eigenvalue positivity of "attend where the token before was mine": near 1 for induction heads.
+
+    NaN in layer 0, which reads no head, and in layers whose scores do not come from q . k: they have no QK circuit.
 
     A head of layer l scores query token a against a key whose predecessor was b by E_a W_QK (E_b P)^T, P = the sum over
     the heads i of layers below l of previous[i] W_OV_i: what they wrote about b, as far as they attend to the previous
@@ -129,9 +139,13 @@ def matching_scores(circuits: Circuits, previous: Float[Tensor, "l h"]) -> Float
     gram = _over_vocabulary(circuits.embedded.mT, circuits.embedded)
     weight, written, scores = previous.to(gram), torch.zeros_like(gram), []
     for layer in range(config.n_layers):
-        qk, ov = circuits.qk(layer), circuits.ov(layer)
-        cycled = FactoredMatrix(wide(qk.A), wide(qk.B) @ (written.mT @ gram))
-        scores.append(positivity(cycled.eigenvalues()))
+        ov = circuits.ov(layer)
+        if config.mixers[layer].traits.bilinear:
+            qk = circuits.qk(layer)
+            cycled = FactoredMatrix(wide(qk.A), wide(qk.B) @ (written.mT @ gram))
+            scores.append(positivity(cycled.eigenvalues()))
+        else:
+            scores.append(torch.full_like(gram[0, : config.n_heads], torch.nan))
         values = einsum(weight[layer], wide(ov.A), "h, h d e -> d h e")
         written = written + values.flatten(1) @ rearrange(wide(ov.B), "h e d -> (h e) d")
     return torch.stack(scores)

@@ -67,6 +67,7 @@ def directions(
     circuits = Circuits(model.transformer, folded=True)
     rows = vectors.detach().reshape(-1, width).to(circuits.embedded.device, wide(circuits.embedded[:0]).dtype)
     found = labelled(
+        "directions",
         {"norm": (("direction",), rows.norm(dim=-1))}
         | {
             name: (("direction", "end", "rank"), x)
@@ -121,6 +122,7 @@ def singular_directions(
     scores = scores * _sign(scores[:, -1])[:, None, None]
     ends = _ends(scores, top)
     found = labelled(
+        "singular_directions",
         {"singular_value": (("direction",), s[:k])}
         | {name: (("direction", "side", "end", "rank"), value) for name, value in ends.items()},
         coords={"direction": range(k), "side": list(vectors), "end": ["top", "bottom"], "rank": range(top)},
@@ -160,6 +162,7 @@ def neurons(model: Subject, layer: int, index: int | Sequence[int], *, top: int 
     ends = _ends(torch.stack([_scores(circuits, row, sides[part]) for part, row in rows.items()], 1), top)
     norm = torch.stack([row.norm(dim=-1) for row in rows.values()], 1)
     found = labelled(
+        "neurons",
         {"norm": (("neuron", "part"), norm)}
         | {name: (("neuron", "part", "end", "rank"), value) for name, value in ends.items()},
         coords={"neuron": chosen, "part": list(rows), "end": ["top", "bottom"], "rank": range(top)},
@@ -186,6 +189,8 @@ def _singular(
 def _mlp_matrices(circuits: Circuits, layer: int) -> Mapping[str, Float[Tensor, "_ _"]]:
     """W_gate (if gated) and W_in `[d m]` behind the norm they read through, W_out `[m d]` before the norm it passes."""
     config, weights = circuits.model.config, Weights(circuits.model).layer(layer)
+    if config.macaron:
+        raise ValueError("blocks with one MLP are required, those of this model have two (Macaron)")
     if weights.W_in is None or weights.W_out is None:
         raise ValueError(f"a plain or gated MLP is required, this model is {config.mlp_in_words}")
     block = circuits.model.block(layer)
@@ -194,7 +199,7 @@ def _mlp_matrices(circuits: Circuits, layer: int) -> Mapping[str, Float[Tensor, 
     out = wide(weights.W_out) if post is None else post.frozen(wide(weights.W_out), one)
     into = {"W_gate": weights.W_gate, "W_in": weights.W_in}
     folded = {name: norm.pull_back(wide(w.mT), one).mT for name, w in into.items() if w is not None}
-    return {**folded, "W_out": out * config.residual_scale}
+    return {**folded, "W_out": out * config.factor("mlp_out")}
 
 
 def _scores(circuits: Circuits, vectors: Float[Tensor, "n d"], side: str) -> Float[Tensor, "n v"]:

@@ -155,6 +155,7 @@ def _table(
     cells = moments.cells("score", dims)
     cells |= {"each": (("prompt", *dims), torch.cat(kept))} if kept else {}
     return labelled(
+        "edge_attribution",
         {
             **{name: (axes, x.masked_fill(missing, torch.nan)) for name, (axes, x) in cells.items()},
             "clean": (("prompt",), values[:, 0]),

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from interp.analyses.graph import LOGITS, EdgeGraph
 from interp.core.results import write_atomically
+from interp.core.viewer import Viewable, fitted
 
+SHOWN = 5
+"""Edges that a circuit's text names: the largest."""
 FORMAT = 1
 """Version of the file; a reader refuses any other."""
 
@@ -38,7 +41,7 @@ class CircuitProtocol:
 
 
 @dataclass(frozen=True)
-class Circuit:
+class Circuit(Viewable):
     """Edges of a model with their scores, in the order of the graph.
 
     Errors: KeyError for an edge that the graph does not have; ValueError for a score that is no number.
@@ -79,6 +82,17 @@ class Circuit:
         """The circuit of a mask over the graph's edges; cells that are no edges are not looked at."""
         values = scores[graph.exists & kept].tolist()
         return cls(graph, dict(zip(graph.names(kept), values, strict=True)), model, task, protocol)
+
+    def __str__(self) -> str:
+        size = f"{len(self.scores)} of {len(self.graph)} edges ({self.share:.2%}), {len(self.nodes)} nodes"
+        of = " ".join(x for x in (self.model, self.task) if x)
+        lines = [f"Circuit{f' of {of}' if of else ''}: {size}"]
+        if how := self.protocol:
+            lines.append(f"  {how.metric} ({how.unit}) by {how.method}, {how.search}; n = {how.n}")
+        largest = sorted(self.scores.items(), key=lambda pair: -abs(pair[1]))
+        lines += [f"  {edge:<24} {score:+.4g}" for edge, score in largest[:SHOWN]]
+        rest = len(largest) - SHOWN
+        return fitted([*lines, *([f"  ... and {rest} more"] if rest > 0 else [])])
 
     @property
     def edges(self) -> tuple[str, ...]:

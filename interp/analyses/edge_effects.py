@@ -63,6 +63,7 @@ def edge_effects(
     cells = Moments.of(effects).cells("score", dims)
     cells |= {"each": (("prompt", *dims), effects)} if each else {}
     return labelled(
+        "edge_effects",
         {
             **{name: (axes, x.masked_fill(missing, torch.nan)) for name, (axes, x) in cells.items()},
             "clean": (("prompt",), before),

@@ -48,6 +48,7 @@ def edge_stability(
     mean = (pairs.sum() - pairs.trace()) / (resamples * (resamples - 1))
     missing, share = torch.from_numpy(scores.score.isnull().values), edges / total
     return labelled(
+        "edge_stability",
         {
             "jaccard": ((), mean),
             "chance": ((), torch.tensor(share / (2 - share))),
@@ -94,6 +95,7 @@ def recovery(tables: Sequence["xr.Dataset"], planted: Collection[str]) -> "xr.Da
     found = [(edge_auroc(table, planted), _top(table, planted)) for table in tables]
     auroc, top = torch.tensor(found).T
     return labelled(
+        "recovery",
         {"auroc": (("attribution",), auroc), "top": (("attribution",), top)},
         coords={"attribution": [table.attrs["method"] for table in tables]},
         attrs={"planted": len(planted)},

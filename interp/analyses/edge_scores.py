@@ -87,7 +87,7 @@ class Change:
         """W_O, behind the linear part of the norm of its output and the factor on it."""
         out, norm = Weights(self.model).layer(layer).W_O, self.model.block(layer).post_norm("attn_out")
         out = out if norm is None else norm.frozen(wide(out), wide(out.new_ones(1)))
-        factor = self.model.config.residual_scale
+        factor = self.model.config.factor("attn_out")
         return out if factor == 1 else out * factor
 
 

@@ -211,6 +211,7 @@ def _labelled(
             of_loss[:, -1] = of_loss[:, -1].exp()
     dims = ("editor", "measure")
     return labelled(
+        "edit_table",
         {
             "score": (dims, score),
             "low": (dims, low),

@@ -173,6 +173,8 @@ def _why_not(config: ModelConfig, matrix: Matrix) -> str | None:
         return "has a mixture of experts, whose matrices see only some tokens each"
     if isinstance(config.mlp, ConvMLP):
         return "has a convolution in its MLP"
+    if config.macaron:
+        return "has two MLPs in a block (Macaron)"
     return "has an MLP without a gate" if matrix == "W_gate" and not config.mlp.gated else None
 
 
@@ -211,9 +213,10 @@ def _at_output(
     """The gradient at the bare output of the matrix, which some families pass through a norm and a factor."""
     if matrix not in WRITERS:
         return gradient
-    if model.config.residual_scale != 1:
-        gradient = gradient * model.config.residual_scale
-    norm = model.block(layer).post_norm("mlp_out" if matrix == "W_out" else "attn_out")
+    sublayer = "mlp_out" if matrix == "W_out" else "attn_out"
+    if model.config.factor(sublayer) != 1:
+        gradient = gradient * model.config.factor(sublayer)
+    norm = model.block(layer).post_norm(sublayer)
     if norm is None:
         return gradient
     weights = Weights(model).layer(layer)

@@ -90,7 +90,7 @@ def faithfulness(
     how = erasure or Erasure()
     found = erased(model.transformer, batch, score, columns(batch, pos), how, batch_size=batch_size)
     values = {"comprehensiveness": found.comprehensiveness, "sufficiency": found.sufficiency}
-    return labelled({name: (("prompt",), x) for name, x in values.items()}, attrs=_attrs(how))
+    return labelled("faithfulness", {name: (("prompt",), x) for name, x in values.items()}, attrs=_attrs(how))
 
 
 def comprehensiveness(whole: Float[Tensor, "b"], without_top: Float[Tensor, "s b"]) -> Float[Tensor, "b"]:
@@ -272,4 +272,4 @@ def _compared(each: Mapping[str, Faithfulness], attrs: Mapping[str, str | float 
         rows = torch.stack([getattr(found, name) for found in each.values()])
         values |= Moments.of(rows.mT).cells(name, ("attribution",))
         values[f"{name}_each"] = (("attribution", "prompt"), rows)
-    return labelled(values, coords={"attribution": list(each)}, attrs=attrs)
+    return labelled("compare_methods", values, coords={"attribution": list(each)}, attrs=attrs)

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.analyses.residual import check_sum
+from interp.model.config import MLPS
 from interp.model.sites import embedding_parts
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
@@ -60,12 +61,12 @@ class Folded:
         columns: list[Tensor] = []
         extra: dict[str, Tensor] = {}
         for sublayer in self.model.config.sublayers:
-            if sublayer != "mlp_out" and by in ("head", "source"):
+            if sublayer not in MLPS and by in ("head", "source"):
                 found, sources = self._heads(layer, sublayer, by)
                 columns += found
                 extra |= {} if sources is None else {f"{sublayer}_{layer}": sources}
-            elif sublayer == "mlp_out" and by == "neuron":
-                columns += self._neurons(layer)
+            elif sublayer in MLPS and by == "neuron":
+                columns += self._neurons(layer, sublayer)
             else:
                 columns.append(_dot(self.last[site(layer, f"hook_{sublayer}")], self.at[layer, sublayer]))
             if (layer, sublayer) in self.betas:
@@ -92,11 +93,12 @@ class Folded:
         check_sum(sources.movedim(-1, 0), heads, f"sources of layer {layer}", self.model.dtype)
         return columns, sources
 
-    def _neurons(self, layer: int) -> list[Float[Tensor, "b c"]]:
+    def _neurons(self, layer: int, sublayer: str) -> list[Float[Tensor, "b c"]]:
         """Every neuron's column, and the bias'."""
-        w, post = self.weights.layer(layer), self.last[site(layer, "mlp.hook_post")]
+        w = self.weights.layer(layer, before=sublayer == "mlp_before_out")
+        post = self.last[site(layer, f"{sublayer.removesuffix('_out')}.hook_post")]
         assert w.W_out is not None and w.b_out is not None
-        direction, beta = self._behind(layer, "mlp_out", post @ w.W_out.to(post) + w.b_out.to(post))
+        direction, beta = self._behind(layer, sublayer, post @ w.W_out.to(post) + w.b_out.to(post))
         return [post * (direction @ w.W_out.to(post).mT), _dot(direction, w.b_out.to(post)) + beta]
 
     def _behind(
@@ -104,7 +106,7 @@ class Folded:
     ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b 1"] | float]:
         """The direction at a sublayer's bare output, and what beta of the norm behind it adds."""
         norm = self.model.block(layer).post_norm(sublayer)
-        direction = self.at[layer, sublayer] * self.model.config.residual_scale
+        direction = self.at[layer, sublayer] * self.model.config.factor(sublayer)
         if norm is None:
             return direction, 0.0
         beta = 0.0 if norm.bias is None else _dot(direction, norm.bias.to(direction))

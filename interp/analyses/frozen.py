@@ -134,7 +134,7 @@ class FrozenLayer:
         self.post_scale: Float[Tensor, "b p 1"] = post_scale
         self.reading, self.post = block.reading(block.ln1), block.post_norm("attn_out")
         self.sum_norm = block.sum_norm("attn_out")
-        self.factor = model.config.residual_scale
+        self.factor = model.config.factor("attn_out")
         self.weights: LayerWeights = weights.layer(layer)
         self.kv_head = weights.kv_head()
 

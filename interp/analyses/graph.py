@@ -62,6 +62,7 @@ class EdgeGraph:
         problem = {
             "norms the sum itself (post-norm blocks)": config.norm_place == "post",
             "also attends to the memory of an encoder": config.cross_attention,
+            "has two MLPs in a block (Macaron), and the graph has one node": config.macaron,
             "has heads that read the stream otherwise than as queries, keys and values": not reads_by_qkv(
                 config
             ),

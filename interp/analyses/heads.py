@@ -25,7 +25,9 @@ from interp.analyses.repeats import (
     pattern_scores,
     repeat_scores,
 )
+from interp.analyses.residual import not_linear
 from interp.analyses.sentences import IndirectObjects, sentence_scores
+from interp.analyses.shares import NO_SHARES, signed_shares, without_shares
 from interp.analyses.successor import known_sequences, successor_hits
 from interp.core.results import labelled
 from interp.core.stats import Means, Moments, Partial
@@ -63,9 +65,10 @@ def heads(
     `_null`, a scalar or per layer or head.
     On repeated random tokens, in [0, 1]: `previous_token`, `current_token`, `first_token` (mean attention there),
     `duplicate_token` and `induction` (sum over all earlier copies, or what followed them, over the queries that have
-    one: the prefix-matching score), `local` (the last 5 tokens), `entropy` (H_i / log(i + 1); NaN
-    where weights are no shares, as in differential attention); null: attention spread
-    evenly over what the layer may see. `peak_distance`: where `attention_kernel` is largest.
+    one: the prefix-matching score), `local` (the last 5 tokens), `entropy` (H_i / log(i + 1)); null: attention spread
+    evenly over what the layer may see. `peak_distance`: where `attention_kernel` is largest. Where weights may be
+    negative or sum to anything (differential, lightning, pooling) they count as shares of all that a query weighs,
+    a_ij / sum_j |a_ij|, scores lie in [-1, 1], `entropy` is NaN, and attrs `no_shares` names the layers.
     `copying`: of what a head raises when it attends to a token, the token's own part (Olsson et al. 2022, -1 to 1;
     chance is about -0.86). `copying_weights`: the same from the weights, by eigenvalues (exact: no interval; chance 0).
     `successor`: share of items (numbers, months, letters, ...) that the weights map to the next one.
@@ -82,11 +85,11 @@ def heads(
     config = model.transformer.config
     table = _on_repeats(model, data, batch_size).drop_dims("distance")
     parts = [_names(model, sentences, batch_size)]
-    if config.unembed and _splits(config):
+    if _why_not_copied(config) is None:
         circuits = Circuits(model.transformer, folded=True, embedding="effective")
         parts += [_copying_weights(circuits), _successors(circuits, model.text)]
     for values, reasons in parts:
-        table = table.merge(labelled(values)).assign_attrs(reasons)
+        table = table.merge(labelled("heads", values)).assign_attrs(reasons)
     for name in table.data_vars:
         score = re.sub("_(low|high|null|null_sd)$", "", str(name))
         table[name].attrs["unit"] = UNITS.get(score, table.attrs["unit"])
@@ -105,18 +108,20 @@ def attention_kernel(model: Subject, data: RepeatedTokens = REPEATS, *, batch_si
         >>> interp.analyses.heads.attention_kernel(model).kernel.sel(layer=0, head=1, distance=1)
     """
     table = _on_repeats(model, data, batch_size)
-    return table[[name for name, values in table.items() if "distance" in values.dims]]
+    names = [name for name, values in table.items() if "distance" in values.dims]
+    return table[names].assign_attrs(interp_analysis="attention_kernel")
 
 
 def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
     """The analysis behind `heads` and `attention_kernel`, for batches that `data` made."""
     if not config.causal:
         raise ValueError("head scores on repeats require a causal model")
-    reduced, first = partial(_reduced, data=data), partial(_sample, n=data.sample)
-    layers = range(config.n_layers)
-    patterns = [Read(f"blocks.{layer}.attn.hook_pattern", reduced) for layer in layers]
+    layers, first = range(config.n_layers), partial(_sample, n=data.sample)
+    plain, signed = (partial(_reduced, data=data, signed=signed) for signed in (False, True))
+    vias = [signed if layer in without_shares(config) else plain for layer in layers]
+    patterns = [Read(f"blocks.{i}.attn.hook_pattern", via) for i, via in enumerate(vias)]
     values = [
-        Read(f"blocks.{layer}.attn.hook_v", first) for layer in layers if config.unembed and _splits(config)
+        Read(f"blocks.{layer}.attn.hook_v", first) for layer in layers if _why_not_copied(config) is None
     ]
     return Analysis(
         name="heads",
@@ -136,13 +141,19 @@ def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> "xr.Da
     return run_batches([analysis], model.transformer, batch.split(batch_size))["heads"]
 
 
-def _splits(config: ModelConfig) -> bool:
-    """Whether every head has an OV circuit."""
-    return all(mixer.traits.additive for mixer in config.mixers)
+def _why_not_copied(config: ModelConfig) -> str | None:
+    """Why heads have no copying scores: no OV circuit, or no unembedding behind it; None if they have."""
+    if what := not_linear(config):
+        return f"this model {what}"
+    splits = all(mixer.traits.additive for mixer in config.mixers)
+    return None if splits else "a mixer of this model makes no pattern of the values"
 
 
-def _reduced(pattern_bhqk: Float[Tensor, "b h q k"], data: RepeatedTokens) -> Float[Tensor, "b h s"]:
-    """Every score of a pattern and, behind them, its kernel."""
+def _reduced(
+    pattern_bhqk: Float[Tensor, "b h q k"], data: RepeatedTokens, *, signed: bool = False
+) -> Float[Tensor, "b h s"]:
+    """Every score of a pattern (of its `signed_shares`) and, behind them, its kernel."""
+    pattern_bhqk = signed_shares(pattern_bhqk) if signed else pattern_bhqk
     kernel = distance_kernel(pattern_bhqk, data.farthest)
     return torch.cat((pattern_scores(pattern_bhqk, data.period, kernel), kernel), -1)
 
@@ -164,8 +175,7 @@ def _compute(
         raise ValueError("head scores require the plain rows of RepeatedTokens, got a padded or packed batch")
     numbers = torch.stack([trace[read] for read in patterns], 1)
     scores, kernel = numbers[..., : len(SCORES)], numbers[..., len(SCORES) :]
-    signed = [i for i, mixer in enumerate(model.config.mixers) if not mixer.traits.distribution]
-    scores[:, signed, :, SCORES.index("entropy")] = torch.nan
+    scores[:, list(without_shares(model.config)), :, SCORES.index("entropy")] = torch.nan
     found = dict(zip(SCORES, scores.unbind(-1), strict=True)) | {"kernel": kernel}
     if values:
         first = batch.tokens[:, 1 : 1 + data.sample]
@@ -187,9 +197,9 @@ def _finish(merged: Partial, config: ModelConfig, data: RepeatedTokens) -> "xr.D
     if "copying" in moments:
         chance = torch.tensor(chance_copying(data.sample))
         values |= _cells("copying", moments["copying"], HEAD, (), chance)
-    why = "" if _splits(config) else "a mixer of this model makes no pattern of the values"
-    why = why if config.unembed else "this model has no logits"
+    why, other = _why_not_copied(config), without_shares(config)
     return labelled(
+        "heads",
         values,
         coords={
             "layer": range(config.n_layers), "head": range(config.n_heads), "distance": range(data.farthest + 1),
@@ -198,7 +208,8 @@ def _finish(merged: Partial, config: ModelConfig, data: RepeatedTokens) -> "xr.D
             "rows": kernel.n, "period": data.period, "repeats": data.repeats, "seed": data.seed,
             "unit": "attention mass", "interval": "95 % over rows",
             "null": "attention spread evenly over what the layer may see; copying: Gaussian logits",
-            **dict.fromkeys(("no_copying", "no_successor") if why else (), why),
+            **({"no_copying": why, "no_successor": why} if why else {}),
+            **({"no_shares": f"layers {', '.join(map(str, other))}: {NO_SHARES}"} if other else {}),
         },
     )  # fmt: skip
 

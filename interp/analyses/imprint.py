@@ -9,6 +9,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.analyses.residual import not_linear
 from interp.core.precision import wide
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
@@ -61,8 +62,7 @@ def top_vjp(
     the logits, and the slope 1 - (logit / cap)^2 of a soft cap, are part of it.
     Errors: ValueError for a model whose logits are not linear in the normed stream.
     """
-    if model.unembed is None or model.mlm_head is not None:
-        what = "has no logits" if model.unembed is None else "has a non-linear masked-LM head"
+    if what := not_linear(model.config):
         raise ValueError(
             f"the top VJP requires logits that are linear in the normed stream; this model {what}"
         )

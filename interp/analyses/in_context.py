@@ -105,7 +105,9 @@ def loss_map(
     found = over_checkpoints(load, revisions, partial(in_context, data=data, early=early, late=late))
     loss = torch.tensor(found.loss.transpose("step", "index").to_numpy())
     slope = log_index_slope(loss, torch.tensor(found.index.to_numpy()), span=span)
-    return found.assign(slope=(("step", "index"), slope.numpy())).assign_attrs(span=span)
+    return found.assign(slope=(("step", "index"), slope.numpy())).assign_attrs(
+        interp_analysis="loss_map", span=span
+    )
 
 
 def one_token_losses(
@@ -261,6 +263,7 @@ def _finish(merged: Partial, early: int, late: int) -> "xr.Dataset":
         "count": loss.counts.long(),
     }  # fmt: skip
     return labelled(
+        "in_context",
         {name: (("index",), value[:n]) for name, value in curves.items()}
         | {"score": ((), score.mean), "score_low": ((), least), "score_high": ((), most)},
         coords={"index": range(1, n + 1)},
@@ -292,6 +295,7 @@ def _finish_chosen(merged: Partial, seed: int) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     loss = merged.rows["loss"]
     return labelled(
+        "one_token_losses",
         {name: (("example",), value) for name, value in merged.rows.items()},
         coords={"example": range(len(loss))},
         attrs={"unit": "nats", "token_index": INDEX, "seed": seed},

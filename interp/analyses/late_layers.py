@@ -15,6 +15,8 @@ from torch import Tensor
 
 from interp.analyses.lens import CHUNK
 from interp.analyses.output_lens import Part
+from interp.analyses.residual import not_linear
+from interp.analyses.shares import last_attention
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.stats import Means, Partial
@@ -46,12 +48,13 @@ def late_layers(
 ) -> "xr.Dataset":
     """What the last layer does to the right answer at the last token: means over prompts, 95 % as `_low`, `_high`.
 
-    Dataset[component], the last layer's heads `L3H0`, `3_attn_out`, `3_mlp_out` and `3_block` (both):
-    `attribution` to the answer, in logits relative to the vocabulary's mean at frozen norms; `cosine` of the output
-    with the average token, `cosine_null_low` and `_high` (95 % of its mean under random frequencies);
-    `log_prob_change` (nats) and `rank_change` of the answer when the output is replaced by zero: positive and negative,
-    respectively, where the part held the answer back. Dataset[head]: `first_attention`, from the last token to the
-    first. Dataset[depth]: `lens_log_prob` of the answer by the logit lens before the last layer, within and behind it.
+    Dataset[component], the last layer's heads `L3H0`, `3_attn_out`, `3_mlp_out` (Macaron: and `3_mlp_before_out`) and
+    `3_block` (all of them): `attribution` to the answer, in logits relative to the vocabulary's mean at frozen norms;
+    `cosine` of the output with the average token, `cosine_null_low` and `_high` (95 % of its mean under random
+    frequencies); `log_prob_change` (nats) and `rank_change` of the answer when the output is replaced by zero: positive
+    and negative, respectively, where the part held the answer back. Dataset[head]: `first_attention`, from the last
+    token to the first (`signed_shares` where weights are none). Dataset[depth]: `lens_log_prob` of the answer by the
+    logit lens before the last layer, within and behind it.
     Scalars: `log_prob`, `rank` (0 = most probable) of the answer.
     Average token: sum_t p(t) W_U[:, t] - mean_t W_U[:, t]; outputs are compared with it as the unembedding reads them,
     behind the final norm's linear part. The mean is removed because any model's words share a direction.
@@ -127,24 +130,23 @@ def _labels(config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 
 def _check(config: ModelConfig) -> None:
-    if not config.unembed or config.mlm_head:
+    if what := not_linear(config):
         raise ValueError(
-            "a report on late layers requires logits that are linear in the normed stream (no masked-LM head)"
+            "a report on late layers requires logits that are linear in the normed stream (no masked-LM head); "
+            f"this model {what}"
         )
     if config.cross_attention:
         raise ValueError("a report on late layers requires a model without cross-attention")
 
 
-def _last_query(pattern_bhqk: Tensor) -> Tensor:
-    return pattern_bhqk[:, :, -1]
-
-
 def _states(config: ModelConfig) -> dict[str, str]:
     """Depths of the last layer and their sites."""
     last = config.n_layers - 1
-    middle = {f"{last}_mid": f"blocks.{last}.hook_resid_mid"}
-    inner = middle if config.mlp is not None and not config.parallel else {}
-    return {f"{last}_pre": f"blocks.{last}.hook_resid_pre", **inner, "final_post": final_stream(config)}
+    inner = ["mid"] if config.mlp is not None and not config.parallel else []
+    names = ["pre", *(["pre_attn"] if config.macaron else []), *inner]
+    return {f"{last}_{n}": f"blocks.{last}.hook_resid_{n}" for n in names} | {
+        "final_post": final_stream(config)
+    }
 
 
 def _reads(config: ModelConfig) -> tuple[Read, ...]:
@@ -155,7 +157,7 @@ def _reads(config: ModelConfig) -> tuple[Read, ...]:
 
 
 def _pattern(config: ModelConfig) -> Read:
-    return Read(f"blocks.{config.n_layers - 1}.attn.hook_pattern", _last_query)
+    return last_attention(config, config.n_layers - 1)
 
 
 @torch.no_grad()
@@ -251,6 +253,7 @@ def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     low, high = null.mean.quantile(ends, dim=-1)
     values |= {"cosine_null_low": (("component",), low), "cosine_null_high": (("component",), high)}
     return labelled(
+        "late_layers",
         values,
         coords={
             "component": list(_labels(config)), "head": range(config.n_heads), "depth": list(_states(config)),

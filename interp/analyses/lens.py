@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from interp.analyses.vocabulary import LogitTiles, Reference, statistics
@@ -19,7 +20,7 @@ from interp.core.stats import Moments, Partial, Rows
 from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
-from interp.engine.text import Prompts
+from interp.engine.text import Prompts, Text
 from interp.model.config import ModelConfig
 from interp.model.loss import predicted
 from interp.model.sites import final_stream, find, full_name, names
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 CHUNK = 128
 """Rows of logits held at a time: 25 MiB at a vocabulary of 50 257."""
-STATES = ("resid_pre", "resid_mid", "resid_mid_cross", "resid_post", "normalized_resid_post")
+STATES = (
+    "resid_pre", "resid_pre_attn", "resid_mid", "resid_mid_cross", "resid_post", "normalized_resid_post",
+)  # fmt: skip
 """The sites that hold the whole residual stream."""
 
 
@@ -62,9 +65,10 @@ def logit_lens(
 ) -> "xr.Dataset":
     """The lens at every depth (`0_pre` ... `final_post`) and position.
 
-    Returns Dataset[prompt, depth, pos]: `top_token`, `top_prob` [.., rank], `entropy` and `kl` = KL(final || depth) in
-    nats, `target_rank` (0 = most probable) and `target_prob`. The target is `answer` at every position if given,
-    else the next token of the prompt; rank -1 and probability NaN where there is none. Padded positions hold NaN.
+    Returns Dataset[prompt, depth, pos]: `top_token`, its text `word` and `top_prob` [.., rank], `entropy` and `kl` =
+    KL(final || depth) in nats, `target_rank` (0 = most probable) and `target_prob`. The target is `answer` at every
+    position if given, else the next token of the prompt; rank -1 and probability NaN where there is none. Padded
+    positions hold NaN.
     sites: states to read in every block, of `STATES` (a post-norm block's `resid_mid` and `resid_post` are sums before
     their norm), or full names such as `blocks.3.hook_resid_mid`. The last depth is always the model's own answer.
     positions: which of each prompt's tokens, negative from its end; None = all. Their numbers become the coordinate.
@@ -86,7 +90,15 @@ def logit_lens(
     if translators is not None:
         translators.check(model.transformer, lens_sites(config, sites)[:-1])
     analysis = lens(config, top=top, sites=sites, positions=positions, translators=translators)
-    return run_batches([analysis], model.transformer, batch.split(batch_size))["logit_lens"]
+    found = run_batches([analysis], model.transformer, batch.split(batch_size))["logit_lens"]
+    found = found.assign(word=(found.top_token.dims, model.text.words(found.top_token.values).astype(str)))
+    return found if positions is not None else found.assign_coords(token=batch_words(batch, model.text))
+
+
+def batch_words(batch: Batch, text: Text) -> tuple[tuple[str, str], Shaped[np.ndarray, "b p"]]:
+    """The dims and the texts of a batch's tokens, "" at padding: a coordinate."""
+    ids = batch.tokens.masked_fill(~batch.real, -1)
+    return ("prompt", "pos"), text.words(ids.cpu().numpy()).astype(str)
 
 
 def lens(
@@ -157,7 +169,9 @@ def by_depth(result: "xr.Dataset") -> "xr.Dataset":
         rows = torch.from_numpy(result[name].transpose("prompt", "depth", "pos").values).nanmean(-1)
         values |= Moments.of(rows[~rows.isnan().any(1)]).cells(name, ("depth",))
     attrs = {**result.attrs, "interval": "95 % over prompts", "prompts": result.sizes["prompt"]}
-    return labelled(values, coords={"depth": [str(d) for d in result.depth.values]}, attrs=attrs)
+    return labelled(
+        "lens_by_depth", values, coords={"depth": [str(d) for d in result.depth.values]}, attrs=attrs
+    )
 
 
 @torch.no_grad()
@@ -244,6 +258,7 @@ def _finish(
     values = {name: ((*dims, "rank") if v.ndim == 4 else dims, v) for name, v in merged.rows.items()}
     chosen = {} if positions is None else {"pos": list(positions)}
     return labelled(
+        "logit_lens",
         values,
         coords={"depth": depths, **chosen},
         attrs={"entropy_unit": "nats", "kl": "KL(final || depth), nats"},

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from interp.core.shapes import nearest
 from interp.model.config import MLP, ConvMLP, Learned, ModelConfig, MoE, NoNorm
+from interp.model.sites import attention_input
 from interp.model.transformer import Transformer
 
-_NAME = re.compile(r"blocks\.(-?\d+)\.(attn|mlp)\.(W_\w+)")
+_NAME = re.compile(r"blocks\.(-?\d+)\.(attn|mlp|mlp_before)\.(W_\w+)")
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,11 @@ def held(model: Transformer, name: str) -> Held:
         raise ValueError(f"{name!r}: this model has {config.mlp_in_words}, whose matrices have no such names")
     if mlp is None or (matrix == "W_gate" and not mlp.gated):
         raise ValueError(f"{name!r}: this model has no {'MLP' if mlp is None else 'gate in its MLP'}")
-    return Held(f"blocks.{layer}.mlp.{'out' if matrix == 'W_out' else 'into'}.weight", _mlp_view(mlp, matrix))
+    if part == "mlp_before" and not config.macaron:
+        raise ValueError(f"{name!r}: this model has no MLP before attention")
+    return Held(
+        f"blocks.{layer}.{part}.{'out' if matrix == 'W_out' else 'into'}.weight", _mlp_view(mlp, matrix)
+    )
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def ends(config: ModelConfig, name: str) -> Ends:
     reads, writes = between(config, name)
     part, matrix = match[2], match[3]
     if matrix not in ("W_out", "W_O"):
-        axes = "b p i, i r, r o -> b p o" if part == "mlp" else "b p i, h i r, h r o -> b p h o"
+        axes = "b p i, h i r, h r o -> b p h o" if part == "attn" else "b p i, i r, r o -> b p o"
         return Ends(reads, writes, axes)
     if config.norm_place in ("sandwich", "output"):
         raise ValueError(
@@ -91,30 +96,35 @@ def ends(config: ModelConfig, name: str) -> Ends:
             "change the weight itself (`applied`, `finetune_edit`)"
         )
     axes = "b p i, i r, r o -> b p o" if matrix == "W_out" else "b p h i, h i r, h r o -> b p o"
-    return Ends(reads, writes, axes, config.residual_scale)
+    return Ends(reads, writes, axes, config.factor(f"{part}_out"))
 
 
 def between(config: ModelConfig, name: str) -> tuple[str, str]:
     """The sites of what a block matrix reads and of what it gives; of W_out and W_O, of what is added to the stream."""
-    prefix, matrix = name.rsplit(".", 2)[0], name.rpartition(".")[2]
+    prefix, part, matrix = name.rsplit(".", 2)
     gated = isinstance(config.mlp, MLP) and config.mlp.gated
-    reads = {"W_O": "attn.hook_z", "W_out": "mlp.hook_post"}
+    reads = {"W_O": "attn.hook_z", "W_out": f"{part}.hook_post"}
     writes = {
         "W_Q": "attn.hook_q", "W_K": "attn.hook_k", "W_V": "attn.hook_v", "W_O": "hook_attn_out",
-        "W_gate": "mlp.hook_pre", "W_in": "mlp.hook_pre_linear" if gated else "mlp.hook_pre", "W_out": "hook_mlp_out",
+        "W_gate": f"{part}.hook_pre", "W_in": f"{part}.hook_pre{'_linear' if gated else ''}",
+        "W_out": f"hook_{part}_out",
     }  # fmt: skip
-    source = reads.get(matrix) or _read_through(config, "attn" if matrix in _MATRICES["attn"] else "mlp")
+    source = reads.get(matrix) or _read_through(config, part)
     return f"{prefix}.{source}", f"{prefix}.{writes[matrix]}"
 
 
 def _read_through(config: ModelConfig, part: str) -> str:
     """The site of what a sublayer's first matrices read: the normed stream, or the stream where no norm precedes."""
     if isinstance(config.norm, NoNorm) or config.norm_place in ("output", "post"):
-        return "hook_resid_pre" if part == "attn" else "hook_mlp_in"
-    return "ln1.hook_normalized" if part == "attn" or config.shared_norm else "ln2.hook_normalized"
+        return attention_input(config, 0).rpartition(".")[2] if part == "attn" else f"hook_{part}_in"
+    norm = "ln1" if config.shared_norm else {"attn": "ln1", "mlp": "ln2", "mlp_before": "ln0"}[part]
+    return f"{norm}.hook_normalized"
 
 
-_MATRICES = {"attn": ("W_Q", "W_K", "W_V", "W_O"), "mlp": ("W_in", "W_gate", "W_out")}
+_MATRICES = {
+    "attn": ("W_Q", "W_K", "W_V", "W_O"),
+    **dict.fromkeys(("mlp", "mlp_before"), ("W_in", "W_gate", "W_out")),
+}
 _OUTSIDE = ("embed.W_E", "pos_embed.W_pos", "unembed.W_U")
 
 

@@ -21,6 +21,7 @@ from interp.core.shapes import nearest
 from interp.model.config import ModelConfig
 from interp.model.mixer_variants import require
 from interp.model.norm import Normalize
+from interp.model.sites import attention_input
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
@@ -67,7 +68,7 @@ class Mixing:
         """A recorded block (`mixing_reads`): what attention adds, that plus the residual, or that behind its norm."""
         require("additive", [model.config.mixers[layer]], "splitting a block by source")
         block, weights = model.block(layer), Weights(model).layer(layer)
-        stream, pattern, v = (wide(trace[read]) for read in mixing_reads(layer, "alti"))
+        stream, pattern, v = (wide(trace[read]) for read in mixing_reads(model.config, layer, "alti"))
         found = cls(
             pattern=pattern,
             value=v[:, :, Weights(model).kv_head()],
@@ -76,7 +77,7 @@ class Mixing:
             stream=torch.zeros_like(stream),
             constant=weights.b_O.to(v).expand_as(stream),
         )
-        found = found.behind(block.post_norm("attn_out")).times(model.config.residual_scale)
+        found = found.behind(block.post_norm("attn_out")).times(model.config.factor("attn_out"))
         if upto != "attn":
             found = replace(found, stream=stream)
         return found.behind(block.sum_norm("attn_out")) if upto == "block" else found
@@ -175,12 +176,12 @@ class Mixing:
             yield first, einsum(some, self.out, "b k h e, h e d -> b k h d")
 
 
-def mixing_reads(layer: int, kernel: Kernel) -> tuple[Read, ...]:
+def mixing_reads(config: ModelConfig, layer: int, kernel: Kernel) -> tuple[Read, ...]:
     """What a kernel needs recorded of one block."""
     site = f"blocks.{layer}.attn.hook_pattern"
     if kernel == "attention":
         return (Read(site, head_mean),)
-    return Read(f"blocks.{layer}.hook_resid_pre"), Read(site), Read(f"blocks.{layer}.attn.hook_v")
+    return Read(attention_input(config, layer)), Read(site), Read(f"blocks.{layer}.attn.hook_v")
 
 
 def head_mean(pattern: Float[Tensor, "b h q k"]) -> Float[Tensor, "b q k"]:
@@ -200,7 +201,7 @@ def contributions(
     """
     if kernel == "attention":
         require("distribution", [model.config.mixers[layer]], "kernel='attention'")
-        (read,) = mixing_reads(layer, kernel)
+        (read,) = mixing_reads(model.config, layer, kernel)
         return trace[read], _others(trace[read])
     if kernel == "values":
         lengths = Mixing.of(model, layer, trace, "attn").value_norms().norm(dim=1)
@@ -283,7 +284,7 @@ def layers_read(config: ModelConfig, kernel: Kernel, layers: Sequence[int]) -> t
     if kernel not in get_args(Kernel):
         raise ValueError(f"unknown kernel {kernel!r}; {nearest(kernel, get_args(Kernel))}")
     check_tokens(config)
-    return tuple(read for layer in layers for read in mixing_reads(layer, kernel))
+    return tuple(read for layer in layers for read in mixing_reads(config, layer, kernel))
 
 
 def check_tokens(config: ModelConfig) -> None:

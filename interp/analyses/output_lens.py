@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.analyses.lens import _targets
+from interp.analyses.residual import not_linear
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
@@ -25,7 +26,7 @@ from interp.engine.analysis import Analysis, run_batches
 from interp.engine.batch import Batch
 from interp.engine.observe import Subject
 from interp.engine.text import Prompts
-from interp.model.config import MLP, ModelConfig, NoNorm
+from interp.model.config import MLP, MLPS, ModelConfig, NoNorm
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _NORMS = {"attn_out": "ln1", "cross_attn_out": "ln_cross", "mlp_out": "ln2"}
-_FORMS = "L3H2 (a head; of cross-attention L3X2), L3N17 (a neuron), 3_attn_out or 3_mlp_out"
+_FORMS = (
+    "L3H2 (a head; of cross-attention L3X2), L3N17 (a neuron; of the MLP before attention L3B17), 3_attn_out, "
+    "3_mlp_out or 3_mlp_before_out"
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Part:
 
     layer: int
     sublayer: str
-    """attn_out, cross_attn_out or mlp_out."""
+    """mlp_before_out, attn_out, cross_attn_out or mlp_out."""
     unit: int | None = None
     """The head or the neuron; None = the whole sublayer, biases included."""
 
@@ -54,10 +58,12 @@ class Part:
 
         Errors: ValueError for another form or a part that such a model does not have, IndexError beyond its size.
         """
-        if found := re.fullmatch(r"L(\d+)([HXN])(\d+)", label):
-            sublayer = {"H": "attn_out", "X": "cross_attn_out", "N": "mlp_out"}[found[2]]
+        if found := re.fullmatch(r"L(\d+)([HXNB])(\d+)", label):
+            sublayer = {"H": "attn_out", "X": "cross_attn_out", "N": "mlp_out", "B": "mlp_before_out"}[
+                found[2]
+            ]
             part = cls(int(found[1]), sublayer, int(found[3]))
-        elif found := re.fullmatch(r"(\d+)_((?:cross_)?attn_out|mlp_out)", label):
+        elif found := re.fullmatch(r"(\d+)_((?:cross_)?attn_out|mlp_(?:before_)?out)", label):
             part = cls(int(found[1]), found[2])
         else:
             raise ValueError(f"a part is required, {_FORMS}; got {label!r}")
@@ -68,15 +74,12 @@ class Part:
         if not part.layer < config.n_layers:
             raise IndexError(f"layers are 0 to {config.n_layers - 1}, got {label!r}")
         if part.unit is not None:
-            if part.sublayer == "mlp_out" and not isinstance(config.mlp, MLP):
+            if part.sublayer in MLPS and not isinstance(config.mlp, MLP):
                 raise ValueError(
                     f"{label!r}: neurons require a plain or gated MLP; this is {config.mlp_in_words}"
                 )
-            size = (
-                config.mlp.d_mlp
-                if isinstance(config.mlp, MLP) and part.sublayer == "mlp_out"
-                else config.n_heads
-            )
+            neurons = isinstance(config.mlp, MLP) and part.sublayer in MLPS
+            size = config.mlp.d_mlp if neurons and config.mlp is not None else config.n_heads
             if not part.unit < size:
                 raise IndexError(f"layer {part.layer} has units 0 to {size - 1}, got {label!r}")
         return part
@@ -110,22 +113,22 @@ class Part:
         found, config = wide(trace[Read(self._site())]), model.config
         if self.unit is None:
             return found
-        weights = Weights(model).layer(self.layer, cross=self.sublayer == "cross_attn_out")
-        matrix = weights.W_out if self.sublayer == "mlp_out" else weights.W_O
+        cross, before = (self.sublayer == name for name in ("cross_attn_out", "mlp_before_out"))
+        weights, neuron = Weights(model).layer(self.layer, cross=cross, before=before), self.sublayer in MLPS
+        matrix = weights.W_out if neuron else weights.W_O
         assert matrix is not None
-        rows = matrix[self.unit : self.unit + 1] if self.sublayer == "mlp_out" else matrix[self.unit]
-        chosen = found[..., self.unit, None] if self.sublayer == "mlp_out" else found[:, :, self.unit]
+        rows = matrix[self.unit : self.unit + 1] if neuron else matrix[self.unit]
+        chosen = found[..., self.unit, None] if neuron else found[:, :, self.unit]
         out = chosen @ rows.to(found)
         norm = model.block(self.layer).post_norm(self.sublayer)
         if norm is not None and not isinstance(norm.kind, NoNorm):
             out = norm.frozen(out, wide(trace[Read(f"blocks.{self.layer}.{norm.name}.hook_scale")]))
-        return out * config.residual_scale
+        return out * config.factor(self.sublayer)
 
     def _site(self) -> str:
-        mixer = self.sublayer.removesuffix("_out")
         inner = f"hook_{self.sublayer}"
         if self.unit is not None:
-            inner = "mlp.hook_post" if self.sublayer == "mlp_out" else f"{mixer}.hook_z"
+            inner = f"{self.sublayer.removesuffix('_out')}.hook_{'post' if self.sublayer in MLPS else 'z'}"
         return f"blocks.{self.layer}.{inner}"
 
     def _own_norm(self) -> str:
@@ -147,7 +150,8 @@ def output_lens(
     Returns Dataset[prompt, pos]: `top_token`, `top_logit`, `bottom_token`, `bottom_logit` [.., rank] (what it promotes
     and what it suppresses, strongest first), `vocabulary_mean` (what was subtracted), `target_logit` (of `answer`, else
     of the next token; NaN where there is none) and `norm` of the write as the unembedding reads it.
-    part: a component as `attribute` names it, `L3H2`, `L3N17`, `3_attn_out`, `3_mlp_out` (with its biases).
+    part: a component as `attribute` names it, `L3H2`, `L3N17`, `3_attn_out`, `3_mlp_out` (with its biases); of the MLP
+    before attention in Macaron blocks `L3B17`, `3_mlp_before_out`.
     target_logit + vocabulary_mean at the last position is the part's number in `attribute`. Logits are those before a
     soft cap, norms frozen at their real scale. Padded positions hold NaN and token -1.
     Errors: ValueError or IndexError for a part that the model lacks; ValueError without logits linear in the stream.
@@ -167,9 +171,10 @@ def output(config: ModelConfig, part: str, *, top: int = 10) -> Analysis:
     """The analysis behind `output_lens`."""
     if not 1 <= top <= config.d_vocab:
         raise ValueError(f"top must be in [1, {config.d_vocab}], got {top}")
-    if not config.unembed or config.mlm_head:
+    if what := not_linear(config):
         raise ValueError(
-            "an output lens requires logits that are linear in the normed stream (no masked-LM head)"
+            "an output lens requires logits that are linear in the normed stream (no masked-LM head); "
+            f"this model {what}"
         )
     chosen = Part.of(part, config)
     return Analysis(
@@ -226,6 +231,7 @@ def _finish(merged: Partial, config: ModelConfig, part: str) -> "xr.Dataset":
     dims = ("prompt", "pos", "rank")
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
     return labelled(
+        "output_lens",
         {name: (dims[: value.ndim], value) for name, value in merged.rows.items()},
         attrs={
             "part": part, "unit": f"{unit}, relative to their mean over the vocabulary",

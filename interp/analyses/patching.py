@@ -193,6 +193,7 @@ def _table(found: Patched, cells: Cells, metric: Metric, how: dict[str, str]) ->
     normalised = (mean + (start - found.corrupt).double().mean()) / total.double().mean()
     dims = cells.dims
     return labelled(
+        "patch",
         {
             **Moments.of(found.effect).cells("effect", dims),
             "normalised": (dims, normalised),
@@ -241,7 +242,8 @@ def patch_preset(
 ) -> dict[str, "xr.Dataset"]:
     """The results of `patch` for every site of a ready sweep (`PRESETS`), by site: "block_every", "resid_pre", ...
 
-    Keys and values are patched per key/value head (dim `kv_head`), which heads may share.
+    Keys and values are patched per key/value head (dim `kv_head`), which heads may share. "block_every" of Macaron
+    blocks has `mlp_before_out` too.
     Errors: KeyError for an unknown preset, and those of `patch`.
 
     Example:
@@ -256,8 +258,13 @@ def patch_preset(
             model, clean, corrupt, site, metric=metric, by=_own_dims(site, by), direction=direction,
             prepend_bos=prepend_bos, batch_size=batch_size,
         )
-        for site, by in PRESETS[preset]
+        for site, by in (*_first_mlps(preset, model.transformer.config), *PRESETS[preset])
     }  # fmt: skip
+
+
+def _first_mlps(preset: str, config: ModelConfig) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What "block_every" has besides in Macaron blocks, whose first MLP TransformerLens does not know."""
+    return (("mlp_before_out", ("layer", "pos")),) if preset == "block_every" and config.macaron else ()
 
 
 def _own_dims(site: str, by: Sequence[str]) -> list[str]:

@@ -131,6 +131,7 @@ def _table(found: PathEffects, routes: Routes, metric: Metric, direction: Direct
     for kind in _kinds(graph):
         variables |= kind.variables(found, routes, direction)
     return labelled(
+        "path_patch",
         {**variables, "clean": (("prompt",), found.clean), "corrupt": (("prompt",), found.corrupt)},
         coords={"layer": range(graph.n_layers), "head": range(graph.n_heads)},
         attrs={

@@ -87,6 +87,10 @@ class Routes:
             raise ValueError(
                 "path patching holds the heads of self-attention; this model also has cross-attention"
             )
+        if config.macaron:
+            raise ValueError(
+                "path patching has one name for the MLP of a block; the blocks of this model have two (Macaron)"
+            )
         into_heads = any("<" in end for end in receivers)
         if into_heads and not reads_by_qkv(config):
             raise ValueError(

@@ -94,6 +94,7 @@ def orders(model: Subject, prompts: Prompts, *, prepend_bos: bool = True) -> "xr
     values, error = order_logits(frozen)
     unit = "logits" if model.transformer.config.logit_softcap is None else "logits before the soft cap"
     return labelled(
+        "orders",
         {"logits": (("order", "prompt", "pos", "vocab"), values)},
         coords={"order": range(len(values))},
         attrs={"unit": unit, "frozen": "patterns and norm scales", "completeness_error": error},
@@ -187,6 +188,7 @@ def _finish_losses(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     )  # beyond int64 in deep models
     uniform = torch.tensor(log(config.d_vocab), dtype=torch.float64)
     return labelled(
+        "term_importance",
         {**values, "terms": (("order",), counts), "uniform": ((), uniform)},
         coords={"order": range(n + 1), "layer": range(n)},
         attrs={
@@ -328,6 +330,7 @@ def _finish_paths(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     depth = [-1 if key == (-1,) else len(key) for key in grid for _ in _labels(config, key)]
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
     found = labelled(
+        "paths",
         {"logits": (("prompt", "component"), merged.rows["logits"]), "total": (("prompt",), merged.rows["total"])},
         coords={"component": names},
         attrs={

@@ -73,7 +73,9 @@ def probe_neurons(
     )
     parts = [ask(values[name]) for name in sites]
     joined = xr.concat(parts, dim="layer", combine_attrs="identical")
-    return joined.assign_coords(layer=list(layers)).assign_attrs(site=site, positions=positions)
+    return joined.assign_coords(layer=list(layers)).assign_attrs(
+        interp_analysis="probe_neurons", site=site, positions=positions
+    )
 
 
 def probe(
@@ -115,6 +117,7 @@ def probe(
     made = split.probes(k, select, seed)
     nulls = [split.shuffled(dice).probes(k, select, seed + i) for i in range(shuffles)]
     return labelled(
+        "probe",
         _scored(made, nulls, seed) | _choices(made, max(k)),
         coords={"k": list(k), "rank": range(max(k))},
         attrs={

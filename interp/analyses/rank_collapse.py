@@ -131,6 +131,7 @@ def _finish(merged: Partial, lines: Sequence[str], depths: int) -> "xr.Dataset":
     assert isinstance(merged, Means)
     residual, floor = merged.moments["residual"], merged.moments["floor"]
     return labelled(
+        "rank_collapse",
         residual.cells("residual", ("line", "depth")),
         coords={"line": lines, "depth": range(depths)},
         attrs={

@@ -79,6 +79,7 @@ def recall(
         table |= {**Moments.of(each).cells(name, ("block",)), f"{name}_each": (("prompt", "block"), each)}
         table |= Moments.of(change).cells(f"{name}_change", ("block",))
     result = labelled(
+        "recall",
         table,
         coords={"block": ["none", *groups]},
         attrs={"intervention": INTERVENTION, "n": len(batch), "interval": "95 % over prompts"},

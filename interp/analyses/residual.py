@@ -13,10 +13,12 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.model.config import MLPS, ModelConfig
 from interp.model.mixer_variants import require
 from interp.model.norm import Normalize
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.transformer import Transformer
+from interp.model.variants import FullSoftmax
 from interp.model.weights import Weights
 
 Cache = Mapping[str, Tensor]
@@ -110,7 +112,7 @@ def accumulated(
     """The stream itself at each depth up to `layer`: states to look through with a lens, not parts that sum.
 
     Labels `0_pre`, `0_mid`, ..., `final_post`. `incl_mid` is ignored where a block has no middle (parallel,
-    attention-only).
+    attention-only); a Macaron block has two, `0_pre_attn` before attention and `0_mid` behind it.
     """
     n = depth(model, layer)
     states, labels = [], []
@@ -118,6 +120,9 @@ def accumulated(
     for i in range(n):
         states.append(cache[f"blocks.{i}.hook_resid_pre"])
         labels.append(f"{i}_pre")
+        if incl_mid and model.config.macaron:
+            states.append(cache[f"blocks.{i}.hook_resid_pre_attn"])
+            labels.append(f"{i}_pre_attn")
         if has_mid:
             states.append(cache[f"blocks.{i}.hook_resid_mid"])
             labels.append(f"{i}_mid")
@@ -175,7 +180,7 @@ def written(
 
     output: what the parts sum to; None = their sum.
     """
-    norm, factor = model.block(layer).post_norm(sublayer), model.config.residual_scale
+    norm, factor = model.block(layer).post_norm(sublayer), model.config.factor(sublayer)
     if norm is not None:
         scale = norm.scale(parts.sum(0) if output is None else output)
         parts = norm.frozen(parts, scale)
@@ -192,8 +197,8 @@ def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Parts
     """
 
     def split(i: int, sublayer: str) -> dict[str, Tensor]:
-        if sublayer == "mlp_out":
-            return {f"{i}_mlp_out": cache[f"blocks.{i}.hook_mlp_out"]}
+        if sublayer in MLPS:
+            return {f"{i}_{sublayer}": cache[f"blocks.{i}.hook_{sublayer}"]}
         parts = head_parts(cache, model, i, cross=sublayer == "cross_attn_out")
         return dict(zip((*parts.labels[:-1], f"{i}_{sublayer}_bias"), parts.values, strict=True))
 
@@ -224,21 +229,22 @@ def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Fl
     return moved
 
 
-def by_neuron(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Parts:
+def by_neuron(cache: Cache, model: Transformer, layer: int, pos: int = -1, *, before: bool = False) -> Parts:
     """What each neuron of a block wrote at position `pos` (`L0N17`), and b_out; checked to sum to mlp_out.
 
     n_u w_out,u for neuron u (Geva et al. 2022). One position only: all of them would be [neuron, batch, pos, d_model].
+    before: those of the MLP before attention (`L0B17`), in Macaron blocks; they sum to mlp_before_out.
     """
-    weights = Weights(model).layer(layer)
+    weights, mlp = Weights(model).layer(layer, before=before), "mlp_before" if before else "mlp"
     if weights.W_out is None or weights.b_out is None:
         kind = model.config.mlp_in_words
         raise KeyError(f"layer {layer} has no neurons that write on their own: this model is {kind}")
-    post = cache[f"blocks.{layer}.mlp.hook_post"][:, pos]
-    out = cache[f"blocks.{layer}.hook_mlp_out"][:, pos]
+    post = cache[f"blocks.{layer}.{mlp}.hook_post"][:, pos]
+    out = cache[f"blocks.{layer}.hook_{mlp}_out"][:, pos]
     neurons = einsum(post, weights.W_out, "b m, m d -> m b d")
-    stacked = written(model, layer, "mlp_out", torch.cat((neurons, weights.b_out.expand_as(out)[None])))
+    stacked = written(model, layer, f"{mlp}_out", torch.cat((neurons, weights.b_out.expand_as(out)[None])))
     check_sum(stacked, out, f"neurons of layer {layer}", model.dtype)
-    labels = tuple(f"L{layer}N{u}" for u in range(neurons.shape[0]))
+    labels = tuple(f"L{layer}{'B' if before else 'N'}{u}" for u in range(neurons.shape[0]))
     return Parts(stacked, (*labels, "bias"))
 
 
@@ -275,6 +281,15 @@ def _embedded(cache: Cache, model: Transformer) -> dict[str, Tensor]:
     return _through(model.ln_embed, parts, cache["ln_embed.hook_scale"], "embed_bias")
 
 
+def not_linear(config: ModelConfig) -> str | None:
+    """Why a model has no logits that are linear in its normed final stream; None if it has them."""
+    if not config.unembed:
+        return "has no logits"
+    if config.mlm_head is not None:
+        return "computes its logits by a non-linear masked-LM head"
+    return None if config.output == FullSoftmax() else f"has the output layer {config.output}"
+
+
 def logit_direction(
     model: Transformer, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None
 ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b"]]:
@@ -283,9 +298,7 @@ def logit_direction(
     The factor on the logits is in both; a soft cap is not, so these are logits before the cap. Errors: ValueError
     where the logits are not linear in the normed stream (a masked-LM head), or there are none.
     """
-    if model.unembed is None or model.mlm_head is not None:
-        what = "has no logits" if not model.config.unembed else f"has the output layer {model.config.output}"
-        what = what if model.mlm_head is None else "computes its logits by a non-linear masked-LM head"
+    if what := not_linear(model.config):
         raise ValueError(f"this model {what}: parts of its stream have no logits of their own")
     weights, factor = Weights(model), model.config.logit_scale
     direction, constant = weights.W_U.mT[answer], weights.b_U[answer]

@@ -85,6 +85,7 @@ class Fit:
             raise ValueError("finite activations are required, some are NaN or infinite")
         density = self.active.double() / n
         return labelled(
+            "reconstruction",
             {
                 "l0": ((), density.sum()),
                 "mse": ((), self.error / (n * d_in)),
@@ -212,8 +213,11 @@ def sae_quality(
     known = predicted(batch.keep, batch.documents)
     tokens = torch.ones_like(batch.tokens[:, 1:]) if known is None else known
     scores = _scores(losses, tokens.sum(1))
-    return found.merge(labelled({name: ((), value) for name, value in scores.items()})).assign_attrs(
+    return found.merge(
+        labelled("sae_quality", {name: ((), value) for name, value in scores.items()})
+    ).assign_attrs(
         found.attrs,
+        interp_analysis="sae_quality",
         skipped=int((batch.real & ~counted).sum()),
         predicted_tokens=int(tokens.sum()),
         unit="nats (ce), 1 (loss_recovered)",
@@ -241,6 +245,7 @@ def dictionary_match(W_dec: Float[Tensor, "s d"], truth: Float[Tensor, "t d"]) -
     best = cosines.max(1)
     columns = {"feature": feature, "cosine": cosine, "best_feature": best.indices, "best_cosine": best.values}
     return labelled(
+        "dictionary_match",
         {name: (("true",), value) for name, value in columns.items()},
         coords={"true": range(len(truth))},
         attrs={"unit": "cosine", "assignment": "one to one, greatest sum"},

@@ -89,6 +89,7 @@ def train_sae(
     history = _train(sae, scaled, steps, sparsity or 0.0, lr, dead_after, seed)
     found = _checked(history, steps)
     return _unscaled(sae, scale), labelled(
+        "train_sae",
         {name: (("step",), value) for name, value in found.items()},
         coords={"step": range(steps)},
         attrs={

@@ -85,7 +85,7 @@ def head_matrices(model: Transformer, layer: int) -> Float[Tensor, "h e d"]:
             extra[0, 0] = wide(bias)
             out = torch.cat((out, extra))
         out = norm.frozen(out, out.new_ones(1))
-    return out * model.config.residual_scale
+    return out * model.config.factor("attn_out")
 
 
 def mlp_output(values: Values, layer: int) -> Float[Tensor, "n p d"]:

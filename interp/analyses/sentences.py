@@ -15,6 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.analyses.attribution import attribution
+from interp.analyses.residual import not_linear
+from interp.analyses.shares import last_attention
 from interp.core.results import labelled
 from interp.core.stats import Moments, Partial, Rows
 from interp.engine.analysis import Analysis, run_batches
@@ -130,12 +132,14 @@ def sentence_scores(
     attention to the same place where it holds a name not mentioned before.
     name_mover is the direct effect on logit(receiver) - logit(giver) at frozen final norm, in logits; null 0, for roles
     and names are balanced. s_inhibition = to_giver * (1 - |direct effect| / the largest of any head), per sentence; its
-    null is that of to_giver. Both are left out for a model without logits.
+    null is that of to_giver. Both are left out where logits are not linear in the stream. Weights that are no shares
+    (differential attention) count as `signed_shares`.
     """
     said, unsaid = sentences
     config = model.config
     names = name_attention(config)
-    asked = [replace(names, last_only=True), attribution(config, "head")] if config.unembed else [names]
+    linear = not_linear(config) is None
+    asked = [replace(names, last_only=True), attribution(config, "head")] if linear else [names]
     found = run_batches(asked, model, said.split(batch_size))
     other = run_batches([names], model, unsaid.split(batch_size))["name_attention"]
     receiver, first, giver = (torch.from_numpy(found["name_attention"][name].values) for name in MENTIONS)
@@ -144,7 +148,7 @@ def sentence_scores(
         "to_receiver": (_over_draws(receiver), first.mean(0)),
         "to_giver": (_over_draws(giver), unmentioned),
     }
-    if config.unembed:
+    if linear:
         direct = _direct(found["attribution"], config)
         largest = direct.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
         share = direct.abs() / largest
@@ -182,12 +186,8 @@ def _batch(
     return batch.with_answers(answer, wrong)
 
 
-def _last_query(pattern_bhqk: Tensor) -> Tensor:
-    return pattern_bhqk[:, :, -1]
-
-
 def _reads(config: ModelConfig) -> tuple[Read, ...]:
-    return tuple(Read(f"blocks.{layer}.attn.hook_pattern", _last_query) for layer in range(config.n_layers))
+    return tuple(last_attention(config, layer) for layer in range(config.n_layers))
 
 
 def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
@@ -200,6 +200,7 @@ def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Ten
 def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     return labelled(
+        "name_attention",
         {name: (("prompt", "layer", "head"), value) for name, value in merged.rows.items()},
         coords={"layer": range(config.n_layers), "head": range(config.n_heads)},
         attrs={"unit": "attention mass from the last position"},

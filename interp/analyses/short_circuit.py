@@ -86,7 +86,7 @@ def short_circuit(
     groups = block_groups(range(n) if blocks is None else blocks, n)
     variants = block_variants(groups, network.config.n_heads, batch.tokens.shape[1])
     found = effects(network, batch, metric, alike(variants), batch_size=batch_size)
-    return found.table({"block": list(groups)}, metric, {"intervention": INTERVENTION})
+    return found.table("short_circuit", {"block": list(groups)}, metric, {"intervention": INTERVENTION})
 
 
 def block_variants(groups: Mapping[str, list[int]], n_heads: int, columns: int) -> list[Variant]:

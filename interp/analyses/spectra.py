@@ -73,6 +73,7 @@ def spectra(model: Subject, *, top: int = 10) -> "xr.Dataset":
                 places[place].append(-1 if single or place != several else i)
     singular = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=torch.nan)
     table = labelled(
+        "spectra",
         {"singular": (("matrix", "index"), singular)}
         | {name: (("matrix",), value) for name, value in summary(singular, top).items()},
         coords={"matrix": names, "index": range(1, singular.shape[1] + 1)},
@@ -130,7 +131,8 @@ def _matrices(model: Transformer) -> Iterator[_Named]:
         yield from _attention(weights.layer(layer), weights, layer, "attn")
         if config.cross_attention:
             yield from _attention(weights.layer(layer, cross=True), weights, layer, "cross_attn")
-        yield from _mlp(weights.layer(layer), model, layer)
+        for part in ("mlp_before", "mlp") if config.macaron else ("mlp",):
+            yield from _mlp(weights.layer(layer, before=part == "mlp_before"), model, layer, part)
     if model.mlm_head is not None:
         yield _Named("mlm_head.W", model.mlm_head.dense.weight.mT)
     if model.unembed is not None and not config.tied:
@@ -150,13 +152,14 @@ def _attention(views: LayerWeights, weights: Weights, layer: int, part: str) -> 
         yield _Named("QK", FactoredMatrix(views.W_Q, views.W_K[group].mT), layer, part)
 
 
-def _mlp(views: LayerWeights, model: Transformer, layer: int) -> Iterator[_Named]:
+def _mlp(views: LayerWeights, model: Transformer, layer: int, part: str) -> Iterator[_Named]:
     for name in ("W_gate", "W_in", "W_out"):
         if (matrix := getattr(views, name)) is not None:
-            yield _Named(name, matrix, layer, "mlp")
-    experts = model.block(layer).mlp
+            yield _Named(name, matrix, layer, part)
+    block = model.block(layer)
+    experts = block.mlp_before if part == "mlp_before" else block.mlp
     if isinstance(experts, Experts):
         gate, linear = experts.into.chunk(2, 1)
-        yield _Named("W_router", experts.router.weight.mT, layer, "mlp")
+        yield _Named("W_router", experts.router.weight.mT, layer, part)
         for name, stack in (("W_gate", gate), ("W_in", linear), ("W_out", experts.out)):
-            yield _Named(name, stack, layer, "mlp")
+            yield _Named(name, stack, layer, part)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.engine.batch import Batch
-from interp.model.config import ModelConfig
+from interp.model.config import MLPS, ModelConfig
 from interp.model.tap import Edit, Read, Tap
 from interp.model.transformer import Transformer
 
@@ -44,12 +44,11 @@ def switch_edits(config: ModelConfig, layer: int, on: Switches) -> list[Edit]:
     A model without MLPs is the same with them on and off.
     """
     prefix = f"blocks.{layer}.hook_"
-    edits = []
-    if not on.mlp and config.mlp is not None:
-        edits.append(Edit(f"{prefix}mlp_out", torch.zeros_like))
+    edits, off = [], [name for name in config.sublayers if not on.mlp and name in MLPS]
+    edits += [Edit(prefix + name, torch.zeros_like) for name in off]
     if on.skip:
         return edits
-    adding = [name for name in config.sublayers if on.mlp or name != "mlp_out"]
+    adding = [name for name in config.sublayers if name not in off]
     groups = [adding] if config.parallel else [[name] for name in adding]
     for group in groups:
         held: list[Tensor] = []
@@ -101,7 +100,8 @@ def _sum_after(config: ModelConfig, sublayer: str) -> str:
     """The site of the stream after a sublayer was added, before any norm of the sum."""
     if sublayer == config.sublayers[-1] or config.parallel:
         return "resid_post"
-    return {"attn_out": "resid_mid", "cross_attn_out": "resid_mid_cross"}[sublayer]
+    sums = {"mlp_before_out": "resid_pre_attn", "attn_out": "resid_mid", "cross_attn_out": "resid_mid_cross"}
+    return sums[sublayer]
 
 
 def _keeping(held: list[Tensor]) -> Callable[[Tensor], Tensor]:

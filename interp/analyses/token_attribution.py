@@ -164,7 +164,9 @@ def scores(
     attrs: dict[str, str | float | int] = {"unit": unit, "sums_to": sums_to}
     if "error" in values:
         attrs["completeness_error"] = float(values["error"].max())
-    return labelled({name: (dims[name], value) for name, value in values.items()}, attrs=attrs)
+    return labelled(
+        "token_attribution", {name: (dims[name], value) for name, value in values.items()}, attrs=attrs
+    )
 
 
 def layer_mixing(
@@ -278,7 +280,7 @@ def _alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"], batch_si
 
 def _finish(merged: Partial, attrs: Mapping[str, str]) -> "xr.Dataset":
     assert isinstance(merged, Rows)
-    return labelled({"score": (("prompt", "pos"), merged.rows["score"])}, attrs=attrs)
+    return labelled("token_attribution", {"score": (("prompt", "pos"), merged.rows["score"])}, attrs=attrs)
 
 
 def _matrices(trace: Trace, batch: Batch, model: Transformer, kernel: Kernel) -> Mapping[str, Tensor]:
@@ -298,6 +300,7 @@ def _finish_layers(merged: Partial, config: ModelConfig, kernel: Kernel) -> "xr.
         "mixing_ratio": ("prompt", "layer", "query"),
     }
     return labelled(
+        "layer_mixing",
         {name: (dims[name], value) for name, value in merged.rows.items()},
         coords={"layer": range(config.n_layers)},
         attrs={"kernel": kernel, "unit": "share of the row"},

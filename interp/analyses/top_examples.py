@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
@@ -165,7 +164,7 @@ def with_text(result: "xr.Dataset", text: Text) -> "xr.Dataset":
         True
     """
     dims = result.tokens.dims
-    found = {"piece": (dims, _pieces(result.tokens.to_numpy(), text))}
+    found = {"piece": (dims, text.words(result.tokens.to_numpy()))}
     offset, (open_, close) = result.offset.to_numpy(), MARKS
     marked = found["piece"][1].copy()
     marked[..., offset == 0] = open_ + marked[..., offset == 0] + close
@@ -173,7 +172,7 @@ def with_text(result: "xr.Dataset", text: Text) -> "xr.Dataset":
     texts[result.row.to_numpy() < 0] = ""
     found["text"] = (dims[:-1], texts)
     if "key_token" in result:
-        found["key_piece"] = (dims[:-1], _pieces(result.key_token.to_numpy(), text))
+        found["key_piece"] = (dims[:-1], text.words(result.key_token.to_numpy()))
     return result.assign({name: (dims, value.astype(str)) for name, (dims, value) in found.items()})
 
 
@@ -324,6 +323,7 @@ def _finish(
         along = name in ("tokens", "activation")
         values[name] = ((*entry, "offset"), x) if along else (entry, x[..., 0])
     found = labelled(
+        "top_examples",
         values,
         coords={
             dim: range(len(top.rows)) if cells is None else cells, "rank": range(rule.k),
@@ -357,10 +357,3 @@ def _per_token(name: str, sums: Means, part: str, dim: str) -> dict[str, tuple[S
         f"{name}_low": ((dim,), ratio - half),
         f"{name}_high": ((dim,), ratio + half),
     }
-
-
-def _pieces(ids: Int[np.ndarray, "..."], text: Text) -> Shaped[np.ndarray, "..."]:
-    """The text of each token, "" for -1, as Python strings."""
-    unique, inverse = np.unique(ids, return_inverse=True)
-    words = ["" if i < 0 else text.pieces([int(i)])[0] for i in unique]
-    return np.array(words, dtype=object)[inverse].reshape(ids.shape)

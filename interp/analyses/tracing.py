@@ -20,7 +20,7 @@ from interp.model.config import ModelConfig
 from interp.model.transformer import Transformer
 
 Kind = Literal["state", "mlp", "attn"]
-"""What is restored: the output of a block, of its MLP, or of its attention (as added to the stream)."""
+"""What is restored: the output of a block, of its MLP (its MLPs), or of its attention (as added to the stream)."""
 Severed = Literal["mlp", "attn"]
 
 
@@ -61,15 +61,16 @@ class Tracing:
     def restored(self, layer: int, config: ModelConfig) -> list[str]:
         """The sites put back to their clean values."""
         post = "hook_normalized_resid_post" if config.norm_place == "post" else "hook_resid_post"
-        name = post if self.kind == "state" else f"hook_{self.kind}_out"
-        return [f"blocks.{i}.{name}" for i in self.layers(layer, config.n_layers)]
+        names = [post] if self.kind == "state" else _outputs(config, self.kind)
+        return [f"blocks.{i}.{name}" for i in self.layers(layer, config.n_layers) for name in names]
 
     def frozen(self, layer: int, config: ModelConfig) -> list[str]:
         """The sites kept at their corrupted values: behind the first restored one, and not restored themselves."""
         if self.severed is None:
             return []
         first = self.layers(layer, config.n_layers).start
-        names = [f"blocks.{i}.hook_{self.severed}_out" for i in range(first, config.n_layers)]
+        sites = _outputs(config, self.severed)
+        names = [f"blocks.{i}.{name}" for i in range(first, config.n_layers) for name in sites]
         return [name for name in names if name not in self.restored(layer, config)]
 
     def cells(
@@ -84,6 +85,12 @@ class Tracing:
             for layer in range(config.n_layers)
             for column in range(columns)
         ]
+
+
+def _outputs(config: ModelConfig, part: Severed) -> list[str]:
+    """The sites of what a block's attention adds, or its MLPs: two in Macaron blocks."""
+    first = ["hook_mlp_before_out"] if part == "mlp" and config.macaron else []
+    return [*first, f"hook_{part}_out"]
 
 
 @dataclass(frozen=True, eq=False)

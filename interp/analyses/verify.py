@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.analyses.residual import TOLERANCE, IncompleteSumError, by_sublayer, head_parts
+from interp.core.viewer import Viewable
 from interp.engine.batch import Batch, Side
 from interp.engine.observe import observe
 from interp.model.encoder_decoder import EncoderDecoder
@@ -88,7 +89,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Contract:
+class Contract(Viewable):
     """The lines measured of one model."""
 
     model: str

@@ -91,6 +91,7 @@ def inexpressible(model: Transformer) -> str | None:
         f"mixer={config.mixer}": config.mixer != Softmax(),
         f"output={config.output}": config.output != FullSoftmax(),
         "cross_attention": config.cross_attention,
+        "macaron": config.macaron,
         f"n_token_types={config.n_token_types}": config.n_token_types > 0,
         f"mlm_head={config.mlm_head!r}": config.mlm_head is not None,
         f"residual_scale={config.residual_scale}": config.residual_scale != 1,

@@ -10,12 +10,13 @@ from torch import Tensor
 from interp.core import tiles
 from interp.core.precision import wide
 from interp.core.shapes import shape_text
+from interp.core.viewer import Viewable
 
 Index = int | slice | Tensor | list[int]
 
 
 @dataclass(frozen=True, eq=False)
-class FactoredMatrix:
+class FactoredMatrix(Viewable):
     """`A @ B` with A `[... left mid]` and B `[... mid right]`; leading dimensions (layer, head) are batched.
 
     Nothing forms the `left x right` product unless `AB` is asked for. Spectra and norms are computed in float32 at

@@ -18,13 +18,19 @@ Coords = Mapping[str, Sequence[str] | Sequence[int]]
 
 
 def labelled(
+    analysis: str,
     values: Mapping[str, tuple[Sequence[str], Tensor]],
     *,
     coords: Coords | None = None,
     attrs: Mapping[str, str | float | int] | None = None,
 ) -> "xr.Dataset":
-    """A Dataset from `{name: (dims, tensor)}`; half precision is widened to float32, tensors move to the host."""
+    """A Dataset from `{name: (dims, tensor)}`; half precision is widened to float32, tensors move to the host.
+
+    analysis: what gave it, kept as `attrs["interp_analysis"]`: by it a result finds its plot, `result.view.plot()`.
+    """
     import xarray as xr
+
+    from interp.core import accessor
 
     def host(value: Tensor) -> object:
         value = value.detach()
@@ -34,7 +40,9 @@ def labelled(
 
     variables = {name: (tuple(dims), host(value)) for name, (dims, value) in values.items()}
     return xr.Dataset(
-        variables, coords={k: list(v) for k, v in (coords or {}).items()}, attrs=dict(attrs or {})
+        variables,
+        coords={k: list(v) for k, v in (coords or {}).items()},
+        attrs={accessor.ANALYSIS: analysis, **(attrs or {})},
     )
 
 

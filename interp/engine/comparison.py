@@ -73,7 +73,9 @@ def as_dataset(value: object) -> "xr.Dataset":
     if isinstance(value, pd.DataFrame):
         return xr.Dataset.from_dataframe(value.rename_axis(str(value.index.name or "index")))
     tensors = cast("dict[str, Tensor]", value)
-    return labelled({name: ([f"{name}_{i}" for i in range(t.ndim)], t) for name, t in tensors.items()})
+    return labelled(
+        "tensors", {name: ([f"{name}_{i}" for i in range(t.ndim)], t) for name, t in tensors.items()}
+    )
 
 
 def main_variables(result: "xr.Dataset") -> list[str]:

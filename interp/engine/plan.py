@@ -138,7 +138,7 @@ def _grouped(
 def block_products(config: ModelConfig) -> int:
     """Multiplications of one token in one block's matrices (attention scores apart)."""
     attention = config.d_model * config.head_width * 2 * (config.n_heads + config.kv_heads)
-    return attention + config.d_model * _mlp_width(config)
+    return attention + config.d_model * _mlp_width(config) * (2 if config.macaron else 1)
 
 
 def _mlp_width(config: ModelConfig) -> int:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkabl
 from filelock import FileLock
 
 from interp.core.results import write_atomically, write_tables
+from interp.core.viewer import Shown, fitted
 from interp.engine.experiment_folder import (
     FIGURES,
     LOG,
@@ -85,7 +86,7 @@ class ShareDoneError(Exception):
     """One job of an array has done its share; what follows needs those of the others."""
 
 
-class Record:
+class Record(Shown):
     """One run of an experiment on disk; `with record:` around the work says how it ended.
 
     `Record.create` starts one, `Record.resume` goes on with one, `Record.open` only reads.
@@ -186,6 +187,13 @@ class Record:
         if state == "running" and self._lock is None and not is_locked(self.folder):
             return "interrupted"
         return state
+
+    def __str__(self) -> str:
+        run = self.run
+        kept = {"steps": list(run.steps), "tables": list(run.tables), "figures": list(run.figures)}
+        lines = [f"Record {run.name}: {self.state}, {self.folder}"]
+        lines += [f"  {what}: {', '.join(names)}" for what, names in kept.items() if names]
+        return fitted([*lines, *([f"  error: {run.error}"] if run.error else [])])
 
     def step(self, name: str, compute: Callable[[], T]) -> T:
         """The result called `name`: computed and written if it is not there yet, else loaded.

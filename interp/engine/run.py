@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from interp.core.stats import Bootstrap, MaskedMoments, Means, Rows
+from interp.core.viewer import Shown
 from interp.engine.analysis import Analysis, NotFiniteError, Questions
 from interp.engine.feed import Feed, about, feed_of
 from interp.engine.memory import MOST_ON_HOST, memory_plan
@@ -46,7 +47,7 @@ SAMPLE = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Results(Named):
+class Results(Shown, Named):
     """The result of every analysis by name, and what they were made from."""
 
     datasets: Named

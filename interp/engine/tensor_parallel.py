@@ -97,7 +97,7 @@ def tensor_parallel(model: Transformer, mesh: DeviceMesh) -> Transformer:
 def check_tensor_parallel(config: ModelConfig, processes: int) -> None:
     """ValueError unless a model of this config can be spread over so many processes; no process group is needed.
 
-    Heads, key/value heads and neurons must divide evenly. Mixtures of experts, MLPs with a convolution,
+    Heads, key/value heads and neurons must divide evenly. Mixtures of experts, MLPs with a convolution, Macaron blocks,
     cross-attention, attention sinks, norms over all heads together (`qk_norm="width"`) and mixers other than plain
     softmax attention are not supported.
 
@@ -106,6 +106,7 @@ def check_tensor_parallel(config: ModelConfig, processes: int) -> None:
     """
     unsupported = {
         f"mlp={config.mlp}": isinstance(config.mlp, MoE | ConvMLP),
+        "macaron=True": config.macaron,
         "cross_attention=True": config.cross_attention,
         "sinks=True": config.sinks,
         f"mixer={config.mixer}": config.mixer != Softmax(),

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from interp.engine.batch import Batch, Side
@@ -140,6 +141,12 @@ class Text:
         if self._tokenizer is None:
             return [f"<{i}>" for i in values]
         return [self._tokenizer.piece(i) for i in values]
+
+    def words(self, ids: Int[np.ndarray, "*n"]) -> Shaped[np.ndarray, "*n"]:
+        """The text of each token of an array, as Python strings; "" for -1, which stands for none."""
+        unique, inverse = np.unique(ids, return_inverse=True)
+        texts = ["" if i < 0 else self.pieces([int(i)])[0] for i in unique]
+        return np.array(texts, dtype=object)[inverse].reshape(ids.shape)
 
     def targets(self, answers: Answers, rows: int) -> Int[Tensor, "b"]:
         """One answer token per row, from one answer for all rows or one for each; texts must be single tokens."""

@@ -13,10 +13,11 @@ from interp.model.tap import Scope, at
 
 
 class Block(nn.Module):
-    """A sequential or parallel block, with or without an MLP and attention to a memory.
+    """A sequential, parallel or Macaron block, with or without an MLP and attention to a memory.
 
     ln1, ln_cross and ln2 norm what a sublayer reads ("pre", "sandwich") or the sum it leaves ("post"); ln1_post and
-    ln2_post norm what it adds ("sandwich", "output").
+    ln2_post norm what it adds ("sandwich", "output"). In a Macaron block (Lu et al. 2019) another MLP, `mlp_before`,
+    reads through ln0 and adds to the stream before attention; each of the two adds half of its output.
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -25,13 +26,15 @@ class Block(nn.Module):
         inner = NoNorm() if config.norm_place == "output" else config.norm
         outer = config.norm_place in ("sandwich", "output")
         has_mlp, d = config.mlp is not None, config.d_model
+        self.ln0 = Normalize(inner, d, "ln0") if config.macaron else None
+        self.mlp_before = _mlp(config, layer, "mlp_before") if config.macaron else None
         self.ln1 = Normalize(inner, d, "ln1")
         self.attn = build_mixer(config, layer)
         self.ln1_post = Normalize(config.norm, d, "ln1_post") if outer else None
         self.ln_cross = Normalize(inner, d, "ln_cross") if config.cross_attention else None
         self.cross_attn = CrossAttention(config, layer) if config.cross_attention else None
         self.ln2 = Normalize(inner, d, "ln2") if has_mlp and not config.shared_norm else None
-        self.mlp = _mlp(config, layer)
+        self.mlp = _mlp(config, layer, "mlp")
         self.ln2_post = Normalize(config.norm, d, "ln2_post") if outer and has_mlp else None
         self._identity = Normalize(NoNorm(), d, "none")
 
@@ -48,7 +51,9 @@ class Block(nn.Module):
         """
         if only is not None and isinstance(self.mlp, ConvFeedForward):  # it reads the columns before them
             return picked(self(resid, shared, tap), only)
-        resid = at(tap, "hook_resid_pre", resid)
+        resid = self._before_attention(at(tap, "hook_resid_pre", resid), tap)
+        if tap is not None and tap.finished:
+            return resid
         normed = self.reading(self.ln1)(resid, tap)
         attn_out = self.attn(normed, (resid, self.reading(self.ln1)), shared, tap, only)
         if only is not None:
@@ -68,7 +73,16 @@ class Block(nn.Module):
             raise ValueError(
                 f"a block by itself requires an MLP of single positions, this one has {self.config.mlp}"
             )
+        resid = self._before_attention(resid, None)
         return self._through_mlp(resid, resid, self.reading(self.ln1)(resid), None, None)
+
+    def _before_attention(self, resid: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
+        """The stream that attention reads: what enters the block, behind the first MLP of a Macaron block."""
+        if self.mlp_before is None:
+            return resid
+        normed = self.reading(self.ln0)(at(tap, "hook_mlp_before_in", resid), tap)
+        resid = resid + self._added("mlp_before_out", self.mlp_before(normed, tap), tap)
+        return at(tap, "hook_resid_pre_attn", resid)
 
     def _through_mlp(
         self, x: Tensor, resid: Tensor, normed: Tensor, tap: Scope | None, shared: Pass | None
@@ -116,8 +130,9 @@ class Block(nn.Module):
         norm = self.post_norm(sublayer)
         if norm is not None:
             out = norm(out, tap)
-        if self.config.residual_scale != 1:
-            out = out * self.config.residual_scale
+        factor = self.config.factor(sublayer)
+        if factor != 1:
+            out = out * factor
         return at(tap, f"hook_{sublayer}", out)
 
     def _before_mlp(self, x: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
@@ -142,10 +157,10 @@ class Block(nn.Module):
         return found
 
 
-def _mlp(config: ModelConfig, layer: int) -> FeedForward | Experts | ConvFeedForward | None:
+def _mlp(config: ModelConfig, layer: int, name: str) -> FeedForward | Experts | ConvFeedForward | None:
     kind, d = config.mlp, config.d_model
     if kind is None:
         return None
     if isinstance(kind, ConvMLP):
         return ConvFeedForward(kind, d, layer)
-    return Experts(kind, d) if isinstance(kind, MoE) else FeedForward(kind, d)
+    return Experts(kind, d, name) if isinstance(kind, MoE) else FeedForward(kind, d, name)

@@ -22,6 +22,7 @@ from interp.model.mixer_variants import (
 )
 from interp.model.variants import (
     MLP,
+    MLPS,
     RECORDS,
     Activation,
     AdaptiveSoftmax,
@@ -50,7 +51,7 @@ from interp.model.variants import (
 )
 
 __all__ = [
-    "MLP", "Activation", "Alibi", "AnyConfig", "Buckets", "ConvMLP", "DynamicScaling", "EncoderDecoderConfig",
+    "MLP", "MLPS", "Activation", "Alibi", "AnyConfig", "Buckets", "ConvMLP", "DynamicScaling", "EncoderDecoderConfig",
     "Json", "LayerNorm", "Learned", "LinearScaling", "Llama3Scaling", "LongScaling", "Mixer", "MoE", "ModelConfig",
     "NoNorm", "NoPosition", "Norm", "NormPlace", "Position", "RMSNorm", "Rotary", "Scaling", "Sinusoidal", "Softmax",
     "YarnScaling",
@@ -82,6 +83,9 @@ class ModelConfig:
     """Whether the same norm stands after the embeddings (BLOOM, BERT)."""
     final_norm: bool = True
     """Whether the same norm stands before the unembedding."""
+    macaron: bool = False
+    """True: half an MLP, attention, half an MLP. A second MLP before attention, each adds half of its output (Lu et al.
+    2019, "Understanding and Improving Transformer From a Multi-Particle Dynamic System Point of View")."""
     parallel: bool = False
     """True: attention and MLP of a block read the same residual and are added together (NeoX)."""
     shared_norm: bool = False
@@ -140,10 +144,8 @@ class ModelConfig:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
         for name in ("n_layers", "d_model", "n_heads", "n_ctx", "d_vocab", "d_head", "n_kv_heads"):
             _require(getattr(self, name) >= 1, f"{name} >= 1, got {getattr(self, name)}")
-        _require(
-            self.n_heads % self.kv_heads == 0,
-            f"n_kv_heads to divide n_heads, got {self.kv_heads} and {self.n_heads}",
-        )
+        fits = self.n_heads % self.kv_heads == 0
+        _require(fits, f"n_kv_heads to divide n_heads, got {self.kv_heads} and {self.n_heads}")
         _require(self.window is None or self.window >= 1, f"window >= 1, got {self.window}")
         for rotary in (self.position, self.local_position):
             if isinstance(rotary, Rotary):
@@ -153,13 +155,12 @@ class ModelConfig:
                     f"an even rotary dim in [2, {self.head_width}], got {rotated}",
                 )
         self._check_combinations()
-        for mixer in self.mixer if isinstance(self.mixer, tuple) else (self.mixer,):
+        for mixer in self._given:
             self._check_mixer(mixer)
 
     def _check_kinds(self) -> None:
-        mixers = self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
-        bad = [mixer for mixer in mixers if not isinstance(mixer, Mixer)]
-        _require(mixers and not bad, f"a mixer or several, got {self.mixer!r}")
+        good = all(isinstance(mixer, Mixer) for mixer in self._given)
+        _require(self._given and good, f"a mixer or several, got {self.mixer!r}")
         kinds = {
             "position": Position, "norm": Norm, "mlp": MLP | MoE | ConvMLP | None, "local_position": Rotary | None,
             "local_layers": tuple | None, "output": Output,
@@ -186,19 +187,20 @@ class ModelConfig:
         plain = self.norm_place == "pre" and self.mlp is not None and not self.cross_attention
         _require(not self.parallel or plain, "norm_place 'pre', an MLP and no cross-attention for parallel")
         _require(not self.shared_norm or self.parallel, "parallel blocks for shared_norm")
-        special = self.sinks or self.qk_norm or self.attn_softcap is not None
+        fits = plain and not self.parallel and not isinstance(self.mlp, ConvMLP)
         _require(
-            not self.cross_attention or not special, "no sinks, qk_norm, attn_softcap for cross_attention"
+            not self.macaron or fits,
+            "norm_place 'pre', an MLP of single positions, no parallel and no cross-attention for macaron",
         )
+        special = self.cross_attention and (self.sinks or self.qk_norm or self.attn_softcap is not None)
+        _require(not special, "no sinks, qk_norm, attn_softcap for cross_attention")
         _require(self.n_token_types >= 0, f"n_token_types >= 0, got {self.n_token_types}")
         head = self.tied or self.unembed_bias or self.mlm_head or self.logit_softcap
         _require(self.unembed or not head, "unembed for tied, unembed_bias, mlm_head or logit_softcap")
         full = isinstance(self.output, FullSoftmax)
         linear = self.tied or self.mlm_head or self.logit_softcap or self.logit_scale != 1 or not self.unembed
-        _require(
-            full or not linear,
-            f"unembed, no tied, mlm_head, logit_softcap and logit_scale under {self.output}",
-        )
+        fits = full or not linear
+        _require(fits, f"unembed, no tied, mlm_head, logit_softcap and logit_scale under {self.output}")
         _require(full or self.d_vocab > 1, f"d_vocab >= 2 under {self.output}")
         if isinstance(self.output, AdaptiveSoftmax):
             last = self.output.cutoffs[-1]
@@ -213,8 +215,7 @@ class ModelConfig:
         scoreless = isinstance(alone, Linear | Lightning | Polar | Synthesizer)
         scoreless = scoreless or (isinstance(alone, Softmax) and alone.score != "dot")
         _require(
-            not (scoreless and scaled),
-            f"no attn_scale and no scale_by_layer under {kind}, whose weights have no scale",
+            not (scoreless and scaled), f"no attn_scale and no scale_by_layer under {kind}: it has no scale"
         )
         turned = isinstance(self.position, Rotary) and alone.traits.queries and not alone.traits.rotated
         _require(not turned, f"no rotary positions under {kind} in every layer, which does not rotate")
@@ -229,42 +230,31 @@ class ModelConfig:
         _require(self.window is None, f"no window under {name}: a window is an option of softmax attention")
         _require(not self.sinks and self.attn_softcap is None, f"no sinks and no attn_softcap under {name}")
         biased = isinstance(self.position, Alibi | Buckets)
-        _require(
-            traits.scored or not biased, f"positions other than {type(self.position).__name__} under {name}"
-        )
+        place = type(self.position).__name__
+        _require(traits.scored or not biased, f"positions other than {place} under {name}")
         if not traits.queries:
             _require(
                 self.qk_norm is None and not isinstance(self.position, Rotary),
                 f"no qk_norm and no rotary positions under {name}, which has no queries and keys",
             )
         if isinstance(mixer, DualChunk):
-            _require(
-                isinstance(self.position, Rotary), f"rotary positions for DualChunk, got {self.position}"
-            )
-            scaling = self.position.scaling if isinstance(self.position, Rotary) else None
+            rotary = self.position if isinstance(self.position, Rotary) else None
+            _require(rotary, f"rotary positions for DualChunk, got {self.position}")
+            scaling = None if rotary is None else rotary.scaling
             moving = isinstance(scaling, DynamicScaling | LongScaling)
             _require(self.causal, "a causal model under DualChunk")
             _require(not moving, "rotary frequencies that do not depend on the length under DualChunk")
-            _require(
-                mixer.chunk <= self.n_ctx, f"DualChunk's chunk <= n_ctx, got {mixer.chunk} and {self.n_ctx}"
-            )
+            _require(mixer.chunk <= self.n_ctx, f"a chunk <= n_ctx, got {mixer.chunk} > {self.n_ctx}")
         if isinstance(mixer, Linformer):
-            _require(
-                not self.causal, "causal=False under Linformer, which mixes later keys into earlier ones"
-            )
-            _require(
-                mixer.rank <= self.n_ctx, f"Linformer's rank <= n_ctx, got {mixer.rank} and {self.n_ctx}"
-            )
+            _require(not self.causal, "causal=False under Linformer, which mixes later keys into earlier")
+            _require(mixer.rank <= self.n_ctx, f"Linformer's rank <= n_ctx, got {mixer.rank} > {self.n_ctx}")
         if isinstance(mixer, Polar | Differential):
             _require(self.head_width % 2 == 0, f"an even d_head under {name}, got {self.head_width}")
         if isinstance(mixer, Differential):
-            _require(
-                self.qk_norm is None, "no qk_norm under Differential, whose queries and keys are two halves"
-            )
+            _require(self.qk_norm is None, "no qk_norm under Differential, whose heads are two halves")
             half, turned = self.head_width // 2, self.position
-            fits = not isinstance(turned, Rotary) or (
-                half % 2 == 0 if turned.dim is None else turned.dim <= half
-            )
+            whole = half % 2 == 0
+            fits = not isinstance(turned, Rotary) or (whole if turned.dim is None else turned.dim <= half)
             _require(fits, f"rotations that fit half a head under Differential, {half} wide, got {turned}")
         if isinstance(mixer, Reformer):
             _require(self.qk_norm is None, "no qk_norm under Reformer, whose keys are its normalised queries")
@@ -275,10 +265,13 @@ class ModelConfig:
         _require(not traits.stateful or self.causal, f"a causal model under {name}")
 
     @property
+    def _given(self) -> tuple[Mixer, ...]:
+        return self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
+
+    @property
     def mixers(self) -> tuple[Mixer, ...]:
         """The mixer of every layer."""
-        given = self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
-        return tuple(given[layer % len(given)] for layer in range(self.n_layers))
+        return tuple(self._given[layer % len(self._given)] for layer in range(self.n_layers))
 
     def at_layer(self, layer: int) -> "ModelConfig":
         """The same with the mixer of one layer in all of them; itself where they do not differ."""
@@ -289,8 +282,7 @@ class ModelConfig:
     @property
     def stateful(self) -> bool:
         """Whether any layer keeps a state, so that a pass cannot go on from an arbitrary column of an earlier one."""
-        given = self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
-        return isinstance(self.mlp, ConvMLP) or any(mixer.traits.stateful for mixer in given)
+        return isinstance(self.mlp, ConvMLP) or any(mixer.traits.stateful for mixer in self._given)
 
     @property
     def head_width(self) -> int:
@@ -313,9 +305,17 @@ class ModelConfig:
 
     @property
     def sublayers(self) -> tuple[str, ...]:
-        """What each block adds to the stream, in order: `attn_out`, `cross_attn_out`, `mlp_out`."""
-        has = {"attn_out": True, "cross_attn_out": self.cross_attention, "mlp_out": self.mlp is not None}
+        """What each block adds to the stream, in order: `mlp_before_out`, `attn_out`, `cross_attn_out`, `mlp_out`."""
+        has = {
+            "mlp_before_out": self.macaron, "attn_out": True, "cross_attn_out": self.cross_attention,
+            "mlp_out": self.mlp is not None,
+        }  # fmt: skip
         return tuple(name for name, present in has.items() if present)
+
+    def factor(self, sublayer: str) -> float:
+        """What the output of a sublayer (`attn_out`, ...) is multiplied by before it is added to the stream."""
+        halved = self.macaron and sublayer in MLPS
+        return self.residual_scale * (0.5 if halved else 1.0)
 
     @property
     def mlp_in_words(self) -> str:
@@ -363,12 +363,10 @@ class EncoderDecoderConfig:
     """Whether both sides read the same embedding matrix."""
 
     def __post_init__(self) -> None:
-        _require(
-            not self.encoder.causal and not self.encoder.unembed, "an encoder: not causal, no unembedding"
-        )
-        _require(
-            self.decoder.causal and self.decoder.cross_attention, "a causal decoder with cross-attention"
-        )
+        encodes = not self.encoder.causal and not self.encoder.unembed
+        _require(encodes, "an encoder: not causal, no unembedding")
+        attends = self.decoder.causal and self.decoder.cross_attention
+        _require(attends, "a causal decoder with cross-attention")
         widths = (self.encoder.d_model, self.decoder.d_model)
         _require(widths[0] == widths[1], f"one d_model on both sides, got {widths[0]} and {widths[1]}")
         vocabularies = (self.encoder.d_vocab, self.decoder.d_vocab)

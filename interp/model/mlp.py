@@ -33,11 +33,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """`act(x W_in + b_in) W_out + b_out`; gated: `act(x W_gate) * (x W_in + b_in) W_out + b_out`.
 
-    A gated MLP keeps W_gate and W_in in one matrix, rows ordered gate, in.
+    A gated MLP keeps W_gate and W_in in one matrix, rows ordered gate, in. Its sites begin with `name`.
     """
 
-    def __init__(self, mlp: MLP, d_model: int) -> None:
+    def __init__(self, mlp: MLP, d_model: int, name: str = "mlp") -> None:
         super().__init__()
+        self.name = name
         self.gated = mlp.gated
         self.act = ACTIVATIONS[mlp.act]
         self.into = nn.Linear(d_model, mlp.d_mlp * (2 if mlp.gated else 1), bias=mlp.bias)
@@ -47,11 +48,11 @@ class FeedForward(nn.Module):
         """The MLP's output."""
         if self.gated:
             gate, linear = self.into(x).chunk(2, -1)
-            gate = at(tap, "mlp.hook_pre", gate)
-            post = self.act(gate) * at(tap, "mlp.hook_pre_linear", linear)
+            gate = at(tap, f"{self.name}.hook_pre", gate)
+            post = self.act(gate) * at(tap, f"{self.name}.hook_pre_linear", linear)
         else:
-            post = self.act(at(tap, "mlp.hook_pre", self.into(x)))
-        return self.out(at(tap, "mlp.hook_post", post))
+            post = self.act(at(tap, f"{self.name}.hook_pre", self.into(x)))
+        return self.out(at(tap, f"{self.name}.hook_post", post))
 
 
 class ConvFeedForward(nn.Module):
@@ -124,11 +125,13 @@ class Experts(nn.Module):
     """sum over the chosen experts of weight_x * expert_x(x), every expert a gated MLP.
 
     The router's softmax over its `top_k` largest logits weighs them (Shazeer et al. 2017); without `renormalise` they
-    keep their share of the softmax over all. Matrices are stacked `[expert, out, in]`, rows ordered gate, in.
+    keep their share of the softmax over all. Matrices are stacked `[expert, out, in]`, rows ordered gate, in. Sites
+    begin with `name`.
     """
 
-    def __init__(self, moe: MoE, d_model: int) -> None:
+    def __init__(self, moe: MoE, d_model: int, name: str = "mlp") -> None:
         super().__init__()
+        self.name = name
         self.kind = moe
         self.act = ACTIVATIONS[moe.act]
         self.router = nn.Linear(d_model, moe.n_experts, bias=moe.router_bias)
@@ -140,11 +143,12 @@ class Experts(nn.Module):
 
     def forward(self, x: Float[Tensor, "b p d"], tap: Scope | None = None) -> Float[Tensor, "b p d"]:
         """The mixture's output; only experts with a weight other than 0 are computed, unless all are observed."""
-        logits = at(tap, "mlp.hook_router_logits", self.router(x))
-        weights = at(tap, "mlp.hook_expert_weights", self.weights(logits))
-        if tap is not None and (tap.wants("mlp.hook_expert_out") or tap.alters("mlp.hook_expert_weights")):
+        logits = at(tap, f"{self.name}.hook_router_logits", self.router(x))
+        shares_site, out_site = f"{self.name}.hook_expert_weights", f"{self.name}.hook_expert_out"
+        weights = at(tap, shares_site, self.weights(logits))
+        if tap is not None and (tap.wants(out_site) or tap.alters(shares_site)):
             outs = torch.stack([self.expert(i, x) for i in range(self.kind.n_experts)], 2)
-            return at(tap, "mlp.hook_expert_out", outs * weights[..., None]).sum(2)
+            return at(tap, out_site, outs * weights[..., None]).sum(2)
         flat, shares = x.flatten(0, 1), weights.flatten(0, 1)
         out = torch.zeros_like(flat)
         for i in range(self.kind.n_experts):

@@ -41,6 +41,10 @@ def _has_mlp(c: ModelConfig) -> bool:
     return c.mlp is not None
 
 
+def _macaron(c: ModelConfig) -> bool:
+    return c.macaron
+
+
 def _normed(c: ModelConfig) -> bool:
     return not isinstance(c.norm, NoNorm)
 
@@ -150,8 +154,36 @@ def _crossed(site: Site) -> Site:
     return replace(site, name=f"cross_{site.name}", axes=axes, present=_cross)
 
 
+_MLP = (
+    Site("mlp.hook_expanded", "b p m", "the gate's branch before its convolution, behind SiLU", _convolved),
+    Site("mlp.hook_expanded_linear", "b p m", "the linear branch before its convolution, behind SiLU", _convolved),
+    Site("mlp.hook_pre", "b p m", "neurons before the non-linearity (the gate, if gated)", _neurons),
+    Site(
+        "mlp.hook_pre_linear", "b p m", "the linear branch that the gate multiplies",
+        lambda c: _convolved(c) or (isinstance(c.mlp, MLP) and c.mlp.gated),
+    ),
+    Site("mlp.hook_post", "b p m", "neurons after the non-linearity (and the gate)", _neurons),
+    Site("mlp.hook_router_logits", "b p x", "the router's score of every expert", _experts),
+    Site("mlp.hook_expert_weights", "b p x", "the weight of every expert, 0 where not chosen", _experts),
+    Site("mlp.hook_expert_out", "b p x d", "each expert's weighted output", _experts, on_demand=True),
+)  # fmt: skip
+
+
+def _before(site: Site) -> Site:
+    """The same site of the MLP before attention, in Macaron blocks."""
+    return replace(
+        site, name=f"mlp_before.{site.name.removeprefix('mlp.')}",
+        present=lambda c: c.macaron and site.present(c),
+    )  # fmt: skip
+
+
 BLOCK_SITES: tuple[Site, ...] = (
     Site("hook_resid_pre", "b p d", "residual stream entering the block"),
+    Site("hook_mlp_before_in", "b p d", "residual read by the first MLP, before ln0", _macaron, on_demand=True),
+    *_norm_sites("ln0", "before the first MLP", lambda c: _normed(c) and c.macaron),
+    *map(_before, _MLP[2:]),
+    Site("hook_mlp_before_out", "b p d", "what the first MLP adds to the stream: half its output", _macaron),
+    Site("hook_resid_pre_attn", "b p d", "residual stream after the first MLP, which attention reads", _macaron),
     *_norm_sites(
         "ln1", "before attention (post-norm: after it)", lambda c: _normed(c) and c.norm_place != "output"
     ),
@@ -209,17 +241,7 @@ BLOCK_SITES: tuple[Site, ...] = (
         "ln2", "before the MLP (post-norm: after it)",
         lambda c: _has_mlp(c) and _normed(c) and not c.shared_norm and c.norm_place != "output",
     ),
-    Site("mlp.hook_expanded", "b p m", "the gate's branch before its convolution, behind SiLU", _convolved),
-    Site("mlp.hook_expanded_linear", "b p m", "the linear branch before its convolution, behind SiLU", _convolved),
-    Site("mlp.hook_pre", "b p m", "neurons before the non-linearity (the gate, if gated)", _neurons),
-    Site(
-        "mlp.hook_pre_linear", "b p m", "the linear branch that the gate multiplies",
-        lambda c: _convolved(c) or (isinstance(c.mlp, MLP) and c.mlp.gated),
-    ),
-    Site("mlp.hook_post", "b p m", "neurons after the non-linearity (and the gate)", _neurons),
-    Site("mlp.hook_router_logits", "b p x", "the router's score of every expert", _experts),
-    Site("mlp.hook_expert_weights", "b p x", "the weight of every expert, 0 where not chosen", _experts),
-    Site("mlp.hook_expert_out", "b p x d", "each expert's weighted output", _experts, on_demand=True),
+    *_MLP,
     *_norm_sites(
         "ln2_post", "of the MLP's output",
         lambda c: _has_mlp(c) and _normed(c) and c.norm_place in ("sandwich", "output"),
@@ -251,7 +273,7 @@ _SHORT = {
     s.name.rpartition("hook_")[2]: s.name
     for s in reversed((*BLOCK_SITES, *MODEL_SITES))
     if "ln" not in s.name and "norm." not in s.name
-    and not s.name.startswith("cross_")
+    and not s.name.startswith(("cross_", "mlp_before."))
 }  # fmt: skip
 
 
@@ -325,6 +347,11 @@ def final_stream(config: ModelConfig) -> str:
     """The site of the residual stream that leaves the last block."""
     last = "hook_normalized_resid_post" if config.norm_place == "post" else "hook_resid_post"
     return f"blocks.{config.n_layers - 1}.{last}"
+
+
+def attention_input(config: ModelConfig, layer: int) -> str:
+    """The site of the residual stream that attention of a block reads, before its norm."""
+    return f"blocks.{layer}.hook_resid_pre{'_attn' if config.macaron else ''}"
 
 
 def full_name(short: str, layer: int | None = None, part: str | None = None) -> str:

@@ -280,6 +280,10 @@ class MaskedHead(nn.Module):
         return self.norm(self.act(self.dense(x)))
 
 
+_WRITES = (
+    "attn.out.weight",
+    *(f"{mlp}.out{end}" for mlp in ("mlp", "mlp_before") for end in ("", ".weight")),
+)
 _ZERO_AT_FIRST = (
     "into.bias", "out.bias", "qkv.bias", "q.bias", "kv.bias", "unembed.bias", "dense.bias", "nodes.bias", "head.bias",
 )  # fmt: skip
@@ -289,7 +293,7 @@ def initialise(model: nn.Module) -> None:
     """GPT-2's scheme: normal(0, 0.02), what writes to the stream scaled by 1/sqrt(2 layers), biases 0, norms 1."""
     n_layers = sum(isinstance(m, Block) for m in model.modules())
     for name, parameter in model.named_parameters():
-        writes = name.endswith(("attn.out.weight", "mlp.out.weight", "mlp.out"))
+        writes = name.endswith(_WRITES)
         if name.endswith("mlp.kernel"):  # a depthwise convolution: its fan-in is its length
             nn.init.normal_(parameter, std=len(parameter) ** -0.5)
         elif parameter.ndim > 1:

@@ -215,6 +215,8 @@ Norm = LayerNorm | RMSNorm | NoNorm
 NormPlace = Literal["pre", "post", "sandwich", "output"]
 """`pre` norms what a sublayer reads, `output` what it adds, `sandwich` both; `post` norms the sum (BERT)."""
 
+MLPS = ("mlp_before_out", "mlp_out")
+"""The sublayers of a block (`ModelConfig.sublayers`) that are MLPs; the others mix positions."""
 RECORDS: dict[str, type] = {
     record.__name__: record
     for record in (

@@ -2,6 +2,7 @@
 
 `layer(i)` gives views without a copy; the stacked properties build a fresh tensor at each access, so they are never
 stale after `.to(...)`. Under grouped-query attention W_K and W_V keep their key/value heads; `OV` and `QK` expand them.
+In Macaron blocks W_in, W_gate and W_out are those of the MLP behind attention; `layer(i, before=True)` has the others.
 """
 
 from collections.abc import Callable, Iterable
@@ -46,11 +47,12 @@ class Weights:
         self.model = model
         self.config = model.config
 
-    def layer(self, layer: int, *, cross: bool = False) -> LayerWeights:
+    def layer(self, layer: int, *, cross: bool = False, before: bool = False) -> LayerWeights:
         """One block's weights as views (copies only of a block that lives on another device than the embedding).
 
-        cross: those of its cross-attention. Errors: IndexError if there is no such layer, ValueError if there is no
-        cross-attention.
+        cross: those of its cross-attention. before: those of the MLP before attention, in a Macaron block; else of the
+        MLP behind it. Errors: IndexError if there is no such layer, ValueError if there is no cross-attention or no
+        such MLP.
         """
         if not 0 <= layer < self.config.n_layers:
             raise IndexError(f"layers are 0 to {self.config.n_layers - 1}, got {layer}")
@@ -58,13 +60,15 @@ class Weights:
         attn = block.cross_attn if cross else block.attn
         if attn is None:
             raise ValueError("this model has no cross-attention")
-        found = self._views(layer, attn)
+        if before and not self.config.macaron:
+            raise ValueError("this model has no MLP before attention: macaron=False")
+        found = self._views(layer, attn, before)
         if found.W_V.device == self.model.device:
             return found
         views: dict[str, Tensor | None] = {f.name: getattr(found, f.name) for f in fields(found)}
         return replace(found, **{n: w.to(self.model.device) for n, w in views.items() if w is not None})
 
-    def _views(self, layer: int, attn: Attention) -> LayerWeights:
+    def _views(self, layer: int, attn: Attention, before: bool) -> LayerWeights:
         has = (
             "qkv"
             if self.config.mixers[layer].traits.queries or attn is not self.model.block(layer).attn
@@ -82,12 +86,13 @@ class Weights:
             W_O=rearrange(attn.out.weight, "d (h e) -> h e d", e=self.config.head_width),
             b_Q=b.get("q"), b_K=b.get("k"), b_V=b["v"],
             b_O=zeros if attn.out.bias is None else attn.out.bias,
-            **self._mlp(layer),
+            **self._mlp(layer, before),
         )  # fmt: skip
 
-    def _mlp(self, layer: int) -> dict[str, Tensor | None]:
+    def _mlp(self, layer: int, before: bool) -> dict[str, Tensor | None]:
         names = ("W_gate", "W_in", "W_out", "b_gate", "b_in", "b_out")
-        mlp, kind = self.model.block(layer).mlp, self.config.mlp
+        block, kind = self.model.block(layer), self.config.mlp
+        mlp = block.mlp_before if before else block.mlp
         if not isinstance(mlp, FeedForward) or not isinstance(kind, MLP):
             return dict.fromkeys(names)
         bias = mlp.into.weight.new_zeros(mlp.into.weight.shape[0]) if mlp.into.bias is None else mlp.into.bias

@@ -1,5 +1,6 @@
 """Results as one self-contained HTML page that opens from disk, with every number beside it as a table."""
 
+from interp.pages.door import ReportPage
 from interp.pages.folder import replacing, write_report
 from interp.pages.graph_page import graph_page
 from interp.pages.render import page
@@ -12,6 +13,7 @@ __all__ = [
     "Contrast",
     "Question",
     "Report",
+    "ReportPage",
     "Twin",
     "fitting_repeats",
     "graph_page",

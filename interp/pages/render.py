@@ -140,12 +140,13 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     """The model in numbers, for the head of the page."""
     config, count = report.config, wording.count
     position, norm = type(config.position).__name__, type(config.norm).__name__
-    width = None if config.mlp is None else config.mlp.d_mlp
+    width, each = None if config.mlp is None else config.mlp.d_mlp, "a layer"
+    each = "in each of two a layer" if config.macaron else each
     return [
         ("layers", str(config.n_layers)),
         ("heads a layer", str(config.n_heads)),
         ("d_model", count(config.d_model)),
-        ("MLP", "none (attention-only)" if width is None else f"{count(width)} neurons a layer"),
+        ("MLP", "none (attention-only)" if width is None else f"{count(width)} neurons {each}"),
         ("vocabulary", f"{count(config.d_vocab)} tokens"),
         ("context", f"{count(config.n_ctx)} tokens"),
         ("positions", {"NoPosition": "none"}.get(position, position.lower())),

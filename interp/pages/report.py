@@ -1,6 +1,5 @@
 """One prompt through one model: every analysis of the page, assembled into tidy tables."""
 
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -19,11 +18,13 @@ from interp.analyses.copying import copying
 from interp.analyses.factors import Matrix, present
 from interp.analyses.heads import RepeatedTokens, heads
 from interp.analyses.lens import logit_lens
+from interp.analyses.residual import not_linear
 from interp.engine.batch import Batch
 from interp.engine.metrics import logit_difference
 from interp.engine.observe import Subject, observe
 from interp.engine.provenance import provenance
 from interp.model.config import Json, ModelConfig
+from interp.model.mixer_variants import require
 from interp.model.tap import Read
 from interp.pages import tables
 from interp.pages.ablated import ablation
@@ -137,26 +138,30 @@ def report_of(model: Subject, question: Question, about: About, *, seed: int = 0
     """Every table of the page for one prompt; the seed draws the repeated tokens of the head scores.
 
     A model without logits has tables of attention, head scores and composition, and no `contrast`; a question without
-    a twin has no tables of patching and edges, a model without an edge graph none of edges.
+    a twin has no tables of patching and edges, a model without an edge graph none of edges. Heads whose scores do not
+    come from q . k have no composition into queries and keys.
     Errors: ValueError for a prompt or an answer the model cannot take, for a prompt too long for the page, for a twin
-    that does not align with the prompt or that the model answers alike, and for a model that is not causal.
+    that does not align with the prompt or that the model answers alike, for a model that is not causal, whose mixers
+    weigh no values, or not by shares, or whose logits are not linear in the stream.
     """
     batch = model.text.batch(question.prompt)
     check_aligned(model, question.prompt, question.corrupt)
     config = model.transformer.config
+    _check_model(config)
     _check_size(config, batch.tokens.shape[1])
     data = fitting_repeats(config, seed)
     output_p, pattern_lhqk = _pass(model, batch)
     answered = _answered(model, question, batch, output_p)
     scored = heads(model, data)
-    kinds = typing.get_args(Kind) if config.n_layers > 1 else ()
     ids = batch.tokens[0].to(output_p.device)
     names = model.text.pieces(ids.tolist())
     logits_pv = None if answered is None else answered.logits_pv
     work: dict[str, Callable[[], pd.DataFrame]] = {
         "tokens": lambda: tables.tokens(ids, logits_pv, model.text.pieces),
         "heads": lambda: tables.heads(scored),
-        "composition": lambda: tables.composition({kind: composition(model, kind) for kind in kinds}),
+        "composition": lambda: tables.composition(
+            {kind: composition(model, kind) for kind in _kinds(config)}
+        ),
         "attention": lambda: tables.attention(pattern_lhqk, names),
     }
     if answered is not None:
@@ -259,6 +264,21 @@ def fitting_repeats(config: ModelConfig, seed: int) -> RepeatedTokens:
             f"got {config.n_ctx} and {config.d_vocab}"
         )
     return RepeatedTokens(period=period, seed=seed)
+
+
+def _check_model(config: ModelConfig) -> None:
+    """ValueError before any pass for a model that half the page could say nothing about."""
+    for trait in ("additive", "distribution"):
+        require(trait, config.mixers, "a page about heads")
+    if config.unembed and (what := not_linear(config)):
+        raise ValueError(f"a page requires logits that are linear in the normed stream; this model {what}")
+
+
+def _kinds(config: ModelConfig) -> tuple[Kind, ...]:
+    """The kinds of composition that the heads have: into queries and keys only where scores come from q . k."""
+    bilinear = all(mixer.traits.bilinear for mixer in config.mixers)
+    kinds: tuple[Kind, ...] = ("Q", "K", "V") if bilinear else ("V",)
+    return kinds if config.n_layers > 1 else ()
 
 
 def _check_size(config: ModelConfig, n: int) -> None:

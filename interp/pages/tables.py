@@ -141,8 +141,8 @@ def _place(component: str) -> tuple[str, int | None, int | None]:
     """Kind, layer and head of a component's label."""
     if found := re.fullmatch(r"L(\d+)H(\d+)", component):
         return "head", int(found[1]), int(found[2])
-    if found := re.fullmatch(r"(\d+)_(attn_bias|mlp_out|ln\d_bias)", component):
-        kinds = {"mlp_out": "mlp", "attn_bias": "attention bias"}
+    if found := re.fullmatch(r"(\d+)_(attn_bias|mlp_out|mlp_before_out|ln\d_bias)", component):
+        kinds = {"mlp_out": "mlp", "mlp_before_out": "first mlp", "attn_bias": "attention bias"}
         return kinds.get(found[2], "norm bias"), int(found[1]), None
     return ("embedding" if component.endswith("embed") else "bias"), None, None
 
@@ -200,6 +200,7 @@ def logit_lens(
     about the answer, `entropy_nats` and `kl_nats` = KL(final || depth) about the whole distribution; ranks from 0.
     """
     known = ["target_rank", "target_prob"]
+    of_next, of_answer = of_next.drop_vars(["word", "token"]), of_answer.drop_vars("token")
     merged = of_next.rename(target_rank="next_rank", target_prob="next_prob").merge(
         of_answer[known].rename(target_rank="answer_rank", target_prob="answer_prob")
     )

@@ -12,12 +12,12 @@ from interp.analyses.interchange import Interchange
 from interp.analyses.patching import patch
 from interp.engine.metrics import Metric, kl_divergence
 from interp.engine.observe import Subject
-from interp.model.config import ModelConfig
+from interp.model.config import MLPS, ModelConfig
 
 if TYPE_CHECKING:
     import xarray as xr
 
-SITES = ("resid_pre", "attn_out", "mlp_out", "z")
+SITES = ("resid_pre", "mlp_before_out", "attn_out", "mlp_out", "z")
 """What is patched: three streams by layer and token, and every head's output by layer and head."""
 METHOD: Method = "eap-ig-inputs"
 """How edges are scored."""
@@ -34,8 +34,9 @@ class Pair:
     metric: Metric
 
     def patched(self, model: Subject) -> dict[tuple[str, str], "xr.Dataset"]:
-        """`interp.patch` by direction and site; without MLPs there is no `mlp_out`."""
-        sites = [site for site in SITES if site != "mlp_out" or model.transformer.config.mlp is not None]
+        """`interp.patch` by direction and site; what the blocks do not add to the stream is left out."""
+        absent = {*MLPS}.difference(model.transformer.config.sublayers)
+        sites = [site for site in SITES if site not in absent]
         return {
             (direction, site): patch(
                 model, self.prompt, self.corrupt, site, metric=self.metric, direction=direction

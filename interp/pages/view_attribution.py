@@ -19,6 +19,8 @@ EMBEDDINGS = {
     "final_bias": ("final bias", "bias"),
 }
 """Components outside the layers, in words and in short."""
+MLP_WORDS = {"mlp": "MLP", "first mlp": "first MLP"}
+"""Kinds of MLP in words; a block with two has the first before attention."""
 GRAINS = {
     "sublayer": "every sublayer, its heads and biases together",
     "head": "every head, MLP, embedding and bias by itself",
@@ -49,7 +51,7 @@ class Part:
             return f"head {self.layer}.{self.head}"
         if self.component in EMBEDDINGS:
             return EMBEDDINGS[self.component][0]
-        return f"{'MLP' if self.kind == 'mlp' else self.kind} {self.layer}"
+        return f"{MLP_WORDS.get(self.kind, self.kind)} {self.layer}"
 
 
 @dataclass(frozen=True)
@@ -119,12 +121,12 @@ def attribution(table: pd.DataFrame) -> Attribution:
     starts, ends, low, span = _falls(logits[order])
     left, width = 100 * (np.minimum(starts, ends) - low) / span, 100 * np.abs(ends - starts) / span
     bars = [Bar(parts[i], float(x), float(w)) for i, x, w in zip(order, left, width, strict=True)]
-    placed = [part for part in parts if part.kind in ("head", "mlp")]
+    placed = [part for part in parts if part.kind in ("head", *MLP_WORDS)]
     reach = max(abs(part.logits) for part in placed) or 1.0
     cells: dict[int | None, list[Cell]] = {}
-    for part in placed:
+    for part in sorted(placed, key=lambda part: part.kind != "head"):
         cells.setdefault(part.layer, []).append(_cell(part, reach))
-    unplaced = sum(part.logits for part in parts if part.kind not in ("head", "mlp"))
+    unplaced = sum(part.logits for part in parts if part.kind not in ("head", *MLP_WORDS))
     falls = {"sublayer": _waterfall(_sublayers(parts)), "head": _waterfall([[part] for part in parts])}
     goal = 100 * (float(ends[-1]) - low) / span
     return Attribution(falls, bars, list(cells.values()), reach, unplaced, -100 * low / span, goal)
@@ -220,7 +222,8 @@ def _named(group: list[Part]) -> tuple[str, str]:
         return f"attention {first.layer}", "attn"
     if first.component in EMBEDDINGS:
         return EMBEDDINGS[first.component]
-    return first.name, {"mlp": "MLP", "head": f"{first.layer}.{first.head}"}.get(first.kind, "bias")
+    short = {**MLP_WORDS, "head": f"{first.layer}.{first.head}"}
+    return first.name, short.get(first.kind, "bias")
 
 
 def _explained(group: list[Part]) -> str:

@@ -158,6 +158,10 @@ def why_these(config: ModelConfig) -> str | None:
         return (
             "The MLPs of this model have a convolution and are left out: shown are the matrices of attention."
         )
+    if config.macaron:
+        return (
+            "The blocks of this model have two MLPs, which are left out: shown are the matrices of attention."
+        )
     if isinstance(config.mlp, MoE):
         return (
             "The MLPs of this model are mixtures of experts, whose matrices see only some tokens each and are left "

@@ -21,6 +21,7 @@ DIRECTIONS: dict[Direction, str] = {
 """The directions of the page, and how to read them."""
 SITES = {
     "resid_pre": "the stream before each layer",
+    "mlp_before_out": "what the MLP before attention adds to the stream",
     "attn_out": "what attention adds to the stream",
     "mlp_out": "what the MLP adds to the stream",
     "z": "each head's output, at all positions at once",

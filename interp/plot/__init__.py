@@ -9,7 +9,8 @@ from interp.plot.attention_rows import attention_entropy, dispersion
 from interp.plot.attribution import attribution, attribution_map
 from interp.plot.backward_lens import backward_lens
 from interp.plot.causal_trace import causal_trace, causal_trace_curves
-from interp.plot.circuit import circuit, faithfulness_curve
+from interp.plot.choice import drawn
+from interp.plot.circuit import circuit, circuit_checks, faithfulness_curve
 from interp.plot.composition import composition
 from interp.plot.copying import copying_plane, eigenvalue_disc
 from interp.plot.depth import consensus, rank_collapse
@@ -19,8 +20,9 @@ from interp.plot.lens import lens_curve, logit_lens
 from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
 from interp.plot.probing import probing
-from interp.plot.spectra import singular_values, spectra_map
+from interp.plot.spectra import factored_spectrum, singular_values, spectra_map
 from interp.plot.token_attribution import token_attribution
+from interp.plot.verify import contract
 
 __all__ = [
     "ablation",
@@ -32,11 +34,15 @@ __all__ = [
     "causal_trace",
     "causal_trace_curves",
     "circuit",
+    "circuit_checks",
     "composition",
     "consensus",
+    "contract",
     "copying_plane",
     "dispersion",
+    "drawn",
     "eigenvalue_disc",
+    "factored_spectrum",
     "faithfulness_curve",
     "head_labels",
     "heads",

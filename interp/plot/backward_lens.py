@@ -15,7 +15,7 @@ EMPTY = "#999999"
 
 def backward_lens(
     result: xr.Dataset,
-    pieces: Callable[[Sequence[int]], Sequence[str]],
+    pieces: Callable[[Sequence[int]], Sequence[str]] | None = None,
     *,
     tokens: Sequence[str] | None = None,
     prompt: int = 0,
@@ -25,12 +25,12 @@ def backward_lens(
 
     result: `BackwardLens.project`, at most as fine as its `threshold` (0.01 keeps a picture readable). The word is the
     least probable token of delta for W_out and W_O, the most probable of x for the others. A delta of exactly zero has
-    no colour and says "no update". pieces: ids to their texts, `model.text.pieces`. tokens: the prompt's own, to name
-    the columns. Errors: ValueError if `tokens` do not fit the result.
+    no colour and says "no update". pieces: ids to their texts, tokens: the prompt's own; None = those that the result
+    brings along. Errors: ValueError if `tokens` do not fit the result.
 
     Example:
         >>> lens = interp.analyses.backward_lens.backward_lens(model, prompt, " Mary", matrices=["W_out"])
-        >>> plot.backward_lens(lens.project(threshold=0.01), model.text.pieces, tokens=model.to_str_tokens(prompt))
+        >>> plot.backward_lens(lens.project(threshold=0.01))
     """
     cells = result.isel(prompt=prompt)
     real = ~np.isnan(cells.delta.transpose("layer", "pos").to_numpy()[0])
@@ -47,8 +47,14 @@ def backward_lens(
     low, high = (float(f(logs[np.isfinite(logs)], initial=0.0)) for f in (np.min, np.max))
     pale = low - 0.15 * (high - low)  # white is left to cells without an update
     image = heat_map(ax, logs, Scale(MASS, pale, high, "log10 of the norm of delta"), title=title)
-    ids = cells[f"{read}_token"].isel(rank=0).transpose("layer", "pos").to_numpy()
-    annotate(ax, image, [[_word(int(i), pieces) for i in row] for row in ids], size=7.0)
+    best = cells.isel(rank=0).transpose("layer", "pos")
+    if pieces is None:
+        words = [[printable(str(word)) for word in row] for row in best[f"{read}_word"].to_numpy()]
+    else:
+        words = [[_word(int(i), pieces) for i in row] for row in best[f"{read}_token"].to_numpy()]
+    annotate(ax, image, words, size=7.0)
+    if tokens is None and "token" in cells.coords:
+        tokens = [str(token) for token in cells.token.to_numpy()]
     for layer, pos in np.argwhere(norms == 0):
         ax.text(pos, layer, "no\nupdate", ha="center", va="center", color=EMPTY, fontsize=6)
     columns = [str(i) for i in range(n)] if tokens is None else [printable(token) for token in tokens]

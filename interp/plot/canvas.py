@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from interp.core.shapes import shape_text
@@ -15,6 +16,8 @@ MASS = "Blues"
 """Colour map of probabilities and attention."""
 SIGNED = "RdBu"
 """Colour map of signed numbers: red below 0, blue above."""
+CROWDED = 400
+"""Cells above which the texts of a small picture could not be read; drawing them takes 5 ms each."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,15 @@ class Scale:
         return cls(SIGNED, -reach, reach, label)
 
 
+class Sheet(Figure):
+    """A figure that no window and no list of pyplot knows of; it takes the size of what is drawn on it."""
+
+
 def axes(ax: Axes | None, width: float, height: float) -> Axes:
     """The given Axes, or those of a new figure of this size in inches."""
     if ax is not None:
+        if isinstance(ax.figure, Sheet):
+            ax.figure.set_size_inches(width, height)
         return ax
     _, new = plt.subplots(figsize=(width, height), layout="constrained")
     return new
@@ -58,8 +67,10 @@ def heat_map(ax: Axes, values: Float[np.ndarray, "rows columns"], scale: Scale, 
 
 
 def annotate(ax: Axes, image: AxesImage, texts: Sequence[Sequence[str]], *, size: float = 8.0) -> None:
-    """One text per cell of a heat map, dark or light by the cell's colour."""
+    """One text per cell of a heat map, dark or light by the cell's colour; none on a sheet that they would crowd."""
     values = np.asarray(image.get_array())
+    if isinstance(ax.figure, Sheet) and values.size > CROWDED:
+        return
     if values.shape != (len(texts), len(texts[0])):
         got = shape_text((len(texts), len(texts[0])))
         raise ValueError(f"one text per cell is required, {shape_text(values.shape)}, got {got}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -85,6 +86,49 @@ def faithfulness_curve(
     ax.set_ylabel(f"faithfulness\n(share of the {result.attrs['metric']})")
     ax.set_title("faithfulness by size of circuit, 95 % over prompts", fontsize="medium")
     ax.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
+    return ax
+
+
+def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """What `evaluate_circuit` found of one circuit, as bars with 95 % intervals: its faithfulness beside random ones.
+
+    Left of the line the circuit and the random ones of its size (1 = the whole effect), right of it what is lost
+    without each node (minimality). The title gives the mean and the largest incompleteness.
+
+    Example:
+        >>> from interp.analyses import circuit_evaluation
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> task = circuit_evaluation.Interchange.of(model, *pairs, metric=interp.logit_difference(3, 4))
+        >>> found = Circuit(task.graph, {"input->m0": 1.0, "m0->logits": 1.0})
+        >>> ax = circuit_checks(circuit_evaluation.evaluate_circuit(task, found, draws=2))
+    """
+    names = [*map(str, result.kind.values), *(f"without {node}" for node in result.node.values)]
+    values, low, high = (
+        np.concatenate([result[f"{name}{end}"].to_numpy() for name in ("faithfulness", "minimality")])
+        for end in ("", "_low", "_high")
+    )
+    ax = axes(ax, 2.4 + 0.5 * len(names), 3.6)
+    split = result.sizes["kind"]
+    colours = [RAISES] * split + ["0.6"] * (len(names) - split)
+    ax.bar(
+        range(len(names)),
+        values,
+        color=colours,
+        yerr=np.abs((values - low, high - values)),
+        capsize=3,
+        width=0.7,
+    )
+    ax.axhline(0, color="black", linewidth=0.8)
+    ax.axhline(1, color="0.6", linewidth=0.8)
+    ax.axvline(split - 0.5, color="0.6", linewidth=0.8, linestyle=":")
+    ax.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    ax.set_ylabel(f"share of the {result.attrs['metric']}")
+    missing = result.completeness
+    ax.set_title(
+        f"{result.attrs['edges']} edges; incompleteness {float(missing.mean()):.2f}, "
+        f"at most {float(missing.max()):.2f}",
+        fontsize="medium",
+    )
     return ax
 
 

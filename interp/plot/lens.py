@@ -11,7 +11,7 @@ from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, prin
 
 def logit_lens(
     result: xr.Dataset,
-    pieces: Callable[[Sequence[int]], Sequence[str]],
+    pieces: Callable[[Sequence[int]], Sequence[str]] | None = None,
     *,
     tokens: Sequence[str] | None = None,
     prompt: int = 0,
@@ -19,11 +19,12 @@ def logit_lens(
 ) -> Axes:
     """The most probable token at every depth and position, coloured by its probability.
 
-    pieces: ids to their texts, `model.text.pieces`. tokens: the prompt's own, to name the columns.
+    pieces: ids to their texts, `model.text.pieces`, for a result without its own (that of a run); else tokens are
+    named by their ids. tokens: the prompt's own, to name the columns of a result that does not know them.
     Errors: ValueError if `tokens` do not fit the result.
 
     Example:
-        >>> plot.logit_lens(interp.logit_lens(model, prompt), model.text.pieces, tokens=model.to_str_tokens(prompt))
+        >>> plot.logit_lens(interp.logit_lens(model, prompt))
     """
     best = result.isel(prompt=prompt, rank=0).transpose("depth", "pos")
     n_depths, n = best.top_token.shape
@@ -32,13 +33,24 @@ def logit_lens(
     ax = axes(ax, 2.0 + 0.7 * n, 1.6 + 0.36 * n_depths)
     scale = Scale.mass("probability of the top token")
     image = heat_map(ax, best.top_prob.to_numpy(), scale, title="logit lens: top token at each depth")
-    words = [[printable(word) for word in pieces([int(i) for i in row])] for row in best.top_token.to_numpy()]
-    annotate(ax, image, words)
+    annotate(ax, image, [[printable(str(word)) for word in row] for row in _words(best, pieces)])
+    if tokens is None and "token" in best.coords:
+        tokens = [str(token) for token in best.token.to_numpy()]
     columns = [str(i) for i in range(n)] if tokens is None else [printable(token) for token in tokens]
     name_cells(ax, rows=[str(d) for d in best.depth.values], columns=columns, turned=True)
     ax.set_xlabel("position" if tokens is None else "token read last")
     ax.set_ylabel("depth")
     return ax
+
+
+def _words(
+    best: xr.Dataset, pieces: Callable[[Sequence[int]], Sequence[str]] | None
+) -> Sequence[Sequence[object]]:
+    """The text of every cell: by `pieces`, else the result's own, else the id."""
+    ids = best.top_token.to_numpy()
+    if pieces is not None:
+        return [pieces([int(i) for i in row]) for row in ids]
+    return best.word.to_numpy().tolist() if "word" in best else ids.tolist()
 
 
 UNITS = {

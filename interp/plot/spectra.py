@@ -5,7 +5,8 @@ import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from interp.core.shapes import nearest
+from interp.core.factored import FactoredMatrix
+from interp.core.shapes import nearest, shape_text
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
 
 NAMES = {
@@ -44,6 +45,23 @@ def singular_values(result: xr.Dataset, kind: str = "W_out", *, ax: Axes | None 
     ax.set_title(f"singular values of {kind}")
     if layers != [-1]:
         ax.legend(title="layer", fontsize="small", framealpha=0.85, edgecolor="none")
+    return ax
+
+
+def factored_spectrum(matrix: FactoredMatrix, *, ax: Axes | None = None) -> Axes:
+    """The singular values of a product kept as factors, logarithmic; one line for each of a batch of products.
+
+    Example:
+        >>> factored_spectrum(interp.Circuits(model.transformer).ov(1, 0))
+    """
+    values = matrix.svd()[1].detach().float().cpu().numpy()
+    rows = values.reshape(-1, values.shape[-1])
+    ax = axes(ax, 5.2, 3.6)
+    ax.plot(range(values.shape[-1]), rows.T, linewidth=1.4 if len(rows) == 1 else 0.7)
+    ax.set_yscale("log")
+    ax.set_xlabel("index")
+    ax.set_ylabel("singular value")
+    ax.set_title(f"singular values of a product {shape_text(matrix.shape)}")
     return ax
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Shaped
 from matplotlib.axes import Axes
 
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, printable
@@ -25,12 +26,12 @@ def token_attribution(results: Mapping[str, xr.Dataset], *, prompt: int = 0, ax:
         raise ValueError("at least one attribution is required, got none")
     rows = {name: result.isel(prompt=prompt) for name, result in results.items()}
     first = next(iter(rows.values()))
-    if other := [name for name, row in rows.items() if not np.array_equal(row.token, first.token)]:
+    if other := [name for name, row in rows.items() if not np.array_equal(_tokens(row), _tokens(first))]:
         raise ValueError(f"attributions of the same tokens are required, {other[0]!r} has others")
     scores = np.stack([row.score.to_numpy() for row in rows.values()])
     real = ~np.isnan(scores).all(0)
     scores = scores[:, real]
-    tokens = [printable(str(token)) for token in first.token.to_numpy()[real]]
+    tokens = [printable(str(token)) for token in _tokens(first)[real]]
     reach = np.abs(scores).max(1, keepdims=True)
     relative = np.divide(scores, reach, out=np.zeros_like(scores), where=reach > 0)
     ax = axes(ax, 2.4 + 0.5 * len(tokens), 1.6 + 0.36 * len(rows))
@@ -41,3 +42,8 @@ def token_attribution(results: Mapping[str, xr.Dataset], *, prompt: int = 0, ax:
     ax.set_xlabel("token")
     ax.set_ylabel("method")
     return ax
+
+
+def _tokens(row: xr.Dataset) -> Shaped[np.ndarray, "pos"]:
+    """The text of each token, or its position in a result that does not know the texts (that of a run)."""
+    return row.token.to_numpy() if "token" in row.coords else np.arange(row.sizes["pos"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from interp.engine.batch import Batch
 from interp.families.convert import AnyModel
 from interp.model.encoder_decoder import EncoderDecoder
-from interp.model.loss import next_token_loss, predicted
+from interp.model.loss import next_token_loss, next_token_loss_of, predicted
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def mean_loss(model: AnyModel, examples: Examples, *, determined_only: bool = Fa
     Errors: ValueError if the data does not say which are determined; NaN if there are none.
     """
     batch = examples.batch
-    losses = next_token_loss(logits(model, examples), batch.tokens, batch.keep, batch.documents)
+    losses = _losses(model, examples)
     if determined_only:
         if examples.determined is None:
             raise ValueError("determined_only requires data that says which tokens the context determines")
@@ -123,6 +123,16 @@ def mean_loss(model: AnyModel, examples: Examples, *, determined_only: bool = Fa
     if batch.keep is None and batch.documents is None:
         return losses.mean()
     return losses.sum() / examples.counted.sum()
+
+
+def _losses(model: AnyModel, examples: Examples) -> Float[Tensor, "b _"]:
+    """Nats per predicted token; under adaptive and hierarchical output layers without a row of the vocabulary."""
+    batch = examples.batch
+    if isinstance(model, EncoderDecoder) or examples.source is not None or model.output is None:
+        return next_token_loss(logits(model, examples), batch.tokens, batch.keep, batch.documents)
+    n_layers = model.config.n_layers
+    stream = model(batch.tokens, stop=n_layers, keep=batch.keep, documents=batch.documents)
+    return next_token_loss_of(model, stream, batch.tokens, batch.keep, batch.documents)
 
 
 @torch.no_grad()

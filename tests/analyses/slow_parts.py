@@ -19,7 +19,8 @@ Place = tuple[int, int]
 """Layer and sublayer (0 attention, 1 MLP) after which a part is in the stream; the embedding is at (-1, 0)."""
 
 EMBEDDING: Place = (-1, 0)
-SUBLAYERS = ("attn_out", "mlp_out")
+SUBLAYERS = {"mlp_before_out": 0, "attn_out": 0, "mlp_out": 1}
+"""Each with its number in a `Place` (blocks with a first MLP have no norms of the sum)."""
 
 
 def frozen(norm: Normalize, part: Tensor, whole: Tensor) -> Tensor:
@@ -79,13 +80,15 @@ def bare(name: str, layer: int, sublayer: str) -> Tensor:
     block, seen = build(name).blocks[layer], everything(name)
     if sublayer == "attn_out":
         return seen[f"blocks.{layer}.attn.hook_result"].sum(2) + bias_of(name, layer, sublayer)
-    return seen[f"blocks.{layer}.mlp.hook_post"] @ block.mlp.out.weight.T + bias_of(name, layer, sublayer)
+    part = sublayer.removesuffix("_out")
+    out = getattr(block, part).out
+    return seen[f"blocks.{layer}.{part}.hook_post"] @ out.weight.T + bias_of(name, layer, sublayer)
 
 
 def bias_of(name: str, layer: int, sublayer: str) -> Tensor:
     """b_O or b_out, zeros where there is none."""
     block = build(name).blocks[layer]
-    bias = (block.attn if sublayer == "attn_out" else block.mlp).out.bias
+    bias = getattr(block, sublayer.removesuffix("_out")).out.bias
     return torch.zeros(24, dtype=torch.float64) if bias is None else bias
 
 
@@ -95,7 +98,8 @@ def written(name: str, layer: int, sublayer: str, part: Tensor, pos: int | slice
     norm = block.ln1_post if sublayer == "attn_out" else block.ln2_post
     if norm is not None:
         part = frozen(norm, part, bare(name, layer, sublayer)[:, pos])
-    return part * config.residual_scale
+    half = 0.5 if config.macaron and sublayer != "attn_out" else 1.0
+    return part * config.residual_scale * half
 
 
 @functools.cache
@@ -103,7 +107,7 @@ def sublayers(name: str, depth: int = 2) -> dict[str, Tensor]:
     """Every part of the stream entering block `depth`, by label: embeddings, sublayers, betas."""
     parts = {label: pushed(name, value, EMBEDDING, depth) for label, value in embeddings(name).items()}
     for layer in range(depth):
-        for i, sublayer in enumerate(SUBLAYERS):
+        for sublayer, i in SUBLAYERS.items():
             site = f"blocks.{layer}.hook_{sublayer}"
             if site in everything(name):
                 parts[f"{layer}_{sublayer}"] = pushed(name, everything(name)[site], (layer, i), depth)

@@ -24,7 +24,7 @@ from tests.tolerances import assert_close
 ANSWER, WRONG, ROW = 14, 1, 1
 MODELS = (
     "gpt2", "llama-gqa", "attention-only", "parallel", "no-norm", "no-final-norm", "rms-plain", "gemma2", "gemma3",
-    "olmo2", "post-norm", "bloom", "t5", "gpt-oss", "granite-moe",
+    "olmo2", "post-norm", "bloom", "t5", "gpt-oss", "granite-moe", "macaron",
 )  # fmt: skip
 EVERY = pytest.mark.parametrize("name", MODELS)
 Columns = dict[str, Tensor]
@@ -70,7 +70,7 @@ def sublayers_of(name: str, layer: int) -> Columns:
 
 def split(name: str, layer: int, sublayer: str, pieces: Columns) -> Columns:
     """Pieces of a sublayer's bare output, and its bias, at the end of the stream."""
-    place = (layer, slow_parts.SUBLAYERS.index(sublayer))
+    place = (layer, slow_parts.SUBLAYERS[sublayer])
     bias = f"{layer}_{sublayer.removesuffix('_out')}_bias"
     pieces = pieces | {bias: bias_of(name, layer, sublayer).expand(3, 9, -1)}
     return {
@@ -86,10 +86,15 @@ def with_heads(name: str, layer: int) -> Columns:
 
 
 def with_neurons(name: str, layer: int) -> Columns:
-    post, W_out = everything(name)[f"blocks.{layer}.mlp.hook_post"], model(name).W_out[layer]
-    pieces = {f"L{layer}N{u}": post[:, :, u, None] * W_out[u] for u in range(post.shape[-1])}
-    whole = {k: v for k, v in sublayers_of(name, layer).items() if not k.endswith("mlp_out")}
-    return split(name, layer, "mlp_out", pieces) | whole
+    parts = {k: v for k, v in sublayers_of(name, layer).items() if "_mlp_" not in k}
+    for sublayer, letter in (("mlp_out", "N"), ("mlp_before_out", "B")):
+        if sublayer in CONFIGS[name].sublayers:
+            mlp = sublayer.removesuffix("_out")
+            post = everything(name)[f"blocks.{layer}.{mlp}.hook_post"]
+            W_out = getattr(build(name).block(layer), mlp).out.weight.T
+            pieces = {f"L{layer}{letter}{u}": post[:, :, u, None] * W_out[u] for u in range(post.shape[-1])}
+            parts |= split(name, layer, sublayer, pieces)
+    return parts
 
 
 def whole_layer(name: str, layer: int) -> Columns:

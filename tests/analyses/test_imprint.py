@@ -121,5 +121,5 @@ def test_with_tied_embeddings_the_target_is_the_least_probable_token_of_the_top_
 
 
 def test_a_read_out_that_is_not_linear_is_refused() -> None:
-    with pytest.raises(ValueError, match="this model has a non-linear masked-LM head"):
+    with pytest.raises(ValueError, match="this model computes its logits by a non-linear masked-LM head"):
         top_vjp(build("masked-lm"), torch.zeros(1, 31), torch.tensor([1]))

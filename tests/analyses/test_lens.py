@@ -137,8 +137,18 @@ def test_the_width_of_the_tiles_changes_nothing(monkeypatch: pytest.MonkeyPatch)
     whole = interp.logit_lens(model, some_tokens())
     monkeypatch.setattr(vocabulary, "COLUMNS", 4)
     tiled = interp.logit_lens(model, some_tokens())
-    for name in whole:
+    assert (tiled.word == whole.word).all()
+    for name in whole.drop_vars("word"):
         np.testing.assert_allclose(tiled[name].values, whole[name].values, rtol=1e-9, atol=1e-9)
+
+
+def test_a_result_brings_its_words_along() -> None:
+    model = HookedTransformer(build("gpt2"))
+    batch = Batch.of([[5, 6, 7], [8, 9]])
+    result = interp.logit_lens(model, batch, top=2)
+    assert result.token.values.tolist() == [["<5>", "<6>", "<7>"], ["<8>", "<9>", ""]]
+    words = [[f"<{i}>" for i in row] for row in result.top_token.values[0].reshape(-1, 2)]
+    assert result.word.values[0].reshape(-1, 2).tolist() == words
 
 
 def test_equal_logits_share_the_better_rank() -> None:

@@ -38,8 +38,8 @@ KERNELS = ("attention", "values", "attn_norms", "attn_res_norms", "norms", "alti
 def seen(name: str) -> Trace:
     """Two short rows with everything recorded."""
     model = build(name)
-    sites = ["hook_resid_pre", "attn.hook_pattern", "attn.hook_v", "hook_attn_out", "ln1.hook_normalized"]
-    sites += ["ln1.hook_scale", "ln1_post.hook_scale", "hook_resid_post"]
+    sites = ["hook_resid_pre", "hook_resid_pre_attn", "attn.hook_pattern", "attn.hook_v", "hook_attn_out"]
+    sites += ["ln1.hook_normalized", "ln1.hook_scale", "ln1_post.hook_scale", "hook_resid_post"]
     reads = [Read(f"blocks.1.{s}") for s in sites if f"blocks.1.{s}" in names(CONFIGS[name])]
     return observe(model, Batch(some_tokens(2, N)), reads).trace
 
@@ -49,7 +49,8 @@ def loop(name: str) -> dict[str, Tensor]:
     """Layer 1 by definition: T_i(x_j) vector by vector, from the block's input and its weights alone."""
     model, trace = build(name), seen(name)
     block, w, config = model.block(1), Weights(model).layer(1), CONFIGS[name]
-    x, pattern = trace["blocks.1.hook_resid_pre"], trace["blocks.1.attn.hook_pattern"]
+    x = trace[f"blocks.1.hook_resid_pre{'_attn' if config.macaron else ''}"]
+    pattern = trace["blocks.1.attn.hook_pattern"]
     normed = block.reading(block.ln1)(x)
     group = config.n_heads // config.kv_heads
     scales = {s: trace[f"blocks.1.{s}.hook_scale"] for s in ("ln1", "ln1_post") if _has(trace, s)}
@@ -149,7 +150,7 @@ def test_a_position_that_nobody_brings_closer_keeps_all_of_itself() -> None:
 
 
 def _head_means(trace: Trace) -> dict[Read, Tensor]:
-    read = mixing.mixing_reads(1, "attention")[0]
+    read = mixing.mixing_reads(CONFIGS["gpt2"], 1, "attention")[0]
     return {read: mixing.head_mean(trace["blocks.1.attn.hook_pattern"])}
 
 

@@ -24,6 +24,8 @@ def labels(name: str) -> list[tuple[str, str]]:
         found += [("0_mlp_out", "sublayer"), ("1_mlp_out", "sublayer")]
     if isinstance(config.mlp, MLP):
         found += [("L0N7", "neuron"), ("L1N35", "neuron")]
+    if config.macaron:
+        found += [("0_mlp_before_out", "sublayer"), ("L1B35", "neuron")]
     return found
 
 

@@ -1,6 +1,7 @@
 """Rank collapse: the exponents of the theory, and blocks with parts off against a composition of their parts."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from interp.analyses.rank_collapse import LINES, composite_norm, rank_collapse, 
 from interp.analyses.switched_blocks import Switches, pass_through
 from interp.model import ModelConfig, NoNorm, NoPosition, Transformer
 from interp.model.attention import Memory
-from interp.model.tap import Read, Tap
+from interp.model.tap import Edit, Read, Tap
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.tolerances import assert_close
 
@@ -81,6 +82,10 @@ def read(model: Transformer, x: Tensor, layer: int, site: str, memory: Memory | 
     return tap.values[tap.reads[0]]
 
 
+def _instead(old: Tensor, new: Tensor) -> Tensor:
+    return new
+
+
 def slow_block(model: Transformer, x: Tensor, layer: int, on: Switches, memory: Memory | None) -> Tensor:
     """A block put together from its modules: x enters, parts that are off are left out. Layer 0 gets tokens."""
     block, config = model.block(layer), model.config
@@ -91,9 +96,10 @@ def slow_block(model: Transformer, x: Tensor, layer: int, on: Switches, memory: 
         return mid + read(model, x, layer, "hook_mlp_out", memory) if on.mlp else mid
     for sublayer in config.sublayers:
         before = resid
-        if sublayer == "mlp_out":
-            assert block.mlp is not None
-            added = block.mlp(block.reading(block.ln2)(before), None)
+        if sublayer in ("mlp_before_out", "mlp_out"):
+            mlp, ln = (block.mlp, block.ln2) if sublayer == "mlp_out" else (block.mlp_before, block.ln0)
+            assert mlp is not None
+            added = mlp(block.reading(ln)(before), None) / (2 if config.macaron else 1)
             norm = block.post_norm(sublayer)
             added = config.residual_scale * (added if norm is None else norm(added))
             resid = added + on.skip * before if on.mlp else before
@@ -107,6 +113,13 @@ def slow_block(model: Transformer, x: Tensor, layer: int, on: Switches, memory: 
             weights = (torch.einsum("bqhe,bshe->bhqs", q, k) * config.score_scale(layer)).softmax(-1)
             z = torch.einsum("bhqs,bshe->bqhe", weights, v).flatten(2)
             resid = z @ heads.out.weight.mT + heads.out.bias + on.skip * before
+        elif config.macaron:  # attention of what the first MLP left, through the block without that MLP
+            silent = Edit(f"blocks.{layer}.hook_mlp_before_out", torch.zeros_like)
+            entering = Edit(f"blocks.{layer}.hook_resid_pre", partial(_instead, new=before))
+            out = Read(f"blocks.{layer}.hook_attn_out")
+            tap = Tap([out], [entering, silent])
+            model(x, tap, layer, layer + 1)
+            resid = tap.values[out] + on.skip * before
         else:
             resid = mid + on.skip * before
         norm = block.sum_norm(sublayer)

@@ -84,6 +84,18 @@ def test_neurons_and_their_bias_sum_to_the_mlp(name: str) -> None:
     assert_close(parts["L0N7"], slow_parts.written(name, 0, "mlp_out", alone, 3))
 
 
+def test_neurons_of_the_first_mlp_of_a_macaron_block_sum_to_its_half() -> None:
+    cache = cached("macaron")
+    parts = cache.stack_neuron_results(1, pos=3, before=True)
+    assert parts.labels[7] == "L1B7"
+    assert_close(parts.values.sum(0), cache["mlp_before_out", 1][:, 3])
+    first = cache.model.block(1).mlp_before
+    post = cache["blocks.1.mlp_before.hook_post"][:, 3, 7, None]
+    assert_close(parts["L1B7"], 0.7 / 2 * post * first.out.weight[:, 7])
+    with pytest.raises(ValueError, match="no MLP before attention"):
+        cached("gpt2").stack_neuron_results(1, before=True)
+
+
 @pytest.mark.parametrize("name", ["gpt-oss", "granite-moe"])
 def test_neurons_of_experts_have_no_write_of_their_own(name: str) -> None:
     assert isinstance(CONFIGS[name].mlp, MoE)

@@ -108,7 +108,8 @@ def test_results_name_their_tokens_and_say_what_they_sum_to() -> None:
     prompt = "The capital of France is"
     result = token_attribution(hooked(), prompt)
     assert "".join(result.token.values[0]) == "<|endoftext|>" + prompt
-    assert result.attrs == {"unit": "share", "sums_to": "1", "method": "alti", "position": -1}
+    said = {"unit": "share", "sums_to": "1", "method": "alti", "position": -1}
+    assert result.attrs == {"interp_analysis": "token_attribution", **said}
     complete = token_attribution(hooked(), prompt, 5, method="integrated_gradients")
     assert "total" in complete and "error" in complete and "total" in complete.attrs["sums_to"]
     assert complete.attrs["completeness_error"] == float(complete.error.max())

@@ -34,6 +34,11 @@ def matrices(model: Transformer) -> dict[str, Tensor]:
         for name in BLOCK:
             if (value := getattr(views, name.partition(".")[2])) is not None:
                 found[f"blocks.{layer}.{name}"] = value
+        for name in BLOCK[4:] if model.config.macaron else ():
+            part, _, matrix = name.partition(".")
+            found[f"blocks.{layer}.{part}_before.{matrix}"] = getattr(
+                weights.layer(layer, before=True), matrix
+            )
     found |= {"embed.W_E": weights.W_E, "unembed.W_U": weights.W_U}
     return found if model.pos_embed is None else found | {"pos_embed.W_pos": weights.W_pos}
 

@@ -30,9 +30,11 @@ from interp.analyses.top_examples import top_activations
 from interp.engine.analysis import Analysis, Questions, run_batches
 from interp.engine.batch import Batch
 from interp.model import ModelConfig, Transformer
+from interp.plot import cards, choice
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
 from tests.contract.case import ENDS, Case, Dims
 from tests.contract.depth_cases import DEPTH_CASES
+from tests.contract.test_pictures import PNG, WITHOUT_PLOT
 
 DATA = RepeatedTokens(period=5, repeats=3, rows=5)
 MODELS = ("gpt2", "llama-gqa", "attention-only-rotary")
@@ -328,6 +330,14 @@ def test_the_result_has_the_dims_its_door_declares(case: str, model: str) -> Non
     named = {"component", "depth", "layer", "head"} & {str(d) for d in found.dims}
     missing = {d for d in named if d not in found.coords}
     assert missing <= {"layer", "head"} if "by_source" in found else not missing
+
+
+@EACH
+def test_the_result_names_what_gave_it_and_its_picture_can_be_drawn(case: str, model: str) -> None:
+    found = result(case, model, rows(case))
+    assert found.attrs["interp_analysis"] in {*choice.PLOTS, *WITHOUT_PLOT}
+    if choice.draw_of(found) is not None:
+        assert cards.png(lambda ax: choice.drawn(found, ax=ax))[0].startswith(PNG)
 
 
 @EACH

@@ -70,7 +70,7 @@ def test_sweeps_over_the_last_block_give_the_numbers_of_the_loop(name: str) -> N
 def test_a_block_splits_by_source_or_is_refused(name: str) -> None:
     model, config = build_mixed(name), MIXERS[name]
     for layer in range(config.n_layers):
-        reads = [*mixing_reads(layer, "alti"), Read(f"blocks.{layer}.hook_attn_out")]
+        reads = [*mixing_reads(MIXERS[name], layer, "alti"), Read(f"blocks.{layer}.hook_attn_out")]
         if layer in lacking(name, "patterned"):
             with pytest.raises(KeyError, match="has no"):
                 recorded(name, reads)
@@ -88,7 +88,9 @@ def test_attention_is_read_as_shares_only_where_rows_are_shares(name: str) -> No
     for layer in range(MIXERS[name].n_layers):
         if layer in lacking(name, "patterned"):
             continue
-        trace = recorded(name, [*mixing_reads(layer, "attention"), Read(f"blocks.{layer}.attn.hook_pattern")])
+        trace = recorded(
+            name, [*mixing_reads(MIXERS[name], layer, "attention"), Read(f"blocks.{layer}.attn.hook_pattern")]
+        )
         pattern = trace[Read(f"blocks.{layer}.attn.hook_pattern")]
         if layer in lacking(name, "distribution"):
             with pytest.raises(ValueError, match="weights that are shares"):

@@ -12,6 +12,7 @@ from interp.core.results import frame, labelled, write_atomically, write_tables
 
 def test_values_keep_their_dims_coords_and_attributes() -> None:
     result = labelled(
+        "made_up",
         {"score": (("layer", "head"), torch.arange(6.0).reshape(2, 3)), "null": ((), torch.tensor(0.5))},
         coords={"layer": range(2), "head": ["a", "b", "c"]},
         attrs={"unit": "attention mass", "rows": 4},
@@ -19,7 +20,7 @@ def test_values_keep_their_dims_coords_and_attributes() -> None:
     assert result.score.dims == ("layer", "head")
     assert float(result.score.sel(layer=1, head="b")) == 4
     assert float(result.null) == 0.5
-    assert result.attrs == {"unit": "attention mass", "rows": 4}
+    assert result.attrs == {"interp_analysis": "made_up", "unit": "attention mass", "rows": 4}
 
 
 @pytest.mark.parametrize(
@@ -28,17 +29,19 @@ def test_values_keep_their_dims_coords_and_attributes() -> None:
      (torch.float64, "float64"), (torch.int64, "int64"), (torch.bool, "bool")],
 )  # fmt: skip
 def test_half_precision_is_widened_and_everything_else_kept(dtype: torch.dtype, stored: str) -> None:
-    result = labelled({"x": (("row",), torch.tensor([0, 1]).to(dtype))})
+    result = labelled("made_up", {"x": (("row",), torch.tensor([0, 1]).to(dtype))})
     assert result.x.dtype == np.dtype(stored)
     assert result.x.values.tolist() == [0, 1]
 
 
 def test_values_that_carry_a_graph_are_detached() -> None:
-    assert labelled({"x": ((), torch.tensor(2.0, requires_grad=True))}).x == 2
+    assert labelled("made_up", {"x": ((), torch.tensor(2.0, requires_grad=True))}).x == 2
 
 
 def test_a_frame_has_one_row_per_cell_with_its_coordinates_as_columns() -> None:
-    result = labelled({"s": (("layer", "head"), torch.arange(4).reshape(2, 2))}, coords={"head": ["a", "b"]})
+    result = labelled(
+        "made_up", {"s": (("layer", "head"), torch.arange(4).reshape(2, 2))}, coords={"head": ["a", "b"]}
+    )
     table = frame(result)
     assert list(table.columns) == ["layer", "head", "s"]
     assert [tuple(row) for row in table.itertuples(index=False)] == [

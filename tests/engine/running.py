@@ -62,7 +62,7 @@ def _norms(trace: Trace, batch: Batch, model: Transformer, poison: int | None) -
 
 def _finish_norms(merged: Partial) -> xr.Dataset:
     assert isinstance(merged, Means)
-    return labelled(merged.moments["norm"].cells("norm", ()), attrs={"n": merged.moments["norm"].n})
+    return labelled("norms", merged.moments["norm"].cells("norm", ()), attrs={"n": merged.moments["norm"].n})
 
 
 def _kept(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
@@ -72,7 +72,8 @@ def _kept(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor
 def _finish_kept(merged: Partial) -> xr.Dataset:
     assert isinstance(merged, Rows)
     return labelled(
-        {"norm": (("prompt",), merged.rows["norm"]), "first": (("prompt", "pos"), merged.rows["first"])}
+        "norms",
+        {"norm": (("prompt",), merged.rows["norm"]), "first": (("prompt", "pos"), merged.rows["first"])},
     )
 
 
@@ -82,4 +83,4 @@ def _by_position(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str,
 
 def _finish_by_position(merged: Partial) -> xr.Dataset:
     assert isinstance(merged, MaskedMeans)
-    return labelled(merged.moments["norm"].cells("norm", ("pos",)))
+    return labelled("norms", merged.moments["norm"].cells("norm", ("pos",)))

@@ -34,7 +34,9 @@ def mean_norm(name: str = "norm", site: str = "blocks.0.hook_resid_post") -> Ana
 
     def finish(merged: Partial) -> xr.Dataset:
         assert isinstance(merged, Means)
-        return labelled({"norm": ((), merged.moments["norm"].mean)}, attrs={"n": merged.moments["norm"].n})
+        return labelled(
+            "made_up", {"norm": ((), merged.moments["norm"].mean)}, attrs={"n": merged.moments["norm"].n}
+        )
 
     return Analysis(name, [Read(site)], compute, Means, finish)
 
@@ -65,7 +67,9 @@ def test_two_analyses_of_one_site_share_its_read() -> None:
 
     read = Read("blocks.0.hook_resid_post", counting)
     both = [
-        Analysis(n, [read], lambda t, b, m: {"x": t[read].sum((1, 2))}, Means, lambda m: labelled({}))
+        Analysis(
+            n, [read], lambda t, b, m: {"x": t[read].sum((1, 2))}, Means, lambda m: labelled("made_up", {})
+        )
         for n in ("a", "b")
     ]
     run_batches(both, build("gpt2"), batch().split(3))
@@ -100,7 +104,7 @@ def test_logits_are_computed_at_the_last_position_only_if_nobody_wants_more() ->
 
     def asking(name: str, last_only: bool) -> Analysis:
         return Analysis(
-            name, [read], lambda t, b, m: {"x": t[read]}, Means, lambda m: labelled({}), last_only
+            name, [read], lambda t, b, m: {"x": t[read]}, Means, lambda m: labelled("made_up", {}), last_only
         )
 
     run_batches([asking("a", True), asking("b", True)], build("gpt2"), [batch()])

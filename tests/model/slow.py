@@ -65,6 +65,9 @@ def _block(
 ) -> Tensor:
     name = f"blocks.{layer}"
     seen[f"{name}.hook_resid_pre"] = first = x
+    if config.macaron:
+        added = _fed(p, config, layer, "mlp_before", _read(p, config, f"{name}.ln0", x), seen)
+        seen[f"{name}.hook_resid_pre_attn"] = x = x + added
     read = _read(p, config, f"{name}.ln1", x)
     x = x + _written(p, config, layer, "attn", _attention(p, config, layer, read, seen), seen)
     if memory is not None:
@@ -78,13 +81,19 @@ def _block(
         else:
             x = _after(p, config, f"{name}.{last}", x)
             read = _read(p, config, f"{name}.ln2", x)
-        mlp = _experts if isinstance(config.mlp, MoE) else _mlp
-        x, last = x + _written(p, config, layer, "mlp", mlp(p, config, name, read, seen), seen), "ln2"
+        x, last = x + _fed(p, config, layer, "mlp", read, seen), "ln2"
     seen[f"{name}.hook_resid_post"] = x
     if config.norm_place == "post":
         x = _after(p, config, f"{name}.{last}", x)
         seen[f"{name}.hook_normalized_resid_post"] = x
     return x
+
+
+def _fed(p: Sites, config: ModelConfig, layer: int, part: str, read: Tensor, seen: Sites) -> Tensor:
+    """What an MLP adds: all of its output; of the two MLPs of a Macaron block each half of its own."""
+    mlp = _experts if isinstance(config.mlp, MoE) else _mlp
+    out = mlp(p, config, f"blocks.{layer}.{part}", read, seen)
+    return _written(p, config, layer, part, out / 2 if config.macaron else out, seen)
 
 
 def _read(p: Sites, config: ModelConfig, name: str, x: Tensor) -> Tensor:
@@ -133,17 +142,17 @@ ACTIVATIONS = {
 }
 
 
-def _mlp(p: Sites, config: ModelConfig, block: str, x: Tensor, seen: Sites) -> Tensor:
+def _mlp(p: Sites, config: ModelConfig, name: str, x: Tensor, seen: Sites) -> Tensor:
     assert config.mlp is not None and not isinstance(config.mlp, MoE)
-    pre, m, act = _dense(p, f"{block}.mlp.into", x), config.mlp.d_mlp, ACTIVATIONS[config.mlp.act]
+    pre, m, act = _dense(p, f"{name}.into", x), config.mlp.d_mlp, ACTIVATIONS[config.mlp.act]
     post = act(pre[:, :m]) * pre[:, m:] if config.mlp.gated else act(pre)
-    seen[f"{block}.mlp.hook_post"] = post
-    return _dense(p, f"{block}.mlp.out", post)
+    seen[f"{name}.hook_post"] = post
+    return _dense(p, f"{name}.out", post)
 
 
-def _experts(p: Sites, config: ModelConfig, block: str, x: Tensor, seen: Sites) -> Tensor:
+def _experts(p: Sites, config: ModelConfig, name: str, x: Tensor, seen: Sites) -> Tensor:
     """Token by token, expert by expert."""
-    moe, name = config.mlp, f"{block}.mlp"
+    moe = config.mlp
     assert isinstance(moe, MoE)
     logits = _dense(p, f"{name}.router", x)
     weights, outs = torch.zeros_like(logits), torch.zeros(*logits.shape, config.d_model).to(x)

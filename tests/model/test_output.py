@@ -1,6 +1,7 @@
 """Adaptive and hierarchical softmax against their definitions, and what the rest of the toolkit makes of them."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -12,11 +13,19 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
+from interp.analyses.frozen import frozen_reads
+from interp.analyses.imprint import top_vjp
+from interp.analyses.late_layers import late_layers
+from interp.analyses.output_lens import output_lens
+from interp.analyses.residual import logit_direction
+from interp.compat.hooked_export import to_hooked_state
+from interp.engine.batch import Batch
 from interp.families import load
 from interp.model import Edit, ModelConfig, Read, Tap, Transformer, Weights
 from interp.model.loss import next_token_loss, next_token_loss_of
 from interp.model.output import AdaptiveOutput, TreeOutput
 from interp.model.variants import AdaptiveSoftmax, FullSoftmax, HierarchicalSoftmax
+from interp.training.examples import Examples, mean_loss
 from tests.configs import CONFIGS, D_VOCAB, perturbed, some_tokens
 from tests.tolerances import assert_close
 
@@ -199,6 +208,50 @@ def test_training_lowers_the_loss_of_either_layer() -> None:
             optimizer.step()
         assert losses[-1] < 0.75 * losses[0], name
         assert F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()) < losses[-1]
+
+
+@EVERY
+@pytest.mark.parametrize("determined_only", [False, True])
+def test_training_s_loss_is_that_of_all_log_probabilities(name: str, determined_only: bool) -> None:
+    model, dice = built(name), torch.Generator().manual_seed(0)
+    keep = torch.arange(9)[None] < torch.tensor([9, 6, 4])[:, None]
+    determined = (torch.rand(3, 8, generator=dice) < 0.5) & keep[:, 1:]
+    examples = Examples(Batch(some_tokens(), keep), determined)
+    counted = determined if determined_only else keep[:, 1:]
+    said = model(some_tokens(), keep=keep)[:, :-1].log_softmax(-1)
+    said = said.gather(-1, some_tokens()[:, 1:, None])[..., 0]
+    assert_close(mean_loss(model, examples, determined_only=determined_only), -said[counted].mean())
+
+
+def test_training_never_makes_a_row_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built("tree")
+    monkeypatch.setattr(model, "read_out", None)
+    assert bool(mean_loss(model, Examples(Batch(some_tokens()))).isfinite())
+
+
+LINEAR: dict[str, Callable[[HookedTransformer], object]] = {
+    "attribution": lambda model: interp.attribute(model, some_tokens(), [3, 14, 7]),
+    "output lens": lambda model: output_lens(model, some_tokens(), "L0H1"),
+    "late layers": lambda model: late_layers(model, some_tokens(), [3, 14, 7]),
+    "one direction": lambda model: logit_direction(model.transformer, torch.tensor([3]), None),
+    "top VJP": lambda model: top_vjp(model.transformer, torch.zeros(1, D_VOCAB), torch.tensor([3])),
+    "path expansion": lambda model: frozen_reads(replace(model.cfg, mlp=None)),
+    "TransformerLens": lambda model: to_hooked_state(model.transformer),
+}
+
+
+@pytest.mark.parametrize("door", LINEAR)
+def test_what_needs_linear_logits_names_the_output_layer(door: str) -> None:
+    with pytest.raises(ValueError, match=r"(this model|this one|express).*AdaptiveSoftmax\(cutoffs"):
+        LINEAR[door](HookedTransformer(built("adaptive")))
+
+
+def test_head_scores_leave_out_what_needs_linear_logits() -> None:
+    data = interp.RepeatedTokens(period=6, repeats=3, rows=2)
+    table = interp.heads(HookedTransformer(built("adaptive")), data, sentences=None)
+    assert "copying" not in table and "copying_weights" not in table
+    assert "AdaptiveSoftmax" in table.attrs["no_copying"]
+    assert bool(table.induction.notnull().all())
 
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {

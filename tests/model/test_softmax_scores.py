@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from interp.engine.batch import Batch
 from interp.model import ModelConfig, Transformer
 from interp.model.mask import Mask
-from interp.model.mixer_variants import AdaptiveTemperature, LogN, Longformer, Softmax, Strided
+from interp.model.mixer_variants import AdaptiveTemperature, LogN, Longformer, Refinement, Softmax, Strided
 from interp.model.mixers import scores as scores_module
 from interp.model.mixers import softmax as softmax_module
 from interp.model.mixers.softmax import SoftmaxAttention
@@ -72,14 +73,16 @@ def slow_refined(model: Transformer, first: Tensor, h: int) -> Tensor:
     assert isinstance(kind, Softmax)
     u, w = (p[f"blocks.0.attn.refinement.{part}"][h] for part in ("query", "key"))
     out = []
-    for i in range(len(first)):
-        a = first[i, : i + 1] @ u[: i + 1]
-        b = [first[r, : r + 1] @ w[: r + 1] for r in range(i + 1)]
+    n = len(first)
+    for i in range(n):
+        seen = i + 1 if model.config.causal else n
+        a = first[i, :seen] @ u[:seen]
+        b = [first[r, :seen] @ w[:seen] for r in range(seen)]
         logits = torch.stack([a @ row for row in b]) / math.sqrt(model.config.head_width)
         weights = logits.exp() / logits.exp().sum()
-        row = torch.cat((weights, torch.zeros(len(first) - i - 1, dtype=first.dtype)))
+        row = torch.cat((weights, torch.zeros(n - seen, dtype=first.dtype)))
         if kind.refinement == "value":
-            row = torch.stack([weights[r] * first[r] for r in range(i + 1)]).sum(0)
+            row = torch.stack([weights[r] * first[r] for r in range(seen)]).sum(0)
         out.append((row + first[i]) / 2 if kind.refinement == "additive" else row)
     return torch.stack(out)
 
@@ -87,8 +90,30 @@ def slow_refined(model: Transformer, first: Tensor, h: int) -> Tensor:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", [1, 2, 9])
 def test_pattern_and_z_are_those_of_a_loop(name: str, n: int) -> None:
-    model, config = build_mixed(name), MIXERS[name]
-    kind = config.mixers[0]
+    agrees_with_the_loop(build_mixed(name), n)
+
+
+@pytest.mark.parametrize("kind", ["simple", "value", "additive"])
+def test_a_refined_pattern_that_sees_both_ways_is_that_of_the_loop(kind: Refinement) -> None:
+    config = replace(MIXERS["refined-simple"], mixer=Softmax(refinement=kind), causal=False)
+    for n in (1, 9):
+        agrees_with_the_loop(perturbed(config), n)
+    pattern = recorded(perturbed(config), some_tokens(), "hook_pattern")["hook_pattern"]
+    assert float(pattern.triu(1).max()) > 0.1
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_no_refined_pattern_that_sees_both_ways(side: str) -> None:
+    model = perturbed(replace(MIXERS["refined-simple"], mixer=Softmax(refinement="value"), causal=False))
+    rows = [row[:n].tolist() for row, n in zip(some_tokens(), (9, 6, 4), strict=True)]
+    batch = Batch.of(rows, side=side)
+    found = model(batch.tokens, keep=batch.keep)
+    for i, row in enumerate(rows):
+        assert_close(found[i][batch.real[i]], model(torch.tensor([row]))[0])
+
+
+def agrees_with_the_loop(model: Transformer, n: int) -> None:
+    config, kind = model.config, model.config.mixers[0]
     assert isinstance(kind, Softmax)
     seen = recorded(model, some_tokens(1, n), "hook_q", "hook_k", "hook_v", "hook_pattern", "hook_z")
     q, k, v = (seen[f"hook_{x}"][0] for x in "qkv")

@@ -1,0 +1,99 @@
+"""`result.view`: the plot, the tidy table and a few lines of text of a labelled result, and its card in a notebook.
+
+xarray is slow to import, so this is imported with the first result (or with `interp.plot`), not with `interp`. In a
+running IPython it also says how a Dataset is shown: ours with a picture on top, all others as xarray shows them.
+"""
+
+import sys
+from typing import TYPE_CHECKING
+
+import xarray as xr
+
+from interp.core import viewer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ANALYSIS = "interp_analysis"
+"""The attribute of a result that names what gave it."""
+FACTS = ("metric", "unit", "n", "rows", "prompts", "interval", "null")
+"""Attributes that say how to read the numbers, in the order in which they are told."""
+
+ENDS = ("_low", "_high", "_null", "_null_sd")
+"""Endings of the variables that belong to another: its interval and its chance level."""
+
+
+@xr.register_dataset_accessor("view")  # type: ignore[no-untyped-call]
+class Result:
+    """What `interp` knows of a Dataset that one of its analyses gave: `result.view`.
+
+    (xarray's own `Dataset.interp` interpolates, so the accessor cannot bear this package's name.)
+
+    Example:
+        >>> found = interp.attribute(model, prompt, " Mary", " John", by="head")
+        >>> found.view.analysis
+        'attribute'
+        >>> ax = found.view.plot(top=5)
+    """
+
+    def __init__(self, dataset: xr.Dataset) -> None:
+        self._dataset = dataset
+
+    @property
+    def analysis(self) -> str:
+        """What gave the result; ValueError for a Dataset that is not ours."""
+        name = named(self._dataset)
+        if name is None:
+            raise ValueError(f"a result of interp is required, this Dataset has no attribute {ANALYSIS!r}")
+        return name
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """How to read the numbers, as far as the result says it: metric, unit, n, interval, null, ..."""
+        return {name: str(self._dataset.attrs[name]) for name in FACTS if name in self._dataset.attrs}
+
+    def plot(self, *args: object, **options: object) -> "viewer.Axes":
+        """The picture of this result, by the function of `interp.plot` that suits it, which takes the options.
+
+        Errors: ValueError for a Dataset of others, or a result that has no picture; it lists what has one.
+        """
+        return viewer.drawn(self._dataset, *args, **options)
+
+    def frame(self) -> "pd.DataFrame":
+        """The tidy table: one row per cell, its coordinates as columns."""
+        return self._dataset.to_dataframe().reset_index()
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{dim} {size}" for dim, size in self._dataset.sizes.items())
+        lines = [f"{self.analysis} [{sizes}]", *(f"  {name}: {text}" for name, text in self.facts.items())]
+        names = [str(name) for name in self._dataset.data_vars]
+        own = [name for name in names if not name.endswith(ENDS)]
+        lines.append(f"  values: {', '.join(own)}")
+        return viewer.fitted(lines)
+
+    __repr__ = __str__
+
+
+def named(dataset: xr.Dataset) -> str | None:
+    """The analysis that a Dataset says it comes from, if any."""
+    name = dataset.attrs.get(ANALYSIS)
+    return name if isinstance(name, str) else None
+
+
+def shown(dataset: xr.Dataset) -> str:
+    """A Dataset in a notebook: xarray's own view, below a card if the result is ours."""
+    own = dataset._repr_html_()
+    return own if named(dataset) is None else viewer.card(dataset) + own
+
+
+def _tell_notebook() -> None:
+    """In a running IPython, Datasets are shown by `shown` from now on, unless somebody said otherwise before."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is not None:
+        formatter = shell.display_formatter.formatters["text/html"]
+        if xr.Dataset not in formatter.type_printers:
+            formatter.for_type(xr.Dataset, shown)
+
+
+_tell_notebook()

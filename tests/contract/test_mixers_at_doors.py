@@ -1,0 +1,128 @@
+"""Mixers through causal traces, circuits and pages: the numbers of slow loops, or a refusal that says why."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+import interp
+from interp import HookedTransformer
+from interp.analyses.circuit_evaluation import evaluate_circuit
+from interp.analyses.edge_circuit import Circuit
+from interp.analyses.graph import reads_by_qkv
+from interp.analyses.interchange import Interchange
+from interp.analyses.tracing import Tracing
+from interp.engine.metrics import logit_difference
+from interp.families.tokenizer import HuggingFaceTokenizer
+from interp.model import AdaptiveSoftmax, ModelConfig
+from interp.pages.render import page
+from interp.pages.report import About, Question, Report, report_of
+from tests.analyses.slow_edges import writes
+from tests.analyses.test_causal_trace import ALONE, LENGTHS, SAMPLES, Asked, slow
+from tests.analyses.test_interchange import CLEAN, CORRUPT, slowly, some_circuits
+from tests.analyses.test_interchange import task as task_of
+from tests.configs import CONFIGS, perturbed, some_tokens
+from tests.mixers import MIXERS, build_mixed
+from tests.tiny import backend, gpt2_tokenizer
+from tests.tolerances import assert_close
+
+PROMPT = "When Mary and John went to the shop, John gave a drink to"
+TWIN = PROMPT.replace("John gave", "Mary gave")
+
+
+@pytest.mark.parametrize("name", ["differential", "minimax", "memory-gate"])
+def test_a_causal_trace_is_the_slow_loop(name: str) -> None:
+    model = build_mixed(name)
+    if model.config.n_layers > 2:
+        model = perturbed(replace(model.config, n_layers=2, mixer=model.config.mixers[-2:]))
+    rows = [row[:n] for row, n in zip(some_tokens(3, 8, seed=4), LENGTHS, strict=True)]
+    answers = [int(model(row[None])[0, -1].argmax()) for row in rows]
+    asked = Asked(HookedTransformer(model), rows, answers)
+    protocol = Tracing("attn", 1, samples=SAMPLES, severed="attn")
+    found = asked.trace(kind="attn", window=1, severed="attn")
+    for i in (1, 2):
+        effects, _, _ = slow(asked, i, protocol, ALONE)
+        assert_close(torch.from_numpy(found.each.values[i, :, : LENGTHS[i]]), effects.mean(0))
+    assert float(abs(found.each).max()) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["differential", "lightning", "refined-value"])
+def test_a_circuit_is_the_pass_written_out_node_by_node(name: str) -> None:
+    """With heads that norm their z (differential, lightning) too: what they say is what they add."""
+    model = build_mixed(name)
+    task = task_of(model)
+    masks = some_circuits(task.graph, 1)
+    assert_close(task.run(masks)[0], slowly(model, masks[0], writes(model, CORRUPT)), torch.float64)
+    everything = Circuit(task.graph, dict.fromkeys(task.graph.names(), 1.0))
+    result = evaluate_circuit(task, everything, subsets=2, draws=1, resamples=5)
+    assert float(result.faithfulness[0]) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["polar", "memory-gate", "synthesizer", "lightning-gated"])
+def test_circuits_of_heads_that_read_in_other_ways_are_refused(name: str) -> None:
+    assert not reads_by_qkv(MIXERS[name])
+    metric = logit_difference([3, 14, 7], [5, 1, 30])
+    with pytest.raises(ValueError, match="otherwise than as queries, keys and values"):
+        Interchange.of(HookedTransformer(build_mixed(name)), CLEAN, CORRUPT, metric=metric)
+
+
+def spoken(config: ModelConfig) -> HookedTransformer:
+    """A model of this shape with a tokenizer, and room for the prompt."""
+    config = replace(config, d_vocab=backend().get_vocab_size(), n_ctx=32)
+    torch.manual_seed(0)
+    return HookedTransformer(perturbed(config), HuggingFaceTokenizer(gpt2_tokenizer()), name="tiny")
+
+
+def reported(model: HookedTransformer, corrupt: str | None = None) -> Report:
+    return report_of(model, Question(PROMPT, corrupt=corrupt), About("tiny"))
+
+
+@pytest.mark.parametrize("name", ["linear-softmax", "synthesizer"])
+def test_a_page_shows_what_such_heads_have(name: str) -> None:
+    model = spoken(MIXERS[name])
+    found = reported(model)
+    assert found.contrast is not None
+    total = float(found.tables["attribution"].logits.sum())
+    assert total == pytest.approx(found.contrast.total, rel=1e-9)
+    bilinear = all(mixer.traits.bilinear for mixer in MIXERS[name].mixers)
+    assert set(found.tables["composition"].kind) == ({"Q", "K", "V"} if bilinear else {"V"})
+    matching = found.tables["circuits"].set_index("layer").matching
+    for layer in range(2):
+        known = layer > 0 and MIXERS[name].mixers[layer].traits.bilinear
+        assert bool(matching[layer].notna().all()) == known
+    assert "V-composition" in page(found)
+
+
+def test_a_page_of_macaron_blocks_has_a_column_for_either_mlp() -> None:
+    model = spoken(CONFIGS["macaron"])
+    found = reported(model, TWIN)
+    table = found.tables["attribution"]
+    assert found.contrast is not None
+    assert float(table.logits.sum()) == pytest.approx(found.contrast.total, rel=1e-9)
+    assert table.kind.value_counts()[["mlp", "first mlp"]].tolist() == [2, 2]
+    expected = interp.attribute(
+        model, PROMPT, *model.transformer(model.to_tokens(PROMPT))[0, -1].topk(2).indices
+    )
+    first = expected.logits.sel(component="1_mlp_before_out").item()
+    assert float(table.set_index("component").logits["1_mlp_before_out"]) == pytest.approx(first)
+    heads = re.findall(r"<th scope=\"col\">(.*?)</th>", page(found))
+    assert ["first MLP", "MLP"] in [heads[i : i + 2] for i in range(len(heads))]
+    assert {"mlp_before_out", "mlp_out"} <= set(found.tables["patching"].site)
+    assert "edges" not in found.tables and found.twin is not None
+    assert "Macaron" in str(found.twin.no_edges)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (MIXERS["lightning"], "no pattern of the values"),
+        (MIXERS["polar"], "no pattern of the values"),
+        (MIXERS["memory-gate"], "no pattern of the values"),
+        (MIXERS["pool"], "may be negative or sum to anything"),
+        (replace(CONFIGS["gpt2"], output=AdaptiveSoftmax((10, 20))), "has the output layer AdaptiveSoftmax"),
+    ],
+)
+def test_a_page_that_could_not_be_true_is_refused(config: ModelConfig, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        reported(spoken(config))

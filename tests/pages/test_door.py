@@ -1,0 +1,81 @@
+"""`interp.report(...)`: the page as an object, in a notebook and on disk."""
+
+import html
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import interp
+from interp.pages import About, Report, ReportPage, page
+from tests.pages.conftest import PLANTED, TWIN
+from tests.pages.visits import Visit, needs_browser, visit
+
+if TYPE_CHECKING:
+    from playwright import sync_api
+
+EVIL = '"></iframe><script>alert(1)</script>'
+
+
+@pytest.fixture(scope="module")
+def shown(planted: Report) -> ReportPage:
+    return ReportPage(planted)
+
+
+def test_the_door_gives_the_page_of_the_question(planted_model: interp.HookedTransformer) -> None:
+    found = interp.report(planted_model, PLANTED, "d", "e", TWIN, seed=3)
+    assert found.report.question.corrupt == TWIN and found.report.provenance["seed"] == 3
+    assert found.report.about == About("groundtruth-induction")
+    assert {"attribution", "patching", "heads"} <= set(found.tables)
+    assert found.html == page(found.report)
+    assert repr(found).startswith("ReportPage('groundtruth-induction', 'abcdef")
+
+
+def test_what_a_question_refuses_the_door_refuses(planted_model: interp.HookedTransformer) -> None:
+    with pytest.raises(ValueError, match="requires an answer"):
+        interp.report(planted_model, PLANTED, wrong="e")
+
+
+def test_a_saved_page_is_the_folder_of_a_report(shown: ReportPage, tmp_path: Path) -> None:
+    path = shown.save(tmp_path / "out")
+    assert path.read_text(encoding="utf-8") == shown.html
+    assert {f"{name}.csv" for name in shown.tables} <= {each.name for each in path.parent.iterdir()}
+    (path.parent / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"not ours \(mine\.txt\)"):
+        shown.save(tmp_path / "out")
+
+
+def test_the_frame_holds_the_whole_page_escaped(shown: ReportPage) -> None:
+    frame = shown._repr_html_()
+    held = re.fullmatch(r'<iframe sandbox="allow-scripts" srcdoc="([^"]*)" [^<>]*></iframe>', frame)
+    assert held is not None
+    assert html.unescape(held[1]).replace('<base href="about:srcdoc">', "", 1) == shown.html
+
+
+def test_a_script_typed_as_a_prompt_stays_in_the_frame() -> None:
+    model = interp.HookedTransformer.from_pretrained("demo-4l")
+    frame = interp.report(model, f"When Mary {EVIL}")._repr_html_()
+    assert frame.count("<iframe") == frame.count("</iframe>") == 1 and "<script" not in frame
+
+
+@needs_browser
+def test_the_page_works_inside_a_notebooks_frame(
+    shown: ReportPage, browser: "sync_api.Browser", tmp_path: Path
+) -> None:
+    """Its script runs, its links lead into itself, and the page around it cannot be reached from it."""
+    around = "<!doctype html><title>notebook</title><p id=mine>a notebook</p>"
+    (tmp_path / "index.html").write_text(f"{around}{shown._repr_html_()}", encoding="utf-8")
+    seen: Visit = visit(browser, tmp_path)
+    frame = seen.page.frame_locator("iframe")
+    frame.locator(".thumb[data-layer='1'][data-head='0']").click()
+    assert frame.locator("#head-name").inner_text() == "Layer 1, head 0"
+    frame.locator("nav a[href='#provenance']").click()
+    assert frame.locator("#provenance").count() == 1 and frame.locator("#mine").count() == 0
+    inner = seen.page.frames[1]
+    assert inner.url == "about:srcdoc#provenance"
+    reach = "() => { try { return parent.document.title } catch (e) { return e.name } }"
+    assert inner.evaluate(reach) == "SecurityError"
+    assert seen.complaints == []
+    assert [url for url in seen.requests if url.startswith("http")] == []
+    seen.page.close()

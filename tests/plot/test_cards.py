@@ -1,0 +1,245 @@
+"""Results know their picture: `.view`, `.plot()`, cards, and what a notebook makes of them."""
+
+import base64
+import io
+import re
+from collections.abc import Iterator
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from matplotlib import image
+
+import interp
+from interp.analyses.lens import lens
+from interp.analyses.verify import Line
+from interp.core import accessor
+from interp.engine.step_files import decoded, encoded
+from interp.plot import cards, choice
+from tests.configs import build, some_tokens
+from tests.contract.test_pictures import PNG
+
+PAIR = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+
+
+@pytest.fixture(scope="module")
+def model() -> interp.HookedTransformer:
+    return interp.HookedTransformer(build("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def result(model: interp.HookedTransformer) -> xr.Dataset:
+    return interp.attribute(model, some_tokens(rows=2, n=6), 3, 4, by="head")
+
+
+@pytest.fixture
+def shell() -> Iterator[object]:
+    """A running IPython that knows our results, gone afterwards."""
+    kind = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell
+    made = kind.instance()
+    made.display_formatter.active_types = ["text/plain", "text/html"]  # as a notebook's
+    accessor._tell_notebook()
+    yield made
+    kind.clear_instance()
+
+
+def html_of(shell: object, value: object) -> str:
+    """What a notebook would show."""
+    data, _ = shell.display_formatter.format(value)  # type: ignore[attr-defined]
+    return str(data["text/html"])
+
+
+def pictures(html: str) -> list[np.ndarray]:
+    """The pictures in some HTML, decoded."""
+    found = re.findall(r"data:image/png;base64,([^\"]+)", html)
+    return [image.imread(io.BytesIO(base64.b64decode(data))) for data in found]
+
+
+# --- the accessor -----------------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_drawn_by_the_function_that_suits_it(result: xr.Dataset) -> None:
+    own, other = result.view.plot(top=3), interp.plot.attribution(result, top=3)
+    assert [t.get_text() for t in own.get_yticklabels()] == [t.get_text() for t in other.get_yticklabels()]
+    assert own.get_title() == other.get_title()
+
+
+def test_the_text_of_a_result_is_short(result: xr.Dataset) -> None:
+    text = str(result.view)
+    assert text.startswith("attribute [") and "unit: logits" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert repr(result.view) == text
+
+
+def test_the_frame_of_a_result_is_that_of_the_function(result: xr.Dataset) -> None:
+    assert result.view.frame().equals(interp.frame(result))
+
+
+def test_xarrays_own_interpolation_is_left_alone(result: xr.Dataset) -> None:
+    line = xr.Dataset({"y": ("x", [0.0, 1.0])}, coords={"x": [0.0, 1.0]})
+    assert float(line.interp(x=0.25).y) == pytest.approx(0.25)
+
+
+def test_a_dataset_of_others_has_no_plot_and_no_name() -> None:
+    other = xr.Dataset({"t": ("x", [1.0, 2.0])})
+    with pytest.raises(ValueError, match=r"not a result of interp; there is one for BackwardLens.*attribute"):
+        other.view.plot()
+    with pytest.raises(ValueError, match="required"):
+        str(other.view)
+
+
+def test_a_result_without_a_plot_says_which_have_one(model: interp.HookedTransformer) -> None:
+    found = interp.directions(model, torch.eye(model.cfg.d_model)[:2])
+    with pytest.raises(ValueError, match=r"no plot for the result of directions; .*ablate"):
+        found.view.plot()
+
+
+def test_a_name_survives_files_selections_and_merges(result: xr.Dataset) -> None:
+    stored = encoded(result).files
+    back = decoded("dataset", next(iter(stored.values())))
+    netcdf = xr.load_dataset(io.BytesIO(result.to_netcdf(engine="h5netcdf")))
+    merged = result.merge(xr.Dataset({"more": ((), 1.0)}))
+    for each in (back, netcdf, merged, result.isel(prompt=0), result[["logits"]]):
+        assert isinstance(each, xr.Dataset)
+        assert each.view.analysis == "attribute"
+
+
+def test_a_result_over_checkpoints_is_drawn_over_them(model: interp.HookedTransformer) -> None:
+    rows = interp.RepeatedTokens(period=5, repeats=3, rows=2)
+    found = interp.over_checkpoints(
+        {"step1": model, "step2": model}.__getitem__,
+        ["step1", "step2"],
+        lambda one: interp.heads(one, rows, sentences=None),
+    )
+    assert choice.draw_of(found) is interp.plot.heads_over_training
+    with pytest.raises(ValueError, match="composition over training"):
+        interp.composition(model).expand_dims(step=[1]).view.plot()
+
+
+# --- cards ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_card_holds_a_picture_that_is_not_blank_and_leaves_no_figure(result: xr.Dataset) -> None:
+    before = dict(plt.rcParams)
+    html = cards.card(result)
+    (pixels,) = pictures(html)
+    assert pixels[..., :3].std() > 0.05
+    assert plt.get_fignums() == [] and dict(plt.rcParams) == before
+    width = int(re.search(r'width="(\d+)"', html)[1])  # type: ignore[index]
+    assert width <= cards.WIDEST and pixels.shape[1] == pytest.approx(cards.SHARP * width, abs=2)
+    assert "unit: logits" in html and "alt=" in html
+
+
+def test_a_picture_that_cannot_be_drawn_says_why(result: xr.Dataset) -> None:
+    html = cards.card(result.drop_vars("total"))
+    assert "no picture: AttributeError" in html and "total" in html and "attribute" in html
+
+
+def test_what_a_result_says_is_escaped(result: xr.Dataset) -> None:
+    evil = result.assign_attrs(unit="<script>alert(1)</script>")
+    assert "<script" not in cards.card(evil) and "&lt;script" in cards.card(evil)
+    contract = interp.Contract("<b>m", (Line("<i>claim", 0.5, 1.0),))
+    assert "<b>m" not in contract._repr_html_() and "<i>claim" not in contract._repr_html_()
+
+
+def test_objects_have_a_text_a_plot_and_a_card(model: interp.HookedTransformer) -> None:
+    circuit = interp.find_circuit(model, *PAIR, metric=interp.logit_difference(3, 4), edges=60)
+    contract = interp.Contract(
+        "m", (Line("a", 1e-6, 1e-4), Line("b", 1.0, 0.0), Line("c", None, note="x" * 99))
+    )
+    backward = interp.backward_lens(model, some_tokens(rows=1, n=5), 3)
+    for each in (circuit, contract, backward, interp.Circuits(model.transformer).ov(0, 1)):
+        if each is not contract:  # a line for each claim, as the command line prints it
+            assert max(map(len, str(each).splitlines())) <= 80
+        assert len(pictures(each._repr_html_())) == 1
+        assert each.plot().has_data()
+    assert circuit.edges[-1] in str(circuit) or "more" in str(circuit)
+
+
+def test_a_broken_line_of_a_contract_is_drawn_red() -> None:
+    found = interp.Contract(
+        "m", (Line("good", 1e-6, 1e-4), Line("bad", 1.0, 0.0), Line("nan", float("nan"), 1e-4))
+    )
+    ax = found.plot()
+    ends = [bar.get_width() for bar in ax.patches]
+    assert ends[0] == pytest.approx(1e-2) and min(ends[1:]) > 1
+    colours = [bar.get_facecolor() for bar in ax.patches]
+    assert colours[1] == colours[2] != colours[0]
+
+
+def test_the_plot_of_a_product_is_its_spectrum() -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(7, 3).double(), torch.randn(3, 5).double()
+    (line,) = interp.FactoredMatrix(a, b).plot().lines
+    np.testing.assert_allclose(line.get_ydata(), torch.linalg.svdvals(a @ b)[:3], rtol=1e-6)
+
+
+def test_the_checks_of_a_circuit_are_its_bars(model: interp.HookedTransformer) -> None:
+    task = interp.Interchange.of(model, *PAIR, metric=interp.logit_difference(3, 4))
+    circuit = interp.Circuit(task.graph, {"input->m0": 1.0, "m0->logits": 1.0})
+    found = interp.evaluate_circuit(task, circuit, subsets=2, draws=1, resamples=10)
+    bars = [bar.get_height() for bar in found.view.plot().patches]
+    np.testing.assert_allclose(bars, [*found.faithfulness, *found.minimality])
+
+
+def test_models_caches_and_runs_are_cards_of_text(model: interp.HookedTransformer) -> None:
+    _, cache = model.run_with_cache(some_tokens(rows=1, n=4))
+    assert "blocks.*.attn.hook_pattern" in str(cache) and "2 layers" in str(cache)
+    batches = interp.Batch(some_tokens(rows=4, n=6)).numbered().split(2)
+    found = interp.run([lens], model, list(batches))
+    for each, says in ((model, "d_model"), (cache, "hook_pattern"), (found, "Results of")):
+        assert says in each._repr_html_()
+        assert max(map(len, str(each).splitlines())) <= 80
+    assert len(pictures(found._repr_html_())) == 1
+
+
+def test_a_crowded_picture_has_no_words_and_a_plot_has_them(model: interp.HookedTransformer) -> None:
+    found = interp.logit_lens(model, some_tokens(rows=1, n=8))
+    few, many = (found.isel(pos=np.arange(n) % 8) for n in (8, 200))
+    words = []
+    for each in (few, many):
+        cards.png(lambda ax, each=each: words.append(len(choice.drawn(each, ax=ax).texts)))
+    assert words == [few.depth.size * 8, 0]
+    assert len(many.view.plot().texts) == many.depth.size * 200
+
+
+def test_a_large_product_is_not_taken_apart_unasked() -> None:
+    wide = torch.zeros(1, 1).expand(3_000_000, 5), torch.zeros(1, 1).expand(5, 3_000_000)
+    assert "no picture unasked" in interp.FactoredMatrix(*wide)._repr_html_()
+
+
+# --- in a notebook ----------------------------------------------------------------------------------------------------
+
+
+def test_a_notebook_shows_a_result_with_its_picture_above_xarrays_view(
+    shell: object, result: xr.Dataset
+) -> None:
+    html = html_of(shell, result)
+    assert len(pictures(html)) == 1
+    assert html.index("<img") < html.index("xr-wrap") and html.endswith(result._repr_html_()[-50:])
+    assert plt.get_fignums() == []
+
+
+def test_a_notebook_shows_a_dataset_of_others_as_always(shell: object) -> None:
+    other = xr.Dataset({"t": ("x", [1.0, 2.0])}, attrs={"title": "weather", "analysis": "ERA5"})
+    ids = r"[0-9a-f]{8}-[0-9a-f-]{27}"  # of its parts, drawn anew each time
+    assert re.sub(ids, "", html_of(shell, other)) == re.sub(ids, "", other._repr_html_())
+
+
+def test_a_printer_of_the_users_own_is_kept(shell: object, result: xr.Dataset) -> None:
+    formatter = shell.display_formatter.formatters["text/html"]  # type: ignore[attr-defined]
+    formatter.for_type(xr.Dataset, lambda _: "<p>mine</p>")
+    accessor._tell_notebook()
+    assert html_of(shell, result) == "<p>mine</p>"
+
+
+def test_a_notebook_shows_our_objects_by_their_cards(shell: object) -> None:
+    html = html_of(shell, interp.FactoredMatrix(torch.ones(4, 2), torch.rand(2, 3)))
+    assert len(pictures(html)) == 1 and "FactoredMatrix" in html
+
+
+def test_a_picture_is_a_png() -> None:
+    data, width = cards.png(lambda ax: ax.plot([0, 1]))
+    assert data.startswith(PNG) and 0 < width <= cards.WIDEST
