@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from interp.analyses.ablation import ablate
+from interp.analyses.ablation import Kind, ablate
 from interp.analyses.ablation_protocols import Protocol, Resample, Zero
 from interp.analyses.attribution import attribute
 from interp.core.results import frame
@@ -15,7 +15,9 @@ from interp.pages import tables
 if TYPE_CHECKING:
     import xarray as xr
 
-COMPONENT = {"head": "L{layer}H{head}", "mlp": "{layer}_mlp_out"}
+COMPONENT: dict[Kind, str] = {
+    "head": "L{layer}H{head}", "mlp_before": "{layer}_mlp_before_out", "mlp": "{layer}_mlp_out",
+}  # fmt: skip
 """What attribution calls each kind of part."""
 
 
@@ -34,7 +36,9 @@ def ablation(
     if corrupt is not None:
         there = _direct(attribute(model, corrupt, answer, wrong, by="head"))
         protocols["resample"] = (Resample(), corrupt, direct - there)
-    kinds = ("head",) if model.transformer.config.mlp is None else ("head", "mlp")
+    config = model.transformer.config
+    there_are = {"head": True, "mlp_before": config.macaron, "mlp": config.mlp is not None}
+    kinds = [kind for kind in COMPONENT if there_are[kind]]
     metric, every = logit_difference(answer, wrong), []
     for name, (protocol, reference, known) in protocols.items():
         parts = []
@@ -52,7 +56,7 @@ def _direct(attributed: "xr.Dataset") -> pd.Series:
     return tables.attribution(attributed).set_index("component").logits
 
 
-def _rows(found: "xr.Dataset", kind: str, direct: pd.Series) -> pd.DataFrame:
+def _rows(found: "xr.Dataset", kind: Kind, direct: pd.Series) -> pd.DataFrame:
     """One row per part of a kind."""
     table = frame(found[["effect", "changed"]]).rename(columns={"effect": "effect_logits"})
     head = table.get("head", pd.Series(pd.NA, index=table.index))

@@ -23,6 +23,8 @@ PROTOCOLS = {
 """By protocol its name on the page, and what stands in for the part."""
 UNCHANGED = "–"
 """What a cell shows where nothing was changed."""
+MLPS = {"mlp_before": "first MLP", "mlp": "MLP"}
+"""Kinds of MLP in words; a block with two has the first before attention."""
 LARGEST = 12
 """Parts listed with their numbers."""
 SIDE, ROOM = 260.0, 36.0
@@ -43,12 +45,13 @@ class Removed:
     @property
     def name(self) -> str:
         """The part in words."""
-        return f"MLP {self.layer}" if self.head is None else f"head {self.layer}.{self.head}"
+        return f"{MLPS.get(self.kind, 'head')} {self.layer}" + ("" if self.head is None else f".{self.head}")
 
     @property
     def node(self) -> str:
         """The part as graphs of edges call it."""
-        return f"m{self.layer}" if self.head is None else f"a{self.layer}.h{self.head}"
+        letter = "b" if self.kind == "mlp_before" else "m"
+        return f"{letter}{self.layer}" if self.head is None else f"a{self.layer}.h{self.head}"
 
     @property
     def total(self) -> float:
