@@ -49,6 +49,12 @@ from interp.analyses.editing import FineTuning, finetune_edit, gradient_edit, sh
 from interp.analyses.faithfulness import Erasure, compare_methods, faithfulness
 from interp.analyses.flow_routes import flow_routes, routes
 from interp.analyses.graph import EdgeGraph
+from interp.analyses.graph_files import (
+    AttributionGraph,
+    GraphPrompt,
+    read_attribution_graph,
+    write_attribution_graph,
+)
 from interp.analyses.head_tokens import head_tokens
 from interp.analyses.heads import RepeatedTokens, attention_kernel, heads
 from interp.analyses.in_context import in_context, loss_map, one_token_losses
@@ -123,6 +129,7 @@ __all__ = [
     "ActivationCache",
     "ActivationStore",
     "Analysis",
+    "AttributionGraph",
     "BackwardLens",
     "Batch",
     "Circuit",
@@ -135,6 +142,7 @@ __all__ = [
     "Erasure",
     "FactoredMatrix",
     "FineTuning",
+    "GraphPrompt",
     "HookPoint",
     "HookedEncoderDecoder",
     "HookedTransformer",
@@ -238,6 +246,7 @@ __all__ = [
     "probe",
     "probe_neurons",
     "rank_collapse",
+    "read_attribution_graph",
     "recall",
     "recovery",
     "report",
@@ -260,6 +269,7 @@ __all__ = [
     "train_tuned_lens",
     "train_z",
     "virtual_heads",
+    "write_attribution_graph",
 ]
 
 

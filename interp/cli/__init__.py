@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import tyro
 
 from interp.cli.causal import Circuit, Patch, Trace
-from interp.cli.commands import BackwardLens, Heads, Models, Report, Verify
+from interp.cli.commands import BackwardLens, Graph, Heads, Models, Report, Verify
 from interp.cli.live import Serve
 from interp.cli.runs import Compare, List, Run, Show
 
@@ -23,6 +23,7 @@ Command = (
     | Patch
     | Trace
     | Circuit
+    | Graph
     | Verify
     | Run
     | List

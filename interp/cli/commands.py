@@ -75,6 +75,30 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Graph:
+    """Draw an attribution graph, of Neuronpedia, circuit-tracer or a report of ours, as a page that opens from disk."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """The graph's JSON file."""
+    out: Path = Path("graph.html")
+    """The page to write."""
+    links: int = 200
+    """How many of the strongest links to draw."""
+    debug: bool = False
+    """Show where an error was raised."""
+
+    def run(self) -> None:
+        """Read, draw, write."""
+        from interp import read_attribution_graph
+        from interp.core.results import write_atomically
+        from interp.pages import graph_page
+
+        text = graph_page(read_attribution_graph(self.file), most=self.links)
+        write_atomically(self.out, lambda path: path.write_text(text, encoding="utf-8"))
+        print(self.out)
+
+
+@dataclass(frozen=True)
 class Models:
     """List the demo models and what they measurably do."""
 

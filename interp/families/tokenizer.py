@@ -61,7 +61,7 @@ class FileTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(_whole(text), add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """What `encode` gives for each text."""
@@ -95,7 +95,7 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return list(self._tokenizer.encode(_whole(text), add_special_tokens=False))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """What `encode` gives for each text."""
@@ -106,7 +106,7 @@ class HuggingFaceTokenizer:
 
     def with_special(self, text: str) -> list[int]:
         """Ids of the text with every special token that the tokenizer itself adds."""
-        return list(self._tokenizer.encode(text))
+        return list(self._tokenizer.encode(_whole(text)))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, special tokens included, spaces as they are."""
@@ -118,6 +118,17 @@ class HuggingFaceTokenizer:
         if isinstance(raw, str) and "\u2581" in raw:
             return raw.replace("\u2581", " ")
         return self.decode([token])
+
+
+def _whole(text: str) -> str:
+    """The text itself; ValueError for half of a surrogate pair, which neither library has a good word for."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as cause:
+        raise ValueError(
+            f"a text of whole characters is required, {text!r} has half of a surrogate pair at {cause.start}"
+        ) from cause
+    return text
 
 
 def check_fit(tokenizer: FileTokenizer | HuggingFaceTokenizer, d_vocab: int) -> None:

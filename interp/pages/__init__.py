@@ -2,6 +2,7 @@
 
 from interp.pages.door import ReportPage
 from interp.pages.folder import replacing, write_report
+from interp.pages.graph_page import graph_page
 from interp.pages.render import page
 from interp.pages.report import About, Contrast, Question, Report, Twin, fitting_repeats, report_of
 from interp.pages.run_page import run_page
@@ -15,6 +16,7 @@ __all__ = [
     "ReportPage",
     "Twin",
     "fitting_repeats",
+    "graph_page",
     "page",
     "replacing",
     "report_of",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from interp.core.results import write_tables
 from interp.engine.provenance import write_json
+from interp.pages.exchange import write_graph
 from interp.pages.render import page
 from interp.pages.report import Report
 
@@ -18,8 +19,8 @@ RUN = "run.json"
 
 
 def write_report(report: Report, folder: Path) -> None:
-    """Fill an empty folder with `index.html`, `run.json` and every table as CSV and Parquet."""
-    written = write_tables(report.tables, folder)
+    """Fill an empty folder with `index.html`, `run.json`, every table as CSV and Parquet, the drawn graph if any."""
+    written = [*write_tables(report.tables, folder), *write_graph(report, folder)]
     names = sorted([*(path.name for path in written), "index.html", RUN])
     write_json(folder / RUN, {**report.provenance, "files": names})
     (folder / "index.html").write_text(page(report), encoding="utf-8")

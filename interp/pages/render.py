@@ -10,23 +10,27 @@ from jaxtyping import Float
 from interp.analyses.backward_lens import NO_UPDATE
 from interp.analyses.flow_routes import why_no_routes
 from interp.pages import (
+    view_ablation,
     view_attribution,
     view_circuit,
+    view_faithfulness,
     view_lattice,
     view_lens,
     view_patching,
     views,
     wording,
 )
-from interp.pages.report import Contrast, Report
+from interp.pages.report import Contrast, Report, Twin
 from interp.pages.tables import INDUCTION_THRESHOLD
 from interp.pages.templates import environment, script, style
 
-STYLES = ("report", "lattice")
-SCRIPTS = ("state", "attention", "lattice", "reading", "parts", "choosing", "keyboard", "start")
+STYLES = ("report", "lattice", "causal")
+SCRIPTS = (
+    "state", "cells", "attention", "lattice", "reading", "parts", "choosing", "keyboard", "causal", "start",
+)  # fmt: skip
 """The styles and scripts of the page in the order in which they apply."""
-COARSE = 600_000
-"""Above this many attention weights each is stored in one byte instead of two."""
+COARSE = 250_000
+"""Above this many attention weights each is stored in one byte instead of two, and shown with two digits."""
 
 
 def page(report: Report) -> str:
@@ -86,6 +90,10 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         "circuit_maps": {score: views.circuit_map(tables["circuits"], score) for score in views.CIRCUITS},
         "attribution": attribution,
         "grains": view_attribution.GRAINS,
+        "ablation": view_ablation.ablation(tables["ablation"]),
+        "ablation_unchanged": view_ablation.UNCHANGED,
+        "ablation_side": view_ablation.SIDE,
+        "ablation_room": view_ablation.ROOM,
         "lens": view_lens.lens(tables["logit_lens"], token),
         "panels": view_lens.backward_lens(tables["backward_lens"], token, report.config.d_vocab),
         "no_update": NO_UPDATE,
@@ -123,6 +131,19 @@ def _twinned(report: Report) -> dict[str, object]:
         "unchanged": view_patching.UNCHANGED,
         "patching": view_patching.patching(tables["patching"]),
         "circuit": None if edges is None else view_circuit.drawing(edges, report.config),
+        **_faithful(report, report.contrast, report.twin),
+    }
+
+
+def _faithful(report: Report, contrast: Contrast | None, twin: Twin) -> dict[str, object]:
+    """The faithfulness curve; none for a model without an edge graph."""
+    table = report.tables.get("faithfulness")
+    if table is None or contrast is None:
+        return {}
+    return {
+        "faithfulness": view_faithfulness.curve(table, contrast.total, twin.total),
+        "curve_width": view_faithfulness.WIDTH,
+        "curve_height": view_faithfulness.HEIGHT,
     }
 
 

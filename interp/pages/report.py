@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 
 import pandas as pd
 import torch
@@ -26,6 +27,7 @@ from interp.model.config import Json, ModelConfig
 from interp.model.mixer_variants import require
 from interp.model.tap import Read
 from interp.pages import tables
+from interp.pages.ablated import ablation
 from interp.pages.flow import about_flow
 from interp.pages.twin import Pair, check_aligned, why_no_edges
 
@@ -165,6 +167,9 @@ def report_of(model: Subject, question: Question, about: About, *, seed: int = 0
     }
     if answered is not None:
         work |= _about_logits(model, batch, answered, names)
+        work["ablation"] = lambda: ablation(
+            model, question.prompt, question.corrupt, answered.answer, answered.wrong, answered.attributed
+        )
         work["circuits"] = lambda: tables.circuits(
             copying(model, ranks=False, previous=scored.previous_token)
         )
@@ -217,7 +222,9 @@ def _about_twin(
     pair = Pair(question.prompt, question.corrupt, logit_difference(answered.answer, answered.wrong))
     work = {"patching": lambda: tables.patching(pair.patched(model), names)}
     if why_no_edges(model.transformer.config) is None:
-        work["edges"] = lambda: tables.edges(pair.edges(model))
+        scores = cache(lambda: pair.edges(model))
+        work["edges"] = lambda: tables.edges(scores())
+        work["faithfulness"] = lambda: tables.faithfulness(*pair.curve(model, scores()))
     return work
 
 

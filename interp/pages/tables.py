@@ -178,6 +178,19 @@ def edges(result: xr.Dataset) -> pd.DataFrame:
     return table.iloc[order].reset_index(drop=True)
 
 
+def faithfulness(sizes: Sequence[int], result: xr.Dataset) -> pd.DataFrame:
+    """`interp.analyses.circuit_evaluation.faithfulness_curve` of the strongest edges of one prompt, by how many.
+
+    edges = how many were kept, `connected` how many of them lie on a path from the input to the logits, faithfulness =
+    (metric of the circuit - metric of the twin) / (metric of the prompt - metric of the twin): 0 without edges, 1 with
+    all. One prompt: no interval.
+    """
+    found = result.sel(kind="found")
+    return pd.DataFrame(
+        {"edges": list(sizes), "connected": found.edges.values, "faithfulness": found.faithfulness.values}
+    )
+
+
 def logit_lens(
     of_next: xr.Dataset, of_answer: xr.Dataset, names: Sequence[str], pieces: Pieces
 ) -> pd.DataFrame:

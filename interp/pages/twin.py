@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, get_args
 
+from interp.analyses.circuit_evaluation import faithfulness_curve
 from interp.analyses.contrast import Contrast, Direction
 from interp.analyses.edge_attribution import Method, edge_attribution
 from interp.analyses.graph import EdgeGraph
+from interp.analyses.interchange import Interchange
 from interp.analyses.patching import patch
 from interp.engine.metrics import Metric, kl_divergence
 from interp.engine.observe import Subject
@@ -19,6 +21,8 @@ SITES = ("resid_pre", "mlp_before_out", "attn_out", "mlp_out", "z")
 """What is patched: three streams by layer and token, and every head's output by layer and head."""
 METHOD: Method = "eap-ig-inputs"
 """How edges are scored."""
+SIZES = (1, 2, 5, 10, 25, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+"""How many edges the circuits of the faithfulness curve are given; the last one has all."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,15 @@ class Pair:
     def edges(self, model: Subject) -> "xr.Dataset":
         """The score of every edge."""
         return edge_attribution(model, self.prompt, self.corrupt, metric=self.metric, method=METHOD)
+
+    def curve(self, model: Subject, scores: "xr.Dataset") -> tuple[list[int], "xr.Dataset"]:
+        """The sizes of circuits, and the faithfulness of as many of the strongest edges; no random circuits beside."""
+        task = Interchange.of(model, self.prompt, self.corrupt, metric=self.metric)
+        count = len(task.graph)
+        sizes = [*(size for size in SIZES if size < count), count]
+        # The curve takes shares and rounds down: half an edge more lands on each size.
+        shares = [min(1.0, (size + 0.5) / count) for size in sizes]
+        return sizes, faithfulness_curve(task, scores, fractions=shares, draws=0)
 
 
 def check_aligned(model: Subject, prompt: str, corrupt: str | None) -> None:

@@ -99,12 +99,11 @@ def _lens_cell(ranked: list[LensRow], answer: str) -> Cell:
     """One depth and position from the rows of its top tokens, best first."""
     first = ranked[0]
     lines = [
-        f"after {visible(first.read_token)} (position {first.pos}), depth {first.depth}",
         *(f"{probability(row.prob):>6}  {visible(row.token)}" for row in ranked[:LISTED]),
         f"entropy {first.entropy_nats:.2f} nats, KL(final ‖ depth) {first.kl_nats:.2f} nats",
     ]
     if first.next_rank >= 0:
-        lines.append(f"the prompt's next token: rank {first.next_rank}, {probability(first.next_prob)}")
+        lines.append(f"next in the prompt: rank {first.next_rank}, {probability(first.next_prob)}")
     lines.append(f"the answer {visible(answer)}: rank {first.answer_rank}, {probability(first.answer_prob)}")
     return Cell(visible(first.token), first.prob, "\n".join(lines))
 
@@ -136,7 +135,6 @@ def _backward_cell(
     first = ranked[0]
     level = first.delta / largest if largest else 0.0
     lines = [
-        f"layer {first.layer} at {visible(first.read_token)} (position {first.pos})",
         f"‖δ‖ {first.delta:.3g} ({number(100 * level, 1)} % of the largest), ‖x‖ {first.x:.3g}",
     ]
     if first.answer_rank < 0:

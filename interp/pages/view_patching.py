@@ -90,11 +90,13 @@ def _patches(table: pd.DataFrame) -> list[Patch]:
 
 def _cell(patch: Patch, start: float) -> Cell:
     """Coloured by how far the patch moves the answer from where the run stood, towards the prompt's or the twin's."""
+    place = (
+        "" if patch.head is None else f"{patch.place}\n"
+    )  # the script names cells by token, from their row and column
     if not patch.changed:
-        return Cell(UNCHANGED, 0.0, f"{patch.place}\nnothing was changed here", idle=True)
+        return Cell(UNCHANGED, 0.0, f"{place}nothing was changed here", idle=True)
     tip = (
-        f"{patch.place}\n{number(patch.effect_logits, 3, sign=True)} logits\n"
-        f"normalised {number(patch.normalised, 3)}"
+        f"{place}{number(patch.effect_logits, 3, sign=True)} logits\nnormalised {number(patch.normalised, 3)}"
     )
     level = max(-1.0, min(1.0, patch.normalised - start))
     return Cell(number(patch.normalised, 2 if abs(patch.normalised) < WIDE else 0), level, tip)

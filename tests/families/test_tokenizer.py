@@ -34,6 +34,14 @@ def test_both_libraries_give_the_same_ids(stored: Path) -> None:
         assert both[0].encode(text) == both[1].encode(text)
 
 
+def test_half_of_a_surrogate_pair_is_refused_with_its_place(stored: Path) -> None:
+    for tokenizer in (HuggingFaceTokenizer(gpt2_tokenizer()), FileTokenizer.read(stored, END)):
+        with pytest.raises(ValueError, match="half of a surrogate pair at 1"):
+            tokenizer.encode("a\ud83d")
+    with pytest.raises(ValueError, match="half of a surrogate pair at 0"):
+        HuggingFaceTokenizer(gpt2_tokenizer()).with_special("\udcff")
+
+
 def test_pieces_join_to_the_text() -> None:
     tokenizer = HuggingFaceTokenizer(gpt2_tokenizer())
     pieces = [tokenizer.piece(i) for i in tokenizer.encode(CORPUS[0])]

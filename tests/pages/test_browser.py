@@ -167,8 +167,9 @@ def test_a_lens_cell_explains_itself(seen: Visit) -> None:
     assert cell.inner_text() == visible(table.token.iloc[0])
     cell.hover()
     tip, first = seen.texts("#tip")[0], table.iloc[0]
+    assert tip.startswith(f"after layer 1 at {visible(first.read_token)} (3)\n")
     assert f"entropy {first.entropy_nats:.2f} nats, KL(final ‖ depth) {first.kl_nats:.2f} nats" in tip
-    assert f"next token: rank {first.next_rank}," in tip
+    assert f"next in the prompt: rank {first.next_rank}," in tip
     assert f": rank {first.answer_rank}," in tip
     for token in table.token[:5]:
         assert visible(token) in tip

@@ -31,11 +31,13 @@ TABLES = {
     "attention",
     "logit_lens",
     "backward_lens",
+    "ablation",
     "patching",
     "edges",
     "flow_routes",
     "value_norms",
     "head_tokens",
+    "faithfulness",
 }
 
 

@@ -42,7 +42,8 @@ class Visit:
 
 
 def visit(browser: "sync_api.Browser", folder: Path, width: int = WIDE, **options: object) -> Visit:
-    page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+    # Without smooth scrolling, which would go on, and hide explanations, while a test looks at them.
+    page = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="reduce", **options)
     seen = Visit(page, folder)
     page.on("request", lambda request: seen.requests.append(request.url))
     page.on("console", lambda message: seen.complaints.append(f"{message.type}: {message.text}"))

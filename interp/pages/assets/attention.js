@@ -2,6 +2,7 @@
 
 const cells = unpacked(data.attention.cells, data.attention.bytes === 2 ? Uint16Array : Uint8Array);
 const most = data.attention.bytes === 2 ? 65535 : 255;
+const digits = data.attention.bytes === 2 ? 4 : 2;
 const triangle = (n * (n + 1)) / 2;
 const weight = (layer, head, query, key) =>
   key > query ? 0 : cells[(layer * data.heads + head) * triangle + (query * (query + 1)) / 2 + key] / most;

@@ -8,10 +8,10 @@ const choosePart = (part) => {
 document.addEventListener("click", (event) => {
   const part = event.target.closest("button[data-head], [data-node]");
   if (part) choosePart(part);
-  const token = event.target.closest(":is(.chip, #patching button)[data-pos]");
+  const token = event.target.closest(":is(.chip, .link, td)[data-pos]");
   if (token) select({ pos: +token.dataset.pos });
 });
-for (const node of all(".node")) {
+for (const node of all(".node, .dot[data-node]")) {
   node.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" && event.key !== " ") return;
     event.preventDefault();
@@ -33,10 +33,11 @@ onChange("direction", (direction) => select({ direction, pointed: null, key: nul
 onChange("weighting", (weighting) => select({ weighting }));
 onChange("edges", (edges) => select({ edges: +edges }));
 
-for (const name of ["score", "circuit", "kind", "grain", "matrix", "patching"]) {
+for (const name of ["score", "circuit", "kind", "grain", "matrix", "patching", "ablation"]) {
   const show = (choice) => all(`[data-${name}]`).forEach((part) => { part.hidden = part.dataset[name] !== choice; });
   onChange(name, show);
-  show(one(`input[name=${name}]`)?.value);
+  const first = one(`input[name=${name}]`);
+  if (first) show(first.value);  // without a switch there is one choice, which stays
 }
 
 const orderComponents = (order) => {

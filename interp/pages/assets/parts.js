@@ -21,7 +21,7 @@ const showAttention = () => {
   all("#attended .chip").forEach((chip, i) => {
     const unseen = from ? i > at : i < at;
     shade(chip, values[i] / full);
-    one("small", chip).textContent = unseen ? "–" : number(values[i], 3);
+    one("small", chip).textContent = unseen ? "–" : number(values[i], Math.min(3, digits));
     chip.classList.toggle("unseen", unseen);
     chip.classList.toggle("chosen", i === at);
     chip.classList.toggle("pointed", i === state.key);
@@ -31,7 +31,7 @@ const showAttention = () => {
   const [query, key] = from ? [at, shown] : [shown, at];
   const [verb, side] = state.weighting === "value" ? ["takes", "from"] : ["looks", "at"];
   one("#readout").textContent =
-    `${data.names[query]} (${query}) ${verb}${from ? most : ""} ${side} ${data.names[key]} (${key}): ${number(values[shown], 4)}`;
+    `${data.names[query]} (${query}) ${verb}${from ? most : ""} ${side} ${data.names[key]} (${key}): ${number(values[shown], digits)}`;
   const [, , end, what] = one("#ramp .scale").children;
   end.textContent = state.weighting === "value" ? number(full, 3) : "1";
   what.textContent = `${state.weighting === "value" ? "attention × ‖value·W_O‖" : "attention"}; rows: the token that looks, columns: the tokens looked at`;

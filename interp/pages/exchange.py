@@ -1,0 +1,32 @@
+"""The circuit that the page draws, as a file for other viewers of attribution graphs."""
+
+from pathlib import Path
+
+from interp.analyses.edge_circuit import Circuit, CircuitProtocol
+from interp.analyses.graph import EdgeGraph
+from interp.analyses.graph_files import GraphPrompt, write_attribution_graph
+from interp.engine.metrics import logit_difference
+from interp.pages.report import Report
+from interp.pages.twin import METHOD
+from interp.pages.view_circuit import STEPS
+
+GRAPH = "attribution_graph.json"
+"""The file's name beside the page."""
+
+
+def write_graph(report: Report, folder: Path) -> list[Path]:
+    """Write the edges that the page can draw as an attribution graph; nothing for a page without edges."""
+    table, contrast = report.tables.get("edges"), report.contrast
+    if table is None or contrast is None:
+        return []
+    shown = table.head(STEPS[-1])
+    edges = [f"{sender}->{receiver}" for sender, receiver in zip(shown.sender, shown.receiver, strict=True)]
+    wrong = None if contrast.wrong is None else contrast.wrong.token
+    metric = logit_difference(contrast.answer.token, wrong)
+    how = CircuitProtocol(metric.name, metric.unit, METHOD, "top_n", "resample", n=1)
+    scores = dict(zip(edges, shown.score_logits.tolist(), strict=True))
+    circuit = Circuit(EdgeGraph.of(report.config), scores, report.about.name, report.question.prompt, how)
+    tokens = tuple(report.tables["tokens"].token)
+    asked = GraphPrompt(report.question.prompt, tokens, contrast.answer.token, contrast.answer.prob, wrong)
+    write_attribution_graph(circuit, asked, folder / GRAPH)
+    return [folder / GRAPH]

@@ -1,0 +1,63 @@
+"""Ablation, the faithfulness curve and cells by token in a real browser: one choice moves every view."""
+
+import pytest
+
+from interp.pages.wording import number
+from tests.pages.visits import Visit, needs_browser, numbers
+
+pytestmark = needs_browser
+
+
+def test_the_protocol_switch_shows_its_maps_alone_and_a_head_of_them_is_chosen_everywhere(
+    seen: Visit,
+) -> None:
+    table = seen.table("ablation")
+    for label, protocol in (("by the twin", "resample"), ("zero", "zero")):
+        seen.page.locator("#ablation .switch").get_by_text(label, exact=True).click()
+        rows = table[table.protocol == protocol]
+        total = seen.page.locator("#ablation .map:visible").nth(1).locator(".cell").all_inner_texts()
+        assert [text != "–" for text in total] == rows.changed.tolist()
+        assert numbers(total) == pytest.approx((-rows.effect_logits[rows.changed]).tolist(), abs=6e-3)
+    seen.page.locator("#ablation .cell[data-layer='2'][data-head='3']:visible").first.click()
+    assert seen.texts("#head-name") == ["Layer 2, head 3"]
+    assert seen.page.locator("#ablation .cell.chosen:visible").count() == 2
+    assert seen.page.locator("#ablation .dot.chosen:visible").get_attribute("data-node") == "a2.h3"
+
+
+def test_a_dot_explains_itself_and_chooses_its_head(seen: Visit) -> None:
+    row = seen.table("ablation").query("protocol == 'zero' and component == 'L3H6'").iloc[0]
+    dot = seen.page.locator("#ablation .dot[data-node='a3.h6']:visible")
+    dot.focus()
+    seen.page.keyboard.press("Enter")
+    assert seen.texts("#head-name") == ["Layer 3, head 6"]
+    seen.page.mouse.move(1, 1)
+    dot.dispatch_event("pointerenter")
+    tip = seen.texts("#tip")[0]
+    assert tip.startswith(f"head 3.6\ndirect {number(float(row.direct_logits), 3, sign=True)} logits")
+    assert f"total {number(-float(row.effect_logits), 3, sign=True)}" in tip
+
+
+def test_the_curve_follows_the_number_of_edges_and_chooses_it(seen: Visit) -> None:
+    marked = seen.page.locator("#circuit .dot.chosen")
+    assert marked.get_attribute("data-edges") == "10"
+    seen.page.locator("#circuit .switch").get_by_text("top 50", exact=True).click()
+    assert marked.get_attribute("data-edges") == "50"
+    assert seen.page.locator("#circuit tr.chosen[data-edges]").get_attribute("data-edges") == "50"
+    seen.page.locator("#circuit .link[data-edges='25']").click()
+    assert marked.get_attribute("data-edges") == "25"
+    assert seen.page.locator("#circuit .edge:not([hidden])").count() == 25
+    seen.page.locator("#circuit .dot[data-edges='200']").click()
+    assert marked.get_attribute("data-edges") == "25"  # the graph draws no 200
+    table = seen.table("faithfulness")
+    assert numbers(seen.texts("#circuit tr[data-edges] td:nth-child(3)")) == pytest.approx(
+        table.faithfulness.tolist(), abs=6e-4
+    )
+
+
+def test_a_cell_of_a_lens_chooses_its_token_by_mouse_and_keyboard(seen: Visit) -> None:
+    cell = seen.page.locator("#lens tbody tr").nth(1).locator("td").nth(3)
+    cell.click()
+    assert seen.texts("#next-pos") == ["3"]
+    seen.page.keyboard.press("ArrowRight")
+    seen.page.keyboard.press("Enter")
+    assert seen.texts("#next-pos") == ["4"]

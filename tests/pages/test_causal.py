@@ -1,0 +1,215 @@
+"""Ablation, the faithfulness curve and the exchanged graph: tables are those of the doors, the page is the tables."""
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import interp
+from interp.analyses.ablation_protocols import Protocol
+from interp.analyses.circuit_evaluation import faithfulness_curve
+from interp.analyses.edge_attribution import edge_attribution
+from interp.analyses.graph import EdgeGraph
+from interp.pages import Report, page, view_ablation, view_faithfulness, wording
+from interp.pages.exchange import GRAPH
+from interp.pages.twin import SIZES
+from tests.pages.test_sections import section
+from tests.pages.test_twin import ANSWER, PROMPT, TWIN, VARIANTS, WRONG, report
+from tests.tiny import hooked
+
+METRIC = interp.logit_difference(ANSWER, WRONG)
+
+
+def removed(found: Report, protocol: str) -> pd.DataFrame:
+    table = found.tables["ablation"]
+    return table[table.protocol == protocol].reset_index(drop=True)
+
+
+# --- ablation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("protocol", ["zero", "resample"])
+def test_total_effects_are_those_of_the_door(name: str, protocol: str) -> None:
+    how: Protocol = {"zero": interp.Zero(), "resample": interp.Resample()}[protocol]
+    table = removed(report(name), protocol)
+    for kind in ("head", "mlp"):
+        rows = table[table.kind == kind]
+        given = {"protocol": how, "metric": METRIC, "reference": TWIN if protocol == "resample" else None}
+        expected = interp.ablate(hooked(name), PROMPT, kind, **given)
+        np.testing.assert_array_equal(rows.effect_logits, expected.effect.values.ravel())
+        assert rows.changed.tolist() == expected.changed.values.ravel().tolist()
+        assert rows.layer.tolist() == sorted(rows.layer)
+    assert table[table.kind == "mlp"]["head"].isna().all()
+
+
+def test_the_effect_of_a_zeroed_head_is_that_of_a_run_with_hooks() -> None:
+    model, table = hooked("gpt2"), removed(report("gpt2"), "zero").set_index(["layer", "head"])
+
+    def silent(z: torch.Tensor, hook: object) -> torch.Tensor:
+        z = z.clone()
+        z[:, :, 2] = 0
+        return z
+
+    right, wrong = (model.to_single_token(text) for text in (ANSWER, WRONG))
+    runs = (model(PROMPT), model.run_with_hooks(PROMPT, fwd_hooks=[("blocks.1.attn.hook_z", silent)]))
+    before, after = (float(logits[0, -1, right] - logits[0, -1, wrong]) for logits in runs)
+    assert table.effect_logits[1, 2] == pytest.approx(after - before, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_direct_effects_are_those_of_attribution_and_of_the_difference_between_the_prompts(name: str) -> None:
+    model, found = hooked(name), report(name)
+    here, there = (
+        interp.attribute(model, text, ANSWER, WRONG, by="head").isel(prompt=0) for text in (PROMPT, TWIN)
+    )
+    for protocol, expected in (("zero", here.logits), ("resample", here.logits - there.logits)):
+        rows = removed(found, protocol)
+        np.testing.assert_allclose(
+            rows.direct_logits, expected.sel(component=rows.component.tolist()), rtol=1e-9, atol=1e-12
+        )
+    known = found.tables["attribution"].query("kind in ('head', 'mlp')").set_index("component").logits
+    assert set(known.index) == set(removed(found, "zero").component)
+
+
+def test_the_last_mlp_of_a_model_without_a_norm_has_no_effect_but_its_direct_one() -> None:
+    """Nothing comes after it, and no norm rescales the stream: total and direct are one number."""
+    table = removed(report("no-norm"), "zero")
+    last = table[(table.kind == "mlp") & (table.layer == table.layer.max())].iloc[0]
+    assert -last.effect_logits == pytest.approx(last.direct_logits, rel=1e-9)
+
+
+def test_without_a_twin_parts_are_zeroed_only() -> None:
+    found = report("gpt2", corrupt=None)
+    assert set(found.tables["ablation"].protocol) == {"zero"}
+    text = section(page(found), "ablation")
+    assert 'name="ablation"' not in text and "by the twin" not in text
+    assert "n = 1" in text
+
+
+def test_a_model_without_mlps_is_mapped_without_them() -> None:
+    found = report("attention-only")
+    assert set(found.tables["ablation"].kind) == {"head"}
+    assert "MLP</th>" not in section(page(found), "ablation")
+
+
+@pytest.mark.parametrize("protocol", ["zero", "resample"])
+def test_both_maps_show_the_rows_of_the_table_in_common_colours(planted: Report, protocol: str) -> None:
+    text = unescape(section(page(planted), "ablation")).split('data-ablation="')
+    part = next(each for each in text if each.startswith(protocol))
+    shown = re.findall(r'class="cell ([^"]*)" style="--v:([\d.]+)" title="[^"]*">([^<]*)<', part)
+    rows = removed(planted, protocol)
+    reach = max(rows.direct_logits.abs().max(), rows.effect_logits.abs().max())
+    values = [*rows.direct_logits, *-rows.effect_logits]
+    known = [True] * len(rows) + rows.changed.tolist()
+    assert len(shown) == len(values)
+    for (classes, level, cell), value, there in zip(shown, values, known, strict=True):
+        assert cell == (wording.number(value, 2, sign=True) if there else view_ablation.UNCHANGED)
+        assert float(level) == pytest.approx(abs(value) / reach if there else 0, abs=6e-4)
+        assert ("neg" in classes.split()) == (there and value < 0)
+
+
+def test_a_dot_stands_at_its_direct_and_total_effect() -> None:
+    table = report("gpt2").tables["ablation"]
+    drawn = view_ablation.ablation(table)["zero"]
+    side = view_ablation.SIDE
+    for dot in drawn.dots:
+        scale = 2 * drawn.reach / side
+        assert dot.x * scale - drawn.reach == pytest.approx(dot.part.direct_logits, abs=1e-9)
+        assert drawn.reach - dot.y * scale == pytest.approx(-dot.part.effect_logits, abs=1e-9)
+        assert dot.part.rest == pytest.approx(dot.part.total - dot.part.direct_logits)
+    assert len(drawn.dots) == len(removed(report("gpt2"), "zero"))
+
+
+def test_the_planted_head_is_what_the_answer_loses(planted: Report) -> None:
+    table = removed(planted, "resample").set_index(["layer", "head"])
+    lost = -table.effect_logits
+    assert lost.idxmax() == (1, 2)
+    assert lost[1, 2] == pytest.approx(planted.contrast.total - planted.twin.total, rel=1e-3)
+
+
+# --- the faithfulness curve ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_curve_is_that_of_the_door_at_the_sizes_of_the_page(name: str) -> None:
+    model, table = hooked(name), report(name).tables["faithfulness"]
+    count = len(EdgeGraph.of(model.cfg))
+    assert table.edges.tolist() == [*(size for size in SIZES if size < count), count]
+    scores = edge_attribution(model, PROMPT, TWIN, metric=METRIC, method="eap-ig-inputs")
+    task = interp.Interchange.of(model, PROMPT, TWIN, metric=METRIC)
+    kept = torch.zeros(len(table), *task.graph.exists.shape, dtype=torch.bool)
+    strongest = report(name).tables["edges"]
+    for mask, size in zip(kept, table.edges, strict=True):
+        top = strongest.head(size)
+        for edge in (f"{s}->{r}" for s, r in zip(top.sender, top.receiver, strict=True)):
+            mask[task.graph.index(edge)] = True
+    ends = torch.stack((task.graph.exists, torch.zeros_like(task.graph.exists)))
+    full, empty, *values = task.run(torch.cat((ends, kept)))[:, 0].tolist()
+    expected = [(value - empty) / (full - empty) for value in values]
+    np.testing.assert_allclose(table.faithfulness, expected, rtol=1e-6, atol=1e-8)
+    whole = faithfulness_curve(task, scores, fractions=(1.0,), draws=0)
+    assert table.faithfulness.iloc[-1] == pytest.approx(float(whole.faithfulness[0, 0]), rel=1e-9) == 1
+    assert (table.connected <= table.edges).all()
+
+
+def test_two_edges_are_the_whole_planted_circuit(planted: Report) -> None:
+    table = planted.tables["faithfulness"].set_index("edges")
+    assert table.faithfulness[1] == pytest.approx(0, abs=1e-6)
+    assert table.faithfulness[2] == pytest.approx(1, abs=2e-3)
+    assert table.connected[2] == 2
+
+
+def test_points_of_the_curve_stand_where_their_numbers_are() -> None:
+    table = pd.DataFrame({"edges": [1, 10, 100], "connected": [0, 7, 100], "faithfulness": [0.0, -0.5, 1.0]})
+    drawn = view_faithfulness.curve(table, total=4.0, twin=-6.0)
+    assert [point.logits for point in drawn.points] == [-6.0, -11.0, 4.0]
+    assert [point.x for point in drawn.points] == pytest.approx([0, 210, 420])
+    assert [point.y for point in drawn.points] == pytest.approx([190 / 1.5, 190, 0])
+    assert dict(drawn.up) == pytest.approx({"0": 190 / 1.5, "1": 0, "−0.50": 190})
+    assert [text for text, _ in drawn.across] == ["1", "10", "100"]
+
+
+def test_the_page_lists_every_point_and_says_what_it_is(planted: Report) -> None:
+    text = unescape(section(page(planted), "circuit"))
+    rows = re.findall(r"<td>([−\d.]+)</td><td>([+−\d.]+)</td></tr>", text)
+    table = planted.tables["faithfulness"]
+    span = planted.contrast.total - planted.twin.total
+    logits = planted.twin.total + table.faithfulness * span
+    expected = [
+        (wording.number(f, 3), wording.number(x, 3, sign=True))
+        for f, x in zip(table.faithfulness, logits, strict=True)
+    ]
+    assert rows == expected
+    assert "n = 1: no interval" in text
+
+
+def test_a_model_without_an_edge_graph_has_no_curve_and_no_graph_to_exchange(tmp_path: Path) -> None:
+    found = report("post-norm")
+    assert "faithfulness" not in found.tables
+    interp.pages.write_report(found, tmp_path)
+    assert not (tmp_path / GRAPH).exists()
+    assert GRAPH not in (tmp_path / "index.html").read_text()
+
+
+# --- the exchanged graph ------------------------------------------------------------------------------------------
+
+
+def test_the_graph_beside_the_page_is_what_the_page_draws(planted: Report, planted_folder: Path) -> None:
+    found = interp.read_attribution_graph(planted_folder / GRAPH)
+    assert found.prompt == planted.question.prompt
+    assert found.tokens == tuple(planted.tables["tokens"].token)
+    shown = planted.tables["edges"].head(100)
+    expected = dict(zip(shown.sender + "->" + shown.receiver, shown.score_logits, strict=True))
+    circuit = found.circuit()
+    assert dict(circuit.scores) == expected
+    assert circuit.protocol is not None and circuit.protocol.metric == "logit difference"
+    assert GRAPH in json.loads((planted_folder / "run.json").read_text())["files"]
+    assert f'href="{GRAPH}"' in (planted_folder / "index.html").read_text()
+    logits = next(node for node in found.nodes if node.kind == "logit")
+    assert logits.label == f'Output "d" against "e" (p={planted.contrast.answer.prob:.3f})'
