@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo docs test lint format bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -23,6 +23,11 @@ $(READY): pyproject.toml
 demo: $(READY) ## write the analysis page of the demo model to out/demo
 	$(BIN)/interp report --model demo-4l --out out/demo
 	@echo "Open in a browser:" && ls $(CURDIR)/out/demo/*.html
+
+docs: $(READY) ## build the manual into site/, running the code on every page
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open in a browser: $(CURDIR)/site/index.html (with the search: $(BIN)/python -m http.server -d site)"
 
 test: $(READY) ## run the test suite
 	$(BIN)/python -m pytest
@@ -40,5 +45,5 @@ bench: $(READY) ## every speed claim, one JSON line each
 	@set -e; for script in experiments/bench/*.py; do $(BIN)/python "$$script"; done
 
 clean: ## remove the virtual environment, caches and generated pages
-	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) out site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find interp tests experiments -name __pycache__ -type d -prune -exec rm -rf {} +

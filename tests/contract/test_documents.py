@@ -1,47 +1,111 @@
-"""The code in the documents runs from top to bottom, as a reader would type it."""
+"""The manual: its code runs from top to bottom as a reader would type it, and every door is in it."""
 
-import os
+import importlib.util
 import re
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
+import matplotlib.pyplot as plt
 import pytest
 
-ROOT = Path(__file__).parents[2]
-GIVEN = 'import interp\nmodel = interp.HookedTransformer.from_pretrained("demo-4l")\ndel interp\n'
-"""What docs/migration.md says in words before its first block."""
-DOCUMENTS = {"docs/migration.md": GIVEN}
+import interp
+
+DOCS = Path(__file__).parents[2] / "docs"
+TEXTS = {str(p.relative_to(DOCS)): p.read_text(encoding="utf-8") for p in sorted(DOCS.rglob("*.md"))}
+ANALYSES = [name for name in TEXTS if name.startswith("analyses/")]
+REFERENCE = "\n".join(text for name, text in TEXTS.items() if name.startswith("api/"))
+PROSE = "\n".join(text for name, text in TEXTS.items() if not name.startswith("api/"))
+LAST = "What this number does not tell you"
 
 
-def blocks(name: str) -> list[str]:
-    """The Python blocks of a document."""
-    return re.findall(
-        r"^```python\n(.*?)^```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+def hook() -> ModuleType:
+    """The file with which mkdocs runs the pages; it is in no package."""
+    spec = importlib.util.spec_from_file_location("manual_blocks", DOCS / "blocks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+BLOCKS = hook()
+EXECUTED = [name for name, text in TEXTS.items() if BLOCKS.BLOCK.search(text)]
+
+
+@pytest.fixture(autouse=True)
+def _no_figures_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize("name", EXECUTED)
+def test_the_code_blocks_of_a_page_run(name: str) -> None:
+    shown = BLOCKS.run_page(TEXTS[name], DOCS / name)
+    assert len(shown) == len(BLOCKS.BLOCK.findall(TEXTS[name]))
+    if name in ANALYSES:
+        assert any(block.figures for block in shown), "a page on an analysis shows a picture"
+
+
+def test_no_block_of_python_is_skipped() -> None:
+    """One that is indented, not closed, or called by another name would not run."""
+    for name, text in TEXTS.items():
+        fences = re.findall(r"^\s*(?:```|~~~)\s*\{?\.?(?:python|py|python3|pycon)\b", text, re.MULTILINE)
+        assert len(fences) == len(BLOCKS.BLOCK.findall(text)), name
+
+
+def test_a_block_that_raises_stops_the_page_and_is_named(tmp_path: Path) -> None:
+    page = "A page.\n\n```python\nx = 1\n```\n\n```python\nx / 0\n```\n"
+    with pytest.raises(ZeroDivisionError) as caught:
+        BLOCKS.run_page(page, tmp_path / "page.md")
+    assert (Path(caught.traceback[-1].path).name, caught.traceback[-1].lineno + 1) == ("page.md", 8)
+
+
+def test_a_block_that_raises_stops_a_page_of_its_own_process(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="exit status 1"):
+        BLOCKS.run_page("```python\n1 / 0\n```\n", tmp_path / "migration.md")
+
+
+def test_output_stands_behind_its_block() -> None:
+    page = (
+        "```python\nprint('<b>')\n```\n\nText.\n\n```python\nimport matplotlib.pyplot as plt\n"
+        "plt.plot([1, 2])\nplt.title('a line')\n```\n\n```python\n1 + 1;\n```\n"
     )
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_code_blocks_of_a_document_run(name: str, tmp_path: Path) -> None:
-    """In a process of their own, since one of them takes the name `transformer_lens` for a while."""
-    found = blocks(name)
-    assert len(found) > 3
-    script = tmp_path / "blocks.py"
-    script.write_text(DOCUMENTS[name] + "\n".join(found), encoding="utf-8")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
-    done = subprocess.run(
-        [sys.executable, script.name],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
+    text, pictures = BLOCKS.with_output(page, BLOCKS.run_page(page, Path("page.md")), "page")
+    assert (
+        text.index("{.text .output}\n<b>\n")
+        < text.index("Text.")
+        < text.index("![a line](figures/page-1.png)")
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert list(pictures) == ["page-1.png"] and pictures["page-1.png"].startswith(b"\x89PNG")
+    assert text.endswith("1 + 1;\n```\n\n\n")
 
 
-def test_only_documents_that_show_code_are_listed_and_all_are_complete() -> None:
-    """A block in another language, or one that is not closed, would be skipped without a word."""
-    for name in DOCUMENTS:
-        text = (ROOT / name).read_text(encoding="utf-8")
-        assert len(re.findall(r"^```python$", text, re.MULTILINE)) == len(blocks(name)), name
+@pytest.mark.parametrize("name", ANALYSES)
+def test_a_page_on_an_analysis_says_what_it_answers_whence_it_comes_and_what_it_does_not_tell(
+    name: str,
+) -> None:
+    text = TEXTS[name]
+    assert "**Question.**" in text and "**Source.**" in text
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE)[-1] == LAST
+
+
+def test_every_door_is_in_the_reference() -> None:
+    found = re.findall(r"^::: interp\.(\w+)$", REFERENCE, re.MULTILINE)
+    assert sorted(found) == sorted(set(found))
+    assert sorted(set(interp.__all__) - set(found)) == []
+
+
+def test_every_door_is_on_a_page_outside_the_reference() -> None:
+    """In its code or named as `name`: a reader meets it in use."""
+    excused: set[str] = set()
+    met = {door for door in interp.__all__ if re.search(rf"(\binterp\.|`)(interp\.)?{door}\b", PROSE)}
+    assert set(interp.__all__) - met == excused
+
+
+def test_pages_of_the_manual_are_linked_from_its_contents() -> None:
+    contents = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [name for name in TEXTS if name not in contents] == []
