@@ -1,9 +1,10 @@
-"""The depth diagnostics in the table of analyses."""
+"""The depth diagnostics and the flow routes in the table of analyses."""
 
 from functools import partial
 
 from interp.analyses.attention_rows import head_entropy, weights_by_keys
 from interp.analyses.consensus import ANGLES, token_angles
+from interp.analyses.flow_routes import flow_shares
 from interp.analyses.rank_collapse import residuals
 from tests.contract.case import ENDS, Case, Dims
 
@@ -18,7 +19,18 @@ _KEYS: Dims = {
     "count": ("n_keys",),
 }
 _BOTH = ("left", "right")
+_FLOW: Dims = {
+    "attention": ("prompt", "layer", "head", "query", "key"),
+    **dict.fromkeys(("residual", "bias"), ("prompt", "layer", "query")),
+}
 DEPTH_CASES = {
+    "flow_routes": Case(
+        flow_shares,
+        {**_FLOW, **dict.fromkeys(("mlp", "residual_mid"), ("prompt", "layer", "query"))},
+        _BOTH,
+        needs_mlp=True,
+    ),
+    "flow_routes-attention-only": Case(flow_shares, _FLOW, _BOTH, needs_no_mlp=True),
     "rank_collapse": Case(residuals, _with_ends(("residual",), ("line", "depth")), _BOTH),
     "consensus": Case(token_angles, _with_ends(ANGLES, ("depth",)), _BOTH),
     "consensus-iterated": Case(

@@ -16,7 +16,6 @@ from torch import Tensor
 import interp
 from interp.analyses.alti_logit import alti_logit
 from interp.analyses.attribution import attribution
-from interp.analyses.flow_routes import flow_shares
 from interp.analyses.heads import SCORES, RepeatedTokens, head_scores
 from interp.analyses.in_context import chosen_losses, position_losses
 from interp.analyses.late_layers import last_layer
@@ -156,22 +155,6 @@ CASES: dict[str, Case] = {
         {"contribution": ("prompt", "layer", "query", "key"), "mixing_ratio": ("prompt", "layer", "query")},
         ("left", "right"),
     ),
-    **{
-        name: Case(
-            flow_shares,
-            {
-                "attention": ("prompt", "layer", "head", "query", "key"),
-                **dict.fromkeys(parts, ("prompt", "layer", "query")),
-            },
-            ("left", "right"),
-            needs_mlp="mlp" in parts,
-            needs_no_mlp="mlp" not in parts,
-        )
-        for name, parts in (
-            ("flow_routes", ("residual", "bias", "mlp", "residual_mid")),
-            ("flow_routes-attention-only", ("residual", "bias")),
-        )
-    },
     "reconstruction": Case(
         _reconstruction,
         {
