@@ -50,6 +50,14 @@ def test_the_code_blocks_of_a_page_run(name: str) -> None:
         assert any(block.figures for block in shown), "a page on an analysis shows a picture"
 
 
+def test_the_first_lines_of_the_readme_print_what_it_says() -> None:
+    readme = DOCS.parent / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    code, said = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[0]
+    (shown,) = BLOCKS.run_page(f"```python\n{code}```\n", readme)
+    assert shown.text == BLOCKS.fenced(said)
+
+
 def test_no_block_of_python_is_skipped() -> None:
     """One that is indented, not closed, or called by another name would not run."""
     for name, text in TEXTS.items():
