@@ -3,6 +3,8 @@
 import os
 import random
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch starts its threads
@@ -24,8 +26,21 @@ hypothesis.settings.register_profile("interp", deadline=None, derandomize=True, 
 hypothesis.settings.load_profile("interp")
 
 
+if TYPE_CHECKING:
+    from playwright import sync_api
+
+
 @pytest.fixture(autouse=True)
 def _same_seed_for_every_test() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator["sync_api.BrowserType"]:
+    """What launches browsers; one for all tests, since two of its event loops cannot run in one thread."""
+    from playwright import sync_api
+
+    with sync_api.sync_playwright() as playwright:
+        yield playwright.chromium

@@ -29,12 +29,15 @@ MOST_LISTED = 30_000
 def about_flow(
     model: Subject, batch: Batch, attributed: xr.Dataset, names: Sequence[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
-    """How to make the tables of this file; no `flow_routes` for a model without them."""
-    work = {
-        "value_norms": lambda: value_norms(model, batch, names),
-        "head_tokens": lambda: words_of_heads(model, batch),
-    }
-    if why_no_routes(model.transformer.config) is None:
+    """How to make the tables of this file.
+
+    No `head_tokens` for a model that has layers without a QK circuit, no `flow_routes` for one without such shares.
+    """
+    config = model.transformer.config
+    work = {"value_norms": lambda: value_norms(model, batch, names)}
+    if all(mixer.traits.bilinear for mixer in config.mixers):
+        work["head_tokens"] = lambda: words_of_heads(model, batch)
+    if why_no_routes(config) is None:
         work["flow_routes"] = lambda: shares(flow_routes(model, batch), attributed, names)
     return work
 

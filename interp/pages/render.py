@@ -99,7 +99,7 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         "no_update": NO_UPDATE,
         "idle": view_lens.IDLE,
         "why_these": view_lens.why_these(report.config),
-        "word_count": tables["head_tokens"].token_id.nunique(),
+        "word_count": None,
         "flows": None,
         "no_routes": why_no_routes(report.config),
     }
@@ -111,8 +111,11 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         "reach": attribution.reach,
         "moved": view_attribution.moved(tables["attribution_sources"]),
         "values": view_lattice.values(tables["value_norms"]),
-        "words": view_lattice.words(tables["head_tokens"], tables["tokens"].token_id.tolist(), report.config),
     }
+    if "head_tokens" in tables:
+        words, ids = tables["head_tokens"], tables["tokens"].token_id.tolist()
+        shown["word_count"] = words.token_id.nunique()
+        linked["words"] = view_lattice.words(words, ids, report.config)
     if "flow_routes" in tables:
         shown |= view_lattice.shown(tables["flow_routes"])
         linked["lattice"] = view_lattice.lattice(tables["flow_routes"], tables["logit_lens"], report.config)

@@ -53,7 +53,9 @@ def test_the_code_blocks_of_a_page_run(name: str) -> None:
 def test_the_first_lines_of_the_readme_print_what_it_says() -> None:
     readme = DOCS.parent / "README.md"
     text = readme.read_text(encoding="utf-8")
-    code, said = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[0]
+    code, said = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[
+        0
+    ]
     (shown,) = BLOCKS.run_page(f"```python\n{code}```\n", readme)
     assert shown.text == BLOCKS.fenced(said)
 

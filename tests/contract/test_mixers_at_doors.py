@@ -87,6 +87,8 @@ def test_a_page_shows_what_such_heads_have(name: str) -> None:
     assert total == pytest.approx(found.contrast.total, rel=1e-9)
     bilinear = all(mixer.traits.bilinear for mixer in MIXERS[name].mixers)
     assert set(found.tables["composition"].kind) == ({"Q", "K", "V"} if bilinear else {"V"})
+    assert ("head_tokens" in found.tables) == bilinear
+    assert ("layers without a QK circuit" in page(found)) != bilinear
     matching = found.tables["circuits"].set_index("layer").matching
     for layer in range(2):
         known = layer > 0 and MIXERS[name].mixers[layer].traits.bilinear

@@ -88,13 +88,10 @@ def asked(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator["sync_api.Browser"]:
-    from playwright import sync_api
-
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=BROWSER, args=ARGS)
-        yield running
-        running.close()
+def browser(chromium: "sync_api.BrowserType") -> Iterator["sync_api.Browser"]:
+    running = chromium.launch(executable_path=BROWSER, args=ARGS)
+    yield running
+    running.close()
 
 
 @pytest.fixture(params=[NARROW, WIDE])

@@ -196,7 +196,7 @@ def test_nodes_can_be_walked_and_chosen_with_the_keyboard(seen: Visit) -> None:
     for key in ("ArrowDown", "ArrowLeft", "Enter"):
         seen.page.keyboard.press(key)
     assert "(4) after layer 1" in seen.texts("#made-of")[0]
-    assert "depth 2_pre" in seen.texts("#tip")[0]
+    assert "after layer 1 at" in seen.texts("#tip")[0]
     seen.page.locator("#threshold").focus()
     before = seen.texts("#least")
     seen.page.keyboard.press("ArrowRight")

@@ -72,13 +72,10 @@ def live() -> Iterator[Live]:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator["sync_api.Browser"]:
-    from playwright import sync_api
-
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=BROWSER, args=ONLY_HERE)
-        yield running
-        running.close()
+def browser(chromium: "sync_api.BrowserType") -> Iterator["sync_api.Browser"]:
+    running = chromium.launch(executable_path=BROWSER, args=ONLY_HERE)
+    yield running
+    running.close()
 
 
 Opener = Callable[..., Tab]

@@ -5,6 +5,7 @@ import json
 import random
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import pytest
@@ -215,7 +216,8 @@ def together(app: Guard, play: object) -> object:
         ) as client:
             return await play(client)  # type: ignore[operator]
 
-    return asyncio.run(run())
+    with ThreadPoolExecutor(1) as own:  # a browser's fixture may keep a loop running in this thread
+        return own.submit(lambda: asyncio.run(run())).result()
 
 
 async def begun(slow: Slow) -> None:
