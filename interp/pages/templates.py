@@ -6,11 +6,13 @@ from importlib.resources import files
 import jinja2
 from markupsafe import Markup
 
+PAGES = "interp.pages"
 
-def environment() -> jinja2.Environment:
-    """A jinja environment for the templates beside this file."""
+
+def environment(package: str = PAGES) -> jinja2.Environment:
+    """A jinja environment for the templates among a package's assets."""
     made = jinja2.Environment(
-        loader=jinja2.FunctionLoader(own),
+        loader=jinja2.FunctionLoader(lambda name: own(name, package)),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -20,9 +22,9 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def own(name: str) -> Markup:
+def own(name: str, package: str = PAGES) -> Markup:
     """The text of one of our assets: not the reader's, so it is not escaped."""
-    return Markup((files("interp.pages") / "assets" / name).read_text(encoding="utf-8"))
+    return Markup((files(package) / "assets" / name).read_text(encoding="utf-8"))
 
 
 def style(names: Sequence[str]) -> Markup:

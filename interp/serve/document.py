@@ -1,16 +1,11 @@
 """The page itself: our template with the model's shape; style and script joined from assets, pages' and our own."""
 
-from importlib.resources import files
-
-import jinja2
-from markupsafe import Markup
-
-from interp.pages.templates import joined
-from interp.pages.templates import own as of_pages
+from interp.pages.templates import environment, joined, own
 from interp.pages.wording import count, harmless
 from interp.serve import asks
 from interp.serve.session import Session
 
+SERVE = "interp.serve"
 SHARED = ("state", "keyboard")
 """Scripts of the report page that this one uses; then its own."""
 SCRIPTS = ("talk", "history", "tables", "patterns", "controls", "begin")
@@ -18,10 +13,6 @@ SCRIPTS = ("talk", "history", "tables", "patterns", "controls", "begin")
 
 def page(session: Session, source: str, prompt: str, second: str) -> str:
     """The page as HTML."""
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_own), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
     config = session.config
     shape = {
         "names": [],
@@ -31,7 +22,7 @@ def page(session: Session, source: str, prompt: str, second: str) -> str:
         "neurons": session.neurons,
         "most_edits": asks.MAX_EDITS,
     }
-    return environment.get_template("serve.html").render(
+    return environment(SERVE).get_template("serve.html").render(
         source=harmless(source), prompt=prompt, second=second, config=config, shape=shape, limits=asks,
         facts=_facts(session),
     )  # fmt: skip
@@ -39,17 +30,13 @@ def page(session: Session, source: str, prompt: str, second: str) -> str:
 
 def style() -> str:
     """The report page's style, then ours."""
-    return of_pages("report.css") + _own("serve.css")
+    return own("report.css") + own("serve.css", SERVE)
 
 
 def code() -> str:
     """All scripts as one function."""
-    parts = [*(of_pages(f"{name}.js") for name in SHARED), *(_own(f"{name}.js") for name in SCRIPTS)]
+    parts = [*(own(f"{name}.js") for name in SHARED), *(own(f"{name}.js", SERVE) for name in SCRIPTS)]
     return joined(parts)
-
-
-def _own(name: str) -> Markup:
-    return Markup((files("interp.serve") / "assets" / name).read_text(encoding="utf-8"))
 
 
 def _facts(session: Session) -> list[tuple[str, str]]:
