@@ -1,4 +1,7 @@
-"""What holds for every test: no network, one thread per worker, fixed seeds, shapes checked at every call."""
+"""What holds for every test: no network, one thread per worker, fixed seeds.
+
+`make test-shapes` also checks the shapes of every annotated call, which makes a forward pass ten times slower.
+"""
 
 import os
 import random
@@ -10,10 +13,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch starts its threads
     os.environ["OMP_NUM_THREADS"] = "1"
 
-import jaxtyping
+if os.environ.get("INTERP_TEST_SHAPES") == "1":  # `make test-shapes`
+    import jaxtyping
 
-assert "interp" not in sys.modules, "the shape checks must be in place before interp is imported"
-jaxtyping.install_import_hook("interp", "beartype.beartype")
+    assert "interp" not in sys.modules, "the shape checks must be in place before interp is imported"
+    jaxtyping.install_import_hook("interp", "beartype.beartype")
 
 import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
