@@ -20,7 +20,6 @@ from matplotlib.figure import Figure
 
 import interp
 from interp.analyses.ablation import ablate
-from interp.analyses.ablation_protocols import Zero
 from interp.analyses.heads import head_scores
 from interp.analyses.in_context import in_context
 from interp.engine.analysis import run_batches
@@ -93,7 +92,7 @@ def watched(config: ModelConfig, data: RepeatingChain, training: Training) -> pd
     scores = head_table(model)
     ablated = ablate(
         interp.HookedTransformer(model), rows, "head",
-        protocol=Zero(freeze_patterns=True), metric=next_token_loss(),
+        change=interp.Zero(), freeze_patterns=True, metric=next_token_loss(),
     )  # fmt: skip
     scores["ablation"] = ablated.effect.to_series().to_numpy()
     return pd.concat([trained.log.assign(layer=-1, head=-1, ablation=np.nan), scores], ignore_index=True)

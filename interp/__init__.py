@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from interp.analyses.ablation import ablate
 from interp.analyses.ablation_edges import knock_out
-from interp.analyses.ablation_protocols import Mean, Resample, Zero
 from interp.analyses.activation_cache import ActivationCache
 from interp.analyses.agreement import agreement
 from interp.analyses.attention_rows import attention_entropy, dispersion
@@ -111,10 +110,12 @@ from interp.engine.store import ActivationStore
 from interp.engine.store_writer import store_activations
 from interp.engine.stream import Stream
 from interp.engine.sweep import Sweep
-from interp.engine.variants import Put, Variant
+from interp.engine.variants import Variant
 from interp.hooked import HookedTransformer
 from interp.model.config import ModelConfig
-from interp.model.tap import Edit, Read, Tap, Trace
+from interp.model.edits import Add, Detach, Edit, Mean, Project, Resample, Scale, Set, Swap, Zero
+from interp.model.parts import Edge, Part
+from interp.model.tap import Read, Tap, Trace
 from interp.model.transformer import Transformer
 from interp.zoo import DEMOS
 
@@ -128,6 +129,7 @@ __all__ = [
     "SAE",
     "ActivationCache",
     "ActivationStore",
+    "Add",
     "Analysis",
     "AttributionGraph",
     "BackwardLens",
@@ -136,6 +138,8 @@ __all__ = [
     "Circuits",
     "Continuation",
     "Contract",
+    "Detach",
+    "Edge",
     "EdgeGraph",
     "Edit",
     "EditCase",
@@ -156,8 +160,9 @@ __all__ = [
     "Metric",
     "Mixed",
     "ModelConfig",
+    "Part",
     "Parts",
-    "Put",
+    "Project",
     "ReLU",
     "Read",
     "Record",
@@ -166,8 +171,11 @@ __all__ = [
     "Results",
     "Rome",
     "Sampling",
+    "Scale",
+    "Set",
     "SingularValues",
     "Stream",
+    "Swap",
     "Sweep",
     "Tap",
     "TopK",

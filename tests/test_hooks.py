@@ -102,7 +102,7 @@ def test_a_hook_has_a_memory_of_its_own_for_one_pass() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda value, hook: value[:, 1:], r"must return shape \[1, \d+, 24\] \[batch row, position, "),
+        (lambda value, hook: value[:, 1:], r"must return shape \[1, \d+, 24\], cells of \[batch row, position, "),
         (lambda value, hook: "text", r"got str|Type-check"),
     ],
 )  # fmt: skip
@@ -135,7 +135,7 @@ def test_hooks_vanish_after_an_exception_and_outer_ones_stay() -> None:
 
     once = model.run_with_hooks(LINE, [(POST, shift)])
     with model.hooks([(POST, shift)]):
-        with pytest.raises(RuntimeError, match=f"the edit of '{POST}' failed.*mine") as caught:
+        with pytest.raises(RuntimeError, match=f"the edit of {POST} failed.*mine") as caught:
             model.run_with_hooks(LINE, [(PATTERN, shift), (POST, fail)])
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
         assert_close(model(LINE), once)

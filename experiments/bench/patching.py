@@ -25,7 +25,8 @@ from transformer_lens.model_bridge import TransformerBridge
 import interp
 from interp.analyses.patching import patch
 from interp.engine.sweep import Sweep
-from interp.engine.variants import Put, Variant
+from interp.engine.variants import Variant
+from interp.model.edits import Edit, Set
 
 COLUMNS, DIFFERING, ANSWER, WRONG = 15, (2, 4, 9, 10), 1000, 2000
 METRIC = interp.logit_difference(ANSWER, WRONG)
@@ -123,7 +124,7 @@ def many(repeats: int) -> None:
     dice = torch.Generator().manual_seed(1)
     donor = torch.randn(MANY, COLUMNS, model.config.d_model, generator=dice)
     site = "blocks.0.hook_resid_pre"
-    variants = [Variant([Put(site, donor, {"p": i % COLUMNS}, first=i)]) for i in range(MANY)]
+    variants = [Variant([Edit(site, Set(donor, i), {"pos": i % COLUMNS})]) for i in range(MANY)]
     ids = torch.full((1,), 5)
     metric = interp.logit_difference()
     asked = batch.with_answers(ids, ids + 1)

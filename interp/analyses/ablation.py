@@ -5,90 +5,41 @@ The classic question of necessity. Two cautions come with it: redundant parts sh
 protocol, a record that the result carries). Every cell is a variant of one planned sweep.
 """
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
 from itertools import product
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, get_args
 
-from torch import Tensor
-
 from interp.analyses.ablation_effects import Planned, chosen_layers, effects
-from interp.analyses.ablation_protocols import Data, Mean, Protocol, Resample, Zero, as_json, clean_patterns
+from interp.analyses.ablation_protocols import Data, StandIn, clean_patterns
 from interp.analyses.contrast import check_one_length
 from interp.core.shapes import nearest
 from interp.engine.batch import Batch
+from interp.engine.edit_text import change_to_json
 from interp.engine.metrics import Metric, logit_difference
 from interp.engine.observe import Subject
 from interp.engine.text import Prompts
-from interp.engine.variants import Put, Variant
+from interp.engine.variants import Variant
 from interp.model import sites
-from interp.model.config import MLP, ConvMLP, ModelConfig
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Set
+from interp.model.parts import KINDS, Named, Part, as_part, axis_size, is_part
 from interp.model.transformer import Transformer
 
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Mean", "Part", "Resample", "Zero", "ablate", "part_named"]
-
-Kind = Literal["head", "mlp", "mlp_before", "attention", "neuron", "neuron_before", "residual"]
-_SITES: Mapping[str, tuple[str, str | None]] = MappingProxyType(
-    {
-        "head": ("attn.hook_z", "h"),
-        "mlp": ("hook_mlp_out", None),
-        "mlp_before": ("hook_mlp_before_out", None),
-        "attention": ("hook_attn_out", None),
-        "neuron": ("mlp.hook_post", "m"),
-        "neuron_before": ("mlp_before.hook_post", "m"),
-        "residual": ("hook_resid_pre", None),
-    }
-)
-"""Kind of part -> the site that holds its value, and the axis that tells its members apart."""
-_LETTERS = {
-    ("a", "h"): "head", ("a", None): "attention", ("m", None): "mlp", ("m", "n"): "neuron", ("r", None): "residual",
-    ("b", None): "mlp_before", ("b", "n"): "neuron_before",
-}  # fmt: skip
-_NAME = re.compile(r"([ambr])(\d+)(?:\.([hn])(\d+))?")
-
-
-@dataclass(frozen=True)
-class Part:
-    """A piece of a model: a site, and the index along one of its axes where it is not the whole."""
-
-    site: str
-    at: tuple[tuple[str, int], ...] = ()
-
-    def put(self, donor: Tensor, pos: int | None) -> Put:
-        """The donor in place of this part, at one column or all."""
-        return Put(self.site, donor, {**dict(self.at), **({} if pos is None else {"p": pos})})
-
-
-def part_named(name: str) -> Part:
-    """The part with this name, as in edge graphs: `a0.h1` a head, `m2` an MLP, `input` the embeddings.
-
-    And `a0` the whole attention of a layer, `m2.n17` a neuron, `b2` and `b2.n17` the MLP before attention and a neuron
-    of it (Macaron blocks), `r3` the residual stream that enters a layer.
-    Errors: KeyError for any other name.
-
-    Example:
-        >>> part_named("a0.h1")
-        Part(site='blocks.0.attn.hook_z', at=(('h', 1),))
-    """
-    match = _NAME.fullmatch("r0" if name == "input" else name)
-    kind = _LETTERS.get((match[1], match[3])) if match else None
-    if match is None or kind is None:
-        raise KeyError(f"no part {name!r}: parts are named a0.h1, a0, m0, m0.n17, b0, b0.n17, r0 or input")
-    site, axis = _SITES[kind]
-    return Part(f"blocks.{int(match[2])}.{site}", () if axis is None else ((axis, int(match[4])),))
+Kind = Literal["head", "cross_head", "mlp", "mlp_before", "attn", "neuron", "neuron_before", "resid"]
+"""What can be ablated one by one, in every layer; names of `model.parts.KINDS`."""
 
 
 def ablate(
     model: Subject,
     prompts: Prompts,
-    what: Kind | Sequence[Sequence[str]] = "head",
+    parts: Kind | Sequence[Named | Sequence[Named]] = "head",
     *,
-    protocol: Protocol,
+    change: StandIn,
+    freeze_patterns: bool = False,
     metric: Metric | None = None,
     by: Sequence[str] | None = None,
     layers: Sequence[int] | None = None,
@@ -102,38 +53,45 @@ def ablate(
     Variables: `effect`, metric(ablated) - metric(base), negative where the part holds the metric up; the mean over
     prompts, with the ends `_low` and `_high` of its 95 % interval; `each` [prompt, ...]; `base` [prompt], the metric of
     the whole model; `changed`, whether the part's value changes in any prompt and can reach the metric (where not, the
-    effect is 0 because nothing was done). `attrs["protocol"]` is the protocol as JSON.
+    effect is 0 because nothing was done). `attrs["change"]` says what stood in for the parts, as JSON.
 
-    what: every "head" (its z; the bias of the layer's output stays), "mlp", "attention" (what the whole sublayer adds,
-    biases and norm included), "neuron" (after the non-linearity) or "residual" (the stream that enters a layer); of the
-    MLP before attention, which Macaron blocks have besides the other, "mlp_before" and "neuron_before"; or
-    sets of parts by name, `[["a0.h1", "a1.h2"], ["m0"]]` (see `part_named`), each ablated as one: dim `set`.
-    protocol: what stands in for the part, `Zero()`, `Mean(...)` or `Resample(...)`.
+    parts: every "head" (its z; the bias of the layer's output stays), "mlp", "attn" (what the whole sublayer adds,
+    biases and norm included), "neuron" (after the non-linearity) or "resid" (the stream that enters a layer); of the
+    MLP before attention, which Macaron blocks have besides the other, "mlp_before" and "neuron_before"; or parts by
+    name, `["L0H1", "L2.mlp", ["L0H1", "L1H2"]]`, those of an inner list ablated together: dim `part`.
+    change: what stands in for the part, `Zero()`, `Mean(...)` or `Resample(...)`.
+    freeze_patterns: whether all attention patterns stay those of the run without the ablation, so that only values
+    travel.
     metric: None is the logit difference of the answers that the prompts carry. One that compares (KL divergence)
     compares with the run without ablation.
-    by: which cells: of `layer`, `pos` and `head` or `neuron` (sets: `set`, `pos`); along dims that are not named
-    everything is ablated at once. None: all but `pos`.
-    layers: the layers concerned; None = all. Not for sets, which name theirs.
-    reference: the prompts that means are taken over (None: the prompts themselves), or the corrupted twin of each
+    by: which cells: of `layer`, `pos` and `head` or `neuron` (named parts: `part`, `pos`); along dims that are not
+    named everything is ablated at once. None: all but `pos`.
+    layers: the layers concerned; None = all. Not for named parts.
+    reference: the prompts that means are taken over (None: the prompts themselves), or the corrupted prompt of each
     prompt for `Resample` (None: each takes another prompt of its group). groups: the template of each prompt.
     Caveats: an effect near 0 does not show that a part is unused: another may stand in for it.
-    Errors: ValueError for a protocol without the data it requires, cells by position although lengths differ; KeyError
+    Errors: ValueError for a change without the data it requires, cells by position although lengths differ; KeyError
     for an unknown part or dim; IndexError for a layer, head or neuron that does not exist.
 
     Example:
-        >>> found = ablate(model, prompt, "head", protocol=Zero(), metric=interp.logit_difference(" Mary", " John"))
+        >>> found = ablate(model, prompt, "head", change=Zero(), metric=interp.logit_difference(" Mary", " John"))
         >>> found.effect.dims
         ('layer', 'head')
     """
+    if not isinstance(change, StandIn):
+        raise ValueError(f"what stands in for a part is Zero(), Mean(...) or Resample(...), got {change!r}")
     metric = logit_difference() if metric is None else metric
     batch = metric.posed(model.text.batch(prompts, prepend_bos=prepend_bos), model.text)
     given = None if reference is None else model.text.batch(reference, prepend_bos=prepend_bos)
-    cells, coords = _asked(what, model.transformer.config, layers, by, batch)
-    planned = _planned(model.transformer, Data(protocol, batch, given, groups), cells, batch_size)
+    cells, coords = _asked(parts, model.transformer.config, layers, by, batch)
+    planned = _planned(
+        model.transformer, Data(change, batch, given, groups), cells, freeze_patterns, batch_size
+    )
     found = effects(model.transformer, batch, metric, planned, batch_size=batch_size)
-    attrs = {
-        "what": what if isinstance(what, str) else "sets",
-        "protocol": as_json(protocol),
+    attrs: dict[str, str | int] = {
+        "parts": parts if isinstance(parts, str) else "named",
+        "change": json.dumps(change_to_json(change)),
+        "freeze_patterns": int(freeze_patterns),
         "reference": "the prompts themselves" if given is None else f"{len(given)} prompts given",
     }
     return found.table("ablate", coords, metric, attrs)
@@ -145,26 +103,31 @@ Coords = dict[str, list[int] | list[str]]
 
 
 def _asked(
-    what: Kind | Sequence[Sequence[str]],
+    parts: Kind | Sequence[Named | Sequence[Named]],
     config: ModelConfig,
     layers: Sequence[int] | None,
     by: Sequence[str] | None,
     batch: Batch,
 ) -> tuple[Cells, Coords]:
     """The variants that `ablate` was asked for, in the order of the coords."""
-    return _grid(what, config, layers, by, batch) if isinstance(what, str) else _sets(what, layers, by, batch)
+    if isinstance(parts, str):
+        return _grid(parts, config, layers, by, batch)
+    return _sets(parts, config, layers, by, batch)
 
 
-def _planned(model: Transformer, data: Data, cells: Cells, batch_size: int) -> Planned:
+def _planned(model: Transformer, data: Data, cells: Cells, freeze_patterns: bool, batch_size: int) -> Planned:
     """Every cell with what stands in for it, and the patterns that stay, if they are to."""
     names = list(dict.fromkeys(part.site for parts, _ in cells for part in parts))
     fill = data.fill(model, names, batch_size=batch_size)
 
     def planned(some: Batch, rows: slice) -> tuple[list[Variant], Variant]:
-        donors = fill(rows)
-        variants = [Variant([part.put(donors[part.site], pos) for part in parts]) for parts, pos in cells]
-        frozen = clean_patterns(model, some) if data.protocol.freeze_patterns else {}
-        return variants, Variant([Put(site, pattern) for site, pattern in frozen.items()])
+        put = fill(rows)
+        variants = [
+            Variant([Edit(part, put[part.site], {} if pos is None else {"pos": pos}) for part in parts])
+            for parts, pos in cells
+        ]
+        frozen = clean_patterns(model, some) if freeze_patterns else {}
+        return variants, Variant([Edit(site, Set(pattern)) for site, pattern in frozen.items()])
 
     return planned
 
@@ -175,46 +138,70 @@ def _grid(
     """One variant per cell of a kind of part, dims in the order of its site's axes."""
     if kind not in get_args(Kind):
         raise KeyError(
-            f"what must be one of {', '.join(get_args(Kind))}, got {kind!r}; {nearest(kind, get_args(Kind))}"
+            f"parts must be one of {', '.join(get_args(Kind))}, or a list of parts, got {kind!r}; "
+            f"{nearest(kind, get_args(Kind))}"
         )
-    site, axis = _SITES[kind]
+    site, axis = KINDS[kind].site, KINDS[kind].axis
     which = chosen_layers(layers, config.n_layers)
     sites.find(f"blocks.{which[0]}.{site}", config)
-    d_mlp = config.mlp.d_mlp if isinstance(config.mlp, MLP | ConvMLP) else 0
     sizes: Coords = {"layer": which, "pos": list(range(batch.tokens.shape[1]))}
-    unit = kind.removesuffix("_before")
+    unit = kind.removesuffix("_before").removeprefix("cross_")
     if axis is not None:
-        sizes[unit] = list(range(config.n_heads if axis == "h" else d_mlp))
+        sizes[unit] = list(range(axis_size(axis, config)))
     coords = _kept(sizes, by, batch)
     cells: Cells = []
     for index in product(*(range(len(labels)) for labels in coords.values())):
         at = dict(zip(coords, index, strict=True))
-        inner = ((axis, at[unit]),) if axis is not None and unit in at else ()
         mine = [which[at["layer"]]] if "layer" in at else which
-        cells.append(([Part(f"blocks.{layer}.{site}", inner) for layer in mine], at.get("pos")))
+        cells.append(([_part(kind, layer, at.get(unit)) for layer in mine], at.get("pos")))
     return cells, coords
 
 
+def _part(kind: str, layer: int, index: int | None) -> Part:
+    """One part of a kind, or, without an index, all of a layer: the whole site."""
+    if index is None and KINDS[kind].axis is not None:
+        return Part.of(f"blocks.{layer}.{KINDS[kind].site}")
+    return Part(kind, layer, index)
+
+
 def _sets(
-    sets: Sequence[Sequence[str]], layers: Sequence[int] | None, by: Sequence[str] | None, batch: Batch
+    given: Sequence[Named | Sequence[Named]],
+    config: ModelConfig,
+    layers: Sequence[int] | None,
+    by: Sequence[str] | None,
+    batch: Batch,
 ) -> tuple[Cells, Coords]:
-    """One variant per set of named parts (and column)."""
+    """One variant per named part, or per list of them (and column)."""
     if layers is not None:
-        raise ValueError(f"sets name their layers themselves: layers={list(layers)} has no meaning")
-    if not sets or not all(sets) or any(isinstance(names, str) for names in sets):
-        raise ValueError(f"sets of at least one name each are required, [['a0.h1', 'm0'], ...], got {sets!r}")
-    parts = {"+".join(names): [part_named(name) for name in names] for names in sets}
+        raise ValueError(f"parts name their layers themselves: layers={list(layers)} has no meaning")
+    sets = [_together(each) for each in given]
+    if not sets or not all(sets):
+        raise ValueError(
+            f"parts by name, or lists of at least one that go together, are required, ['L0H1', ['L0H1', 'L2.mlp']], "
+            f"got {given!r}"
+        )
+    named = [[as_part(each, config) for each in some] for some in sets]
+    parts = {"+".join(map(str, some)): some for some in named}
     if len(parts) < len(sets):
-        raise ValueError(f"every set is required once, got {[list(names) for names in sets]}")
-    coords = _kept({"set": list(parts), "pos": list(range(batch.tokens.shape[1]))}, by, batch)
-    if "set" not in coords:
-        raise KeyError("sets are told apart in every result: 'set' is required in `by`")
+        raise ValueError(f"every set of parts is required once, got {['+'.join(map(str, s)) for s in named]}")
+    coords = _kept({"part": list(parts), "pos": list(range(batch.tokens.shape[1]))}, by, batch)
+    if "part" not in coords:
+        raise KeyError("named parts are told apart in every result: 'part' is required in `by`")
     cells: Cells = [
         (some, pos)
         for some in parts.values()
         for pos in (range(len(coords["pos"])) if "pos" in coords else [None])
     ]
     return cells, coords
+
+
+def _together(given: Named | Sequence[Named]) -> list[Named]:
+    """Parts that are ablated together: one, or those of a list."""
+    if is_part(given):
+        return [given]
+    if not isinstance(given, Sequence):
+        raise ValueError(f"a part or a list of parts is required, got {given!r}")
+    return list(given)  # type: ignore[arg-type]
 
 
 def _kept(possible: Coords, by: Sequence[str] | None, batch: Batch) -> Coords:

@@ -21,8 +21,9 @@ from interp.engine.batch import Batch
 from interp.engine.metrics import Metric, logit_difference
 from interp.engine.observe import Subject, observe
 from interp.engine.text import Prompts
-from interp.engine.variants import Put, Variant
+from interp.engine.variants import Variant
 from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Set
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 
@@ -124,9 +125,9 @@ class Cuts:
 
     def variants(self, queries: Sequence[int], keys: Sequence[int], columns: int) -> list[Variant]:
         """One variant per cell, in the order of the dims."""
-        hidden = torch.tensor(-torch.inf).expand(1, self.config.n_heads, columns, columns)
+        hidden = Set(-torch.inf)
         singly = "head" in self.by or len(self.heads) < self.config.n_heads
-        heads: list[dict[str, int]] = [{"h": h} for h in self.heads] if singly else [{}]
+        heads: list[dict[str, int]] = [{"head": h} for h in self.heads] if singly else [{}]
         cells = product(
             self.groups,
             _split(heads, "head" in self.by),
@@ -136,7 +137,7 @@ class Cuts:
         return [
             Variant(
                 [
-                    Put(f"blocks.{layer}.attn.hook_attn_scores", hidden, {"q": q, "k": k, **head})
+                    Edit(f"blocks.{layer}.attn.hook_attn_scores", hidden, {"query": q, "key": k, **head})
                     for layer, head, q, k in product(layers, some, starts, ends)
                 ]
             )

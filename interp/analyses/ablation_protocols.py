@@ -3,117 +3,49 @@
 The three answer different questions. Zero takes the part away, its mean included, which may leave a stream that the
 model never sees; a mean takes away what the part says about this prompt and leaves the rest (per template and position,
 as Wang et al. 2022, arXiv:2211.00593, also what the template says); resampling puts a value there that the model does
-see. Which one was used belongs to the number, so every protocol is a record that results carry.
+see. Which one was used belongs to the number, so it is a record that results carry.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.precision import wide
-from interp.core.shapes import nearest
 from interp.engine.batch import Batch
 from interp.engine.observe import observe
+from interp.model.edits import Mean, Over, Resample, Set, Zero
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 
-Over = Literal["position", "template", "reference"]
-Fill = Callable[[slice], Mapping[str, Tensor]]
-"""From some consecutive prompts to a donor for every site: one row per prompt, or one for all."""
+Fill = Callable[[slice], Mapping[str, Set | Zero]]
+"""From some consecutive prompts to what is put at every site: one row per prompt, or one for all."""
 
 
-@dataclass(frozen=True)
-class Zero:
-    """The part says nothing: 0 in place of its value (of a whole sublayer: its bias included)."""
-
-    freeze_patterns: bool = False
-    """Whether all attention patterns stay those of the run without the ablation, so that only values travel."""
-
-
-@dataclass(frozen=True)
-class Mean:
-    """The part says what it says on average over the reference prompts, or over the prompts themselves."""
-
-    over: Over = "position"
-    """position: at each column apart; template: also for each group of prompts apart; reference: one mean over all
-    columns (BOS included) of prompts that must be given.
-    """
-    freeze_patterns: bool = False
-    """Whether all attention patterns stay those of the run without the ablation, so that only values travel."""
-
-    def __post_init__(self) -> None:
-        if self.over not in get_args(Over):
-            raise ValueError(f"over must be one of {', '.join(get_args(Over))}, got {self.over!r}")
-
-
-@dataclass(frozen=True)
-class Resample:
-    """The part says what it says on another prompt: the reference prompt of the same row, or some other row.
-
-    All parts of one row take their values from the same other prompt.
-    """
-
-    seed: int = 0
-    """Of the draw of the other row, where no reference is given."""
-    freeze_patterns: bool = False
-    """Whether all attention patterns stay those of the run without the ablation, so that only values travel."""
-
-
-Protocol = Zero | Mean | Resample
-_RECORDS: dict[str, type[Zero] | type[Mean] | type[Resample]] = {
-    "zero": Zero, "mean": Mean, "resample": Resample,
-}  # fmt: skip
-
-
-def as_json(protocol: Protocol) -> str:
-    """The protocol as text, as results carry it.
-
-    Example:
-        >>> as_json(Mean("template"))
-        '{"ablation": "mean", "over": "template", "freeze_patterns": false}'
-    """
-    return json.dumps({"ablation": type(protocol).__name__.lower(), **asdict(protocol)})
-
-
-def from_json(text: str) -> Protocol:
-    """The protocol that a result carries. ValueError for any other text.
-
-    Example:
-        >>> from_json(as_json(Resample(3))) == Resample(3)
-        True
-    """
-    fields = json.loads(text)
-    name = fields.pop("ablation", None)
-    if name not in _RECORDS:
-        raise ValueError(
-            f"a protocol is one of {', '.join(_RECORDS)}, got {name!r}; {nearest(str(name), _RECORDS)}"
-        )
-    return _RECORDS[name](**fields)
+StandIn = Zero | Mean | Resample
+"""The changes that take a part away."""
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """The prompts of an ablation and what their substitutes come from, checked against the protocol.
+    """The prompts of an ablation and what their substitutes come from, checked against what stands in.
 
-    Errors: ValueError, by the protocol's name, for reference data or groups that it requires and did not get, or got
+    Errors: ValueError, by its name, for reference data or groups that it requires and did not get, or got
     and has no use for, and for rows that cannot stand in for each other.
     """
 
-    protocol: Protocol
+    change: StandIn
     batch: Batch
     reference: Batch | None = None
     groups: Sequence[str] | None = None
     """The template of each prompt, and of the reference prompt in the same row."""
 
     def __post_init__(self) -> None:
-        name = f"{type(self.protocol).__name__}()"
-        if isinstance(self.protocol, Mean):
-            name = f"Mean(over={self.protocol.over!r})"
+        name = f"{type(self.change).__name__}()"
+        if isinstance(self.change, Mean):
+            name = f"Mean(over={self.change.over!r})"
         if self.groups is not None and len(self.groups) != len(self.batch):
             raise ValueError(
                 f"one group per prompt is required, got {len(self.groups)} for {len(self.batch)}"
@@ -122,10 +54,10 @@ class Data:
             raise ValueError(f"{name} {problem}")
 
     def _missing(self) -> str | None:
-        """What the protocol requires and did not get."""
-        if isinstance(self.protocol, Zero):
+        """What it requires and did not get."""
+        if isinstance(self.change, Zero):
             return None
-        over = self.protocol.over if isinstance(self.protocol, Mean) else None
+        over = self.change.over if isinstance(self.change, Mean) else None
         if over == "reference":
             return "requires reference prompts, got none" if self.reference is None else None
         if over == "template" and self.groups is None:
@@ -139,11 +71,11 @@ class Data:
         return None
 
     def _useless(self) -> str | None:
-        """What the protocol has no use for."""
-        zero, over = isinstance(self.protocol, Zero), getattr(self.protocol, "over", None)
+        """What it has no use for."""
+        zero, over = isinstance(self.change, Zero), getattr(self.change, "over", None)
         if self.reference is not None and zero:
             return "takes no values from anywhere: reference prompts have no meaning"
-        twins = isinstance(self.protocol, Resample) and self.reference is not None
+        twins = isinstance(self.change, Resample) and self.reference is not None
         if self.groups is not None and (zero or twins or over in ("position", "reference")):
             return "has no use for groups"
         return None
@@ -157,15 +89,16 @@ class Data:
 
     def fill(self, model: Transformer, names: Sequence[str], *, batch_size: int = 32) -> Fill:
         """What to put at these sites, by prompts."""
-        if isinstance(self.protocol, Resample):
-            twins = self._twins(self.protocol.seed)
-            return lambda rows: _recorded(model, twins.rows(torch.arange(len(twins))[rows]), names)
-        if isinstance(self.protocol, Mean):
-            means = self._means(model, names, self.protocol.over, batch_size)
-            return lambda rows: {name: x if len(x) == 1 else x[rows] for name, x in means.items()}
-        shapes = _recorded(model, self.batch.rows(torch.zeros(1, dtype=torch.long)), names)
-        zeros = {name: x.new_zeros(()).expand(x.shape) for name, x in shapes.items()}
-        return lambda rows: zeros
+        if isinstance(self.change, Resample):
+            twins = self._twins(self.change.seed)
+            return lambda rows: {
+                name: Set(x)
+                for name, x in _recorded(model, twins.rows(torch.arange(len(twins))[rows]), names).items()
+            }
+        if isinstance(self.change, Mean):
+            means = self._means(model, names, self.change.over, batch_size)
+            return lambda rows: {name: Set(x if len(x) == 1 else x[rows]) for name, x in means.items()}
+        return lambda rows: dict.fromkeys(names, Zero())
 
     def _twins(self, seed: int) -> Batch:
         """The prompt that each row takes its values from."""

@@ -25,13 +25,11 @@ from interp.analyses.tracing import Kind, Noised, Severed, Tracing
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.stats import Moments, Rows
-from interp.engine.base_run import base_run
 from interp.engine.batch import Batch
 from interp.engine.metrics import Metric, Outcome, answer_probability
 from interp.engine.observe import Subject, observe
 from interp.engine.sweep import Sweep, Swept
 from interp.engine.text import Answers, Prompts
-from interp.engine.variants import Variant
 from interp.model.mask import picked
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
@@ -153,9 +151,9 @@ def _some(
     rows, config, layers = noised.batch, model.config, range(model.config.n_layers)
     restored = {name for layer in layers for name in tracing.restored(layer, config)}
     frozen = {name for layer in layers for name in tracing.frozen(layer, config)}
-    clean = base_run(model, rows, (), Variant(), [Read("hook_embed"), *map(Read, sorted(restored))])
+    clean = Sweep(model, rows, ()).recorded([Read("hook_embed"), *map(Read, sorted(restored))])
     common = noised.corrupted(clean.values["hook_embed"])
-    corrupt = base_run(model, rows, (), common, [*map(Read, sorted(frozen))])
+    corrupt = Sweep(model, rows, (), common).recorded([*map(Read, sorted(frozen))])
     cells = tracing.cells(config, clean.values, corrupt.values, rows.tokens.shape[1])
     home = clean.final if metric.everywhere else picked(clean.final, rows.last()[:, None])
     swept = Sweep(model, rows, cells, common=common).run(metric, home)

@@ -15,15 +15,12 @@ from interp.engine.text import Prompts
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.mask import picked
+from interp.model.sites import DIMS as DIMS
 from interp.model.tap import Edit, Read
 from interp.model.transformer import Transformer
 
 Direction = Literal["denoise", "noise"]
 """denoise: clean activations into the corrupted run; noise: corrupted ones into the clean run."""
-DIMS = {
-    "p": "pos", "h": "head", "g": "kv_head", "q": "query", "k": "key", "m": "neuron", "x": "expert", "s": "source",
-}  # fmt: skip
-"""The dim of a result for each axis of a site; the others (d, e, v) are summed over: a patch replaces whole vectors."""
 COLUMN_DIMS = {"pos", "query", "key", "source"}
 """The dims that run over columns, so that they require prompts of one length."""
 

@@ -18,7 +18,8 @@ from interp.engine.metrics import Metric, logit_difference
 from interp.engine.observe import Subject
 from interp.engine.sweep import Sweep
 from interp.engine.text import Prompts
-from interp.engine.variants import Put, Variant
+from interp.engine.variants import Variant
+from interp.model.edits import Edit, Set
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 
@@ -113,6 +114,6 @@ def _variants(site: str, stream: Float[Tensor, "b s p d"], heads: int) -> list[V
     found = []
     for donor in stream.unbind(1):
         copies = donor[:, :, None].expand(-1, -1, heads, -1) if heads else donor
-        letter = "h" if "hook_q" in site else "g"
-        found += [Variant([Put(site, copies, {letter: h} if heads else {})]) for h in range(max(1, heads))]
+        dim, put = "head" if "hook_q" in site else "kv_head", Set(copies)
+        found += [Variant([Edit(site, put, {dim: h} if heads else {})]) for h in range(max(1, heads))]
     return found

@@ -32,9 +32,10 @@ from interp.engine.metrics import Metric, logit_difference
 from interp.engine.observe import Subject
 from interp.engine.sweep import Sweep
 from interp.engine.text import Prompts
-from interp.engine.variants import Put, Variant
+from interp.engine.variants import Variant
 from interp.model import sites
 from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Set
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 
@@ -127,12 +128,10 @@ class Cells:
         shape = donors[self.names[0]].shape
         inner = [dim for dim in self.dims if dim != "layer"]
         lengths = [shape[axes.index(_AXES[dim])] for dim in inner]
-        cells = [
-            {_AXES[dim]: i for dim, i in zip(inner, index, strict=True)}
-            for index in product(*map(range, lengths))
-        ]
+        cells = [dict(zip(inner, index, strict=True)) for index in product(*map(range, lengths))]
         groups = [[name] for name in self.names] if "layer" in self.dims else [list(self.names)]
-        found = [Variant([Put(name, donors[name], at) for name in group]) for group in groups for at in cells]
+        put = {name: Set(donors[name]) for name in self.names}
+        found = [Variant([Edit(name, put[name], at) for name in group]) for group in groups for at in cells]
         return found, (*([len(groups)] if "layer" in self.dims else []), *lengths)
 
 

@@ -20,8 +20,10 @@ from interp.core.shapes import nearest
 from interp.engine.batch import Batch
 from interp.engine.metrics import Metric
 from interp.engine.sweep import Sweep, Swept
-from interp.engine.variants import Put, Variant
+from interp.engine.variants import Variant
 from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Set
+from interp.model.sites import DIMS
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 
@@ -52,10 +54,10 @@ class Place:
             f"blocks.{found['layer']}.attn.hook_{part}", "g" if part in "kv" else "h", int(found["head"])
         )
 
-    def put(self, donor: Tensor, *, pos: int | None = None, first: int = 0) -> Put:
-        """The donor's value here, at one position or at all."""
-        at = {} if self.axis is None else {self.axis: self.head}
-        return Put(self.site, donor, at if pos is None else {**at, "p": pos}, first)
+    def put(self, values: Set, *, pos: int | None = None) -> Edit:
+        """The values of the site here, at one position or at all."""
+        at = {} if self.axis is None else {DIMS[self.axis]: self.head}
+        return Edit(self.site, values, at if pos is None else {**at, "pos": pos})
 
     def differs(self, one: Tensor, other: Tensor) -> Bool[Tensor, "b p"]:
         """Where two values of the site differ here."""
@@ -176,9 +178,10 @@ class PathRuns:
 
     def _direct(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> Sweep:
         """Senders to receivers: what is held is put in every run, each sender on top of it."""
-        held = Variant([Put(site, values[site][0]) for site in self.routes.held])
+        held = Variant([Edit(site, Set(values[site][0])) for site in self.routes.held])
+        other = {site: Set(there) for site, (_, there) in values.items()}
         variants = [
-            Variant([place.put(values[place.site][1], pos=pos)])
+            Variant([place.put(other[place.site], pos=pos)])
             for place in self.routes.sources
             for pos in self._positions
         ]
@@ -190,7 +193,7 @@ class PathRuns:
         seen = direct.read([Read(site) for site in dict.fromkeys(place.site for place in targets)])
         donors = {read.site: value.flatten(0, 1) for read, value in seen.items()}
         variants = [
-            Variant([place.put(donors[place.site], first=i * len(self.own)) for place in targets])
+            Variant([place.put(Set(donors[place.site], first=i * len(self.own))) for place in targets])
             for i in range(len(direct.variants))
         ]
         return Sweep(self.model, self.own, variants)

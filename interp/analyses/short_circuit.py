@@ -16,8 +16,8 @@ from interp.analyses.ablation_effects import alike, chosen_layers, effects
 from interp.engine.metrics import Metric, logit_difference
 from interp.engine.observe import Subject
 from interp.engine.text import Prompts
-from interp.engine.variants import Put, Variant
-from interp.model.tap import Edit
+from interp.engine.variants import Variant
+from interp.model.edits import Edit, Set
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -91,9 +91,9 @@ def short_circuit(
 
 def block_variants(groups: Mapping[str, list[int]], n_heads: int, columns: int) -> list[Variant]:
     """One variant per group of blocks."""
-    own = identity(torch.empty(()).expand(1, n_heads, columns, columns))
+    own = Set(identity(torch.empty(()).expand(1, n_heads, columns, columns)))
     return [
-        Variant([Put(f"blocks.{layer}.attn.hook_pattern", own) for layer in layers])
+        Variant([Edit(f"blocks.{layer}.attn.hook_pattern", own) for layer in layers])
         for layers in groups.values()
     ]
 

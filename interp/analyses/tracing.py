@@ -15,8 +15,9 @@ from torch import Tensor
 
 from interp.core.precision import wide
 from interp.engine.batch import Batch
-from interp.engine.variants import Put, Variant
+from interp.engine.variants import Variant
 from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Set
 from interp.model.transformer import Transformer
 
 Kind = Literal["state", "mlp", "attn"]
@@ -76,11 +77,13 @@ class Tracing:
     def cells(
         self, config: ModelConfig, clean: Mapping[str, Tensor], corrupt: Mapping[str, Tensor], columns: int
     ) -> list[Variant]:
-        """One variant per layer and column, columns fastest, with donors from both runs."""
+        """One variant per layer and column, columns fastest, with values from both runs."""
+        kept = {name: Set(value) for name, value in corrupt.items()}
+        back = {name: Set(value) for name, value in clean.items()}
         return [
             Variant(
-                [Put(name, corrupt[name], {"p": column}) for name in self.frozen(layer, config)]
-                + [Put(name, clean[name], {"p": column}) for name in self.restored(layer, config)]
+                [Edit(name, kept[name], {"pos": column}) for name in self.frozen(layer, config)]
+                + [Edit(name, back[name], {"pos": column}) for name in self.restored(layer, config)]
             )
             for layer in range(config.n_layers)
             for column in range(columns)
@@ -125,4 +128,4 @@ class Noised:
 
     def corrupted(self, embedding: Float[Tensor, "r p d"]) -> Variant:
         """The corruption of these clean token embeddings."""
-        return Variant([Put("hook_embed", wide(embedding) + self.noise)])
+        return Variant([Edit("embed", Set(wide(embedding) + self.noise))])

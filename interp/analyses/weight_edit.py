@@ -98,7 +98,7 @@ class WeightEdit:
         def add(y: Tensor) -> Tensor:  # takes x away: nothing of a pass stays behind
             return y + route.factor * _through(latest.pop(), change, route.axes)
 
-        return Edit(route.reads, remember, rows), Edit(route.writes, add, rows)
+        return Edit(route.reads, remember, rows=rows), Edit(route.writes, add, rows=rows)
 
     def _fitting(self, weight: Tensor) -> Tensor:
         """The change, dense and in float32 at least; ValueError unless it fits the matrix."""

@@ -9,9 +9,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.engine.batch import Batch
-from interp.engine.variants import POSITION_AXES, Put, Variant, changes, layer_of
+from interp.engine.variants import Placed, changes, layer_of
 from interp.model import sites
 from interp.model.config import ModelConfig, Rotary
+from interp.model.edits import COLUMNS, Set, Span, Zero, edited
 from interp.model.kv_cache import KVCache
 from interp.model.position import depends_on_length
 from interp.model.tap import Read, Tap
@@ -35,25 +36,26 @@ class Base:
     entering: Mapping[int, Float[Tensor, "b p d"]]
     """The stream entering each block, but for the first, where a variant may start."""
     values: Mapping[str, Tensor]
-    """Every site that is put to or read."""
+    """Every site that is edited or read."""
     cache: KVCache | None
     """Keys and values of every block; None where a column's value depends on later ones, or rows are packed."""
 
 
 @torch.no_grad()
 def base_run(
-    model: Transformer, batch: Batch, variants: Sequence[Variant], common: Variant, reads: Sequence[Read] = ()
+    model: Transformer,
+    batch: Batch,
+    variants: Sequence[Sequence[Placed]],
+    common: Sequence[Placed],
+    reads: Sequence[Read] = (),
 ) -> Base:
-    """One pass under the common edits, recorded where variants put and where they may start."""
-    config, puts = model.config, [put for variant in variants for put in variant.puts]
-    touched = [put.site for put in puts] + [edit.site for variant in variants for edit in variant.edits]
+    """One pass under the common edits, recorded where variants edit and where they may start."""
+    config, touched = model.config, dict.fromkeys(edit.site for edits in variants for edit in edits)
     layers = sorted({layer_of(site, config) for site in touched} - {0})
     entering = {layer: Read(f"blocks.{layer}.hook_resid_pre") for layer in layers}
-    seen = {
-        site: Read(site) for site in dict.fromkeys([put.site for put in puts] + [read.site for read in reads])
-    }
-    edits = [*changes([(0, put) for put in common.puts], 1, len(batch), 0), *common.edits]
-    tap = Tap([*entering.values(), *seen.values()], edits)
+    planned = dict.fromkeys(edit.site for edits in variants for edit in edits if edit.planned)
+    seen = {site: Read(site) for site in dict.fromkeys([*planned, *(read.site for read in reads)])}
+    tap = Tap([*entering.values(), *seen.values()], changes([(0, edit) for edit in common], 1, len(batch), 0))
     n, cache = batch.tokens.shape[1], None
     if config.causal and not config.stateful and batch.documents is None and not _turns_by_length(config, n):
         where = model.device if model.devices is None else model.devices
@@ -93,26 +95,24 @@ class Footing:
 def footing(
     config: ModelConfig,
     base: Base,
-    variants: Sequence[Variant],
+    variants: Sequence[Sequence[Placed]],
     batch: Batch,
     watched: Int[Tensor, "b"] | None,
 ) -> Footing:
     """Where each variant leaves the base run; watched: the one column of each example that counts, None = all do.
 
-    A put that finds its donor's values already there changes nothing. Free edits may change everything.
+    An edit that finds its values already there changes nothing. A function may change all the cells that it names.
     """
     n = batch.tokens.shape[1]
     where = _Differences(base, config, len(batch), n, None if watched is None else watched.cpu().numpy())
     first = np.full((len(variants), len(batch)), n)
     layers = []
-    for i, variant in enumerate(variants):
-        touched = [layer_of(edit.site, config) for edit in variant.edits]
-        if touched:
-            first[i] = 0
-        for put in variant.puts:
-            columns = where.first(put)
+    for i, edits in enumerate(variants):
+        touched = []
+        for edit in edits:
+            columns = where.first(edit)
             if columns.min() < n:
-                touched.append(layer_of(put.site, config))
+                touched.append(layer_of(edit.site, config))
                 first[i] = np.minimum(first[i], columns)
         layers.append(min(touched, default=0))
     found = torch.from_numpy(first).to(base.final.device)
@@ -122,57 +122,82 @@ def footing(
 
 
 class _Differences:
-    """Where donors differ from the base run, each compared once."""
+    """Where edits differ from the base run; values that many of them share are compared once."""
 
     def __init__(
         self, base: Base, config: ModelConfig, examples: int, columns: int, watched: "np.ndarray | None"
     ) -> None:
         self._base, self._examples, self._columns, self._watched = base, examples, columns, watched
         self._last, self._stateful = f"blocks.{config.n_layers - 1}.", config.stateful
-        self._known: dict[tuple[str, int], tuple[Axes, np.ndarray]] = {}
+        self._known: dict[tuple[str, object], tuple[Axes, np.ndarray]] = {}
 
-    def first(self, put: Put) -> "np.ndarray":
-        """The first column of each example that the put changes; the number of columns where it changes none."""
-        axes, differs = self._compared(put)
-        rows = differs if len(differs) == self._examples else differs[put.first : put.first + self._examples]
-        index = tuple(put.at[axis] if axis in put.at else slice(None) for axis in axes)
+    def first(self, edit: Placed) -> "np.ndarray":
+        """The first column of each example that the edit changes; the number of columns where it changes none."""
+        if not edit.planned:
+            return np.full(self._examples, self._named_column(edit) if self._base.cache is not None else 0)
+        axes, differs = self._compared(edit)
+        first = edit.change.first if isinstance(edit.change, Set) else 0
+        rows = differs if len(differs) == self._examples else differs[first : first + self._examples]
+        index = tuple(edit.at[axis] if axis in edit.at else slice(None) for axis in axes)
         mine = rows[(slice(None), *index)]
-        left = [axis for axis in axes if axis not in put.at]
-        place = next((i for i, axis in enumerate(left) if axis in POSITION_AXES), None)
+        left = [axis for axis in axes if axis not in edit.at]
+        place = next((i for i, axis in enumerate(left) if axis in COLUMNS), None)
         by_column = mine[:, None] if place is None else np.moveaxis(mine, place + 1, 1)
         hit = np.any(by_column.reshape(*by_column.shape[:2], -1), axis=2)
-        places = np.arange(self._columns) if place is not None else np.array([self._named_column(put)])
-        if self._watched is not None and self._stays(put):
+        places = np.arange(self._columns) if place is not None else np.array([self._named_column(edit)])
+        if self._watched is not None and self._stays(edit):
             hit = hit & (places == self._watched[:, None])
         column = np.where(hit.any(1), places[hit.argmax(1)], self._columns)
         return column if self._base.cache is not None else np.where(column < self._columns, 0, self._columns)
 
-    def _stays(self, put: Put) -> bool:
-        """Whether what is put at one column can reach no other: behind the keys and values of the last block."""
+    def _stays(self, edit: Placed) -> bool:
+        """Whether what is changed at one column can reach no other: after the keys and values of the last block."""
         if self._stateful:  # a convolution or rows of patterns carry it on
             return False
-        name = put.site.removeprefix(self._last)
-        return name != put.site and name.startswith(_BEHIND_KEYS)
+        name = edit.site.removeprefix(self._last)
+        return name != edit.site and name.startswith(_BEHIND_KEYS)
 
-    def _compared(self, put: Put) -> tuple[Axes, "np.ndarray"]:
-        """Which cells of a donor differ; a vector along the last axis counts as one cell unless it is indexed."""
-        key = (put.site, id(put.donor))
-        if key not in self._known:
-            base = self._base.values[put.site]
-            donor = put.donor.to(base.device)
-            base = (
-                base
-                if len(donor) in (1, len(base))
-                else base.repeat(len(donor) // len(base), *[1] * (base.ndim - 1))
+    def _compared(self, edit: Placed) -> tuple[Axes, "np.ndarray"]:
+        """Which cells an edit of the whole site would change; a vector along the last axis counts as one cell."""
+        change = edit.change
+        whole = isinstance(change, Zero) or (
+            isinstance(change, Set)
+            and (
+                not isinstance(change.values, Tensor)
+                or change.values.ndim == self._base.values[edit.site].ndim
             )
-            differs = donor.to(base.dtype) != base
-            axes = tuple(sites.axes_of(put.site).split()[1:])
-            if axes[-1] in "de":
-                differs, axes = differs.any(-1), axes[:-1]
-            self._known[key] = axes, differs.cpu().numpy()
+        )
+        if not whole:
+            return self._vectors(edit.site, self._changed(edit))
+        key = (edit.site, id(change.values) if isinstance(change, Set) else None)
+        if key not in self._known:
+            self._known[key] = self._vectors(edit.site, self._unlike(edit))
         return self._known[key]
 
+    def _unlike(self, edit: Placed) -> Tensor:
+        """Where the values to be put differ from the base run's."""
+        base = self._base.values[edit.site]
+        values = edit.change.values if isinstance(edit.change, Set) else 0.0
+        if not isinstance(values, Tensor):
+            return base != values
+        values = values.to(base)
+        if len(values) not in (1, len(base)):
+            base = base.repeat(len(values) // len(base), *[1] * (base.ndim - 1))
+        return values != base
+
+    def _changed(self, edit: Placed) -> Tensor:
+        """What the edit does to the base run's value, cell by cell."""
+        base = self._base.values[edit.site]
+        return edited(edit.as_edit(), base, Span()) != base
+
     @staticmethod
-    def _named_column(put: Put) -> int:
-        """The column that a put names; 0 for a site without columns of its own."""
-        return next((put.at[axis] for axis in POSITION_AXES if axis in put.at), 0)
+    def _vectors(site: str, differs: Tensor) -> tuple[Axes, "np.ndarray"]:
+        axes = tuple(sites.axes_of(site).split()[1:])
+        if axes[-1] in "de":
+            differs, axes = differs.any(-1), axes[:-1]
+        return axes, differs.cpu().numpy()
+
+    @staticmethod
+    def _named_column(edit: Placed) -> int:
+        """The column that an edit names; 0 where it names none."""
+        return next((edit.at[axis] for axis in COLUMNS if axis in edit.at), 0)

@@ -11,10 +11,11 @@ from torch import Tensor
 from interp.engine.base_run import Base
 from interp.engine.batch import Batch
 from interp.engine.plan import Pack, Start
-from interp.engine.variants import POSITION_AXES, Put, Variant, changes, layer_of
+from interp.engine.variants import Placed, changes, layer_of
 from interp.model import sites
+from interp.model.edits import COLUMNS, Edit
 from interp.model.kv_cache import Prefix
-from interp.model.tap import Edit, Read, Tap
+from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 
 
@@ -30,8 +31,10 @@ class Climb:
     base: Base
     starts: Sequence[Start]
     pack: Pack
-    variants: Sequence[Variant]
-    common: Variant
+    variants: Sequence[Sequence[Placed]]
+    """The edits of every variant of the sweep."""
+    common: Sequence[Placed]
+    """Those of all variants, which come first."""
 
     def final(self, at: Int[Tensor, "b"] | None) -> Float[Tensor, "r n d"]:
         """The final stream of every row: at one column of each example, or at all, the base run's included."""
@@ -64,7 +67,7 @@ class Climb:
         """Through the last block; only keys and values are computed elsewhere for variants that it has no edits for."""
         last = self.model.config.n_layers - 1
         by_variant = stream.unflatten(0, (-1, len(self.batch)))
-        busy = set() if self.common.puts or self.common.edits else self._edited_at(last)
+        busy = set() if self.common else {i for i, mine in enumerate(self._own) if last in mine}
         everyone = range(len(self.pack.variants))
         groups = [[i for i in everyone if (i in busy) is wanted] for wanted in (True, False)]
         out = self.base.final.new_empty(len(everyone), len(self.batch), 1, self.model.config.d_model)
@@ -109,24 +112,17 @@ class Climb:
         return out
 
     def _edits(self, layer: int, slots: Sequence[int]) -> list[Edit]:
-        """The common puts, then each variant's own, then free edits."""
-        everybody = [(i, put) for i in range(len(slots)) for put in self._common_puts.get(layer, ())]
-        own = [(i, put) for i, slot in enumerate(slots) for put in self._puts[slot].get(layer, ())]
-        edits = changes([*everybody, *own], len(slots), len(self.batch), self.pack.column)
-        each = len(self.batch)
-        for i, slot in enumerate(slots):
-            rows = tuple(range(i * each, (i + 1) * each))
-            free = (*self.common.edits, *self.variants[self.pack.variants[slot]].edits)
-            here = (edit for edit in free if layer_of(edit.site, self.model.config) == layer)
-            edits += [Edit(edit.site, edit.change, rows) for edit in here]
-        return edits
+        """The common edits, then each variant's own."""
+        everybody = [(i, edit) for i in range(len(slots)) for edit in self._common.get(layer, ())]
+        own = [(i, edit) for i, slot in enumerate(slots) for edit in self._own[slot].get(layer, ())]
+        return changes([*everybody, *own], len(slots), len(self.batch), self.pack.column)
 
     def _keep(self, read: Read, value: Tensor, into: Tensor) -> None:
         """Write what was read of the first variants, columns from the pack's on."""
         value = value.unflatten(0, (-1, len(self.batch)))
         which = torch.tensor(self.pack.variants[: len(value)], device=into.device)
         axes = sites.axes_of(read.site).split()
-        place = next((i for i, axis in enumerate(axes) if axis in POSITION_AXES), None)
+        place = next((i for i, axis in enumerate(axes) if axis in COLUMNS), None)
         if place is None:
             into[which] = value
         else:
@@ -149,23 +145,17 @@ class Climb:
         """The examples, `copies` times over."""
         return self.batch.rows(torch.arange(len(self.batch)).repeat(copies))
 
-    def _edited_at(self, layer: int) -> set[int]:
-        free = [
-            [layer_of(e.site, self.model.config) for e in self.variants[i].edits] for i in self.pack.variants
-        ]
-        return {slot for slot, puts in enumerate(self._puts) if layer in puts or layer in free[slot]}
-
     @cached_property
-    def _puts(self) -> list[dict[int, list[Put]]]:
-        """The puts of every variant of the pack, by block."""
+    def _own(self) -> list[dict[int, list[Placed]]]:
+        """The edits of every variant of the pack, by block."""
         return [self._by_layer(self.variants[i]) for i in self.pack.variants]
 
     @cached_property
-    def _common_puts(self) -> dict[int, list[Put]]:
+    def _common(self) -> dict[int, list[Placed]]:
         return self._by_layer(self.common)
 
-    def _by_layer(self, variant: Variant) -> dict[int, list[Put]]:
-        found: dict[int, list[Put]] = {}
-        for put in variant.puts:
-            found.setdefault(layer_of(put.site, self.model.config), []).append(put)
+    def _by_layer(self, edits: Sequence[Placed]) -> dict[int, list[Placed]]:
+        found: dict[int, list[Placed]] = {}
+        for edit in edits:
+            found.setdefault(layer_of(edit.site, self.model.config), []).append(edit)
         return found

@@ -21,7 +21,7 @@ from interp.engine.climb import Climb
 from interp.engine.metrics import Metric, Outcome
 from interp.engine.plan import Pack, Plan, Start, bytes_per_token, planned
 from interp.engine.together import least
-from interp.engine.variants import Variant, canonical, checked, layer_of
+from interp.engine.variants import Placed, Variant, canonical, layer_of, placed
 from interp.model.mask import picked
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
@@ -48,12 +48,11 @@ class Swept:
 class Sweep:
     """Variants of the same examples, and what to watch of them.
 
-    Errors (when it is planned): everything that a `Put` may have wrong, by name.
+    Errors (when it is planned): everything that an `Edit` may have wrong, by name.
 
     Example:
         >>> batch = model.text.batch(prompt)
-        >>> silent = torch.zeros(1, *batch.tokens.shape[1:], model.cfg.d_model)
-        >>> variants = [interp.Variant([interp.Put(f"blocks.{layer}.hook_mlp_out", silent)]) for layer in range(2)]
+        >>> variants = [interp.Variant([interp.Edit(f"L{layer}.mlp", interp.Zero())]) for layer in range(2)]
         >>> Sweep(model.transformer, batch, variants).run(interp.kl_divergence()).values.shape
         torch.Size([2, 1])
     """
@@ -62,7 +61,7 @@ class Sweep:
     batch: Batch
     variants: Sequence[Variant]
     common: Variant = field(default_factory=Variant)
-    """What is put in the base run and in every variant, before the variant's own."""
+    """What is edited in the base run and in every variant, before the variant's own; after the model's own edits."""
     at: Int[Tensor, "b"] | None = None
     """The column where each example is watched; None = its last token."""
     memory: int | None = None
@@ -98,7 +97,7 @@ class Sweep:
             raise ValueError(f"a sweep records whole values; {refused[0]} asks for something else")
         config = self.model.config
         asked = {read: replace(read, site=canonical(read.site, config)) for read in reads}
-        base = base_run(self.model, self._batch, self._variants, self._common, list(asked.values()))
+        base = self.recorded(list(asked.values()))
         found = {
             r: base.values[r.site].expand(len(self.variants), *[-1] * base.values[r.site].ndim).clone()
             for r in asked.values()
@@ -119,15 +118,15 @@ class Sweep:
         config, columns = self.model.config, self._batch.tokens.shape[1]
         reached = torch.where(where.reaches, where.first, columns).amin(1)
         latest = columns - 1 if everywhere else int(self._columns.min())
-        latest = 0 if self._common.edits else latest
+        latest = latest if all(edit.planned for edit in self._common) else 0
         starts = [
             Start(layer, min(first, latest), idle=first >= columns)
             for layer, first in zip(where.layers, reached.tolist(), strict=True)
         ]
         explicit = any(
-            put.site.endswith(("attn_scores", "pattern"))
-            for v in (*self._variants, self._common)
-            for put in v.puts
+            edit.site.endswith(("attn_scores", "pattern"))
+            for edits in (*self._variants, self._common)
+            for edit in edits
         )
         each = bytes_per_token(config, columns, self.model.embed.weight.element_size(), explicit=explicit)
         tokens = max(1, (self.memory or _budget(self.model)) // each)
@@ -136,7 +135,11 @@ class Sweep:
     @cached_property
     def base(self) -> Base:
         """The run that every variant departs from."""
-        return base_run(self.model, self._batch, self._variants, self._common)
+        return self.recorded(())
+
+    def recorded(self, reads: Sequence[Read]) -> Base:
+        """The run that every variant departs from, with what these sites hold in it."""
+        return base_run(self._plain, self._batch, self._variants, self._common, reads)
 
     def _climb(self, base: Base, plan: Plan, name: str, each: Callable[[Climb], None]) -> None:
         waiting = list(plan.packs[::-1])
@@ -147,7 +150,7 @@ class Sweep:
                 try:
                     each(
                         Climb(
-                            self.model,
+                            self._plain,
                             self._batch,
                             base,
                             plan.starts,
@@ -170,13 +173,20 @@ class Sweep:
         return (self._batch.last() if self.at is None else self.at).to(self.model.device)
 
     @cached_property
-    def _variants(self) -> tuple[Variant, ...]:
-        shape = (len(self.batch), self.batch.tokens.shape[1])
-        return tuple(checked(variant, self.model.config, *shape) for variant in self.variants)
+    def _variants(self) -> tuple[tuple[Placed, ...], ...]:
+        return tuple(self._placed(variant) for variant in self.variants)
 
     @cached_property
-    def _common(self) -> Variant:
-        return checked(self.common, self.model.config, len(self.batch), self.batch.tokens.shape[1])
+    def _common(self) -> tuple[Placed, ...]:
+        return self._placed(Variant([*self.model.edits, *self.common.edits]))
+
+    def _placed(self, variant: Variant) -> tuple[Placed, ...]:
+        return placed(variant, self.model.config, len(self.batch), self.batch.tokens.shape[1])
+
+    @cached_property
+    def _plain(self) -> Transformer:
+        """The model without its own edits, which are among the common ones."""
+        return self.model.unedited
 
     def _footing(self, base: Base, *, everywhere: bool) -> Footing:
         watched = None if everywhere else self._columns

@@ -1,6 +1,7 @@
 """An encoder and a decoder that attends to it; one tap observes both."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -105,9 +106,7 @@ def _side(tap: Tap, side: str) -> Tap:
         raise KeyError(f"sites of an encoder-decoder begin with encoder. or decoder., got {bad[0]!r}")
     prefix = f"{side}."
     reads = [Read(r.site.removeprefix(prefix), r.via, r.grad) for r in tap.reads if r.site.startswith(prefix)]
-    edits = [
-        Edit(e.site.removeprefix(prefix), e.change, e.rows) for e in tap.edits if e.site.startswith(prefix)
-    ]
+    edits = [replace(e, where=e.site.removeprefix(prefix)) for e in tap.edits if e.site.startswith(prefix)]
     return Tap(reads, edits)
 
 

@@ -5,6 +5,7 @@ field's common tongue. A site exists only if its model has the part (no `mlp.hoo
 Sites marked `on_demand` are computed only when somebody asks for them by name; reading "everything" skips them.
 """
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +13,13 @@ from dataclasses import dataclass, replace
 from interp.core.shapes import nearest
 from interp.model.config import MLP, ConvMLP, ModelConfig, MoE, NoNorm, Rotary, Softmax
 from interp.model.mixer_variants import Differential, DualChunk, Lightning, LongTermMemory, Polar
+
+DIMS = {
+    "p": "pos", "h": "head", "g": "kv_head", "q": "query", "k": "key", "m": "neuron", "x": "expert", "s": "source",
+}  # fmt: skip
+"""The word for each axis along which cells of a site are told apart; the others hold vectors."""
+WORDS = {**DIMS, "d": "d_model", "e": "d_head", "v": "vocabulary", "c": "half"}
+"""The word for every axis of a site but the batch row."""
 
 
 @dataclass(frozen=True)
@@ -293,6 +301,7 @@ def _row(name: str, table: dict[str, list[Site]], config: ModelConfig) -> Site |
     return next((site for site in rows if site.present(config)), rows[0] if rows else None)
 
 
+@functools.lru_cache(8192)
 def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
     """The table row of a full site name and its layer (None outside the blocks).
 
@@ -314,6 +323,12 @@ def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
     return site, layer
 
 
+def is_late(name: str) -> bool:
+    """Whether a site comes after the last block: the final norm, the logits."""
+    return _BLOCK_NAME.fullmatch(name) is None and name not in EMBEDDING_SITES
+
+
+@functools.cache
 def axes_of(name: str) -> str:
     """The axes of a full site name, whatever the model; KeyError for a name that no model has."""
     match = _BLOCK_NAME.fullmatch(name)

@@ -6,15 +6,17 @@ nothing can leak into the next pass.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from interp.core.shapes import describe, nearest, shape_text
+from interp.core.shapes import nearest
 from interp.model import sites
 from interp.model.config import ModelConfig
+from interp.model.edits import Edit as Edit
+from interp.model.edits import Span, edited
 
 
 @dataclass(frozen=True)
@@ -28,18 +30,6 @@ class Read:
     site: str
     via: Callable[[Tensor], Tensor] | None = None
     grad: bool = False
-
-
-@dataclass(frozen=True)
-class Edit:
-    """Replace the value of a site by `change(value)`, on some batch rows or on all.
-
-    `change` gets a private copy (it may write into it) and must return the same shape.
-    """
-
-    site: str
-    change: Callable[[Tensor], Tensor]
-    rows: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +93,7 @@ class Scope:
     def visit(self, name: str, value: Tensor) -> Tensor:
         """Apply this site's edits to `value`, answer its reads, and return what the forward pass goes on with."""
         for edit in self._edits.get(name, ()):
-            value = _edited(edit, value)
+            value = edited(edit, value, self._tap.span)
         for read in self._reads.get(name, ()):
             value = self._tap.answer(read, value)
         return value
@@ -113,7 +103,8 @@ class Tap:
     """Reads and edits of one forward pass; `values` holds the answers afterwards.
 
     answers_only: the pass's output is not wanted, so the pass ends once every read is answered, inside a block if need
-    be, and what it returns has no meaning. Edits behind the last read then do not run; they could change no answer.
+    be, and what it returns has no meaning. Edits after the last read then do not run; they could change no answer.
+    grows: later passes see more columns (a text is being generated), so that an edit may name one not there yet.
 
     Example:
         >>> tap = Tap(reads=[Read("blocks.0.attn.hook_pattern")])
@@ -123,11 +114,18 @@ class Tap:
     """
 
     def __init__(
-        self, reads: Iterable[Read] = (), edits: Iterable[Edit] = (), *, answers_only: bool = False
+        self,
+        reads: Iterable[Read] = (),
+        edits: Iterable[Edit] = (),
+        *,
+        answers_only: bool = False,
+        grows: bool = False,
     ) -> None:
         self.reads = tuple(dict.fromkeys(reads))
         self.edits = tuple(edits)
         self.answers_only = answers_only
+        self.span = Span(grows=grows)
+        """Which columns the pass computes, once it is open."""
         self.values: dict[Read, Tensor] = {}
         self.live: dict[Read, Tensor] = {}
         """Tensors in the graph, one for each `Read(grad=True)`."""
@@ -135,15 +133,25 @@ class Tap:
         self._home: torch.device | None = None
 
     def open(
-        self, config: ModelConfig, start: int, stop: int | None, home: torch.device | None = None
+        self,
+        config: ModelConfig,
+        start: int,
+        stop: int | None,
+        home: torch.device | None = None,
+        *,
+        past: int = 0,
+        standing: Sequence[Edit] = (),
     ) -> None:
         """Check every site against the model and the layers that will run; refuse what could not be answered.
 
-        home: where the answers go, if layers are spread over devices.
+        home: where the answers go, if layers are spread over devices. past: how many columns are known before those of
+        this pass. standing: the model's own edits, which run first; those of layers that do not run are left out.
         """
         self._home = home
         self._scopes, self.values, self.live = {}, {}, {}
-        asked: tuple[Read | Edit, ...] = (*self.reads, *self.edits)
+        self.span = replace(self.span, past=past)
+        mine = [e for e in standing if _will_run(e.site, sites.find(e.site, config)[1], start, stop, config)]
+        asked: tuple[Read | Edit, ...] = (*self.reads, *mine, *self.edits)
         for item in asked:
             _, layer = sites.find(item.site, config)
             if not _will_run(item.site, layer, start, stop, config):
@@ -199,30 +207,3 @@ def _will_run(site: str, layer: int | None, start: int, stop: int | None, config
     if layer is not None:
         return start <= layer < (config.n_layers if stop is None else stop)
     return start == 0 if site in sites.EMBEDDING_SITES else stop is None
-
-
-def _edited(edit: Edit, value: Tensor) -> Tensor:
-    rows = None if edit.rows is None else _row_index(edit, value)
-    part = value.clone() if rows is None else value.index_select(0, rows)
-    try:
-        new = edit.change(part)
-    except Exception as cause:
-        raise RuntimeError(
-            f"the edit of {edit.site!r} failed on shape {shape_text(part.shape)}: {cause}"
-        ) from cause
-    if not isinstance(new, Tensor) or new.shape != part.shape:
-        got = shape_text(new.shape) if isinstance(new, Tensor) else type(new).__name__
-        axes = describe(sites.axes_of(edit.site))
-        raise ValueError(
-            f"the edit of {edit.site!r} must return shape {shape_text(part.shape)} {axes}, got {got}"
-        )
-    new = new.to(value.dtype)
-    return new if rows is None else value.index_copy(0, rows, new)
-
-
-def _row_index(edit: Edit, value: Tensor) -> Tensor:
-    assert edit.rows is not None
-    n = value.shape[0]
-    if not edit.rows or min(edit.rows) < 0 or max(edit.rows) >= n or len(set(edit.rows)) < len(edit.rows):
-        raise ValueError(f"the edit of {edit.site!r} names rows {edit.rows}, the batch has rows 0 to {n - 1}")
-    return torch.tensor(edit.rows, device=value.device)

@@ -1,20 +1,24 @@
 """The model: ordinary PyTorch whose forward takes one optional argument, `tap`."""
 
+import copy
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from interp.model import sites
 from interp.model.attention import Memory, Pass, View
 from interp.model.block import Block
 from interp.model.checks import check_extras, check_pass
 from interp.model.config import Alibi, Buckets, Learned, ModelConfig, NoNorm, Norm, Rotary, Sinusoidal
+from interp.model.edits import Edit
 from interp.model.kv_cache import Past
 from interp.model.mask import Layout, attention_mask, picked
 from interp.model.mlp import ACTIVATIONS
 from interp.model.norm import Normalize
 from interp.model.output import build_output
+from interp.model.parts import Part
 from interp.model.place import layer_devices
 from interp.model.position import Rotation, sinusoids
 from interp.model.score_bias import ScoreBias
@@ -51,6 +55,8 @@ class Transformer(nn.Module):
         linear = config.unembed and self.output is None
         self.unembed = nn.Linear(d, config.d_vocab, bias=config.unembed_bias) if linear else None
         self.devices: tuple[torch.device, ...] | None = None
+        self.edits: tuple[Edit, ...] = ()
+        """What every pass of this model changes; empty but in what `edited` returns."""
         initialise(self)
         self.tie()
 
@@ -70,6 +76,29 @@ class Transformer(nn.Module):
                 part.to(devices[0])
         for layer, device in enumerate(self.devices):
             self.block(layer).to(device)
+
+    def edited(self, edits: Sequence[Edit]) -> "Transformer":
+        """This model under interventions: another one of the same parameters, every pass of which has these edits.
+
+        Errors: KeyError or IndexError for a part or site that the model lacks; ValueError for an edit of some rows.
+        """
+        for edit in edits:
+            sites.find(edit.site, self.config)
+            if isinstance(edit.where, Part):
+                edit.where.within(self.config)
+            if edit.rows is not None:
+                raise ValueError(f"an edited model is edited in all rows; the edit of {edit.name} names some")
+        return self._with((*self.edits, *edits))
+
+    @property
+    def unedited(self) -> "Transformer":
+        """This model without interventions."""
+        return self._with(()) if self.edits else self
+
+    def _with(self, edits: tuple[Edit, ...]) -> "Transformer":
+        found = copy.copy(self)
+        found.edits = edits
+        return found
 
     def forward(
         self,
@@ -105,8 +134,10 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"logits_at requires a pass through every block; this one stops before block {stop}"
             )
+        tap = Tap() if tap is None and self.edits else tap
         if tap is not None:
-            tap.open(self.config, start, stop, None if self.devices is None else self.device)
+            home, past = None if self.devices is None else self.device, 0 if cache is None else cache.length
+            tap.open(self.config, start, stop, home, past=past, standing=self.edits)
         outside = None if tap is None else tap.scope()
         layout = Layout(keep if cache is None else cache.extended_keep(keep, *tokens.shape[:2]), documents)
         shared, positions = self._shared(tokens, layout, cache, memory)
@@ -134,6 +165,11 @@ class Transformer(nn.Module):
         For a model without an unembedding: the normed stream; with another output layer than the full softmax
         log-probabilities, and `columns` saves nothing.
         """
+        if tap is None and (late := [e.name for e in self.edits if sites.is_late(e.site)]):
+            raise ValueError(
+                f"this model is edited after its last block ({', '.join(late)}); what reads the logits off a residual "
+                "stream by itself would miss that: edit inside the blocks, or look at a whole pass"
+            )
         logits, cap = self.uncapped(resid, tap, columns=columns), self.config.logit_softcap
         if not self.config.unembed:
             return logits

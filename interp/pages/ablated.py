@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from interp.analyses.ablation import Kind, ablate
-from interp.analyses.ablation_protocols import Protocol, Resample, Zero
+from interp.analyses.ablation_protocols import StandIn
 from interp.analyses.attribution import attribute
 from interp.core.results import frame
 from interp.engine.metrics import logit_difference
 from interp.engine.observe import Subject
+from interp.model.edits import Resample, Zero
 from interp.pages import tables
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def ablation(
     more than in the twin (resample; each run with its own norm scale).
     """
     direct = _direct(attributed)
-    protocols: dict[str, tuple[Protocol, str | None, pd.Series]] = {"zero": (Zero(), None, direct)}
+    protocols: dict[str, tuple[StandIn, str | None, pd.Series]] = {"zero": (Zero(), None, direct)}
     if corrupt is not None:
         there = _direct(attribute(model, corrupt, answer, wrong, by="head"))
         protocols["resample"] = (Resample(), corrupt, direct - there)
@@ -40,10 +41,10 @@ def ablation(
     there_are = {"head": True, "mlp_before": config.macaron, "mlp": config.mlp is not None}
     kinds = [kind for kind in COMPONENT if there_are[kind]]
     metric, every = logit_difference(answer, wrong), []
-    for name, (protocol, reference, known) in protocols.items():
+    for name, (change, reference, known) in protocols.items():
         parts = []
         for kind in kinds:
-            found = ablate(model, prompt, kind, protocol=protocol, metric=metric, reference=reference)
+            found = ablate(model, prompt, kind, change=change, metric=metric, reference=reference)
             parts.append(_rows(found, kind, known))
         whole = pd.concat(parts).sort_values(["layer", "head"], kind="stable", na_position="last")
         whole.insert(0, "protocol", name)

@@ -126,7 +126,7 @@ def edits_of(
     edits: Sequence[EditAsk], donors: Donors, lengths: Lengths, rows: tuple[int, ...] | None = None
 ) -> list[Edit]:
     """What these edits, checked before, do to the rows of a pass, in their order."""
-    return [Edit(site_of(edit), _change(edit, donors, lengths), rows) for edit in edits]
+    return [Edit(site_of(edit), _change(edit, donors, lengths), rows=rows) for edit in edits]
 
 
 def _change(edit: EditAsk, donors: Donors, lengths: Lengths) -> Callable[[Tensor], Tensor]:

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -13,15 +12,10 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer
 from interp.analyses.ablation import ablate
-from interp.analyses.ablation_protocols import (
-    Mean,
-    Protocol,
-    Resample,
-    Zero,
-    other_rows,
-)
+from interp.analyses.ablation_protocols import StandIn, other_rows
 from interp.engine.batch import Batch
 from interp.engine.metrics import kl_divergence, logit_difference, next_token_loss
+from interp.model.edits import Mean, Resample, Zero
 from tests.configs import build, some_tokens
 from tests.tolerances import assert_close
 
@@ -34,8 +28,8 @@ SITES = {
     "head": ("attn.hook_z", lambda i: (slice(None), i), (1, 3)),
     "neuron": ("mlp.hook_post", lambda i: (slice(None), i), (29, 4)),
     "mlp": ("hook_mlp_out", lambda i: (slice(None),), (0, 0)),
-    "attention": ("hook_attn_out", lambda i: (slice(None),), (0, 0)),
-    "residual": ("hook_resid_pre", lambda i: (slice(None),), (0, 0)),
+    "attn": ("hook_attn_out", lambda i: (slice(None),), (0, 0)),
+    "resid": ("hook_resid_pre", lambda i: (slice(None),), (0, 0)),
 }
 SEEN = [
     f"blocks.{i}.{site}"
@@ -73,7 +67,7 @@ def one_mean(values: Tensor) -> Tensor:
     return (total / count).expand(4, 9, *total.shape)
 
 
-Case = tuple[Protocol, dict[str, object], Callable[[Tensor, Tensor], Tensor]]
+Case = tuple[StandIn, dict[str, object], Callable[[Tensor, Tensor], Tensor]]
 """The protocol, what the door is given with it, and the value by hand from the prompts' own and the reference's."""
 PROTOCOLS: dict[str, Case] = {
     "zero": (Zero(), {}, lambda own, _: torch.zeros_like(own)),
@@ -144,11 +138,12 @@ def test_frozen_patterns_are_put_back_everywhere(name: str, case: str) -> None:
 
 def check(name: str, case: str, kinds: Iterable[str], *, freeze: bool) -> None:
     """One part of each kind in either layer against hooks."""
-    model, (protocol, given, _) = subject(name), PROTOCOLS[case]
-    protocol = replace(protocol, freeze_patterns=freeze)
+    model, (change, given, _) = subject(name), PROTOCOLS[case]
     for kind in kinds:
         site, index, some = SITES[kind]
-        found = ablate(model, TOKENS, kind, protocol=protocol, metric=METRIC, **given)  # type: ignore[arg-type]
+        found = ablate(
+            model, TOKENS, kind, change=change, freeze_patterns=freeze, metric=METRIC, **given,  # type: ignore[arg-type]
+        )  # fmt: skip
         each = torch.from_numpy(found["each"].values)
         for layer, i in enumerate(some):
             cell = (slice(None), layer, i) if kind in ("head", "neuron") else (slice(None), layer)
@@ -159,7 +154,7 @@ def check(name: str, case: str, kinds: Iterable[str], *, freeze: bool) -> None:
 def test_frozen_patterns_differ_from_free_ones() -> None:
     model = subject("gpt2")
     free, frozen = (
-        ablate(model, TOKENS, "mlp", protocol=Zero(freeze), metric=METRIC)["each"].values
+        ablate(model, TOKENS, "mlp", change=Zero(), freeze_patterns=freeze, metric=METRIC)["each"].values
         for freeze in (False, True)
     )
     assert (abs(free - frozen)[:, 0] > 1e-3).all()
@@ -169,7 +164,7 @@ def test_frozen_patterns_differ_from_free_ones() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_positions_one_at_a_time(name: str) -> None:
     model = subject(name)
-    found = ablate(model, TOKENS, "head", protocol=Mean(), metric=METRIC, by=("pos", "head", "layer"))
+    found = ablate(model, TOKENS, "head", change=Mean(), metric=METRIC, by=("pos", "head", "layer"))
     assert found.effect.dims == ("layer", "pos", "head")
     for layer, p, h in ((0, 3, 1), (1, 8, 2), (1, 2, 0)):
         cells = [(f"blocks.{layer}.attn.hook_z", (p, h))]
@@ -183,9 +178,9 @@ def test_positions_one_at_a_time(name: str) -> None:
 
 def test_dims_that_are_not_named_are_ablated_at_once() -> None:
     model = subject("gpt2")
-    heads = ablate(model, TOKENS, "head", protocol=Zero(), metric=METRIC, by=("layer",))
-    every = ablate(model, TOKENS, "head", protocol=Zero(), metric=METRIC, by=())
-    both = ablate(model, TOKENS, "head", protocol=Zero(), metric=METRIC, by=("head",), layers=[0, 1])
+    heads = ablate(model, TOKENS, "head", change=Zero(), metric=METRIC, by=("layer",))
+    every = ablate(model, TOKENS, "head", change=Zero(), metric=METRIC, by=())
+    both = ablate(model, TOKENS, "head", change=Zero(), metric=METRIC, by=("head",), layers=[0, 1])
     z = [f"blocks.{layer}.attn.hook_z" for layer in range(2)]
     everything = (slice(None),)
     assert_close(torch.from_numpy(heads["each"].values)[:, 1], by_hand(model, [(z[1], everything)], "zero"))
@@ -198,9 +193,9 @@ def test_dims_that_are_not_named_are_ablated_at_once() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_sets_are_ablated_together(name: str) -> None:
     model = subject(name)
-    sets = [["a0.h1", "a1.h2"], ["m0", "m1.n7", "a1"], ["input"]]
-    found = ablate(model, TOKENS, sets, protocol=Resample(), metric=METRIC, reference=OTHER)
-    assert found["set"].values.tolist() == ["a0.h1+a1.h2", "m0+m1.n7+a1", "input"]
+    sets = [["L0H1", "L1H2"], ["L0.mlp", "L1N7", "L1.attn"], "L0.resid"]
+    found = ablate(model, TOKENS, sets, change=Resample(), metric=METRIC, reference=OTHER)
+    assert found["part"].values.tolist() == ["L0H1+L1H2", "L0.mlp+L1N7+L1.attn", "L0.resid"]
     everything = (slice(None),)
     cells = [
         [("blocks.0.attn.hook_z", (slice(None), 1)), ("blocks.1.attn.hook_z", (slice(None), 2))],
@@ -216,8 +211,8 @@ def test_sets_are_ablated_together(name: str) -> None:
 
 def test_sets_by_position() -> None:
     model = subject("gpt2")
-    sets = [["a0.h1", "a1.h2"], ["m0"]]
-    found = ablate(model, TOKENS, sets, protocol=Zero(), metric=METRIC, by=("set", "pos"))
+    sets = [["L0H1", "L1H2"], ["L0.mlp"]]
+    found = ablate(model, TOKENS, sets, change=Zero(), metric=METRIC, by=("part", "pos"))
     cells = [("blocks.0.attn.hook_z", (4, 1)), ("blocks.1.attn.hook_z", (4, 2))]
     assert_close(torch.from_numpy(found["each"].values)[:, 0, 4], by_hand(model, cells, "zero"))
 
@@ -226,7 +221,7 @@ def test_sets_by_position() -> None:
 def test_splitting_the_prompts_changes_no_number(case: str) -> None:
     protocol, given, _ = PROTOCOLS[case]
     joined, split = (
-        ablate(subject("gpt2"), TOKENS, protocol=protocol, metric=METRIC, batch_size=n, **given)  # type: ignore[arg-type]
+        ablate(subject("gpt2"), TOKENS, change=protocol, metric=METRIC, batch_size=n, **given)  # type: ignore[arg-type]
         for n in (32, 3)
     )
     np.testing.assert_allclose(split["each"].values, joined["each"].values, rtol=1e-9, atol=1e-9)
@@ -240,7 +235,7 @@ def padded(tokens: Tensor, lengths: tuple[int, ...]) -> Batch:
 def test_padded_prompts_take_means_over_real_tokens_only() -> None:
     """The mean at column 7 is that of the two rows that reach it."""
     model, batch = subject("llama-gqa"), padded(TOKENS, (9, 7, 8, 5))
-    found = ablate(model, batch, "attention", protocol=Mean(), metric=METRIC)
+    found = ablate(model, batch, "attn", change=Mean(), metric=METRIC)
     site, rows = (
         "blocks.0.hook_attn_out",
         [row[keep] for row, keep in zip(batch.tokens, batch.real, strict=True)],
@@ -261,13 +256,13 @@ def test_padded_prompts_take_means_over_real_tokens_only() -> None:
 
 def test_other_metrics_and_a_metric_that_compares() -> None:
     model = subject("gpt2")
-    found = ablate(model, TOKENS, "mlp", protocol=Zero(), metric=kl_divergence())
+    found = ablate(model, TOKENS, "mlp", change=Zero(), metric=kl_divergence())
     assert_close(torch.from_numpy(found.base.values), torch.zeros(4, dtype=torch.float64))
     zero = [("blocks.1.hook_mlp_out", lambda value, hook: value * 0)]
     clean, cut = (x.log_softmax(-1) for x in (model(TOKENS), model.run_with_hooks(TOKENS, fwd_hooks=zero)))
     expected = (clean[:, -1].exp() * (clean[:, -1] - cut[:, -1])).sum(-1)
     assert_close(torch.from_numpy(found["each"].values)[:, 1], expected)
-    losses = ablate(model, TOKENS, "mlp", protocol=Zero(), metric=next_token_loss())
+    losses = ablate(model, TOKENS, "mlp", change=Zero(), metric=next_token_loss())
     taken = [-x[:, :-1].gather(2, TOKENS[:, 1:, None]).mean((1, 2)) for x in (clean, cut)]
     assert_close(torch.from_numpy(losses["each"].values)[:, 1], taken[1] - taken[0])
     assert losses.attrs["unit"] == "nats"
@@ -275,7 +270,7 @@ def test_other_metrics_and_a_metric_that_compares() -> None:
 
 def test_what_changes_nothing_is_said_to() -> None:
     same = ablate(
-        subject("gpt2"), TOKENS, "head", protocol=Mean(), metric=METRIC, reference=TOKENS[:1].expand(4, 9)
+        subject("gpt2"), TOKENS, "head", change=Mean(), metric=METRIC, reference=TOKENS[:1].expand(4, 9)
     )
     assert same.changed.all()
     twin = TOKENS.clone()
@@ -284,7 +279,7 @@ def test_what_changes_nothing_is_said_to() -> None:
         subject("gpt2"),
         TOKENS,
         "head",
-        protocol=Resample(),
+        change=Resample(),
         metric=METRIC,
         reference=twin,
         by=("layer", "pos"),

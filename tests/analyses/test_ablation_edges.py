@@ -14,7 +14,8 @@ from interp.engine.batch import Batch
 from interp.engine.metrics import logit_difference
 from interp.engine.observe import observe
 from interp.engine.sweep import Sweep
-from interp.engine.variants import Put, Variant
+from interp.engine.variants import Variant
+from interp.model.edits import Edit, Set
 from interp.model.tap import Read
 from interp.zoo.planted import PLANTED
 from tests.configs import build, some_tokens
@@ -90,9 +91,11 @@ def test_a_put_before_the_first_changed_column_is_written_nowhere() -> None:
     )
     mlp = own[reads[0]].clone()
     mlp[:, 4:] = 5.0
-    late = Put(reads[1].site, other[reads[1]], {"p": 7})
-    early = Variant([Put(reads[1].site, other[reads[1]], {"p": 4})])
-    sweep = Sweep(model, batch, [Variant([Put(reads[0].site, mlp, {"p": 3}), late]), Variant([late]), early])
+    late = Edit(reads[1].site, Set(other[reads[1]]), {"pos": 7})
+    early = Variant([Edit(reads[1].site, Set(other[reads[1]]), {"pos": 4})])
+    sweep = Sweep(
+        model, batch, [Variant([Edit(reads[0].site, Set(mlp), {"pos": 3}), late]), Variant([late]), early]
+    )
     values = sweep.run(logit_difference()).values
     assert_close(values[0], values[1])
 

@@ -7,21 +7,15 @@ import pytest
 import torch
 
 from interp import HookedTransformer
-from interp.analyses.ablation import ablate, part_named
-from interp.analyses.ablation_protocols import (
-    Mean,
-    Protocol,
-    Resample,
-    Zero,
-    as_json,
-    from_json,
-    other_rows,
-    slot_means,
-)
+from interp.analyses.ablation import ablate
+from interp.analyses.ablation_protocols import other_rows, slot_means
 from interp.analyses.graph import EdgeGraph
 from interp.engine.batch import Batch
+from interp.engine.edit_text import change_from_json
 from interp.engine.metrics import logit_difference
 from interp.engine.observe import observe
+from interp.model.edits import Mean, Resample, Zero
+from interp.model.parts import Part
 from interp.model.tap import Read
 from interp.zoo.planted import PLANTED
 from tests.analyses.test_ablation import ANSWER, GROUPS, METRIC, OTHER, TOKENS, WRONG, padded, subject
@@ -29,12 +23,10 @@ from tests.configs import build
 from tests.tolerances import assert_close
 
 
-@pytest.mark.parametrize("protocol", [Zero(True), Mean("template"), Mean("reference", True), Resample(7)])
-def test_the_protocol_of_a_result_can_be_read_back(protocol: Protocol) -> None:
-    assert from_json(as_json(protocol)) == protocol
-    found = ablate(subject("gpt2"), TOKENS, "mlp", protocol=Zero(), metric=METRIC)
-    assert from_json(found.attrs["protocol"]) == Zero()
-    assert json.loads(found.attrs["protocol"]) == {"ablation": "zero", "freeze_patterns": False}
+def test_a_result_says_what_stood_in() -> None:
+    found = ablate(subject("gpt2"), TOKENS, "mlp", change=Resample(7), metric=METRIC)
+    assert change_from_json(json.loads(found.attrs["change"])) == Resample(7)
+    assert json.loads(found.attrs["change"]) == {"change": "resample", "seed": 7}
 
 
 def groupings() -> Iterator[list[int]]:
@@ -58,39 +50,38 @@ def test_means_of_half_precision_models_are_summed_in_float32() -> None:
     assert values.dtype == torch.bfloat16 and means[name].dtype == torch.float32
     assert_close(means[name], values.double().mean(0).float())
     assert counts.tolist() == [4] * 9
-    found = ablate(HookedTransformer(model, None), TOKENS, protocol=Mean(), metric=METRIC)
-    exact = ablate(subject("gpt2"), TOKENS, protocol=Mean(), metric=METRIC)
+    found = ablate(HookedTransformer(model, None), TOKENS, change=Mean(), metric=METRIC)
+    exact = ablate(subject("gpt2"), TOKENS, change=Mean(), metric=METRIC)
     assert_close(*(torch.from_numpy(x["each"].values).double() for x in (found, exact)), dtype=torch.bfloat16)
 
 
 BAD: dict[str, tuple[type[Exception], str, dict[str, object]]] = {
-    "mean of one prompt": (ValueError, r"Mean\(over='position'\) requires reference", {"protocol": Mean(), "n": 1}),
-    "no groups": (ValueError, r"Mean\(over='template'\) requires the groups", {"protocol": Mean("template")}),
+    "mean of one prompt": (ValueError, r"Mean\(over='position'\) requires reference", {"change": Mean(), "n": 1}),
+    "no groups": (ValueError, r"Mean\(over='template'\) requires the groups", {"change": Mean("template")}),
     "a group of one": (
         ValueError, "two prompts in every group",
-        {"protocol": Mean("template"), "groups": ["a", "a", "a", "b"]},
+        {"change": Mean("template"), "groups": ["a", "a", "a", "b"]},
     ),
-    "no reference": (ValueError, r"Mean\(over='reference'\) requires reference", {"protocol": Mean("reference")}),
-    "one row": (ValueError, r"Resample\(\) requires reference prompts", {"protocol": Resample(), "n": 1}),
+    "no reference": (ValueError, r"Mean\(over='reference'\) requires reference", {"change": Mean("reference")}),
+    "one row": (ValueError, r"Resample\(\) requires reference prompts", {"change": Resample(), "n": 1}),
     "another number of twins": (
-        ValueError, "one reference prompt per prompt, got 3", {"protocol": Resample(), "reference": OTHER[:3]},
+        ValueError, "one reference prompt per prompt, got 3", {"change": Resample(), "reference": OTHER[:3]},
     ),
-    "shorter twins": (ValueError, "token for token", {"protocol": Resample(), "reference": OTHER[:, :8]}),
+    "shorter twins": (ValueError, "token for token", {"change": Resample(), "reference": OTHER[:, :8]}),
     "short reference": (
-        ValueError, "reach as far as the prompts, got 8 tokens for 9", {"protocol": Mean(), "reference": OTHER[:, :8]},
+        ValueError, "reach as far as the prompts, got 8 tokens for 9", {"change": Mean(), "reference": OTHER[:, :8]},
     ),
-    "reference for nothing": (ValueError, r"Zero\(\) takes no values", {"protocol": Zero(), "reference": OTHER}),
-    "groups for nothing": (ValueError, "no use for groups", {"protocol": Mean(), "groups": GROUPS}),
-    "too few groups": (ValueError, "one group per prompt", {"protocol": Mean("template"), "groups": ["a"]}),
-    "unknown kind": (KeyError, "nearest: head", {"protocol": Zero(), "what": "heads"}),
-    "unknown part": (KeyError, "no part 'a0.n1'", {"protocol": Zero(), "what": [["a0.n1"]]}),
-    "no such head": (IndexError, "4 along 'h', got index 4", {"protocol": Zero(), "what": [["a0.h4"]]}),
-    "no such layer": (IndexError, r"layer must be in \[0, 1\], got 2", {"protocol": Zero(), "layers": [2]}),
-    "no such layer in a set": (KeyError, "layers are 0 to 1", {"protocol": Zero(), "what": [["m2"]]}),
-    "empty set": (ValueError, "sets of at least one name", {"protocol": Zero(), "what": [[]]}),
-    "names without sets": (ValueError, "sets of at least one name", {"protocol": Zero(), "what": ["m0"]}),
-    "layers of sets": (ValueError, "name their layers", {"protocol": Zero(), "what": [["m0"]], "layers": [0]}),
-    "unknown dim": (KeyError, "nearest: pos", {"protocol": Zero(), "by": ("position",)}),
+    "reference for nothing": (ValueError, r"Zero\(\) takes no values", {"change": Zero(), "reference": OTHER}),
+    "groups for nothing": (ValueError, "no use for groups", {"change": Mean(), "groups": GROUPS}),
+    "too few groups": (ValueError, "one group per prompt", {"change": Mean("template"), "groups": ["a"]}),
+    "unknown kind": (KeyError, "nearest: head", {"change": Zero(), "parts": "heads"}),
+    "unknown part": (KeyError, "no part 'L0Q1'", {"change": Zero(), "parts": [["L0Q1"]]}),
+    "no such head": (IndexError, "the index of a head is 0 to 3", {"change": Zero(), "parts": ["L0H4"]}),
+    "no such layer": (IndexError, r"layer must be in \[0, 1\], got 2", {"change": Zero(), "layers": [2]}),
+    "no such layer in a set": (IndexError, "layers are 0 to 1", {"change": Zero(), "parts": [["L2.mlp"]]}),
+    "empty set": (ValueError, "lists of at least one", {"change": Zero(), "parts": [[]]}),
+    "layers of sets": (ValueError, "name their layers", {"change": Zero(), "parts": ["L0.mlp"], "layers": [0]}),
+    "unknown dim": (KeyError, "nearest: pos", {"change": Zero(), "by": ("position",)}),
 }  # fmt: skip
 
 
@@ -107,24 +98,31 @@ def test_what_has_no_meaning_is_refused_by_name(case: str) -> None:
 def test_prompts_of_several_lengths_have_no_cells_by_position_and_no_other_row() -> None:
     model, batch = subject("gpt2"), padded(TOKENS, (9, 7, 8, 5))
     with pytest.raises(ValueError, match="cells by pos require prompts of one length"):
-        ablate(model, batch, protocol=Zero(), metric=METRIC, by=("layer", "pos"))
+        ablate(model, batch, change=Zero(), metric=METRIC, by=("layer", "pos"))
     with pytest.raises(ValueError, match="token for token"):
-        ablate(model, batch, protocol=Resample(), metric=METRIC)
+        ablate(model, batch, change=Resample(), metric=METRIC)
     left = Batch.of([[1, 2, 3], [4, 5], [6, 7], [8, 9]], side="left")
     with pytest.raises(ValueError, match="no padding on the left"):
-        ablate(model, left, protocol=Mean(), metric=METRIC)
+        ablate(model, left, change=Mean(), metric=METRIC)
 
 
 def test_a_model_without_neurons_says_so() -> None:
     for name, kind in (("attention-only", "mlp"), ("gpt-oss", "neuron")):
         with pytest.raises(KeyError, match="this model has no"):
-            ablate(subject(name), TOKENS, kind, protocol=Zero(), metric=METRIC)  # type: ignore[arg-type]
+            ablate(subject(name), TOKENS, kind, change=Zero(), metric=METRIC)  # type: ignore[arg-type]
 
 
-def test_names_are_those_of_the_edge_graph() -> None:
-    names = [n for n in EdgeGraph.of(build("gpt2").config).senders if n != "input"]
-    assert [part_named(n).site.split(".")[1] for n in names] == [n[1] for n in names]
-    assert part_named("input") == part_named("r0")
+def test_the_spellings_of_other_tools_are_read() -> None:
+    names = EdgeGraph.of(build("gpt2").config).senders
+    assert [Part.of(name).site.split(".")[1] for name in names[1:]] == [name[1] for name in names[1:]]
+    found = ablate(
+        subject("gpt2"),
+        TOKENS,
+        ["a0.h1", "m1", (1, 2), "blocks.0.hook_mlp_out"],
+        change=Zero(),
+        metric=METRIC,
+    )
+    assert found.part.values.tolist() == ["L0H1", "L1.mlp", "L1H2", "L0.mlp"]
 
 
 # --- planted circuits -------------------------------------------------------------------------------------------------
@@ -138,7 +136,7 @@ def test_redundant_heads_show_nothing_singly_and_everything_together(name: str, 
     circuit = PLANTED[name](0, 16)
     model, heads = HookedTransformer(circuit.model, None), HIDDEN[name]
     metric = logit_difference(circuit.answer, circuit.wrong)
-    given = {"protocol": Resample(), "reference": circuit.corrupt} if twins else {"protocol": Zero()}
+    given = {"change": Resample(), "reference": circuit.corrupt} if twins else {"change": Zero()}
     found = ablate(model, circuit.clean, [[h] for h in heads] + [list(heads)], metric=metric, **given)  # type: ignore[arg-type]
     whole = float(found.base.mean())
     first, second, both = found.effect.values
@@ -149,7 +147,7 @@ def test_redundant_heads_show_nothing_singly_and_everything_together(name: str, 
 def test_the_negative_head_is_the_one_whose_loss_raises_the_answer() -> None:
     circuit = PLANTED["backup"](0, 16)
     metric = logit_difference(circuit.answer, circuit.wrong)
-    found = ablate(HookedTransformer(circuit.model, None), circuit.clean, protocol=Zero(), metric=metric)
+    found = ablate(HookedTransformer(circuit.model, None), circuit.clean, change=Zero(), metric=metric)
     largest = found.effect.stack(part=("layer", "head")).idxmax("part").item()
     assert largest == (1, 1)
     assert float(found.effect_low.sel(layer=1, head=1)) > 0

@@ -17,8 +17,9 @@ from interp.engine.metrics import answer_probability, kl_divergence, logit_diffe
 from interp.engine.observe import observe
 from interp.engine.sweep import Sweep
 from interp.engine.text import Side
-from interp.engine.variants import Put, Variant
-from interp.model.tap import Edit, Read
+from interp.engine.variants import Variant
+from interp.model.edits import Edit, Set
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.zoo.planted import PLANTED
 from tests.configs import CONFIGS, build, some_tokens
@@ -168,7 +169,7 @@ def test_the_subjects_embeddings_together_bring_everything_back(name: str) -> No
     rows, embed = noised.batch, Read("hook_embed")
     clean = observe(model, rows, [embed]).trace[embed]
     restored = [
-        Variant([Put("hook_embed", clean, {"p": p}) for p in columns])
+        Variant([Edit("embed", Set(clean), {"pos": p}) for p in columns])
         for columns in (range(8), range(1, 5), range(4, 5))
     ]
     found = Sweep(model, rows, restored, common=noised.corrupted(clean)).run(answer_probability())

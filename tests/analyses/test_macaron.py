@@ -10,8 +10,6 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.analyses.ablation import part_named
-from interp.analyses.ablation_protocols import Zero
 from interp.analyses.directions import neurons
 from interp.analyses.graph import EdgeGraph
 from interp.analyses.patching import patch_preset
@@ -21,7 +19,9 @@ from interp.engine.metrics import logit_difference
 from interp.engine.plan import block_products
 from interp.engine.tensor_parallel import check_tensor_parallel
 from interp.model import MLP, Edit, Read, Tap
+from interp.model.edits import Zero
 from interp.model.mlp import FeedForward
+from interp.model.parts import Part
 from tests.configs import CONFIGS, build, some_tokens
 from tests.tolerances import assert_close
 
@@ -56,24 +56,26 @@ def without(first: bool, layers: tuple[int, ...], neuron: int | None = None) -> 
 def test_ablating_either_mlp_is_zeroing_its_weights() -> None:
     whole = difference(build("macaron")(some_tokens()))
     for what, first in (("mlp", False), ("mlp_before", True)):
-        found = interp.ablate(model(), some_tokens(), what, protocol=Zero(), metric=METRIC)  # type: ignore[arg-type]
+        found = interp.ablate(model(), some_tokens(), what, change=Zero(), metric=METRIC)  # type: ignore[arg-type]
         for layer in range(2):
             assert_close(torch.from_numpy(found.each.values[:, layer]), without(first, (layer,)) - whole)
         assert float(found.effect.max() - found.effect.min()) > 1e-3
-    found = interp.ablate(model(), some_tokens(), "neuron_before", protocol=Zero(), metric=METRIC, layers=[1])
+    found = interp.ablate(model(), some_tokens(), "neuron_before", change=Zero(), metric=METRIC, layers=[1])
     assert found.effect.dims == ("layer", "neuron") and found.sizes["neuron"] == 40
     assert_close(torch.from_numpy(found.each.values[:, 0, 17]), without(True, (1,), 17) - whole)
 
 
 def test_sets_name_the_parts_of_the_first_mlp() -> None:
-    assert part_named("b1").site == "blocks.1.hook_mlp_before_out"
-    assert part_named("b1.n3").site == "blocks.1.mlp_before.hook_post"
+    assert Part.of("b1").site == "blocks.1.hook_mlp_before_out"
+    assert Part.of("L1B3").site == "blocks.1.mlp_before.hook_post"
     whole = difference(build("macaron")(some_tokens()))
-    found = interp.ablate(model(), some_tokens(), [["b0", "b1"]], protocol=Zero(), metric=METRIC)
+    found = interp.ablate(
+        model(), some_tokens(), [["L0.mlp_before", "L1.mlp_before"]], change=Zero(), metric=METRIC
+    )
     assert_close(torch.from_numpy(found.each.values[:, 0]), without(True, (0, 1)) - whole)
     with pytest.raises(KeyError, match="hook_mlp_before_out"):
         interp.ablate(
-            HookedTransformer(build("gpt2")), some_tokens(), "mlp_before", protocol=Zero(), metric=METRIC
+            HookedTransformer(build("gpt2")), some_tokens(), "mlp_before", change=Zero(), metric=METRIC
         )
 
 

@@ -1,7 +1,8 @@
 """A planned sweep gives the numbers of the naive loop: one pass per variant with ordinary edits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from interp.engine.climb import Climb
 from interp.engine.metrics import Metric, kl_divergence, logit_difference, next_token_loss
 from interp.engine.observe import observe
 from interp.engine.sweep import Sweep
-from interp.engine.variants import Put, Variant
+from interp.engine.variants import Variant
 from interp.model import sites
 from interp.model.attention import Memory
-from interp.model.tap import Edit, Read
+from interp.model.edits import Add, Edit, Project, Scale, Set, Swap, Zero
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.tolerances import assert_close
@@ -44,25 +46,34 @@ def donors(model: Transformer, batch: Batch, names: Sequence[str], seed: int = 1
     return {n: observe(model, other, [Read(n)], answers_only=True).trace[n] for n in names}
 
 
-def by_hand(put: Put, examples: int) -> Edit:
-    """The same as an ordinary edit, cell by cell."""
-    letters = sites.axes_of(put.site).split()[1:]
-    index = tuple(put.at.get(letter, slice(None)) for letter in letters)
+def put(site: str, donor: Tensor, at: Mapping[str, int] = MappingProxyType({}), first: int = 0) -> Edit:
+    """The donor's cells at these indices, by axis letter."""
+    return Edit(site, Set(donor, first), {sites.WORDS[axis]: i for axis, i in at.items()})
+
+
+def by_hand(edit: Edit, examples: int) -> Edit:
+    """The same as a function of the whole value, cell by cell; what is no such edit stays what it is."""
+    letters = sites.axes_of(edit.site).split()[1:]
+    values = edit.change.values if isinstance(edit.change, Set) else None
+    if not isinstance(values, Tensor) or values.ndim <= len(letters):
+        return edit
+    index = tuple(edit.cells.get(letter, slice(None)) for letter in letters)
+    donor, first = values, edit.change.first
 
     def change(value: Tensor) -> Tensor:
         for row in range(examples):
-            source = put.donor[0 if len(put.donor) == 1 else put.first + row]
+            source = donor[0 if len(donor) == 1 else first + row]
             value[row][index] = source[index].to(value)
         return value
 
-    return Edit(put.site, change)
+    return Edit(edit.site, change)
 
 
 def naive(
     model: Transformer, batch: Batch, variant: Variant, metric: Metric, reads: Sequence[Read] = ()
 ) -> tuple:
     """One full pass with the edits, and the metric of all its logits."""
-    edits = [*(by_hand(put, len(batch)) for put in variant.puts), *variant.edits]
+    edits = [by_hand(edit, len(batch)) for edit in variant.edits]
     seen = observe(model, batch, reads, edits)
     last = batch.last()
     logits = seen.output if metric.everywhere else seen.output[torch.arange(len(batch)), last][:, None]
@@ -85,13 +96,14 @@ def cells(model: Transformer, batch: Batch, site: str) -> list[Variant]:
     donor = donors(model, batch, [site])[site]
     letters = site_letters(site)
     sizes = dict(zip(letters, donor.shape[1:], strict=True))
-    found = [Variant([Put(site, donor)])]
+    found = [Variant([put(site, donor)])]
+    letters = [letter for letter in letters if letter in sites.WORDS]
     for letter in letters:
-        found += [Variant([Put(site, donor, {letter: i})]) for i in {sizes[letter] // 3, sizes[letter] - 1}]
+        found += [Variant([put(site, donor, {letter: i})]) for i in {sizes[letter] // 3, sizes[letter] - 1}]
     if len(letters) > 2:
         a, b = letters[:2]
-        found += [Variant([Put(site, donor, {a: i, b: -1})]) for i in range(0, sizes[a], 4)]
-        found += [Variant([Put(site, donor, {b: sizes[b] // 2, letters[-1]: 0})])]
+        found += [Variant([put(site, donor, {a: i, b: -1})]) for i in range(0, sizes[a], 4)]
+        found += [Variant([put(site, donor, {b: sizes[b] // 2, letters[-1]: 0})])]
     return found
 
 
@@ -136,33 +148,33 @@ def test_the_packing_changes_nothing(name: str, memory: int) -> None:
     assert_close(sweep.run(DIFFERENCE).values, Sweep(model, batch, variants).run(DIFFERENCE).values)
 
 
-def test_several_puts_are_carried_out_in_their_order() -> None:
+def test_several_edits_are_carried_out_in_their_order() -> None:
     model, batch = build("gpt2"), asked()
     z = "blocks.0.attn.hook_z"
     mine, other = donors(model, batch, [z])[z], donors(model, batch, [z], seed=2)[z]
     frozen = observe(model, batch, [Read("blocks.1.attn.hook_z")]).trace
-    freeze = Put("blocks.1.attn.hook_z", frozen["blocks.1.attn.hook_z"])
+    freeze = put("blocks.1.attn.hook_z", frozen["blocks.1.attn.hook_z"])
     variants = [
-        Variant([Put(z, mine), Put(z, other, {"h": 1})]),
-        Variant([Put(z, other, {"h": 1}), Put(z, mine)]),
-        Variant([Put(z, mine, {"p": 4}), Put(z, other, {"p": 4, "h": 0}), freeze]),
-        Variant([freeze, Put(z, torch.cat((other, mine)), {"h": 2}, first=3)]),
+        Variant([put(z, mine), put(z, other, {"h": 1})]),
+        Variant([put(z, other, {"h": 1}), put(z, mine)]),
+        Variant([put(z, mine, {"p": 4}), put(z, other, {"p": 4, "h": 0}), freeze]),
+        Variant([freeze, put(z, torch.cat((other, mine)), {"h": 2}, first=3)]),
     ]
     assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, loop(model, batch, variants))
 
 
-def test_free_edits_and_common_puts() -> None:
+def test_functions_and_common_edits() -> None:
     model, batch = build("gpt2"), asked()
     noise = torch.randn(3, 9, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     site = "blocks.1.hook_resid_mid"
     donor = donors(model, batch, [site])[site]
-    common = Variant([Put("hook_embed", noise)], [Edit("blocks.0.hook_mlp_out", lambda x: x * 2)])
+    common = Variant([put("hook_embed", noise), Edit("blocks.0.hook_mlp_out", lambda x: x * 2)])
     variants = [
-        Variant([Put(site, donor, {"p": 7})]),
-        Variant([], [Edit("blocks.1.attn.hook_z", lambda x: -x)]),
-        Variant([Put(site, donor, {"p": 2})], [Edit("blocks.1.hook_mlp_out", lambda x: x + noise)]),
+        Variant([put(site, donor, {"p": 7})]),
+        Variant([Edit("blocks.1.attn.hook_z", lambda x: -x)]),
+        Variant([put(site, donor, {"p": 2}), Edit("blocks.1.hook_mlp_out", lambda x: x + noise)]),
     ]
-    whole = [Variant([*common.puts, *v.puts], [*common.edits, *v.edits]) for v in variants]
+    whole = [Variant([*common.edits, *v.edits]) for v in variants]
     found = Sweep(model, batch, variants, common).run(DIFFERENCE)
     assert_close(found.values, loop(model, batch, whole))
     assert_close(found.base, loop(model, batch, [common])[0])
@@ -174,7 +186,7 @@ def test_a_variant_that_changes_nothing_is_said_to() -> None:
     own = observe(model, batch, [Read(site)]).trace[site]
     donor = own.clone()
     donor[1, 4] += 1
-    found = Sweep(model, batch, [Variant([Put(site, donor, {"p": p})]) for p in range(9)]).run(DIFFERENCE)
+    found = Sweep(model, batch, [Variant([put(site, donor, {"p": p})]) for p in range(9)]).run(DIFFERENCE)
     expected = torch.zeros(9, 3, dtype=torch.bool)
     expected[4, 1] = True
     assert torch.equal(found.changed, expected)
@@ -186,7 +198,7 @@ def test_what_comes_after_the_watched_column_does_not_matter_in_a_causal_model()
     model, batch = build("gpt2"), asked()
     site = "blocks.0.hook_resid_pre"
     donor, at = torch.ones(1, 9, 24, dtype=torch.float64), torch.tensor([2, 5, 8])
-    variants = [Variant([Put(site, donor, {"p": p})]) for p in range(9)]
+    variants = [Variant([put(site, donor, {"p": p})]) for p in range(9)]
     found = Sweep(model, batch, variants, at=at).run(DIFFERENCE)
     logits = [naive(model, batch, v, DIFFERENCE)[0].output[torch.arange(3), at][:, None] for v in variants]
     assert_close(found.values, torch.stack([difference(batch, each) for each in logits]))
@@ -197,7 +209,7 @@ def test_a_metric_of_every_column_and_one_that_compares() -> None:
     model, batch = build("llama-gqa"), asked()
     site = "blocks.1.hook_resid_pre"
     donor = donors(model, batch, [site])[site]
-    variants = [Variant([Put(site, donor, {"p": p})]) for p in (0, 4, 8)]
+    variants = [Variant([put(site, donor, {"p": p})]) for p in (0, 4, 8)]
     losses, divergences = [], []
     clean = model(batch.tokens).log_softmax(-1)
     for variant in variants:
@@ -215,8 +227,8 @@ def test_reads_give_whole_values_of_every_variant(name: str) -> None:
     model, batch = build(name), asked()
     z = "blocks.0.attn.hook_z"
     donor = donors(model, batch, [z])[z]
-    variants = [Variant([Put(z, donor, {"p": p, "h": 1})]) for p in (0, 5, 8)]
-    post = [Variant([Put("blocks.0.hook_resid_post", torch.zeros(1, 9, 24), {"p": 4})])]
+    variants = [Variant([put(z, donor, {"p": p, "h": 1})]) for p in (0, 5, 8)]
+    post = [Variant([put("blocks.0.hook_resid_post", torch.zeros(1, 9, 24), {"p": 4})])]
     reads = [
         Read(f"blocks.{layer}.{s}")
         for layer in range(2)
@@ -233,7 +245,7 @@ def test_the_plan_says_what_is_saved() -> None:
     model, batch = build("gpt2"), asked()
     site = "blocks.1.hook_resid_pre"
     donor = donors(model, batch, [site])[site]
-    plan = Sweep(model, batch, [Variant([Put(site, donor, {"p": p})]) for p in range(9)]).plan()
+    plan = Sweep(model, batch, [Variant([put(site, donor, {"p": p})]) for p in range(9)]).plan()
     assert all(start.layer == 1 for start in plan.starts)
     assert [start.column for start in plan.starts] == list(range(9))
     assert plan.cost < plan.naive_cost / 2
@@ -241,20 +253,64 @@ def test_the_plan_says_what_is_saved() -> None:
 
 
 BAD = {
-    "KeyError: unknown site": (KeyError, Put("blocks.0.hook_resid_pree", torch.zeros(3, 9, 24))),
-    "KeyError: another axis": (KeyError, Put("blocks.0.hook_resid_pre", torch.zeros(3, 9, 24), {"h": 0})),
-    "IndexError": (IndexError, Put("blocks.0.hook_resid_pre", torch.zeros(3, 9, 24), {"p": 9})),
-    "too few columns": (ValueError, Put("blocks.0.hook_resid_pre", torch.zeros(3, 8, 24))),
-    "too few rows": (ValueError, Put("blocks.0.hook_resid_pre", torch.zeros(2, 9, 24))),
-    "behind the blocks": (ValueError, Put("ln_final.hook_normalized", torch.zeros(3, 9, 24))),
+    "KeyError: unknown site": (KeyError, put("blocks.0.hook_resid_pree", torch.zeros(3, 9, 24))),
+    "IndexError": (IndexError, put("blocks.0.hook_resid_pre", torch.zeros(3, 9, 24), {"p": 9})),
+    "too few columns": (ValueError, put("blocks.0.hook_resid_pre", torch.zeros(3, 8, 24))),
+    "too few rows": (ValueError, put("blocks.0.hook_resid_pre", torch.zeros(2, 9, 24))),
+    "behind the blocks": (ValueError, put("ln_final.hook_normalized", torch.zeros(3, 9, 24))),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_puts_that_do_not_fit_are_refused(case: str) -> None:
-    error, put = BAD[case]
-    with pytest.raises(error, match=put.site.split(".")[-1]):
-        Sweep(build("gpt2"), asked(), [Variant([put])]).run(DIFFERENCE)
+def test_values_that_do_not_fit_are_refused(case: str) -> None:
+    error, edit = BAD[case]
+    with pytest.raises(error, match=edit.site.split(".")[-1]):
+        Sweep(build("gpt2"), asked(), [Variant([edit])]).run(DIFFERENCE)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "bidirectional", "post-norm"])
+def test_every_closed_change_gives_the_numbers_of_a_pass_with_that_edit(name: str) -> None:
+    model, batch = build(name), asked()
+    dice = torch.Generator().manual_seed(2)
+    vector, basis, other = (torch.randn(n, 24, generator=dice, dtype=torch.float64) for n in (1, 2, 27))
+    whole = other.reshape(3, 9, 24)
+    changes = [
+        Zero(), Set(0.5), Set(vector[0]), Set(whole), Add(vector[0], 2.0), Add(whole), Add(1.0), Scale(-0.5),
+        Scale(1.0), Project(basis), Project(vector[0], keep=True), Swap(basis, whole), Swap(basis, 0.0),
+    ]  # fmt: skip
+    ats: list[dict[str, int]] = [{}, {"pos": 4}, {"pos": -1}]
+    variants = [
+        Variant([Edit(f"blocks.{layer}.hook_resid_pre", change, at), Edit(f"L{layer}.attn", Scale(2.0))])
+        for layer in (0, 1) for change in changes for at in ats
+    ]  # fmt: skip
+    heads = [
+        Variant([Edit("L0H1", change, at)])
+        for change in (Zero(), Set(1.0), Scale(3.0), Add(0.1))
+        for at in ats
+    ]
+    common = Variant([Edit("L0.mlp", Scale(0.5)), Edit("L1H0", Zero(), {"pos": 3})])
+    found = Sweep(model, batch, variants + heads, common).run(DIFFERENCE)
+    every = [Variant([*common.edits, *v.edits]) for v in variants + heads]
+    assert_close(found.values, loop(model, batch, every))
+    idle = [i for i, v in enumerate(variants) if v.edits[0].change == Scale(1.0)]
+    assert len(idle) == 6 and found.changed[idle].all()  # the second edit changes something
+    alone = Sweep(model, batch, [Variant([Edit("L1.resid", Scale(1.0))])], common).run(DIFFERENCE)
+    assert not alone.changed.any()
+
+
+def test_the_models_own_edits_come_first_and_are_in_every_run() -> None:
+    model, batch = build("llama-gqa"), asked()
+    edits = [Edit("L0H1", Zero()), Edit("blocks.1.hook_mlp_out", lambda x: x * 2, {"pos": 5})]
+    variants = [Variant([Edit("L1.resid", Add(0.3), {"pos": p})]) for p in (2, 8)]
+    found = Sweep(model.edited(edits), batch, variants).run(DIFFERENCE)
+    assert_close(found.values, loop(model, batch, [Variant([*edits, *v.edits]) for v in variants]))
+    assert_close(found.base, loop(model, batch, [Variant(edits)])[0])
+    assert model.edits == ()
+
+
+def test_the_axes_of_an_edit_are_known_by_its_site() -> None:
+    with pytest.raises(KeyError, match="has the dims pos, d_model, not 'head'"):
+        put("blocks.0.hook_resid_pre", torch.zeros(3, 9, 24), {"h": 0})
 
 
 def test_a_metric_of_the_wrong_shape_is_refused() -> None:
@@ -271,7 +327,7 @@ def test_every_config_is_swept() -> None:
             continue
         site = "blocks.1.attn.hook_v"
         donor = donors(model, batch, [site])[site]
-        variants = [Variant([Put(site, donor, {"p": p})]) for p in (1, 6)]
+        variants = [Variant([put(site, donor, {"p": p})]) for p in (1, 6)]
         assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, loop(model, batch, variants))
 
 
@@ -290,7 +346,7 @@ def test_behind_the_last_keys_a_column_reaches_no_other(name: str) -> None:
         site = f"blocks.1.{short}"
         donor = donors(model, batch, [site])[site]
         axis = "q" if short.endswith("pattern") else "p"
-        variants = [Variant([Put(site, donor, {axis: p})]) for p in range(9)] + [Variant([Put(site, donor)])]
+        variants = [Variant([put(site, donor, {axis: p})]) for p in range(9)] + [Variant([put(site, donor)])]
         found = Sweep(model, batch, variants, at=at).run(DIFFERENCE)
         logits = [
             naive(model, batch, v, DIFFERENCE)[0].output[torch.arange(3), at][:, None] for v in variants
@@ -305,7 +361,7 @@ def test_a_pack_that_does_not_fit_is_halved_until_it_does(monkeypatch: pytest.Mo
     model, batch = build("gpt2"), asked()
     site = "blocks.0.hook_resid_pre"
     donor = donors(model, batch, [site])[site]
-    sweep = Sweep(model, batch, [Variant([Put(site, donor, {"p": p})]) for p in range(9)])
+    sweep = Sweep(model, batch, [Variant([put(site, donor, {"p": p})]) for p in range(9)])
     expected, final, room = sweep.run(DIFFERENCE).values, Climb.final, 2
 
     def tight(climb: Climb, at: Tensor | None) -> Tensor:
@@ -331,5 +387,5 @@ def test_a_decoder_that_reads_a_memory() -> None:
         donor = donors(model, batch, [site])[site]
         donor = donor + torch.randn(donor.shape, generator=dice, dtype=donor.dtype)
         first = site_letters(site)[0]
-        variants = [Variant([Put(site, donor, {first: i})]) for i in (0, donor.shape[1] - 1)]
+        variants = [Variant([put(site, donor, {first: i})]) for i in (0, donor.shape[1] - 1)]
         assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, loop(model, batch, variants))

@@ -8,11 +8,11 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.analyses.ablation_protocols import Zero
 from interp.analyses.factors import present
 from interp.analyses.matrices import held
 from interp.engine.tensor_parallel import check_tensor_parallel
 from interp.model import Edit, Read, Tap, Transformer, Weights
+from interp.model.edits import Zero
 from interp.model.mlp import ConvFeedForward
 from interp.model.variants import ConvMLP
 from tests.configs import empty_cache, perturbed, some_tokens
@@ -121,7 +121,7 @@ def test_a_neuron_is_ablated_like_any_other() -> None:
         HookedTransformer(model),
         batch,
         "neuron",
-        protocol=Zero(),
+        change=Zero(),
         metric=DIFFERENCE,
         layers=[0],
         by=["layer", "neuron"],

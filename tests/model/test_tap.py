@@ -103,7 +103,7 @@ def test_an_edit_in_place_does_not_reach_what_was_read_before(rows: tuple[int, .
     model, tokens = build("gpt2"), some_tokens()
     before = Tap([Read(POST), Read("hook_embed")])
     model(tokens, before)
-    tap = Tap(before.reads, [Edit("blocks.1.hook_resid_pre", zero_in_place, rows)])
+    tap = Tap(before.reads, [Edit("blocks.1.hook_resid_pre", zero_in_place, rows=rows)])
     after = model(tokens, tap)
     for read in before.reads:
         assert torch.equal(tap.values[read], before.values[read])
@@ -130,7 +130,7 @@ def test_edits_of_one_site_apply_in_the_order_given() -> None:
 def test_different_rows_can_carry_different_edits() -> None:
     model, tokens = build("gpt2"), some_tokens(rows=1).expand(3, -1)
     changes = {0: double, 2: zero_in_place}
-    packed = model(tokens, Tap(edits=[Edit(Z, change, (row,)) for row, change in changes.items()]))
+    packed = model(tokens, Tap(edits=[Edit(Z, change, rows=(row,)) for row, change in changes.items()]))
     for row, change in changes.items():
         assert_close(packed[row], model(tokens[:1], Tap(edits=[Edit(Z, change)]))[0])
     assert_close(packed[1], model(tokens[:1])[0])
@@ -147,7 +147,7 @@ def test_an_edit_that_returns_another_dtype_is_cast_back() -> None:
     [
         (
             lambda z: z[:, :, :2],
-            "must return shape [3, 9, 4, 6] [batch row, position, query head, per-head width]",
+            "must return shape [3, 9, 4, 6], cells of [batch row, position, query head, per-head width]",
         ),
         (lambda z: z[0], "got [9, 4, 6]"),
         (lambda z: z.mean(), "got []"),
@@ -161,7 +161,7 @@ def test_an_edit_that_returns_something_else_is_refused(change: object, message:
 
 def test_an_error_inside_an_edit_names_the_site_and_keeps_its_cause() -> None:
     with pytest.raises(
-        RuntimeError, match=re.escape(f"the edit of {Z!r} failed on shape [3, 9, 4, 6]")
+        RuntimeError, match=re.escape(f"the edit of {Z} failed on shape [3, 9, 4, 6]")
     ) as caught:
         build("gpt2")(some_tokens(), Tap(edits=[Edit(Z, lambda z: z @ torch.zeros(5, 5))]))
     assert isinstance(caught.value.__cause__, RuntimeError)
@@ -170,7 +170,7 @@ def test_an_error_inside_an_edit_names_the_site_and_keeps_its_cause() -> None:
 @pytest.mark.parametrize("rows", [(), (3,), (-1,), (0, 7)])
 def test_an_edit_of_rows_that_are_not_there_is_refused(rows: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"names rows .*, the batch has rows 0 to 2"):
-        build("gpt2")(some_tokens(), Tap(edits=[Edit(Z, double, rows)]))
+        build("gpt2")(some_tokens(), Tap(edits=[Edit(Z, double, rows=rows)]))
 
 
 @pytest.mark.parametrize(

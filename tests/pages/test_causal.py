@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import interp
-from interp.analyses.ablation_protocols import Protocol
+from interp.analyses.ablation_protocols import StandIn
 from interp.analyses.circuit_evaluation import faithfulness_curve
 from interp.analyses.edge_attribution import edge_attribution
 from interp.analyses.graph import EdgeGraph
@@ -36,11 +36,11 @@ def removed(found: Report, protocol: str) -> pd.DataFrame:
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("protocol", ["zero", "resample"])
 def test_total_effects_are_those_of_the_door(name: str, protocol: str) -> None:
-    how: Protocol = {"zero": interp.Zero(), "resample": interp.Resample()}[protocol]
+    how: StandIn = {"zero": interp.Zero(), "resample": interp.Resample()}[protocol]
     table = removed(report(name), protocol)
     for kind in ("head", "mlp"):
         rows = table[table.kind == kind]
-        given = {"protocol": how, "metric": METRIC, "reference": TWIN if protocol == "resample" else None}
+        given = {"change": how, "metric": METRIC, "reference": TWIN if protocol == "resample" else None}
         expected = interp.ablate(hooked(name), PROMPT, kind, **given)
         np.testing.assert_array_equal(rows.effect_logits, expected.effect.values.ravel())
         assert rows.changed.tolist() == expected.changed.values.ravel().tolist()

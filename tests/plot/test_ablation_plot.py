@@ -7,10 +7,11 @@ import torch
 import xarray as xr
 
 from interp import HookedTransformer
-from interp.analyses.ablation import Resample, Zero, ablate
+from interp.analyses.ablation import ablate
 from interp.analyses.recall import recall
 from interp.analyses.short_circuit import short_circuit
 from interp.engine.metrics import logit_difference
+from interp.model.edits import Resample, Zero
 from interp.plot.ablation import ablation, recall_curve, recall_map
 from tests.configs import build, some_tokens
 
@@ -32,7 +33,7 @@ def recited() -> xr.Dataset:
 def test_two_dims_are_a_map_with_the_numbers_and_white_where_nothing_changed() -> None:
     twin = TOKENS.clone()
     twin[:, 6:] = some_tokens(seed=1)[:, 6:]
-    how = {"protocol": Resample(), "reference": twin, "metric": METRIC, "by": ("layer", "pos")}
+    how = {"change": Resample(), "reference": twin, "metric": METRIC, "by": ("layer", "pos")}
     result = ablate(model(), TOKENS, "mlp", **how)  # type: ignore[arg-type]
     figure, ax = plt.subplots()
     assert ablation(result, ax=ax) is ax
@@ -49,7 +50,7 @@ def test_two_dims_are_a_map_with_the_numbers_and_white_where_nothing_changed() -
 def test_one_dim_is_bars_with_intervals() -> None:
     for result in (
         short_circuit(model(), TOKENS, metric=METRIC),
-        ablate(model(), TOKENS, [["a0.h1", "m1"], ["m0"]], protocol=Zero(), metric=METRIC),
+        ablate(model(), TOKENS, [["L0H1", "L1.mlp"], "L0.mlp"], change=Zero(), metric=METRIC),
     ):
         ax = ablation(result)
         ax.figure.canvas.draw()
@@ -61,7 +62,7 @@ def test_one_dim_is_bars_with_intervals() -> None:
 
 
 def test_other_dims_are_refused() -> None:
-    result = ablate(model(), TOKENS, protocol=Zero(), metric=METRIC, by=("layer", "pos", "head"))
+    result = ablate(model(), TOKENS, change=Zero(), metric=METRIC, by=("layer", "pos", "head"))
     with pytest.raises(ValueError, match="one or two dims"):
         ablation(result)
     assert ablation(result.sel(pos=8)).get_xlabel() == "head"

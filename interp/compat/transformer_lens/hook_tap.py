@@ -1,6 +1,6 @@
 """A tap whose places are hook points: at each site of a native pass the module that stands there is called."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from interp.compat.transformer_lens.changes import HOOKS
 from interp.compat.transformer_lens.hook_points import HookPoint
 from interp.model.config import ModelConfig
+from interp.model.edits import Edit
 from interp.model.tap import Read, Scope, Tap
 
 
@@ -90,9 +91,17 @@ class HookTap(Tap):
         return any(site.startswith(("ln_final", "unembed")) for site in sites)
 
     def open(
-        self, config: ModelConfig, start: int, stop: int | None, home: torch.device | None = None
+        self,
+        config: ModelConfig,
+        start: int,
+        stop: int | None,
+        home: torch.device | None = None,
+        *,
+        past: int = 0,
+        standing: Sequence[Edit] = (),
     ) -> None:
         """Sort points and reads by layer."""
+        assert not standing, "the engine runs models without edits of their own"
         self._home = home
         self._scopes, self.values, self.live = {}, {}, {}
         layers = {None, *self._hooked, *(layer_of(read.site) for read in self.reads)}

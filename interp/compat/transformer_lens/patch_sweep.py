@@ -16,8 +16,9 @@ from interp.compat.transformer_lens.native import native_site, outgrown
 from interp.compat.transformer_lens.tokenization import get_attention_mask
 from interp.engine.batch import Batch
 from interp.engine.sweep import Sweep
-from interp.engine.variants import Put, Variant
+from interp.engine.variants import Variant
 from interp.model import sites
+from interp.model.edits import Edit, Set
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 
@@ -69,11 +70,11 @@ class Cells:
 
     def variants(self, cache: Cache) -> list[Variant]:
         """One for each index."""
-        found = []
+        found, put = [], {name: Set(cache[name]) for name in dict.fromkeys(self.names())}
         for name, index in zip(self.names(), self.indices, strict=True):
             letters = sites.axes_of(name).split()
-            at = {letters[axis]: i for axis, i in zip(self.axes, index[1:], strict=True)}
-            found.append(Variant([Put(name, cache[name], at)]))
+            at = {sites.WORDS[letters[axis]]: i for axis, i in zip(self.axes, index[1:], strict=True)}
+            found.append(Variant([Edit(name, put[name], at)]))
         return found
 
 
