@@ -114,12 +114,15 @@ def test_sites_that_a_model_does_not_have_are_refused_with_the_nearest_it_has() 
         ("gpt2", "blocks.2.attn.hook_z"): "layers are 0 to 1 in this model, got 2",
         ("gpt2", "blocks.-1.attn.hook_z"): "got -1",
         ("gpt2", "attn.hook_z"): "unknown site 'attn.hook_z'",
-        ("gpt2", ""): "unknown site ''",
     }
     for (name, site), message in refused.items():
         for item in ({"reads": [Read(site)]}, {"edits": [Edit(site, lambda x: x)]}):
             with pytest.raises(KeyError, match=re.escape(message)):
                 build(name)(some_tokens(), Tap(**item))
+    with pytest.raises(KeyError, match="unknown site ''"):
+        build("gpt2")(some_tokens(), Tap([Read("")]))
+    with pytest.raises(KeyError, match="no part ''"):
+        Edit("", lambda x: x)
 
 
 @EVERY
