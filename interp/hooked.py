@@ -1,5 +1,6 @@
 """The front door: a model, its tokenizer, and the things people type in a notebook. No logic of its own."""
 
+import copy
 import re
 import weakref
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,16 @@ from interp.core.shapes import nearest
 from interp.core.viewer import Shown, fitted
 from interp.engine.batch import Batch, Side
 from interp.engine.generate import generate, stream
-from interp.engine.hooks import Direction, Hook, Names, as_edits, matching, position_filter
+from interp.engine.hooks import (
+    Direction,
+    Hook,
+    Names,
+    as_edits,
+    matching,
+    position_filter,
+    standing,
+    standing_edits,
+)
 from interp.engine.observe import observe
 from interp.engine.sampling import Sampling
 from interp.engine.text import Prompts, Text, Tokenizer
@@ -28,8 +38,9 @@ from interp.families.hub import located
 from interp.families.reference import exported, reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
 from interp.model.config import ModelConfig
+from interp.model.edits import Edit
 from interp.model.loss import mean_next_token_loss, next_token_loss
-from interp.model.tap import Edit, Read, Tap
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 
@@ -40,7 +51,7 @@ class HookedTransformer(Shown):
     """A `Transformer` with its tokenizer, under the names TransformerLens made common.
 
     Attributes: `transformer` (the network), `text` (tokenisation), `weights` (stacked views), `cfg` (its config).
-    Parameters are frozen; call `model.transformer.requires_grad_(True)` to train.
+    Hooks and edits of an enclosing `with model.hooks(...)` hold for every pass inside it, those of analyses too.
     """
 
     def __init__(
@@ -53,12 +64,11 @@ class HookedTransformer(Shown):
     ) -> None:
         """`origin` is what the weights came from, for `verify`; a live model is held weakly."""
         config = transformer.config
-        self.transformer = transformer
+        self._transformer = transformer
         self.text = Text(tokenizer, config.n_ctx, config.d_vocab, special=not config.causal)
         self._origin = weakref.ref(origin) if isinstance(origin, nn.Module) else origin
         self.weights = Weights(transformer)
         self.name = name
-        self._hooks: list[tuple[Hook, Direction]] = []
 
     @classmethod
     def from_pretrained(
@@ -111,9 +121,30 @@ class HookedTransformer(Shown):
         return contract(self.transformer, other, name=self.name)
 
     @property
+    def transformer(self) -> Transformer:
+        """The network, under the hooks and edits that hold here and now."""
+        edits = standing_edits(self._transformer)
+        return self._transformer.edited(edits) if edits else self._transformer
+
+    def edited(self, edits: Sequence[Edit] | Edit) -> "HookedTransformer":
+        """This model under interventions, as another model of the same parameters: every pass of it has these edits.
+
+        Any analysis may be asked of it. Means and resampled values need data: `ablate` looks them up.
+        Errors: KeyError or IndexError for a part or site that the model lacks; ValueError for edits of some rows.
+
+        Example:
+            >>> without = model.edited([Edit("L1H2", Zero())])
+            >>> interp.heads(without).attrs == interp.heads(model).attrs
+            True
+        """
+        found = copy.copy(self)
+        found._transformer = self.transformer.edited([edits] if isinstance(edits, Edit) else list(edits))
+        return found
+
+    @property
     def cfg(self) -> ModelConfig:
         """The model's config."""
-        return self.transformer.config
+        return self._transformer.config
 
     def __repr__(self) -> str:
         c = self.cfg
@@ -187,11 +218,7 @@ class HookedTransformer(Shown):
         """Logits `[b p v]`, the loss in nats (mean, or `[b p-1]`), or both; hooks of an enclosing `hooks()` apply."""
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
         batch = batch.to(self.transformer.device)
-        edits = self._hook_edits(differentiable=torch.is_grad_enabled())
-        tap = Tap(edits=edits) if edits else None
-        logits = self.transformer(
-            batch.tokens, tap, keep=batch.keep, documents=batch.documents, types=batch.types
-        )
+        logits = self.transformer(batch.tokens, keep=batch.keep, documents=batch.documents, types=batch.types)
         if return_type == "logits":
             return logits
         loss_of = next_token_loss if loss_per_token else mean_next_token_loss
@@ -220,7 +247,7 @@ class HookedTransformer(Shown):
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
         wanted = matching(names, self.cfg, stop_at_layer)
         reads = [Read(name, position_filter(name, self.cfg, pos_slice)) for name in wanted]
-        seen = observe(self.transformer, batch, reads, self._hook_edits(stop_at_layer), stop=stop_at_layer)
+        seen = observe(self.transformer, batch, reads, stop=stop_at_layer)
         values = {read.site: value for read, value in seen.trace.items()}
         if device is not None:
             values = {name: value.to(device) for name, value in values.items()}
@@ -246,40 +273,42 @@ class HookedTransformer(Shown):
 
     @contextmanager
     def hooks(
-        self, fwd_hooks: Sequence[Hook] = (), bwd_hooks: Sequence[Hook] = ()
+        self, fwd_hooks: Sequence[Hook] = (), bwd_hooks: Sequence[Hook] = (), *, edits: Sequence[Edit] = ()
     ) -> Iterator["HookedTransformer"]:
-        """Hooks for every pass inside the `with`; nests; vanishes on leaving, also by an exception."""
-        before = list(self._hooks)
-        for hook in (*fwd_hooks, *bwd_hooks):
-            matching(hook[0], self.cfg)
-        added: list[tuple[Hook, Direction]] = [(h, "fwd") for h in fwd_hooks]
-        added += [(h, "bwd") for h in bwd_hooks]
-        try:
-            self._hooks = before + added
+        """Hooks and edits for every pass inside the `with`, the passes of analyses included.
+
+        They hold in this thread or task only, nest, may overlap, and vanish on leaving, also by an exception. Edits run
+        after the hooks of the same block. Backward hooks belong to passes that keep gradients; others refuse them.
+        """
+        hooks: list[tuple[Hook, Direction]] = [(h, "fwd") for h in fwd_hooks]
+        hooks += [(h, "bwd") for h in bwd_hooks]
+        found = [*as_edits(hooks, self.cfg), *edits]
+        self._transformer.edited(found)  # refuses what the model lacks, before the block begins
+        with standing(self._transformer, found):
             yield self
-        finally:
-            self._hooks = before
 
     def generate(
         self, prompts: Prompts, max_new_tokens: int = 20, *, sampling: Sampling | None = None,
         repetition_penalty: float = 1.0, stop: Stop = (), stop_at_eos: bool = True,
-        use_past_kv_cache: bool = True, prepend_bos: bool = True,
+        use_past_kv_cache: bool = True, edits: Sequence[Edit] = (), prepend_bos: bool = True,
     ) -> Batch:  # fmt: skip
         """Prompts continued greedily, or by `sampling`; left-padded rows, `batch.keep` marks the real tokens.
 
-        A row ends with a `stop` token (ids, or texts of one token). `model.to_texts(batch)` gives the strings. Hooks of
-        an enclosing `hooks()` apply at every step: with the cache they see the prompt, then one new token at a time.
+        A row ends with a `stop` token (ids, or texts of one token). `model.to_texts(batch)` gives the strings. `edits`,
+        and hooks of an enclosing `hooks()`, apply at every step: with the cache they see the prompt, then one new token
+        at a time; positions of an edit count from the first token of the (left-padded) prompt.
         """
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side="left")
         return generate(
             self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
             stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), use_cache=use_past_kv_cache,
-            edits=self._hook_edits(),
+            edits=edits,
         )  # fmt: skip
 
     def stream(
         self, prompt: Prompts, max_new_tokens: int = 20, *, sampling: Sampling | None = None,
-        repetition_penalty: float = 1.0, stop: Stop = (), stop_at_eos: bool = True, prepend_bos: bool = True,
+        repetition_penalty: float = 1.0, stop: Stop = (), stop_at_eos: bool = True,
+        edits: Sequence[Edit] = (), prepend_bos: bool = True,
     ) -> Iterator[str]:  # fmt: skip
         """The text that `generate` adds to one prompt, in pieces of whole characters as soon as they are known.
 
@@ -288,7 +317,7 @@ class HookedTransformer(Shown):
         batch = self.to_batch(prompt, prepend_bos=prepend_bos, padding_side="left")
         steps = stream(
             self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
-            stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), edits=self._hook_edits(),
+            stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), edits=edits,
         )  # fmt: skip
         return streamed_text(batch, steps, self.text.tokenizer)
 
@@ -317,6 +346,3 @@ class HookedTransformer(Shown):
         if re.fullmatch(r"[Wb]_\w+", name) and isinstance(getattr(Weights, name, None), property):
             return getattr(self.weights, name)
         raise AttributeError(f"HookedTransformer has no attribute {name!r}; {nearest(name, dir(type(self)))}")
-
-    def _hook_edits(self, stop: int | None = None, *, differentiable: bool = False) -> list[Edit]:
-        return as_edits(self._hooks, self.cfg, stop, differentiable=differentiable)

@@ -91,7 +91,7 @@ def faithfulness_curve(
             **_with_interval("cmd", ("kind",), [area((1 - c).abs(), fractions).mean(1) for c in curves]),
             "edges": (("fraction",), found.sum((1, 2))),
         },
-        coords={"kind": KINDS[: len(curves)], "fraction": list(fractions)},  # type: ignore[dict-item]
+        coords={"kind": KINDS[: len(curves)], "fraction": list(fractions)},
         attrs={**_attrs(task), "rank": rank, "greedy": int(greedy), "draws": draws, "seed": seed},
     )  # fmt: skip
 

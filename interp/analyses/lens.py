@@ -6,23 +6,29 @@ use.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.analyses.vocabulary import LogitTiles, Reference, statistics
-from interp.core.results import labelled
+from interp.core.results import Score, labelled, scored
 from interp.core.stats import Moments, Partial, Rows
-from interp.engine.analysis import Analysis, run_batches
+from interp.engine.analysis import Analysis, Question
+from interp.engine.answers import Posed
 from interp.engine.batch import Batch
-from interp.engine.observe import Subject
-from interp.engine.text import Prompts, Text
+from interp.engine.feed import Feed
+from interp.engine.observe import Model, Subject
+from interp.engine.run import answered
+from interp.engine.sources import Data
+from interp.engine.text import Answers, Text
 from interp.model.config import ModelConfig
+from interp.model.edits import Edit
 from interp.model.loss import predicted
+from interp.model.parts import Part
 from interp.model.sites import final_stream, find, full_name, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -51,27 +57,71 @@ class Translators(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class LogitLens(Question):
+    """What the model would answer at every depth and position; `logit_lens` describes the result."""
+
+    answer: Answers | None = None
+    """The target at every position, as text or id, one for all prompts or one for each; None = each position's next
+    token."""
+    top: int = 10
+    """How many of the most probable tokens are listed."""
+    sites: str | Sequence[str] = "resid_pre"
+    """States to read in every block, of `STATES`, or full names such as `blocks.3.hook_resid_mid`. The last depth is
+    always the model's own answer."""
+    pos: int | Sequence[int] | None = None
+    """Which of each prompt's tokens, negative from its end; None = all."""
+    translators: Translators | None = None
+    """A `TunedLens`, and the result is that of the tuned lens."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The states to read and what to make of them."""
+        config = model.transformer.config
+        if isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= config.d_vocab:
+            raise ValueError(f"top must be in [1, {config.d_vocab}], got {self.top!r}")
+        if not config.unembed:
+            raise ValueError("a lens requires an unembedding; this model ends in its residual stream")
+        states = lens_sites(config, self.sites)
+        if self.translators is not None:
+            self.translators.check(model.transformer, states[:-1])
+        chosen = (self.pos,) if isinstance(self.pos, int) else None if self.pos is None else tuple(self.pos)
+        if chosen is not None and not chosen:
+            raise ValueError("at least one position is required, got none")
+        posed = Posed.of(model.text, self.answer)
+        return Analysis(
+            self.name,
+            partial(_compute, sites=states, positions=chosen, translators=self.translators, top=self.top),
+            Rows,
+            partial(_finish, name=self.name, config=config, sites=states, positions=chosen, text=model.text),
+            reads=tuple(Read(site) for site in states),
+            pose=posed,
+            rows=None if posed is None else posed.rows,
+        )
+
+
 def logit_lens(
-    model: Subject,
-    prompts: Prompts,
+    model: Model,
+    data: Feed | Data,
     *,
-    answer: str | int | Sequence[str | int] | None = None,
+    answer: Answers | None = None,
     top: int = 10,
     sites: str | Sequence[str] = "resid_pre",
-    positions: int | Sequence[int] | None = None,
+    pos: int | Sequence[int] | None = None,
     translators: Translators | None = None,
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
-    """The lens at every depth (`0_pre` ... `final_post`) and position.
+    """What the model would answer if it stopped at each depth, at every position.
 
     Returns Dataset[prompt, depth, pos]: `top_token`, its text `word` and `top_prob` [.., rank], `entropy` and `kl` =
     KL(final || depth) in nats, `target_rank` (0 = most probable) and `target_prob`. The target is `answer` at every
     position if given, else the next token of the prompt; rank -1 and probability NaN where there is none. Padded
-    positions hold NaN.
+    positions hold NaN. Depths are parts: `L0.resid` is the stream that enters layer 0, and the last one the model's own
+    answer. `token` is the text of every token read.
     sites: states to read in every block, of `STATES` (a post-norm block's `resid_mid` and `resid_post` are sums before
-    their norm), or full names such as `blocks.3.hook_resid_mid`. The last depth is always the model's own answer.
-    positions: which of each prompt's tokens, negative from its end; None = all. Their numbers become the coordinate.
+    their norm), or full names such as `blocks.3.hook_resid_mid`.
+    pos: which of each prompt's tokens, negative from its end; None = all. Their numbers become the coordinate.
     translators: a `TunedLens`, and the result is that of the tuned lens.
     No more than 128 rows of logits, and as many of the last depth's, exist at a time. Caveat: in float32 `kl` is exact
     to about 1e-6 nats.
@@ -80,51 +130,11 @@ def logit_lens(
 
     Example:
         >>> interp.logit_lens(model, "The capital of France is", answer=" Paris")
-        >>> interp.logit_lens(model, prompt, sites=("resid_pre", "resid_mid"), positions=-1).depth.values[1]
-        '0_mid'
+        >>> interp.logit_lens(model, prompt, sites=("resid_pre", "resid_mid"), pos=-1).depth.values[1]
+        'L0.resid_mid'
     """
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos)
-    if answer is not None:
-        batch = batch.with_answers(model.text.targets(answer, len(batch)), None)
-    config = model.transformer.config
-    if translators is not None:
-        translators.check(model.transformer, lens_sites(config, sites)[:-1])
-    analysis = lens(config, top=top, sites=sites, positions=positions, translators=translators)
-    found = run_batches([analysis], model.transformer, batch.split(batch_size))["logit_lens"]
-    found = found.assign(word=(found.top_token.dims, model.text.words(found.top_token.values).astype(str)))
-    return found if positions is not None else found.assign_coords(token=batch_words(batch, model.text))
-
-
-def batch_words(batch: Batch, text: Text) -> tuple[tuple[str, str], Shaped[np.ndarray, "b p"]]:
-    """The dims and the texts of a batch's tokens, "" at padding: a coordinate."""
-    ids = batch.tokens.masked_fill(~batch.real, -1)
-    return ("prompt", "pos"), text.words(ids.cpu().numpy()).astype(str)
-
-
-def lens(
-    config: ModelConfig,
-    *,
-    top: int = 10,
-    sites: str | Sequence[str] = "resid_pre",
-    positions: int | Sequence[int] | None = None,
-    translators: Translators | None = None,
-) -> Analysis:
-    """The analysis behind `logit_lens`."""
-    if not 1 <= top <= config.d_vocab:
-        raise ValueError(f"top must be in [1, {config.d_vocab}], got {top}")
-    if not config.unembed:
-        raise ValueError("a lens requires an unembedding; this model ends in its residual stream")
-    states = lens_sites(config, sites)
-    chosen = [positions] if isinstance(positions, int) else positions
-    if chosen is not None and len(chosen) == 0:
-        raise ValueError("at least one position is required, got none")
-    return Analysis(
-        name="logit_lens",
-        reads=tuple(Read(site) for site in states),
-        compute=partial(_compute, sites=states, positions=chosen, translators=translators, top=top),
-        reduction=Rows,
-        finish=partial(_finish, config=config, sites=states, positions=chosen),
-    )
+    question = LogitLens(answer, top, sites, pos, translators)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 def lens_sites(config: ModelConfig, sites: str | Sequence[str]) -> tuple[str, ...]:
@@ -147,31 +157,22 @@ def lens_sites(config: ModelConfig, sites: str | Sequence[str]) -> tuple[str, ..
     return (*(name for name in names(config) if name in asked and name != final), final)
 
 
-def depth_label(site: str, config: ModelConfig) -> str:
-    """The name of a state as a depth: `0_pre`, `3_mid`, `final_post`."""
-    if site == final_stream(config):
-        return "final_post"
-    _, layer, name = site.split(".", 2)
-    return f"{layer}_{name.removeprefix('hook_').replace('resid_', '')}"
-
-
 def by_depth(result: "xr.Dataset") -> "xr.Dataset":
     """The lens of many prompts as curves over depth: the mean over each prompt's positions, then over prompts.
 
-    Returns Dataset[depth]: `kl`, `entropy` (nats) and `target_prob`, each with `_low` and `_high`, 95 % over prompts.
-    Positions without the number (padding, no target) and prompts that have none are left out.
+    Returns Dataset[depth, score]: `value`, `low` and `high` (95 % over prompts) and `n` of `kl`, `entropy` (nats) and
+    `target_prob`. Positions without the number (padding, no target) and prompts that have none are left out.
 
     Example:
-        >>> by_depth(interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])).kl
+        >>> by_depth(interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])).value.sel(score="kl")
     """
-    values: dict[str, tuple[Sequence[str], Tensor]] = {}
+    scores: dict[str, Score] = {}
     for name in ("kl", "entropy", "target_prob"):
         rows = torch.from_numpy(result[name].transpose("prompt", "depth", "pos").values).nanmean(-1)
-        values |= Moments.of(rows[~rows.isnan().any(1)]).cells(name, ("depth",))
-    attrs = {**result.attrs, "interval": "95 % over prompts", "prompts": result.sizes["prompt"]}
-    return labelled(
-        "lens_by_depth", values, coords={"depth": [str(d) for d in result.depth.values]}, attrs=attrs
-    )
+        scores[name] = Score.of(Moments.of(rows[~rows.isnan().any(1)]), result[name].attrs["unit"])
+    attrs = {**result.attrs, "interval": "95 % over prompts"}
+    depths = [str(depth) for depth in result.depth.values]
+    return scored("lens_by_depth", scores, ("depth",), coords={"depth": depths}, attrs=attrs)
 
 
 @torch.no_grad()
@@ -202,7 +203,7 @@ def _compute(
         every = value.new_full((len(sites), real.numel(), *value.shape[2:]), nothing)
         every[:, cells] = value
         out[name] = every.unflatten(1, tuple(real.shape)).movedim(0, 1)
-    return out
+    return out | {"token": batch.tokens.gather(1, columns).masked_fill(~real, -1)}
 
 
 def _read_out(
@@ -250,16 +251,26 @@ def _targets(batch: Batch) -> Int[Tensor, "b p"]:
 
 
 def _finish(
-    merged: Partial, config: ModelConfig, sites: tuple[str, ...], positions: Sequence[int] | None
+    merged: Partial,
+    name: str,
+    config: ModelConfig,
+    sites: tuple[str, ...],
+    positions: Sequence[int] | None,
+    text: Text,
 ) -> "xr.Dataset":
     assert isinstance(merged, Rows)
-    dims = ("prompt", "depth", "pos")
-    depths = [depth_label(site, config) for site in sites]
-    values = {name: ((*dims, "rank") if v.ndim == 4 else dims, v) for name, v in merged.rows.items()}
+    dims, rows = ("prompt", "depth", "pos"), dict(merged.rows)
+    token = rows.pop("token")
     chosen = {} if positions is None else {"pos": list(positions)}
-    return labelled(
-        "logit_lens",
-        values,
-        coords={"depth": depths, **chosen},
-        attrs={"entropy_unit": "nats", "kl": "KL(final || depth), nats"},
+    found = labelled(
+        name,
+        {name: ((*dims, "rank") if v.ndim == 4 else dims, v) for name, v in rows.items()},
+        coords={
+            "depth": [str(Part.of(site)) for site in sites],
+            "token": (("prompt", "pos"), text.words(token.cpu().numpy()).astype(str)),
+            **chosen,
+        },
+        units={"entropy": "nats", "kl": "nats", "top_prob": "probability", "target_prob": "probability"},
+        attrs={"kl": "KL(final || depth)"},
     )
+    return found.assign(word=(found.top_token.dims, text.words(found.top_token.values).astype(str)))

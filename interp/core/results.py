@@ -1,32 +1,47 @@
-"""Finished results: tensors with named dimensions become xarray, and xarray becomes tidy tables on disk."""
+"""Finished results: tensors with named dimensions become xarray, and xarray becomes tidy tables on disk.
+
+Every result has one shape. Its dims and coordinates are words (`prompt`, `layer`, `pos`, `head`, `part`, ...); a result
+that estimates something holds it as `value`, with the ends `low` and `high` of its 95 % interval, its chance level
+`null` and the number of rows `n`, all over the same dims; several quantities of one kind stand along the dim `score`;
+`each` holds the same per prompt. Every variable of numbers has a `unit`.
+"""
 
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+from interp.core.stats import Moments
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-Coords = Mapping[str, Sequence[str] | Sequence[int]]
+Coords = Mapping[str, object]
+"""Labels by dim; or `(dims, values)` for a coordinate over other dims."""
+Variables = Mapping[str, tuple[Sequence[str], Tensor]]
+ESTIMATE = ("value", "low", "high", "null", "null_sd", "n")
+"""The variables of an estimate, in the order of a table."""
 
 
 def labelled(
     analysis: str,
-    values: Mapping[str, tuple[Sequence[str], Tensor]],
+    values: Variables,
     *,
     coords: Coords | None = None,
+    units: str | Mapping[str, str] | None = None,
     attrs: Mapping[str, str | float | int] | None = None,
 ) -> "xr.Dataset":
     """A Dataset from `{name: (dims, tensor)}`; half precision is widened to float32, tensors move to the host.
 
     analysis: what gave it, kept as `attrs["interp_analysis"]`: by it a result finds its plot, `result.view.plot()`.
+    units: of every variable of real numbers, or of those by name; a number without one is a share or a count of its
+    own kind, unit "1".
     """
     import xarray as xr
 
@@ -38,17 +53,102 @@ def labelled(
             value = value.float()
         return value.cpu().numpy()
 
-    variables = {name: (tuple(dims), host(value)) for name, (dims, value) in values.items()}
-    return xr.Dataset(
-        variables,
-        coords={k: list(v) for k, v in (coords or {}).items()},
-        attrs={accessor.ANALYSIS: analysis, **(attrs or {})},
+    def unit_of(name: str, value: Tensor) -> dict[str, str]:
+        if not value.is_floating_point():
+            return {}
+        return {"unit": units if isinstance(units, str) else (units or {}).get(name, "1")}
+
+    variables = {
+        name: (tuple(dims), host(value), unit_of(name, value)) for name, (dims, value) in values.items()
+    }
+    found = xr.Dataset(variables, attrs={accessor.ANALYSIS: analysis, **(attrs or {})})
+    return found.assign_coords(
+        {k: v if isinstance(v, tuple) else list(v) for k, v in (coords or {}).items()}  # type: ignore[call-overload]
     )
 
 
-def frame(result: "xr.Dataset") -> "pd.DataFrame":
-    """The tidy table of a result: one row per cell, its coordinates as columns."""
-    return result.to_dataframe().reset_index()
+class Score(NamedTuple):
+    """One of several quantities that a result estimates over the same dims."""
+
+    value: Tensor
+    low: Tensor
+    high: Tensor
+    n: Tensor
+    null: Tensor
+    unit: str
+
+    @classmethod
+    def of(cls, moments: Moments, unit: str, null: Tensor | float = float("nan")) -> "Score":
+        """From the moments over rows; null: the chance level, NaN where there is none."""
+        low, high = moments.interval()
+        chance = torch.as_tensor(null, dtype=moments.mean.dtype).to(moments.mean.device)
+        return cls(moments.mean, low, high, moments.count(), chance.expand_as(moments.mean), unit)
+
+    @classmethod
+    def exact(cls, value: Tensor, unit: str, null: Tensor | float = float("nan")) -> "Score":
+        """A number that is no mean over rows: without an interval (NaN) and with n = 0."""
+        nothing = torch.full_like(value, float("nan"))
+        chance = torch.as_tensor(null, dtype=value.dtype).to(value.device)
+        return cls(
+            value, nothing, nothing, torch.zeros_like(value, dtype=torch.long), chance.expand_as(value), unit
+        )
+
+
+def scored(
+    analysis: str,
+    scores: Mapping[str, Score],
+    dims: Sequence[str],
+    *,
+    coords: Coords | None = None,
+    attrs: Mapping[str, str | float | int] | None = None,
+    others: Variables | None = None,
+) -> "xr.Dataset":
+    """A Dataset of several quantities: `value`, `low`, `high`, `null`, `n` over the dims and `score`, and their `unit`.
+
+    others: further variables, such as labels or indices.
+    """
+    where = (*dims, "score")
+    values = {
+        name: (where, torch.stack([getattr(score, name).double().cpu() for score in scores.values()], -1))
+        for name in ("value", "low", "high", "null")
+    }
+    counts = torch.stack([score.n.cpu() for score in scores.values()], -1)
+    units = ("score", [score.unit for score in scores.values()])
+    return labelled(
+        analysis,
+        {**values, "n": (where, counts), **(others or {})},
+        coords={**(coords or {}), "score": list(scores), "unit": units},
+        units="see the coordinate unit",
+        attrs=attrs,
+    )
+
+
+def frame(result: "xr.Dataset | xr.DataArray", variable: str | None = None) -> "pd.DataFrame":
+    """The tidy table of a result: one row per cell, its coordinates as columns, then what it estimates.
+
+    The table has the variables over the cells of `value` (of the first variable, where there is none), so the numbers
+    per prompt are not in it: ask for them, `frame(result, "each")`.
+
+    Example:
+        >>> list(frame(interp.ablate(model, prompt, "mlp", change=interp.Zero(), metric=interp.kl_divergence())))[:4]
+        ['layer', 'part', 'value', 'low']
+    """
+    import xarray as xr
+
+    if isinstance(result, xr.DataArray):
+        result = result.to_dataset(name=result.name or "value")
+    if variable is not None and variable not in result:
+        known = ", ".join(map(str, result.data_vars))
+        raise KeyError(f"this result has no variable {variable!r}; it has {known}")
+    names = [str(name) for name in result.data_vars]
+    main = variable or ("value" if "value" in names else names[0])
+    cells = set(result[main].dims)
+    kept = [main] if variable else [name for name in names if set(result[name].dims) <= cells]
+    first = [name for name in ESTIMATE if name in kept]
+    order = [*first, *(name for name in kept if name not in first)]
+    table = result[order].to_dataframe(dim_order=[str(dim) for dim in result[main].dims]).reset_index()
+    labels = [name for name in table.columns if name not in order]
+    return table[[*labels, *order]]
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

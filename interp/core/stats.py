@@ -140,6 +140,26 @@ class Moments:
         low, high = self.interval()
         return {name: (dims, self.mean), f"{name}_low": (dims, low), f"{name}_high": (dims, high)}
 
+    def estimate(
+        self, dims: Sequence[str], *, null: Tensor | float | None = None
+    ) -> "dict[str, tuple[Sequence[str], Tensor]]":
+        """The variables of a result that is one estimate per cell: `value`, `low`, `high`, `n` and, if given, `null`.
+
+        value: the mean; low, high: the ends of its 95 % interval; n: the rows behind it; null: its chance level, any
+        shape that broadcasts against the mean.
+        """
+        low, high = self.interval()
+        found = {"value": self.mean, "low": low, "high": high, "n": self.count()}
+        if null is not None:
+            found["null"] = (
+                torch.as_tensor(null, dtype=self.mean.dtype).to(self.mean.device).expand_as(self.mean)
+            )
+        return {name: (tuple(dims), value) for name, value in found.items()}
+
+    def count(self) -> Int[Tensor, "..."]:
+        """How many rows stand behind every mean."""
+        return torch.full_like(self.mean, self.n, dtype=torch.long)
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything it holds, by name."""
         found = {"n": torch.tensor(self.n), "mean": self.mean, "spread": self.spread}
@@ -197,6 +217,10 @@ class MaskedMoments(Moments):
         else:
             error = (self.spread / (self.counts - 1).clamp_min(1.0) / self.counts.clamp_min(1.0)).sqrt()
         return error.masked_fill(self.counts < 2, torch.nan)
+
+    def count(self) -> Int[Tensor, "..."]:
+        """How many rows stand behind every mean."""
+        return self.counts.long()
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything it holds, by name."""

@@ -39,6 +39,8 @@ class Batch:
 
     In packed rows one entry per text: `documents` holds places in `row`.
     """
+    corrupt: Int[Tensor, "b p"] | None = None
+    """The corrupted prompt of each row, aligned with it token for token, where a question compares two."""
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.tokens.is_floating_point() or self.tokens.numel() == 0:
@@ -46,7 +48,7 @@ class Batch:
                 "a batch requires at least one token id, shape [batch, pos], "
                 f"got {self.tokens.dtype} of shape {shape_text(self.tokens.shape)}"
             )
-        for name in ("keep", "documents", "types"):
+        for name in ("keep", "documents", "types", "corrupt"):
             given, wanted = getattr(self, name), self.tokens.shape
             if given is not None and given.shape != wanted:
                 raise ValueError(
@@ -153,8 +155,9 @@ class Batch:
         tokens, keep = self.tokens[:, :width], self.keep[:, :width]
         documents = None if self.documents is None else self.documents[:, :width]
         types = None if self.types is None else self.types[:, :width]
-        whole = bool(keep.all())
-        return replace(self, tokens=tokens, keep=None if whole else keep, documents=documents, types=types)
+        corrupt = None if self.corrupt is None else self.corrupt[:, :width]
+        keep_ = None if bool(keep.all()) else keep
+        return replace(self, tokens=tokens, keep=keep_, documents=documents, types=types, corrupt=corrupt)
 
     def numbered(self) -> "Batch":
         """The same with its rows (the texts of packed rows) numbered, if they are not."""
@@ -173,6 +176,15 @@ class Batch:
         starts[:: self.documents.shape[1]] = True
         return self.row.to(flat.device)[flat[starts & (flat >= 0)]]
 
+    def pair(self) -> "tuple[Batch, Batch]":
+        """The rows and their corrupted prompts, each as a batch of its own, both with the answers.
+
+        Errors: ValueError for a batch without corrupted prompts.
+        """
+        if self.corrupt is None:
+            raise ValueError("this question compares two prompts: corrupted prompts are required, got none")
+        return replace(self, corrupt=None), replace(self, tokens=self.corrupt, corrupt=None)
+
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> "Batch":
         """The same rows with the tokens a question is about."""
         return replace(self, answer=answer, wrong=wrong)
@@ -184,9 +196,9 @@ class Batch:
             return self
         order = self.keep.int().argsort(dim=1, stable=True)
         types = None if self.types is None else self.types.gather(1, order)
-        return replace(
-            self, tokens=self.tokens.gather(1, order), keep=self.keep.gather(1, order), types=types
-        )
+        corrupt = None if self.corrupt is None else self.corrupt.gather(1, order)
+        tokens, keep = self.tokens.gather(1, order), self.keep.gather(1, order)
+        return replace(self, tokens=tokens, keep=keep, types=types, corrupt=corrupt)
 
     def _one_text_per_row(self, what: str) -> None:
         if self.documents is not None:
@@ -202,5 +214,5 @@ class Batch:
         row = changed(self.row) if self.documents is None else self.row
         return Batch(
             change(self.tokens), changed(self.keep), self.bos, changed(self.answer), changed(self.wrong),
-            changed(self.documents), changed(self.types), memory, row,
+            changed(self.documents), changed(self.types), memory, row, changed(self.corrupt),
         )  # fmt: skip

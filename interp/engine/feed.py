@@ -3,16 +3,20 @@
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from interp.engine.analysis import counted
 from interp.engine.batch import Batch
+from interp.engine.pairs import Pairs
 from interp.engine.sources import Data, open_source
 from interp.engine.stream import Stream, Window
-from interp.engine.text import Text
+from interp.engine.text import Text, is_prompts
 from interp.model.config import Json
+
+TOKENS = 2**12
+"""Tokens per batch of a stream, where nobody says another number."""
 
 
 @runtime_checkable
@@ -66,15 +70,17 @@ class GivenBatches:
         return iter(counted(self.batches))
 
 
-def feed_of(data: Feed | Data, text: Text | None, tokens_per_batch: int) -> Feed:
-    """Any data as a feed: batches as they are, everything else as a padded stream with the options' defaults.
+def feed_of(data: Feed | Data | Pairs, text: Text, tokens_per_batch: int) -> Feed:
+    """Any data as batches by window: batches as they are, everything else as a padded stream with the usual options.
 
-    Errors: ValueError for data that need a tokenizer where there is none, and what `open_source` refuses.
+    Errors: ValueError for texts where there is no tokenizer, and what `open_source` refuses.
     """
     if isinstance(data, Stream | GivenBatches):
         return data
     if isinstance(data, Batch):
         return GivenBatches([data])
+    if isinstance(data, Pairs):
+        return Stream(data.source(), text, tokens_per_batch=tokens_per_batch)
     if isinstance(data, Feed):
         raise ValueError(f"a Stream or batches are required, got {type(data).__name__}")
     if isinstance(data, Iterator):
@@ -86,11 +92,21 @@ def feed_of(data: Feed | Data, text: Text | None, tokens_per_batch: int) -> Feed
             return GivenBatches(data)  # type: ignore[arg-type]
     elif isinstance(data, Sequence) and len(data) and all(isinstance(each, Batch) for each in data):
         return GivenBatches(data)  # type: ignore[arg-type]
-    if text is None:
-        raise ValueError(
-            "rows that are no batches require a model with its text: HookedTransformer, not Transformer"
-        )
     return Stream(open_source(data), text, tokens_per_batch=tokens_per_batch)
+
+
+def prompts_feed(data: Feed | Data | Pairs, text: Text, *, prepend_bos: bool, batch_size: int) -> Feed:
+    """Prompts in their order, `batch_size` rows at a time; other data as a stream.
+
+    Errors: ValueError for prompts that do not fit the model, or a batch size below 1.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size must be a number of rows, at least 1, got {batch_size!r}")
+    if is_prompts(data):
+        batch = text.batch(data, prepend_bos=prepend_bos)
+        return GivenBatches(list(batch.split(batch_size)))
+    feed = feed_of(data, text, TOKENS)
+    return replace(feed, prepend_bos=prepend_bos) if isinstance(feed, Stream) and feed is not data else feed
 
 
 def about(feed: Feed) -> Json:
@@ -120,6 +136,9 @@ def _hash(windows: Iterable[Window]) -> str:
         digest.update(
             repr((tuple(batch.tokens.shape), batch.tokens.tolist(), batch.lengths.tolist())).encode()
         )
+        more = [None if x is None else x.tolist() for x in (batch.corrupt, batch.answer, batch.wrong)]
+        if any(each is not None for each in more):
+            digest.update(repr(more).encode())
     return digest.hexdigest()
 
 

@@ -169,7 +169,8 @@ class _Feed:
     def next_logits(self) -> tuple[Float[Tensor, "b v"], Trace]:
         """Logits of the next column, and the answers at the positions fed."""
         rows, n = self._tokens.shape
-        tap = Tap(self._reads, self._edits) if self._reads or self._edits else None
+        watched = self._reads or self._edits or self._model.edits
+        tap = Tap(self._reads, self._edits, grows=True) if watched else None
         last = None
         if n > 1 and not self._every_logit:
             last = torch.full((rows, 1), n - 1, device=self._tokens.device)

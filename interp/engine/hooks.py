@@ -2,17 +2,20 @@
 
 import fnmatch
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from interp.core.shapes import nearest
 from interp.engine.observe import deepest
 from interp.model import sites
 from interp.model.config import ModelConfig
-from interp.model.tap import Edit
+from interp.model.edits import Edit
 
 Names = str | Sequence[str] | Callable[[str], bool] | re.Pattern[str] | None
 """What selects sites: a name, several, a glob, a regular expression, a predicate; None = all not on demand."""
@@ -57,21 +60,67 @@ def matching(names: Names, config: ModelConfig, stop: int | None = None) -> list
     return list(dict.fromkeys(found))
 
 
-def as_edits(
-    hooks: Sequence[tuple[Hook, Direction]],
-    config: ModelConfig,
-    stop: int | None = None,
-    *,
-    differentiable: bool = False,
-) -> list[Edit]:
-    """The edits that these hooks amount to; ValueError for backward hooks in a pass that keeps no gradients."""
-    edits = []
-    for (names, function), direction in hooks:
-        if direction == "bwd" and not differentiable:
-            raise ValueError("backward hooks require a pass that keeps gradients; this one runs without")
-        make = _forward_change if direction == "fwd" else _backward_change
-        edits += [Edit(name, make(function, HookPoint(name))) for name in matching(names, config, stop)]
-    return edits
+def as_edits(hooks: Sequence[tuple[Hook, Direction]], config: ModelConfig) -> list[Edit]:
+    """The edits that these hooks amount to, at every site of the model that their names select."""
+    return [
+        Edit(name, Hooked(function, direction))
+        for (names, function), direction in hooks
+        for name in matching(names, config)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Hooked:
+    """A hook function as the change of an edit: it is told where it is, and has a dict of its own for one pass.
+
+    Backward hooks get the gradient when the pass is differentiated, and may return another one. Errors: ValueError for
+    a backward hook in a pass that keeps no gradients.
+    """
+
+    function: HookFunction
+    direction: Direction = "fwd"
+
+    def at_site(self, site: str, memory: dict[str, object]) -> Callable[[Tensor], Tensor]:
+        """The change of one site in one pass."""
+        point = memory.setdefault(site, HookPoint(site))
+        assert isinstance(point, HookPoint)
+        if self.direction == "fwd":
+            return _forward_change(self.function, point)
+        if not torch.is_grad_enabled():
+            raise ValueError(
+                f"the backward hook at {site} requires a pass that keeps gradients; this one runs without"
+            )
+        return _backward_change(self.function, point)
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """Edits that hold for every pass of one model inside a `with`."""
+
+    model: object
+    edits: tuple[Edit, ...]
+
+
+_STANDING: ContextVar[tuple[Standing, ...]] = ContextVar("interp_standing_edits", default=())
+
+
+@contextmanager
+def standing(model: object, edits: Sequence[Edit]) -> Iterator[None]:
+    """Let these edits hold for every pass of this model, in this thread or task only, until the `with` is left.
+
+    Blocks may overlap and be left in any order: each takes away what it brought. Nothing is kept on the model.
+    """
+    mine = Standing(model, tuple(edits))
+    _STANDING.set((*_STANDING.get(), mine))
+    try:
+        yield
+    finally:
+        _STANDING.set(tuple(each for each in _STANDING.get() if each is not mine))
+
+
+def standing_edits(model: object) -> list[Edit]:
+    """The edits that hold for this model here and now, those of the outermost `with` first."""
+    return [edit for each in _STANDING.get() if each.model is model for edit in each.edits]
 
 
 def position_filter(

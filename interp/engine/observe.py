@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -9,10 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.engine.batch import Batch
-from interp.engine.text import Text
+from interp.engine.text import Prompts, Text
 from interp.model.config import ModelConfig
-from interp.model.sites import EMBEDDING_SITES, find
-from interp.model.tap import Edit, Read, Tap, Trace, compact
+from interp.model.edits import Edit
+from interp.model.sites import EMBEDDING_SITES, find, is_late
+from interp.model.tap import Read, Tap, Trace, compact
 from interp.model.transformer import Transformer
 
 Objective = Callable[[Tensor], Float[Tensor, ""]]
@@ -23,8 +25,77 @@ Objective = Callable[[Tensor], Float[Tensor, ""]]
 class Subject(Protocol):
     """A model under study: the network and its text; `HookedTransformer` is one."""
 
+    @property
+    def transformer(self) -> Transformer:
+        """The network, under the interventions that hold here and now."""
+        ...
+
+    @property
+    def text(self) -> Text:
+        """How it tokenises."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Studied:
+    """A network with its text, as analyses see it."""
+
     transformer: Transformer
     text: Text
+
+
+Model = Subject | Transformer
+"""What analyses take: a `HookedTransformer`, or a bare network for token ids."""
+
+
+def as_model(model: Model, edits: Sequence[Edit] | Edit = ()) -> Subject:
+    """The model under study: the network under all interventions that hold here and now, and its text.
+
+    edits: interventions of this question alone, after those.
+    Errors: ValueError for anything that is no decoder or encoder of ours, for edits that are none, or that act after
+    the last block, where analyses read the logits off the stream themselves; KeyError or IndexError for parts that the
+    model lacks.
+    """
+    given = [edits] if isinstance(edits, Edit) else list(edits)
+    if wrong := [each for each in given if not isinstance(each, Edit)]:
+        raise ValueError(f"edits are required, such as Edit('L3H5', Zero()), got {wrong[0]!r}")
+    network, text = as_network(model), text_of(model)
+    network = network.edited(given) if given else network
+    if late := [edit.name for edit in network.edits if is_late(edit.site)]:
+        raise ValueError(
+            "analyses read the logits off the residual stream, so an edit after the last block "
+            f"({', '.join(late)}) would be missed: edit inside the blocks"
+        )
+    return Studied(network, text)
+
+
+def as_network(model: Model) -> Transformer:
+    """The network of a model, under the interventions that hold here and now. ValueError for anything else."""
+    if isinstance(model, Transformer):
+        return model
+    if isinstance(model, Subject) and isinstance(model.transformer, Transformer):
+        return model.transformer
+    raise ValueError(
+        f"a model is required, a HookedTransformer or a Transformer, got {type(model).__name__}{_instead(model)}"
+    )
+
+
+def text_of(model: Model) -> Text:
+    """How a model tokenises; a bare network takes token ids only."""
+    if isinstance(model, Transformer):
+        return Text(None, model.config.n_ctx, model.config.d_vocab)
+    return model.text
+
+
+def _instead(model: object) -> str:
+    """What to do with something that is not a model of ours."""
+    if isinstance(model, str | Path):
+        return f": load it with HookedTransformer.from_pretrained({str(model)!r})"
+    if hasattr(model, "encoder") and hasattr(model, "decoder"):
+        return ": an encoder-decoder has two; ask for one of them, such as model.model.decoder"
+    if hasattr(model, "config") and hasattr(model, "forward"):
+        return ": wrap it with HookedTransformer.from_pretrained(model)"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -47,8 +118,8 @@ def deepest(sites: Iterable[str], config: ModelConfig) -> int | None:
 
 
 def observe(
-    model: Transformer,
-    batch: Batch,
+    model: Model,
+    batch: Batch | Prompts,
     reads: Sequence[Read] = (),
     edits: Sequence[Edit] = (),
     *,
@@ -57,20 +128,22 @@ def observe(
     metric: Objective | None = None,
     answers_only: bool = False,
 ) -> Observation:
-    """Run the model on a batch and answer `reads` under `edits`.
+    """Run the model on a batch (or on prompts, as the model tokenises them) and answer `reads` under `edits`.
 
     With `metric`, reads with `grad=True` are answered by d metric / d value; parameters receive no gradient, and
     nobody's `.grad` is written. Without it the pass runs under `no_grad`. With `answers_only` it ends as soon as every
     read is answered, inside the last block if need be, and `output` has no meaning.
     Errors: ValueError for a gradient read without a metric, and everything `Transformer` refuses.
     """
+    network = model if isinstance(model, Transformer) else as_network(model)
+    batch = batch if isinstance(batch, Batch) else text_of(model).batch(batch)
     wants_grad = any(read.grad for read in reads)
     if wants_grad and metric is None:
         raise ValueError("Read(grad=True) requires a metric to differentiate")
     tap = Tap(reads, edits, answers_only=answers_only) if reads or edits else None
-    batch = batch.to(model.device)
+    batch = batch.to(network.device)
     with torch.set_grad_enabled(metric is not None):
-        output = model(
+        output = network(
             batch.tokens, tap, stop=stop, logits_at=logits_at, keep=batch.keep, documents=batch.documents,
             types=batch.types, memory=batch.memory,
         )  # fmt: skip

@@ -19,7 +19,7 @@ import logging
 import shlex
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -261,9 +261,9 @@ class Record(Shown):
         self._note("data", name, fingerprint)
 
     def stream(
-        self, name: str, analyses: Sequence[Asked], model: Subject, data: Feed | Data, **options: Any
+        self, name: str, questions: Asked, model: Subject, data: Feed | Data, **options: Any
     ) -> Results:
-        """The results of `interp.run` over data, kept in this run and gone on with where an earlier session was.
+        """The answers of `interp.run` over data, kept in this run and gone on with where an earlier session was.
 
         options: those of `interp.run`. Notes model and data; keeps every result as the step `name_analysis`, and the
         rows set aside as a table. In one job of an array the work is kept where all jobs find it; a job that does not
@@ -275,7 +275,7 @@ class Record(Shown):
         if shard is not None:
             self._claim("stream", name)
             folder = folder / name
-        found = run_over(analyses, model, data, out=folder, resume=shard is None, shard=shard, **options)
+        found = run_over(questions, model, data, out=folder, resume=shard is None, shard=shard, **options)
         if not found.complete:
             raise ShareDoneError(f"share {shard} of {name} is done: {found.rows} rows are in so far")
         self.data(fingerprint_in(folder), name)

@@ -8,8 +8,24 @@ from typing import Literal, get_args
 import numpy as np
 from torch import Tensor
 
-Row = str | list[int]
-"""What a source gives for a good row: a text, or token ids."""
+Plain = str | list[int]
+"""A text, or token ids."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row that is a pair of prompts, with what they are asked for."""
+
+    clean: Plain
+    corrupt: Plain
+    answer: Plain | None = None
+    """The right next token of the clean prompt, if the data say it."""
+    wrong: Plain | None = None
+    """The token it is contrasted with."""
+
+
+Row = Plain | Example
+"""What a source gives for a good row: a text, token ids, or a pair of them."""
 Unit = Literal["line", "paragraph", "file"]
 """What a row of a text file is."""
 STRIDE = 256

@@ -14,21 +14,24 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from interp.core.stats import Bootstrap, MaskedMoments, Means, Rows
+from interp.core.stats import Bootstrap, Means, Rows
 from interp.core.viewer import Shown
-from interp.engine.analysis import Analysis, NotFiniteError, Questions
-from interp.engine.feed import Feed, about, feed_of
+from interp.engine.analysis import Alone, Analysis, Askable, NotFiniteError, Questions
+from interp.engine.feed import Feed, GivenBatches, about, feed_of, prompts_feed
 from interp.engine.memory import MOST_ON_HOST, memory_plan
-from interp.engine.observe import Subject
+from interp.engine.observe import Model, Subject, as_model
+from interp.engine.pairs import Pairs
 from interp.engine.progress import Done, Progress
 from interp.engine.progress_bar import progress_bar
+from interp.engine.rows import Rejected
 from interp.engine.sources import Data
 from interp.engine.stream import Stream, prefetched
 from interp.engine.together import least, one_after_another
 from interp.engine.work import Worker
 from interp.engine.work_folder import Shard, begun, claimed, opened, work_of, write_results
 from interp.engine.workers import all_devices, done_by_processes
-from interp.model.config import Json, ModelConfig
+from interp.model.config import Json
+from interp.model.edits import Edit
 from interp.model.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -39,8 +42,8 @@ if TYPE_CHECKING:
 else:
     Named = Mapping  # xarray is imported where the first result is made
 
-Asked = Analysis | Callable[[ModelConfig], Analysis]
-"""An analysis, or what makes one for a model's config."""
+Asked = Askable | Sequence[Askable] | Mapping[str, Askable]
+"""One question, several of different names, or several by names of one's own."""
 Devices = Literal["all"] | Sequence[str | torch.device]
 SAMPLE = 4
 """Rows on which memory is measured."""
@@ -79,10 +82,11 @@ class Results(Shown, Named):
 
 
 def run(
-    analyses: Sequence[Asked],
-    model: Subject | Transformer,
-    data: Feed | Data,
+    questions: Asked,
+    model: Model,
+    data: Feed | Data | Pairs | None = None,
     *,
+    edits: Sequence[Edit] = (),
     out: Path | str | None = None,
     resume: bool = False,
     bootstrap: int = 0,
@@ -91,14 +95,17 @@ def run(
     engine: Literal["ray"] | None = None,
     shard: str | Shard | None = None,
 ) -> Results:
-    """The result of every analysis over all of the data, all answered by one forward pass per batch.
+    """The answer to every question over all of the data; what they read of a model comes from one pass per batch.
 
-    analyses: `Analysis` records or functions that make one from a config, such as `interp.analyses.lens.lens`; the
-    pass stops at the deepest block anybody reads. data: batches as they are; or a `Stream`; or anything `open_source`
-    takes, with as many tokens per batch as fit (predicted from the reads, measured on some rows, halved if memory runs
-    out all the same). Rows that cannot be used are set aside and counted, in `rejected`.
-    Means over rows carry their standard error, the number of rows (`score_se`, `score_n`) and 95 % intervals: normal
-    ones, or with `bootstrap` replicates percentiles (`stats.Bootstrap`).
+    questions: records such as `interp.lenses.LogitLens(top=5)` or `interp.causal.Patch(...)`, in a list, or a mapping
+    that names them. The shared pass stops at the deepest block anybody reads; questions that intervene run their sweeps
+    on the same batches; those about weights alone need no data.
+    data: texts, token ids, files, a folder, a data set, an iterator; `Pairs` of them for questions that compare two
+    runs; a `Stream`; or batches as they are. There are as many tokens per batch as fit (predicted from the reads,
+    measured on some rows, halved if memory runs out all the same). Rows that cannot be used are set aside and counted,
+    in `rejected`.
+    edits: interventions under which everything is asked: the model under study is the edited one.
+    Means over rows carry 95 % intervals: normal ones, or with `bootstrap` replicates percentiles (`stats.Bootstrap`).
     out: a folder for progress and results. A run that was killed goes on with `resume=True` where it was, if nothing
     has changed that decides a number; else it is refused, and the message says what.
     devices: one worker process per device ("all" = every GPU, or every core), on windows of their own. engine="ray":
@@ -106,32 +113,83 @@ def run(
     `out`; the call without `shard` takes in what they did, and does the rest.
     No number depends on batch size beyond rounding, and with as many threads per process no bit on restarts, devices,
     engine or shards.
-    Errors: ValueError for no analyses, two of one name, no rows, no usable row, or a folder of another run;
+    Errors: ValueError for no questions, two of one name, no rows, no usable row, or a folder of another run;
     MemoryError if a single row does not fit; OSError if `out` cannot be written (nothing is lost: resume).
 
     Example:
-        >>> from interp.analyses.lens import lens
-        >>> from interp.analyses.in_context import position_losses
+        >>> from interp.lenses import LogitLens
         >>> texts = ["When Mary and John went to the store", "The cat sat on the mat"]
-        >>> found = interp.run([lens, lambda config: position_losses(config, early=1, late=4)], model, texts)
-        >>> found.rows, found["in_context"].loss.sizes["index"] >= 4
-        (2, True)
+        >>> found = interp.run([LogitLens(top=5)], model, texts)
+        >>> found.rows, found["logit_lens"].sizes["prompt"]
+        (2, 2)
     """
-    network = model if isinstance(model, Transformer) else model.transformer
-    questions = _questions(analyses, network.config, bootstrap, seed)
+    subject = as_model(model, edits)
+    asked, alone = _asked(questions, subject, bootstrap, seed)
+    if engine not in (None, "ray"):
+        raise ValueError(f"engine must be 'ray' or None, got {engine!r}")
+    if not asked:
+        if data is not None or out is not None:
+            names = ", ".join(alone)
+            raise ValueError(
+                f"{names} need no data and leave nothing to resume: call run without data and out"
+            )
+        return Results(
+            {name: each.answer() for name, each in alone.items()}, 0, 0, 0, True, _rejected_table([])
+        )
+    if data is None:
+        raise ValueError(f"{', '.join(a.name for a in asked)} ask about rows of data, got none")
+    network = subject.transformer
+    shared = Questions.of(asked, network.config)
     folder = None if out is None else Path(out)
     if folder is None and (resume or shard is not None):
         raise ValueError("resume and shard require a folder (out=) where the work is kept")
     before = None if folder is None else begun(folder, resume or shard is not None)
     least(network, 0)  # before the first of several processes makes the folder that the others look for
-    feed = _sized(data, questions, model, before)
+    feed = _sized(data, shared, subject, before)
+    for each in asked:
+        if each.rows is not None and feed.rows not in (None, each.rows):
+            raise ValueError(
+                f"{each.name} holds answers for {each.rows} prompts, got {feed.rows} rows of data"
+            )
     share = None if shard is None else Shard.of(shard)
-    work = _Work(questions, network, feed, share, devices, engine)
+    work = _Work(shared, network, feed, share, devices, engine)
     if folder is not None:
-        return _kept(work, folder, partial(_sized, data, questions, model))
-    progress = Progress()
-    work.go(progress.due, progress, progress.add)
-    return _results(questions, feed, progress)
+        found = _kept(work, folder, partial(_sized, data, shared, subject))
+    else:
+        progress = Progress()
+        work.go(progress.due, progress, progress.add)
+        found = _results(shared, feed, progress)
+    if alone:
+        found = replace(
+            found, datasets={**found.datasets, **{name: each.answer() for name, each in alone.items()}}
+        )
+    return found
+
+
+def answered(
+    question: Askable,
+    model: Model,
+    data: Feed | Data | Pairs | None = None,
+    *,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> "xr.Dataset":
+    """The answer to one question: what the function of the same name returns.
+
+    data: as `run` takes them (None: a question that needs none), with the difference that prompts (texts, ids, a batch)
+    keep their order, are cut into batches of `batch_size` rows, and must all be usable.
+    Errors: those of the question; NotFiniteError (a ValueError) for prompts on which the model gives NaN or infinity.
+    """
+    subject = as_model(model, edits)
+    if data is None:
+        return run([question], subject)[question.name]
+    feed = prompts_feed(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+    found = run([question], subject, feed)
+    if isinstance(feed, GivenBatches) and len(found.rejected):
+        bad = found.rejected.iloc[0]
+        raise NotFiniteError(f"{question.name}: prompt {bad.row}: {bad.reason}")
+    return found[question.name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,11 +253,38 @@ def _kept(work: _Work, folder: Path, sized: Callable[[Json], Feed]) -> Results:
     return results
 
 
-def _questions(asked: Sequence[Asked], config: ModelConfig, bootstrap: int, seed: int) -> Questions:
-    made = [each if isinstance(each, Analysis) else each(config) for each in asked]
+def _asked(
+    questions: Asked, model: Subject, bootstrap: int, seed: int
+) -> tuple[list[Analysis], dict[str, Alone]]:
+    """What to do for each question over data, and for those that need none, by name."""
+    given = _by_name(questions)
+    made = {name: replace(question.asked(model), name=name) for name, question in given.items()}
+    analyses = [each for each in made.values() if isinstance(each, Analysis)]
     if bootstrap:
-        made = [_resampled(analysis, bootstrap, seed) for analysis in made]
-    return Questions.of(made, config)
+        analyses = [_resampled(analysis, bootstrap, seed) for analysis in analyses]
+    return analyses, {name: each for name, each in made.items() if isinstance(each, Alone)}
+
+
+def _by_name(questions: Asked) -> dict[str, Askable]:
+    """The questions with the names of their results. ValueError for none, two of one name, or what is no question."""
+    if isinstance(questions, Mapping):
+        pairs = list(questions.items())
+    else:
+        every = [questions] if isinstance(questions, Askable) else list(questions)
+        pairs = [(getattr(each, "name", ""), each) for each in every]
+    for _, each in pairs:
+        if isinstance(each, type) or not callable(getattr(each, "asked", None)):
+            got = getattr(each, "__name__", repr(each))
+            raise ValueError(
+                f"questions are records, such as interp.lenses.LogitLens(top=5), got {got}"
+                + (": call it" if isinstance(each, type) else "")
+            )
+    names = [name for name, _ in pairs]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(
+            f"questions of distinct names are required, got {names}: name them yourself, run({{'mine': ...}}, ...)"
+        )
+    return dict(pairs)
 
 
 def _resampled(analysis: Analysis, replicates: int, seed: int) -> Analysis:
@@ -209,19 +294,16 @@ def _resampled(analysis: Analysis, replicates: int, seed: int) -> Analysis:
     return replace(analysis, reduction=Bootstrap(kind, replicates, seed))
 
 
-def _sized(
-    data: Feed | Data, questions: Questions, model: Subject | Transformer, before: Json | None
-) -> Feed:
+def _sized(data: Feed | Data | Pairs, questions: Questions, model: Subject, before: Json | None) -> Feed:
     """The feed with as many tokens per batch as fit, or as the run in the folder had."""
-    text = None if isinstance(model, Transformer) else model.text
-    feed = feed_of(data, text, MOST_ON_HOST)
+    feed = feed_of(data, model.text, MOST_ON_HOST)
     if feed is data or not isinstance(feed, Stream):
         return feed
     if before is not None:
         kept = before["feed"]
         assert isinstance(kept, dict)
         return replace(feed, tokens_per_batch=int(kept["tokens_per_batch"]))
-    network = model if isinstance(model, Transformer) else model.transformer
+    network = model.transformer
     width, sample = network.config.n_ctx, None
     if feed.windows and (batches := feed.window(0).batches):
         sample = next(batches[0].split(SAMPLE))
@@ -234,8 +316,6 @@ def _sized(
 
 
 def _results(questions: Questions, feed: Feed, progress: Progress) -> Results:
-    import pandas as pd
-
     total, tally = progress.total(), progress.finished
     rejected = sorted(tally.rejected, key=lambda each: each.row)
     if total is None:
@@ -246,33 +326,16 @@ def _results(questions: Questions, feed: Feed, progress: Progress) -> Results:
     if isinstance(feed, Stream):
         total = {name: p.ordered() if isinstance(p, Rows) else p for name, p in total.items()}
     finished = questions.finished(total)
-    datasets = {
-        name: with_errors(_numbered(value, total[name]), total[name]) for name, value in finished.items()
-    }
-    table = pd.DataFrame([vars(each) for each in rejected], columns=["row", "reason", "excerpt"])
+    datasets = {name: _numbered(value, total[name]) for name, value in finished.items()}
     complete = feed.windows is None or len(progress.tree) == feed.windows
-    return Results(datasets, tally.rows, tally.tokens, tally.cut, complete, table)
+    return Results(datasets, tally.rows, tally.tokens, tally.cut, complete, _rejected_table(rejected))
 
 
-def with_errors(found: "xr.Dataset", partial: object) -> "xr.Dataset":
-    """The result with the standard error and the number of rows of every mean in it, as `score_se` and `score_n`.
+def _rejected_table(rejected: Sequence[Rejected]) -> "pd.DataFrame":
+    """The rows set aside."""
+    import pandas as pd
 
-    A result may show fewer entries of an axis than were averaged: its first ones.
-    """
-    if not isinstance(partial, Means):
-        return found
-    for name, moments in partial.moments.items():
-        if name not in found or found[name].ndim != moments.mean.ndim:
-            continue
-        counts = (
-            moments.counts if isinstance(moments, MaskedMoments) else torch.full_like(moments.mean, moments.n)
-        )
-        shown = tuple(slice(0, n) for n in found[name].shape)
-        error, count = (x.cpu()[shown].numpy() for x in (moments.standard_error(), counts.long()))
-        if error.shape == found[name].shape:
-            dims = found[name].dims
-            found = found.assign({f"{name}_se": (dims, error), f"{name}_n": (dims, count)})
-    return found
+    return pd.DataFrame([vars(each) for each in rejected], columns=["row", "reason", "excerpt"])
 
 
 def _numbered(found: "xr.Dataset", partial: object) -> "xr.Dataset":

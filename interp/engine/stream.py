@@ -5,15 +5,15 @@ yet every process, in any order, gets the same batches. Workers and shards take 
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
 
 from interp.engine.batch import Batch
-from interp.engine.rows import Rejected, Row
+from interp.engine.rows import Example, Plain, Rejected, Row
 from interp.engine.sources import Source
 from interp.engine.text import Text
 
@@ -100,26 +100,65 @@ class Stream:
         stop = start + self.rows_per_window
         stop = stop if self.max_rows is None else min(stop, self.max_rows)
         found = list(self.source.rows(start, stop)) if start < stop else []
-        texts = [row for row in found if isinstance(row, str)]
+        texts = [text for row in found for text in _texts(row)]
         encoded = iter(self.text.many(texts, prepend_bos=self.prepend_bos) if texts else ())
         kept: list[Numbered] = []
         rejected: list[Rejected] = []
+        pairs: dict[int, Paired] = {}
         cut = 0
         for number, row in enumerate(found, start):
             if isinstance(row, Rejected):
                 rejected.append(row)
                 continue
-            ids = next(encoded) if isinstance(row, str) else row
-            pieces = self._pieces(number, row, ids)
+            first = row.clean if isinstance(row, Example) else row
+            ids = next(encoded) if isinstance(first, str) else first
+            pieces = self._pieces(number, first, ids)
+            if isinstance(row, Example):
+                other = next(encoded) if isinstance(row.corrupt, str) else row.corrupt
+                paired = self._paired(number, row, ids, other)
+                if isinstance(paired, Rejected):
+                    pieces = pieces if isinstance(pieces, Rejected) else paired
+                else:
+                    pairs[number] = paired
             if isinstance(pieces, Rejected):
                 rejected.append(pieces)
                 continue
             kept += [(number, piece) for piece in pieces]
             cut += len(ids) > self.text.n_ctx
         tokens = sum(len(ids) for _, ids in kept)
-        return Window(tuple(self._batches(kept, found)), tuple(rejected), len(found), tokens, cut)
+        batches = tuple(_with_pairs(batch, pairs) for batch in self._batches(kept, bool(texts)))
+        return Window(batches, tuple(rejected), len(found), tokens, cut)
 
-    def _pieces(self, number: int, row: Row, ids: list[int]) -> list[list[int]] | Rejected:
+    def _paired(self, number: int, row: Example, clean: list[int], corrupt: list[int]) -> "Paired | Rejected":
+        """What goes with a clean prompt, as ids, or why it cannot."""
+        if self.layout == "packed" or len(clean) > self.text.n_ctx:
+            why = (
+                "rows are packed"
+                if self.layout == "packed"
+                else f"its context holds {self.text.n_ctx} tokens"
+            )
+            return Rejected.of(number, f"a pair is never packed or cut, and {why}", row.clean)
+        if len(clean) != len(corrupt):
+            why = f"the clean prompt has {len(clean)} tokens, the corrupted one {len(corrupt)}"
+            return Rejected.of(number, f"{why}: they must be equally long", row.clean)
+        if clean == corrupt or not 0 <= min(corrupt) <= max(corrupt) < self.text.d_vocab:
+            same = clean == corrupt
+            why = "both prompts are the same" if same else f"ids must be in [0, {self.text.d_vocab - 1}]"
+            return Rejected.of(number, why, row.clean)
+        try:
+            answers = [None if each is None else self._answer(each) for each in (row.answer, row.wrong)]
+        except ValueError as cause:
+            return Rejected.of(number, str(cause), row.clean)
+        return Paired(corrupt, *answers)
+
+    def _answer(self, given: Plain) -> int:
+        """The id of an answer. ValueError for a text of several tokens, or an id outside the vocabulary."""
+        ids = given if isinstance(given, list) else [self.text.single(given)]
+        if len(ids) != 1 or not 0 <= ids[0] < self.text.d_vocab:
+            raise ValueError(f"an answer is one token of the vocabulary, got {given!r}")
+        return ids[0]
+
+    def _pieces(self, number: int, row: Plain, ids: list[int]) -> list[list[int]] | Rejected:
         """What of a row goes to the model: its ids, their beginning or their parts."""
         text = self.text
         if not ids:
@@ -141,7 +180,7 @@ class Stream:
         pieces = [before + inner[i : i + room] + after for i in range(0, len(inner), room)]
         return pieces if self.too_long == "split" else pieces[:1]
 
-    def _framed(self, row: Row, ids: list[int]) -> tuple[list[int], list[int], list[int]] | None:
+    def _framed(self, row: Plain, ids: list[int]) -> tuple[list[int], list[int], list[int]] | None:
         """The special tokens before a text, its own, and those after it."""
         if not isinstance(row, str) or not self.prepend_bos:
             return [], ids, []
@@ -152,8 +191,7 @@ class Stream:
         first = next((i for i in range(len(ids) - n + 1) if ids[i : i + n] == inner), None)
         return None if first is None else (ids[:first], inner, ids[first + n :])
 
-    def _batches(self, rows: Sequence[Numbered], found: Sequence[Row | Rejected]) -> Iterator[Batch]:
-        texts = any(isinstance(row, str) for row in found)
+    def _batches(self, rows: Sequence[Numbered], texts: bool) -> Iterator[Batch]:
         pad_id = self.text.tokenizer.pad_id if texts else 0
         if not rows:
             return
@@ -165,6 +203,38 @@ class Stream:
         bos = texts and self.prepend_bos and all(ids[0] == self.text.bos_id for _, ids in rows)
         for batch in padded(rows, self.tokens_per_batch, pad_id):
             yield replace(batch, bos=bos)
+
+
+# --- pairs --------------------------------------------------------------------------------------------------------
+
+
+class Paired(NamedTuple):
+    """What goes with a clean prompt, as ids."""
+
+    corrupt: list[int]
+    answer: int | None
+    wrong: int | None
+
+
+def _texts(row: Row | Rejected) -> list[str]:
+    """The texts of a row that have to be tokenised as prompts."""
+    prompts = [row.clean, row.corrupt] if isinstance(row, Example) else [row]
+    return [each for each in prompts if isinstance(each, str)]
+
+
+def _with_pairs(batch: Batch, pairs: Mapping[int, Paired]) -> Batch:
+    """The batch with the corrupted prompts and answers of its rows, where they have some."""
+    if not pairs:
+        return batch
+    assert batch.row is not None
+    mine = [pairs[number] for number in batch.row.tolist()]
+    corrupt = batch.tokens.clone()
+    corrupt[batch.real] = torch.tensor([token for each in mine for token in each.corrupt])
+    answer, wrong = (
+        None if None in column else torch.tensor(column)
+        for column in ([each.answer for each in mine], [each.wrong for each in mine])
+    )
+    return replace(batch, corrupt=corrupt, answer=answer, wrong=wrong)
 
 
 # --- batches ------------------------------------------------------------------------------------------------------
@@ -257,4 +327,5 @@ def pinned(batch: Batch) -> Batch:
         keep=None if batch.keep is None else batch.keep.pin_memory(),
         documents=None if batch.documents is None else batch.documents.pin_memory(),
         row=None if batch.row is None else batch.row.pin_memory(),
+        corrupt=None if batch.corrupt is None else batch.corrupt.pin_memory(),
     )

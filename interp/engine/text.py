@@ -1,7 +1,7 @@
 """From text to token ids and back, with one rule for the beginning-of-sequence token: once, or not at all."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from interp.engine.batch import Batch, Side
 
-Prompts = str | Sequence[str] | Tensor | Batch
-"""What every analysis accepts: a text, several texts, token ids `[pos]` or `[batch, pos]`, or a batch."""
-Answers = str | int | Sequence[str | int] | Tensor
+Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | np.ndarray | Tensor | Batch
+"""What every analysis accepts: a text, texts, token ids `[pos]` or `[batch, pos]` (or lists of any length), a batch."""
+Answers = str | int | Sequence[str | int] | np.ndarray | Tensor
 """The token that should follow: one for all prompts or one for each, as texts of a single token or as ids."""
 
 
@@ -55,6 +55,38 @@ class BatchTokenizer(Tokenizer, Protocol):
         ...
 
 
+def is_prompts(data: object) -> TypeGuard[Prompts]:
+    """Whether these are prompts in memory: texts, token ids or a batch, and not files or an iterator."""
+    if isinstance(data, str | Tensor | np.ndarray | Batch):
+        return True
+    if not isinstance(data, list | tuple):
+        return False
+    kinds = {type(each) for each in data}
+    rows = kinds <= {list, tuple} and all({type(i) for i in each} == {int} for each in data)
+    return kinds in ({str}, {int}) or rows
+
+
+def _sorted_out(prompts: object) -> tuple[list[str], list[list[int]]]:
+    """Texts, or rows of ids; ValueError for neither."""
+    given = [prompts] if isinstance(prompts, str) else prompts
+    assert isinstance(given, list | tuple)
+    if not given:
+        raise ValueError("at least one prompt is required, got none")
+    if isinstance(given[0], str):
+        return [str(each) for each in given], []
+    rows = [given] if isinstance(given[0], int) else given
+    return [], [list(row) for row in rows]
+
+
+def _described(value: object) -> str:
+    """A value that was not expected, in short."""
+    kind = type(value).__name__
+    if isinstance(value, list | tuple):
+        kinds = sorted({type(each).__name__ for each in value})
+        return f"a {kind} of {', '.join(kinds)}" if kinds else f"an empty {kind}"
+    return kind
+
+
 class Text:
     """Tokenisation for one model: prompts in, batches out.
 
@@ -93,11 +125,19 @@ class Text:
         """
         if isinstance(prompts, Batch):
             return self._checked(prompts)
-        if isinstance(prompts, Tensor):
-            return self._checked(Batch(prompts[None] if prompts.ndim == 1 else prompts))
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if isinstance(prompts, Tensor | np.ndarray):
+            ids = torch.as_tensor(prompts)
+            if ids.dtype == torch.bool:
+                raise ValueError("token ids are required, got a mask of booleans")
+            return self._checked(Batch(ids[None] if ids.ndim == 1 else ids))
+        if not is_prompts(prompts):
+            raise ValueError(
+                "prompts are required: a text, texts, token ids [pos] or [batch, pos], or a Batch, got "
+                f"{_described(prompts)}"
+            )
+        texts, numbers = _sorted_out(prompts)
         if not texts:
-            raise ValueError("at least one prompt is required, got none")
+            return self._checked(Batch.of(numbers, side=side))
         rows = [self.ids(text, prepend_bos=prepend_bos) for text in texts]
         bos = prepend_bos and self.tokenizer.bos_id is not None and not self._special
         return self._checked(Batch.of(rows, pad_id=self.tokenizer.pad_id, side=side, bos=bos))
@@ -142,6 +182,11 @@ class Text:
             return [f"<{i}>" for i in values]
         return [self._tokenizer.piece(i) for i in values]
 
+    def token_words(self, batch: Batch) -> tuple[tuple[str, str], Shaped[np.ndarray, "b p"]]:
+        """The dims and the texts of a batch's tokens, "" at padding: the coordinate `token` of a result."""
+        ids = batch.tokens.masked_fill(~batch.real, -1)
+        return ("prompt", "pos"), self.words(ids.cpu().numpy()).astype(str)
+
     def words(self, ids: Int[np.ndarray, "*n"]) -> Shaped[np.ndarray, "*n"]:
         """The text of each token of an array, as Python strings; "" for -1, which stands for none."""
         unique, inverse = np.unique(ids, return_inverse=True)
@@ -150,15 +195,26 @@ class Text:
 
     def targets(self, answers: Answers, rows: int) -> Int[Tensor, "b"]:
         """One answer token per row, from one answer for all rows or one for each; texts must be single tokens."""
-        if isinstance(answers, Tensor):
-            ids = [int(a) for a in answers.flatten()]
-        else:
-            given = [answers] if isinstance(answers, str | int) else list(answers)
-            ids = [a if isinstance(a, int) else self.single(a) for a in given]
+        ids = self.tokens(answers)
         if len(ids) == 1:
-            ids = ids * rows
+            return ids.expand(rows)
         if len(ids) != rows:
             raise ValueError(f"one answer per prompt is required, got {len(ids)} answers for {rows} prompts")
+        return ids
+
+    def tokens(self, answers: Answers) -> Int[Tensor, "n"]:
+        """Answers as token ids; texts must be single tokens.
+
+        Errors: ValueError for a text of several tokens, an id outside the vocabulary, no answer, or anything else.
+        """
+        given = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
+        every = list(given) if isinstance(given, list | tuple) else [given]
+        if not every or not all(isinstance(a, str | int) and not isinstance(a, bool) for a in every):
+            raise ValueError(
+                "an answer is a text of a single token or an id, one for all prompts or one for each, got "
+                f"{_described(answers)}"
+            )
+        ids = [a if isinstance(a, int) else self.single(str(a)) for a in every]
         if bad := [i for i in ids if not 0 <= i < self.d_vocab]:
             raise ValueError(f"answer tokens must be in [0, {self.d_vocab - 1}], got {bad[0]}")
         return torch.tensor(ids)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Float, Shaped
@@ -157,7 +157,18 @@ Ready = Set | Zero | Add | Scale | Project | Swap | Detach
 Closed = Ready | Mean | Resample
 """Changes that are data; a mean and a resampled value have to be looked up in a model first."""
 Function = Callable[[Tensor], Tensor]
-Change = Closed | Function
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """A function that wants to know where it acts, and to remember something for the rest of one pass."""
+
+    def at_site(self, site: str, memory: dict[str, object]) -> Function:
+        """The function for this site in this pass; `memory` is the pass's own, empty at its beginning."""
+        ...
+
+
+Change = Closed | Function | Placed
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +198,8 @@ class Edit:
     def __post_init__(self) -> None:
         if not (isinstance(self.where, str) and "hook_" in self.where):
             object.__setattr__(self, "where", Part.of(self.where))
-        if isinstance(self.change, type) or not (isinstance(self.change, Closed) or callable(self.change)):
+        known = isinstance(self.change, Closed | Placed) or callable(self.change)
+        if isinstance(self.change, type) or not known:
             raise ValueError(
                 f"a change is required, such as Zero(), Set(values), Add(vector) or a function of the cells, "
                 f"got {self.change!r}"
@@ -254,6 +266,8 @@ class Span:
     """None: as many as the value at hand has."""
     grows: bool = False
     """Whether later passes have more columns, so that a column beyond the end is one that is not there yet."""
+    memory: dict[str, object] = field(default_factory=dict, compare=False)
+    """What functions keep from one site of this pass to another."""
 
 
 def edited(edit: Edit, value: Tensor, span: Span) -> Tensor:
@@ -287,7 +301,8 @@ def _written(edit: Edit, part: Tensor, index: "Where", span: Span) -> Tensor:
             "hand it to model.edited(...) or an analysis, which look them up"
         )
     else:
-        new = _fitting(edit, lambda: change(cells), cells)
+        function = change.at_site(edit.site, span.memory) if isinstance(change, Placed) else change
+        new = _fitting(edit, lambda: function(cells), cells)
     if whole:
         return new.clone() if isinstance(change, Set) else new
     part[index] = new.to(part.dtype)

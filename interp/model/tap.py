@@ -149,7 +149,7 @@ class Tap:
         """
         self._home = home
         self._scopes, self.values, self.live = {}, {}, {}
-        self.span = replace(self.span, past=past)
+        self.span = replace(self.span, past=past, memory={})
         mine = [e for e in standing if _will_run(e.site, sites.find(e.site, config)[1], start, stop, config)]
         asked: tuple[Read | Edit, ...] = (*self.reads, *mine, *self.edits)
         for item in asked:

@@ -134,7 +134,7 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"logits_at requires a pass through every block; this one stops before block {stop}"
             )
-        tap = Tap() if tap is None and self.edits else tap
+        tap = Tap(grows=cache is not None) if tap is None and self.edits else tap
         if tap is not None:
             home, past = None if self.devices is None else self.device, 0 if cache is None else cache.length
             tap.open(self.config, start, stop, home, past=past, standing=self.edits)
