@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.analyses.ablation_effects import Effects, alike, chosen, chosen_layers, effects
-from interp.analyses.contrast import check_one_length
+from interp.analyses.effects import check_one_length
 from interp.core.shapes import nearest, shape_text
 from interp.engine.batch import Batch
 from interp.engine.metrics import Metric, logit_difference

@@ -21,14 +21,20 @@ from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
 from interp.engine.analysis import Analysis
 from interp.engine.batch import Batch
-from interp.model.config import MLPS, ModelConfig
+from interp.model.config import ModelConfig
+from interp.model.parts import Part
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 
 if TYPE_CHECKING:
     import xarray as xr
 
-_START = {"embed", "pos_embed", "type_embed", "embed_bias"}
+_KINDS = {
+    **dict.fromkeys(("embed", "pos_embed", "type_embed", "embed_bias"), "initial"),
+    **dict.fromkeys(("mlp", "mlp_before"), "mlp"),
+    **dict.fromkeys(("head", "cross_head"), "moved"),
+}
+"""What each kind of part counts as; all others are biases."""
 
 
 def alti_logit(config: ModelConfig) -> Analysis:
@@ -81,21 +87,9 @@ def _compute(trace: Trace, batch: Batch, model: Transformer, by_source: Analysis
 
 
 def _groups(config: ModelConfig) -> dict[str, Tensor]:
-    """Which components of the attribution by source belong to which part that is no token's."""
-    names = [n for n in labels(config, "source") if not n.startswith("L")]
-    kind = {
-        name: "initial"
-        if name in _START
-        else "mlp"
-        if name.endswith(tuple(f"_{mlp}" for mlp in MLPS))
-        else "bias"
-        for name in names
-    }
-    everyone = labels(config, "source")
-    return {
-        part: torch.tensor([kind.get(name) == part for name in everyone])
-        for part in ("initial", "mlp", "bias")
-    }
+    """Which parts of the attribution by source belong to what is no token's."""
+    groups = [_KINDS.get(Part.of(name).kind, "bias") for name in labels(config, "source")]
+    return {kind: torch.tensor([each == kind for each in groups]) for kind in ("initial", "mlp", "bias")}
 
 
 def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":

@@ -6,26 +6,32 @@ summands and checks the sum. It shows direct effects only: what a part does thro
 Elhage et al. 2021; Ferrando et al. 2024, section 4.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.analyses.folded import By, Folded, site
+from interp.analyses.folded import Folded, Grain, site
 from interp.analyses.residual import TOLERANCE, IncompleteSumError, logit_direction, not_linear
 from interp.core.results import labelled
 from interp.core.shapes import shape_text
 from interp.core.stats import Partial, Rows
-from interp.engine.analysis import Analysis, run_batches
+from interp.engine.analysis import Analysis, Question
+from interp.engine.answers import Posed
 from interp.engine.batch import Batch
-from interp.engine.observe import Subject
-from interp.engine.text import Answers, Prompts
+from interp.engine.feed import Feed
+from interp.engine.observe import Model, Subject, observe
+from interp.engine.run import answered
+from interp.engine.sources import Data
+from interp.engine.text import Answers
 from interp.model.config import MLP, MLPS, LayerNorm, ModelConfig, NoNorm
+from interp.model.edits import Edit
 from interp.model.mixer_variants import require
+from interp.model.parts import Part
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -33,98 +39,147 @@ from interp.model.transformer import Transformer
 if TYPE_CHECKING:
     import xarray as xr
 
-TOKENS = 512
-"""Of one pass, unless told otherwise: as quick as 2048 in GPT-2 small, in 104 to 162 MiB instead of 242 to 254
-(`experiments/bench/attribution.py`)."""
-_LETTERS = {"mlp_before_out": "B", "mlp_out": "N"}
-"""Of the neurons of each MLP."""
 _SOURCES = {"attn_out": ("by_source", "source"), "cross_attn_out": ("by_memory", "memory")}
+_NEURONS = {"mlp_before_out": "neuron_before", "mlp_out": "neuron"}
+"""The kind of part that the neurons of each MLP are."""
 
 
-def attribute(
-    model: Subject,
-    prompts: Prompts,
-    answer: Answers,
-    wrong: Answers | None = None,
-    *,
-    by: By = "sublayer",
-    pos: int | Sequence[int] = -1,
-    top: int | None = None,
-    prepend_bos: bool = True,
-    batch_size: int | None = None,
-) -> "xr.Dataset":
-    """How much each part adds to the answer's logit (minus the wrong answer's) at one token of each prompt.
+@dataclass(frozen=True, eq=False)
+class Attribute(Question):
+    """How much each part adds to the answer's logit at one token of each prompt; `attribute` describes the result."""
 
-    Returns Dataset[prompt, component] with `logits`, in logit units; `attrs["completeness_error"]` is the largest
-    relative difference between the sum over components and the model's own logits. With `by="source"` there is also
-    `by_source[prompt, layer, head, source]`, each head split by the position it moved from (`by_memory` for the heads
-    of cross-attention).
-    Components: embed, pos_embed, heads `L0H3` (cross-attention: `L0X3`), neurons `L0N17` (of the MLP before attention
-    in Macaron blocks: `L0B17`) or sublayers `0_attn_out`, biases, betas of norms that stand in the stream
-    (`0_ln1_bias`), `final_bias` (beta W_U + b_U). Logits are those before a soft cap.
-    answer: one token for all prompts or one each, as text or id; or a direction u at the output of the final norm, a
-    floating tensor [d_model] or [prompt, d_model] (a probe, a feature). The total is then the model's normed final
-    stream . u, `final_bias` beta . u, and the model needs no logits.
-    pos: which token of each prompt (one number, or one per prompt), negative from its end; BOS counts. The prompt is
-    cut behind it, and its sources number the tokens that are left.
-    top: with `by="neuron"`, only so many neurons, those of the largest mean absolute value over the prompts; the others
-    of each MLP are one component `0_mlp_rest` (`0_mlp_before_rest`).
-    batch_size: prompts of one pass; None = as many as have 512 tokens together.
-    Decoders of encoder-decoders: a `HookedTransformer` of `model.model.decoder`, and `model.given(source, target)`.
-    Errors: ValueError for answers that are not one token, directions of another shape, a `pos` in a model that sees
-    both ways, and models without logits linear in the normed stream; IndexError for a position that a prompt lacks;
-    IncompleteSumError if the parts do not sum.
+    answer: Answers | Float[Tensor, "d"] | Float[Tensor, "b d"] | None = None
+    """The right next token, as text or id, one for all prompts or one for each, or a direction at the output of the
+    final norm; None = the answer that the data bring."""
+    wrong: Answers | None = None
+    """The token that the answer is contrasted with."""
+    parts: Grain = "sublayer"
+    """Which parts: layers, sublayers, heads, heads by source position, or neurons."""
+    pos: int | Sequence[int] = -1
+    """Which token of each prompt, one number or one for each, negative from its end."""
+    top: int | None = None
+    """With neurons, only so many: those of the largest mean absolute value."""
 
-    Example:
-        >>> interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
-        >>> interp.attribute(model, prompt, model.W_U[:, 5] - model.W_U.mean(1), by="neuron", top=10, pos=3)
-    """
-    config = model.transformer.config
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos)
-    batch = batch.left_aligned() if isinstance(pos, int) and pos == -1 else cut_behind(batch, pos, config)
-    directions = _directions(answer, wrong, len(batch), config.d_model)
-    if directions is None:
-        foils = None if wrong is None else model.text.targets(wrong, len(batch))
-        batch = batch.with_answers(model.text.targets(answer, len(batch)), foils)
-    else:
-        batch = batch.with_answers(torch.arange(len(batch)) % len(directions), None)
-    analysis = attribution(config, by, top=top, directions=directions)
-    rows = max(1, TOKENS // batch.tokens.shape[1]) if batch_size is None else batch_size
-    return run_batches([analysis], model.transformer, batch.split(rows))["attribution"]
+    def asked(self, model: Subject) -> Analysis:
+        """The last row of what every part says, or the same after cutting the prompts."""
+        config = model.transformer.config
+        directions = _directions(self.answer, self.wrong, config.d_model)
+        posed = None if directions is not None else Posed.of(model.text, self.answer, self.wrong)
+        found = attribution(config, self.parts, top=self.top, directions=directions)
+        counts = [None if posed is None else posed.rows, None if directions is None else len(directions)]
+        rows = next((n for n in counts if n not in (None, 1)), None)
+        if not (isinstance(self.pos, int) and self.pos == -1):
+            compute = partial(_elsewhere, pos=self.pos, reads=found.reads, inner=found.compute)
+            found = replace(found, compute=compute, reads=(), left=False)
+        return replace(found, name=self.name, pose=posed, rows=rows)
 
 
 def attribution(
     config: ModelConfig,
-    by: By,
+    parts: Grain,
     *,
     top: int | None = None,
     directions: Float[Tensor, "n d"] | None = None,
 ) -> Analysis:
-    """The analysis behind `attribute`; batches must carry answers and end in their last column.
+    """What `Attribute` reads and computes; batches must carry answers and end in their last column.
 
-    directions: what the answers number instead of tokens: rows of this table, directions behind the final norm.
+    directions: one for all prompts, or one for each, after the final norm, in place of tokens.
     """
-    if by not in ("layer", "sublayer", "head", "source", "neuron"):
-        raise ValueError(f"by must be layer, sublayer, head, source or neuron, got {by!r}")
-    if by == "neuron" and not isinstance(config.mlp, MLP):
-        raise ValueError(f"by='neuron' requires a plain or gated MLP, this model is {config.mlp_in_words}")
-    if by == "source":
-        require("additive", config.mixers, "by='source'")
+    _check(config, parts, top)
     if directions is None and (what := not_linear(config)):
         raise ValueError(
             "attribution requires logits that are linear in the normed stream (no masked-LM head), or a direction; "
             f"this model {what}"
         )
-    if top is not None:
-        _check_top(top, config, by)
     return Analysis(
-        name="attribution",
-        reads=_reads(config, by=by, logits=directions is None),
-        compute=partial(_compute, by=by, directions=directions),
+        name="attribute",
+        reads=_reads(config, parts, logits=directions is None),
+        compute=partial(_compute, parts=parts, directions=directions),
         reduction=Rows,
-        finish=partial(_finish, config=config, by=by, top=top, projected=directions is not None),
+        finish=partial(_finish, config=config, parts=parts, top=top, projected=directions is not None),
         last_only=True,
+        left=True,
     )
+
+
+def attribute(
+    model: Model,
+    data: Feed | Data,
+    answer: Answers | Float[Tensor, "d"] | Float[Tensor, "b d"] | None = None,
+    wrong: Answers | None = None,
+    *,
+    parts: Grain = "sublayer",
+    pos: int | Sequence[int] = -1,
+    top: int | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> "xr.Dataset":
+    """How much each part adds to the answer's logit (minus the wrong answer's) at one token of each prompt.
+
+    Returns Dataset[prompt, part] with `value`, in logits, and `total`[prompt], the model's own number;
+    `attrs["completeness_error"]` is the largest relative difference between the sum over parts and that. With
+    `parts="source"` there is also `by_source[prompt, layer, head, source]`, each head split by the position it moved
+    from (`by_memory` for the heads of cross-attention).
+    Parts: `embed`, `pos_embed`, heads `L0H3` (of cross-attention `L0X3`), neurons `L0N17` (of the MLP before attention
+    in Macaron blocks `L0B17`), sublayers `L0.attn` and `L0.mlp`, layers `L0`, output biases `L0.attn_bias`, betas of
+    norms that stand in the stream (`L0.ln1_bias`), `final_bias` (beta W_U + b_U). Logits are those before a soft cap.
+    answer: one token for all prompts or one each, as text or id (None: those of the data); or a direction u at the
+    output of the final norm, a floating tensor [d_model] or [prompt, d_model] (a probe, a feature). The total is then
+    the model's normed final stream . u, `final_bias` beta . u, and the model needs no logits.
+    pos: which token of each prompt (one number, or one per prompt), negative from its end; BOS counts. The prompt is
+    cut behind it, and its sources number the tokens that are left.
+    top: with `parts="neuron"`, only so many neurons, those of the largest mean absolute value over the prompts; the
+    others of each MLP are one part `L0.mlp_rest` (`L0.mlp_before_rest`).
+    Decoders of encoder-decoders: a `HookedTransformer` of `model.model.decoder`, and `model.given(source, target)`.
+    Errors: ValueError for answers that are not one token, directions of another shape, a `pos` in a model that sees
+    both ways, and models without logits linear in the normed stream; IndexError for a position that a prompt lacks;
+    IncompleteSumError if the parts do not sum, as under edits that add to the stream what no part wrote.
+
+    Example:
+        >>> interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
+        >>> interp.attribute(model, prompt, model.W_U[:, 5] - model.W_U.mean(1), parts="neuron", top=10, pos=3)
+    """
+    question = Attribute(answer, wrong, parts, pos, top)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def _check(config: ModelConfig, parts: Grain, top: int | None) -> None:
+    """Refuse a grain that this model does not have."""
+    if parts not in get_args(Grain):
+        raise ValueError(f"parts must be one of {', '.join(get_args(Grain))}, got {parts!r}")
+    if parts == "neuron" and not isinstance(config.mlp, MLP):
+        raise ValueError(f"parts='neuron' requires a plain or gated MLP, this model is {config.mlp_in_words}")
+    if parts == "source":
+        require("additive", config.mixers, "parts='source'")
+    if top is None:
+        return
+    if parts != "neuron" or not isinstance(config.mlp, MLP):
+        raise ValueError(f"top requires parts='neuron', got parts={parts!r}")
+    count = len(_mlps(config)) * config.mlp.d_mlp
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= count:
+        raise ValueError(f"top must be in [1, {count}] neurons, got {top!r}")
+
+
+def _elsewhere(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    pos: int | Sequence[int],
+    reads: Sequence[Read],
+    inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
+) -> Mapping[str, Tensor]:
+    """The same at other positions: each prompt is cut after its own, and runs by itself."""
+    if not isinstance(pos, int):
+        rows = range(len(batch)) if batch.row is None else batch.row.tolist()
+        if len(pos) not in (1, max(rows) + 1) and len(pos) <= max(rows):
+            raise ValueError(
+                f"one position per prompt is required, got {len(pos)} positions for {len(batch)} prompts"
+            )
+        pos = pos[0] if len(pos) == 1 else [pos[row] for row in rows]
+    cut = cut_behind(batch, pos, model.config)
+    last = cut.last()[:, None]
+    return inner(observe(model, cut, reads, logits_at=last, answers_only=True).trace, cut, model)
 
 
 def cut_behind(batch: Batch, pos: int | Sequence[int], config: ModelConfig) -> Batch:
@@ -158,9 +213,7 @@ def cut_behind(batch: Batch, pos: int | Sequence[int], config: ModelConfig) -> B
     )
 
 
-def _directions(
-    answer: Answers, wrong: Answers | None, rows: int, d_model: int
-) -> Float[Tensor, "n d_model"] | None:
+def _directions(answer: object, wrong: object, d_model: int) -> Float[Tensor, "n d_model"] | None:
     """One direction for all prompts as a table of one, or one for each; None where the answers are tokens."""
     floating = [x for x in (answer, wrong) if isinstance(x, Tensor) and x.is_floating_point()]
     if not floating:
@@ -168,9 +221,9 @@ def _directions(
     if wrong is not None:
         raise ValueError("a direction has no wrong answer: pass the difference of two directions")
     (directions,) = floating
-    if directions.shape not in ((d_model,), (rows, d_model)):
+    if directions.ndim not in (1, 2) or directions.shape[-1] != d_model:
         raise ValueError(
-            f"a direction requires the shape [d_model] = [{d_model}] or [prompt, d_model] = [{rows}, {d_model}], "
+            f"a direction requires the shape [d_model] = [{d_model}] or [prompt, d_model] = [prompt, {d_model}], "
             f"got {shape_text(directions.shape)}"
         )
     if not bool(directions.isfinite().all()):
@@ -178,39 +231,31 @@ def _directions(
     return directions.detach().reshape(-1, d_model)
 
 
-def _check_top(top: int, config: ModelConfig, by: By) -> None:
-    if by != "neuron" or not isinstance(config.mlp, MLP):
-        raise ValueError(f"top requires by='neuron', got by={by!r}")
-    count = len(_mlps(config)) * config.mlp.d_mlp
-    if not 1 <= top <= count:
-        raise ValueError(f"top must be in [1, {count}] neurons, got {top}")
-
-
-def labels(config: ModelConfig, by: By) -> tuple[str, ...]:
-    """The components of one grain, in the order of the values."""
-    names = [site.removeprefix("hook_") for site in embedding_parts(config)]
-    names += ["embed_bias"] if config.embed_norm and _has_beta(config) else []
+def labels(config: ModelConfig, parts: Grain) -> tuple[str, ...]:
+    """The parts of one grain, in the order of the values."""
+    found = [Part.of(site) for site in embedding_parts(config)]
+    found += [Part("embed_bias")] if config.embed_norm and _has_beta(config) else []
     for layer in range(config.n_layers):
-        names += [f"{layer}_block"] if by == "layer" else _layer_labels(config, by, layer)
-    return (*names, "final_bias")
+        found += [Part("block", layer)] if parts == "layer" else _of_layer(config, parts, layer)
+    return (*map(str, found), "final_bias")
 
 
-def _layer_labels(config: ModelConfig, by: By, layer: int) -> list[str]:
-    names: list[str] = []
-    norms = {"attn_out": "ln1", "cross_attn_out": "ln_cross", "mlp_out": "ln2"}
+def _of_layer(config: ModelConfig, grain: Grain, layer: int) -> list[Part]:
+    found: list[Part] = []
+    norms = {"attn_out": "ln1_bias", "cross_attn_out": "ln_cross_bias", "mlp_out": "ln2_bias"}
     for sublayer in config.sublayers:
-        letter = {"attn_out": "H", "cross_attn_out": "X"}.get(sublayer)
-        if letter and by in ("head", "source"):
-            names += [f"L{layer}{letter}{h}" for h in range(config.n_heads)]
-            names += [f"{layer}_{sublayer.removesuffix('_out')}_bias"]
-        elif by == "neuron" and sublayer in MLPS and isinstance(config.mlp, MLP):
-            names += [f"L{layer}{_LETTERS[sublayer]}{u}" for u in range(config.mlp.d_mlp)]
-            names.append(f"{layer}_{sublayer.removesuffix('_out')}_bias")
+        name = sublayer.removesuffix("_out")
+        head = {"attn": "head", "cross_attn": "cross_head"}.get(name)
+        if head and grain in ("head", "source"):
+            found += [Part(head, layer, h) for h in range(config.n_heads)] + [Part(f"{name}_bias", layer)]
+        elif grain == "neuron" and sublayer in MLPS and isinstance(config.mlp, MLP):
+            kind = _NEURONS[sublayer]
+            found += [Part(kind, layer, u) for u in range(config.mlp.d_mlp)] + [Part(f"{name}_bias", layer)]
         else:
-            names.append(f"{layer}_{sublayer}")
+            found.append(Part(name, layer))
         if config.norm_place == "post" and _has_beta(config):
-            names.append(f"{layer}_{norms[sublayer]}_bias")
-    return names
+            found.append(Part(norms[sublayer], layer))
+    return found
 
 
 def _mlps(config: ModelConfig) -> list[tuple[int, str]]:
@@ -230,15 +275,15 @@ def _last_query(pattern_bhqk: Tensor) -> Tensor:
     return pattern_bhqk[:, :, -1]
 
 
-def _layer_reads(config: ModelConfig, by: By, layer: int) -> Iterable[Read]:
+def _layer_reads(config: ModelConfig, parts: Grain, layer: int) -> Iterable[Read]:
     for sublayer in config.sublayers:
         mixer = sublayer.removesuffix("_out")
-        if sublayer not in MLPS and by in ("head", "source"):
+        if sublayer not in MLPS and parts in ("head", "source"):
             yield Read(site(layer, f"{mixer}.hook_z"), _last)
-            if by == "source":
+            if parts == "source":
                 yield Read(site(layer, f"{mixer}.hook_pattern"), _last_query)
                 yield Read(site(layer, f"{mixer}.hook_v"))
-        elif sublayer in MLPS and by == "neuron":
+        elif sublayer in MLPS and parts == "neuron":
             yield Read(site(layer, f"{mixer}.hook_post"), _last)
         else:
             yield Read(site(layer, f"hook_{sublayer}"), _last)
@@ -248,12 +293,12 @@ def _layer_reads(config: ModelConfig, by: By, layer: int) -> Iterable[Read]:
             yield Read(site(layer, f"{names[sublayer]}.hook_scale"), _last)
 
 
-def _reads(config: ModelConfig, by: By, logits: bool = True) -> tuple[Read, ...]:
+def _reads(config: ModelConfig, parts: Grain, logits: bool = True) -> tuple[Read, ...]:
     reads = [Read(site, _last) for site in embedding_parts(config)]
     if config.embed_norm and not isinstance(config.norm, NoNorm):
         reads.append(Read("ln_embed.hook_scale", _last))
     for layer in range(config.n_layers):
-        reads += _layer_reads(config, by, layer)
+        reads += _layer_reads(config, parts, layer)
     reads.append(Read(final_stream(config), _last))
     return (*reads, Read(_logits(config), _last)) if logits else tuple(reads)
 
@@ -264,15 +309,17 @@ def _logits(config: ModelConfig) -> str:
 
 
 def _compute(
-    trace: Trace, batch: Batch, model: Transformer, by: By, directions: Float[Tensor, "n d"] | None
+    trace: Trace, batch: Batch, model: Transformer, parts: Grain, directions: Float[Tensor, "n d"] | None
 ) -> Mapping[str, Tensor]:
     """Contributions `[b c]` by folding the direction backwards, so nothing per head or neuron is as wide as d_model."""
-    if batch.answer is None:
-        raise ValueError("attribution requires batches with answers (Batch.with_answers)")
+    if batch.answer is None and directions is None:
+        raise ValueError(
+            "attribution requires an answer for every prompt, got none: name it, or bring it with the data"
+        )
     if batch.keep is not None and not bool(batch.keep[:, -1].all()):
-        raise ValueError("attribution requires rows that end in the last column (Batch.left_aligned)")
+        raise ValueError("attribution requires rows that end in the last column (padding on the left)")
     wide = torch.promote_types(model.dtype, torch.float32)
-    last = {read.site: trace[read].to(wide) for read in _reads(model.config, by, directions is None)}
+    last = {read.site: trace[read].to(wide) for read in _reads(model.config, parts, directions is None)}
     target = (
         _of_logits(model, batch, last) if directions is None else _of_rows(model, batch, last, directions)
     )
@@ -281,15 +328,15 @@ def _compute(
     columns = folded.embeddings()
     extra: dict[str, Tensor] = {}
     for layer in range(model.config.n_layers):
-        parts, sources = folded.block(layer, by)
-        columns += [torch.cat(parts, 1).sum(1, keepdim=True)] if by == "layer" else parts
+        found, sources = folded.block(layer, parts)
+        columns += [torch.cat(found, 1).sum(1, keepdim=True)] if parts == "layer" else found
         extra |= sources
     values = torch.cat((*columns, target.constant[:, None].to(wide)), 1)
     largest = torch.maximum(values.abs().amax(1), target.largest).clamp_min(torch.finfo(wide).tiny)
     error = (values.sum(1) - target.total).abs() / largest
     if not bool((error <= TOLERANCE[model.dtype]).all()):
         raise IncompleteSumError(
-            f"attribution by {by}: components miss the total by {float(error.max()):.2e} relative",
+            f"attribution by {parts}: parts miss the total by {float(error.max()):.2e} relative",
             float(error.max()),
         )
     return {"logits": values, "total": target.total, "error": error, **extra}
@@ -324,10 +371,12 @@ def _of_logits(model: Transformer, batch: Batch, last: Mapping[str, Tensor]) -> 
 def _of_rows(
     model: Transformer, batch: Batch, last: Mapping[str, Tensor], directions: Float[Tensor, "n d"]
 ) -> _Target:
-    """The normed final stream on a direction: the row of the table that the answer numbers."""
-    assert batch.answer is not None
+    """The normed final stream on a direction: that of each prompt, or the one for all."""
     stream = last[final_stream(model.config)]
-    direction = directions.to(stream)[batch.answer.to(stream.device)]
+    whose = (
+        torch.zeros(len(batch), dtype=torch.long) if len(directions) == 1 or batch.row is None else batch.row
+    )
+    direction = directions.to(stream)[whose.to(stream.device)]
     gamma, beta = model.ln_final.weight, model.ln_final.bias
     normed = model.ln_final(stream.to(stream.device if gamma is None else gamma.device, model.dtype))
     terms = normed.to(stream) * direction
@@ -335,28 +384,30 @@ def _of_rows(
     return _Target(direction, constant, terms.sum(1), terms.abs().amax(1))
 
 
-def _finish(merged: Partial, config: ModelConfig, by: By, top: int | None, projected: bool) -> "xr.Dataset":
+def _finish(
+    merged: Partial, config: ModelConfig, parts: Grain, top: int | None, projected: bool
+) -> "xr.Dataset":
     assert isinstance(merged, Rows)
-    rows, names = merged.rows, labels(config, by)
+    rows, names = merged.rows, labels(config, parts)
     found, names = (
         (rows["logits"], names) if top is None else _top_neurons(rows["logits"], names, config, top)
     )
     values: dict[str, tuple[Sequence[str], Tensor]] = {
-        "logits": (("prompt", "component"), found),
+        "value": (("prompt", "part"), found),
         "total": (("prompt",), rows["total"]),
     }
-    if by == "source":
+    if parts == "source":
         for sublayer, (name, dim) in _SOURCES.items():
             if sublayer in config.sublayers:
                 each = [rows[f"{sublayer}_{layer}"] for layer in range(config.n_layers)]
                 values[name] = (("prompt", "layer", "head", dim), torch.stack(each, 1))
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
-    unit = "projection on the direction" if projected else unit
     return labelled(
         "attribute",
         values,
-        coords={"component": names},
-        attrs={"by": by, "unit": unit, "completeness_error": float(rows["error"].max())},
+        coords={"part": names},
+        units="projection on the direction" if projected else unit,
+        attrs={"parts": parts, "completeness_error": float(rows["error"].max())},
     )
 
 
@@ -366,7 +417,7 @@ def _top_neurons(
     """The columns with all but the largest neurons summed, one column per MLP."""
     assert isinstance(config.mlp, MLP)
     width, mlps = config.mlp.d_mlp, _mlps(config)
-    starts = [names.index(f"L{layer}{_LETTERS[mlp]}0") for layer, mlp in mlps]
+    starts = [names.index(str(Part(_NEURONS[mlp], layer, 0))) for layer, mlp in mlps]
     neurons = torch.cat([values[:, start : start + width] for start in starts], 1)
     chosen = torch.zeros(neurons.shape[1], dtype=torch.bool, device=values.device)
     chosen[neurons.abs().mean(0).topk(top).indices] = True
@@ -376,6 +427,6 @@ def _top_neurons(
         rest = block.masked_fill(mask, 0).sum(1, keepdim=True)
         columns += [values[:, end:start], block[:, mask], rest]
         kept += [*names[end:start], *(names[start + u] for u in mask.nonzero().flatten().tolist())]
-        kept.append(f"{layer}_{mlp.removesuffix('_out')}_rest")
+        kept.append(str(Part(f"{mlp.removesuffix('_out')}_rest", layer)))
         end = start + width
     return torch.cat((*columns, values[:, end:]), 1), (*kept, *names[end:])

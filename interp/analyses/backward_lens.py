@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.analyses.factors import WRITERS, Factors, Matrix, answer_loss, factors, full_name
-from interp.analyses.lens import batch_words
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.results import frame, labelled
@@ -178,7 +177,7 @@ class BackwardLens(Viewable):
         for side in ("top", "bottom"):
             tokens = result[f"{side}_token"]
             result[f"{side}_word"] = tokens.dims, self.text.words(tokens.values).astype(str)
-        return result.assign_coords(token=batch_words(self.batch, self.text))
+        return result.assign_coords(token=self.text.token_words(self.batch))
 
     def ranks(
         self,

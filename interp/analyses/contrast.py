@@ -1,7 +1,7 @@
 """What causal comparisons of two runs share: aligned pairs of prompts, sites by short name, a watched metric."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
@@ -11,18 +11,17 @@ from torch import Tensor
 from interp.engine.batch import Batch
 from interp.engine.metrics import Metric, Outcome
 from interp.engine.observe import Observation, Subject, observe
-from interp.engine.text import Prompts
+from interp.engine.pairs import Pairs
+from interp.engine.sources import Data
+from interp.engine.text import Prompts, Text, is_prompts
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.mask import picked
-from interp.model.sites import DIMS as DIMS
 from interp.model.tap import Edit, Read
 from interp.model.transformer import Transformer
 
 Direction = Literal["denoise", "noise"]
 """denoise: clean activations into the corrupted run; noise: corrupted ones into the clean run."""
-COLUMN_DIMS = {"pos", "query", "key", "source"}
-"""The dims that run over columns, so that they require prompts of one length."""
 
 
 @runtime_checkable
@@ -74,6 +73,34 @@ def batches(model: Subject, pairs: AlignedPairs) -> tuple[Batch, Batch]:
     return clean, corrupt
 
 
+def paired(
+    text: Text, clean: Prompts | Data, corrupt: Prompts | Data, *, prepend_bos: bool = True
+) -> Batch | Pairs:
+    """Clean and corrupted prompts as data: one batch that holds both, or `Pairs` of files and the like.
+
+    Errors: ValueError for another number of prompts, prompts of different lengths or padding, or a pair whose two
+    prompts are the same, so that no intervention could change anything.
+    """
+    if not (is_prompts(clean) and is_prompts(corrupt)):
+        return Pairs(clean, corrupt)
+    first, second = (text.batch(x, prepend_bos=prepend_bos) for x in (clean, corrupt))
+    if len(first) != len(second):
+        raise ValueError(
+            f"one corrupted prompt per clean prompt is required, got {len(second)} for {len(first)}"
+        )
+    if first.tokens.shape != second.tokens.shape or not torch.equal(first.real, second.real):
+        raise ValueError(
+            "clean and corrupted prompts must have the same length, token for token: got "
+            f"{first.lengths.tolist()[:8]} and {second.lengths.tolist()[:8]} tokens"
+        )
+    same = ((first.tokens == second.tokens) | ~first.real).all(1).nonzero().flatten().tolist()
+    if same and first.memory is None:
+        raise ValueError(
+            f"a corrupted prompt must differ from its clean one, got the same in rows {same[:8]}"
+        )
+    return replace(first, corrupt=second.tokens)
+
+
 @dataclass(frozen=True, eq=False)
 class Contrast:
     """Clean and corrupted prompts, row by row and column by column, both with the clean prompts' answers."""
@@ -85,29 +112,10 @@ class Contrast:
     def of(
         cls, model: Subject, clean: Prompts, corrupt: Prompts, metric: Metric, *, prepend_bos: bool = True
     ) -> "Contrast":
-        """The pairs, checked.
-
-        Errors: ValueError for another number of prompts, prompts of different lengths or padding, or a pair whose two
-        prompts are the same, so that no patch could change anything.
-        """
-        first, second = (model.text.batch(x, prepend_bos=prepend_bos) for x in (clean, corrupt))
-        if len(first) != len(second):
-            raise ValueError(
-                f"one corrupted prompt per clean prompt is required, got {len(second)} for {len(first)}"
-            )
-        if first.tokens.shape != second.tokens.shape or not torch.equal(first.real, second.real):
-            raise ValueError(
-                "clean and corrupted prompts must have the same length, token for token: got "
-                f"{first.lengths.tolist()[:8]} and {second.lengths.tolist()[:8]} tokens"
-            )
-        same = ((first.tokens == second.tokens) | ~first.real).all(1).nonzero().flatten().tolist()
-        if same and first.memory is None:
-            raise ValueError(
-                f"a corrupted prompt must differ from its clean one, got the same in rows {same[:8]}"
-            )
-        posed = metric.posed(first, model.text)
-        answers = second if posed.answer is None else second.with_answers(posed.answer, posed.wrong)
-        return cls(posed, answers)
+        """The pairs, checked; see `paired`."""
+        batch = paired(model.text, clean, corrupt, prepend_bos=prepend_bos)
+        assert isinstance(batch, Batch)
+        return cls(*metric.posed(batch, model.text).pair())
 
     def split(self, size: int) -> "list[Contrast]":
         """The pairs in parts of at most `size`."""
@@ -178,11 +186,3 @@ def check_direction(direction: str) -> None:
     """ValueError for a direction that is neither."""
     if direction not in get_args(Direction):
         raise ValueError(f"direction must be denoise or noise, got {direction!r}")
-
-
-def check_one_length(batch: Batch, what: str, otherwise: str = "") -> None:
-    """ValueError unless all prompts are equally long; `otherwise` says what may be done instead."""
-    lengths = batch.lengths
-    if bool((lengths != lengths[0]).any()):
-        found = sorted(set(lengths.tolist()))
-        raise ValueError(f"{what} require prompts of one length, got lengths {found}{otherwise}")

@@ -17,7 +17,7 @@ from interp.model.sites import embedding_parts
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 
-By = Literal["layer", "sublayer", "head", "source", "neuron"]
+Grain = Literal["layer", "sublayer", "head", "source", "neuron"]
 """The grain of a decomposition."""
 
 
@@ -56,16 +56,16 @@ class Folded:
             direction = norm.pull_back(direction, self.last["ln_embed.hook_scale"])
         return [_dot(self.last[name], direction) for name in embedding_parts(self.model.config)] + beta
 
-    def block(self, layer: int, by: By) -> tuple[list[Float[Tensor, "b c"]], dict[str, Tensor]]:
+    def block(self, layer: int, grain: Grain) -> tuple[list[Float[Tensor, "b c"]], dict[str, Tensor]]:
         """The columns of one block at this grain, and each head split by source if that is asked."""
         columns: list[Tensor] = []
         extra: dict[str, Tensor] = {}
         for sublayer in self.model.config.sublayers:
-            if sublayer not in MLPS and by in ("head", "source"):
-                found, sources = self._heads(layer, sublayer, by)
+            if sublayer not in MLPS and grain in ("head", "source"):
+                found, sources = self._heads(layer, sublayer, grain)
                 columns += found
                 extra |= {} if sources is None else {f"{sublayer}_{layer}": sources}
-            elif sublayer in MLPS and by == "neuron":
+            elif sublayer in MLPS and grain == "neuron":
                 columns += self._neurons(layer, sublayer)
             else:
                 columns.append(_dot(self.last[site(layer, f"hook_{sublayer}")], self.at[layer, sublayer]))
@@ -74,9 +74,9 @@ class Folded:
         return columns, extra
 
     def _heads(
-        self, layer: int, sublayer: str, by: By
+        self, layer: int, sublayer: str, grain: Grain
     ) -> tuple[list[Float[Tensor, "b c"]], Float[Tensor, "b h k"] | None]:
-        """The heads' columns and their bias'; with `by="source"` also each head's by source."""
+        """The heads' columns and their bias'; with `grain="source"` also each head's by source."""
         mixer = sublayer.removesuffix("_out")
         w = self.weights.layer(layer, cross=sublayer == "cross_attn_out")
         z = self.last[site(layer, f"{mixer}.hook_z")]
@@ -85,7 +85,7 @@ class Folded:
         folded = einsum(w.W_O.to(z), direction, "h e d, b d -> b h e")
         heads = (z * folded).sum(-1)
         columns = [heads, _dot(direction, w.b_O.to(z)) + beta]
-        if by == "head":
+        if grain == "head":
             return columns, None
         v = self.last[site(layer, f"{mixer}.hook_v")][:, :, self.weights.kv_head()]
         pattern = self.last[site(layer, f"{mixer}.hook_pattern")]

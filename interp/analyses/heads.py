@@ -4,8 +4,8 @@ Olsson et al. 2022 for repeats and copying, Wang et al. 2022 for names, Gould et
 is reduced where it arises and dies with its layer.
 """
 
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,13 +29,17 @@ from interp.analyses.residual import not_linear
 from interp.analyses.sentences import IndirectObjects, sentence_scores
 from interp.analyses.shares import NO_SHARES, signed_shares, without_shares
 from interp.analyses.successor import known_sequences, successor_hits
-from interp.core.results import labelled
+from interp.core.results import Score, labelled, scored
 from interp.core.stats import Means, Moments, Partial
-from interp.engine.analysis import Analysis, run_batches
+from interp.engine.analysis import Alone, Analysis, Question
 from interp.engine.batch import Batch
-from interp.engine.observe import Subject
+from interp.engine.feed import prompts_feed
+from interp.engine.observe import Model, Subject
+from interp.engine.run import answered, reduced_over
 from interp.engine.text import Text
 from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 
@@ -44,34 +48,66 @@ if TYPE_CHECKING:
 
 __all__ = ["SCORES", "RepeatedTokens", "attention_kernel", "head_scores", "heads", "repeat_scores"]
 
-Values = dict[str, tuple[Sequence[str], Tensor]]
 REPEATS, SENTENCES = RepeatedTokens(), IndirectObjects()
 """What heads are asked about unless told otherwise."""
 HEAD = ("layer", "head")
-UNITS = {"name_mover": "logits", "copying": "copying score", "copying_weights": "copying score"}
-"""Units of the scores that are no share of attention."""
+MASS = "attention mass"
+
+
+@dataclass(frozen=True)
+class Heads(Question):
+    """What every head does on repeated tokens, in sentences, and by its weights; `heads` describes the result."""
+
+    data: RepeatedTokens = REPEATS
+    """The rows of repeated random tokens."""
+    sentences: IndirectObjects | None = SENTENCES
+    """The sentences about names; None = none."""
+    batch_size: int = 32
+    """Rows of one pass."""
+
+    def asked(self, model: Subject) -> Alone:
+        """Passes over rows of its own making, and the weights."""
+        _check(model.transformer.config, self.data)
+        return Alone(self.name, partial(_heads, model, self))
+
+
+@dataclass(frozen=True)
+class AttentionKernel(Question):
+    """How each head's attention falls off with distance; `attention_kernel` describes the result."""
+
+    data: RepeatedTokens = REPEATS
+    """The rows of repeated random tokens."""
+    batch_size: int = 32
+    """Rows of one pass."""
+
+    def asked(self, model: Subject) -> Alone:
+        """A pass over rows of its own making."""
+        _check(model.transformer.config, self.data)
+        return Alone(self.name, partial(_kernel, model, self))
 
 
 def heads(
-    model: Subject,
+    model: Model,
     data: RepeatedTokens = REPEATS,
     *,
     sentences: IndirectObjects | None = SENTENCES,
-    batch_size: int = 16,
+    edits: Sequence[Edit] = (),
+    batch_size: int = 32,
 ) -> "xr.Dataset":
     """A table of what every head does: scores with 95 % intervals and chance levels, and a plain-word `label`.
 
-    Returns Dataset[layer, head]; each score has `_low` and `_high` (95 % over rows, draws of a sentence, or items) and
-    `_null`, a scalar or per layer or head.
+    Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over rows, draws of a sentence, or items),
+    `null` (the chance level), `n`, and the coordinate `unit`; `label`[layer, head]; `peak_distance`[layer, head], where
+    `attention_kernel` is largest. Scores:
     On repeated random tokens, in [0, 1]: `previous_token`, `current_token`, `first_token` (mean attention there),
     `duplicate_token` and `induction` (sum over all earlier copies, or what followed them, over the queries that have
     one: the prefix-matching score), `local` (the last 5 tokens), `entropy` (H_i / log(i + 1)); null: attention spread
-    evenly over what the layer may see. `peak_distance`: where `attention_kernel` is largest. Where weights may be
-    negative or sum to anything (differential, lightning, pooling) they count as shares of all that a query weighs,
-    a_ij / sum_j |a_ij|, scores lie in [-1, 1], `entropy` is NaN, and attrs `no_shares` names the layers.
+    evenly over what the layer may see. Where weights may be negative or sum to anything (differential, lightning,
+    pooling) they count as shares of all that a query weighs, a_ij / sum_j |a_ij|, scores lie in [-1, 1], `entropy` is
+    NaN, and attrs `no_shares` names the layers.
     `copying`: of what a head raises when it attends to a token, the token's own part (Olsson et al. 2022, -1 to 1;
-    chance is about -0.86). `copying_weights`: the same from the weights, by eigenvalues (exact: no interval; chance 0).
-    `successor`: share of items (numbers, months, letters, ...) that the weights map to the next one.
+    chance is about -0.86). `copying_weights`: the same from the weights, by eigenvalues (exact: its interval is itself,
+    n = 0; chance 0). `successor`: share of items (numbers, months, letters, ...) that the weights map to the next one.
     On indirect-object sentences: `to_receiver`, `to_giver`, `name_mover` (logits), `s_inhibition`.
     Scores that the model does not allow are absent, and attrs `no_copying`, `no_sentences`, `no_successor` say why.
     Caveat: attention says where a head looks, not what it does; direct effects leave out what goes through later parts.
@@ -80,42 +116,125 @@ def heads(
     Example:
         >>> table = interp.heads(model)
         >>> table.label.sel(layer=1).values
-        >>> table.induction.argmax(...)
+        >>> interp.frame(table).query("score == 'induction'").nlargest(3, "value")
     """
-    config = model.transformer.config
-    table = _on_repeats(model, data, batch_size).drop_dims("distance")
-    parts = [_names(model, sentences, batch_size)]
-    if _why_not_copied(config) is None:
-        circuits = Circuits(model.transformer, folded=True, embedding="effective")
-        parts += [_copying_weights(circuits), _successors(circuits, model.text)]
-    for values, reasons in parts:
-        table = table.merge(labelled("heads", values)).assign_attrs(reasons)
-    for name in table.data_vars:
-        score = re.sub("_(low|high|null|null_sd)$", "", str(name))
-        table[name].attrs["unit"] = UNITS.get(score, table.attrs["unit"])
-    return table.assign(label=labels(table))
+    return answered(Heads(data, sentences, batch_size), model, edits=edits)
 
 
-def attention_kernel(model: Subject, data: RepeatedTokens = REPEATS, *, batch_size: int = 16) -> "xr.Dataset":
+def attention_kernel(
+    model: Model, data: RepeatedTokens = REPEATS, *, edits: Sequence[Edit] = (), batch_size: int = 32
+) -> "xr.Dataset":
     """How each head's attention falls off with distance on random tokens, before anything repeats at that distance.
 
-    Returns Dataset[layer, head, distance]: `kernel`, the mean attention to the token `distance` before the query, over
-    the queries that have one besides BOS, with `kernel_low` and `kernel_high` (95 % over rows) and `kernel_null[layer,
-    distance]`, that of attention spread evenly over what the layer may see. Distances end 2 short of the period.
+    Returns Dataset[layer, head, distance]: `value`, the mean attention to the token `distance` before the query, over
+    the queries that have one besides BOS, with `low` and `high` (95 % over rows), `n`, and `null`, that of attention
+    spread evenly over what the layer may see. Distances end 2 short of the period.
     Errors: as in `heads`.
 
     Example:
-        >>> interp.analyses.heads.attention_kernel(model).kernel.sel(layer=0, head=1, distance=1)
+        >>> interp.attention.attention_kernel(model).value.sel(layer=0, head=1, distance=1)
     """
-    table = _on_repeats(model, data, batch_size)
-    names = [name for name, values in table.items() if "distance" in values.dims]
-    return table[names].assign_attrs(interp_analysis="attention_kernel")
+    return answered(AttentionKernel(data, batch_size), model, edits=edits)
+
+
+def _check(config: ModelConfig, data: RepeatedTokens) -> None:
+    if not config.causal:
+        raise ValueError("head scores on repeats require a causal model")
+    if data.length > config.n_ctx:
+        raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}")
+
+
+def _heads(model: Subject, asked: Heads) -> "xr.Dataset":
+    config = model.transformer.config
+    moments = _on_repeats(model, asked.data, asked.batch_size)
+    kernel = moments.pop("kernel")
+    null = _even(config, asked.data)[:, : len(SCORES)]
+    scores = {name: Score.of(moments[name], MASS, null[:, i, None]) for i, name in enumerate(SCORES)}
+    if "copying" in moments:
+        scores["copying"] = Score.of(moments["copying"], "copying score", chance_copying(asked.data.sample))
+    why = _why_not_copied(config)
+    attrs: dict[str, str | int] = {"no_copying": why, "no_successor": why} if why else {}
+    spread = {}
+    named, reasons = _names(model, asked.sentences, asked.batch_size)
+    parts = [(named, reasons)]
+    if why is None:
+        circuits = Circuits(model.transformer, folded=True, embedding="effective")
+        spread["copying_weights"] = 1.5 / config.head_width
+        parts += [({"copying_weights": _copying_weights(circuits)}, {}), _successors(circuits, model.text)]
+    for found, reasons in parts:
+        scores |= found
+        attrs |= reasons
+    other = without_shares(config)
+    shape = (config.n_layers, config.n_heads)
+    sd = torch.tensor([spread.get(name, torch.nan) for name in scores], dtype=torch.float64)
+    table = scored(
+        asked.name,
+        scores,
+        HEAD,
+        coords={
+            "layer": range(config.n_layers), "head": range(config.n_heads),
+            "part": (HEAD, head_names(config)),
+        },
+        others={
+            "null_sd": ((*HEAD, "score"), sd.expand(*shape, -1)),
+            "peak_distance": (HEAD, kernel.mean.argmax(-1)),
+        },
+        attrs={
+            **_attrs(asked.data, kernel.n), **attrs,
+            **({"no_shares": f"layers {', '.join(map(str, other))}: {NO_SHARES}"} if other else {}),
+        },
+    )  # fmt: skip
+    return table.assign(label=labels(table))
+
+
+def head_names(config: ModelConfig) -> list[list[str]]:
+    """The name of every head, `[layer, head]`."""
+    return [[str(Part("head", layer, h)) for h in range(config.n_heads)] for layer in range(config.n_layers)]
+
+
+def _kernel(model: Subject, asked: AttentionKernel) -> "xr.Dataset":
+    config, data = model.transformer.config, asked.data
+    kernel = _on_repeats(model, data, asked.batch_size)["kernel"]
+    null = _even(config, data)[:, None, len(SCORES) :]
+    return labelled(
+        asked.name,
+        kernel.estimate((*HEAD, "distance"), null=null),
+        coords={
+            "layer": range(config.n_layers), "head": range(config.n_heads),
+            "part": (HEAD, head_names(config)), "distance": range(data.farthest + 1),
+        },
+        units=MASS,
+        attrs=_attrs(data, kernel.n),
+    )  # fmt: skip
+
+
+def _attrs(data: RepeatedTokens, rows: int) -> dict[str, str | int]:
+    return {
+        "rows": rows, "period": data.period, "repeats": data.repeats, "seed": data.seed,
+        "interval": "95 % over rows",
+        "null": "attention spread evenly over what the layer may see; copying: Gaussian logits",
+    }  # fmt: skip
+
+
+def _even(config: ModelConfig, data: RepeatedTokens) -> Float[Tensor, "l s"]:
+    """Every score and the kernel of attention that is spread evenly over what each layer may see."""
+    windows = [config.window if config.is_local(layer) else None for layer in range(config.n_layers)]
+    even = {window: _reduced(even_attention(data.length, window), data)[0, 0] for window in set(windows)}
+    return torch.stack([even[window] for window in windows])
+
+
+def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> dict[str, Moments]:
+    """The moments over rows of every score, and of the kernel, `[layer, head, ...]`."""
+    config = model.transformer.config
+    batch = Batch(data.tokens(config.d_vocab, model.text.bos_id or 0), bos=True)
+    feed = prompts_feed(batch, model.text, prepend_bos=True, batch_size=batch_size)
+    total = reduced_over(head_scores(config, data), model, feed)
+    assert isinstance(total, Means)
+    return dict(total.moments)
 
 
 def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
-    """The analysis behind `heads` and `attention_kernel`, for batches that `data` made."""
-    if not config.causal:
-        raise ValueError("head scores on repeats require a causal model")
+    """What `heads` and `attention_kernel` read of batches that `data` made; its answer is the moments."""
     layers, first = range(config.n_layers), partial(_sample, n=data.sample)
     plain, signed = (partial(_reduced, data=data, signed=signed) for signed in (False, True))
     vias = [signed if layer in without_shares(config) else plain for layer in layers]
@@ -128,17 +247,8 @@ def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
         reads=(*patterns, *values),
         compute=partial(_compute, patterns=patterns, values=values, data=data),
         reduction=Means,
-        finish=partial(_finish, config=config, data=data),
+        finish=_unlabelled,
     )
-
-
-def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> "xr.Dataset":
-    config = model.transformer.config
-    if data.length > config.n_ctx:
-        raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}")
-    batch = Batch(data.tokens(config.d_vocab, model.text.bos_id or 0), bos=True)
-    analysis = head_scores(config, data)
-    return run_batches([analysis], model.transformer, batch.split(batch_size))["heads"]
 
 
 def _why_not_copied(config: ModelConfig) -> str | None:
@@ -183,47 +293,13 @@ def _compute(
     return found
 
 
-def _finish(merged: Partial, config: ModelConfig, data: RepeatedTokens) -> "xr.Dataset":
-    assert isinstance(merged, Means)
-    moments = dict(merged.moments)
-    windows = [config.window if config.is_local(layer) else None for layer in range(config.n_layers)]
-    even = {window: _reduced(even_attention(data.length, window), data)[0, 0] for window in set(windows)}
-    null = torch.stack([even[window] for window in windows])
-    kernel = moments.pop("kernel")
-    values: Values = {"peak_distance": (HEAD, kernel.mean.argmax(-1))}
-    values |= _cells("kernel", kernel, (*HEAD, "distance"), ("layer", "distance"), null[:, len(SCORES) :])
-    for i, name in enumerate(SCORES):
-        values |= _cells(name, moments[name], HEAD, ("layer",), null[:, i])
-    if "copying" in moments:
-        chance = torch.tensor(chance_copying(data.sample))
-        values |= _cells("copying", moments["copying"], HEAD, (), chance)
-    why, other = _why_not_copied(config), without_shares(config)
-    return labelled(
-        "heads",
-        values,
-        coords={
-            "layer": range(config.n_layers), "head": range(config.n_heads), "distance": range(data.farthest + 1),
-        },
-        attrs={
-            "rows": kernel.n, "period": data.period, "repeats": data.repeats, "seed": data.seed,
-            "unit": "attention mass", "interval": "95 % over rows",
-            "null": "attention spread evenly over what the layer may see; copying: Gaussian logits",
-            **({"no_copying": why, "no_successor": why} if why else {}),
-            **({"no_shares": f"layers {', '.join(map(str, other))}: {NO_SHARES}"} if other else {}),
-        },
-    )  # fmt: skip
-
-
-def _cells(
-    name: str, moments: Moments, dims: Sequence[str], null_dims: Sequence[str], null: Tensor
-) -> Values:
-    """A score with the ends of its interval and its null, as variables."""
-    return moments.cells(name, dims) | {f"{name}_null": (null_dims, null)}
+def _unlabelled(merged: Partial) -> "xr.Dataset":
+    raise AssertionError("heads labels the moments itself")
 
 
 def _names(
     model: Subject, sentences: IndirectObjects | None, batch_size: int
-) -> tuple[Values, dict[str, str | int]]:
+) -> tuple[dict[str, Score], dict[str, str | int]]:
     """The scores on indirect-object sentences, and how many those are; or why there are none."""
     if sentences is None:
         return {}, {"no_sentences": "not asked for"}
@@ -231,13 +307,16 @@ def _names(
         batches = sentences.batches(model.text)
     except ValueError as cause:
         return {}, {"no_sentences": str(cause)}
-    values: Values = {}
-    for name, (moments, null) in sentence_scores(model.transformer, batches, batch_size).items():
-        values |= _cells(name, moments, HEAD, HEAD, null)
-    return values, {"sentences": len(batches[0])}
+    found = sentence_scores(model, batches, batch_size)
+    units = {"name_mover": "logits"}
+    scores = {
+        name: Score.of(moments, units.get(name, MASS), null.to(moments.mean))
+        for name, (moments, null) in found.items()
+    }
+    return scores, {"sentences": len(batches[0])}
 
 
-def _successors(circuits: Circuits, text: Text) -> tuple[Values, dict[str, str | int]]:
+def _successors(circuits: Circuits, text: Text) -> tuple[dict[str, Score], dict[str, str | int]]:
     """The successor score over the items of all sequences, and which those are; or why there is none.
 
     Its null is that of a random order of the items: 1 / (n - 1) for a head that maps no item to itself, else less.
@@ -247,19 +326,17 @@ def _successors(circuits: Circuits, text: Text) -> tuple[Values, dict[str, str |
     except ValueError as cause:
         return {}, {"no_successor": str(cause)}
     hits = [successor_hits(circuits, ids).cpu() for ids in sequences.values()]
-    chance = torch.cat([torch.full((len(each),), 1 / len(each)) for each in hits]).mean()
-    values = _cells("successor", Moments.of(torch.cat(hits).double()), HEAD, (), chance)
-    return values, {"successor_items": ", ".join(f"{len(ids)} {name}" for name, ids in sequences.items())}
+    chance = float(torch.cat([torch.full((len(each),), 1 / len(each)) for each in hits]).mean())
+    score = Score.of(Moments.of(torch.cat(hits).double()), "share of items", chance)
+    listed = ", ".join(f"{len(ids)} {name}" for name, ids in sequences.items())
+    return {"successor": score}, {"successor_items": listed}
 
 
-def _copying_weights(circuits: Circuits) -> tuple[Values, dict[str, str | int]]:
+def _copying_weights(circuits: Circuits) -> Score:
     """Eigenvalue positivity of every head's full OV circuit: exact, so without an interval of its own.
 
-    The null is 0; 1.5 / d_head is the standard deviation of a random head's score, if d_model is much larger: the
-    eigenvalues of a Gaussian matrix fill a disc of radius R, so that their sizes sum to 2/3 R d_head, and they
-    themselves to a number of deviation R.
+    The null is 0, with standard deviation 1.5 / d_head for a random head, if d_model is much larger: the eigenvalues of
+    a Gaussian matrix fill a disc of radius R, so that their sizes sum to 2/3 R d_head, and they themselves to a number
+    of deviation R.
     """
-    score = eigenvalue_scores(circuits)
-    null, spread = torch.zeros(()), torch.tensor(1.5 / circuits.model.config.head_width)
-    values: Values = {f"copying_weights{end}": (HEAD, score) for end in ("", "_low", "_high")}
-    return values | {"copying_weights_null": ((), null), "copying_weights_null_sd": ((), spread)}, {}
+    return Score.exact(eigenvalue_scores(circuits), "copying score", 0.0)

@@ -22,8 +22,8 @@ class Evidence:
 
     def holds(self, table: "xr.Dataset") -> "xr.DataArray":
         """Where `low - null >= margin`, or `high - null <= margin` for a negative margin; never without an interval."""
-        end = table[f"{self.score}_{'low' if self.margin >= 0 else 'high'}"]
-        away = end - table[f"{self.score}_null"]
+        mine = table.sel(score=self.score)
+        away = mine["low" if self.margin >= 0 else "high"] - mine["null"]
         return away >= self.margin if self.margin >= 0 else away <= self.margin
 
 
@@ -61,7 +61,8 @@ def labels(table: "xr.Dataset") -> "xr.DataArray":
     """
     found = np.full((table.sizes["layer"], table.sizes["head"]), NONE, dtype=object)
     for rule in reversed(RULES):
-        if all(e.score in table for e in rule.evidence):
+        if all(e.score in table["score"].values for e in rule.evidence):
             holds = [e.holds(table).transpose("layer", "head").to_numpy() for e in rule.evidence]
             found[np.logical_and.reduce(holds)] = rule.label
-    return table["induction"].copy(data=found.astype(str))
+    first = table["value"].isel(score=0, drop=True).transpose("layer", "head")
+    return first.copy(data=found.astype(str))

@@ -7,35 +7,30 @@ activation patching". Every cell is a variant of one planned sweep, so a map cos
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.analyses.contrast import (
-    COLUMN_DIMS,
-    DIMS,
-    Contrast,
-    Direction,
-    Watched,
-    check_direction,
-    check_one_length,
-    site_names,
-)
-from interp.core.results import labelled
+from interp.analyses.contrast import Direction, Watched, check_direction, paired, site_names
+from interp.analyses.effects import Measured, Table, causal, dims_of
 from interp.core.shapes import nearest
-from interp.core.stats import Moments
-from interp.engine.metrics import Metric, logit_difference
-from interp.engine.observe import Subject
+from interp.engine.analysis import Analysis, Question
+from interp.engine.batch import Batch
+from interp.engine.metrics import LogitFunction, Metric, as_metric
+from interp.engine.observe import Model, Subject, as_network, text_of
+from interp.engine.run import answered
+from interp.engine.sources import Data
 from interp.engine.sweep import Sweep
 from interp.engine.text import Prompts
 from interp.engine.variants import Variant
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
+from interp.model.sites import DIMS
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 
@@ -47,47 +42,73 @@ _USUAL = {"b p d": ("layer", "pos"), "b p m": ("layer", "pos"), "b p x": ("layer
 """The dims of a map where none are named; heads otherwise."""
 
 
+@dataclass(frozen=True, eq=False)
+class Patch(Question):
+    """What patching each cell of a site does to a metric; `patch` describes the result. Asked of pairs of prompts."""
+
+    site: str = "resid_pre"
+    """Any site up to the last block, full or short."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    by: Sequence[str] | None = None
+    """Which cells: any of `layer` and the site's own dims; along dims that are not named everything is patched."""
+    direction: Direction = "denoise"
+    """denoise: clean values into the corrupted run; noise: the other way round."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """One planned sweep per batch of pairs."""
+        check_direction(self.direction)
+        cells, metric = Cells.of(self.site, self.by, model.transformer.config), as_metric(self.metric)
+        attrs: dict[str, str | int | float] = {"site": self.site, "direction": self.direction}
+        table = Table(self.name, cells.dims, cells.coords, metric, model.text, attrs)
+        measure = partial(_measured, cells=cells, metric=metric, direction=self.direction)
+        return causal(model, table, measure, each=self.each, pairs=True)
+
+
 def patch(
-    model: Subject,
-    clean: Prompts,
-    corrupt: Prompts,
+    model: Model,
+    clean: Prompts | Data,
+    corrupt: Prompts | Data,
     site: str = "resid_pre",
     *,
-    metric: Metric | None = None,
+    metric: Metric | LogitFunction | None = None,
     by: Sequence[str] | None = None,
     direction: Direction = "denoise",
+    each: bool = True,
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
     """What patching each cell of a site does to the metric: Dataset over the dims `by`.
 
-    Variables: `effect`, the metric of the patched run minus that of the run patched into, mean over prompts with the
-    ends `_low` and `_high` of its 95 % interval; `normalised`, (patched - corrupt) / (clean - corrupt) of the mean
-    metrics, 0 = like the corrupted run and 1 = like the clean one in both directions; `each` [prompt, ...], the effect
-    in every prompt; `changed`, whether the cell's values differ in any prompt and can reach the metric (where not,
-    the effect is 0 because nothing was done); `clean` and `corrupt` [prompt], the metric of the two runs.
+    denoise: clean values into the corrupted run; noise: corrupted ones into the clean run (Heimersheim & Nanda 2024).
+    Variables: `value`, the metric of the patched run minus that of the same run unpatched, mean over prompts with the
+    ends `low` and `high` of its 95 % interval and `n`; `normalised`, (patched - corrupt) / (clean - corrupt) of the
+    mean metrics, 0 = like the corrupted run and 1 = like the clean one in both directions; `each` [prompt, ...], the
+    effect in every prompt; `changed`, whether the cell's values differ in any prompt and can reach the metric (where
+    not, the effect is 0 because nothing was done); `clean` and `corrupt` [prompt], the metric of the two runs.
 
-    clean, corrupt: prompts of the same length, aligned token for token.
+    clean, corrupt: prompts of the same length, aligned token for token; or files and the like, row by row.
     site: any site up to the last block, full or short: "resid_pre", "z", "k", "attn_out", "mlp.hook_post", "pattern".
-    metric: None is the logit difference of the answers that the clean batch carries. One that compares (KL divergence)
-    compares with the clean run.
+    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
+    the clean prompts bring. One that compares (KL divergence) compares with the clean run.
     by: which cells: any of `layer` and the site's own dims (`pos`, `head`, `kv_head`, `query`, `key`, `neuron`, ...);
     along dims that are not named everything is patched at once. None: layer and position for streams, layer and head
     for the insides of attention.
+    each=False keeps only the moments over prompts, for data of any size.
     Errors: ValueError for pairs that do not align, cells by position although lengths differ, a metric that is the same
     for clean and corrupted runs in every prompt; KeyError for an unknown site or dim.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
-        >>> patch(model, *pairs, "z", metric=interp.logit_difference(3, 4)).effect.dims
+        >>> patch(model, *pairs, "z", metric=interp.logit_difference(3, 4)).value.dims
         ('layer', 'head')
     """
-    metric = logit_difference() if metric is None else metric
-    check_direction(direction)
-    pair = Contrast.of(model, clean, corrupt, metric, prepend_bos=prepend_bos)
-    cells = Cells.of(site, by, pair, model.transformer.config)
-    parts = [patched(model.transformer, some, cells, metric, direction) for some in pair.split(batch_size)]
-    return _table(Patched.joined(parts), cells, metric, {"site": site, "direction": direction})
+    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
+    question = Patch(site, metric, by, direction, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 @dataclass(frozen=True)
@@ -100,27 +121,26 @@ class Cells:
     """What tells variants apart, `layer` first."""
 
     @classmethod
-    def of(cls, site: str, by: Sequence[str] | None, pair: Contrast, config: ModelConfig) -> "Cells":
+    def of(cls, site: str, by: Sequence[str] | None, config: ModelConfig) -> "Cells":
         """The cells that `patch` was asked for, see there."""
         names = site_names(site, config)
         axes = sites.find(names[0], config)[0].axes
-        own = [DIMS[a] for a in axes.split()[1:] if a in DIMS]
-        possible = ["layer"] * names[0].startswith("blocks.") + own
+        possible = ["layer"] * names[0].startswith("blocks.") + dims_of(axes.split()[1:])
+        if isinstance(by, str):
+            raise ValueError(f"dims are required in a list, got {by!r}: write by=({by!r},)")
         wanted = _usual(axes, possible) if by is None else tuple(by)
         for dim in wanted:
             if dim not in possible:
                 raise KeyError(
                     f"{site} has the dims {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}"
                 )
-        columns = sorted(COLUMN_DIMS & set(wanted))
-        if columns:
-            check_one_length(pair.clean, f"cells by {', '.join(columns)}", ": name other dims in `by`")
         return cls(names, tuple(dim for dim in possible if dim in wanted))
 
     @property
-    def layers(self) -> list[int]:
+    def coords(self) -> dict[str, object]:
         """The layer of every name; nothing for a site outside the blocks."""
-        return [int(name.split(".")[1]) for name in self.names if name.startswith("blocks.")]
+        layers = [int(name.split(".")[1]) for name in self.names if name.startswith("blocks.")]
+        return {"layer": layers} if layers else {}
 
     def variants(self, donors: Mapping[str, Tensor]) -> tuple[list[Variant], tuple[int, ...]]:
         """One variant per cell in the order of `dims`, and the length of every dim."""
@@ -140,70 +160,27 @@ def _usual(axes: str, possible: Sequence[str]) -> tuple[str, ...]:
     return tuple(dim for dim in usual if dim in possible)
 
 
-@dataclass(frozen=True, eq=False)
-class Patched:
-    """Every cell's effect in some prompts, and the metric of their two runs."""
-
-    effect: Float[Tensor, "b ..."]
-    changed: Bool[Tensor, "b ..."]
-    clean: Float[Tensor, "b"]
-    corrupt: Float[Tensor, "b"]
-
-    @classmethod
-    def joined(cls, parts: Sequence["Patched"]) -> "Patched":
-        """Several as one."""
-        return cls(
-            *(
-                torch.cat([getattr(part, name) for part in parts])
-                for name in ("effect", "changed", "clean", "corrupt")
-            )
-        )
-
-
 @torch.no_grad()
-def patched(
-    model: Transformer, pair: Contrast, cells: Cells, metric: Metric, direction: Direction
-) -> Patched:
+def _measured(
+    model: Transformer, batch: Batch, cells: Cells, metric: Metric, direction: Direction
+) -> Measured:
     """The effect of every cell in every pair."""
-    own, other = (pair.corrupt, pair.clean) if direction == "denoise" else (pair.clean, pair.corrupt)
+    clean, corrupt = batch.pair()
+    own, other = (corrupt, clean) if direction == "denoise" else (clean, corrupt)
     watched = Watched(model, metric)
     given = watched.recorded(other, [Read(name) for name in cells.names])
     variants, shape = cells.variants({name: given.trace[name] for name in cells.names})
     sweep = Sweep(model, own, variants)
     if metric.compares:
-        clean = given.output if direction == "denoise" else sweep.base.final
-        watched = Watched(model, metric, watched.columns(clean, pair.clean))
+        stream = given.output if direction == "denoise" else sweep.base.final
+        watched = Watched(model, metric, watched.columns(stream, clean))
     found = sweep.run(metric, watched.reference)
     source = watched.value(given.output, other)
-    effect = (found.values - found.base).mT.unflatten(1, shape)
-    runs = (source, found.base) if direction == "denoise" else (found.base, source)
-    return Patched(effect, found.changed.mT.unflatten(1, shape), *runs)
-
-
-def _table(found: Patched, cells: Cells, metric: Metric, how: dict[str, str]) -> "xr.Dataset":
-    total = found.clean - found.corrupt
-    if not bool(total.any()):
-        raise ValueError(
-            f"{metric.name} is {float(found.clean[0]):.4g} for clean and corrupted runs alike in every prompt: "
-            "there is nothing that a patch could bring back"
-        )
-    start = found.corrupt if how["direction"] == "denoise" else found.clean
-    mean = found.effect.double().mean(0)
-    normalised = (mean + (start - found.corrupt).double().mean()) / total.double().mean()
-    dims = cells.dims
-    return labelled(
-        "patch",
-        {
-            **Moments.of(found.effect).cells("effect", dims),
-            "normalised": (dims, normalised),
-            "changed": (dims, found.changed.any(0)),
-            "each": (("prompt", *dims), found.effect),
-            "clean": (("prompt",), found.clean),
-            "corrupt": (("prompt",), found.corrupt),
-        },
-        coords={"layer": cells.layers} if "layer" in dims else None,
-        attrs={**how, "metric": metric.name, "unit": metric.unit, "n": len(found.clean)},
+    effect, changed = (
+        (x.mT.unflatten(1, shape) if shape else x[0]) for x in (found.values - found.base, found.changed)
     )
+    runs = (source, found.base) if direction == "denoise" else (found.base, source)
+    return Measured(effect, changed, dict(zip(("clean", "corrupt"), runs, strict=True)))
 
 
 _INSIDE = ("z", "q", "k", "v", "pattern")
@@ -229,13 +206,14 @@ PRESETS: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = MappingProxyTyp
 
 
 def patch_preset(
-    model: Subject,
-    clean: Prompts,
-    corrupt: Prompts,
+    model: Model,
+    clean: Prompts | Data,
+    corrupt: Prompts | Data,
     preset: str,
     *,
-    metric: Metric | None = None,
+    metric: Metric | LogitFunction | None = None,
     direction: Direction = "denoise",
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> dict[str, "xr.Dataset"]:
@@ -254,10 +232,10 @@ def patch_preset(
         raise KeyError(f"unknown preset {preset!r}; {nearest(preset, PRESETS)}")
     return {
         site: patch(
-            model, clean, corrupt, site, metric=metric, by=_own_dims(site, by), direction=direction,
+            model, clean, corrupt, site, metric=metric, by=_own_dims(site, by), direction=direction, edits=edits,
             prepend_bos=prepend_bos, batch_size=batch_size,
         )
-        for site, by in (*_first_mlps(preset, model.transformer.config), *PRESETS[preset])
+        for site, by in (*_first_mlps(preset, as_network(model).config), *PRESETS[preset])
     }  # fmt: skip
 
 

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.analyses.contrast import Contrast, Direction, Watched, check_direction, check_one_length
+from interp.analyses.contrast import Contrast, Direction, Watched, check_direction
+from interp.analyses.effects import check_one_length
 from interp.analyses.graph import INPUT, LOGITS, EdgeGraph
 from interp.analyses.path_runs import PathRuns, Routes, head_places
 from interp.core.results import labelled

@@ -14,15 +14,19 @@ from einops import reduce
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.analyses.attribution import attribution
+from interp.analyses.attribution import Attribute
 from interp.analyses.residual import not_linear
 from interp.analyses.shares import last_attention
 from interp.core.results import labelled
 from interp.core.stats import Moments, Partial, Rows
-from interp.engine.analysis import Analysis, run_batches
+from interp.engine.analysis import Analysis, Askable
 from interp.engine.batch import Batch
+from interp.engine.feed import prompts_feed
+from interp.engine.observe import Subject
+from interp.engine.run import run
 from interp.engine.text import Text
 from interp.model.config import ModelConfig
+from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 
@@ -123,7 +127,7 @@ def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
 
 
 def sentence_scores(
-    model: Transformer, sentences: tuple[Batch, Batch], batch_size: int
+    model: Subject, sentences: tuple[Batch, Batch], batch_size: int
 ) -> dict[str, tuple[Moments, Tensor]]:
     """Of each head `[layer, head]`: the moments over draws (means of their four sentences) of each score, and its null.
 
@@ -136,12 +140,15 @@ def sentence_scores(
     (differential attention) count as `signed_shares`.
     """
     said, unsaid = sentences
-    config = model.config
+    config = model.transformer.config
     names = name_attention(config)
     linear = not_linear(config) is None
-    asked = [replace(names, last_only=True), attribution(config, "head")] if linear else [names]
-    found = run_batches(asked, model, said.split(batch_size))
-    other = run_batches([names], model, unsaid.split(batch_size))["name_attention"]
+    asked: list[Askable] = [replace(names, last_only=True), Attribute(parts="head")] if linear else [names]
+    feeds = [
+        prompts_feed(batch, model.text, prepend_bos=True, batch_size=batch_size) for batch in (said, unsaid)
+    ]
+    found = run(asked, model, feeds[0])
+    other = run([names], model, feeds[1])["name_attention"]
     receiver, first, giver = (torch.from_numpy(found["name_attention"][name].values) for name in MENTIONS)
     unmentioned = torch.from_numpy(other["giver"].values).mean(0)
     scores = {
@@ -149,7 +156,7 @@ def sentence_scores(
         "to_giver": (_over_draws(giver), unmentioned),
     }
     if linear:
-        direct = _direct(found["attribution"], config)
+        direct = _direct(found["attribute"], config)
         largest = direct.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
         share = direct.abs() / largest
         scores["name_mover"] = (_over_draws(direct), torch.zeros_like(unmentioned))
@@ -203,12 +210,12 @@ def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
         "name_attention",
         {name: (("prompt", "layer", "head"), value) for name, value in merged.rows.items()},
         coords={"layer": range(config.n_layers), "head": range(config.n_heads)},
-        attrs={"unit": "attention mass from the last position"},
+        units="attention mass from the last position",
     )
 
 
 def _direct(result: "xr.Dataset", config: ModelConfig) -> Float[Tensor, "b l h"]:
     """What each head adds to the logit difference of each sentence."""
-    names = [f"L{layer}H{head}" for layer in range(config.n_layers) for head in range(config.n_heads)]
-    values = torch.from_numpy(result.logits.sel(component=names).values).double()
+    names = [str(Part("head", layer, h)) for layer in range(config.n_layers) for h in range(config.n_heads)]
+    values = torch.from_numpy(result.value.sel(part=names).values).double()
     return values.unflatten(1, (config.n_layers, config.n_heads))

@@ -8,7 +8,7 @@ that estimates something holds it as `value`, with the ends `low` and `high` of 
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -62,9 +62,20 @@ def labelled(
         name: (tuple(dims), host(value), unit_of(name, value)) for name, (dims, value) in values.items()
     }
     found = xr.Dataset(variables, attrs={accessor.ANALYSIS: analysis, **(attrs or {})})
-    return found.assign_coords(
-        {k: v if isinstance(v, tuple) else list(v) for k, v in (coords or {}).items()}  # type: ignore[call-overload]
-    )
+    return found.assign_coords({name: _coordinate(value) for name, value in (coords or {}).items()})
+
+
+def _coordinate(value: object) -> object:
+    """Labels as a list; `(dims, values)` as it is."""
+    if (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and isinstance(value[0], str | tuple)
+        and not isinstance(value[1], str)
+    ):
+        return value
+    assert isinstance(value, Iterable)
+    return list(value)
 
 
 class Score(NamedTuple):
@@ -86,12 +97,9 @@ class Score(NamedTuple):
 
     @classmethod
     def exact(cls, value: Tensor, unit: str, null: Tensor | float = float("nan")) -> "Score":
-        """A number that is no mean over rows: without an interval (NaN) and with n = 0."""
-        nothing = torch.full_like(value, float("nan"))
-        chance = torch.as_tensor(null, dtype=value.dtype).to(value.device)
-        return cls(
-            value, nothing, nothing, torch.zeros_like(value, dtype=torch.long), chance.expand_as(value), unit
-        )
+        """A number that is no mean over rows: its interval is itself, and n = 0."""
+        chance, none = torch.as_tensor(null, dtype=value.dtype), torch.zeros_like(value, dtype=torch.long)
+        return cls(value, value, value, none, chance.to(value.device).expand_as(value), unit)
 
 
 def scored(

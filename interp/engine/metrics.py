@@ -153,9 +153,28 @@ def of_logits(
     return Metric(name, unit, lambda outcome: function(outcome.logits()), everywhere=everywhere)
 
 
-def as_metric(given: "Metric | Callable[[Tensor], Tensor]") -> Metric:
-    """The metric itself, or the one that a function of the logits at the last token amounts to."""
-    return given if isinstance(given, Metric) else of_logits(given)
+LogitFunction = Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]]
+"""From the logits at the last token, `[r, 1, v]`, to one number per row."""
+
+
+def as_metric(given: Metric | LogitFunction | None) -> Metric:
+    """The metric itself; the one that a function of the logits at the last token amounts to; None: the logit difference
+    of the answers that the data bring.
+
+    Errors: ValueError for anything else.
+    """
+    if given is None:
+        return logit_difference()
+    if isinstance(given, Metric):
+        return given
+    if isinstance(given, type) or not callable(given):
+        raise ValueError(
+            "a metric is required, such as logit_difference(' Mary', ' John') or a function of the logits at the last "
+            f"token, got {given!r}"
+        )
+    if getattr(given, "__module__", "") == __name__:
+        raise ValueError(f"{given.__name__} makes a metric: call it, {given.__name__}(...)")
+    return of_logits(given, name=getattr(given, "__name__", "metric").strip("<>"))
 
 
 def _answers(outcome: Outcome) -> Int[Tensor, "r"]:

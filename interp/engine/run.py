@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from interp.core.stats import Bootstrap, Means, Rows
+from interp.core.stats import Bootstrap, Means, Partial, Rows
 from interp.core.viewer import Shown
 from interp.engine.analysis import Alone, Analysis, Askable, NotFiniteError, Questions
 from interp.engine.feed import Feed, GivenBatches, about, feed_of, prompts_feed
@@ -192,6 +192,21 @@ def answered(
     return found[question.name]
 
 
+def reduced_over(analysis: Analysis, model: Subject, feed: Feed) -> Partial:
+    """What an analysis keeps of all rows, unlabelled: for questions that go on computing with it.
+
+    Errors: NotFiniteError (a ValueError) for rows on which the model gives NaN or infinity.
+    """
+    progress = Progress()
+    questions = Questions.of([analysis], model.transformer.config)
+    _Work(questions, model.transformer, feed, None, None, None).go(progress.due, progress, progress.add)
+    if rejected := progress.finished.rejected:
+        raise NotFiniteError(f"{analysis.name}: row {rejected[0].row}: {rejected[0].reason}")
+    total = progress.total()
+    assert total is not None, "prompts in memory are at least one row"
+    return total[analysis.name]
+
+
 @dataclass(frozen=True, eq=False)
 class _Work:
     """What there is to do, and with what."""
@@ -339,9 +354,11 @@ def _rejected_table(rejected: Sequence[Rejected]) -> "pd.DataFrame":
 
 
 def _numbered(found: "xr.Dataset", partial: object) -> "xr.Dataset":
-    """The result with the identity of every row as coordinate `row`, where it keeps rows."""
+    """The result with the identity of every row as coordinate `prompt` (`row` of examples), where it keeps rows."""
     if isinstance(partial, Rows) and partial.ids is not None:
-        for dim in ("prompt", "example"):
-            if found.sizes.get(dim) == len(partial.ids) and "row" not in found.coords:
-                return found.assign_coords(row=(dim, partial.ids.cpu().numpy()))
+        ids = partial.ids.cpu().numpy()
+        if found.sizes.get("prompt") == len(ids) and "prompt" not in found.coords:
+            return found.assign_coords(prompt=ids)
+        if found.sizes.get("example") == len(ids) and "row" not in found.coords:
+            return found.assign_coords(row=("example", ids))
     return found

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from interp.analyses.ablation import Kind, ablate
-from interp.analyses.ablation_protocols import StandIn
 from interp.analyses.attribution import attribute
+from interp.analyses.stand_ins import StandIn
 from interp.core.results import frame
 from interp.engine.metrics import logit_difference
 from interp.engine.observe import Subject
