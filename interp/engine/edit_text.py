@@ -168,7 +168,8 @@ def _python(value: object) -> str:
         return f"float({str(value)!r})"
     if not isinstance(value, Tensor):
         return repr(value)
-    if value.numel() <= SHORT and value.dtype in (torch.float32, torch.float64):
+    plain = value.dtype in (torch.float32, torch.float64) and bool(value.isfinite().all())
+    if value.numel() <= SHORT and plain:
         ending = ", dtype=torch.float64" if value.dtype == torch.float64 else ""
         return f"torch.tensor({value.tolist()}{ending})"
     return f"interp.engine.edit_text.tensor_from_json({_to_json(value)!r})"

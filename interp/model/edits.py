@@ -250,6 +250,7 @@ class Edit:
                     f"{self.name} has the dims {', '.join(left)}, not {dim!r}; {nearest(dim, left)}"
                 )
             found[possible[dim]] = _checked_index(dim, index)
+        object.__setattr__(self, "at", {dim: found[possible[dim]] for dim in self.at})
         return found
 
 

@@ -77,9 +77,9 @@ EXAMPLES = "L3H5 (head), L3.attn, L3.mlp, L3N17 (neuron), L3.resid, embed, logit
 class Part:
     """A piece of a model, by kind, layer and index; `str(part)` is its one name.
 
-    kind: a key of `KINDS`, or the name of a site inside a block. `L1H2.k` counts key/value heads where every query head
-    has its own; where heads share them (grouped-query attention) it is `L1G0.k`, group g serving the query heads h with
-    h // (n_heads / n_kv_heads) = g.
+    kind: a key of `KINDS`, or the name of a site inside a block or outside the blocks. `L1H2.k` counts key/value heads
+    where every query head has its own; where heads share them (grouped-query attention) it is `L1G0.k`, group g serving
+    the query heads h with h // (n_heads / n_kv_heads) = g.
 
     Example:
         >>> str(Part("head", 3, 5)), Part.of("a3.h5") == Part.of((3, 5)) == Part("head", 3, 5)
@@ -110,6 +110,8 @@ class Part:
         raise ValueError(f"a part is required, {EXAMPLES} or (layer, head), got {given!r}")
 
     def __str__(self) -> str:
+        if self.kind not in KINDS and self.layer is None:
+            return self.kind
         form = KINDS[self.kind].form if self.kind in KINDS else "L{layer}." + _short(self.kind)
         return form.format(layer=self.layer, index=self.index)
 
@@ -224,6 +226,7 @@ def _pattern(form: str) -> re.Pattern[str]:
 
 _PATTERNS = [(name, _pattern(form)) for name, kind in KINDS.items() for form in (kind.form, *kind.older)]
 _OF_BLOCK = {site.name for site in sites.BLOCK_SITES}
+_OUTSIDE = {site.name for site in sites.MODEL_SITES}
 _WHOLE = {kind.site: name for name, kind in KINDS.items() if kind.axis is None and kind.site}
 _ANY_SITE = re.compile(r"(?:L|blocks\.)(\d+)\.(.+)")
 
@@ -234,8 +237,8 @@ def _parsed(name: str) -> Part:
             numbers = found.groupdict()
             layer, index = (int(numbers[n]) if n in numbers else None for n in ("layer", "index"))
             return Part(kind, 0 if name == "input" else layer, index)
-    if name in _WHOLE:
-        return Part(_WHOLE[name])
+    if name in _OUTSIDE:
+        return Part(_WHOLE.get(name, name))
     if found := _ANY_SITE.fullmatch(name):
         inner = found[2] if found[2] in _OF_BLOCK else _inner(found[2])
         if inner is not None:
