@@ -4,7 +4,6 @@
 """
 
 import os
-import random
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -20,9 +19,10 @@ if os.environ.get("INTERP_TEST_SHAPES") == "1":  # `make test-shapes`
     jaxtyping.install_import_hook("interp", "beartype.beartype")
 
 import hypothesis  # noqa: E402
-import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+from tests.each import same_seeds  # noqa: E402
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _same_seed_for_every_test() -> None:
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
+    same_seeds()
 
 
 @pytest.fixture(scope="session")
