@@ -18,11 +18,11 @@ if os.environ.get("INTERP_TEST_SHAPES") == "1":  # `make test-shapes`
     assert "interp" not in sys.modules, "the shape checks must be in place before interp is imported"
     jaxtyping.install_import_hook("interp", "beartype.beartype")
 
-import hypothesis  # noqa: E402
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import hypothesis
+import pytest
+import torch
 
-from tests.each import same_seeds  # noqa: E402
+from tests.each import same_seeds
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)

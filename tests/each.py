@@ -34,7 +34,7 @@ def same_seeds() -> None:
 
 @contextmanager
 def every() -> Iterator[Callable[..., AbstractContextManager[None]]]:
-    """`case`: `with case("a", 3): ...` runs one case; the end fails with the name and the message of all that failed."""
+    """`case`: `with case("a", 3): ...` runs one case; the end fails with the names and messages of all that failed."""
     __tracebackhide__ = True
     tried: list[str] = []
     failed: list[tuple[str, BaseException]] = []

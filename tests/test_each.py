@@ -38,15 +38,14 @@ def test_every_case_starts_from_the_same_seeds() -> None:
     DRAWN.clear()
     _looped(name="c")
     torch.manual_seed(0)
-    assert DRAWN == [torch.rand(()).item()] * 2
+    assert [torch.rand(()).item()] * 2 == DRAWN
 
 
 def test_a_loop_over_nothing_and_a_skipped_case_fail() -> None:
     with pytest.raises(AssertionError, match="nothing was tested"):
         _looped(name="")
-    with pytest.raises(AssertionError, match="cannot be skipped: no reason"), every() as case:
-        with case("one"):
-            pytest.skip("no reason")
+    with pytest.raises(AssertionError, match="cannot be skipped: no reason"), every() as case, case("one"):
+        pytest.skip("no reason")
 
 
 def test_pytest_sees_the_arguments_that_no_loop_gives() -> None:
