@@ -22,7 +22,7 @@ import hypothesis
 import pytest
 import torch
 
-from tests.each import same_seeds
+from tests.loops import same_seeds
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)

@@ -21,8 +21,8 @@ from interp.model import Edit, ModelConfig, Read, Tap, Weights, sites
 from interp.model.mixer_variants import DualChunk, Linear, Linformer
 from interp.model.variants import Alibi, Rotary
 from tests.configs import empty_cache, some_tokens
-from tests.each import each
 from tests.engine.test_sweep import DIFFERENCE, asked, cells, loop
+from tests.loops import over
 from tests.mixers import CAUSAL_MIXERS, MIXERS, build_mixed
 from tests.model.observed import noise
 from tests.model.test_kv_cache import in_steps
@@ -85,7 +85,7 @@ def test_every_site_has_the_shape_of_its_axes(name: str) -> None:
 
 
 @EVERY
-@each("split", [False, True])
+@over("split", [False, True])
 def test_an_edit_at_every_site_reaches_the_logits(name: str, split: bool) -> None:
     """The value put is the value used: setting sites to what they hold changes nothing, perturbing one does."""
     model = build_mixed(name)
@@ -122,7 +122,7 @@ def test_nothing_depends_on_later_tokens(name: str) -> None:
 
 
 @EVERY
-@each("side", ["left", "right", "inside"])
+@over("side", ["left", "right", "inside"])
 def test_padding_changes_no_number(name: str, side: str) -> None:
     model, tokens, keep = build_mixed(name), some_tokens(), kept(side)
     padded = model(tokens, keep=keep)
@@ -142,14 +142,14 @@ def test_packed_documents_do_not_see_each_other(name: str) -> None:
 
 
 @CAUSAL
-@each("sizes", [[1] * 9, [9], [4, 5], [6, 1, 2]])
+@over("sizes", [[1] * 9, [9], [4, 5], [6, 1, 2]])
 def test_steps_equal_the_full_pass(name: str, sizes: list[int]) -> None:
     model, tokens = build_mixed(name), some_tokens()
     assert_close(in_steps(model, tokens, sizes), plain(name))
 
 
 @CAUSAL
-@each("side", ["left", "right", "inside"])
+@over("side", ["left", "right", "inside"])
 def test_padded_steps_equal_the_full_pass(name: str, side: str) -> None:
     model, tokens, keep = build_mixed(name), some_tokens(), kept(side)
     padded = model(tokens, keep=keep)[keep]
@@ -236,7 +236,7 @@ def test_a_planned_sweep_gives_the_numbers_of_the_loop(name: str) -> None:
 
 
 @EVERY
-@each("by", ["layer", "sublayer", "head", "source"])
+@over("by", ["layer", "sublayer", "head", "source"])
 def test_attribution_sums_to_the_logit_difference_or_is_refused(name: str, by: str) -> None:
     model, answer, wrong = build_mixed(name), torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
     if by == "source" and len(layers_with(name, "additive")) < model.config.n_layers:
@@ -294,7 +294,7 @@ CONTRADICTIONS = {
 }
 
 
-@each("case", CONTRADICTIONS)
+@over("case", CONTRADICTIONS)
 def test_configs_that_contradict_themselves_are_refused(case: str) -> None:
     changes, message = CONTRADICTIONS[case]
     with pytest.raises(ValueError, match=message):

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from interp.model import Edit, ModelConfig, MoE, Read, Tap, sites
 from tests.configs import CONFIGS, build, some_tokens
-from tests.each import each
+from tests.loops import over
 from tests.model.observed import everything, noise, plain_logits, site_of_each_row
 from tests.tolerances import assert_close
 
 EVERY = pytest.mark.parametrize("name", CONFIGS)
-EACH = each("site", site_of_each_row)
+EACH = over("site", site_of_each_row)
 
 
 def axis_sizes(config: ModelConfig, rows: int, n: int) -> dict[str, int]:

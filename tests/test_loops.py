@@ -5,15 +5,15 @@ import inspect
 import pytest
 import torch
 
-from tests.each import each, every
+from tests.loops import every, over
 
 TRIED: list[tuple[str, str, int]] = []
 DRAWN: list[float] = []
 
 
 @pytest.mark.parametrize("name", ["ab", "c"])
-@each("size", [2, 1])
-@each("letter", lambda name: list(name))
+@over("size", [2, 1])
+@over("letter", lambda name: list(name))
 def _looped(name: str, letter: str, size: int) -> None:
     TRIED.append((name, letter, size))
     DRAWN.append(torch.rand(()).item())

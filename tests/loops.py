@@ -4,7 +4,7 @@ A case of its own costs pytest several milliseconds, which is more than a pass o
 config from pytest, and sites, sides and sizes from a loop:
 
     @pytest.mark.parametrize("name", CONFIGS)
-    @each("site", lambda name: sites.names(CONFIGS[name]))
+    @over("site", lambda name: sites.names(CONFIGS[name]))
     def test_the_claim(name: str, site: str) -> None: ...
 """
 
@@ -57,7 +57,7 @@ def every() -> Iterator[Callable[..., AbstractContextManager[None]]]:
         raise AssertionError(f"{len(failed)} of {len(tried)} cases fail\n{listed}") from failed[0][1]
 
 
-def each(names: str, values: Values) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def over(names: str, values: Values) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The test as a loop over these values of its arguments `names` ("side", or "side, size" for pairs).
 
     Stacked, it is a loop in a loop. Fixtures are made once for all cases: keep those that a case changes out of it.
