@@ -66,17 +66,19 @@ def over(names: str, values: Values) -> Callable[[Callable[..., None]], Callable
 
     def decorated(test: Callable[..., None]) -> Callable[..., None]:
         loops = [(wanted, values), *getattr(test, "loops", [])]
-        return _looped(getattr(test, "body", test), loops)
+        return _looped(test, getattr(test, "body", test), loops)
 
     return decorated
 
 
-def _looped(body: Callable[..., None], loops: list[tuple[list[str], Values]]) -> Callable[..., None]:
-    """A test whose arguments are those that no loop gives."""
+def _looped(
+    decorated: Callable[..., None], body: Callable[..., None], loops: list[tuple[list[str], Values]]
+) -> Callable[..., None]:
+    """A test whose arguments are those that no loop gives, with the marks that it has already."""
     given = {name for names, _ in loops for name in names}
     signature = inspect.signature(body)
 
-    @functools.wraps(body)
+    @functools.wraps(decorated)
     def test(**outside: object) -> None:
         __tracebackhide__ = True
         with every() as case:

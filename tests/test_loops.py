@@ -11,8 +11,8 @@ TRIED: list[tuple[str, str, int]] = []
 DRAWN: list[float] = []
 
 
-@pytest.mark.parametrize("name", ["ab", "c"])
 @over("size", [2, 1])
+@pytest.mark.parametrize("name", ["ab", "c"])
 @over("letter", lambda name: list(name))
 def _looped(name: str, letter: str, size: int) -> None:
     TRIED.append((name, letter, size))

@@ -35,6 +35,7 @@ from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
 from tests.contract.case import ENDS, Case, Dims
 from tests.contract.depth_cases import DEPTH_CASES
 from tests.contract.test_pictures import PNG, WITHOUT_PLOT
+from tests.loops import over
 
 DATA = RepeatedTokens(period=5, repeats=3, rows=5)
 MODELS = ("gpt2", "llama-gqa", "attention-only-rotary")
@@ -272,7 +273,7 @@ def padded(batch: Batch, side: str, by: int = 3) -> Batch:
 
 
 @EACH
-@pytest.mark.parametrize("side", ["left", "right"])
+@over("side", ["left", "right"])
 def test_padding_changes_no_number_or_is_refused(case: str, model: str, side: str) -> None:
     batch = padded(rows(case), side)
     if side not in CASES[case].padding:
