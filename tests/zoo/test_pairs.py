@@ -132,8 +132,9 @@ def test_rows_follow_the_seed(case: tuple[str, str]) -> None:
 
 
 def test_another_process_draws_the_same_rows() -> None:
-    say = (
-        "from interp.zoo import load, pairs; t = load('demo-4l')[1];"
+    say = (  # a fresh interpreter: a fork would share what its hashes begin with
+        "from interp.families.load import tokenizer_of; from interp.zoo import pairs, catalog;"
+        "t = tokenizer_of(catalog.WEIGHTS / 'demo-4l');"
         "print([[f(t, 5).clean, f(t, 5).corrupt] for n, f in pairs.TASKS.items() if n != 'greater_than'])"
     )
     said = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True).stdout
