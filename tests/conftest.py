@@ -3,6 +3,7 @@
 `make test-shapes` also checks the shapes of every annotated call, which makes a forward pass ten times slower.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -26,12 +27,19 @@ from tests.loops import same_seeds
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+gc.disable()  # until all is collected: what imports leave is no garbage, and a third of their time went into looking
 hypothesis.settings.register_profile("interp", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("interp")
 
 
 if TYPE_CHECKING:
     from playwright import sync_api
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is collected, but not looked for among modules and tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
