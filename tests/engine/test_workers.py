@@ -10,6 +10,7 @@ import torch
 
 import interp
 from interp.engine import workers
+from tests.configs import build, some_tokens
 from tests.engine.killing import TEXTS, deadly, failing, model, stream, whole
 from tests.engine.running import agree, by_position, kept, norms
 from tests.forking import PROCESSES
@@ -27,6 +28,7 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers.multiprocessing, "get_context", lambda method: PROCESSES)
 
 
+@pytest.mark.usefixtures("_forked")
 def test_two_workers_give_the_bits_of_one_process_though_one_is_killed_at_work(tmp_path: Path) -> None:
     middle = stream().window(3).batches[1].row
     assert middle is not None
@@ -35,6 +37,13 @@ def test_two_workers_give_the_bits_of_one_process_though_one_is_killed_at_work(t
     found = interp.run(asked, model(), stream(), bootstrap=30, devices=["cpu", "cpu"])
     assert flag.exists(), "nobody was killed"
     agree(found, whole())
+
+
+def test_a_worker_is_a_fresh_interpreter() -> None:
+    """Everything that it is sent finds what it needs there; the other tests fork theirs."""
+    rows = [interp.Batch(some_tokens(rows=2, n=9, seed=i)) for i in range(3)]
+    found = interp.run([norms, kept], build("gpt2"), rows, devices=["cpu"])
+    agree(found, interp.run([norms, kept], build("gpt2"), rows))
 
 
 @pytest.mark.usefixtures("_forked")
