@@ -8,10 +8,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test lint format bench clean
+.PHONY: help demo docs test test-books test-shapes lint format bench clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 $(READY): pyproject.toml
 	@"$(PYTHON)" -c '$(RECENT)' \
@@ -32,10 +32,17 @@ docs: $(READY) ## build the manual into site/, running the code on every page
 test: $(READY) ## run the test suite
 	$(BIN)/python -m pytest
 
-lint: $(READY) ## style, format and types, as a commit must pass them
+test-books: $(READY) ## run every notebook, experiment and page of the manual, which the test suite leaves out
+	$(BIN)/python -m pytest -m books
+
+test-shapes: $(READY) ## run the test suite with the shapes of every annotated call checked, which is slow
+	INTERP_TEST_SHAPES=1 $(BIN)/python -m pytest
+
+lint: $(READY) ## style, format, types and who imports whom, as a commit must pass them
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 0 tests/contract/test_style.py tests/contract/test_dependencies.py
 
 format: $(READY) ## let ruff fix what it can
 	$(BIN)/ruff check --fix .

@@ -3,8 +3,8 @@
 `make test-shapes` also checks the shapes of every annotated call, which makes a forward pass ten times slower.
 """
 
+import gc
 import os
-import random
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -20,12 +20,14 @@ if os.environ.get("INTERP_TEST_SHAPES") == "1":  # `make test-shapes`
     jaxtyping.install_import_hook("interp", "beartype.beartype")
 
 import hypothesis
-import numpy as np
 import pytest
 import torch
 
+from tests.loops import same_seeds
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+gc.disable()  # until all is collected: what imports leave is no garbage, and a third of their time went into looking
 hypothesis.settings.register_profile("interp", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("interp")
 
@@ -34,11 +36,15 @@ if TYPE_CHECKING:
     from playwright import sync_api
 
 
+def pytest_collection_finish() -> None:
+    """From here on garbage is collected, but not looked for among modules and tests."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def _same_seed_for_every_test() -> None:
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
+    same_seeds()
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
 """The command line: what a user got wrong is one line and exit code 2, and nothing half-written stays behind."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -266,13 +264,6 @@ def test_debug_shows_where_it_was_raised(tmp_path: Path) -> None:
 
 
 # --- start --------------------------------------------------------------------------------------------------------
-
-
-def test_the_command_line_starts_without_the_packages_of_its_commands() -> None:
-    heavy = ["transformers", "matplotlib", "pandas", "xarray", "pyarrow", "jinja2", "tokenizers"]
-    code = f"import sys, interp.__main__; print(*sorted(set(sys.modules) & set({heavy})))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
 
 
 def test_the_module_and_the_command_are_the_same_door() -> None:

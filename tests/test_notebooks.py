@@ -30,6 +30,7 @@ def cells(name: str, kind: str) -> list[str]:
     return [cell.source for cell in nbformat.read(NOTEBOOKS[name], 4).cells if cell.cell_type == kind]
 
 
+@pytest.mark.books
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs_from_top_to_bottom(name: str) -> None:
     notebook = nbformat.read(NOTEBOOKS[name], 4)

@@ -17,6 +17,7 @@ from interp.engine.batch import Batch
 from interp.engine.metrics import kl_divergence, logit_difference, next_token_loss
 from interp.model.edits import Mean, Resample, Zero
 from tests.configs import build, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 TOKENS, OTHER = some_tokens(rows=4), some_tokens(rows=4, seed=1)
@@ -124,13 +125,13 @@ def recorded(model: HookedTransformer) -> tuple[Values, Values]:
     return own, other
 
 
-@pytest.mark.parametrize("case", PROTOCOLS)
+@over("case", PROTOCOLS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_protocol_is_what_hooks_give(name: str, case: str) -> None:
     check(name, case, SITES if name == "gpt2" or case == "twins" else ("head", "mlp"), freeze=False)
 
 
-@pytest.mark.parametrize("case", ["zero", "mean", "twins"])
+@over("case", ["zero", "mean", "twins"])
 @pytest.mark.parametrize("name", MODELS)
 def test_frozen_patterns_are_put_back_everywhere(name: str, case: str) -> None:
     check(name, case, ("head", "mlp"), freeze=True)

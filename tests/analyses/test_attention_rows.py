@@ -14,6 +14,7 @@ from interp.core.temperature import log_n_factor
 from interp.model import Transformer
 from interp.model.tap import Read, Tap
 from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8], [1, 4, 1, 4, 2, 1, 3, 5, 6]]
 
@@ -40,7 +41,7 @@ def slow_rows(
     return found
 
 
-@pytest.mark.parametrize("m", [None, 5])
+@over("m", [None, 5])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_means_by_head_and_by_number_of_keys_are_those_of_a_slow_loop(name: str, m: int | None) -> None:
     network = build(name)

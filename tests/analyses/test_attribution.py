@@ -15,6 +15,7 @@ from interp.engine.analysis import run_batches
 from interp.model import MLP
 from interp.model.norm import Normalize
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 from tests.model import test_encoder_decoder as pairs
 from tests.tolerances import assert_close
 
@@ -36,7 +37,7 @@ def logit_difference(name: str) -> torch.Tensor:
     return last.gather(1, ANSWER[:, None])[:, 0] - last.gather(1, WRONG[:, None])[:, 0]
 
 
-@pytest.mark.parametrize("by", GRAINS)
+@over("by", GRAINS)
 @pytest.mark.parametrize("name", LINEAR)
 def test_components_sum_to_the_logit_difference_at_every_grain(name: str, by: str) -> None:
     if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
@@ -109,7 +110,7 @@ def test_a_single_logit_counts_the_final_bias_and_a_batch_of_answers_is_one_each
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-@pytest.mark.parametrize("side", ["left", "right"])
+@over("side", ["left", "right"])
 def test_padding_on_either_side_changes_no_attribution(name: str, side: str) -> None:
     rows = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9], [7, 9]]
     model = HookedTransformer(build(name))
@@ -134,7 +135,7 @@ def directions(rows: int = 3) -> Tensor:
     return torch.randn(rows, 24, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("by", GRAINS)
+@over("by", GRAINS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_components_sum_to_the_normed_final_stream_on_each_prompts_direction(name: str, by: str) -> None:
     """Behind a masked-LM head too: the normed stream is in front of it."""
@@ -206,7 +207,7 @@ def test_a_direction_that_does_not_fit_is_refused_by_its_shape(
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-@pytest.mark.parametrize("side", ["left", "right"])
+@over("side", ["left", "right"])
 def test_a_position_of_each_prompt_gives_the_models_logits_there(name: str, side: str) -> None:
     rows, positions = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9], [7, 9]], [-3, 5, -2]
     model, batch = HookedTransformer(build(name)), Batch.of(rows, side=side)  # type: ignore[arg-type]
@@ -286,7 +287,7 @@ def test_nothing_of_every_head_or_neuron_is_as_wide_as_the_stream(by: str) -> No
 # --- encoder-decoders -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by", GRAINS)
+@over("by", GRAINS)
 @pytest.mark.parametrize("name", pairs.CONFIGS)
 def test_a_decoders_parts_sum_to_the_logits_of_the_encoder_decoder(name: str, by: str) -> None:
     """Sources and targets of different lengths; each at a position of its own."""

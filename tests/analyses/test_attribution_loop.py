@@ -18,6 +18,7 @@ from interp.model import MLP
 from tests.analyses import slow_parts
 from tests.analyses.slow_parts import bias_of, pushed, written
 from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 from tests.model.observed import everything
 from tests.tolerances import assert_close
 
@@ -127,7 +128,7 @@ def columns(result: xr.Dataset) -> dict[str, float]:
 
 
 @EVERY
-@pytest.mark.parametrize("by", GRAINS)
+@over("by", GRAINS)
 def test_every_component_equals_its_formula(name: str, by: str) -> None:
     if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
         return
@@ -142,7 +143,7 @@ def test_every_component_equals_its_formula(name: str, by: str) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize(("by", "pos"), [("layer", -4), ("head", 5), ("neuron", 0), ("sublayer", -1)])
+@over("by, pos", [("layer", -4), ("head", 5), ("neuron", 0), ("sublayer", -1)])
 def test_on_any_direction_and_at_any_position_too(name: str, by: str, pos: int) -> None:
     """Of the whole prompt's activations, the tokens behind the position included; gamma and beta as in the formula."""
     if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):

@@ -19,6 +19,7 @@ from interp.model.sites import BLOCK_SITES, EMBEDDING_SITES, names
 from tests.analyses.slow_edges import ANSWER, WRONG, difference
 from tests.analyses.test_edge_attribution import CLEAN, CORRUPT, linear, padded
 from tests.configs import CONFIGS, build
+from tests.loops import over
 from tests.tiny import hooked
 from tests.tolerances import assert_close
 
@@ -102,8 +103,8 @@ def test_a_cell_is_the_slope_as_that_cell_alone_moves(site: str, cell: tuple[int
     assert expected.abs().max() > 1e-5
 
 
-@pytest.mark.parametrize("direction", ["denoise", "noise"])
-@pytest.mark.parametrize("site", ["z", "resid_pre", "mlp_out", "v", "hook_mlp_in", "mlp.hook_post"])
+@over("direction", ["denoise", "noise"])
+@over("site", ["z", "resid_pre", "mlp_out", "v", "hook_mlp_in", "mlp.hook_post"])
 def test_in_a_linear_network_it_is_exact_patching(site: str, direction: str) -> None:
     model = linear()
     own, other = (CORRUPT, CLEAN) if direction == "denoise" else (CLEAN, CORRUPT)

@@ -13,6 +13,7 @@ from interp.analyses.backward_lens import NO_UPDATE, BackwardLens, backward_lens
 from interp.core import tiles
 from interp.model import Transformer
 from tests.configs import CONFIGS, build, some_tokens
+from tests.loops import over
 from tests.model.slow import slow_read_out
 from tests.tiny import CORPUS, hooked
 from tests.tolerances import assert_close
@@ -41,7 +42,7 @@ def slow_logits(model: Transformer, vector: Tensor, projection: str) -> Tensor:
     return slow_read_out(model, scaled[None])[0]
 
 
-@pytest.mark.parametrize("projection", ["normalised", "final_norm", "raw"])
+@over("projection", ["normalised", "final_norm", "raw"])
 @pytest.mark.parametrize("name", READABLE)
 def test_words_and_ranks_are_those_of_a_loop_over_cells(name: str, projection: str) -> None:
     found, model = lens(name), build(name)

@@ -15,6 +15,7 @@ from interp.engine.observe import observe
 from interp.model import Edit, Read, Rotary, Tap, sites
 from interp.model.weights import Weights
 from tests.configs import CONFIGS, N_CTX, build, perturbed, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 LAYER = 1
@@ -50,12 +51,10 @@ def head_scale(name: str, part: str) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
+@over("folded", lambda name: [True] if CONFIGS[name].qk_norm else [False, True])  # a norm stands between
 def test_qk_gives_the_recorded_scores_pair_by_pair(name: str, folded: bool) -> None:
     config, rotary = CONFIGS[name], isinstance(CONFIGS[name].position, Rotary)
-    if config.qk_norm is not None and not folded:
-        pytest.skip("a query norm stands between the matrix and the score")
     circuits = Circuits(build(name), folded=folded, biases=True, scaled=True)
     x = with_one(stream(name, folded=folded))
     scores = recorded(name)[f"blocks.{LAYER}.attn.hook_attn_scores"]
@@ -80,7 +79,7 @@ def test_qk_gives_the_recorded_scores_pair_by_pair(name: str, folded: bool) -> N
             assert_close(found, seen)
 
 
-@pytest.mark.parametrize("folded", [False, True])
+@over("folded", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_ov_behind_the_recorded_pattern_gives_attentions_output(name: str, folded: bool) -> None:
     seen, prefix = recorded(name), f"blocks.{LAYER}."
@@ -152,7 +151,7 @@ def test_a_negative_offset_is_a_key_after_the_query() -> None:
         "attention-only",
     ],
 )
-@pytest.mark.parametrize("embedding", ["token", "effective"])
+@over("embedding", ["token", "effective"])
 def test_a_vocabulary_entry_puts_on_the_stream_what_a_pass_with_silent_attention_leaves(
     name: str, embedding: str
 ) -> None:

@@ -28,6 +28,7 @@ from interp.model.weights import LayerWeights, Weights
 from interp.zoo.groundtruth import INDUCTION, PREVIOUS
 from tests.configs import CONFIGS, build, perturbed
 from tests.families.oracle import hf_model, new_hf_model
+from tests.loops import over
 from tests.tiny import gpt2_tokenizer, hooked
 from tests.tolerances import assert_close
 
@@ -93,7 +94,7 @@ def planted() -> tuple[Transformer, LayerWeights, LayerWeights, Tensor]:
 # --- the scores -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("folded", [False, True])
+@over("folded", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_scores_are_those_of_the_dense_products(name: str, folded: bool) -> None:
     circuits = Circuits(build(name), folded=folded)

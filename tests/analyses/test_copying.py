@@ -28,6 +28,7 @@ from interp.model import ModelConfig, NoNorm, Transformer
 from interp.model.weights import Weights
 from interp.zoo import groundtruth
 from tests.configs import CONFIGS, build, perturbed
+from tests.loops import over
 from tests.tiny import hooked
 from tests.tolerances import assert_close
 
@@ -37,7 +38,7 @@ CIRCUITS = {
     "folded": {"folded": True},
     "effective": {"folded": True, "embedding": "effective"},
 }
-CONVENTIONS = pytest.mark.parametrize("conventions", CIRCUITS.values(), ids=CIRCUITS)
+CONVENTIONS = over("conventions", CIRCUITS.values())
 
 
 def dense_ov(circuits: Circuits, layer: int, head: int) -> Tensor:

@@ -13,6 +13,7 @@ from interp import Batch, Circuits, HookedTransformer, Read, observe
 from interp.analyses.directions import directions, neurons, singular_directions
 from interp.model import MLP, NoNorm, Transformer
 from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 WITH_NEURONS = [n for n, c in CONFIGS.items() if isinstance(c.mlp, MLP) and not c.mlm_head and not c.macaron]
@@ -179,7 +180,7 @@ def test_a_vector_that_is_read_scores_what_each_token_puts_on_the_stream(name: s
         assert_close(found[:, token], torch.stack([(stream * vector).sum() for vector in vectors]))
 
 
-@pytest.mark.parametrize("matrix", ["W_in", "W_gate", "W_out"])
+@over("matrix", ["W_in", "W_gate", "W_out"])
 @pytest.mark.parametrize("name", GATED)
 def test_singular_directions_of_mlp_matrices_have_the_gram_of_all_neurons(name: str, matrix: str) -> None:
     """M = U S V^T: the tokens' scores of the directions, weighted by s^2, are those of the neurons' own rows."""

@@ -17,6 +17,7 @@ from interp.analyses.weight_edit import WeightEdit
 from interp.model import MLP, MoE, Weights
 from tests.analyses.test_weight_edit import BLOCK, matrices
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 from tests.tiny import CORPUS, hooked
 from tests.tolerances import assert_close
 
@@ -72,7 +73,7 @@ def autograd(name: str) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("layer", [0, 1])
+@over("layer", [0, 1])
 @pytest.mark.parametrize("name", WITH_MLP)
 def test_a_shift_adds_eta_times_both_squared_lengths_to_the_target(name: str, layer: int) -> None:
     """(x W' - x W) u = eta |x|^2 |u|^2 with x the post-activation of the last token, read off a pass of its own."""
@@ -160,9 +161,9 @@ METHODS: dict[str, Callable[[HookedTransformer, int, int], WeightEdit]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@over("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "post-norm", "tied"])
-@pytest.mark.parametrize("method", METHODS)
+@over("method", METHODS)
 def test_every_editor_makes_its_target_likelier_and_touches_no_weight(
     method: str, name: str, dtype: torch.dtype
 ) -> None:

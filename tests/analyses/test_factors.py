@@ -19,6 +19,7 @@ from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.families.oracle import new_hf_model
 from tests.families.oracle import some_tokens as hf_tokens
 from tests.families.pair import network
+from tests.loops import over
 from tests.tolerances import assert_close
 
 ANSWERS = torch.tensor([3, 14, 7])
@@ -132,7 +133,7 @@ def test_outer_products_sum_to_the_gradients_of_hugging_face(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("side", ["left", "right"])
+@over("side", ["left", "right"])
 def test_a_padded_row_has_the_factors_of_the_unpadded_and_zero_deltas_at_padding(
     name: str, side: str
 ) -> None:

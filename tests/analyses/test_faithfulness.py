@@ -15,6 +15,7 @@ from interp.analyses.token_attribution import METHODS, Mixed, token_attribution
 from interp.core.stats import Moments
 from interp.model import Edit, Tap
 from tests.configs import build, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 ROWS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3], [7, 9, 2]]
@@ -29,8 +30,8 @@ def scored(values: torch.Tensor) -> xr.Dataset:
     return xr.Dataset({"score": (("prompt", "pos"), values.numpy())})
 
 
-@pytest.mark.parametrize("bos", [False, True])
-@pytest.mark.parametrize("measure", ["probability", "logits"])
+@over("bos", [False, True])
+@over("measure", ["probability", "logits"])
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "masked-lm"])
 def test_both_equal_a_loop_over_prompts_and_shares(name: str, measure: str, bos: bool) -> None:
     batch, how = Batch.of(ROWS, bos=bos), Erasure((0.1, 0.5), replacement=6, measure=measure)  # type: ignore[arg-type]

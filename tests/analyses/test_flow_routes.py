@@ -20,6 +20,7 @@ from interp.model import Read
 from interp.model.mixer_variants import Differential
 from interp.model.weights import Weights
 from tests.configs import CONFIGS, build, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 PLAIN = tuple(name for name, config in CONFIGS.items() if config.norm_place != "post" and not config.macaron)
@@ -176,7 +177,7 @@ def walked(name: str, threshold: float, pos: int) -> set[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "parallel", "attention-only", "gemma2"])
-@pytest.mark.parametrize(("threshold", "pos"), [(0.02, -1), (0.05, 2), (0.3, -1), (1.0, -1)])
+@over("threshold, pos", [(0.02, -1), (0.05, 2), (0.3, -1), (1.0, -1)])
 def test_routes_are_the_edges_met_on_the_way_back(name: str, threshold: float, pos: int) -> None:
     table = routes(found(name), threshold=threshold, pos=pos)
     head = table["head"].astype(object).where(table["head"].notna(), None)

@@ -7,6 +7,7 @@ import interp
 from interp import Circuits, HookedTransformer
 from interp.analyses.head_tokens import head_tokens
 from tests.configs import CONFIGS, D_VOCAB, build
+from tests.loops import over
 from tests.tolerances import assert_close
 
 TOKENS = torch.tensor([7, 3, 30, 12])
@@ -39,8 +40,8 @@ def test_lists_are_the_ends_of_the_full_circuits_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "attention-only-rotary"])
-@pytest.mark.parametrize("embedding", ["token", "effective"])
-@pytest.mark.parametrize("biases", [False, True])
+@over("embedding", ["token", "effective"])
+@over("biases", [False, True])
 def test_some_tokens_are_embedded_as_among_all(name: str, embedding: str, biases: bool) -> None:
     made = Circuits(build(name), biases=biases, embedding=embedding)  # type: ignore[arg-type]
     assert_close(made.embedded_tokens(TOKENS), made.embedded[TOKENS])

@@ -20,6 +20,7 @@ from interp.engine.batch import Batch
 from interp.engine.observe import observe
 from interp.model import Edit, Read, Tap
 from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 ANSWER, WRONG = torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
@@ -56,7 +57,7 @@ def test_behind_a_norm_of_the_embeddings_their_length_counts_for_nothing() -> No
     assert bloom < 1e-3 * post
 
 
-@pytest.mark.parametrize("baseline", ["mean", "zero", 4])
+@over("baseline", ["mean", "zero", 4])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_the_total_is_the_logits_change_from_the_baseline(name: str, baseline: str | int) -> None:
     how = IntegratedGradients(steps=1, baseline=baseline)  # type: ignore[arg-type]

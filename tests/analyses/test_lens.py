@@ -8,6 +8,7 @@ import interp
 from interp import Batch, HookedTransformer
 from interp.analyses import lens, vocabulary
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 from tests.model.slow import slow_read_out
 from tests.tolerances import assert_close
 
@@ -63,7 +64,7 @@ def test_an_answer_is_the_target_at_every_position() -> None:
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-@pytest.mark.parametrize("side", ["left", "right"])
+@over("side", ["left", "right"])
 def test_padded_positions_hold_nothing_and_the_others_the_unpadded_numbers(name: str, side: str) -> None:
     rows = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9]]
     model = HookedTransformer(build(name))

@@ -9,6 +9,7 @@ from interp import HookedTransformer
 from interp.analyses.patching import PRESETS, patch, patch_preset
 from interp.engine.metrics import Metric, choice_difference, kl_divergence, logit_difference
 from tests.configs import build, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 CLEAN, CORRUPT = some_tokens(), some_tokens(seed=1)
@@ -51,8 +52,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("direction", ["denoise", "noise"])
-@pytest.mark.parametrize("site", CASES)
+@over("direction", ["denoise", "noise"])
+@over("site", CASES)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_cell_is_what_hooks_give(name: str, site: str, direction: str) -> None:
     model, (full, by, index, n) = subject(name), CASES[site]
@@ -110,7 +111,7 @@ def test_the_batch_size_changes_nothing() -> None:
     assert_close(torch.from_numpy(one.each.values), torch.from_numpy(all_of_them.each.values))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@over("preset", PRESETS)
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
 def test_presets_have_the_dims_of_their_names(name: str, preset: str) -> None:
     found = patch_preset(subject(name), CLEAN, CORRUPT, preset, metric=METRIC)

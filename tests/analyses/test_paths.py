@@ -17,6 +17,7 @@ from interp.analyses.paths import order_logits, orders, path_label, path_matrix,
 from interp.engine.batch import Batch
 from tests.analyses.reruns import BATCH, PLAIN, VARIANTS, Rerun, model
 from tests.configs import CONFIGS, perturbed
+from tests.loops import over
 from tests.tolerances import assert_close
 
 EACH = pytest.mark.parametrize("name", VARIANTS)
@@ -96,7 +97,7 @@ def test_every_path_is_the_difference_of_two_literal_reruns(name: str) -> None:
 
 
 @EACH
-@pytest.mark.parametrize("wrong", [True, False])
+@over("wrong", [True, False])
 def test_the_paths_sum_to_the_logit_asked_for(name: str, wrong: bool) -> None:
     table = paths(model(name), BATCH, ANSWER, WRONG if wrong else None)
     site = Rerun(model(name)).logits_site

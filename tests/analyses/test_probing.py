@@ -22,6 +22,7 @@ from interp.analyses.probing import Position, Split, pooled, probe, probe_neuron
 from interp.engine.store_writer import store_activations
 from interp.model.tap import Read, Tap
 from tests.configs import build, some_tokens
+from tests.loops import over
 from tests.tiny import CORPUS, hooked
 from tests.tolerances import assert_close
 
@@ -308,8 +309,8 @@ def vectors(model: HookedTransformer, row: list[int], site: str, positions: Posi
     return values[-1] if positions == "last" else values[int(positions)]
 
 
-@pytest.mark.parametrize("positions", ["mean", "last", 0, 2, -2])
-@pytest.mark.parametrize("bos", [True, False])
+@over("positions", ["mean", "last", 0, 2, -2])
+@over("bos", [True, False])
 def test_the_vector_of_a_prompt_does_not_depend_on_padding_or_batches(positions: Position, bos: bool) -> None:
     model = HookedTransformer(build("gpt2"))
     rows = [[3, 1, 4, 1, 5, 9], [2, 7, 1], [1, 8, 2, 8]]

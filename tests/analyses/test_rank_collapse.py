@@ -15,6 +15,7 @@ from interp.model import ModelConfig, NoNorm, NoPosition, Transformer
 from interp.model.attention import Memory
 from interp.model.tap import Edit, Read, Tap
 from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 N, D = 12, 16
@@ -127,7 +128,7 @@ def slow_block(model: Transformer, x: Tensor, layer: int, on: Switches, memory: 
     return resid
 
 
-@pytest.mark.parametrize("line", LINES)
+@over("line", LINES)
 @pytest.mark.parametrize("name", [*CONFIGS, "crossed"])
 def test_switched_blocks_are_those_put_together_from_their_parts(name: str, line: str) -> None:
     model = perturbed(CROSSED) if name == "crossed" else build(name)

@@ -11,6 +11,7 @@ from interp.analyses import residual
 from interp.model import MLP, MoE
 from tests.analyses import slow_parts
 from tests.configs import CONFIGS, build, some_tokens
+from tests.loops import over
 from tests.model.observed import everything
 from tests.tolerances import assert_close
 
@@ -27,7 +28,7 @@ def tampered(cache: ActivationCache, site: str) -> ActivationCache:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("depth", [0, 1, 2])
+@over("depth", [0, 1, 2])
 def test_sublayers_sum_to_the_stream_at_every_depth(name: str, depth: int) -> None:
     cache = cached(name)
     parts = cache.decompose_resid(depth)
@@ -36,7 +37,7 @@ def test_sublayers_sum_to_the_stream_at_every_depth(name: str, depth: int) -> No
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("depth", [1, 2])
+@over("depth", [1, 2])
 def test_every_part_of_the_stream_equals_its_formula(name: str, depth: int) -> None:
     """Each pushed through the norms behind it one by one, at the statistics of the stream that stood there."""
     parts, expected = cached(name).decompose_resid(depth), slow_parts.sublayers(name, depth)
@@ -46,7 +47,7 @@ def test_every_part_of_the_stream_equals_its_formula(name: str, depth: int) -> N
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("depth", [1, 2])
+@over("depth", [1, 2])
 def test_heads_and_remainder_sum_to_the_stream(name: str, depth: int) -> None:
     cache = cached(name)
     parts = cache.stack_head_results(depth)
@@ -55,7 +56,7 @@ def test_heads_and_remainder_sum_to_the_stream(name: str, depth: int) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize(("layer", "pos"), [(0, 8), (1, 5)])
+@over("layer, pos", [(0, 8), (1, 5)])
 def test_head_writes_equal_a_loop_over_heads_and_sources(name: str, layer: int, pos: int) -> None:
     """a_ij v_j W_O, through the norm and the factor of attention's output; in the whole also through later norms."""
     cache = cached(name)
@@ -106,7 +107,7 @@ def test_neurons_of_experts_have_no_write_of_their_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("contrast", [False, True])
+@over("contrast", [False, True])
 def test_logit_attributions_of_complete_parts_sum_to_the_models_logits(name: str, contrast: bool) -> None:
     cache, answer = cached(name), torch.tensor([3, 14, 7])
     wrong = torch.tensor([5, 1, 30]) if contrast else None

@@ -12,6 +12,7 @@ from interp.analyses.sae import SAE, JumpReLU, Kind, Normalisation, ReLU, TopK, 
 from interp.engine.observe import observe
 from tests.analyses.sae_cases import KINDS, arrays, random_sae, random_weights, slow_forward
 from tests.configs import build, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 EVERY = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: type(kind).__name__)
@@ -28,8 +29,8 @@ def value(site: str, *edits: Edit, model: str = "gpt2") -> Tensor:
 
 
 @EVERY
-@pytest.mark.parametrize("normalize", ["none", "layer_norm", "constant_norm_rescale"])
-@pytest.mark.parametrize("centred", [True, False])
+@over("normalize", ["none", "layer_norm", "constant_norm_rescale"])
+@over("centred", [True, False])
 def test_features_and_reconstruction_are_those_of_the_slow_loop(
     kind: Kind, normalize: Normalisation, centred: bool
 ) -> None:

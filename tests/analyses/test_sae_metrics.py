@@ -26,6 +26,7 @@ from interp.engine.analysis import run_batches
 from interp.engine.observe import observe
 from tests.analyses.sae_cases import constant_sae, identity_sae, random_sae
 from tests.configs import build
+from tests.loops import over
 from tests.tiny import CORPUS, hooked
 from tests.tolerances import assert_close
 
@@ -65,8 +66,8 @@ def slow_loss(rows: list[list[int]], edits: list[Edit]) -> float:
     return total / count
 
 
-@pytest.mark.parametrize("site", [STREAM, HEADS, LAST, "blocks.0.mlp.hook_post"])
-@pytest.mark.parametrize("kind", [ReLU(), TopK(3), JumpReLU()])
+@over("site", [STREAM, HEADS, LAST, "blocks.0.mlp.hook_post"])
+@over("kind", [ReLU(), TopK(3), JumpReLU()])
 def test_every_number_is_that_of_the_slow_loop(site: str, kind: ReLU | TopK | JumpReLU) -> None:
     sae = random_sae(kind, dims(site), 30)
     found = sae_quality(model(), sae, site, Batch.of(ROWS), batch_size=2)

@@ -10,6 +10,7 @@ from interp.analyses.editing import FineTuning
 from interp.analyses.singular_values import SingularValues, applied, interpolated, train_z
 from interp.model.weights import Weights
 from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 MATRICES = tuple(
@@ -44,7 +45,7 @@ def some_z(parts: SingularValues, seed: int = 0) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("rescale", [False, True])
+@over("rescale", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_inside_the_matrix_is_the_scaled_one_and_afterwards_every_bit_is_back(
     name: str, rescale: bool

@@ -19,6 +19,7 @@ from interp.analyses.token_attribution import (
     token_attribution,
 )
 from tests.configs import CONFIGS, build, some_tokens
+from tests.loops import over
 from tests.tiny import hooked
 from tests.tolerances import assert_close
 
@@ -47,8 +48,8 @@ def test_shares_are_positive_and_sum_to_one_for_every_position(name: str) -> Non
             )
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("side", ["left", "right"])
+@over("method", METHODS)
+@over("side", ["left", "right"])
 def test_padding_and_batches_change_no_number(method: str, side: str) -> None:
     padded, how = Batch.of(ROWS, side=side), FEW_STEPS[method]  # type: ignore[arg-type]
     for batch_size in (1, 32):
@@ -62,7 +63,7 @@ def test_padding_and_batches_change_no_number(method: str, side: str) -> None:
             assert np.isnan(result.score.values[i, ~real]).all()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@over("method", METHODS)
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm"])
 def test_a_position_of_a_causal_model_is_the_end_of_the_prompt_cut_there(name: str, method: str) -> None:
     tokens = some_tokens()

@@ -28,6 +28,7 @@ from interp.engine.sources import open_source
 from interp.engine.stream import Layout, Stream
 from interp.model import Read
 from tests.configs import CONFIGS, perturbed
+from tests.loops import over
 from tests.tiny import hooked
 
 TEXTS = [
@@ -159,9 +160,9 @@ def test_a_pattern_gives_the_key_that_is_attended_most() -> None:
 # --- batches --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("site", ["mlp.hook_post", "attn.hook_pattern"])
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-@pytest.mark.parametrize(("tokens", "window"), [(1, 3), (30, 100), (100, 4), (10_000, 100)])
+@over("site", ["mlp.hook_post", "attn.hook_pattern"])
+@over("layout", ["padded", "packed"])
+@over("tokens, window", [(1, 3), (30, 100), (100, 4), (10_000, 100)])
 def test_no_batch_size_window_or_packing_changes_a_list(
     site: str, layout: Layout, tokens: int, window: int
 ) -> None:

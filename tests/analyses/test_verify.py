@@ -55,6 +55,7 @@ from tests.analyses.suspects import (
     with_row,
 )
 from tests.configs import CONFIGS, build, perturbed
+from tests.loops import over
 
 # --- a sound model --------------------------------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ def test_a_pass_that_differs_by_a_part_in_ten_million_breaks_the_claims_about_it
     assert red(contract(suspect(picking(when)), truth())) == claims
 
 
-@pytest.mark.parametrize(("bad", "row"), [(NAN, 0), (NAN, -1), (INF, -1)])
+@over("bad, row", [(NAN, 0), (NAN, -1), (INF, -1)])
 @pytest.mark.parametrize("name", PASSES)
 def test_a_row_that_is_not_finite_in_one_pass_breaks_the_claims_about_it_alone(
     name: str, bad: float, row: int
@@ -257,12 +258,8 @@ def test_values_mixed_otherwise_than_the_pattern_says_are_found(
 # --- nothing that is not a number passes ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "change", [with_one(NAN), with_one(INF), full_of(INF)], ids=["one-nan", "one-inf", "all-inf"]
-)
-@pytest.mark.parametrize(
-    ("which", "claim"), [("logits_by", LOGITS), ("gradient_by", GRADIENTS), ("half_by", DRIFT)]
-)
+@over("change", [with_one(NAN), with_one(INF), full_of(INF)])
+@over("which, claim", [("logits_by", LOGITS), ("gradient_by", GRADIENTS), ("half_by", DRIFT)])
 def test_a_reference_that_is_not_finite_never_passes(
     which: str, claim: str, change: Callable[[Tensor], Tensor]
 ) -> None:

@@ -8,6 +8,7 @@ import transformers
 from torch import nn
 
 from interp.compat import from_bridge
+from tests.loops import over
 from tests.tiny import CORPUS, gpt2_tokenizer
 from tests.tolerances import assert_close
 
@@ -46,7 +47,7 @@ def boot(name: str) -> Any:
     )
 
 
-@pytest.mark.parametrize("how", PROCESSING)
+@over("how", PROCESSING)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_logits_are_the_bridges_own(name: str, how: str) -> None:
     bridge, options = boot(name), PROCESSING[how]

@@ -23,6 +23,7 @@ from interp.model import (
 from interp.model.config import Alibi, Buckets, DynamicScaling, Sinusoidal, YarnScaling
 from tests.compat.slow_hooked import slow_logits
 from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 GPT2, LLAMA = CONFIGS["gpt2"], CONFIGS["llama-gqa"]
@@ -57,7 +58,7 @@ SLOW = tuple(name for name in OURS if name not in ("yarn", "llama3-scaled"))
 """The slow reference has neither of these scaling rules; TransformerLens 3.9 agrees on both."""
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@over("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", OURS)
 def test_there_and_back_again_no_bit_of_the_logits_changes(name: str, dtype: torch.dtype) -> None:
     model = perturbed(OURS[name], dtype)

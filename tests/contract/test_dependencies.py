@@ -1,11 +1,9 @@
-"""Who may import whom: the dependency rule of the tree, read off the source, function-local imports included."""
+"""Who may import whom: the dependency rule of the tree, read off the source, function-local imports included.
 
-import ast
-from pathlib import Path
+Each rule is one test, whose message lists every place that breaks it; `make lint` runs them too.
+"""
 
-import pytest
-
-ROOT = Path(__file__).parents[2] / "interp"
+from tests.contract.sources import none, package
 
 MODEL = {"core", "model"}
 FAMILIES = MODEL | {"families"}
@@ -55,39 +53,38 @@ RESERVED = {
 }
 """Heavy or foreign package -> the only places that import it."""
 
-FILES = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in sorted(ROOT.rglob("*.py"))}
+DOORS = {"__init__", "__main__", "cli"}
 
 
-def imports(path: Path) -> set[str]:
-    """Full names of all modules that a file imports, wherever the statement stands; `from a import b` gives `a.b`."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+def test_imports_are_absolute() -> None:
+    none([f"{s.path}:{i.line}: {i.name}" for s in package() for i in s.imports if i.relative])
 
 
-@pytest.mark.parametrize("module", FILES)
-def test_only_what_stands_to_the_left_is_imported(module: str) -> None:
-    part = module.partition(".")[0]
-    if part in {"__init__", "__main__", "cli"}:
-        return
-    assert part in MAY_IMPORT, f"interp/{part} is not in the tree: give it a place in the dependency rule"
-    used = {name.split(".")[1] for name in imports(FILES[module]) if name.startswith("interp.")}
-    allowed = MAY_IMPORT[part] | TO_THE_RIGHT.get(module, set())
-    assert used <= allowed, f"interp.{module} imports {sorted(used - allowed)}"
+def test_every_part_has_a_place_in_the_tree() -> None:
+    parts = {source.module.partition(".")[0] for source in package()} - DOORS
+    assert parts - MAY_IMPORT.keys() == set(), "give it a place in the dependency rule"
 
 
-@pytest.mark.parametrize("module", FILES)
-def test_reserved_packages_are_imported_only_where_they_belong(module: str) -> None:
-    for name in imports(FILES[module]):
-        places = RESERVED.get(name.partition(".")[0])
-        assert places is None or f"{module}.".startswith(tuple(f"{place}." for place in places)), (
-            f"interp.{module} imports {name}, which belongs to {places}"
-        )
+def test_only_what_stands_to_the_left_is_imported() -> None:
+    broken = []
+    for source in package():
+        part = source.module.partition(".")[0]
+        allowed = MAY_IMPORT.get(part, set()) | TO_THE_RIGHT.get(source.module, set())
+        ours = [i for i in source.imports if i.name.startswith("interp.") and part not in DOORS]
+        broken += [
+            f"{source.path}:{i.line}: imports {i.name}" for i in ours if i.name.split(".")[1] not in allowed
+        ]
+    none(broken)
+
+
+def test_reserved_packages_are_imported_only_where_they_belong() -> None:
+    broken = []
+    for source in package():
+        for used in source.imports:
+            places = RESERVED.get(used.name.partition(".")[0])
+            if places is not None and not f"{source.module}.".startswith(tuple(f"{p}." for p in places)):
+                broken.append(f"{source.path}:{used.line}: imports {used.name}, which belongs to {places}")
+    none(broken)
 
 
 def test_no_door_is_hidden_by_a_module_of_its_name() -> None:
@@ -95,4 +92,4 @@ def test_no_door_is_hidden_by_a_module_of_its_name() -> None:
         run report heads composition copying attribute logit_lens backward_lens patch ablate path_patch causal_trace
         attribution_patch find_circuit evaluate_circuit logit_difference
     """
-    assert not set(doors.split()) & {module.partition(".")[0] for module in FILES}
+    assert not set(doors.split()) & {source.module.partition(".")[0] for source in package()}

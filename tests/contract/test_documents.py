@@ -42,6 +42,7 @@ def _no_figures_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     plt.close("all")
 
 
+@pytest.mark.books
 @pytest.mark.parametrize("name", EXECUTED)
 def test_the_code_blocks_of_a_page_run(name: str) -> None:
     shown = BLOCKS.run_page(TEXTS[name], DOCS / name)
@@ -50,6 +51,7 @@ def test_the_code_blocks_of_a_page_run(name: str) -> None:
         assert any(block.figures for block in shown), "a page on an analysis shows a picture"
 
 
+@pytest.mark.books
 def test_the_first_lines_of_the_readme_print_what_it_says() -> None:
     readme = DOCS.parent / "README.md"
     text = readme.read_text(encoding="utf-8")

@@ -1,37 +1,51 @@
 """`import interp` is cheap: what is heavy is imported where it is used, and nothing happens on import."""
 
+import json
 import subprocess
 import sys
 
-HEAVY = (
-    "transformers transformer_lens tokenizers safetensors matplotlib pandas xarray pyarrow jinja2 ray tyro"
-)
+import pytest
 
-
-def printed(code: str) -> list[str]:
-    """The words that a fresh interpreter prints."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-def test_importing_interp_loads_no_heavy_package() -> None:
-    assert printed(f"import interp, sys; print(*sorted(set(sys.modules) & set({HEAVY.split()})))") == []
-
-
-def test_importing_interp_changes_no_global_state_of_torch() -> None:
-    code = """
-import torch
+HEAVY = [
+    *("transformers", "transformer_lens", "tokenizers", "safetensors", "matplotlib"),
+    *("pandas", "xarray", "pyarrow", "jinja2", "ray", "tyro"),
+]
+CODE = f"""
+import json, sys, torch
 torch.manual_seed(7)
 state = lambda: (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(), torch.rand(1).item())
+heavy = lambda: sorted(set(sys.modules) & set({HEAVY}))
 before = state()
 torch.manual_seed(7)
 import interp
-print(before == state())
+found = {{"same state": before == state(), "of the package": heavy()}}
+import interp.__main__
+found["of the command line"] = heavy()
+found["names"] = len([getattr(interp, name) for name in interp.__all__])
+print(json.dumps(found))
 """
-    assert printed(code) == ["True"]
+Found = dict[str, object]
 
 
-def test_every_public_name_can_be_imported() -> None:
-    code = "import interp; print(len([getattr(interp, name) for name in interp.__all__]) > 0)"
-    assert printed(code) == ["True"]
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """What a fresh interpreter sees as it imports the package, then the command line, then every name."""
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_importing_interp_loads_no_heavy_package(found: Found) -> None:
+    assert found["of the package"] == []
+
+
+def test_importing_interp_changes_no_global_state_of_torch(found: Found) -> None:
+    assert found["same state"] is True
+
+
+def test_the_command_line_starts_without_the_packages_of_its_commands(found: Found) -> None:
+    assert set(found["of the command line"]) <= {"tyro"}  # type: ignore[call-overload]
+
+
+def test_every_public_name_can_be_imported(found: Found) -> None:
+    assert found["names"] > 0  # type: ignore[operator]

@@ -8,6 +8,7 @@ from jaxtyping import TypeCheckError
 from torch import Tensor
 
 from interp.core.factored import FactoredMatrix
+from tests.loops import over
 from tests.tolerances import TOLERANCES, assert_close
 
 SHAPES = {"plain": (), "heads": (3,), "layers": (2, 3)}
@@ -37,7 +38,7 @@ def pairs(values: Tensor) -> Tensor:
 
 
 @LEAD
-@pytest.mark.parametrize(("left", "mid", "right"), [(7, 3, 5), (3, 5, 4), (6, 6, 6), (5, 1, 9)])
+@over("left, mid, right", [(7, 3, 5), (3, 5, 4), (6, 6, 6), (5, 1, 9)])
 def test_svd_is_that_of_the_dense_product(lead: tuple[int, ...], left: int, mid: int, right: int) -> None:
     matrix = factored(lead, left, mid, right)
     u, s, v = matrix.svd()
@@ -106,7 +107,7 @@ def test_a_scaled_rotation_of_the_values_changes_nothing() -> None:
 
 
 @LEAD
-@pytest.mark.parametrize("width", [1, 2, 6])
+@over("width", [1, 2, 6])
 def test_products_with_matrices_on_both_sides_stay_factored(lead: tuple[int, ...], width: int) -> None:
     matrix, dense = factored(lead), factored(lead).AB
     right, left = gaussian(*lead, 5, width), gaussian(*lead, width, 7)
@@ -131,7 +132,7 @@ def test_products_with_vectors_are_vectors(lead: tuple[int, ...]) -> None:
 
 
 @LEAD
-@pytest.mark.parametrize("inner", [2, 3, 6])
+@over("inner", [2, 3, 6])
 def test_products_of_two_factored_matrices_keep_the_thinner_middle(lead: tuple[int, ...], inner: int) -> None:
     one, other = (
         factored(lead),
@@ -162,9 +163,7 @@ def test_a_sum_is_that_of_the_products(lead: tuple[int, ...]) -> None:
 
 
 @LEAD
-@pytest.mark.parametrize(
-    "index", [3, -1, slice(1, 4), [4, 0, 0], torch.tensor([2, 1]), torch.tensor(2)], ids=str
-)
+@over("index", [3, -1, slice(1, 4), [4, 0, 0], torch.tensor([2, 1]), torch.tensor(2)])
 def test_rows_columns_and_blocks_are_those_of_the_product(
     lead: tuple[int, ...], index: int | slice | Tensor | list[int]
 ) -> None:
@@ -177,7 +176,7 @@ def test_rows_columns_and_blocks_are_those_of_the_product(
 
 
 @LEAD
-@pytest.mark.parametrize(("left", "right"), [(7, 5), (4, 6), (5, 5)])
+@over("left, right", [(7, 5), (4, 6), (5, 5)])
 def test_the_diagonal_is_that_of_the_product(lead: tuple[int, ...], left: int, right: int) -> None:
     matrix = factored(lead, left, 3, right)
     assert_close(matrix.diagonal(), matrix.AB.diagonal(dim1=-2, dim2=-1))

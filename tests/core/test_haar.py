@@ -15,6 +15,7 @@ from interp.core.haar import (
     gaussian_concentration,
     overlap_null,
 )
+from tests.loops import over
 from tests.tolerances import assert_close
 
 DRAWS = 40_000
@@ -60,8 +61,8 @@ def test_fourth_moments_are_those_of_simulated_haar_matrices(d: int) -> None:
     close_in_mean(squares[:, 0, 0] * squares[:, 1, 1], (d + 1) / (d * (d - 1) * (d + 2)))
 
 
-@pytest.mark.parametrize("first", ["one", "flat", "steep"])
-@pytest.mark.parametrize("second", ["one", "flat", "steep"])
+@over("first", ["one", "flat", "steep"])
+@over("second", ["one", "flat", "steep"])
 def test_mean_and_variance_are_those_of_simulated_frames(first: str, second: str) -> None:
     d = 6
     a, b = spectrum(first, d), spectrum(second, d)
@@ -119,8 +120,8 @@ def test_moments_of_the_ratio_are_those_of_mpmath(shape: float) -> None:
     assert float(law.sd()) == pytest.approx(float(mpmath.sqrt(omega - mean**2)), rel=1e-11)
 
 
-@pytest.mark.parametrize("shape", [0.5, 3.3, 250.0, 3657.0])
-@pytest.mark.parametrize("sds", [-3.0, 0.0, 4.0, 12.0])
+@over("shape", [0.5, 3.3, 250.0, 3657.0])
+@over("sds", [-3.0, 0.0, 4.0, 12.0])
 def test_tail_and_density_are_those_of_mpmath(shape: float, sds: float) -> None:
     mpmath.mp.dps = 30
     law = Nakagami(f64(shape), f64(0.02))

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from interp.core import tiles
 from interp.core.factored import FactoredMatrix
+from tests.loops import over
 from tests.tolerances import assert_close
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-SHAPES = pytest.mark.parametrize(
-    ("rows", "columns"), [(13, 13), (7, 20), (9, 16), (1, 5), (4, 4)], ids=lambda n: str(n)
-)
+DTYPES = over("dtype", [torch.float64, torch.float32, torch.bfloat16])
+SHAPES = over("rows, columns", [(13, 13), (7, 20), (9, 16), (1, 5), (4, 4)])
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +33,7 @@ def dense(matrix: FactoredMatrix) -> Tensor:
     return matrix.A.double() @ matrix.B.double()
 
 
-@pytest.mark.parametrize("make", [tiles.row_tiles, tiles.blocks])
+@over("make", [tiles.row_tiles, tiles.blocks])
 @SHAPES
 def test_tiles_cover_the_product_once_and_stay_small(
     make: Callable[..., object], rows: int, columns: int
@@ -51,7 +50,7 @@ def test_tiles_cover_the_product_once_and_stay_small(
 
 @DTYPES
 @SHAPES
-@pytest.mark.parametrize("largest", [True, False])
+@over("largest", [True, False])
 def test_the_top_entries_are_those_of_the_sorted_product(
     rows: int, columns: int, dtype: torch.dtype, largest: bool
 ) -> None:
@@ -67,7 +66,7 @@ def test_the_top_entries_are_those_of_the_sorted_product(
 
 @DTYPES
 @SHAPES
-@pytest.mark.parametrize("largest", [True, False])
+@over("largest", [True, False])
 def test_the_top_of_every_row_is_that_of_the_sorted_product(
     rows: int, columns: int, dtype: torch.dtype, largest: bool
 ) -> None:

@@ -3,12 +3,10 @@
 At most the batch at which a run died is computed twice, and none is counted twice.
 """
 
-import multiprocessing
 import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
@@ -29,27 +27,11 @@ from tests.engine.killing import (
     without_room,
 )
 from tests.engine.running import agree, by_position, kept
+from tests.forking import attempt
 
-PROCESSES = multiprocessing.get_context("forkserver")
-"""Each child is forked from a process that has everything imported, and no threads."""
-PROCESSES.set_forkserver_preload(["tests.engine.killed", "tests.engine.killing"])
-PATIENCE = 60.0
 NO_ROOM = 3
 
 expected = cache(whole)
-
-
-def attempt(work: Callable[[], None], until: Callable[[], bool] = lambda: False) -> int:
-    """Do it in a process of its own, killed as soon as `until`; the exit code, negative for a signal."""
-    child, start = PROCESSES.Process(target=work), time.monotonic()
-    child.start()
-    while child.is_alive() and not until():
-        child.join(0.002)
-        assert time.monotonic() - start < PATIENCE, "the process hangs"
-    child.kill()
-    child.join()
-    assert child.exitcode is not None
-    return child.exitcode
 
 
 def computed(log: Path) -> Counter[str]:

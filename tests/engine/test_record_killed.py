@@ -1,6 +1,5 @@
 """Runs killed with SIGKILL, or whose disk fills up, at any moment: they go on, and no step is computed twice."""
 
-import multiprocessing
 import random
 import signal
 import time
@@ -15,25 +14,15 @@ import torch
 from interp.engine.record import Record
 from interp.engine.run_file import RunFile
 from tests.engine.killed import LARGE, NAMES, expected, five_steps, killed_at, large_step, value_of, with_room
+from tests.forking import attempt
 
-PROCESSES = multiprocessing.get_context("forkserver")
-"""Each child is forked from a process that has everything imported, and no threads."""
-PROCESSES.set_forkserver_preload(["tests.engine.killed"])
-PATIENCE = 60.0
 MANY = 8
 
 
-def attempt(work: Callable[[], None], seconds: float = PATIENCE) -> int:
-    """Do it in a process of its own, killed after so many seconds; the exit code, negative for a signal."""
-    child = PROCESSES.Process(target=work)
-    child.start()
-    child.join(seconds)
-    if child.is_alive():
-        child.kill()
-        child.join()
-        assert seconds < PATIENCE, "the process hangs"
-    assert child.exitcode is not None
-    return child.exitcode
+def after(seconds: float) -> Callable[[], bool]:
+    """Whether so many seconds have passed since now."""
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() >= end
 
 
 def listed(root: Path) -> set[str]:
@@ -46,12 +35,15 @@ def computations(root: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def followed(root: Path, seconds: Callable[[], float], work: Callable[[], None]) -> int:
-    """Attempts until one finishes; returns how many were killed. No step is computed after run.json named it."""
+def followed(root: Path, work: Callable[[], None], seconds: Callable[[], float] | None = None) -> int:
+    """Attempts until one finishes, each killed after so many seconds; returns how many were killed.
+
+    No step is computed after run.json named it.
+    """
     killed = 0
     while True:
         there, before = listed(root), len(computations(root))
-        code = attempt(work, seconds())
+        code = attempt(work, after(seconds())) if seconds else attempt(work)
         again = there & set(computations(root)[before:])
         assert again == set(), f"computed again: {again}"
         if code == 0:
@@ -88,7 +80,7 @@ def test_a_run_killed_at_random_moments_goes_on_to_the_same_numbers(tmp_path: Pa
     for i in range(20):
         root = tmp_path / str(i)
         root.mkdir()
-        killed += followed(root, lambda: dice.uniform(0.2, 1) * whole, partial(five_steps, root))
+        killed += followed(root, partial(five_steps, root), lambda: dice.uniform(0.2, 1) * whole)
         check(root)
         if killed >= MANY:
             return
@@ -105,7 +97,7 @@ def test_a_run_killed_at_any_of_its_writes_goes_on_to_the_same_numbers(tmp_path:
         folders = [path.parent for path in root.glob("*/run.json")]
         if folders and RunFile.read(folders[0]).state == "running":
             assert Record.open(folders[0]).state == "interrupted"
-            assert followed(root, lambda: PATIENCE, partial(five_steps, root)) == 0
+            assert followed(root, partial(five_steps, root)) == 0
         if folders:
             check(root)
     assert number > 2 * len(NAMES)

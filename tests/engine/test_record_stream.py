@@ -1,18 +1,19 @@
 """Streams in a record: kept, gone on with, noted; and the jobs of an array that share one."""
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import xarray as xr
 
 import interp
 from interp.cli import main
+from interp.engine import memory
 from interp.engine.record import Record, ShareDoneError
 from tests.engine.running import by_position, kept, norms
+from tests.forking import PATIENCE, PROCESSES
 from tests.tiny import hooked
 
 TEXTS = [("The cat sat on the mat. " * 3)[: 3 + 7 * i % 31] for i in range(600)]
@@ -35,6 +36,13 @@ main.__annotations__["job"] = Job
 from interp.engine.record import Record
 main.__annotations__["record"] = Record
 '''
+
+
+def share(folder: Path, shard: str, most: int) -> None:
+    """One of two jobs, on a host with room for so many tokens."""
+    torch.set_num_threads(1)  # a forked process has no other threads to share the work with
+    memory.MOST_ON_HOST = most
+    interp.run([norms], hooked("gpt2"), TEXTS, out=folder, shard=shard)
 
 
 @dataclass(frozen=True)
@@ -127,17 +135,14 @@ def test_shards_on_the_command_line_give_the_numbers_of_one_run(
 
 def test_the_first_of_two_jobs_that_start_together_decides_on_the_batches(tmp_path: Path) -> None:
     """Each measures the memory that is free; what the other has written counts."""
-    script = (
-        "import sys, torch, interp; torch.manual_seed(0);"
-        "from tests.engine.running import norms; from tests.tiny import hooked;"
-        "from tests.engine.test_record_stream import TEXTS;"
-        "import interp.engine.memory as memory; memory.MOST_ON_HOST = int(sys.argv[2]);"
-        "interp.run([norms], hooked('gpt2'), TEXTS, out=sys.argv[1], shard=sys.argv[3])"
-    )
     jobs = [
-        subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run"), str(most), f"{i}/2"])
+        PROCESSES.Process(target=share, args=(tmp_path / "run", f"{i}/2", most))
         for i, most in enumerate((64, 256))
     ]
-    assert [job.wait(120) for job in jobs] == [0, 0]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join(PATIENCE)
+    assert [job.exitcode for job in jobs] == [0, 0]
     found = interp.run([norms], hooked("gpt2"), TEXTS, out=tmp_path / "run", resume=True)
     assert found.rows == len(TEXTS)

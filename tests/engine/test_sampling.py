@@ -23,9 +23,10 @@ from interp.engine.generate import generate
 from interp.engine.sampling import Choice, Sampling, penalised, present
 from tests.configs import D_VOCAB, build, some_tokens
 from tests.families import oracle
+from tests.loops import over
 from tests.tolerances import assert_close
 
-CACHED = pytest.mark.parametrize("use_cache", [True, False])
+CACHED = over("use_cache", [True, False])
 
 
 def slow_probabilities(logits: list[float], sampling: Sampling) -> list[float]:
@@ -144,8 +145,8 @@ def theirs(sampling: Sampling, penalty: float) -> LogitsProcessorList:
     return LogitsProcessorList(steps)
 
 
-@pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3, 4.0])
-@pytest.mark.parametrize(
+@over("penalty", [0.5, 1.0, 1.3, 4.0])
+@over(
     "sampling",
     [Sampling(), Sampling(0.6), Sampling(2.0, 7), Sampling(0.9, None, 0.8), Sampling(1.5, 12, 0.6)],
 )
@@ -156,7 +157,7 @@ def test_penalty_temperature_top_k_and_top_p_equal_transformers(sampling: Sampli
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-@pytest.mark.parametrize("penalty", [0.7, 1.2, 3.0])
+@over("penalty", [0.7, 1.2, 3.0])
 @CACHED
 def test_greedy_generation_with_a_penalty_gives_hugging_faces_tokens(
     name: str, penalty: float, use_cache: bool

@@ -14,6 +14,7 @@ from interp.model import Transformer
 from interp.model.sites import find, names
 from interp.model.tap import Edit, Read, Tap
 from tests.configs import CAUSAL, CONFIGS, N_CTX, build, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 RAGGED = Batch.of([[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]])
@@ -97,7 +98,7 @@ def test_gradients_are_on_again_between_the_steps() -> None:
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-@pytest.mark.parametrize("padded", [False, True])
+@over("padded", [False, True])
 def test_joined_answers_of_every_site_equal_one_full_pass(name: str, padded: bool) -> None:
     model = build(name)
     reads = [Read(site) for site in names(model.config, on_demand=True)]
@@ -172,8 +173,8 @@ def test_answers_are_joined_by_site_name_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "parallel", "attention-only"])
-@pytest.mark.parametrize("site", ["blocks.0.hook_resid_post", "blocks.1.attn.hook_z", "blocks.0.attn.hook_v"])
-@pytest.mark.parametrize("use_cache", [True, False])
+@over("site", ["blocks.0.hook_resid_post", "blocks.1.attn.hook_z", "blocks.0.attn.hook_v"])
+@over("use_cache", [True, False])
 def test_an_edit_applies_at_every_step(name: str, site: str, use_cache: bool) -> None:
     """Oracle: the argmax loop that recomputes everything under the edit."""
     model, edit = build(name), Edit(site, lambda x: x.flip(-1) * 1.5 + 1.0)

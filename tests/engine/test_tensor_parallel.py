@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.multiprocessing
 from torch import Tensor
 from torch.distributed import HashStore, destroy_process_group, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
@@ -25,6 +24,7 @@ from tests.engine.tensor_parallel_answers import (
     label,
     work,
 )
+from tests.forking import together
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 """Relative and absolute: sums over two processes are only added in another order."""
@@ -36,7 +36,7 @@ cases = pytest.mark.parametrize(("name", "dtype"), CASES, ids=[label(*case) for 
 def processes(tmp_path_factory: pytest.TempPathFactory) -> list[Process]:
     """What each of two processes answered to everything, all in one launch."""
     folder = tmp_path_factory.mktemp("processes")
-    torch.multiprocessing.spawn(work, (str(folder),), nprocs=WORLD)
+    together(work, str(folder), processes=WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

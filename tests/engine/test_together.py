@@ -12,6 +12,7 @@ import interp
 from interp.engine.together import least, one_after_another, writes
 from tests.configs import CONFIGS, perturbed, some_tokens
 from tests.engine.running import agree, kept, norms
+from tests.forking import together
 
 ROWS = [interp.Batch(some_tokens(rows=2, n=9, seed=i)) for i in range(6)]
 
@@ -56,7 +57,7 @@ def share(rank: int, folder: str) -> None:
 
 
 def test_a_run_over_a_spread_model_is_written_once_and_goes_on_after_a_stop(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(share, (str(tmp_path),), nprocs=2)
+    together(share, str(tmp_path), processes=2)
     one, two = (torch.load(tmp_path / f"found{rank}", weights_only=False) for rank in (0, 1))
     assert str(one) == str(two)
     plain = interp.run([norms, kept], whole(), ROWS)

@@ -10,8 +10,10 @@ import torch
 
 import interp
 from interp.engine import workers
+from tests.configs import build, some_tokens
 from tests.engine.killing import TEXTS, deadly, failing, model, stream, whole
 from tests.engine.running import agree, by_position, kept, norms
+from tests.forking import PROCESSES
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +22,13 @@ def _one_thread_each() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers without the seconds of a fresh interpreter, where a test is not about starting them."""
+    monkeypatch.setattr(workers.multiprocessing, "get_context", lambda method: PROCESSES)
+
+
+@pytest.mark.usefixtures("_forked")
 def test_two_workers_give_the_bits_of_one_process_though_one_is_killed_at_work(tmp_path: Path) -> None:
     middle = stream().window(3).batches[1].row
     assert middle is not None
@@ -30,6 +39,14 @@ def test_two_workers_give_the_bits_of_one_process_though_one_is_killed_at_work(t
     agree(found, whole())
 
 
+def test_a_worker_is_a_fresh_interpreter() -> None:
+    """Everything that it is sent finds what it needs there; the other tests fork theirs."""
+    rows = [interp.Batch(some_tokens(rows=2, n=9, seed=i)) for i in range(3)]
+    found = interp.run([norms, kept], build("gpt2"), rows, devices=["cpu"])
+    agree(found, interp.run([norms, kept], build("gpt2"), rows))
+
+
+@pytest.mark.usefixtures("_forked")
 def test_what_a_worker_raises_comes_with_its_traceback() -> None:
     with pytest.raises(RuntimeError, match="failed in a worker process") as caught:
         interp.run([partial(failing, row=9)], model(), stream(), devices=["cpu"])
@@ -38,6 +55,7 @@ def test_what_a_worker_raises_comes_with_its_traceback() -> None:
     assert "in _failing" in str(caught.value), "the place in the worker's code"
 
 
+@pytest.mark.usefixtures("_forked")
 def test_a_window_at_which_workers_die_again_and_again_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "DEATHS", 2)
     with pytest.raises(RuntimeError, match="2 worker processes died at window 0"):

@@ -113,6 +113,7 @@ def test_the_table_has_every_experiment() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} == SMALL.keys() | NO_RECORDS
 
 
+@pytest.mark.books
 @pytest.mark.parametrize("name", SMALL)
 def test_an_experiment_finishes_and_if_killed_goes_on_to_the_same_results(name: str, tmp_path: Path) -> None:
     file = FOLDER / f"{name}.py"

@@ -17,6 +17,7 @@ from interp.families.load import any_from_folder, any_from_hf_model, config_of
 from interp.model import Edit, EncoderDecoder, KVCache, Read, Tap, mean_next_token_loss
 from tests.families.cases_others import CASES, ENCODER_DECODERS
 from tests.families.oracle import hf_model, new_hf_model, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 EVERY = pytest.mark.parametrize("name", ENCODER_DECODERS)
@@ -198,7 +199,7 @@ OUTPUTS: dict[str, dict[str, str]] = {
 
 
 @ONE_EACH
-@pytest.mark.parametrize("which", range(4))
+@over("which", range(4))
 def test_an_edit_on_either_side_does_what_a_pytorch_hook_on_hugging_faces_model_does(
     name: str, which: int
 ) -> None:

@@ -16,6 +16,7 @@ from interp.model import Read, Tap, Transformer
 from tests.families.case import D_VOCAB
 from tests.families.cases_others import CASES, ENCODERS
 from tests.families.oracle import hf_model
+from tests.loops import over
 from tests.tolerances import assert_close
 
 EVERY = pytest.mark.parametrize("name", ENCODERS)
@@ -44,7 +45,7 @@ def expected(name: str, dtype: torch.dtype, tokens: Tensor, **inputs: Tensor) ->
 
 
 @EVERY
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@over("dtype", [torch.float32, torch.float64])
 def test_logits_or_final_states_equal_hugging_faces(name: str, dtype: torch.dtype) -> None:
     wanted = expected(name, dtype, some_tokens())
     assert wanted.std() > 0.3

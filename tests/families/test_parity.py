@@ -11,6 +11,7 @@ from interp.families import config_of
 from interp.model import KVCache, mean_next_token_loss
 from tests.families.oracle import NAMES, hf_config, hf_logits, hf_model, new_hf_model, some_tokens
 from tests.families.pair import BASES, largest, network, ours, padded
+from tests.loops import over
 from tests.tolerances import assert_close
 
 EVERY = pytest.mark.parametrize("name", NAMES)
@@ -38,7 +39,7 @@ def test_logits_equal_hugging_faces_in_float64(name: str) -> None:
 
 
 @SOME
-@pytest.mark.parametrize("side", ["left", "right"])
+@over("side", ["left", "right"])
 def test_padded_rows_give_hugging_faces_logits_under_mask_and_position_ids(name: str, side: str) -> None:
     tokens, keep = padded(side)
     positions = (keep.cumsum(1) - 1).clamp_min(0)

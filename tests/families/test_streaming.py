@@ -1,8 +1,8 @@
 """How numbers get to their place: once, in the asked dtype, with layouts, experts, duplicates and devices."""
 
+import functools
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,9 @@ from interp.families.spec import Rule, same, transposed
 from interp.families.stored import CHUNK, LiveTensors, Tensors
 from interp.model import ModelConfig, Transformer
 from tests.configs import CONFIGS
+from tests.families.memory import taken
 from tests.families.oracle import hf_config, hf_model, some_tokens
+from tests.forking import forked
 
 CONFIG = CONFIGS["gpt2"]
 CPU = torch.device("cpu")
@@ -247,43 +249,34 @@ def test_pickled_weights_give_the_same_model(how: str, tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), live.parameters(), strict=True))
 
 
-CHILD = """
-import sys, torch
-from pathlib import Path
-from interp import families
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[torch.dtype], Path]:
+    """A model of 60 million parameters in several files, written once for each dtype that is asked for."""
+    config = LlamaConfig(
+        num_hidden_layers=8, hidden_size=768, intermediate_size=2048, num_attention_heads=12, num_key_value_heads=4,
+        vocab_size=8000, max_position_embeddings=64,
+    )  # fmt: skip
 
-def status(field):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(field)).split()[1]) * 1024
+    @functools.cache
+    def written(dtype: torch.dtype) -> Path:
+        folder = tmp_path_factory.mktemp("big")
+        LlamaForCausalLM(config).to(dtype).save_pretrained(folder, max_shard_size="60MB")
+        return folder
 
-families.from_folder(Path(sys.argv[1]))
-Path("/proc/self/clear_refs").write_text("5")
-before = status("VmRSS")
-model = families.from_folder(Path(sys.argv[2]), dtype=getattr(torch, sys.argv[3]))
-size = sum(p.numel() * p.element_size() for p in model.parameters())
-print((status("VmHWM") - before - 24 * 2**20) / size)
-"""
-"""Loads a tiny model first, so that imports do not count; 24 MiB are allowed for chunks and the allocator."""
+    return written
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads /proc")
 @pytest.mark.parametrize(
     ("stored", "asked"), [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")]
 )
-def test_loading_takes_at_most_1_15_times_the_model(stored: str, asked: str, tmp_path: Path) -> None:
+def test_loading_takes_at_most_1_15_times_the_model(
+    stored: str, asked: str, checkpoint: Callable[[torch.dtype], Path], tmp_path: Path
+) -> None:
     """Pages of the file included, which is more than the claim says."""
-    config = LlamaConfig(
-        num_hidden_layers=8, hidden_size=768, intermediate_size=2048, num_attention_heads=12, num_key_value_heads=4,
-        vocab_size=8000, max_position_embeddings=64,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).to(getattr(torch, stored)).save_pretrained(
-        tmp_path / "big", max_shard_size="60MB"
-    )
-    hf_model("llama").save_pretrained(tmp_path / "tiny")
-    command = [sys.executable, "-c", CHILD, str(tmp_path / "tiny"), str(tmp_path / "big"), asked]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
-    assert 0.5 < float(done.stdout) <= 1.15
+    hf_model("llama").save_pretrained(tmp_path)
+    folder = checkpoint(getattr(torch, stored))
+    assert 0.5 < forked(taken, tmp_path, folder, getattr(torch, asked)) <= 1.15
 
 
 def test_same_is_the_default_layout() -> None:

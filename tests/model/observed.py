@@ -10,13 +10,13 @@ from interp.model import Read, Tap, sites
 from tests.configs import CONFIGS, build, some_tokens
 
 
-def site_of_each_row() -> Iterator[tuple[str, str]]:
-    """Every config with every table row that it has, the layers taking turns: their code is the same."""
-    for name, config in CONFIGS.items():
-        for turn, row in enumerate(sites.BLOCK_SITES):
-            if row.present(config):
-                yield name, f"blocks.{turn % config.n_layers}.{row.name}"
-        yield from ((name, row.name) for row in sites.MODEL_SITES if row.present(config))
+def site_of_each_row(name: str) -> Iterator[str]:
+    """A site of every table row that a config has, the layers taking turns: their code is the same."""
+    config = CONFIGS[name]
+    for turn, row in enumerate(sites.BLOCK_SITES):
+        if row.present(config):
+            yield f"blocks.{turn % config.n_layers}.{row.name}"
+    yield from (row.name for row in sites.MODEL_SITES if row.present(config))
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from interp.model import Alibi, Buckets, Read, Rotary, Tap
 from interp.model.attend import attend
 from interp.model.mask import Mask
 from tests.configs import CONFIGS, build, some_tokens
+from tests.loops import over
 from tests.model.slow import slow_scale
 from tests.model.slow_position import score_bias
 from tests.tolerances import TOLERANCES, assert_close
@@ -27,8 +28,8 @@ def values_of(
 
 
 @EVERY
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("keep", [None, LEFT_PADDED], ids=["whole", "padded"])
+@over("dtype", TOLERANCES)
+@over("keep", [None, LEFT_PADDED])
 def test_fused_and_observed_attention_give_the_same_z_and_logits(
     name: str, dtype: torch.dtype, keep: Tensor | None
 ) -> None:

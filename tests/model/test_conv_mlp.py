@@ -17,6 +17,7 @@ from interp.model.mlp import ConvFeedForward
 from interp.model.variants import ConvMLP
 from tests.configs import empty_cache, perturbed, some_tokens
 from tests.engine.test_sweep import DIFFERENCE, asked
+from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
 from tests.tolerances import assert_close
 
@@ -36,8 +37,8 @@ def silu(x: Tensor) -> Tensor:
     return x / (1 + (-x).exp())
 
 
-@pytest.mark.parametrize("kernel", [1, 3, 4])
-@pytest.mark.parametrize("n", [1, 2, 3, 9])
+@over("kernel", [1, 3, 4])
+@over("n", [1, 2, 3, 9])
 def test_it_is_the_loop(n: int, kernel: int) -> None:
     """Sana's Mix-FFN: 1x1 convolution and SiLU, depthwise convolution, SiLU gate, 1x1 convolution."""
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ from interp.model import ModelConfig, Read, Rotary, Tap, Transformer
 from interp.model.mixer_variants import Differential, Softmax
 from interp.model.mixers.differential import DifferentialAttention, lambda_init
 from tests.configs import perturbed, some_tokens
+from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
 from tests.model.slow_position import rotated
 from tests.tolerances import assert_close
@@ -38,7 +39,7 @@ def slow_pattern(q: Tensor, k: Tensor, i: int, config: ModelConfig) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("n", [1, 2, 9])
+@over("n", [1, 2, 9])
 def test_z_is_that_of_a_loop_over_heads_and_tokens(name: str, n: int) -> None:
     model, config = build_mixed(name), MIXERS[name]
     attn, kind = model.block(0).attn, config.mixers[0]

@@ -12,6 +12,7 @@ from interp.model.mixers import dual_chunk
 from interp.model.mixers.dual_chunk import query_places
 from interp.model.variants import DynamicScaling, Rotary
 from tests.configs import perturbed, some_tokens
+from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
 from tests.tolerances import assert_close
 
@@ -41,8 +42,8 @@ def by_table(kind: DualChunk, n: int) -> Tensor:
     return (places[back, torch.arange(n)[:, None]] - torch.arange(n) % kind.chunk).tril()
 
 
-@pytest.mark.parametrize("kind", [KIND, DualChunk(6, 6), DualChunk(12, 6), DualChunk(1, 1)], ids=str)
-@pytest.mark.parametrize("n", [1, 5, 8, 17, 40])
+@over("kind", [KIND, DualChunk(6, 6), DualChunk(12, 6), DualChunk(1, 1)])
+@over("n", [1, 5, 8, 17, 40])
 def test_relative_positions_are_those_of_the_index_table(kind: DualChunk, n: int) -> None:
     table = by_table(kind, n)
     assert torch.equal(table, relative(kind, n))
@@ -90,8 +91,8 @@ def test_texts_up_to_one_chunk_are_plain_rotary_attention(n: int) -> None:
     assert_close(ours(tokens, Tap([Read(PATTERN)])), plain(tokens))
 
 
-@pytest.mark.parametrize("run", [1, 3, 8, 256])
-@pytest.mark.parametrize("n", [9, 16, 17, 40])
+@over("run", [1, 3, 8, 256])
+@over("n", [9, 16, 17, 40])
 def test_run_by_run_is_all_at_once(n: int, run: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dual_chunk, "RUN", run)
     model, tokens = perturbed(CONFIG), some_tokens(n=n)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from interp.model import Edit, Read, Tap, sites
 from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 from tests.model.observed import noise, plain_logits, site_of_each_row
 from tests.tolerances import assert_close
 
@@ -16,7 +17,8 @@ def double(x: Tensor) -> Tensor:
     return 2 * x
 
 
-@pytest.mark.parametrize(("name", "site"), list(site_of_each_row()))
+@pytest.mark.parametrize("name", CONFIGS)
+@over("site", site_of_each_row)
 def test_gradient_equals_the_effect_of_a_small_edit(name: str, site: str) -> None:
     """Oracle: a central difference made with edits alone, along random steps that all raise the metric."""
     model, weight, step = build(name), noise(plain_logits(name)), 1e-6

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from interp.model import Edit, Read, Rotary, Tap, Transformer
 from tests.configs import CAUSAL, CONFIGS, build, empty_cache, some_tokens
+from tests.loops import over
 from tests.model.test_mask import kept
 from tests.tolerances import assert_close
 
@@ -24,15 +25,15 @@ def in_steps(model: Transformer, tokens: Tensor, sizes: list[int], keep: Tensor 
 
 
 @EVERY
-@pytest.mark.parametrize("sizes", [[1] * 9, [9], [4, 5], [6, 1, 2]], ids=str)
+@over("sizes", [[1] * 9, [9], [4, 5], [6, 1, 2]])
 def test_steps_equal_the_full_pass(name: str, sizes: list[int]) -> None:
     model, tokens = build(name), some_tokens()
     assert_close(in_steps(model, tokens, sizes), model(tokens))
 
 
 @EVERY
-@pytest.mark.parametrize("side", ["left", "right", "inside"])
-@pytest.mark.parametrize("sizes", [[1] * 9, [6, 3]], ids=str)
+@over("side", ["left", "right", "inside"])
+@over("sizes", [[1] * 9, [6, 3]])
 def test_padded_steps_equal_the_full_pass(name: str, side: str, sizes: list[int]) -> None:
     model, tokens, keep = build(name), some_tokens(), kept(side)
     assert_close(in_steps(model, tokens, sizes, keep)[keep], model(tokens, keep=keep)[keep])

@@ -23,6 +23,7 @@ from interp.model.mixers.polar import PolarMixer
 from interp.model.variants import NoPosition, RMSNorm, Rotary
 from tests.configs import empty_cache, perturbed, some_tokens
 from tests.engine.test_sweep import DIFFERENCE, asked, cells, loop
+from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
 from tests.tolerances import assert_close
 
@@ -30,7 +31,7 @@ BASE = replace(MIXERS["linear"], norm=RMSNorm())
 FAMILY = [
     name for name, c in MIXERS.items() if any(isinstance(m, Linear | Lightning | Polar) for m in c.mixers)
 ]
-LENGTHS = pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 9, 24])
+LENGTHS = over("n", [1, 2, 3, 4, 5, 8, 9, 24])
 
 
 def model_with(mixer: Linear | Lightning | Polar, **changes: object) -> Transformer:
@@ -72,7 +73,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
 
 
 @LENGTHS
-@pytest.mark.parametrize("feature", ["elu", "relu"])
+@over("feature", ["elu", "relu"])
 def test_linear_attention_is_the_loop(feature: str, n: int) -> None:
     """Katharopoulos et al. 2020, equation 4 with j <= i."""
     model = model_with(Linear(feature, chunk=4), d_head=10, n_kv_heads=2)  # type: ignore[arg-type]
@@ -123,8 +124,8 @@ def test_without_queries_that_choose_linear_attention_is_the_mean() -> None:
 
 
 @LENGTHS
-@pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("decay", [False, True])
+@over("layer", [0, 1])
+@over("decay", [False, True])
 def test_lightning_attention_is_the_loop(n: int, layer: int, decay: bool) -> None:
     """TransNormerLLM's equation with MiniMax-01's slopes, gate and norm, written out for one query at a time."""
     model = model_with(Lightning(decay=decay, gate=True, chunk=4), d_head=10, n_kv_heads=2)

@@ -11,6 +11,7 @@ from torch import Tensor
 from interp.model import Read, Tap, sites
 from interp.model.mask import Layout, attention_mask
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 EVERY = pytest.mark.parametrize("name", CONFIGS)
@@ -30,8 +31,8 @@ def kept(side: str) -> Tensor:
 
 
 @EVERY
-@pytest.mark.parametrize("side", PADDING)
-@pytest.mark.parametrize("observed", [False, True], ids=["fused", "observed"])
+@over("side", PADDING)
+@over("observed", [False, True])
 def test_a_padded_row_gives_the_numbers_of_the_unpadded_row(name: str, side: str, observed: bool) -> None:
     model, tokens, keep = build(name), some_tokens(), kept(side)
     reads = [Read(f"blocks.{layer}.hook_resid_post") for layer in (0, 1)]
@@ -78,7 +79,7 @@ def test_fully_padded_rows_give_no_nan_in_any_site(name: str) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize("observed", [False, True], ids=["fused", "observed"])
+@over("observed", [False, True])
 def test_fully_padded_rows_give_no_nan_in_gradients_and_do_not_change_the_others(
     name: str, observed: bool
 ) -> None:

@@ -15,6 +15,7 @@ from interp.model.mixers.memory import MemoryMixer
 from interp.model.mixers.neural_memory import Held, Lesson, learn, read
 from interp.model.position import Rotation
 from tests.configs import empty_cache, perturbed, some_tokens
+from tests.loops import over
 from tests.mixers import MIXERS
 from tests.tolerances import assert_close
 
@@ -127,7 +128,7 @@ def slow_z(model: Transformer, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(zs, 1), torch.stack(surprises, 1)
 
 
-@pytest.mark.parametrize("rotary", [False, True], ids=["learned", "rotary"])
+@over("rotary", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 def test_the_mixer_is_the_loop_over_tokens(name: str, rotary: bool) -> None:
     config = replace(BASE, n_layers=1, mixer=KINDS[name], position=Rotary(dim=4) if rotary else BASE.position)
@@ -198,8 +199,8 @@ def test_total_forgetting_leaves_nothing() -> None:
     assert not learn(lesson, blank(lesson, size=1.0), 2).reading.any()
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("sizes", [[1] * 9, [4, 5], [2, 1, 6], [3, 6]], ids=str)
+@over("depth", [1, 2, 3])
+@over("sizes", [[1] * 9, [4, 5], [2, 1, 6], [3, 6]])
 def test_a_lesson_may_be_taken_in_parts(depth: int, sizes: list[int]) -> None:
     """Parts that end within a chunk stand where the chunk left off, as the mixer's cache has it."""
     lesson, chunk = random_lesson(9), 3

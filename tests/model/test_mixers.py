@@ -3,6 +3,7 @@
 That a mixer computes what its paper says is tested against a slow loop in a file of its own.
 """
 
+import functools
 import json
 from copy import deepcopy
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 import interp
 from interp import HookedTransformer
@@ -20,6 +22,7 @@ from interp.model.mixer_variants import DualChunk, Linear, Linformer
 from interp.model.variants import Alibi, Rotary
 from tests.configs import empty_cache, some_tokens
 from tests.engine.test_sweep import DIFFERENCE, asked, cells, loop
+from tests.loops import over
 from tests.mixers import CAUSAL_MIXERS, MIXERS, build_mixed
 from tests.model.observed import noise
 from tests.model.test_kv_cache import in_steps
@@ -28,6 +31,20 @@ from tests.tolerances import assert_close
 
 EVERY = pytest.mark.parametrize("name", MIXERS)
 CAUSAL = pytest.mark.parametrize("name", CAUSAL_MIXERS)
+
+
+@functools.cache
+def plain(name: str) -> Tensor:
+    """The logits of `some_tokens()`."""
+    return build_mixed(name)(some_tokens())
+
+
+@functools.cache
+def observed(name: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """The logits of `some_tokens()` and every site, on-demand ones included."""
+    tap = Tap([Read(site) for site in sites.names(MIXERS[name], on_demand=True)])
+    logits = build_mixed(name)(some_tokens(), tap)
+    return logits, {read.site: value for read, value in tap.values.items()}
 
 
 def layers_with(name: str, trait: str) -> list[int]:
@@ -43,18 +60,14 @@ def test_the_config_survives_json(name: str) -> None:
 
 @EVERY
 def test_observing_every_site_changes_nothing(name: str) -> None:
-    model, tokens = build_mixed(name), some_tokens()
-    tap = Tap([Read(site) for site in sites.names(model.config, on_demand=True)])
-    assert_close(model(tokens, tap), model(tokens))
-    assert all(torch.isfinite(v).all() for r, v in tap.values.items() if "scores" not in r.site)
+    logits, values = observed(name)
+    assert_close(logits, plain(name))
+    assert all(torch.isfinite(value).all() for site, value in values.items() if "scores" not in site)
 
 
 @EVERY
 def test_every_site_has_the_shape_of_its_axes(name: str) -> None:
-    model = build_mixed(name)
-    config, tokens = model.config, some_tokens()
-    tap = Tap([Read(site) for site in sites.names(config, on_demand=True)])
-    model(tokens, tap)
+    config = MIXERS[name]
     sizes = {
         "b": 3,
         "p": 9,
@@ -65,29 +78,29 @@ def test_every_site_has_the_shape_of_its_axes(name: str) -> None:
         "e": config.head_width,
     }
     sizes |= {"d": config.d_model, "v": config.d_vocab, "1": 1}
-    for read, value in tap.values.items():
-        axes = sites.find(read.site, config)[0].axes.split()
+    for site, value in observed(name)[1].items():
+        axes = sites.find(site, config)[0].axes.split()
         known = {axis: size for axis, size in zip(axes, value.shape, strict=True) if axis in sizes}
-        assert known == {axis: sizes[axis] for axis in known}, read.site
+        assert known == {axis: sizes[axis] for axis in known}, site
 
 
 @EVERY
-@pytest.mark.parametrize("split", [False, True])
+@over("split", [False, True])
 def test_an_edit_at_every_site_reaches_the_logits(name: str, split: bool) -> None:
     """The value put is the value used: setting sites to what they hold changes nothing, perturbing one does."""
     model = build_mixed(name)
     every = sites.names(model.config, on_demand=True)
     names = [site for site in every if site.endswith("_input") == split]
     same = Tap(edits=[Edit(site, lambda value: value + 0.0) for site in names])
-    assert_close(model(some_tokens(), same), model(some_tokens()))
+    assert_close(model(some_tokens(), same), plain(name))
     tokens = some_tokens(1)
     edits = [
         Edit(site, lambda value: value + 0.5 * torch.rand_like(value), rows=(row,))
         for row, site in enumerate(names)
     ]
-    (plain,) = model(tokens)
+    (unmoved,) = model(tokens)
     moved = model(tokens.expand(len(names), -1), Tap(edits=edits)) if names else ()
-    assert [site for site, row in zip(names, moved, strict=True) if torch.allclose(row, plain)] == []
+    assert [site for site, row in zip(names, moved, strict=True) if torch.allclose(row, unmoved)] == []
 
 
 @EVERY
@@ -95,9 +108,7 @@ def test_z_is_the_pattern_of_the_values_where_the_mixer_says_so(name: str) -> No
     model = build_mixed(name)
     for layer in layers_with(name, "additive"):
         pattern, v, z = (f"blocks.{layer}.attn.hook_{site}" for site in ("pattern", "v", "z"))
-        tap = Tap([Read(site) for site in (pattern, v, z)])
-        model(some_tokens(), tap)
-        found = {read.site: value for read, value in tap.values.items()}
+        found = observed(name)[1]
         heads = found[v].repeat_interleave(model.config.n_heads // model.config.kv_heads, 2)
         assert_close(torch.einsum("bhqk,bkhe->bqhe", found[pattern], heads), found[z])
 
@@ -107,11 +118,11 @@ def test_nothing_depends_on_later_tokens(name: str) -> None:
     model, tokens = build_mixed(name), some_tokens()
     other = tokens.clone()
     other[:, 6:] = (other[:, 6:] + 1) % model.config.d_vocab
-    assert_close(model(other)[:, :6], model(tokens)[:, :6])
+    assert_close(model(other)[:, :6], plain(name)[:, :6])
 
 
 @EVERY
-@pytest.mark.parametrize("side", ["left", "right", "inside"])
+@over("side", ["left", "right", "inside"])
 def test_padding_changes_no_number(name: str, side: str) -> None:
     model, tokens, keep = build_mixed(name), some_tokens(), kept(side)
     padded = model(tokens, keep=keep)
@@ -131,18 +142,19 @@ def test_packed_documents_do_not_see_each_other(name: str) -> None:
 
 
 @CAUSAL
-@pytest.mark.parametrize("sizes", [[1] * 9, [9], [4, 5], [6, 1, 2]], ids=str)
+@over("sizes", [[1] * 9, [9], [4, 5], [6, 1, 2]])
 def test_steps_equal_the_full_pass(name: str, sizes: list[int]) -> None:
     model, tokens = build_mixed(name), some_tokens()
-    assert_close(in_steps(model, tokens, sizes), model(tokens))
+    assert_close(in_steps(model, tokens, sizes), plain(name))
 
 
 @CAUSAL
-@pytest.mark.parametrize("side", ["left", "right", "inside"])
+@over("side", ["left", "right", "inside"])
 def test_padded_steps_equal_the_full_pass(name: str, side: str) -> None:
     model, tokens, keep = build_mixed(name), some_tokens(), kept(side)
+    padded = model(tokens, keep=keep)[keep]
     for sizes in ([1] * 9, [6, 3]):
-        assert_close(in_steps(model, tokens, sizes, keep)[keep], model(tokens, keep=keep)[keep])
+        assert_close(in_steps(model, tokens, sizes, keep)[keep], padded)
 
 
 @CAUSAL
@@ -166,20 +178,20 @@ def test_a_pass_that_fails_or_ends_early_leaves_the_cache_as_it_was(name: str) -
     with pytest.raises(RuntimeError, match="the edit of"):
         model(tokens[:, 5:], Tap(edits=[Edit("blocks.1.hook_resid_post", lambda x: x @ x)]), cache=cache)
     model(tokens[:, 5:], Tap([Read("blocks.1.attn.hook_z")], answers_only=True), cache=cache)
-    assert_close(model(tokens[:, 5:], cache=cache), model(tokens)[:, 5:])
+    assert_close(model(tokens[:, 5:], cache=cache), plain(name)[:, 5:])
 
 
 @EVERY
 def test_the_wanted_columns_of_the_last_block_are_those_of_all(name: str) -> None:
     model, tokens = build_mixed(name), some_tokens()
     at = torch.tensor([[8], [3], [5]])
-    assert_close(model(tokens, logits_at=at)[:, 0], model(tokens)[torch.arange(3), at[:, 0]])
+    assert_close(model(tokens, logits_at=at)[:, 0], plain(name)[torch.arange(3), at[:, 0]])
 
 
 @EVERY
 def test_a_pass_may_stop_and_start_between_blocks(name: str) -> None:
     model, tokens = build_mixed(name), some_tokens()
-    assert_close(model(model(tokens, stop=1), start=1), model(tokens))
+    assert_close(model(model(tokens, stop=1), start=1), plain(name))
 
 
 @EVERY
@@ -224,7 +236,7 @@ def test_a_planned_sweep_gives_the_numbers_of_the_loop(name: str) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize("by", ["layer", "sublayer", "head", "source"])
+@over("by", ["layer", "sublayer", "head", "source"])
 def test_attribution_sums_to_the_logit_difference_or_is_refused(name: str, by: str) -> None:
     model, answer, wrong = build_mixed(name), torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
     if by == "source" and len(layers_with(name, "additive")) < model.config.n_layers:
@@ -232,7 +244,7 @@ def test_attribution_sums_to_the_logit_difference_or_is_refused(name: str, by: s
             interp.attribute(HookedTransformer(model), some_tokens(), answer, wrong, by=by)
         return
     found = interp.attribute(HookedTransformer(model), some_tokens(), answer, wrong, by=by)  # type: ignore[arg-type]
-    last = model(some_tokens())[:, -1]
+    last = plain(name)[:, -1]
     rows = torch.arange(3)
     assert_close(torch.tensor(found.logits.sum("component").values), last[rows, answer] - last[rows, wrong])
 
@@ -255,7 +267,7 @@ def test_circuits_that_a_mixer_has_not_are_refused(name: str) -> None:
 def test_half_precision_is_near_double(name: str) -> None:
     low = build_mixed(name, torch.bfloat16)(some_tokens())
     assert low.dtype == torch.bfloat16
-    assert_close(low.double(), build_mixed(name)(some_tokens()), torch.bfloat16)
+    assert_close(low.double(), plain(name), torch.bfloat16)
 
 
 @EVERY
@@ -282,7 +294,7 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.parametrize("case", CONTRADICTIONS)
+@over("case", CONTRADICTIONS)
 def test_configs_that_contradict_themselves_are_refused(case: str) -> None:
     changes, message = CONTRADICTIONS[case]
     with pytest.raises(ValueError, match=message):

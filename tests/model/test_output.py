@@ -27,6 +27,7 @@ from interp.model.output import AdaptiveOutput, TreeOutput
 from interp.model.variants import AdaptiveSoftmax, FullSoftmax, HierarchicalSoftmax
 from interp.training.examples import Examples, mean_loss
 from tests.configs import CONFIGS, D_VOCAB, perturbed, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 KINDS = {
@@ -111,7 +112,7 @@ def test_a_tree_without_opinions_halves_at_every_node() -> None:
 
 
 @EVERY
-@pytest.mark.parametrize("marked", ["all", "padded", "packed"])
+@over("marked", ["all", "padded", "packed"])
 def test_the_loss_of_the_targets_alone_is_that_of_the_whole_row(name: str, marked: str) -> None:
     model, tokens = built(name), some_tokens()
     keep = torch.arange(9).expand(3, -1) >= torch.tensor([[0], [2], [4]]) if marked == "padded" else None

@@ -18,6 +18,7 @@ from interp.model import (
 )
 from interp.model.position import Rotation, inverse_frequencies, sinusoids
 from interp.model.score_bias import alibi_slopes, buckets
+from tests.loops import over
 from tests.model.slow_position import slow_bucket, slow_frequency, slow_sinusoid, slow_slopes
 from tests.tolerances import assert_close
 
@@ -81,7 +82,7 @@ def test_the_first_pair_turns_by_one_radian_per_position() -> None:
     assert_close(turned[[0, 4]], torch.tensor([math.cos(1), math.sin(1)]).double(), torch.float32)
 
 
-@pytest.mark.parametrize(
+@over(
     "rotary",
     [
         Rotary(),
@@ -94,9 +95,8 @@ def test_the_first_pair_turns_by_one_radian_per_position() -> None:
         Rotary(base=150_000.0, scaling=YarnScaling(32.0, 4096, 1.3, truncate=False)),
         Rotary(base=100.0, scaling=YarnScaling(4.0, 16, 1.14, beta_fast=4.0, beta_slow=0.5)),
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("dim", [2, 64, 128])
+@over("dim", [2, 64, 128])
 def test_frequencies_equal_an_explicit_loop(rotary: Rotary, dim: int) -> None:
     expected = torch.tensor([slow_frequency(rotary, i, dim) for i in range(dim // 2)])
     actual = inverse_frequencies(rotary, dim, CPU)[0]

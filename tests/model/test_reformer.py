@@ -10,6 +10,7 @@ from torch import Tensor
 from interp.model import ModelConfig, Read, Tap, Transformer, Weights
 from interp.model.mixer_variants import Reformer, Softmax
 from tests.configs import perturbed, some_tokens
+from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
 from tests.tolerances import assert_close
 
@@ -30,9 +31,9 @@ def bucket(x: Tensor, rotation: Tensor) -> int:
     return turned.index(max(turned))
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("kind", [Reformer(2), Reformer(4, 2), Reformer(16, 1)], ids=str)
-@pytest.mark.parametrize("n", [1, 2, 11])
+@over("causal", [True, False])
+@over("kind", [Reformer(2), Reformer(4, 2), Reformer(16, 1)])
+@over("n", [1, 2, 11])
 def test_the_mixer_is_the_loop_over_the_union_of_buckets(n: int, kind: Reformer, causal: bool) -> None:
     config = replace(CONFIG, mixer=kind, causal=causal)
     model, tokens = perturbed(config), some_tokens(2, n)

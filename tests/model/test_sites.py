@@ -7,11 +7,12 @@ from torch import Tensor
 
 from interp.model import Edit, ModelConfig, MoE, Read, Tap, sites
 from tests.configs import CONFIGS, build, some_tokens
+from tests.loops import over
 from tests.model.observed import everything, noise, plain_logits, site_of_each_row
 from tests.tolerances import assert_close
 
 EVERY = pytest.mark.parametrize("name", CONFIGS)
-EACH = pytest.mark.parametrize(("name", "site"), list(site_of_each_row()))
+EACH = over("site", site_of_each_row)
 
 
 def axis_sizes(config: ModelConfig, rows: int, n: int) -> dict[str, int]:
@@ -51,6 +52,7 @@ def test_reading_everything_changes_nothing(name: str) -> None:
     assert tap.values.keys() == set(tap.reads)
 
 
+@EVERY
 @EACH
 def test_reading_one_site_changes_nothing_and_agrees_with_reading_all(name: str, site: str) -> None:
     tap = Tap([Read(site)])
@@ -58,18 +60,21 @@ def test_reading_one_site_changes_nothing_and_agrees_with_reading_all(name: str,
     assert_close(tap.values[tap.reads[0]], everything(name)[site])
 
 
+@EVERY
 @EACH
 def test_edit_by_the_identity_changes_nothing(name: str, site: str) -> None:
     logits = build(name)(some_tokens(), Tap(edits=[Edit(site, lambda x: x)]))
     assert_close(logits, plain_logits(name))
 
 
+@EVERY
 @EACH
 def test_writing_what_was_read_changes_nothing(name: str, site: str) -> None:
     swap = Edit(site, lambda x: everything(name)[site].clone())
     assert_close(build(name)(some_tokens(), Tap(edits=[swap])), plain_logits(name))
 
 
+@EVERY
 @EACH
 def test_edit_changes_its_rows_and_no_others(name: str, site: str) -> None:
     after = build(name)(some_tokens(), Tap(edits=[Edit(site, lambda x: x + noise(x), rows=(0, 2))]))
@@ -79,6 +84,7 @@ def test_edit_changes_its_rows_and_no_others(name: str, site: str) -> None:
     assert_close(after[1], plain_logits(name)[1])
 
 
+@EVERY
 @EACH
 def test_edit_of_all_rows_equals_the_same_edit_of_each_row(name: str, site: str) -> None:
     def change(x: Tensor) -> Tensor:
@@ -89,6 +95,7 @@ def test_edit_of_all_rows_equals_the_same_edit_of_each_row(name: str, site: str)
     assert_close(build(name)(some_tokens(), whole), build(name)(some_tokens(), each))
 
 
+@EVERY
 @EACH
 def test_a_read_sees_the_edit_of_its_site(name: str, site: str) -> None:
     tap = Tap([Read(site)], [Edit(site, lambda x: x + noise(x))])

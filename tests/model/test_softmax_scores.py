@@ -15,6 +15,7 @@ from interp.model.mixers import scores as scores_module
 from interp.model.mixers import softmax as softmax_module
 from interp.model.mixers.softmax import SoftmaxAttention
 from tests.configs import perturbed, some_tokens
+from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
 from tests.model.slow_position import rotated, score_bias
 from tests.model.test_differential import recorded
@@ -88,7 +89,7 @@ def slow_refined(model: Transformer, first: Tensor, h: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("n", [1, 2, 9])
+@over("n", [1, 2, 9])
 def test_pattern_and_z_are_those_of_a_loop(name: str, n: int) -> None:
     agrees_with_the_loop(build_mixed(name), n)
 

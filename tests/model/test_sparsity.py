@@ -23,6 +23,7 @@ from interp.model.mixers import softmax
 from interp.model.sparsity import drawn_blocks, pieces, run_sees, visible
 from interp.model.variants import Alibi
 from tests.configs import some_tokens
+from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
 from tests.tolerances import assert_close
 
@@ -107,8 +108,8 @@ def dense(kind: Sparsity, n: int, causal: bool) -> Tensor:
 
 
 @EVERY
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("n", [1, 7, 8, 9, 40])
+@over("causal", [True, False])
+@over("n", [1, 7, 8, 9, 40])
 def test_gathered_keys_give_what_the_dense_mask_gives(kind: Sparsity, causal: bool, n: int) -> None:
     torch.manual_seed(n)
     q = torch.randn(2, n, 4, 6, dtype=torch.float64, requires_grad=True)

@@ -9,6 +9,7 @@ from interp.model import Edit, Read, Tap, Weights
 from interp.model.mixers.synthesizer import SynthesizerAttention
 from interp.model.variants import Rotary
 from tests.configs import some_tokens
+from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
 from tests.tolerances import assert_close
 
@@ -17,7 +18,7 @@ SITES = ("attn.hook_v", "attn.hook_attn_scores", "attn.hook_pattern", "attn.hook
 
 
 @pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize("n", [1, 2, 9])
+@over("n", [1, 2, 9])
 def test_z_is_that_of_a_loop_over_heads_and_tokens(name: str, n: int) -> None:
     model, config = build_mixed(name), MIXERS[name]
     attn = model.block(0).attn

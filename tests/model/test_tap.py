@@ -9,6 +9,7 @@ from torch import Tensor
 from interp.model import Edit, Read, Tap, Trace
 from interp.model.tap import compact
 from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 Z = "blocks.0.attn.hook_z"
@@ -195,7 +196,7 @@ def test_a_site_outside_the_pass_is_refused(kind: str, site: str, options: dict[
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "mqa", "no-norm", "attention-only-rotary"])
-@pytest.mark.parametrize("part", ["q", "k", "v"])
+@over("part", ["q", "k", "v"])
 def test_an_edited_split_input_reaches_only_its_own_head(name: str, part: str) -> None:
     """Oracle: the projection of head 0 recomputed from the edited residual, by hand."""
     model, tokens = build(name), some_tokens()

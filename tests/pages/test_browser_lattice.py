@@ -13,7 +13,8 @@ from interp.pages import About, Question, report_of, write_report
 from interp.pages.view_lattice import OPENS, STEPS, STRONGEST
 from interp.pages.wording import visible
 from tests.pages.conftest import SENTENCE
-from tests.pages.test_sections import PROMPT, model_of
+from tests.pages.reports import PROMPT
+from tests.pages.test_sections import model_of
 from tests.pages.visits import Visit, needs_browser, numbers, visit
 
 if TYPE_CHECKING:

@@ -15,11 +15,12 @@ from interp.analyses.ablation_protocols import StandIn
 from interp.analyses.circuit_evaluation import faithfulness_curve
 from interp.analyses.edge_attribution import edge_attribution
 from interp.analyses.graph import EdgeGraph
-from interp.pages import Report, page, view_ablation, view_faithfulness, wording
+from interp.pages import Report, view_ablation, view_faithfulness, wording
 from interp.pages.exchange import GRAPH
 from interp.pages.twin import SIZES
+from tests.pages.reports import ANSWER, PROMPT, TWIN, WRONG, page_of, report, with_twin
 from tests.pages.test_sections import section
-from tests.pages.test_twin import ANSWER, PROMPT, TWIN, VARIANTS, WRONG, report
+from tests.pages.test_twin import VARIANTS
 from tests.tiny import hooked
 
 METRIC = interp.logit_difference(ANSWER, WRONG)
@@ -37,7 +38,7 @@ def removed(found: Report, protocol: str) -> pd.DataFrame:
 @pytest.mark.parametrize("protocol", ["zero", "resample"])
 def test_total_effects_are_those_of_the_door(name: str, protocol: str) -> None:
     how: StandIn = {"zero": interp.Zero(), "resample": interp.Resample()}[protocol]
-    table = removed(report(name), protocol)
+    table = removed(with_twin(name), protocol)
     for kind in ("head", "mlp"):
         rows = table[table.kind == kind]
         given = {"change": how, "metric": METRIC, "reference": TWIN if protocol == "resample" else None}
@@ -49,7 +50,7 @@ def test_total_effects_are_those_of_the_door(name: str, protocol: str) -> None:
 
 
 def test_the_effect_of_a_zeroed_head_is_that_of_a_run_with_hooks() -> None:
-    model, table = hooked("gpt2"), removed(report("gpt2"), "zero").set_index(["layer", "head"])
+    model, table = hooked("gpt2"), removed(with_twin("gpt2"), "zero").set_index(["layer", "head"])
 
     def silent(z: torch.Tensor, hook: object) -> torch.Tensor:
         z = z.clone()
@@ -64,7 +65,7 @@ def test_the_effect_of_a_zeroed_head_is_that_of_a_run_with_hooks() -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_direct_effects_are_those_of_attribution_and_of_the_difference_between_the_prompts(name: str) -> None:
-    model, found = hooked(name), report(name)
+    model, found = hooked(name), with_twin(name)
     here, there = (
         interp.attribute(model, text, ANSWER, WRONG, by="head").isel(prompt=0) for text in (PROMPT, TWIN)
     )
@@ -79,28 +80,28 @@ def test_direct_effects_are_those_of_attribution_and_of_the_difference_between_t
 
 def test_the_last_mlp_of_a_model_without_a_norm_has_no_effect_but_its_direct_one() -> None:
     """Nothing comes after it, and no norm rescales the stream: total and direct are one number."""
-    table = removed(report("no-norm"), "zero")
+    table = removed(with_twin("no-norm"), "zero")
     last = table[(table.kind == "mlp") & (table.layer == table.layer.max())].iloc[0]
     assert -last.effect_logits == pytest.approx(last.direct_logits, rel=1e-9)
 
 
 def test_without_a_twin_parts_are_zeroed_only() -> None:
-    found = report("gpt2", corrupt=None)
+    found = report("gpt2")
     assert set(found.tables["ablation"].protocol) == {"zero"}
-    text = section(page(found), "ablation")
+    text = section(page_of(found), "ablation")
     assert 'name="ablation"' not in text and "by the twin" not in text
     assert "n = 1" in text
 
 
 def test_a_model_without_mlps_is_mapped_without_them() -> None:
-    found = report("attention-only")
+    found = with_twin("attention-only")
     assert set(found.tables["ablation"].kind) == {"head"}
-    assert "MLP</th>" not in section(page(found), "ablation")
+    assert "MLP</th>" not in section(page_of(found), "ablation")
 
 
 @pytest.mark.parametrize("protocol", ["zero", "resample"])
 def test_both_maps_show_the_rows_of_the_table_in_common_colours(planted: Report, protocol: str) -> None:
-    text = unescape(section(page(planted), "ablation")).split('data-ablation="')
+    text = unescape(section(page_of(planted), "ablation")).split('data-ablation="')
     part = next(each for each in text if each.startswith(protocol))
     shown = re.findall(r'class="cell ([^"]*)" style="--v:([\d.]+)" title="[^"]*">([^<]*)<', part)
     rows = removed(planted, protocol)
@@ -115,7 +116,7 @@ def test_both_maps_show_the_rows_of_the_table_in_common_colours(planted: Report,
 
 
 def test_a_dot_stands_at_its_direct_and_total_effect() -> None:
-    table = report("gpt2").tables["ablation"]
+    table = with_twin("gpt2").tables["ablation"]
     drawn = view_ablation.ablation(table)["zero"]
     side = view_ablation.SIDE
     for dot in drawn.dots:
@@ -123,7 +124,7 @@ def test_a_dot_stands_at_its_direct_and_total_effect() -> None:
         assert dot.x * scale - drawn.reach == pytest.approx(dot.part.direct_logits, abs=1e-9)
         assert drawn.reach - dot.y * scale == pytest.approx(-dot.part.effect_logits, abs=1e-9)
         assert dot.part.rest == pytest.approx(dot.part.total - dot.part.direct_logits)
-    assert len(drawn.dots) == len(removed(report("gpt2"), "zero"))
+    assert len(drawn.dots) == len(removed(with_twin("gpt2"), "zero"))
 
 
 def test_the_planted_head_is_what_the_answer_loses(planted: Report) -> None:
@@ -138,13 +139,13 @@ def test_the_planted_head_is_what_the_answer_loses(planted: Report) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_curve_is_that_of_the_door_at_the_sizes_of_the_page(name: str) -> None:
-    model, table = hooked(name), report(name).tables["faithfulness"]
+    model, table = hooked(name), with_twin(name).tables["faithfulness"]
     count = len(EdgeGraph.of(model.cfg))
     assert table.edges.tolist() == [*(size for size in SIZES if size < count), count]
     scores = edge_attribution(model, PROMPT, TWIN, metric=METRIC, method="eap-ig-inputs")
     task = interp.Interchange.of(model, PROMPT, TWIN, metric=METRIC)
     kept = torch.zeros(len(table), *task.graph.exists.shape, dtype=torch.bool)
-    strongest = report(name).tables["edges"]
+    strongest = with_twin(name).tables["edges"]
     for mask, size in zip(kept, table.edges, strict=True):
         top = strongest.head(size)
         for edge in (f"{s}->{r}" for s, r in zip(top.sender, top.receiver, strict=True)):
@@ -176,7 +177,7 @@ def test_points_of_the_curve_stand_where_their_numbers_are() -> None:
 
 
 def test_the_page_lists_every_point_and_says_what_it_is(planted: Report) -> None:
-    text = unescape(section(page(planted), "circuit"))
+    text = unescape(section(page_of(planted), "circuit"))
     rows = re.findall(r"<td>([−\d.]+)</td><td>([+−\d.]+)</td></tr>", text)
     table = planted.tables["faithfulness"]
     span = planted.contrast.total - planted.twin.total
@@ -190,7 +191,7 @@ def test_the_page_lists_every_point_and_says_what_it_is(planted: Report) -> None
 
 
 def test_a_model_without_an_edge_graph_has_no_curve_and_no_graph_to_exchange(tmp_path: Path) -> None:
-    found = report("post-norm")
+    found = with_twin("post-norm")
     assert "faithfulness" not in found.tables
     interp.pages.write_report(found, tmp_path)
     assert not (tmp_path / GRAPH).exists()

@@ -18,8 +18,9 @@ from interp.pages.flow import FLOOR, LISTED, MOST_LISTED, listed
 from interp.pages.report import About, Question, report_of
 from interp.pages.view_lattice import STEPS, STRONGEST
 from interp.pages.wording import visible
+from tests.pages.reports import ANSWER, PROMPT, WRONG, page_of, report
 from tests.pages.test_report import payload
-from tests.pages.test_sections import ANSWER, PROMPT, WRONG, model_of, report, section
+from tests.pages.test_sections import model_of, section
 from tests.tiny import hooked
 
 PLAIN = ["gpt2", "parallel", "attention-only", "gemma2", "llama-gqa"]
@@ -100,7 +101,7 @@ def test_lists_are_shortened_so_that_the_page_stays_small(tokens: int) -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_inline_numbers_are_the_tables(name: str) -> None:
     one = report(name)
-    inline, tables, config = payload(page(one)), one.tables, one.config
+    inline, tables, config = payload(page_of(one)), one.tables, one.config
     n = len(inline["names"])
     flows = tables["flow_routes"]
     lattice = inline["lattice"]
@@ -120,7 +121,7 @@ def test_the_inline_numbers_are_the_tables(name: str) -> None:
 
 def test_the_inline_words_are_the_table() -> None:
     one = report("gpt2")
-    words, table = payload(page(one))["words"], one.tables["head_tokens"]
+    words, table = payload(page_of(one))["words"], one.tables["head_tokens"]
     ids = one.tables["tokens"].token_id.tolist()
     known = sorted(set(ids))
     assert [known[place] for place in words["tokens"]] == ids and words["count"] == len(known)
@@ -137,7 +138,7 @@ def test_the_inline_words_are_the_table() -> None:
 
 def test_the_table_without_a_script_lists_the_largest_shares() -> None:
     one = report("gpt2")
-    text = section(page(one), "lattice")
+    text = section(page_of(one), "lattice")
     parts = one.tables["flow_routes"].query("kind in ('attention', 'mlp')")
     assert text.count('<th scope="row">') == min(STRONGEST, len(parts))
     first = parts.loc[parts.share.idxmax()]
@@ -147,7 +148,7 @@ def test_the_table_without_a_script_lists_the_largest_shares() -> None:
 
 def test_a_model_without_routes_says_why_and_has_the_rest() -> None:
     one = report("post-norm")
-    text = page(one)
+    text = page_of(one)
     assert "flow_routes" not in one.tables and "lattice" not in payload(text)
     assert "norms the sum itself" in section(text, "lattice")
     assert 'name="weighting"' in section(text, "attention") and 'id="reading"' in section(text, "attention")

@@ -18,6 +18,7 @@ from interp.model import Learned
 from interp.pages import About, Question, Report, page, report_of, tables, wording
 from tests.configs import CONFIGS, perturbed
 from tests.pages.conftest import PLANTED, TWIN
+from tests.pages.reports import page_of
 from tests.tiny import hooked
 
 TABLES = {
@@ -297,7 +298,7 @@ def test_the_page_refers_to_nothing_outside_its_folder(planted_folder: Path) -> 
 
 
 def test_the_numbers_are_on_the_page_without_any_script(planted: Report) -> None:
-    outline = Outline(re.sub(r"<script.*?</script>", "", page(planted), flags=re.DOTALL))
+    outline = Outline(re.sub(r"<script.*?</script>", "", page_of(planted), flags=re.DOTALL))
     cells = outline.texts["td"] + outline.texts["button"] + outline.texts["small"] + outline.texts["dd"]
     head = planted.tables["attribution"].set_index("component").loc["L1H2"]
     assert f"+{head.logits:.3f}" in cells
@@ -308,7 +309,7 @@ def test_the_numbers_are_on_the_page_without_any_script(planted: Report) -> None
 
 
 def test_attention_on_the_page_is_the_table_to_five_digits(planted: Report) -> None:
-    packed = payload(page(planted))["attention"]
+    packed = payload(page_of(planted))["attention"]
     assert packed["bytes"] == 2
     stored = np.frombuffer(base64.b64decode(packed["cells"]), "<u2") / 65535
     np.testing.assert_allclose(stored, planted.tables["attention"].attention, atol=0.51 / 65535)

@@ -19,9 +19,9 @@ from interp.pages.folder import write_report
 from interp.pages.view_attribution import Step, Waterfall
 from tests.configs import CONFIGS, perturbed
 from tests.pages.conftest import PLANTED
+from tests.pages.reports import ANSWER, PROMPT, WRONG, page_of, report
 from tests.tiny import hooked
 
-PROMPT, ANSWER, WRONG = "The cat sat on the mat", " the", " dog"
 VARIANTS = [
     "gpt2",
     "attention-only",
@@ -33,10 +33,6 @@ VARIANTS = [
     "post-norm",
     "gpt-oss",
 ]
-
-
-def report(name: str) -> Report:
-    return report_of(hooked(name), Question(PROMPT, ANSWER, WRONG), About(name))
 
 
 def section(text: str, name: str) -> str:
@@ -117,7 +113,7 @@ def test_the_table_adds_up_row_by_row() -> None:
 
 def test_the_sum_of_the_components_stands_beside_the_models_own_number(planted: Report) -> None:
     assert planted.contrast is not None
-    note = re.search(r'id="complete">(.*?)</p>', page(planted))
+    note = re.search(r'id="complete">(.*?)</p>', page_of(planted))
     assert note is not None
     total = float(planted.tables["attribution"].logits.sum())
     assert f"sum to {wording.number(total, 3, sign=True)};" in note[1]
@@ -197,13 +193,13 @@ def test_where_nothing_would_be_written_there_are_no_tokens(name: str) -> None:
     assert all("probable" not in cell.tip and "no update" in cell.tip for cell in silent)
     assert last.text != "no update"
     assert "least probable of δ" in last.tip
-    shown = section(page(found), "backward")
-    assert shown.count("<bdi>no update</bdi>") == (table["rank"] == 0)[table.answer_rank < 0].sum()
+    text = section(page_of(found), "backward")
+    assert text.count("<bdi>no update</bdi>") == (table["rank"] == 0)[table.answer_rank < 0].sum()
 
 
 def test_a_cell_names_the_end_that_is_read_and_lists_both(planted: Report) -> None:
     table = planted.tables["backward_lens"]
-    text = unescape(section(page(planted), "backward"))
+    text = unescape(section(page_of(planted), "backward"))
     for matrix, end in (("W_O", "bottom"), ("W_V", "top")):
         rows = table[(table.matrix == matrix) & (table.layer == 0) & (table.pos == 15)]
         first = rows.iloc[0]
@@ -250,7 +246,7 @@ def test_an_answer_that_is_certain_leaves_nothing_to_write_and_the_page_says_so(
     [("attention-only", "This model has no MLP"), ("granite-moe", "mixtures of experts"), ("gpt2", None)],
 )
 def test_a_model_whose_mlps_cannot_be_shown_says_why(name: str, words: str | None) -> None:
-    text = section(page(report(name)), "backward")
+    text = section(page_of(report(name)), "backward")
     assert ("shown are the matrices of attention" in text) == (words is not None)
     assert words is None or words in text
     assert ('value="W_out"' in text) == (words is None)

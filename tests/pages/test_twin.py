@@ -15,20 +15,15 @@ from interp.analyses.graph import EdgeGraph
 from interp.cli.commands import Report as Command
 from interp.pages import About, Question, Report, page, report_of, view_circuit, view_patching, wording
 from tests.pages.conftest import PLANTED
+from tests.pages.reports import ANSWER, PROMPT, TWIN, WRONG, page_of, report, with_twin
 from tests.pages.test_sections import model_of, section
 from tests.tiny import hooked
 
-PROMPT, TWIN = "The cat sat on the mat", "The dog sat on the mat"
-ANSWER, WRONG = " the", " dog"
 SITES = ("resid_pre", "attn_out", "mlp_out", "z")
 VARIANTS = ("gpt2", "llama-gqa", "parallel")
 
 
 @functools.cache
-def report(name: str, corrupt: str | None = TWIN, wrong: str | None = WRONG) -> Report:
-    return report_of(hooked(name), Question(PROMPT, ANSWER, wrong, corrupt), About(name))
-
-
 def patches(found: Report, direction: str, site: str) -> pd.DataFrame:
     table = found.tables["patching"]
     return table[(table.direction == direction) & (table.site == site)].reset_index(drop=True)
@@ -39,7 +34,7 @@ def patches(found: Report, direction: str, site: str) -> pd.DataFrame:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_patching_is_that_of_the_door_in_both_directions(name: str) -> None:
-    found, metric = report(name), interp.logit_difference(ANSWER, WRONG)
+    found, metric = with_twin(name), interp.logit_difference(ANSWER, WRONG)
     assert found.tables["patching"][["direction", "site"]].drop_duplicates().to_numpy().tolist() == [
         [direction, site] for direction in ("denoise", "noise") for site in SITES
     ]
@@ -59,7 +54,7 @@ def test_patching_is_that_of_the_door_in_both_directions(name: str) -> None:
 
 
 def test_the_largest_head_is_that_of_a_run_with_hooks() -> None:
-    model, table = hooked("gpt2"), patches(report("gpt2"), "denoise", "z")
+    model, table = hooked("gpt2"), patches(with_twin("gpt2"), "denoise", "z")
     best = table.loc[table.effect_logits.abs().idxmax()]
     _, cache = model.run_with_cache(PROMPT, f"blocks.{best.layer}.attn.hook_z")
 
@@ -79,7 +74,7 @@ def test_the_largest_head_is_that_of_a_run_with_hooks() -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_edges_are_those_of_the_door_and_the_largest_come_first(name: str) -> None:
-    table = report(name).tables["edges"]
+    table = with_twin(name).tables["edges"]
     metric = interp.logit_difference(ANSWER, WRONG)
     expected = edge_attribution(hooked(name), PROMPT, TWIN, metric=metric, method="eap-ig-inputs")
     assert len(table) == len(EdgeGraph.of(hooked(name).cfg))
@@ -102,7 +97,7 @@ def test_the_planted_circuit_is_what_the_page_finds(planted: Report) -> None:
 
 @pytest.mark.parametrize("wrong", [WRONG, None])
 def test_the_twin_says_what_the_model_makes_of_the_answers_there(wrong: str | None) -> None:
-    found, model = report("gpt2", wrong=wrong), hooked("gpt2")
+    found, model = report("gpt2", TWIN, wrong), hooked("gpt2")
     logits = model(TWIN)[0, -1]
     right = model.to_single_token(ANSWER)
     total = logits[right] - (0 if wrong is None else logits[model.to_single_token(wrong)])
@@ -112,7 +107,7 @@ def test_the_twin_says_what_the_model_makes_of_the_answers_there(wrong: str | No
     assert twin.answer.prob == pytest.approx(float(logits.softmax(-1)[right]), rel=1e-5)
     assert twin.answer.rank == int((logits > logits[right]).sum())
     assert twin.changes == ((2, " cat", " dog"),)
-    shown = unescape(section(page(found), "patching"))
+    shown = unescape(section(page_of(found), "patching"))
     assert f"<dd>{wording.number(twin.total, 2, sign=True)}</dd>" in shown
     assert f'<p class="prompt">{TWIN}</p>' in shown
 
@@ -121,7 +116,7 @@ def test_the_twin_says_what_the_model_makes_of_the_answers_there(wrong: str | No
 
 
 def test_every_cell_of_every_map_shows_its_row(planted: Report) -> None:
-    text = unescape(section(page(planted), "patching"))
+    text = unescape(section(page_of(planted), "patching"))
     for direction in ("denoise", "noise"):
         part = text.split(f'data-patching="{direction}"')[1].split('data-patching="noise"')[0]
         found = re.findall(r'class="cell([^"]*)" (?:style="--v:([\d.]+)" )?title="([^"]*)">([^<]*)<', part)
@@ -150,7 +145,7 @@ def test_every_cell_of_every_map_shows_its_row(planted: Report) -> None:
 
 def test_where_both_runs_agree_the_map_says_that_nothing_was_changed() -> None:
     """A causal model reads the same tokens up to the first that differs."""
-    shown = view_patching.patching(report("gpt2").tables["patching"])["denoise"]
+    shown = view_patching.patching(with_twin("gpt2").tables["patching"])["denoise"]
     differs = 2
     for rows in shown.maps.values():
         for row in rows:
@@ -161,7 +156,7 @@ def test_where_both_runs_agree_the_map_says_that_nothing_was_changed() -> None:
 
 
 def test_the_largest_effects_are_listed_largest_first() -> None:
-    found = report("gpt2")
+    found = with_twin("gpt2")
     for direction, shown in view_patching.patching(found.tables["patching"]).items():
         table = found.tables["patching"]
         table = table[table.direction == direction]
@@ -172,7 +167,7 @@ def test_the_largest_effects_are_listed_largest_first() -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_drawing_has_the_strongest_edges_from_their_sender_up_to_their_receivers(name: str) -> None:
-    found = report(name)
+    found = with_twin(name)
     table, graph = found.tables["edges"], EdgeGraph.of(found.config)
     drawn = view_circuit.drawing(table, found.config)
     nodes = {node.name: node for node in drawn.nodes}
@@ -198,7 +193,7 @@ def test_the_drawing_has_the_strongest_edges_from_their_sender_up_to_their_recei
 
 
 def test_rows_of_the_drawing_go_up_layer_by_layer_heads_before_their_mlp() -> None:
-    found = report("gpt2")
+    found = with_twin("gpt2")
     nodes = {node.name: node for node in view_circuit.drawing(found.tables["edges"], found.config).nodes}
     order = ["input", "a0.h0", "m0", "a1.h0", "m1", "logits"]
     heights = [nodes[name].y for name in order]
@@ -209,7 +204,7 @@ def test_rows_of_the_drawing_go_up_layer_by_layer_heads_before_their_mlp() -> No
 
 
 def test_the_circuit_of_the_page_lists_the_edges_it_draws_and_counts_all(planted: Report) -> None:
-    text = unescape(section(page(planted), "circuit"))
+    text = unescape(section(page_of(planted), "circuit"))
     table = planted.tables["edges"]
     assert f"strongest of all {wording.count(len(table))} edges" in text
     assert "first-order estimate" in text and "not a proof" in text
@@ -222,32 +217,32 @@ def test_the_circuit_of_the_page_lists_the_edges_it_draws_and_counts_all(planted
 
 
 def test_without_a_twin_both_sections_say_how_to_get_them() -> None:
-    found = report("gpt2", corrupt=None)
+    found = report("gpt2")
     assert found.twin is None
     assert not {"patching", "edges"} & set(found.tables)
-    text = page(found)
+    text = page_of(found)
     for name in ("patching", "circuit"):
         assert wording.NO_TWIN in section(text, name)
         assert "<table" not in section(text, name)
 
 
 def test_a_model_without_an_edge_graph_says_why_and_is_still_patched() -> None:
-    found = report("post-norm")
+    found = with_twin("post-norm")
     assert "edges" not in found.tables
     with pytest.raises(ValueError, match="norms the sum itself") as refused:
         EdgeGraph.of(found.config)
-    text = page(found)
+    text = page_of(found)
     assert f"Left out: {refused.value}." in section(text, "circuit")
     assert "<svg" not in section(text, "circuit")
     assert 'data-patching="noise"' in section(text, "patching")
 
 
 def test_a_model_without_mlps_has_no_map_of_them_and_says_so() -> None:
-    found = report("attention-only")
+    found = with_twin("attention-only")
     assert set(found.tables["patching"].site) == {"resid_pre", "attn_out", "z"}
-    assert "This model has no MLP" in section(page(found), "patching")
-    assert "This model has no MLP" not in section(page(report("gpt2")), "patching")
-    assert "MLP" not in section(page(found), "circuit")
+    assert "This model has no MLP" in section(page_of(found), "patching")
+    assert "This model has no MLP" not in section(page_of(with_twin("gpt2")), "patching")
+    assert "MLP" not in section(page_of(found), "circuit")
 
 
 def test_a_model_without_logits_has_no_twin() -> None:

@@ -18,6 +18,7 @@ from interp.serve.asks import Continue, Look, parsed
 from interp.serve.session import Session, Stopped
 from interp.serve.snippet import Origin, python
 from tests.configs import CONFIGS, perturbed
+from tests.loops import over
 from tests.mixers import MIXERS
 from tests.serve.asking import PROMPT, SECOND, asked, body, hooks_of
 from tests.tiny import gpt2_tokenizer, hooked
@@ -69,7 +70,7 @@ def probabilities(logits: Tensor, found: dict) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS.keys())
+@over("edits", EDITS.values())
 def test_both_runs_give_the_numbers_of_hooks(name: str, edits: list[dict[str, object]]) -> None:
     model = hooked(name)
     last = len(model.to_tokens(PROMPT)[0]) - 1
@@ -106,7 +107,7 @@ def test_the_pattern_and_how_far_it_moved_are_those_of_hooks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FEW)
-@pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS.keys())
+@over("edits", EDITS.values())
 def test_attribution_sums_to_the_logits_of_either_run(name: str, edits: list[dict[str, object]]) -> None:
     found = asked(session_of(name), second=SECOND, edits=edits, position=3, answer=11, wrong=17)
     split = found["attribution"]
@@ -169,7 +170,7 @@ def test_an_edited_mlp_is_not_split_into_its_neurons() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "post-norm"])
-@pytest.mark.parametrize("edits", [[], *EDITS.values()], ids=["none", *EDITS])
+@over("edits", [[], *EDITS.values()])
 def test_the_script_gives_the_same_numbers(
     name: str, edits: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,11 +1,8 @@
 """The loop against a plain one, and a run that is killed at any step against one that is not."""
 
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -27,7 +24,9 @@ from interp.training.sentences import IndirectObjects
 from interp.training.sequences import RepeatedSequences, SequencePairs
 from interp.training.vocabulary import Vocabulary
 from interp.zoo.catalog import WEIGHTS
+from tests.forking import attempt
 from tests.tolerances import assert_close
+from tests.training.killed import go_on
 
 DATA = RepeatedSequences(d_vocab=20, width=12, low=4, high=5)
 CONFIG = ModelConfig(1, 16, 2, 12, 20, mlp=MLP(24), position=Learned())
@@ -117,29 +116,12 @@ def test_a_run_killed_at_any_step_goes_on_to_the_same_bits(kill_at: int, tmp_pat
 
 
 def test_a_process_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    script = """
-        import os, signal, sys
-        import torch
-        from interp.training import RepeatedSequences, Training, attention_only, train
-        torch.set_num_threads(1)
-        def evaluate(model, step):
-            if len(sys.argv) > 2 and step == 6:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return {"step_again": float(step)}
-        data = RepeatedSequences(20, 12, 4, 5)
-        plan = Training(steps=9, rows=4, log_every=2, evaluation_rows=8, keep_seconds=0.0)
-        train(attention_only(1, 20, 12), data, plan, out=sys.argv[1], resume=True, evaluate=evaluate)
-    """
-
-    def run(folder: str, *more: str) -> int:
-        words = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / folder), *more]
-        return subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120).returncode
-
-    assert run("killed", "die") == -signal.SIGKILL
-    assert pd.read_csv(tmp_path / "killed" / "log.csv").step.tolist() == [0, 2, 4]
-    assert run("killed") == run("whole") == 0
-    assert pd.read_csv(tmp_path / "killed" / "log.csv").step_again.tolist() == [0, 2, 4, 6, 8, 9]
-    assert files(tmp_path / "killed") == files(tmp_path / "whole")
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    assert attempt(partial(go_on, killed, dies=True)) == -signal.SIGKILL
+    assert pd.read_csv(killed / "log.csv").step.tolist() == [0, 2, 4]
+    assert attempt(partial(go_on, killed)) == attempt(partial(go_on, whole)) == 0
+    assert pd.read_csv(killed / "log.csv").step_again.tolist() == [0, 2, 4, 6, 8, 9]
+    assert files(killed) == files(whole)
 
 
 def test_checkpoints_are_models_by_revision(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from interp.zoo import tasks
 from interp.zoo.pair_rows import Pairs
 from interp.zoo.pair_sentences import CENTURIES, YEARS
 from interp.zoo.pairs import TASKS, docstring_arguments, facts, greater_than, indirect_objects
+from tests.loops import over
 from tests.zoo.speakers import FACTS, SPEAKERS, UNKNOWN, Spoken, demo, tiny, words_without_bos
 
 N = 24
@@ -76,7 +77,7 @@ def test_clean_and_corrupt_differ_at_the_roles_of_the_task_and_nowhere_else(case
 
 
 @every_case
-@pytest.mark.parametrize("twin", ["clean", "corrupt"])
+@over("twin", ["clean", "corrupt"])
 def test_tokenising_the_texts_gives_the_tokens(case: tuple[str, str], twin: str) -> None:
     found, text = drawn(case), Text(tokenizer_of(case), n_ctx=512, d_vocab=10**6)
     assert len(found) == N == len(found.clean)
@@ -131,8 +132,9 @@ def test_rows_follow_the_seed(case: tuple[str, str]) -> None:
 
 
 def test_another_process_draws_the_same_rows() -> None:
-    say = (
-        "from interp.zoo import load, pairs; t = load('demo-4l')[1];"
+    say = (  # a fresh interpreter: a fork would share what its hashes begin with
+        "from interp.families.load import tokenizer_of; from interp.zoo import pairs, catalog;"
+        "t = tokenizer_of(catalog.WEIGHTS / 'demo-4l');"
         "print([[f(t, 5).clean, f(t, 5).corrupt] for n, f in pairs.TASKS.items() if n != 'greater_than'])"
     )
     said = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True).stdout

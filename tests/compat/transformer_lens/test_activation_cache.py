@@ -18,6 +18,7 @@ from tests.compat.oracle.make_activation_cache import (
     name_of,
 )
 from tests.compat.transformer_lens.cache_oracle import cache_of, oracle, stand_in
+from tests.loops import over
 
 
 def same(got: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -39,7 +40,7 @@ def theirs_fails(name: str, call: Call) -> bool:
     return without_mlp or (name == "no-norm" and bool(projected))
 
 
-@pytest.mark.parametrize("call", STACKS, ids=name_of)
+@over("call", STACKS)
 @pytest.mark.parametrize("name", MODELS)
 def test_stacks_and_labels_are_those_of_transformer_lens(name: str, call: Call) -> None:
     expected = oracle()[name]["answers"][name_of(call)]
@@ -50,20 +51,20 @@ def test_stacks_and_labels_are_those_of_transformer_lens(name: str, call: Call) 
         same(got, expected)
 
 
-@pytest.mark.parametrize("call", STACKS, ids=name_of)
+@over("call", STACKS)
 def test_without_a_batch_dimension_stacks_are_those_of_transformer_lens(call: Call) -> None:
     row = cache_of("layer-norm").apply_slice_to_batch_dim(1)
     assert not row.has_batch_dim
     same(ask(row, call, return_labels=True), oracle()["layer-norm"]["row"][name_of(call)])
 
 
-@pytest.mark.parametrize("call", PLAIN, ids=name_of)
+@over("call", PLAIN)
 @pytest.mark.parametrize("name", MODELS)
 def test_activations_and_neurons_are_those_of_transformer_lens(name: str, call: Call) -> None:
     same(ask(cache_of(name), call), oracle()[name]["answers"][name_of(call)])
 
 
-@pytest.mark.parametrize(("first", "then"), STACKED, ids=lambda call: name_of(call))
+@over("first, then", STACKED)
 @pytest.mark.parametrize("name", [*MODELS, "layer-norm, one row"])
 def test_norms_and_logits_of_stacks_are_those_of_transformer_lens(name: str, first: Call, then: Call) -> None:
     model, _, one_row = name.partition(", ")
@@ -81,10 +82,8 @@ def test_the_stand_in_has_the_biases_of_transformer_lens() -> None:
     assert torch.equal(model.accumulated_bias(1, mlp_input=True), expected[1])
 
 
-@pytest.mark.parametrize("expand", [True, False])
-@pytest.mark.parametrize(
-    ("layer", "mlp_input"), [(0, False), (0, True), (1, False), (1, True), (None, False)]
-)
+@over("expand", [True, False])
+@over("layer, mlp_input", [(0, False), (0, True), (1, False), (1, True), (None, False)])
 @pytest.mark.parametrize("name", MODELS)
 def test_parts_sum_to_the_residual_stream(
     name: str, layer: int | None, mlp_input: bool, expand: bool
@@ -103,8 +102,8 @@ def test_parts_sum_to_the_residual_stream(
         torch.testing.assert_close(parts, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("expand", [True, False])
-@pytest.mark.parametrize(("layer", "mlp_input"), [(1, False), (1, True), (None, False)])
+@over("expand", [True, False])
+@over("layer, mlp_input", [(1, False), (1, True), (None, False)])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_projection_is_the_projected_stack(
     name: str, layer: int | None, mlp_input: bool, expand: bool

@@ -16,6 +16,7 @@ from interp.compat.transformer_lens.factored_matrix import FactoredMatrix, Tenso
 from interp.compat.transformer_lens.svd_interpreter import SVDInterpreter
 from tests.compat.oracle.make_activation_cache import MODELS
 from tests.compat.oracle.make_factored_matrix import FILE, TABLE, answer
+from tests.loops import over
 from tests.tolerances import assert_close
 
 
@@ -24,7 +25,7 @@ def oracle() -> dict[str, Any]:
     return torch.load(FILE)
 
 
-@pytest.mark.parametrize("expression", TABLE)
+@over("expression", TABLE)
 def test_every_expression_gives_what_transformer_lens_gives(expression: str) -> None:
     expected, got = oracle()["table"][expression], answer(FactoredMatrix, expression)
     assert got.keys() == expected.keys()

@@ -8,6 +8,7 @@ from interp.compat.transformer_lens.cache import TransformerLensKeyValueCache
 from interp.compat.transformer_lens.hook_points import HookPoint
 from interp.compat.transformer_lens.hooked_transformer import HookedTransformer, Output
 from tests.compat.transformer_lens.lens_fixture import CASES, Oracle, oracle
+from tests.loops import over
 
 HARMLESS = HookPoint.forward
 
@@ -220,8 +221,8 @@ def test_tokens_are_a_hook_point_if_the_config_says_so() -> None:
 # arguments
 
 
-@pytest.mark.parametrize("start", [None, 0, 2, -1])
-@pytest.mark.parametrize("stop", [None, 0, 1, -1])
+@over("start", [None, 0, 2, -1])
+@over("stop", [None, 0, 1, -1])
 @torch.no_grad()
 def test_layers_are_counted_as_slices_count(start: int | None, stop: int | None) -> None:
     model, tokens = oracle("ln").shared, oracle("ln")["tokens"]

@@ -1,11 +1,9 @@
 """`install()`: `import transformer_lens` gives our modules, refuses what would mix, and can be undone."""
 
-import subprocess
-import sys
-
 import pytest
 
 from interp.compat.transformer_lens.install import ALIASES, instead
+from tests.forking import executed, forked
 
 IMPORTS = """
 import ROOT, ROOT.utils as utils, ROOT.patching
@@ -37,10 +35,16 @@ assert issubclass(HookedTransformerConfig, TransformerLensConfig)
 """
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    """A fresh process: what is imported cannot be taken back in this one."""
-    setup = "from interp.compat.transformer_lens.install import install, uninstall\n"
-    return subprocess.run([sys.executable, "-c", setup + code], capture_output=True, text=True, check=False)
+SETUP = """
+import sys
+assert not [name for name in sys.modules if name.startswith(("interp.compat.transformer_lens", "transformer_lens"))]
+from interp.compat.transformer_lens.install import install, uninstall
+"""
+
+
+def run(code: str) -> None:
+    """A process in which nothing of either package is imported yet: what is cannot be taken back in this one."""
+    forked(executed, SETUP + code)
 
 
 def test_every_name_users_import_is_ours_until_it_is_undone() -> None:
@@ -65,15 +69,13 @@ uninstall(); uninstall()
 assert not [name for name in sys.modules if name.partition(".")[0] == "transformer_lens"]
 assert isinstance(ours.HookedTransformer, type)
 """
-    done = run(code)
-    assert done.returncode == 0, done.stderr
+    run(code)
 
 
 def test_every_name_can_be_imported_from_our_package_too() -> None:
     """A textual change of the imports is all that code needs; no name of TransformerLens' itself is taken."""
     code = IMPORTS.replace("ROOT", "interp.compat.transformer_lens")
-    done = run(f'import sys\n{code}assert "transformer_lens" not in sys.modules')
-    assert done.returncode == 0, done.stderr
+    run(f'{code}assert "transformer_lens" not in sys.modules')
 
 
 @pytest.mark.parametrize(
@@ -88,13 +90,11 @@ assert sys.modules["interp.compat.transformer_lens.{first}"].{first} is ours.{fi
 from interp.compat.transformer_lens import {first}
 assert isinstance({first}, type)
 """
-    done = run(code)
-    assert done.returncode == 0, done.stderr
+    run(code)
 
 
 def test_importing_the_package_imports_no_model() -> None:
-    done = run("import sys\nassert 'interp.compat.transformer_lens.hooked_transformer' not in sys.modules")
-    assert done.returncode == 0, done.stderr
+    run("assert 'interp.compat.transformer_lens.hooked_transformer' not in sys.modules")
 
 
 def test_a_real_one_that_is_already_imported_is_refused() -> None:
@@ -108,8 +108,7 @@ except RuntimeError as error:
 else:
     raise AssertionError
 """
-    done = run(code)
-    assert done.returncode == 0, done.stderr
+    run(code)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from interp.compat.transformer_lens import patching
 from interp.compat.transformer_lens.hooked_transformer import HookedTransformer
 from interp.compat.transformer_lens.lazy_logits import LazyLogits
 from interp.compat.transformer_lens.patch_sweep import plannable
+from tests.loops import over
 
 SAVED: dict[str, Any] = torch.load(Path(__file__).parents[1] / "data" / "tools_3_9.pt", weights_only=True)[
     "sweeps"
@@ -59,7 +60,7 @@ def everywhere(logits: Tensor) -> Tensor:
     return logits.softmax(-1).square().sum() / logits[0].abs().max()
 
 
-@pytest.mark.parametrize(("kind", "name"), SWEEPS)
+@over("kind, name", SWEEPS)
 def test_every_ready_sweep_has_transformer_lens_numbers(kind: str, name: str) -> None:
     found = getattr(patching, name)(*given(kind), metric)
     torch.testing.assert_close(found, SAVED[kind]["sweeps"][name], rtol=0, atol=1e-10)

@@ -31,6 +31,7 @@ from interp.compat.transformer_lens.processing import (
 )
 from interp.model.transformer import Transformer
 from tests.configs import CONFIGS, perturbed, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 FILE = Path(__file__).parents[1] / "data" / "processing_3_9.safetensors"
@@ -79,7 +80,7 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: 
         )
 
 
-@pytest.mark.parametrize(("case", "step"), EXACT)
+@over("case, step", EXACT)
 def test_every_step_gives_the_numbers_of_transformer_lens(case: str, step: str) -> None:
     state = tensors(case, "state")
     before = {name: w.clone() for name, w in state.items()}
@@ -141,7 +142,7 @@ def logits(model: Transformer) -> Tensor:
     return model(some_tokens())
 
 
-@pytest.mark.parametrize("refactor", [False, True])
+@over("refactor", [False, True])
 @pytest.mark.parametrize("name", EXPORTED)
 def test_processing_changes_no_probability_and_doing_it_twice_does_no_more(name: str, refactor: bool) -> None:
     model = perturbed(CONFIGS[name])

@@ -1,0 +1,28 @@
+"""Reports of the small models on one prompt, and the pages of reports: made once and shared, so never write to them."""
+
+import functools
+
+from interp.pages import About, Question, Report, page, report_of
+from tests.tiny import hooked
+
+PROMPT, TWIN = "The cat sat on the mat", "The dog sat on the mat"
+ANSWER, WRONG = " the", " dog"
+_PAGES: dict[int, tuple[Report, str]] = {}
+
+
+@functools.cache
+def report(name: str, corrupt: str | None = None, wrong: str | None = WRONG) -> Report:
+    """The model of this name asked about the answer, and about a twin of the prompt if there is one."""
+    return report_of(hooked(name), Question(PROMPT, ANSWER, wrong, corrupt), About(name))
+
+
+def with_twin(name: str) -> Report:
+    """The same with the twin."""
+    return report(name, TWIN)
+
+
+def page_of(report: Report) -> str:
+    """The page of a report that several tests look at."""
+    if id(report) not in _PAGES:
+        _PAGES[id(report)] = report, page(report)
+    return _PAGES[id(report)][1]

@@ -1,0 +1,21 @@
+"""What the process has imported from which tests fork theirs, see `tests/forking.py`.
+
+Only imports, in one thread: a lock that another thread holds at a fork would never be released in the child. Nothing
+of `interp.compat`, whose tests look at what an import of it imports.
+"""
+
+from importlib import import_module
+
+import torch
+
+torch.set_num_threads(1)
+for name in (
+    *("h5netcdf", "matplotlib", "pyarrow.parquet", "torch.distributed.tensor"),
+    *("interp.cli", "interp.engine.tensor_parallel", "interp.training"),
+    *("tests.engine.killed", "tests.engine.killing", "tests.families.memory", "tests.training.killed"),
+):
+    import_module(name)
+
+package = import_module("interp")
+for name in package.__all__:
+    getattr(package, name)
