@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import interp
-from interp.analyses.faithfulness import RANDOM, Erasure, Measure, compare_methods
-from interp.engine.record import Record
+from interp.runs.record import Record
+from interp.tokens.faithfulness import RANDOM, Erasure, Measure, compare_methods
 from interp.zoo.tasks import indirect_objects
 
 

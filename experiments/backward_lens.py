@@ -21,10 +21,10 @@ from matplotlib.figure import Figure
 
 import interp
 from interp import plot
-from interp.analyses.backward_lens import BackwardLens, backward_lens
-from interp.analyses.factors import Matrix
 from interp.core.stats import Moments
-from interp.engine.record import Record
+from interp.lenses.backward_lens import BackwardLens, backward_lens
+from interp.lenses.factors import Matrix
+from interp.runs.record import Record
 from interp.zoo.tasks import FactPrompt, held_out_fact_prompts, load_facts
 
 MATRICES: tuple[Matrix, ...] = ("W_in", "W_out")

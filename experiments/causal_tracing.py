@@ -18,10 +18,10 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import interp
-from interp.analyses.causal_trace import causal_trace
-from interp.engine.record import Record
+from interp.causal.causal_trace import causal_trace
 from interp.plot.causal_trace import causal_trace as draw_map
 from interp.plot.causal_trace import causal_trace_curves
+from interp.runs.record import Record
 from interp.zoo import tasks
 
 

@@ -27,14 +27,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
-from interp.analyses.agreement import agreement
-from interp.analyses.circuit_evaluation import KINDS, faithfulness_curve
-from interp.analyses.discovery import score_edges
-from interp.analyses.edge_rankings import recovery, resampled
-from interp.analyses.interchange import Interchange
-from interp.engine.metrics import Metric, logit_difference
-from interp.engine.record import Record
-from interp.engine.text import Prompts
+from interp.causal.agreement import agreement
+from interp.circuits.circuit_evaluation import KINDS, faithfulness_curve
+from interp.circuits.discovery import score_edges
+from interp.circuits.edge_rankings import recovery, resampled
+from interp.circuits.interchange import Interchange
+from interp.data.text import Prompts
+from interp.passes.metrics import Metric, logit_difference
+from interp.runs.record import Record
 from interp.zoo import pairs
 from interp.zoo.planted import PLANTED, Build, Planted
 

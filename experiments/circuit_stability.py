@@ -17,17 +17,17 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import interp
-from interp.analyses.circuit_evaluation import evaluate_circuit, faithfulness_curve
-from interp.analyses.discovery import find_circuit, score_edges
-from interp.analyses.edge_attribution import Method
-from interp.analyses.edge_circuit import Circuit, CircuitProtocol
-from interp.analyses.edge_rankings import edge_stability
-from interp.analyses.graph import EdgeGraph
-from interp.analyses.interchange import Interchange
-from interp.engine.metrics import Metric, logit_difference
-from interp.engine.record import Record
+from interp.causal.graph import EdgeGraph
+from interp.circuits.circuit_evaluation import evaluate_circuit, faithfulness_curve
+from interp.circuits.discovery import find_circuit, score_edges
+from interp.circuits.edge_attribution import Method
+from interp.circuits.edge_circuit import Circuit, CircuitProtocol
+from interp.circuits.edge_rankings import edge_stability
+from interp.circuits.interchange import Interchange
+from interp.passes.metrics import Metric, logit_difference
 from interp.plot.circuit import circuit as draw_circuit
 from interp.plot.circuit import faithfulness_curve as draw_curve
+from interp.runs.record import Record
 from interp.zoo import tasks
 
 METHODS: dict[str, Method] = {"EAP": "eap", "EAP-IG": "eap-ig-inputs"}

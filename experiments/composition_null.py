@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import interp
-from interp.analyses.composition import Kind, Null, against_null
 from interp.core.results import labelled
-from interp.engine.record import Record
+from interp.runs.record import Record
+from interp.weights.composition import Kind, Null, against_null
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 
 import interp
 from interp.core.results import labelled
-from interp.engine.record import Record
 from interp.model import EncoderDecoder
+from interp.runs.record import Record
 from interp.training import (
     Examples,
     Place,

@@ -23,15 +23,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
-from interp.analyses.attention_rows import attention_entropy, dispersion
-from interp.analyses.consensus import consensus
-from interp.analyses.editing import FineTuning
-from interp.analyses.rank_collapse import rank_collapse
-from interp.analyses.singular_values import SingularValues, applied, train_z
-from interp.analyses.spectra import spectra
-from interp.engine.record import Record
+from interp.attention.attention_rows import attention_entropy, dispersion
+from interp.dynamics.consensus import consensus
+from interp.dynamics.rank_collapse import rank_collapse
+from interp.editing.editors import FineTuning
+from interp.editing.singular_values import SingularValues, applied, train_z
 from interp.plot import attention_rows, depth
 from interp.plot.spectra import singular_values, spectra_map
+from interp.runs.record import Record
+from interp.weights.spectra import spectra
 from interp.zoo import tasks
 
 TRAINED, RANDOM, UNMASKED = "trained", "random weights", "random weights, no causal mask"

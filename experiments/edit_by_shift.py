@@ -23,14 +23,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
-from interp.analyses.continuation import Continuation
-from interp.analyses.edit_scores import EditCase, Editor, edit_table
-from interp.analyses.editing import FineTuning, finetune_edit, gradient_edit, shift_edit
-from interp.analyses.rome import Keys, Rome, key_moment, rome_edit
-from interp.analyses.weight_edit import WeightEdit
-from interp.engine.observe import Subject
-from interp.engine.record import Record
-from interp.engine.sampling import Sampling
+from interp.editing.continuation import Continuation
+from interp.editing.edit_scores import EditCase, Editor, edit_table
+from interp.editing.editors import FineTuning, finetune_edit, gradient_edit, shift_edit
+from interp.editing.rome import Keys, Rome, key_moment, rome_edit
+from interp.editing.weight_edit import WeightEdit
+from interp.passes.observe import Subject
+from interp.passes.sampling import Sampling
+from interp.runs.record import Record
 from interp.zoo import tasks
 from interp.zoo.tasks import Fact, FactPrompt
 

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from interp import Batch, HookedTransformer, RepeatedTokens, plot
-from interp.analyses.paths import paths, term_importance
-from interp.engine.record import Record
+from interp.residual.paths import paths, term_importance
+from interp.runs.record import Record
 from interp.zoo import tasks
 
 

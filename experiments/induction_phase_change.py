@@ -19,16 +19,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import interp
-from interp.analyses.ablation import ablate
-from interp.analyses.heads import head_scores
-from interp.analyses.in_context import in_context
-from interp.engine.analysis import run_batches
-from interp.engine.batch import Batch
-from interp.engine.metrics import next_token_loss
-from interp.engine.record import Record
+from interp.attention.heads import head_scores
+from interp.causal.ablation import ablate
+from interp.data.batch import Batch
+from interp.dynamics.in_context import in_context
 from interp.families.convert import AnyModel
 from interp.model import MLP, ModelConfig, Rotary, Transformer
 from interp.model.mixer_variants import Softmax
+from interp.passes.analysis import run_batches
+from interp.passes.metrics import next_token_loss
+from interp.runs.record import Record
 from interp.training import Place, RepeatingChain, Training, train
 
 TRAINING = Training(steps=3000, rows=32, learning_rate=3e-3, checkpoints=40, log_every=100_000)

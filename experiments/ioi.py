@@ -26,12 +26,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import interp
-from interp.analyses.patching import patch
-from interp.analyses.path_patching import path_patch
+from interp.causal.patching import patch
+from interp.causal.path_patching import path_patch
 from interp.core.stats import Z95
-from interp.engine.record import Record
 from interp.plot.canvas import Scale, annotate, heat_map, name_cells
 from interp.plot.patching import patching
+from interp.runs.record import Record
 from interp.zoo import pairs
 from interp.zoo.pair_sentences import NameCorruption
 

@@ -23,11 +23,9 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 import interp
-from interp.analyses.heads import head_scores
-from interp.analyses.in_context import in_context
-from interp.engine.analysis import run_batches
-from interp.engine.batch import Batch
-from interp.engine.record import Record
+from interp.attention.heads import head_scores
+from interp.data.batch import Batch
+from interp.dynamics.in_context import in_context
 from interp.model import MLP, ModelConfig, NoPosition, Rotary, Transformer
 from interp.model.mixer_variants import (
     BigBird,
@@ -47,6 +45,8 @@ from interp.model.mixer_variants import (
     Strided,
     Synthesizer,
 )
+from interp.passes.analysis import run_batches
+from interp.runs.record import Record
 from interp.training import AssociativeRecall, Examples, Place, RepeatingChain, Training, scores, train
 
 TRAINING = Training(steps=1000, rows=32, learning_rate=3e-3, log_every=500)

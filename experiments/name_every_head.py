@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 
 import interp
 from interp import plot
-from interp.analyses.heads import attention_kernel
-from interp.analyses.labels import RULES
-from interp.engine.record import Record
+from interp.attention.heads import attention_kernel
+from interp.attention.labels import RULES
 from interp.plot.heads import head_labels
+from interp.runs.record import Record
 
 MAPS = ("induction", "previous_token", "copying_weights", "name_mover")
 NUMBERS = {"value": "", "low": "_low", "high": "_high", "null": "_null"}

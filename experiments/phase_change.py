@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from interp.engine.record import Record
+from interp.runs.record import Record
 from interp.zoo.catalog import WEIGHTS
 
 

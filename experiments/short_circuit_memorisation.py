@@ -23,10 +23,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
-from interp.analyses.recall import continuations, recall
-from interp.engine.batch import Batch
-from interp.engine.record import Record
+from interp.causal.recall import continuations, recall
+from interp.data.batch import Batch
 from interp.plot.ablation import recall_curve, recall_map
+from interp.runs.record import Record
 from interp.zoo import tasks
 
 MEMORISED = "memorised facts"

@@ -17,9 +17,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import interp
-from interp.engine.record import Record
-from interp.engine.sources import open_source
+from interp.data.sources import open_source
 from interp.model import Transformer
+from interp.runs.record import Record
 from interp.training import (
     AssociativeRecall,
     Facts,

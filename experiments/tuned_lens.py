@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
-from interp.analyses.lens import by_depth
-from interp.analyses.tuned_lens import TunedLens, train_tuned_lens
-from interp.engine.generate import Sampling
-from interp.engine.record import Record
+from interp.lenses.lens import by_depth
+from interp.lenses.tuned_lens import TunedLens, train_tuned_lens
+from interp.passes.generate import Sampling
 from interp.plot.lens import lens_curve
+from interp.runs.record import Record
 from interp.zoo import tasks
 
 

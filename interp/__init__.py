@@ -8,90 +8,71 @@ interp.attribute(model, "When Mary and John went to the shop, John gave a drink 
 
 from typing import TYPE_CHECKING
 
-from interp.analyses.ablation import ablate
-from interp.analyses.ablation_edges import knock_out
-from interp.analyses.activation_cache import ActivationCache
-from interp.analyses.agreement import agreement
-from interp.analyses.attention_rows import attention_entropy, dispersion
-from interp.analyses.attribution import attribute
-from interp.analyses.attribution_patching import attribution_patch
-from interp.analyses.backward_lens import BackwardLens, backward_lens
-from interp.analyses.bigrams import bigram_table
-from interp.analyses.causal_trace import causal_trace
-from interp.analyses.checkpoints import over_checkpoints, per_token_loss_pca, phase_change
-from interp.analyses.circuit_evaluation import evaluate_circuit, faithfulness_curve
-from interp.analyses.circuits import Circuits
-from interp.analyses.composition import (
-    composition,
-    composition_directions,
-    composition_scores,
-    virtual_heads,
-)
-from interp.analyses.consensus import consensus
-from interp.analyses.continuation import Continuation, ngram_entropy
-from interp.analyses.contrast import batches
-from interp.analyses.copying import (
-    copying,
-    eigenvalue_scores,
-    matching_scores,
-    skip_trigrams,
-    top_pairs,
-)
-from interp.analyses.directions import directions, neurons, singular_directions
-from interp.analyses.discovery import find_circuit
-from interp.analyses.edge_attribution import edge_attribution
-from interp.analyses.edge_circuit import Circuit
-from interp.analyses.edge_effects import edge_effects
-from interp.analyses.edge_rankings import edge_stability, recovery
-from interp.analyses.edit_scores import EditCase, edit_table
-from interp.analyses.editing import FineTuning, finetune_edit, gradient_edit, shift_edit
-from interp.analyses.faithfulness import Erasure, compare_methods, faithfulness
-from interp.analyses.flow_routes import flow_routes, routes
-from interp.analyses.graph import EdgeGraph
-from interp.analyses.graph_files import (
+from interp.attention.attention_rows import attention_entropy, dispersion
+from interp.attention.heads import RepeatedTokens, attention_kernel, heads
+from interp.attention.sentences import IndirectObjects
+from interp.causal.ablation import ablate
+from interp.causal.agreement import agreement
+from interp.causal.attribution_patching import attribution_patch
+from interp.causal.causal_trace import causal_trace
+from interp.causal.contrast import batches
+from interp.causal.graph import EdgeGraph
+from interp.causal.knockout import knock_out
+from interp.causal.patching import patch, patch_preset
+from interp.causal.path_patching import path_patch
+from interp.causal.recall import recall
+from interp.causal.short_circuit import short_circuit
+from interp.causal.spans import Mention
+from interp.circuits.circuit_evaluation import evaluate_circuit, faithfulness_curve
+from interp.circuits.discovery import find_circuit
+from interp.circuits.edge_attribution import edge_attribution
+from interp.circuits.edge_circuit import Circuit
+from interp.circuits.edge_effects import edge_effects
+from interp.circuits.edge_rankings import edge_stability, recovery
+from interp.circuits.graph_files import (
     AttributionGraph,
     GraphPrompt,
     read_attribution_graph,
     write_attribution_graph,
 )
-from interp.analyses.head_tokens import head_tokens
-from interp.analyses.heads import RepeatedTokens, attention_kernel, heads
-from interp.analyses.in_context import in_context, loss_map, one_token_losses
-from interp.analyses.input_gradients import IntegratedGradients
-from interp.analyses.interchange import Interchange
-from interp.analyses.late_layers import late_layers
-from interp.analyses.lens import logit_lens
-from interp.analyses.output_lens import output_lens
-from interp.analyses.patching import patch, patch_preset
-from interp.analyses.path_patching import path_patch
-from interp.analyses.paths import orders, path_matrix, paths, term_importance
-from interp.analyses.probing import probe, probe_neurons
-from interp.analyses.rank_collapse import rank_collapse
-from interp.analyses.recall import recall
-from interp.analyses.residual import IncompleteSumError, Parts
-from interp.analyses.rome import Rome, key_moment, rome_edit
-from interp.analyses.sae import SAE, JumpReLU, ReLU, TopK
-from interp.analyses.sae_files import load_sae, save_sae
-from interp.analyses.sae_metrics import sae_quality
-from interp.analyses.sae_training import train_sae
-from interp.analyses.sentences import IndirectObjects
-from interp.analyses.short_circuit import short_circuit
-from interp.analyses.singular_values import SingularValues, interpolated, train_z
-from interp.analyses.spans import Mention
-from interp.analyses.spectra import spectra
-from interp.analyses.token_attribution import Mixed, layer_mixing, token_attribution
-from interp.analyses.top_examples import top_examples
-from interp.analyses.tuned_lens import TunedLens, train_tuned_lens
-from interp.analyses.verify import Contract
-from interp.analyses.weight_edit import WeightEdit
+from interp.circuits.interchange import Interchange
 from interp.core.factored import FactoredMatrix
 from interp.core.permutation import permutation_test
 from interp.core.results import frame
+from interp.data.batch import Batch
+from interp.data.sources import open_source
+from interp.data.stream import Stream
+from interp.dynamics.checkpoints import over_checkpoints, per_token_loss_pca, phase_change
+from interp.dynamics.consensus import consensus
+from interp.dynamics.in_context import in_context, loss_map, one_token_losses
+from interp.dynamics.rank_collapse import rank_collapse
+from interp.editing.continuation import Continuation, ngram_entropy
+from interp.editing.edit_scores import EditCase, edit_table
+from interp.editing.editors import FineTuning, finetune_edit, gradient_edit, shift_edit
+from interp.editing.rome import Rome, key_moment, rome_edit
+from interp.editing.singular_values import SingularValues, interpolated, train_z
+from interp.editing.weight_edit import WeightEdit
 from interp.encoder_decoder import HookedEncoderDecoder
-from interp.engine.analysis import Analysis
-from interp.engine.batch import Batch
-from interp.engine.hooks import HookPoint
-from interp.engine.metrics import (
+from interp.features.probing import probe, probe_neurons
+from interp.features.sae import SAE, JumpReLU, ReLU, TopK
+from interp.features.sae_files import load_sae, save_sae
+from interp.features.sae_metrics import sae_quality
+from interp.features.sae_training import train_sae
+from interp.features.top_examples import top_examples
+from interp.hooked import HookedTransformer
+from interp.lenses.backward_lens import BackwardLens, backward_lens
+from interp.lenses.late_layers import late_layers
+from interp.lenses.lens import logit_lens
+from interp.lenses.output_lens import output_lens
+from interp.lenses.tuned_lens import TunedLens, train_tuned_lens
+from interp.model.config import ModelConfig
+from interp.model.edits import Add, Detach, Edit, Mean, Project, Resample, Scale, Set, Swap, Zero
+from interp.model.parts import Edge, Part
+from interp.model.tap import Read, Tap, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis
+from interp.passes.hooks import HookPoint
+from interp.passes.metrics import (
     Metric,
     answer_loss,
     answer_probability,
@@ -101,22 +82,41 @@ from interp.engine.metrics import (
     next_token_loss,
     of_logits,
 )
-from interp.engine.observe import observe
-from interp.engine.record import Record
-from interp.engine.run import Results, run
-from interp.engine.sampling import Sampling
-from interp.engine.sources import open_source
-from interp.engine.store import ActivationStore
-from interp.engine.store_writer import store_activations
-from interp.engine.stream import Stream
-from interp.engine.sweep import Sweep
-from interp.engine.variants import Variant
-from interp.hooked import HookedTransformer
-from interp.model.config import ModelConfig
-from interp.model.edits import Add, Detach, Edit, Mean, Project, Resample, Scale, Set, Swap, Zero
-from interp.model.parts import Edge, Part
-from interp.model.tap import Read, Tap, Trace
-from interp.model.transformer import Transformer
+from interp.passes.observe import observe
+from interp.passes.sampling import Sampling
+from interp.passes.sweep import Sweep
+from interp.passes.variants import Variant
+from interp.residual.activation_cache import ActivationCache
+from interp.residual.attribution import attribute
+from interp.residual.decomposition import IncompleteSumError, Parts
+from interp.residual.paths import orders, path_matrix, paths, term_importance
+from interp.runs.record import Record
+from interp.runs.run import Results, run
+from interp.runs.store import ActivationStore
+from interp.runs.store_writer import store_activations
+from interp.tokens.faithfulness import Erasure, compare_methods, faithfulness
+from interp.tokens.flow_routes import flow_routes, routes
+from interp.tokens.input_gradients import IntegratedGradients
+from interp.tokens.token_attribution import Mixed, layer_mixing, token_attribution
+from interp.verify import Contract
+from interp.weights.bigrams import bigram_table
+from interp.weights.composition import (
+    composition,
+    composition_directions,
+    composition_scores,
+    virtual_heads,
+)
+from interp.weights.copying import (
+    copying,
+    eigenvalue_scores,
+    matching_scores,
+    skip_trigrams,
+    top_pairs,
+)
+from interp.weights.directions import directions, neurons, singular_directions
+from interp.weights.head_circuits import Circuits
+from interp.weights.head_tokens import head_tokens
+from interp.weights.spectra import spectra
 from interp.zoo import DEMOS
 
 if TYPE_CHECKING:

@@ -10,13 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp import families
-from interp.analyses.activation_cache import ActivationCache
-from interp.analyses.verify import Contract, pair_contract
 from interp.core.viewer import Shown
-from interp.engine.batch import Batch, Side
-from interp.engine.decode import encoded, greedy_decode
-from interp.engine.hooks import Names, matching
-from interp.engine.text import Prompts, Text, Tokenizer
+from interp.data.batch import Batch, Side
+from interp.data.text import Prompts, Text, Tokenizer
 from interp.families.hub import located
 from interp.families.reference import reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
@@ -24,6 +20,10 @@ from interp.model.encoder_decoder import SIDES, EncoderDecoder
 from interp.model.loss import mean_next_token_loss
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
+from interp.passes.decode import encoded, greedy_decode
+from interp.passes.hooks import Names, matching
+from interp.residual.activation_cache import ActivationCache
+from interp.verify import Contract, pair_contract
 
 
 class HookedEncoderDecoder(Shown):

@@ -13,27 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp import families, zoo
-from interp.analyses.activation_cache import ActivationCache
-from interp.analyses.verify import Contract, contract
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import nearest
 from interp.core.viewer import Shown, fitted
-from interp.engine.batch import Batch, Side
-from interp.engine.generate import generate, stream
-from interp.engine.hooks import (
-    Direction,
-    Hook,
-    Names,
-    as_edits,
-    matching,
-    position_filter,
-    standing,
-    standing_edits,
-)
-from interp.engine.observe import observe
-from interp.engine.sampling import Sampling
-from interp.engine.text import Prompts, Text, Tokenizer
-from interp.engine.text_stream import Stop, stop_ids, streamed_text
+from interp.data.batch import Batch, Side
+from interp.data.text import Prompts, Text, Tokenizer
 from interp.families.hub import located
 from interp.families.reference import exported, reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
@@ -43,6 +27,22 @@ from interp.model.loss import mean_next_token_loss, next_token_loss
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.generate import generate, stream
+from interp.passes.hooks import (
+    Direction,
+    Hook,
+    Names,
+    as_edits,
+    matching,
+    position_filter,
+    standing,
+    standing_edits,
+)
+from interp.passes.observe import observe
+from interp.passes.sampling import Sampling
+from interp.passes.text_stream import Stop, stop_ids, streamed_text
+from interp.residual.activation_cache import ActivationCache
+from interp.verify import Contract, contract
 
 ReturnType = Literal["logits", "loss", "both"]
 

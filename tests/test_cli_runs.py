@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 
 from interp.cli import main
-from interp.engine.record import Record
+from interp.runs.record import Record
 from interp.zoo.groundtruth import INDUCTION, PREVIOUS
 
 EXPERIMENT = '''"""Does it add up?
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import xarray as xr
 
-from interp.engine.record import Record
+from interp.runs.record import Record
 
 PLAN = Path(__file__).with_suffix(".plan")
 

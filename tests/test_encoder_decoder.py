@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from interp import HookedEncoderDecoder, HookedTransformer
-from interp.analyses.verify import Contract
-from interp.engine.batch import Batch
-from interp.engine.observe import observe
+from interp.data.batch import Batch
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model import EncoderDecoder, EncoderDecoderConfig, build, sites
+from interp.passes.observe import observe
+from interp.verify import Contract
 from tests.families.cases_others import CASES
 from tests.families.oracle import SPREAD, hf_model
 from tests.tiny import CORPUS, END, backend

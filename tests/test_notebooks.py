@@ -17,9 +17,9 @@ PUBLIC = {
     "interp", "interp.model", "interp.plot", "interp.training", "interp.zoo.pairs", "interp.zoo.planted",
     "interp.zoo.tasks",
     # analyses and reductions that are handed to `interp.run`
-    "interp.analyses.in_context.position_losses", "interp.core.extremes.TopRows", "interp.core.sketches.quantiles",
+    "interp.dynamics.in_context.position_losses", "interp.core.extremes.TopRows", "interp.core.sketches.quantiles",
     "interp.core.stats.Bootstrap", "interp.core.stats.Means", "interp.core.stats.Rows",
-    "interp.analyses.top_examples.examples_table", "interp.analyses.top_examples.top_examples",
+    "interp.features.top_examples.examples_table", "interp.features.top_examples.top_examples",
 }  # fmt: skip
 """What a notebook may import of the package."""
 MODEL = {f"interp.model.{name}" for name in interp.model.__all__}

@@ -11,8 +11,8 @@ import torch
 torch.set_num_threads(1)
 for name in (
     *("h5netcdf", "matplotlib", "pyarrow.parquet", "torch.distributed.tensor"),
-    *("interp.cli", "interp.engine.tensor_parallel", "interp.training"),
-    *("tests.engine.killed", "tests.engine.killing", "tests.families.memory", "tests.training.killed"),
+    *("interp.cli", "interp.runs.tensor_parallel", "interp.training"),
+    *("tests.runs.killed", "tests.runs.killing", "tests.families.memory", "tests.training.killed"),
 ):
     import_module(name)
 

@@ -22,7 +22,7 @@ from transformer_lens import ActivationCache
 from transformer_lens.model_bridge import TransformerBridge
 
 import interp
-from interp.analyses.attribution import TOKENS, attribution
+from interp.residual.attribution import TOKENS, attribution
 
 COLUMNS, ANSWER, WRONG = 64, 1000, 2000
 HEADS, NEURONS = 144, 12 * 3072

@@ -16,7 +16,7 @@ from subjects import Pair, gpt2_small, largest_difference
 from torch import Tensor
 
 import interp
-from interp.analyses.factors import Factors, factors
+from interp.lenses.factors import Factors, factors
 
 COLUMNS, MANY = 16, 32
 CLAIM, CLAIM_MIB, CLAIM_MANY = 0.35, 40, 1.1

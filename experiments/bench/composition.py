@@ -14,7 +14,7 @@ from transformer_lens import FactoredMatrix
 from transformer_lens.utilities.matrix import composition_scores as their_scores
 
 import interp
-from interp.analyses.composition import Kind, composition_scores
+from interp.weights.composition import Kind, composition_scores
 
 KINDS: tuple[Kind, ...] = ("Q", "K", "V")
 CLAIM = round(1 / 13, 3)

@@ -13,9 +13,9 @@ from measure import cpu_seconds, memory, report, timing, work
 from torch import Tensor
 
 import interp
-from interp.analyses.copying import copying_ranks, eigenvalue_scores
 from interp.core import tiles
 from interp.model import ModelConfig
+from interp.weights.copying import copying_ranks, eigenvalue_scores
 
 SHAPE = ModelConfig(n_layers=12, d_model=768, n_heads=12, n_ctx=1024, d_vocab=50257)
 HEAD = (5, 1)

@@ -18,8 +18,8 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 import interp
-from interp.analyses.heads import REPEATS, SENTENCES, head_scores
-from interp.analyses.repeats import SCORES, pattern_scores
+from interp.attention.heads import REPEATS, SENTENCES, head_scores
+from interp.attention.repeats import SCORES, pattern_scores
 from interp.families.load import tokenizer_of
 from interp.zoo.catalog import WEIGHTS
 

@@ -19,9 +19,9 @@ from subjects import gpt2_small, largest_difference
 from torch import Tensor, nn
 
 import interp
-from interp.analyses.composition import Kind, composition_scores
 from interp.compat import to_hooked_state
 from interp.compat.transformer_lens import HookedTransformer, HookedTransformerConfig, patching
+from interp.weights.composition import Kind, composition_scores
 
 COLUMNS, NEW = 15, 32
 ANSWER, WRONG = 1000, 2000

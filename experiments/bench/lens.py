@@ -12,9 +12,9 @@ from measure import Calls, cpu_seconds, memory, report, timing, work
 from subjects import Pair, gpt2_small
 
 import interp
-from interp.analyses.lens import CHUNK, lens
-from interp.analyses.vocabulary import LogitTiles
-from interp.engine.observe import observe
+from interp.lenses.lens import CHUNK, lens
+from interp.lenses.vocabulary import LogitTiles
+from interp.passes.observe import observe
 
 ROWS, LENGTH, TOP = 8, 128, 10
 CLAIM, CLAIM_MIB = 1.1, 200

@@ -24,8 +24,8 @@ from subjects import gpt2_small
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 import interp
-from interp.analyses.backward_lens import BackwardLens
 from interp.families.tokenizer import HuggingFaceTokenizer
+from interp.lenses.backward_lens import BackwardLens
 from interp.pages import About, Question, ablated, report_of, write_report
 from interp.pages import report as gathering
 from interp.pages.twin import Pair

@@ -23,10 +23,10 @@ from transformer_lens import ActivationCache
 from transformer_lens.model_bridge import TransformerBridge
 
 import interp
-from interp.analyses.patching import patch
-from interp.engine.sweep import Sweep
-from interp.engine.variants import Variant
+from interp.causal.patching import patch
 from interp.model.edits import Edit, Set
+from interp.passes.sweep import Sweep
+from interp.passes.variants import Variant
 
 COLUMNS, DIFFERING, ANSWER, WRONG = 15, (2, 4, 9, 10), 1000, 2000
 METRIC = interp.logit_difference(ANSWER, WRONG)

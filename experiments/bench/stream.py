@@ -30,24 +30,24 @@ from torch import Tensor
 
 import interp
 from interp import Batch
-from interp.analyses.heads import RepeatedTokens, head_scores
-from interp.analyses.in_context import chosen_losses, position_losses
-from interp.analyses.lens import lens
-from interp.analyses.sae import SAE, ReLU
-from interp.analyses.sae_metrics import reconstruction
-from interp.analyses.top_examples import top_activations
+from interp.attention.heads import RepeatedTokens, head_scores
 from interp.core.results import labelled
 from interp.core.stats import Bootstrap, Means, Partial
-from interp.engine.analysis import Analysis, Questions
-from interp.engine.feed import Feed, feed_of
-from interp.engine.journal import Journal, packed_done, unpacked_done
-from interp.engine.memory import LiveBytes
-from interp.engine.progress import Done, Progress, Tally
-from interp.engine.run import Asked
-from interp.engine.sources import open_source
-from interp.engine.stream import Stream, Window
-from interp.engine.workers import done_by_processes
+from interp.data.sources import open_source
+from interp.data.stream import Stream, Window
+from interp.data.windows import Feed, feed_of
+from interp.dynamics.in_context import chosen_losses, position_losses
+from interp.features.sae import SAE, ReLU
+from interp.features.sae_metrics import reconstruction
+from interp.features.top_examples import top_activations
+from interp.lenses.lens import lens
 from interp.model import ModelConfig, Read, Trace, Transformer
+from interp.passes.analysis import Analysis, Questions
+from interp.runs.journal import Journal, packed_done, unpacked_done
+from interp.runs.memory import LiveBytes
+from interp.runs.progress import Done, Progress, Tally
+from interp.runs.run import Asked
+from interp.runs.workers import done_by_processes
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -259,7 +259,7 @@ def by_actors(
     """The same on Ray."""
     import ray
 
-    from interp.engine.shard import done_by_ray
+    from interp.runs.shard import done_by_ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from interp import HookedTransformer
-    from interp.engine.observe import Subject
     from interp.pages import Question
+    from interp.passes.observe import Subject
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 """The prompt of a report that is asked for without one: an indirect object, with the repeated name as wrong answer."""
@@ -149,7 +149,7 @@ class Heads:
 
     def _over_training(self, device: str) -> "xr.Dataset":
         """Print the best head of every score at each checkpoint, and where induction rises fastest."""
-        from interp.analyses.checkpoints import over_checkpoints, phase_change
+        from interp.dynamics.checkpoints import over_checkpoints, phase_change
 
         found = over_checkpoints(partial(self._loaded, device), self._revisions(), self._scores)
         print(_best_heads(found).to_string(index=False))

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from interp.engine.experiment import Experiment
-    from interp.engine.record import Record
+    from interp.runs.experiment import Experiment
+    from interp.runs.record import Record
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -19,7 +19,7 @@ def conduct(experiment: "Experiment", job: object, record: "Record") -> int:
 
     The traceback of an experiment that fails is in log.txt and on stderr, with what to type to go on.
     """
-    from interp.engine.record import ShareDoneError
+    from interp.runs.record import ShareDoneError
 
     code = 0
     try:
@@ -44,7 +44,7 @@ def share_name(name: str, job: object) -> str:
     import hashlib
     import json
 
-    from interp.engine.run_file import fields_of
+    from interp.runs.run_file import fields_of
 
     values = json.dumps(fields_of(job), sort_keys=True, default=str)
     return f"{name}-{hashlib.sha256(values.encode()).hexdigest()[:8]}"
@@ -53,7 +53,7 @@ def share_name(name: str, job: object) -> str:
 @contextmanager
 def on_terminal() -> Iterator[None]:
     """What records say is printed; their logger is as before afterwards."""
-    logger = logging.getLogger("interp.engine.record")
+    logger = logging.getLogger("interp.runs.record")
     handler, level = logging.StreamHandler(sys.stdout), logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

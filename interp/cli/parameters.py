@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 if TYPE_CHECKING:
-    from interp.engine.experiment import Experiment, Parameter
+    from interp.runs.experiment import Experiment, Parameter
 
 
 def filled(experiment: "Experiment", given: Sequence[str]) -> object:
@@ -43,7 +43,7 @@ def filled(experiment: "Experiment", given: Sequence[str]) -> object:
 
 def given_in(folder: Path) -> tuple[str, ...]:
     """The `key=value` words that a run was started with."""
-    from interp.engine.record import Record
+    from interp.runs.record import Record
 
     words = shlex.split(Record.open(folder).run.sessions[0].command)
     return tuple(word for flag, word in pairwise(words) if flag == "-p")
@@ -65,7 +65,7 @@ def listed(experiment: "Experiment") -> str:
 
 
 def _known(experiment: "Experiment") -> "dict[str, Parameter]":
-    from interp.engine.experiment import parameters
+    from interp.runs.experiment import parameters
 
     return {each.name: each for each in parameters(experiment.kind)}
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from interp.engine.comparison import Difference
-    from interp.engine.record import Record
+    from interp.runs.comparison import Difference
+    from interp.runs.record import Record
 
 
 def shown(record: "Record") -> Iterator[str]:
     """The lines of `interp show`."""
-    from interp.engine.provenance import flat
-    from interp.engine.run_file import duration
+    from interp.runs.provenance import flat
+    from interp.runs.run_file import duration
 
     run, state = record.run, record.state
     yield f"{record.folder}: {state}, {duration(run.seconds)}"
@@ -36,8 +36,8 @@ def shown(record: "Record") -> Iterator[str]:
 
 def compared_runs(first: "Record", second: "Record", largest: int) -> Iterator[str]:
     """The lines of `interp compare`."""
-    from interp.engine.comparison import as_dataset, compared
-    from interp.engine.provenance import changes
+    from interp.runs.comparison import as_dataset, compared
+    from interp.runs.provenance import changes
 
     one, other = first.run, second.run
     yield f"first   {first.folder}: {first.state}"
@@ -63,7 +63,7 @@ def compared_runs(first: "Record", second: "Record", largest: int) -> Iterator[s
 
 
 def _result(record: "Record", name: str) -> Iterator[str]:
-    from interp.engine.comparison import as_dataset, headline, main_variables
+    from interp.runs.comparison import as_dataset, headline, main_variables
 
     result = as_dataset(record.result(name))
     yield f"  {name}: {', '.join(f'{dim} {size}' for dim, size in result.sizes.items()) or 'no dims'}"

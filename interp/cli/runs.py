@@ -9,8 +9,8 @@ import tyro
 from interp.cli.parameters import filled, given_in, listed, merged
 
 if TYPE_CHECKING:
-    from interp.engine.experiment import Experiment
-    from interp.engine.record import Record
+    from interp.runs.experiment import Experiment
+    from interp.runs.record import Record
 
 ROOT = Path("runs")
 LAST = "last"
@@ -43,7 +43,7 @@ class Run:
         """0, or 1 if the experiment failed and 130 if it was interrupted; the folder is on the last line of stdout."""
         import traceback
 
-        from interp.engine.experiment import BrokenExperimentError, loaded
+        from interp.runs.experiment import BrokenExperimentError, loaded
 
         try:
             with loaded(self.file) as experiment:
@@ -57,7 +57,7 @@ class Run:
 
     def _conduct(self, experiment: "Experiment") -> int:
         from interp.cli.conduct import conduct, on_terminal, share_name
-        from interp.engine.record import Record
+        from interp.runs.record import Record
 
         command = self._command()
         if self.shard is not None and self.resume is not None:
@@ -113,8 +113,8 @@ class List:
         """Print a line for each run, the oldest first."""
         import pandas as pd
 
-        from interp.engine.provenance import changes
-        from interp.engine.run_file import duration
+        from interp.runs.provenance import changes
+        from interp.runs.run_file import duration
 
         if not self.runs.is_dir():
             raise ValueError(f"the folder of runs is required (--runs), {self.runs} does not exist")
@@ -144,7 +144,7 @@ class Show:
     def run(self) -> None:
         """Print what run.json and the results say."""
         from interp.cli.run_words import shown
-        from interp.engine.record import Record
+        from interp.runs.record import Record
 
         for line in shown(Record.open(_found(self.name, self.runs))):
             print(line)
@@ -167,7 +167,7 @@ class Compare:
     def run(self) -> None:
         """Print the differences, and what could not be compared."""
         from interp.cli.run_words import compared_runs
-        from interp.engine.record import Record
+        from interp.runs.record import Record
 
         first, second = (Record.open(_found(name, self.runs)) for name in (self.first, self.second))
         for line in compared_runs(first, second, self.largest):
@@ -176,8 +176,8 @@ class Compare:
 
 def _records(root: Path) -> tuple[list["Record"], list[str]]:
     """The runs in a folder, the oldest first, and a line for each that cannot be read."""
-    from interp.engine.record import Record
-    from interp.engine.run_file import NAME
+    from interp.runs.record import Record
+    from interp.runs.run_file import NAME
 
     records, unreadable = [], []
     for path in sorted(root.glob(f"*/{NAME}")):

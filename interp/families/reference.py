@@ -1,4 +1,4 @@
-"""Hugging Face's own implementation as the reference of the numerical contract (`analyses.verify`)."""
+"""Hugging Face's own implementation as the reference of the numerical contract (`verify`)."""
 
 import copy
 import json

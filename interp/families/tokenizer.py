@@ -1,4 +1,4 @@
-"""The two common tokenizer libraries behind one small interface (see `engine.text.Tokenizer`)."""
+"""The two common tokenizer libraries behind one small interface (see `data.text.Tokenizer`)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

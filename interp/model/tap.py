@@ -24,7 +24,7 @@ class Read:
     """Record `via(value)` at a site, or the metric's gradient there.
 
     `via` runs at the site, so a reduction keeps only its result: `[batch, head]` instead of `[batch, head, q, k]`.
-    With `grad=True` the answer is d metric / d value (passed through `via`), given by `engine.observe`.
+    With `grad=True` the answer is d metric / d value (passed through `via`), given by `passes.observe`.
     """
 
     site: str

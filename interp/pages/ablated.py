@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from interp.analyses.ablation import Kind, ablate
-from interp.analyses.attribution import attribute
-from interp.analyses.stand_ins import StandIn
+from interp.causal.ablation import Kind, ablate
+from interp.causal.stand_ins import StandIn
 from interp.core.results import frame
-from interp.engine.metrics import logit_difference
-from interp.engine.observe import Subject
 from interp.model.edits import Resample, Zero
 from interp.pages import tables
+from interp.passes.metrics import logit_difference
+from interp.passes.observe import Subject
+from interp.residual.attribution import attribute
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from interp.engine.observe import Subject
 from interp.pages.folder import replacing, write_report
 from interp.pages.render import page
 from interp.pages.report import About, Question, Report, report_of
+from interp.passes.observe import Subject
 
 if TYPE_CHECKING:
     import pandas as pd

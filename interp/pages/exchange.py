@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from interp.analyses.edge_circuit import Circuit, CircuitProtocol
-from interp.analyses.graph import EdgeGraph
-from interp.analyses.graph_files import GraphPrompt, write_attribution_graph
-from interp.engine.metrics import logit_difference
+from interp.causal.graph import EdgeGraph
+from interp.circuits.edge_circuit import Circuit, CircuitProtocol
+from interp.circuits.graph_files import GraphPrompt, write_attribution_graph
 from interp.pages.report import Report
 from interp.pages.twin import METHOD
 from interp.pages.view_circuit import STEPS
+from interp.passes.metrics import logit_difference
 
 GRAPH = "attribution_graph.json"
 """The file's name beside the page."""

@@ -9,14 +9,14 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.analyses.flow_routes import flow_routes, why_no_routes
-from interp.analyses.head_tokens import head_tokens
-from interp.analyses.mixing import Mixing, mixing_reads
 from interp.core.results import frame
-from interp.engine.batch import Batch
-from interp.engine.observe import Subject, observe
+from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.pages.tables import Pieces
+from interp.passes.observe import Subject, observe
+from interp.tokens.flow_routes import flow_routes, why_no_routes
+from interp.tokens.mixing import Mixing, mixing_reads
+from interp.weights.head_tokens import head_tokens
 
 FLOOR = 0.01
 """Least share of a head's move that the page holds; smaller ones are told as a sum."""

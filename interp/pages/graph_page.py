@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from interp.analyses.graph_files import AttributionGraph, GraphNode
+from interp.circuits.graph_files import AttributionGraph, GraphNode
 from interp.pages.templates import environment, own
 from interp.pages.wording import count, harmless, number, visible
 

@@ -7,8 +7,7 @@ import math
 import numpy as np
 from jaxtyping import Float
 
-from interp.analyses.backward_lens import NO_UPDATE
-from interp.analyses.flow_routes import why_no_routes
+from interp.lenses.backward_lens import NO_UPDATE
 from interp.pages import (
     view_ablation,
     view_attribution,
@@ -23,6 +22,7 @@ from interp.pages import (
 from interp.pages.report import Contrast, Report, Twin
 from interp.pages.tables import INDUCTION_THRESHOLD
 from interp.pages.templates import environment, script, style
+from interp.tokens.flow_routes import why_no_routes
 
 STYLES = ("report", "lattice", "causal")
 SCRIPTS = (

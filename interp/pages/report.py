@@ -11,18 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.analyses.attribution import attribute
-from interp.analyses.backward_lens import backward_lens
-from interp.analyses.composition import Kind, composition
-from interp.analyses.copying import copying
-from interp.analyses.factors import Matrix, present
-from interp.analyses.heads import RepeatedTokens, heads
-from interp.analyses.lens import logit_lens
-from interp.analyses.residual import not_linear
-from interp.engine.batch import Batch
-from interp.engine.metrics import logit_difference
-from interp.engine.observe import Subject, observe
-from interp.engine.provenance import provenance
+from interp.attention.heads import RepeatedTokens, heads
+from interp.data.batch import Batch
+from interp.lenses.backward_lens import backward_lens
+from interp.lenses.factors import Matrix, present
+from interp.lenses.lens import logit_lens
 from interp.model.config import Json, ModelConfig
 from interp.model.mixer_variants import require
 from interp.model.tap import Read
@@ -30,6 +23,13 @@ from interp.pages import tables
 from interp.pages.ablated import ablation
 from interp.pages.flow import about_flow
 from interp.pages.twin import Pair, check_aligned, why_no_edges
+from interp.passes.metrics import logit_difference
+from interp.passes.observe import Subject, observe
+from interp.residual.attribution import attribute
+from interp.residual.decomposition import not_linear
+from interp.runs.provenance import provenance
+from interp.weights.composition import Kind, composition
+from interp.weights.copying import copying
 
 TOP = 10
 """Next tokens listed per position, and tokens per cell of the lens."""

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from interp.engine.comparison import as_dataset, headline, main_variables
-from interp.engine.experiment_folder import LOG
-from interp.engine.provenance import flat
-from interp.engine.record import Record
-from interp.engine.run_file import NAME, RunFile, duration
 from interp.pages import wording
 from interp.pages.templates import environment, own
+from interp.runs.comparison import as_dataset, headline, main_variables
+from interp.runs.experiment_folder import LOG
+from interp.runs.provenance import flat
+from interp.runs.record import Record
+from interp.runs.run_file import NAME, RunFile, duration
 
 SHOWN_ROWS, SHOWN_LINES = 20, 40
 

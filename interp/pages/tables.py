@@ -10,9 +10,9 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.analyses.backward_lens import BackwardLens
-from interp.analyses.factors import Matrix
 from interp.core.results import frame
+from interp.lenses.backward_lens import BackwardLens
+from interp.lenses.factors import Matrix
 from interp.model.loss import next_token_loss
 
 Pieces = Callable[[Sequence[int]], list[str]]
@@ -179,7 +179,7 @@ def edges(result: xr.Dataset) -> pd.DataFrame:
 
 
 def faithfulness(sizes: Sequence[int], result: xr.Dataset) -> pd.DataFrame:
-    """`interp.analyses.circuit_evaluation.faithfulness_curve` of the strongest edges of one prompt, by how many.
+    """`interp.circuits.circuit_evaluation.faithfulness_curve` of the strongest edges of one prompt, by how many.
 
     edges = how many were kept, `connected` how many of them lie on a path from the input to the logits, faithfulness =
     (metric of the circuit - metric of the twin) / (metric of the prompt - metric of the twin): 0 without edges, 1 with

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, get_args
 
-from interp.analyses.circuit_evaluation import faithfulness_curve
-from interp.analyses.contrast import Contrast, Direction
-from interp.analyses.edge_attribution import Method, edge_attribution
-from interp.analyses.graph import EdgeGraph
-from interp.analyses.interchange import Interchange
-from interp.analyses.patching import patch
-from interp.engine.metrics import Metric, kl_divergence
-from interp.engine.observe import Subject
+from interp.causal.contrast import Contrast, Direction
+from interp.causal.graph import EdgeGraph
+from interp.causal.patching import patch
+from interp.circuits.circuit_evaluation import faithfulness_curve
+from interp.circuits.edge_attribution import Method, edge_attribution
+from interp.circuits.interchange import Interchange
 from interp.model.config import MLPS, ModelConfig
+from interp.passes.metrics import Metric, kl_divergence
+from interp.passes.observe import Subject
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from interp.analyses.graph import INPUT, LOGITS, EdgeGraph
+from interp.causal.graph import INPUT, LOGITS, EdgeGraph
 from interp.model.config import ModelConfig
 from interp.pages.wording import count, number
 

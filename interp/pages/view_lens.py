@@ -6,8 +6,8 @@ from operator import attrgetter
 
 import pandas as pd
 
-from interp.analyses.backward_lens import NO_UPDATE, THRESHOLD
-from interp.analyses.factors import WRITERS
+from interp.lenses.backward_lens import NO_UPDATE, THRESHOLD
+from interp.lenses.factors import WRITERS
 from interp.model.config import ConvMLP, ModelConfig, MoE
 from interp.pages.views import Cell
 from interp.pages.wording import number, probability, visible

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 import pandas as pd
 
-from interp.analyses.contrast import Direction
+from interp.causal.contrast import Direction
 from interp.pages.views import Cell
 from interp.pages.wording import number, visible
 

@@ -20,7 +20,7 @@ def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Errors: ValueError for a result of another number of dims.
 
     Example:
-        >>> from interp.analyses.ablation import Zero, ablate
+        >>> from interp.causal.ablation import Zero, ablate
         >>> ablation(ablate(model, prompt, protocol=Zero(), metric=interp.kl_divergence()))
     """
     effect = result.effect
@@ -54,7 +54,7 @@ def recall_curve(
     Errors: KeyError for a measure that the result does not hold.
 
     Example:
-        >>> from interp.analyses.recall import continuations, recall
+        >>> from interp.causal.recall import continuations, recall
         >>> recall_curve(recall(model, *continuations(model, [("The cat sat", " on the mat")])))
     """
     _check(result, measure)
@@ -78,7 +78,7 @@ def recall_map(result: xr.Dataset, measure: str = "token_accuracy", *, ax: Axes 
     Errors: KeyError for a measure that the result does not hold.
 
     Example:
-        >>> from interp.analyses.recall import continuations, recall
+        >>> from interp.causal.recall import continuations, recall
         >>> pair = [("The cat sat", " on the mat")]
         >>> recall_map(recall(model, *continuations(model, pair), [0, 1, range(2)]), "loss")
     """

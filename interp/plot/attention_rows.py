@@ -19,12 +19,12 @@ VALUES = {
 
 
 def attention_entropy(result: xr.Dataset, score: str = "relative", *, ax: Axes | None = None) -> Axes:
-    """A layer x head map of `analyses.attention_rows.attention_entropy`, each cell with its number.
+    """A layer x head map of `attention.attention_rows.attention_entropy`, each cell with its number.
 
     score: "relative" (H / log n, from 0 to 1), "entropy" (nats) or "max_weight". Errors: KeyError for another.
 
     Example:
-        >>> from interp.analyses.attention_rows import attention_entropy as measured
+        >>> from interp.attention.attention_rows import attention_entropy as measured
         >>> attention_entropy(measured(model, prompt))
     """
     known = {
@@ -55,14 +55,14 @@ def dispersion(
     label: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """One number of `analyses.attention_rows.dispersion` against the number of keys: named heads in colour, all grey.
+    """One number of `attention.attention_rows.dispersion` against the number of keys: named heads in colour, all grey.
 
     value: "max_weight" (both axes logarithmic; dashed: 1 / n, even attention), "entropy" (dashed: log n) or "gap".
     heads: (layer, head) of those with a name and a 95 % band. label: what is added to the names, where several results
     share an Axes (select the named heads in all but the first). Errors: KeyError for another value or head.
 
     Example:
-        >>> from interp.analyses.attention_rows import dispersion as measured
+        >>> from interp.attention.attention_rows import dispersion as measured
         >>> dispersion(measured(model, prompt), "entropy", heads=[(0, 1)])
     """
     if value not in VALUES:

@@ -29,7 +29,7 @@ def backward_lens(
     brings along. Errors: ValueError if `tokens` do not fit the result.
 
     Example:
-        >>> lens = interp.analyses.backward_lens.backward_lens(model, prompt, " Mary", matrices=["W_out"])
+        >>> lens = interp.lenses.backward_lens.backward_lens(model, prompt, " Mary", matrices=["W_out"])
         >>> plot.backward_lens(lens.project(threshold=0.01))
     """
     cells = result.isel(prompt=prompt)

@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 
 from interp.core.accessor import Result, named
 from interp.core.factored import FactoredMatrix
-from interp.engine.run import Results
 from interp.plot import choice
 from interp.plot.canvas import Sheet
+from interp.runs.run import Results
 
 WIDEST, HIGHEST = 760, 420
 """Largest picture of a card, in pixels of the page."""

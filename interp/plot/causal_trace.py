@@ -31,7 +31,7 @@ def causal_trace(
 
     Example:
         >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())
-        >>> found = interp.analyses.causal_trace.causal_trace(model, prompt, "Mary", best, samples=2)
+        >>> found = interp.causal.causal_trace.causal_trace(model, prompt, "Mary", best, samples=2)
         >>> drawn = causal_trace(found), causal_trace(found, prompt=0, pieces=model.text.pieces)
     """
     if prompt is not None:
@@ -61,7 +61,7 @@ def causal_trace_curves(
 
     Example:
         >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())
-        >>> found = interp.analyses.causal_trace.causal_trace(model, prompt, "Mary", best, samples=2)
+        >>> found = interp.causal.causal_trace.causal_trace(model, prompt, "Mary", best, samples=2)
         >>> drawn = causal_trace_curves(found, ["last subject", "last token"])
     """
     known = [str(role) for role in result.role.values]

@@ -5,11 +5,10 @@ from collections.abc import Callable
 import xarray as xr
 from matplotlib.axes import Axes
 
-from interp.analyses.backward_lens import BackwardLens
-from interp.analyses.edge_circuit import Circuit
-from interp.analyses.verify import Contract
+from interp.circuits.edge_circuit import Circuit
 from interp.core import accessor
 from interp.core.factored import FactoredMatrix
+from interp.lenses.backward_lens import BackwardLens
 from interp.plot.ablation import ablation, recall_curve
 from interp.plot.attention_rows import attention_entropy, dispersion
 from interp.plot.attribution import attribution
@@ -28,6 +27,7 @@ from interp.plot.probing import probing
 from interp.plot.spectra import factored_spectrum, singular_values
 from interp.plot.token_attribution import token_attribution
 from interp.plot.verify import contract
+from interp.verify import Contract
 
 Draw = Callable[..., Axes]
 """A function of `interp.plot`: from a result, options of its own and `ax` to the Axes."""

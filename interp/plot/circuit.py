@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from interp.analyses.edge_circuit import Circuit
+from interp.circuits.edge_circuit import Circuit
 from interp.plot.canvas import SIGNED, axes
 
 BOX = (0.76, 0.4)
@@ -33,7 +33,7 @@ def circuit(found: Circuit, *, ax: Axes | None = None) -> Axes:
     Errors: ValueError for a circuit without edges.
 
     Example:
-        >>> from interp.analyses.edge_circuit import Circuit, EdgeGraph
+        >>> from interp.circuits.edge_circuit import Circuit, EdgeGraph
         >>> ax = circuit(Circuit(EdgeGraph.of(model.cfg), {"input->m0": -1.0, "m0->logits": -2.0}))
     """
     if not found.edges:
@@ -59,16 +59,17 @@ def circuit(found: Circuit, *, ax: Axes | None = None) -> Axes:
 def faithfulness_curve(
     result: xr.Dataset, *, label: str = "found", kinds: Sequence[str] | None = None, ax: Axes | None = None
 ) -> Axes:
-    """The faithfulness of `interp.analyses.circuit_evaluation.faithfulness_curve` over the share of edges, with bands.
+    """The faithfulness of `interp.circuits.circuit_evaluation.faithfulness_curve` over the share of edges, with bands.
 
-    Several results go on the same Axes, each with its label; kinds: which of its circuits to show, None = all.
+        Several results go on the same Axes, each with its label; kinds: which of its circuits to show, None = all.
 
-    Example:
-        >>> from interp.analyses import circuit_evaluation, edge_effects
-        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
-        >>> task = circuit_evaluation.Interchange.of(model, *pairs, metric=interp.logit_difference(3, 4))
-        >>> scores = edge_effects.edge_effects(model, *pairs, metric=task.metric)
-        >>> ax = faithfulness_curve(circuit_evaluation.faithfulness_curve(task, scores, draws=1))
+        Example:
+            >>> from interp.circuits import circuit_evaluation
+    from interp.circuits import edge_effects
+            >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+            >>> task = circuit_evaluation.Interchange.of(model, *pairs, metric=interp.logit_difference(3, 4))
+            >>> scores = edge_effects.edge_effects(model, *pairs, metric=task.metric)
+            >>> ax = faithfulness_curve(circuit_evaluation.faithfulness_curve(task, scores, draws=1))
     """
     ax = axes(ax, 6.0, 3.8)
     if not ax.lines:
@@ -96,7 +97,7 @@ def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     without each node (minimality). The title gives the mean and the largest incompleteness.
 
     Example:
-        >>> from interp.analyses import circuit_evaluation
+        >>> from interp.circuits import circuit_evaluation
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
         >>> task = circuit_evaluation.Interchange.of(model, *pairs, metric=interp.logit_difference(3, 4))
         >>> found = Circuit(task.graph, {"input->m0": 1.0, "m0->logits": 1.0})

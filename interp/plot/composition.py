@@ -34,7 +34,7 @@ def composition(
     Errors: KeyError for another value, ValueError for a negative number of marks.
 
     Example:
-        >>> from interp.analyses.composition import composition as scores
+        >>> from interp.weights.composition import composition as scores
         >>> plot.composition(scores(model, "K"), mark=3)
     """
     if value not in UNITS:

@@ -66,7 +66,7 @@ def copying_plane(table: xr.Dataset, *, label: float = 0.3, ax: Axes | None = No
 
     Example:
         >>> heads = interp.heads(model)
-        >>> from interp.analyses.copying import copying
+        >>> from interp.weights.copying import copying
         >>> table = copying(model, ranks=False, previous=heads.previous_token)
         >>> plot.copying_plane(table.assign(induction=heads.induction))
     """

@@ -21,11 +21,11 @@ LABELS = {
 def rank_collapse(result: xr.Dataset, *, title: str = "rank collapse", ax: Axes | None = None) -> Axes:
     """The relative residual by depth, one line for each choice of parts, with 95 % bands; logarithmic.
 
-    result: what `analyses.rank_collapse.rank_collapse` returned. A line ends where the residual reaches the rounding
+    result: what `dynamics.rank_collapse.rank_collapse` returned. A line ends where the residual reaches the rounding
     floor of the model's dtype: its last point is a triangle on the floor, which is dotted.
 
     Example:
-        >>> from interp.analyses.rank_collapse import rank_collapse as measured
+        >>> from interp.dynamics.rank_collapse import rank_collapse as measured
         >>> rank_collapse(measured(model, prompt))
     """
     ax = axes(ax, 5.6, 3.8)
@@ -60,12 +60,12 @@ def consensus(
     title: str = "token consensus",
     ax: Axes | None = None,
 ) -> Axes:
-    """One number of `analyses.consensus.consensus` by depth with its 95 % band.
+    """One number of `dynamics.consensus.consensus` by depth with its 95 % band.
 
     label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown value.
 
     Example:
-        >>> from interp.analyses.consensus import consensus as measured
+        >>> from interp.dynamics.consensus import consensus as measured
         >>> consensus(measured(model, prompt, repeats=4))
     """
     if value not in LABELS:

@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from interp.analyses.labels import RULES
+from interp.attention.labels import RULES
 from interp.core.shapes import nearest
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
 

@@ -20,7 +20,7 @@ def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | No
 
     Example:
         >>> rows = interp.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
-        >>> found = interp.analyses.in_context.in_context(model, rows, early=5, late=25)
+        >>> found = interp.dynamics.in_context.in_context(model, rows, early=5, late=25)
         >>> plot.loss_by_index(found)
     """
     ax = axes(ax, 6.4, 3.6)
@@ -41,13 +41,13 @@ def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | No
 def loss_map(result: xr.Dataset, value: str = "loss", *, ax: Axes | None = None) -> Axes:
     """The `loss` by training step and token index (logarithmic), or its `slope` d loss / d log(index), signed.
 
-    result: what `analyses.in_context.loss_map` returned. One row per checkpoint, the first on top, however far apart.
+    result: what `dynamics.in_context.loss_map` returned. One row per checkpoint, the first on top, however far apart.
     Errors: KeyError for another value.
 
     Example:
         >>> rows = interp.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
         >>> load = {"step10": model, "step20": model}.__getitem__
-        >>> plot.loss_map(interp.analyses.in_context.loss_map(load, ["step10", "step20"], rows, early=5, late=25))
+        >>> plot.loss_map(interp.dynamics.in_context.loss_map(load, ["step10", "step20"], rows, early=5, late=25))
     """
     if value not in ("loss", "slope"):
         raise KeyError(f"no value {value!r} in a loss map; {nearest(value, ('loss', 'slope'))}")
@@ -82,7 +82,7 @@ def heads_over_training(
 
     Example:
         >>> load = {"step10": model, "step20": model}.__getitem__
-        >>> table = interp.analyses.checkpoints.over_checkpoints(load, ["step10", "step20"], interp.heads)
+        >>> table = interp.dynamics.checkpoints.over_checkpoints(load, ["step10", "step20"], interp.heads)
         >>> plot.heads_over_training(table, "previous_token")
     """
     known = [str(name) for name, cells in result.items() if set(cells.dims) == {"step", "layer", "head"}]

@@ -66,12 +66,12 @@ def lens_curve(
 ) -> Axes:
     """One number of the lens against depth, the mean over prompts with its 95 % band.
 
-    result: what `analyses.lens.by_depth` returned. value: kl, entropy or target_prob. label: a name for the legend,
+    result: what `lenses.lens.by_depth` returned. value: kl, entropy or target_prob. label: a name for the legend,
     where several lenses share an Axes. Errors: KeyError for another value.
 
     Example:
         >>> found = interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])
-        >>> lens_curve(interp.analyses.lens.by_depth(found), label="logit lens")
+        >>> lens_curve(interp.lenses.lens.by_depth(found), label="logit lens")
     """
     if value not in UNITS:
         raise KeyError(f"no value {value!r} in a lens; {nearest(value, UNITS)}")

@@ -13,10 +13,10 @@ BAR, GUESS = "#2166ac", "#777777"
 def loss_by_order(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """Mean loss of a uniform guess, of the direct path, and with the terms of each further order, in nats per token.
 
-    result: that of `interp.analyses.paths.term_importance`. Whiskers are its intervals, the last bar is the model.
+    result: that of `interp.residual.paths.term_importance`. Whiskers are its intervals, the last bar is the model.
 
     Example:
-        >>> from interp.analyses.paths import term_importance
+        >>> from interp.residual.paths import term_importance
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
         >>> plot.loss_by_order(term_importance(small, ["abcabcabc", "xyxyxyxy"]))
     """

@@ -22,7 +22,7 @@ def probing(result: xr.Dataset, score: str = "f1", *, ax: Axes | None = None) ->
 
     Example:
         >>> texts = ["The cat sat on the mat", "When Mary went to the shop"] * 8
-        >>> found = interp.analyses.probing.probe_neurons(model, texts, [True, False] * 8, k=(1, 2, 4))
+        >>> found = interp.features.probing.probe_neurons(model, texts, [True, False] * 8, k=(1, 2, 4))
         >>> probing(found, "balanced_accuracy")
     """
     if score not in WORDS:

@@ -18,10 +18,10 @@ NAMES = {
 def singular_values(result: xr.Dataset, kind: str = "W_out", *, ax: Axes | None = None) -> Axes:
     """The singular values of every matrix of a kind, one colour per layer, one line per head or expert; logarithmic.
 
-    result: what `analyses.spectra.spectra` returned. Errors: KeyError for a kind that it does not hold.
+    result: what `weights.spectra.spectra` returned. Errors: KeyError for a kind that it does not hold.
 
     Example:
-        >>> from interp.analyses.spectra import spectra
+        >>> from interp.weights.spectra import spectra
         >>> singular_values(spectra(model), "OV")
     """
     some = _of_kind(result, kind)
@@ -73,7 +73,7 @@ def spectra_map(
     value: "stable_rank", "effective_rank", "top_share" or "norm". Errors: KeyError for another value or kind.
 
     Example:
-        >>> from interp.analyses.spectra import spectra
+        >>> from interp.weights.spectra import spectra
         >>> spectra_map(spectra(model), "effective_rank", kind="OV")
     """
     if value not in NAMES:

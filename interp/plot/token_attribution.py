@@ -18,7 +18,7 @@ def token_attribution(results: Mapping[str, xr.Dataset], *, prompt: int = 0, ax:
     Errors: ValueError for no results, or results about different tokens; IndexError for a prompt they do not hold.
 
     Example:
-        >>> from interp.analyses.token_attribution import token_attribution
+        >>> from interp.tokens.token_attribution import token_attribution
         >>> methods = ("attention", "rollout", "alti")
         >>> plot.token_attribution({name: token_attribution(model, prompt, method=name) for name in methods})
     """

@@ -4,8 +4,8 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from interp.analyses.verify import Contract
 from interp.plot.canvas import SIGNED, axes
+from interp.verify import Contract
 
 HOLDS, BROKEN = (colormaps[SIGNED](shade) for shade in (0.9, 0.1))
 LEAST = 1e-4
@@ -20,7 +20,7 @@ def contract(found: Contract, *, ax: Axes | None = None) -> Axes:
     Errors: ValueError for a contract of which no line was measured.
 
     Example:
-        >>> contract(interp.analyses.verify.contract(model.transformer, "no reference"))
+        >>> contract(interp.verify.contract(model.transformer, "no reference"))
     """
     lines = [(line, line.error) for line in found.lines if line.error is not None]
     if not lines:

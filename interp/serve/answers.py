@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.analyses.attribution import labels
-from interp.analyses.folded import Folded
-from interp.analyses.residual import IncompleteSumError, logit_direction
-from interp.engine.analysis import Analysis
-from interp.engine.batch import Batch
+from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.tap import Read, Trace
 from interp.pages.wording import harmless, visible
+from interp.passes.analysis import Analysis
+from interp.residual.attribution import labels
+from interp.residual.decomposition import IncompleteSumError, logit_direction
+from interp.residual.folded import Folded
 from interp.serve.asks import Continue, EditAsk, Look, Mlp, Stream, Token
 from interp.serve.changes import said
 from interp.serve.session import Pair, Seen, Session

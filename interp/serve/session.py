@@ -15,15 +15,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.analyses.attribution import attribution
-from interp.engine.analysis import Analysis
-from interp.engine.batch import Batch
-from interp.engine.generate import Step, stream
-from interp.engine.observe import Subject, observe
-from interp.engine.sampling import Sampling
+from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.config import MLP, MLPS, ModelConfig
 from interp.model.tap import Edit, Read
+from interp.passes.analysis import Analysis
+from interp.passes.generate import Step, stream
+from interp.passes.observe import Subject, observe
+from interp.passes.sampling import Sampling
+from interp.residual.attribution import attribution
 from interp.serve.asks import MAX_TOKENS, Ask, Continue
 from interp.serve.changes import PATCHED, Donors, Lengths, check, edits_of
 

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from interp.engine.decode import greedy_decode
 from interp.model.encoder_decoder import EncoderDecoder
+from interp.passes.decode import greedy_decode
 from interp.training.examples import Examples
 
 

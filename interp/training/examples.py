@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.engine.batch import Batch
+from interp.data.batch import Batch
 from interp.families.convert import AnyModel
 from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.loss import next_token_loss, next_token_loss_of, predicted

@@ -11,11 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.engine.analysis import NotFiniteError
-from interp.engine.run_file import plain
 from interp.families.convert import AnyModel
 from interp.model.config import AnyConfig, Json
 from interp.model.encoder_decoder import build
+from interp.passes.analysis import NotFiniteError
+from interp.runs.run_file import plain
 from interp.training.examples import Examples, Place, TrainingData, mean_loss, scores
 from interp.training.presets import check_fits
 from interp.training.schedule import Training

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from interp.engine.batch import Batch
+from interp.data.batch import Batch
 from interp.model.config import Json
 from interp.training.examples import Examples, Place
 from interp.training.vocabulary import Vocabulary

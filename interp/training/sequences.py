@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from interp.engine.batch import Batch
+from interp.data.batch import Batch
 from interp.training.examples import Examples, Place
 
 Ids = np.ndarray[tuple[int, int], np.dtype[np.int64]]

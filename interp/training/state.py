@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from interp.core.results import write_atomically
-from interp.engine.provenance import changes, write_json
 from interp.families.convert import AnyModel
 from interp.families.load import save
 from interp.model.config import Json
+from interp.runs.provenance import changes, write_json
 
 if TYPE_CHECKING:
     import pandas as pd

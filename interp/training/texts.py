@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from interp.engine.batch import Batch
-from interp.engine.sources import Data, open_source
-from interp.engine.stream import Stream
-from interp.engine.text import Text
+from interp.data.batch import Batch
+from interp.data.sources import Data, open_source
+from interp.data.stream import Stream
+from interp.data.text import Text
 from interp.model.config import Json
 from interp.training.examples import Examples, Place
 from interp.training.vocabulary import Vocabulary

@@ -19,7 +19,7 @@ class MergedTokensError(ValueError):
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What the tasks need of a tokenizer; `engine.text.Tokenizer` and every loaded model's tokenizer are such."""
+    """What the tasks need of a tokenizer; `data.text.Tokenizer` and every loaded model's tokenizer are such."""
 
     bos_id: int | None
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from interp import HookedTransformer, HookPoint
-from interp.engine.text import Text
+from interp.data.text import Text
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model import sites
 from tests.families.oracle import hf_model, new_hf_model, some_tokens

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from interp.engine.analysis import Analysis
 from interp.model import ModelConfig
+from interp.passes.analysis import Analysis
 
 Dims = Mapping[str, tuple[str, ...]]
 ENDS = ("", "_low", "_high")

@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from interp.analyses.attention_rows import head_entropy, weights_by_keys
-from interp.analyses.consensus import ANGLES, token_angles
-from interp.analyses.flow_routes import flow_shares
-from interp.analyses.rank_collapse import residuals
+from interp.attention.attention_rows import head_entropy, weights_by_keys
+from interp.dynamics.consensus import ANGLES, token_angles
+from interp.dynamics.rank_collapse import residuals
+from interp.tokens.flow_routes import flow_shares
 from tests.contract.case import ENDS, Case, Dims
 
 

@@ -16,23 +16,23 @@ import xarray as xr
 from torch import Tensor
 
 import interp
-from interp.analyses.alti_logit import alti_logit
-from interp.analyses.attribution import attribution
-from interp.analyses.heads import SCORES, RepeatedTokens, head_scores
-from interp.analyses.in_context import chosen_losses, position_losses
-from interp.analyses.late_layers import last_layer
-from interp.analyses.lens import lens
-from interp.analyses.output_lens import output
-from interp.analyses.paths import order_losses, path_expansion
-from interp.analyses.sae import SAE, TopK
-from interp.analyses.sae_metrics import reconstruction
-from interp.analyses.sentences import MENTIONS, name_attention
-from interp.analyses.token_attribution import METHODS, layer_matrices, mixed_attribution
-from interp.analyses.top_examples import top_activations
-from interp.engine.analysis import Analysis, Questions, run_batches
-from interp.engine.batch import Batch
+from interp.attention.heads import SCORES, RepeatedTokens, head_scores
+from interp.attention.sentences import MENTIONS, name_attention
+from interp.data.batch import Batch
+from interp.dynamics.in_context import chosen_losses, position_losses
+from interp.features.sae import SAE, TopK
+from interp.features.sae_metrics import reconstruction
+from interp.features.top_examples import top_activations
+from interp.lenses.late_layers import last_layer
+from interp.lenses.lens import lens
+from interp.lenses.output_lens import output
 from interp.model import ModelConfig, Transformer
+from interp.passes.analysis import Analysis, Questions, run_batches
 from interp.plot import cards, choice
+from interp.residual.attribution import attribution
+from interp.residual.paths import order_losses, path_expansion
+from interp.tokens.alti_logit import alti_logit
+from interp.tokens.token_attribution import METHODS, layer_matrices, mixed_attribution
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
 from tests.contract.case import ENDS, Case, Dims
 from tests.contract.depth_cases import DEPTH_CASES

@@ -7,21 +7,36 @@ from tests.contract.sources import none, package
 
 MODEL = {"core", "model"}
 FAMILIES = MODEL | {"families"}
-ANALYSES = MODEL | {"engine", "analyses"}
+RUNS = MODEL | {"data", "passes", "runs"}
+RESIDUAL = RUNS | {"weights", "residual"}
+LENSES = RESIDUAL | {"attention", "lenses"}
+WINGS = LENSES | {"causal", "tokens", "circuits", "features", "editing", "dynamics", "verify"}
 MAY_IMPORT: dict[str, set[str]] = {
     "core": {"core"},
     "model": MODEL,
-    "engine": MODEL | {"engine"},
-    "analyses": ANALYSES,
-    "plot": ANALYSES | {"plot"},
+    "data": MODEL | {"data"},
+    "passes": MODEL | {"data", "passes"},
+    "runs": RUNS,
+    "weights": RUNS | {"weights"},
+    "causal": RUNS | {"causal"},
+    "residual": RESIDUAL,
+    "tokens": RESIDUAL | {"tokens"},
+    "attention": RESIDUAL | {"attention"},
+    "lenses": LENSES,
+    "circuits": RESIDUAL | {"causal", "tokens", "circuits"},
+    "features": RUNS | {"features"},
+    "editing": LENSES | {"editing"},
+    "dynamics": LENSES | {"dynamics"},
+    "verify": RESIDUAL | {"verify"},
+    "plot": WINGS | {"plot"},
     "families": FAMILIES,
     "zoo": FAMILIES | {"zoo"},
-    "training": FAMILIES | {"engine", "zoo", "training"},
-    "hooked": ANALYSES | FAMILIES | {"zoo", "hooked"},
-    "encoder_decoder": ANALYSES | FAMILIES | {"encoder_decoder"},
-    "pages": ANALYSES | {"pages"},
-    "serve": ANALYSES | {"pages", "serve"},
-    "compat": ANALYSES | FAMILIES | {"zoo", "compat", "hooked"},
+    "training": FAMILIES | {"data", "passes", "runs", "zoo", "training"},
+    "hooked": WINGS | FAMILIES | {"zoo", "hooked"},
+    "encoder_decoder": WINGS | FAMILIES | {"encoder_decoder"},
+    "pages": WINGS | {"pages"},
+    "serve": WINGS | {"pages", "serve"},
+    "compat": WINGS | FAMILIES | {"zoo", "compat", "hooked"},
 }
 """Part of `interp` -> the parts it may import; the doors (`__init__`, `cli`, `__main__`) may import everything."""
 
@@ -36,19 +51,19 @@ RESERVED = {
     "safetensors": (
         "families",
         "zoo",
-        "analyses.tuned_lens",
-        "analyses.sae_files",
-        "engine.journal",
-        "engine.step_files",
-        "engine.store",
-        "engine.store_writer",
+        "lenses.tuned_lens",
+        "features.sae_files",
+        "runs.journal",
+        "runs.step_files",
+        "runs.store",
+        "runs.store_writer",
         "training.state",
     ),
-    "sklearn": ("analyses.neuron_selection",),
-    "pyarrow": ("engine",),
+    "sklearn": ("features.neuron_selection",),
+    "pyarrow": ("data", "runs"),
     "matplotlib": ("plot", "core.viewer"),  # there for the type of what a plot returns
     "transformer_lens": ("compat",),
-    "ray": ("engine.shard",),
+    "ray": ("runs.shard",),
     **dict.fromkeys(["starlette", "uvicorn", "pydantic"], ("serve",)),
 }
 """Heavy or foreign package -> the only places that import it."""

@@ -8,20 +8,20 @@ import torch
 
 import interp
 from interp import HookedTransformer
-from interp.analyses.circuit_evaluation import evaluate_circuit
-from interp.analyses.edge_circuit import Circuit
-from interp.analyses.graph import reads_by_qkv
-from interp.analyses.interchange import Interchange
-from interp.analyses.tracing import Tracing
-from interp.engine.metrics import logit_difference
+from interp.causal.graph import reads_by_qkv
+from interp.causal.tracing import Tracing
+from interp.circuits.circuit_evaluation import evaluate_circuit
+from interp.circuits.edge_circuit import Circuit
+from interp.circuits.interchange import Interchange
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model import AdaptiveSoftmax, ModelConfig
 from interp.pages.render import page
 from interp.pages.report import About, Question, Report, report_of
-from tests.analyses.slow_edges import writes
-from tests.analyses.test_causal_trace import ALONE, LENGTHS, SAMPLES, Asked, slow
-from tests.analyses.test_interchange import CLEAN, CORRUPT, slowly, some_circuits
-from tests.analyses.test_interchange import task as task_of
+from interp.passes.metrics import logit_difference
+from tests.causal.slow_edges import writes
+from tests.causal.test_causal_trace import ALONE, LENGTHS, SAMPLES, Asked, slow
+from tests.circuits.test_interchange import CLEAN, CORRUPT, slowly, some_circuits
+from tests.circuits.test_interchange import task as task_of
 from tests.configs import CONFIGS, perturbed, some_tokens
 from tests.mixers import MIXERS, build_mixed
 from tests.tiny import backend, gpt2_tokenizer

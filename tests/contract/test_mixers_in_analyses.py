@@ -10,21 +10,21 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.analyses.factors import present
-from interp.analyses.frozen import frozen_reads
-from interp.analyses.graph import EdgeGraph, reads_by_qkv
-from interp.analyses.matrices import held
-from interp.analyses.mixing import Mixing, contributions, mixing_reads
-from interp.analyses.paths import orders
-from interp.analyses.repeats import RepeatedTokens
+from interp.attention.repeats import RepeatedTokens
+from interp.causal.graph import EdgeGraph, reads_by_qkv
 from interp.compat.hooked_export import to_hooked_state
-from interp.engine.sweep import Sweep
-from interp.engine.tensor_parallel import check_tensor_parallel
+from interp.lenses.factors import present
 from interp.model import Read, Tap, Trace, Weights, sites
 from interp.model.variants import ConvMLP
+from interp.passes.sweep import Sweep
+from interp.residual.frozen import frozen_reads
+from interp.residual.paths import orders
+from interp.runs.tensor_parallel import check_tensor_parallel
+from interp.tokens.mixing import Mixing, contributions, mixing_reads
+from interp.weights.matrices import held
 from tests.configs import some_tokens
-from tests.engine.test_sweep import DIFFERENCE, asked, cells, loop
 from tests.mixers import MIXERS, build_mixed
+from tests.passes.test_sweep import DIFFERENCE, asked, cells, loop
 from tests.tolerances import assert_close
 
 EVERY = pytest.mark.parametrize("name", MIXERS)

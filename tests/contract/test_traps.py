@@ -13,7 +13,7 @@ from torch import Tensor
 
 import interp
 from interp import Batch, Edit, FactoredMatrix, HookedTransformer, HookPoint, Read, observe
-from interp.analyses.heads import repeat_scores
+from interp.attention.heads import repeat_scores
 from interp.families import config_of
 from interp.model import KVCache, RMSNorm, Rotary
 from interp.model.norm import Normalize

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from interp.cli.parameters import filled
-from interp.engine.experiment import loaded
-from interp.engine.record import Drawing, Record
+from interp.runs.experiment import loaded
+from interp.runs.record import Drawing, Record
 
 T = TypeVar("T")
 FOLDER = Path(__file__).parents[2] / "experiments"

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, T5ForConditionalGeneration
 
-from interp.engine.batch import Batch
-from interp.engine.decode import greedy_decode
+from interp.data.batch import Batch
 from interp.families.load import any_from_folder, any_from_hf_model, config_of
 from interp.model import Edit, EncoderDecoder, KVCache, Read, Tap, mean_next_token_loss
+from interp.passes.decode import greedy_decode
 from tests.families.cases_others import CASES, ENCODER_DECODERS
 from tests.families.oracle import hf_model, new_hf_model, some_tokens
 from tests.loops import over

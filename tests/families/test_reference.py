@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from interp import HookedEncoderDecoder, HookedTransformer
-from interp.engine.batch import Batch
-from interp.engine.observe import observe
+from interp.data.batch import Batch
 from interp.families.load import any_from_folder, from_folder, from_hf_model, save
 from interp.families.reference import HuggingFaceReference, exported, reference_of
 from interp.model import MLP, ModelConfig, Read, RMSNorm, Rotary, Transformer
+from interp.passes.observe import observe
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.families import oracle
 from tests.families.oracle import hf_model, new_hf_model

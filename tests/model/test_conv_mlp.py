@@ -8,17 +8,17 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.analyses.factors import present
-from interp.analyses.matrices import held
-from interp.engine.tensor_parallel import check_tensor_parallel
+from interp.lenses.factors import present
 from interp.model import Edit, Read, Tap, Transformer, Weights
 from interp.model.edits import Zero
 from interp.model.mlp import ConvFeedForward
 from interp.model.variants import ConvMLP
+from interp.runs.tensor_parallel import check_tensor_parallel
+from interp.weights.matrices import held
 from tests.configs import empty_cache, perturbed, some_tokens
-from tests.engine.test_sweep import DIFFERENCE, asked
 from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
+from tests.passes.test_sweep import DIFFERENCE, asked
 from tests.tolerances import assert_close
 
 NAMES = [name for name, config in MIXERS.items() if isinstance(config.mlp, ConvMLP)]

@@ -9,10 +9,7 @@ import torch
 from einops import einsum, rearrange
 from torch import Tensor
 
-from interp.engine.batch import Batch
-from interp.engine.decode import encoded, greedy_decode
-from interp.engine.generate import joined, stream
-from interp.engine.observe import observe
+from interp.data.batch import Batch
 from interp.families.load import any_from_folder, from_folder, save
 from interp.model import (
     MLP,
@@ -29,6 +26,9 @@ from interp.model import (
     build,
 )
 from interp.model.encoder_decoder import names
+from interp.passes.decode import encoded, greedy_decode
+from interp.passes.generate import joined, stream
+from interp.passes.observe import observe
 from tests.configs import D_VOCAB, N_CTX, SPREAD, some_tokens
 from tests.tolerances import assert_close
 

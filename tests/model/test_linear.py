@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from transformers.models.minimax.configuration_minimax import MiniMaxConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
-from interp.engine.sweep import Sweep
 from interp.model import Edit, ModelConfig, Read, Tap, Transformer, sites
 from interp.model.mixer_variants import Lightning, Linear, Polar, Softmax
 from interp.model.mixers.causal_sums import Decay, causal_sums
 from interp.model.mixers.lightning import LightningMixer
 from interp.model.mixers.polar import PolarMixer
 from interp.model.variants import NoPosition, RMSNorm, Rotary
+from interp.passes.sweep import Sweep
 from tests.configs import empty_cache, perturbed, some_tokens
-from tests.engine.test_sweep import DIFFERENCE, asked, cells, loop
 from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
+from tests.passes.test_sweep import DIFFERENCE, asked, cells, loop
 from tests.tolerances import assert_close
 
 BASE = replace(MIXERS["linear"], norm=RMSNorm())

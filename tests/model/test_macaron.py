@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from interp.engine.sweep import Sweep
 from interp.model import (
     MLP,
     ConvMLP,
@@ -27,8 +26,9 @@ from interp.model import (
 from interp.model.config_json import Json
 from interp.model.mlp import Experts, FeedForward
 from interp.model.norm import Normalize
+from interp.passes.sweep import Sweep
 from tests.configs import CONFIGS, empty_cache, perturbed, some_tokens
-from tests.engine.test_sweep import DIFFERENCE, asked, cells, loop
+from tests.passes.test_sweep import DIFFERENCE, asked, cells, loop
 from tests.tolerances import assert_close
 
 PLAIN = replace(CONFIGS["gpt2"], macaron=True)

@@ -15,18 +15,18 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.engine.sweep import Sweep
 from interp.families import load
 from interp.model import Edit, ModelConfig, Read, Tap, Weights, sites
 from interp.model.mixer_variants import DualChunk, Linear, Linformer
 from interp.model.variants import Alibi, Rotary
+from interp.passes.sweep import Sweep
 from tests.configs import empty_cache, some_tokens
-from tests.engine.test_sweep import DIFFERENCE, asked, cells, loop
 from tests.loops import over
 from tests.mixers import CAUSAL_MIXERS, MIXERS, build_mixed
 from tests.model.observed import noise
 from tests.model.test_kv_cache import in_steps
 from tests.model.test_mask import kept
+from tests.passes.test_sweep import DIFFERENCE, asked, cells, loop
 from tests.tolerances import assert_close
 
 EVERY = pytest.mark.parametrize("name", MIXERS)

@@ -13,18 +13,18 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.analyses.frozen import frozen_reads
-from interp.analyses.imprint import top_vjp
-from interp.analyses.late_layers import late_layers
-from interp.analyses.output_lens import output_lens
-from interp.analyses.residual import logit_direction
 from interp.compat.hooked_export import to_hooked_state
-from interp.engine.batch import Batch
+from interp.data.batch import Batch
 from interp.families import load
+from interp.lenses.imprint import top_vjp
+from interp.lenses.late_layers import late_layers
+from interp.lenses.output_lens import output_lens
 from interp.model import Edit, ModelConfig, Read, Tap, Transformer, Weights
 from interp.model.loss import next_token_loss, next_token_loss_of
 from interp.model.output import AdaptiveOutput, TreeOutput
 from interp.model.variants import AdaptiveSoftmax, FullSoftmax, HierarchicalSoftmax
+from interp.residual.decomposition import logit_direction
+from interp.residual.frozen import frozen_reads
 from interp.training.examples import Examples, mean_loss
 from tests.configs import CONFIGS, D_VOCAB, perturbed, some_tokens
 from tests.loops import over

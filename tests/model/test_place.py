@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from interp.engine.batch import Batch
-from interp.engine.generate import generate
-from interp.engine.observe import observe
+from interp.data.batch import Batch
 from interp.model import Read, Transformer, sites
 from interp.model.place import layer_devices
+from interp.passes.generate import generate
+from interp.passes.observe import observe
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.tolerances import assert_close
 

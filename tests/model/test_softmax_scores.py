@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.engine.batch import Batch
+from interp.data.batch import Batch
 from interp.model import ModelConfig, Transformer
 from interp.model.mask import Mask
 from interp.model.mixer_variants import AdaptiveTemperature, LogN, Longformer, Refinement, Softmax, Strided

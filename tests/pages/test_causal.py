@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import interp
-from interp.analyses.ablation_protocols import StandIn
-from interp.analyses.circuit_evaluation import faithfulness_curve
-from interp.analyses.edge_attribution import edge_attribution
-from interp.analyses.graph import EdgeGraph
+from interp.causal.graph import EdgeGraph
+from interp.causal.stand_ins import StandIn
+from interp.circuits.circuit_evaluation import faithfulness_curve
+from interp.circuits.edge_attribution import edge_attribution
 from interp.pages import Report, view_ablation, view_faithfulness, wording
 from interp.pages.exchange import GRAPH
 from interp.pages.twin import SIZES

@@ -12,7 +12,7 @@ import interp
 from interp.cli import main
 from interp.pages import graph_page
 from interp.pages.graph_page import ROW, drawing
-from tests.analyses.test_graph_files import circuit, foreign, saved, written
+from tests.circuits.test_graph_files import circuit, foreign, saved, written
 
 EVIL = '<script>alert("x")</script>\u202e'
 

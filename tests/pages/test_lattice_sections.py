@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import interp
-from interp.engine.batch import Batch
-from interp.engine.observe import observe
+from interp.data.batch import Batch
 from interp.model import Read
 from interp.model.weights import Weights
 from interp.pages import page
@@ -18,6 +17,7 @@ from interp.pages.flow import FLOOR, LISTED, MOST_LISTED, listed
 from interp.pages.report import About, Question, report_of
 from interp.pages.view_lattice import STEPS, STRONGEST
 from interp.pages.wording import visible
+from interp.passes.observe import observe
 from tests.pages.reports import ANSWER, PROMPT, WRONG, page_of, report
 from tests.pages.test_report import payload
 from tests.pages.test_sections import model_of, section

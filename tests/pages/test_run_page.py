@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from interp.engine.record import Record
 from interp.pages.run_page import SHOWN_ROWS, run_page
+from interp.runs.record import Record
 from tests.pages.visits import needs_browser, visit
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from interp.analyses.top_examples import QUANTILES
+from interp.features.top_examples import QUANTILES
 from interp.pages.top_examples import top_examples_page
 from tests.pages.visits import needs_browser, visit
 

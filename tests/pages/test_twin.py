@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import interp
-from interp.analyses.edge_attribution import edge_attribution
-from interp.analyses.graph import EdgeGraph
+from interp.causal.graph import EdgeGraph
+from interp.circuits.edge_attribution import edge_attribution
 from interp.cli.commands import Report as Command
 from interp.pages import About, Question, Report, page, report_of, view_circuit, view_patching, wording
 from tests.pages.conftest import PLANTED

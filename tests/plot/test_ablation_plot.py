@@ -7,11 +7,11 @@ import torch
 import xarray as xr
 
 from interp import HookedTransformer
-from interp.analyses.ablation import ablate
-from interp.analyses.recall import recall
-from interp.analyses.short_circuit import short_circuit
-from interp.engine.metrics import logit_difference
+from interp.causal.ablation import ablate
+from interp.causal.recall import recall
+from interp.causal.short_circuit import short_circuit
 from interp.model.edits import Resample, Zero
+from interp.passes.metrics import logit_difference
 from interp.plot.ablation import ablation, recall_curve, recall_map
 from tests.configs import build, some_tokens
 

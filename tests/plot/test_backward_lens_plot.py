@@ -7,7 +7,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from interp import plot
-from interp.analyses.backward_lens import BackwardLens, backward_lens
+from interp.lenses.backward_lens import BackwardLens, backward_lens
 from interp.plot.canvas import printable
 from tests.tiny import CORPUS, hooked
 

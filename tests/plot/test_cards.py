@@ -13,11 +13,11 @@ import xarray as xr
 from matplotlib import image
 
 import interp
-from interp.analyses.lens import lens
-from interp.analyses.verify import Line
 from interp.core import accessor
-from interp.engine.step_files import decoded, encoded
+from interp.lenses.lens import lens
 from interp.plot import cards, choice
+from interp.runs.step_files import decoded, encoded
+from interp.verify import Line
 from tests.configs import build, some_tokens
 from tests.contract.test_pictures import PNG
 

@@ -7,7 +7,7 @@ import torch
 import xarray as xr
 
 from interp import Batch, HookedTransformer
-from interp.analyses.causal_trace import causal_trace as trace
+from interp.causal.causal_trace import causal_trace as trace
 from interp.plot.causal_trace import causal_trace, causal_trace_curves
 from tests.configs import build, some_tokens
 

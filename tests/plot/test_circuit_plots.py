@@ -7,8 +7,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
-from interp.analyses.edge_circuit import Circuit, CircuitProtocol
-from interp.analyses.graph import EdgeGraph
+from interp.causal.graph import EdgeGraph
+from interp.circuits.edge_circuit import Circuit, CircuitProtocol
 from interp.plot.circuit import LOWERS, RAISES, THICK, THIN, circuit, faithfulness_curve
 from tests.configs import CONFIGS
 

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 
 import interp
 from interp import plot
-from interp.analyses.composition import composition
 from interp.model import ModelConfig, Transformer
+from interp.weights.composition import composition
 
 
 @pytest.fixture(scope="module")

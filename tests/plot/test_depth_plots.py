@@ -10,12 +10,12 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp import HookedTransformer
-from interp.analyses import attention_rows as rows
-from interp.analyses import consensus as meeting
-from interp.analyses import rank_collapse as collapse
-from interp.analyses.spectra import spectra
+from interp.attention import attention_rows as rows
+from interp.dynamics import consensus as meeting
+from interp.dynamics import rank_collapse as collapse
 from interp.plot import attention_rows, depth
 from interp.plot.spectra import singular_values, spectra_map
+from interp.weights.spectra import spectra
 from tests.configs import build, some_tokens
 
 

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 
 from interp import Batch, HookedTransformer, RepeatedTokens, heads, plot
-from interp.analyses.checkpoints import over_checkpoints
-from interp.analyses.in_context import in_context, loss_map
+from interp.dynamics.checkpoints import over_checkpoints
+from interp.dynamics.in_context import in_context, loss_map
 from tests.configs import build, some_tokens
 
 MODELS = {"step4": "gpt2", "step30": "mqa", "step200": "bloom"}

@@ -8,7 +8,7 @@ import xarray as xr
 
 import interp
 from interp import plot
-from interp.analyses.paths import paths, term_importance
+from interp.residual.paths import paths, term_importance
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import xarray as xr
 from matplotlib.container import ErrorbarContainer
 
 from interp import HookedTransformer
-from interp.analyses.probing import probe, probe_neurons
+from interp.features.probing import probe, probe_neurons
 from interp.plot.probing import WORDS, probing
 from tests.configs import build, some_tokens
 

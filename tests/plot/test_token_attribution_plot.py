@@ -8,7 +8,7 @@ import torch
 import xarray as xr
 
 from interp import Batch, HookedTransformer, plot
-from interp.analyses.token_attribution import token_attribution
+from interp.tokens.token_attribution import token_attribution
 from tests.configs import build
 
 ROWS = Batch.of([[3, 1, 4, 1, 5], [9, 2, 6]])

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from interp.engine.batch import Batch
+from interp.data.batch import Batch
 from interp.model import EncoderDecoder
 from interp.training.examples import Examples, Place, logits, mean_loss, scores
 from interp.training.presets import encoder_decoder

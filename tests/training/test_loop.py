@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 import interp
-from interp.engine.analysis import NotFiniteError
-from interp.engine.batch import Batch
+from interp.data.batch import Batch
 from interp.families import any_from_folder
 from interp.model import MLP, EncoderDecoder, Learned, ModelConfig, Transformer
+from interp.passes.analysis import NotFiniteError
 from interp.training.decoding import exactly_right
 from interp.training.examples import Examples, Place, scores
 from interp.training.loop import Trained, fresh_state, train

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from interp.engine.batch import Batch
+from interp.data.batch import Batch
 from interp.training.examples import Examples, Place, logits
 from interp.training.texts import PackedTexts
 from interp.training.vocabulary import Vocabulary

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from interp.engine.text import Text
+from interp.data.text import Text
 from interp.zoo import tasks
 from interp.zoo.pair_rows import Pairs
 from interp.zoo.pair_sentences import CENTURIES, YEARS

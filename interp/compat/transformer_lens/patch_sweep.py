@@ -14,13 +14,13 @@ from interp.compat.transformer_lens.hooked_transformer import HookedTransformer
 from interp.compat.transformer_lens.lazy_logits import LazyLogits
 from interp.compat.transformer_lens.native import native_site, outgrown
 from interp.compat.transformer_lens.tokenization import get_attention_mask
-from interp.engine.batch import Batch
-from interp.engine.sweep import Sweep
-from interp.engine.variants import Variant
+from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.edits import Edit, Set
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
+from interp.passes.sweep import Sweep
+from interp.passes.variants import Variant
 
 LogitMetric = Callable[[Tensor], Tensor]
 """From the logits `[b p v]` of a run to one number."""

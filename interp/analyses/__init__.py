@@ -1,1 +1,0 @@
-"""One file per question. Each has pure kernels (tensors in, tensors out) and a door that people call."""

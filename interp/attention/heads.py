@@ -1,0 +1,342 @@
+"""What every head does, in one table: where it looks on repeated tokens, what it copies, whom it names, and a label.
+
+Olsson et al. 2022 for repeats and copying, Wang et al. 2022 for names, Gould et al. 2023 for successors. Every pattern
+is reduced where it arises and dies with its layer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.attention.labels import labels
+from interp.attention.repeats import (
+    SCORES,
+    RepeatedTokens,
+    distance_kernel,
+    even_attention,
+    pattern_scores,
+    repeat_scores,
+)
+from interp.attention.sentences import IndirectObjects, sentence_scores
+from interp.attention.shares import NO_SHARES, signed_shares, without_shares
+from interp.core.results import Score, labelled, scored
+from interp.core.stats import Means, Moments, Partial
+from interp.data.batch import Batch
+from interp.data.text import Text
+from interp.data.windows import prompts_feed
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.parts import Part
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Alone, Analysis, Question
+from interp.passes.observe import Model, Subject
+from interp.residual.decomposition import not_linear
+from interp.runs.run import answered, reduced_over
+from interp.weights.copying import eigenvalue_scores
+from interp.weights.direct_copying import chance_copying, copying_scores
+from interp.weights.head_circuits import Circuits
+from interp.weights.successor import known_sequences, successor_hits
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["SCORES", "RepeatedTokens", "attention_kernel", "head_scores", "heads", "repeat_scores"]
+
+REPEATS, SENTENCES = RepeatedTokens(), IndirectObjects()
+"""What heads are asked about unless told otherwise."""
+HEAD = ("layer", "head")
+MASS = "attention mass"
+
+
+@dataclass(frozen=True)
+class Heads(Question):
+    """What every head does on repeated tokens, in sentences, and by its weights; `heads` describes the result."""
+
+    data: RepeatedTokens = REPEATS
+    """The rows of repeated random tokens."""
+    sentences: IndirectObjects | None = SENTENCES
+    """The sentences about names; None = none."""
+    batch_size: int = 32
+    """Rows of one pass."""
+
+    def asked(self, model: Subject) -> Alone:
+        """Passes over rows of its own making, and the weights."""
+        _check(model.transformer.config, self.data)
+        return Alone(self.name, partial(_heads, model, self))
+
+
+@dataclass(frozen=True)
+class AttentionKernel(Question):
+    """How each head's attention falls off with distance; `attention_kernel` describes the result."""
+
+    data: RepeatedTokens = REPEATS
+    """The rows of repeated random tokens."""
+    batch_size: int = 32
+    """Rows of one pass."""
+
+    def asked(self, model: Subject) -> Alone:
+        """A pass over rows of its own making."""
+        _check(model.transformer.config, self.data)
+        return Alone(self.name, partial(_kernel, model, self))
+
+
+def heads(
+    model: Model,
+    data: RepeatedTokens = REPEATS,
+    *,
+    sentences: IndirectObjects | None = SENTENCES,
+    edits: Sequence[Edit] = (),
+    batch_size: int = 32,
+) -> "xr.Dataset":
+    """A table of what every head does: scores with 95 % intervals and chance levels, and a plain-word `label`.
+
+    Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over rows, draws of a sentence, or items),
+    `null` (the chance level), `n`, and the coordinate `unit`; `label`[layer, head]; `peak_distance`[layer, head], where
+    `attention_kernel` is largest. Scores:
+    On repeated random tokens, in [0, 1]: `previous_token`, `current_token`, `first_token` (mean attention there),
+    `duplicate_token` and `induction` (sum over all earlier copies, or what followed them, over the queries that have
+    one: the prefix-matching score), `local` (the last 5 tokens), `entropy` (H_i / log(i + 1)); null: attention spread
+    evenly over what the layer may see. Where weights may be negative or sum to anything (differential, lightning,
+    pooling) they count as shares of all that a query weighs, a_ij / sum_j |a_ij|, scores lie in [-1, 1], `entropy` is
+    NaN, and attrs `no_shares` names the layers.
+    `copying`: of what a head raises when it attends to a token, the token's own part (Olsson et al. 2022, -1 to 1;
+    chance is about -0.86). `copying_weights`: the same from the weights, by eigenvalues (exact: its interval is itself,
+    n = 0; chance 0). `successor`: share of items (numbers, months, letters, ...) that the weights map to the next one.
+    On indirect-object sentences: `to_receiver`, `to_giver`, `name_mover` (logits), `s_inhibition`.
+    Scores that the model does not allow are absent, and attrs `no_copying`, `no_sentences`, `no_successor` say why.
+    Caveat: attention says where a head looks, not what it does; direct effects leave out what goes through later parts.
+    Errors: ValueError if the rows do not fit the context or the model is not causal.
+
+    Example:
+        >>> table = interp.heads(model)
+        >>> table.label.sel(layer=1).values
+        >>> interp.frame(table).query("score == 'induction'").nlargest(3, "value")
+    """
+    return answered(Heads(data, sentences, batch_size), model, edits=edits)
+
+
+def attention_kernel(
+    model: Model, data: RepeatedTokens = REPEATS, *, edits: Sequence[Edit] = (), batch_size: int = 32
+) -> "xr.Dataset":
+    """How each head's attention falls off with distance on random tokens, before anything repeats at that distance.
+
+    Returns Dataset[layer, head, distance]: `value`, the mean attention to the token `distance` before the query, over
+    the queries that have one besides BOS, with `low` and `high` (95 % over rows), `n`, and `null`, that of attention
+    spread evenly over what the layer may see. Distances end 2 short of the period.
+    Errors: as in `heads`.
+
+    Example:
+        >>> interp.attention.attention_kernel(model).value.sel(layer=0, head=1, distance=1)
+    """
+    return answered(AttentionKernel(data, batch_size), model, edits=edits)
+
+
+def _check(config: ModelConfig, data: RepeatedTokens) -> None:
+    if not config.causal:
+        raise ValueError("head scores on repeats require a causal model")
+    if data.length > config.n_ctx:
+        raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}")
+
+
+def _heads(model: Subject, asked: Heads) -> "xr.Dataset":
+    config = model.transformer.config
+    moments = _on_repeats(model, asked.data, asked.batch_size)
+    kernel = moments.pop("kernel")
+    null = _even(config, asked.data)[:, : len(SCORES)]
+    scores = {name: Score.of(moments[name], MASS, null[:, i, None]) for i, name in enumerate(SCORES)}
+    if "copying" in moments:
+        scores["copying"] = Score.of(moments["copying"], "copying score", chance_copying(asked.data.sample))
+    why = _why_not_copied(config)
+    attrs: dict[str, str | int] = {"no_copying": why, "no_successor": why} if why else {}
+    spread = {}
+    named, reasons = _names(model, asked.sentences, asked.batch_size)
+    parts = [(named, reasons)]
+    if why is None:
+        circuits = Circuits(model.transformer, folded=True, embedding="effective")
+        spread["copying_weights"] = 1.5 / config.head_width
+        parts += [({"copying_weights": _copying_weights(circuits)}, {}), _successors(circuits, model.text)]
+    for found, reasons in parts:
+        scores |= found
+        attrs |= reasons
+    other = without_shares(config)
+    shape = (config.n_layers, config.n_heads)
+    sd = torch.tensor([spread.get(name, torch.nan) for name in scores], dtype=torch.float64)
+    table = scored(
+        asked.name,
+        scores,
+        HEAD,
+        coords={
+            "layer": range(config.n_layers), "head": range(config.n_heads),
+            "part": (HEAD, head_names(config)),
+        },
+        others={
+            "null_sd": ((*HEAD, "score"), sd.expand(*shape, -1)),
+            "peak_distance": (HEAD, kernel.mean.argmax(-1)),
+        },
+        attrs={
+            **_attrs(asked.data, kernel.n), **attrs,
+            **({"no_shares": f"layers {', '.join(map(str, other))}: {NO_SHARES}"} if other else {}),
+        },
+    )  # fmt: skip
+    return table.assign(label=labels(table))
+
+
+def head_names(config: ModelConfig) -> list[list[str]]:
+    """The name of every head, `[layer, head]`."""
+    return [[str(Part("head", layer, h)) for h in range(config.n_heads)] for layer in range(config.n_layers)]
+
+
+def _kernel(model: Subject, asked: AttentionKernel) -> "xr.Dataset":
+    config, data = model.transformer.config, asked.data
+    kernel = _on_repeats(model, data, asked.batch_size)["kernel"]
+    null = _even(config, data)[:, None, len(SCORES) :]
+    return labelled(
+        asked.name,
+        kernel.estimate((*HEAD, "distance"), null=null),
+        coords={
+            "layer": range(config.n_layers), "head": range(config.n_heads),
+            "part": (HEAD, head_names(config)), "distance": range(data.farthest + 1),
+        },
+        units=MASS,
+        attrs=_attrs(data, kernel.n),
+    )  # fmt: skip
+
+
+def _attrs(data: RepeatedTokens, rows: int) -> dict[str, str | int]:
+    return {
+        "rows": rows, "period": data.period, "repeats": data.repeats, "seed": data.seed,
+        "interval": "95 % over rows",
+        "null": "attention spread evenly over what the layer may see; copying: Gaussian logits",
+    }  # fmt: skip
+
+
+def _even(config: ModelConfig, data: RepeatedTokens) -> Float[Tensor, "l s"]:
+    """Every score and the kernel of attention that is spread evenly over what each layer may see."""
+    windows = [config.window if config.is_local(layer) else None for layer in range(config.n_layers)]
+    even = {window: _reduced(even_attention(data.length, window), data)[0, 0] for window in set(windows)}
+    return torch.stack([even[window] for window in windows])
+
+
+def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> dict[str, Moments]:
+    """The moments over rows of every score, and of the kernel, `[layer, head, ...]`."""
+    config = model.transformer.config
+    batch = Batch(data.tokens(config.d_vocab, model.text.bos_id or 0), bos=True)
+    feed = prompts_feed(batch, model.text, prepend_bos=True, batch_size=batch_size)
+    total = reduced_over(head_scores(config, data), model, feed)
+    assert isinstance(total, Means)
+    return dict(total.moments)
+
+
+def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
+    """What `heads` and `attention_kernel` read of batches that `data` made; its answer is the moments."""
+    layers, first = range(config.n_layers), partial(_sample, n=data.sample)
+    plain, signed = (partial(_reduced, data=data, signed=signed) for signed in (False, True))
+    vias = [signed if layer in without_shares(config) else plain for layer in layers]
+    patterns = [Read(f"blocks.{i}.attn.hook_pattern", via) for i, via in enumerate(vias)]
+    values = [
+        Read(f"blocks.{layer}.attn.hook_v", first) for layer in layers if _why_not_copied(config) is None
+    ]
+    return Analysis(
+        name="heads",
+        reads=(*patterns, *values),
+        compute=partial(_compute, patterns=patterns, values=values, data=data),
+        reduction=Means,
+        finish=_unlabelled,
+    )
+
+
+def _why_not_copied(config: ModelConfig) -> str | None:
+    """Why heads have no copying scores: no OV circuit, or no unembedding behind it; None if they have."""
+    if what := not_linear(config):
+        return f"this model {what}"
+    splits = all(mixer.traits.additive for mixer in config.mixers)
+    return None if splits else "a mixer of this model makes no pattern of the values"
+
+
+def _reduced(
+    pattern_bhqk: Float[Tensor, "b h q k"], data: RepeatedTokens, *, signed: bool = False
+) -> Float[Tensor, "b h s"]:
+    """Every score of a pattern (of its `signed_shares`) and, behind them, its kernel."""
+    pattern_bhqk = signed_shares(pattern_bhqk) if signed else pattern_bhqk
+    kernel = distance_kernel(pattern_bhqk, data.farthest)
+    return torch.cat((pattern_scores(pattern_bhqk, data.period, kernel), kernel), -1)
+
+
+def _sample(v: Float[Tensor, "b p g e"], n: int) -> Float[Tensor, "b s g e"]:
+    """The values of the first tokens behind BOS."""
+    return v[:, 1 : 1 + n]
+
+
+def _compute(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    patterns: Sequence[Read],
+    values: Sequence[Read],
+    data: RepeatedTokens,
+) -> Mapping[str, Tensor]:
+    if batch.keep is not None or batch.documents is not None:
+        raise ValueError("head scores require the plain rows of RepeatedTokens, got a padded or packed batch")
+    numbers = torch.stack([trace[read] for read in patterns], 1)
+    scores, kernel = numbers[..., : len(SCORES)], numbers[..., len(SCORES) :]
+    scores[:, list(without_shares(model.config)), :, SCORES.index("entropy")] = torch.nan
+    found = dict(zip(SCORES, scores.unbind(-1), strict=True)) | {"kernel": kernel}
+    if values:
+        first = batch.tokens[:, 1 : 1 + data.sample]
+        found["copying"] = copying_scores([trace[read] for read in values], first, model)
+    return found
+
+
+def _unlabelled(merged: Partial) -> "xr.Dataset":
+    raise AssertionError("heads labels the moments itself")
+
+
+def _names(
+    model: Subject, sentences: IndirectObjects | None, batch_size: int
+) -> tuple[dict[str, Score], dict[str, str | int]]:
+    """The scores on indirect-object sentences, and how many those are; or why there are none."""
+    if sentences is None:
+        return {}, {"no_sentences": "not asked for"}
+    try:
+        batches = sentences.batches(model.text)
+    except ValueError as cause:
+        return {}, {"no_sentences": str(cause)}
+    found = sentence_scores(model, batches, batch_size)
+    units = {"name_mover": "logits"}
+    scores = {
+        name: Score.of(moments, units.get(name, MASS), null.to(moments.mean))
+        for name, (moments, null) in found.items()
+    }
+    return scores, {"sentences": len(batches[0])}
+
+
+def _successors(circuits: Circuits, text: Text) -> tuple[dict[str, Score], dict[str, str | int]]:
+    """The successor score over the items of all sequences, and which those are; or why there is none.
+
+    Its null is that of a random order of the items: 1 / (n - 1) for a head that maps no item to itself, else less.
+    """
+    try:
+        sequences = known_sequences(text)
+    except ValueError as cause:
+        return {}, {"no_successor": str(cause)}
+    hits = [successor_hits(circuits, ids).cpu() for ids in sequences.values()]
+    chance = float(torch.cat([torch.full((len(each),), 1 / len(each)) for each in hits]).mean())
+    score = Score.of(Moments.of(torch.cat(hits).double()), "share of items", chance)
+    listed = ", ".join(f"{len(ids)} {name}" for name, ids in sequences.items())
+    return {"successor": score}, {"successor_items": listed}
+
+
+def _copying_weights(circuits: Circuits) -> Score:
+    """Eigenvalue positivity of every head's full OV circuit: exact, so without an interval of its own.
+
+    The null is 0, with standard deviation 1.5 / d_head for a random head, if d_model is much larger: the eigenvalues of
+    a Gaussian matrix fill a disc of radius R, so that their sizes sum to 2/3 R d_head, and they themselves to a number
+    of deviation R.
+    """
+    return Score.exact(eigenvalue_scores(circuits), "copying score", 0.0)

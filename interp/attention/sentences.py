@@ -1,0 +1,205 @@
+"""Indirect-object sentences, and what heads do at their end: look at the names, and write one of them.
+
+"When Mary and John went to the store, John gave a drink to" is followed by the name that occurs once. Wang et al. 2022
+(arXiv:2211.00593): name movers look at the receiver and write it, S-inhibition heads at the giver's second mention.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from einops import reduce
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.attention.shares import last_attention
+from interp.core.results import labelled
+from interp.core.stats import Moments, Partial, Rows
+from interp.data.batch import Batch
+from interp.data.text import Text, single_token
+from interp.data.windows import prompts_feed
+from interp.model.config import ModelConfig
+from interp.model.parts import Part
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Askable
+from interp.passes.observe import Subject
+from interp.residual.attribution import Attribute
+from interp.residual.decomposition import not_linear
+from interp.runs.run import run
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+MENTIONS = ("receiver", "first_giver", "giver")
+"""The names of a sentence: the one that occurs once, and the first and second mention of the other."""
+A_DRAW = 4
+"""Sentences of one draw: the same frame and names in both orders and both roles."""
+
+
+@dataclass(frozen=True)
+class IndirectObjects:
+    """Sentences whose last clause names one of two people again; the other one is the answer.
+
+    Each draw of a frame and three names gives four sentences, both orders of the names times both roles, so that
+    neither the place of a name nor the name itself can tell the roles apart.
+    """
+
+    draws: int = 16
+    seed: int = 0
+    names: tuple[str, ...] = (
+        *("Mary", "John", "Tom", "James", "Paul", "Mark", "Peter", "David", "Jack", "George"),
+        *("Anna", "Robert", "William", "Frank", "Adam", "Kevin"),
+    )
+    """First names; those that are not single tokens are left out."""
+    frames: tuple[str, ...] = (
+        "When {first} and {second} went to the store, {giver} gave a drink to",
+        "After {first} and {second} left the house, {giver} gave a book to",
+        "While {first} and {second} were at the station, {giver} gave a letter to",
+        "Then {first} and {second} came to the garden, and {giver} gave a flower to",
+    )
+    """Sentences with `{first}`, `{second}` and `{giver}` open, up to the answer."""
+
+    def __post_init__(self) -> None:
+        if self.draws < 1 or not self.frames:
+            raise ValueError(f"at least one draw and one frame are required, got {self}")
+
+    def batches(self, text: Text) -> tuple[Batch, Batch]:
+        """The sentences, and the same with a third name where the giver comes the second time.
+
+        Rows end in the last column; `answer` is the receiver, `wrong` the giver (the third name in the second batch).
+        Errors: ValueError without a tokenizer, with fewer than three names that are single tokens, or for a sentence
+        that does not fit the context.
+        """
+        known = {name: single_token(text, name) for name in self.names}
+        ids = {name: token for name, token in known.items() if token is not None}
+        if len(ids) < 3:
+            raise ValueError(
+                f"three names that are single tokens of this model are required, got {len(ids)} of {len(known)}"
+            )
+        rows = [row for i in range(self.draws) for row in self._four(i, list(ids))]
+        pairs = [(receiver, giver) for _, _, receiver, giver, _ in rows]
+        thirds = [(receiver, third) for _, _, receiver, _, third in rows]
+        said, unsaid = ([row[i] for row in rows] for i in (0, 1))
+        return _batch(text, said, pairs, ids), _batch(text, unsaid, thirds, ids)
+
+    def _four(self, draw: int, names: Sequence[str]) -> list[tuple[str, str, str, str, str]]:
+        """Of one draw: each sentence, the same with the third name, and who is receiver, giver and third."""
+        dice = torch.Generator().manual_seed(self.seed * 1_000_003 + draw)
+        a, b, third = (names[int(i)] for i in torch.randperm(len(names), generator=dice)[:3])
+        frame = self.frames[draw % len(self.frames)]
+        rows = []
+        for receiver, giver in ((a, b), (b, a)):
+            for first, second in ((a, b), (b, a)):
+                said, unsaid = (
+                    frame.format(first=first, second=second, giver=name) for name in (giver, third)
+                )
+                rows.append((said, unsaid, receiver, giver, third))
+        return rows
+
+
+def name_attention(config: ModelConfig) -> Analysis:
+    """Attention from the last position to each name; batches end in the last column, and name them as their answers."""
+    return Analysis(
+        name="name_attention",
+        reads=_reads(config),
+        compute=_compute,
+        reduction=Rows,
+        finish=partial(_finish, config=config),
+    )
+
+
+def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
+    """Where each row of a batch mentions the names, in the order of `MENTIONS`.
+
+    Errors: ValueError for rows that do not end in the last column, or do not contain both names.
+    """
+    if batch.answer is None or batch.wrong is None or batch.documents is not None:
+        raise ValueError("name scores require batches of one text per row with both names as answers")
+    keep = batch.real
+    receiver, giver = (keep & (batch.tokens == name[:, None]) for name in (batch.answer, batch.wrong))
+    if not bool((receiver.any(1) & giver.any(1) & keep[:, -1]).all()):
+        raise ValueError("name scores require rows that contain both names and end in the last column")
+    count = giver.cumsum(1)
+    return torch.stack((receiver, giver & (count == 1), giver & (count == count[:, -1:])), 1)
+
+
+def sentence_scores(
+    model: Subject, sentences: tuple[Batch, Batch], batch_size: int
+) -> dict[str, tuple[Moments, Tensor]]:
+    """Of each head `[layer, head]`: the moments over draws (means of their four sentences) of each score, and its null.
+
+    to_receiver and to_giver are attention from the last token, to the receiver and to the giver's second mention. Null
+    of the first: attention to the giver's first mention, which stands in the same places as often. Null of the second:
+    attention to the same place where it holds a name not mentioned before.
+    name_mover is the direct effect on logit(receiver) - logit(giver) at frozen final norm, in logits; null 0, for roles
+    and names are balanced. s_inhibition = to_giver * (1 - |direct effect| / the largest of any head), per sentence; its
+    null is that of to_giver. Both are left out where logits are not linear in the stream. Weights that are no shares
+    (differential attention) count as `signed_shares`.
+    """
+    said, unsaid = sentences
+    config = model.transformer.config
+    names = name_attention(config)
+    linear = not_linear(config) is None
+    asked: list[Askable] = [replace(names, last_only=True), Attribute(parts="head")] if linear else [names]
+    feeds = [
+        prompts_feed(batch, model.text, prepend_bos=True, batch_size=batch_size) for batch in (said, unsaid)
+    ]
+    found = run(asked, model, feeds[0])
+    other = run([names], model, feeds[1])["name_attention"]
+    receiver, first, giver = (torch.from_numpy(found["name_attention"][name].values) for name in MENTIONS)
+    unmentioned = torch.from_numpy(other["giver"].values).mean(0)
+    scores = {
+        "to_receiver": (_over_draws(receiver), first.mean(0)),
+        "to_giver": (_over_draws(giver), unmentioned),
+    }
+    if linear:
+        direct = _direct(found["attribute"], config)
+        largest = direct.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        share = direct.abs() / largest
+        scores["name_mover"] = (_over_draws(direct), torch.zeros_like(unmentioned))
+        scores["s_inhibition"] = (_over_draws(giver * (1 - share)), unmentioned)
+    return scores
+
+
+def _over_draws(rows: Float[Tensor, "b l h"]) -> Moments:
+    """The moments over draws: their sentences share names and frame, so that they are no independent examples."""
+    return Moments.of(reduce(rows, "(draw four) l h -> draw l h", "mean", four=A_DRAW))
+
+
+def _batch(
+    text: Text, prompts: Sequence[str], names: Sequence[tuple[str, str]], ids: Mapping[str, int]
+) -> Batch:
+    batch = text.batch(prompts).left_aligned()
+    answer, wrong = (torch.tensor([ids[name] for name in column]) for column in zip(*names, strict=True))
+    return batch.with_answers(answer, wrong)
+
+
+def _reads(config: ModelConfig) -> tuple[Read, ...]:
+    return tuple(last_attention(config, layer) for layer in range(config.n_layers))
+
+
+def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    """Attention of the last query `[b l h]` to each name."""
+    masks = mention_masks(batch)
+    rows = torch.stack([trace[read] for read in _reads(model.config)], 1).to(torch.float64)
+    return {name: (rows * masks[:, i, None, None]).sum(-1) for i, name in enumerate(MENTIONS)}
+
+
+def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
+    assert isinstance(merged, Rows)
+    return labelled(
+        "name_attention",
+        {name: (("prompt", "layer", "head"), value) for name, value in merged.rows.items()},
+        coords={"layer": range(config.n_layers), "head": range(config.n_heads)},
+        units="attention mass from the last position",
+    )
+
+
+def _direct(result: "xr.Dataset", config: ModelConfig) -> Float[Tensor, "b l h"]:
+    """What each head adds to the logit difference of each sentence."""
+    names = [str(Part("head", layer, h)) for layer in range(config.n_layers) for h in range(config.n_heads)]
+    values = torch.from_numpy(result.value.sel(part=names).values).double()
+    return values.unflatten(1, (config.n_layers, config.n_heads))

@@ -1,0 +1,33 @@
+"""What interventions change: ablation, patching, path patching, tracing, knock-outs, and their one table of effects."""
+
+from interp.causal.ablation import Ablate, ablate
+from interp.causal.agreement import agreement
+from interp.causal.attribution_patching import AttributionPatch, attribution_patch
+from interp.causal.causal_trace import causal_trace
+from interp.causal.contrast import batches
+from interp.causal.graph import EdgeGraph
+from interp.causal.knockout import knock_out
+from interp.causal.patching import Patch, patch, patch_preset
+from interp.causal.path_patching import path_patch
+from interp.causal.recall import recall
+from interp.causal.short_circuit import short_circuit
+from interp.causal.spans import Mention
+
+__all__ = [
+    "Ablate",
+    "AttributionPatch",
+    "EdgeGraph",
+    "Mention",
+    "Patch",
+    "ablate",
+    "agreement",
+    "attribution_patch",
+    "batches",
+    "causal_trace",
+    "knock_out",
+    "patch",
+    "patch_preset",
+    "path_patch",
+    "recall",
+    "short_circuit",
+]

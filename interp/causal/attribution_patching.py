@@ -1,0 +1,161 @@
+"""Attribution patching: the first-order estimate of every activation patch, from two forward passes and one backward.
+
+A patch changes the metric by metric(a_other) - metric(a_own): to first order (a_other - a_own) . d metric / d a, and
+one backward pass has the gradient at every layer, head and position at once (Nanda 2023, "Attribution Patching").
+Rows of a batch do not meet, so one pass serves all prompts. It misses what saturates: a softmax that is sure has no
+gradient, however much a real patch would change (compare with `agreement`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.causal.contrast import Direction, Watched, check_direction, paired, site_names
+from interp.causal.effects import Measured, Table, causal, dims_of
+from interp.core.precision import wide
+from interp.core.shapes import nearest
+from interp.data.batch import Batch
+from interp.data.sources import Data
+from interp.data.text import Prompts
+from interp.model import sites
+from interp.model.edits import Edit
+from interp.model.sites import DIMS
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.observe import Model, Subject, text_of
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass(frozen=True, eq=False)
+class AttributionPatch(Question):
+    """The first-order estimate of patching each cell of a site; `attribution_patch` describes the result."""
+
+    site: str = "z"
+    """Any site before the final norm, full or short."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    by: Sequence[str] | None = None
+    """The dims to keep; None = all. The sum over a dim estimates the joint patch."""
+    direction: Direction = "denoise"
+    """denoise: clean values into the corrupted run; noise: the other way round."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Two forward passes and one backward pass per batch of pairs."""
+        check_direction(self.direction)
+        config, metric = model.transformer.config, as_metric(self.metric)
+        if self.direction == "noise" and metric.compares:
+            raise ValueError(
+                f"{metric.name} compares with the clean run, where its gradient is 0: use direction='denoise'"
+            )
+        names = site_names(self.site, config)
+        layers = [int(name.split(".")[1]) for name in names if name.startswith("blocks.")]
+        dims = _kept(sites.find(names[0], config)[0].axes.split()[1:], self.by, self.site, bool(layers))
+        attrs: dict[str, str | int | float] = {
+            "site": self.site,
+            "direction": self.direction,
+            "order": "first",
+        }
+        table = Table(self.name, dims, {"layer": layers}, metric, model.text, attrs)
+        measure = partial(_measured, names=names, metric=metric, direction=self.direction, dims=dims)
+        return causal(model, table, measure, each=self.each, pairs=True)
+
+
+def attribution_patch(
+    model: Model,
+    clean: Prompts | Data,
+    corrupt: Prompts | Data,
+    site: str = "z",
+    *,
+    metric: Metric | LogitFunction | None = None,
+    by: Sequence[str] | None = None,
+    direction: Direction = "denoise",
+    each: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> "xr.Dataset":
+    """The estimated change of the metric when a site's activations are patched, for every layer, position, head, ...
+
+    denoise: (a_clean - a_corrupt) . d metric / d a at the corrupted run; noise: (a_corrupt - a_clean) . d metric / d a
+    at the clean run (Nanda 2023). It estimates `patch`, and its result has the same variables: `value` with `low`,
+    `high` and `n`, `normalised`, `each`, `changed` (where the estimate is not 0), `clean` and `corrupt`. Dims follow
+    the site's axes: `layer`, `pos`, `head` (`kv_head` for keys and values), `query`, `key`, `neuron`, `expert`,
+    `source`; vectors (d_model, d_head) are summed over. Sites outside the blocks have no `layer`.
+    site: any site before the final norm, full or short: "z", "resid_pre", "attn_out", "pattern", "mlp.hook_post".
+    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
+    the clean prompts bring; the reference of one that compares (KL divergence) is the clean run.
+    by: the dims to keep; None keeps all. The sum over a dim estimates the joint patch.
+    each=False keeps only the moments over prompts, for data of any size.
+    Memory: three times the site's values in the layers, plus what a backward pass keeps.
+    Caveats: exact only where the metric is linear in the site; an estimate says nothing about saturated softmaxes.
+    Errors: ValueError for pairs that do not align, positions kept although lengths differ, a metric that compares with
+    the very run it is differentiated at, and one without any gradient; KeyError for an unknown site or dim.
+
+    Example:
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> attribution_patch(model, *pairs, "z", metric=interp.logit_difference(3, 4)).value.dims
+        ('layer', 'pos', 'head')
+    """
+    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
+    question = AttributionPatch(site, metric, by, direction, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def _kept(axes: Sequence[str], by: Sequence[str] | None, site: str, layered: bool) -> tuple[str, ...]:
+    """The dims of the result: the layer, then the site's axes in their order."""
+    possible = ["layer"] * layered + dims_of(axes)
+    if isinstance(by, str):
+        raise ValueError(f"dims are required in a list, got {by!r}: write by=({by!r},)")
+    for dim in by or ():
+        if dim not in possible:
+            raise KeyError(
+                f"{site} has the dims {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}"
+            )
+    return tuple(dim for dim in possible if by is None or dim in by)
+
+
+def _measured(
+    model: Transformer,
+    batch: Batch,
+    names: Sequence[str],
+    metric: Metric,
+    direction: Direction,
+    dims: tuple[str, ...],
+) -> Measured:
+    """The estimates for some pairs, by layer, and the metric of their clean and corrupted runs."""
+    clean, corrupt = batch.pair()
+    own, other = (corrupt, clean) if direction == "denoise" else (clean, corrupt)
+    watched, reads = Watched(model, metric), [Read(name) for name in names]
+    given = watched.recorded(other, reads)
+    if metric.compares:
+        watched = Watched(model, metric, watched.columns(given.output, other))
+    run = watched.differentiated(own, [*reads, *(Read(name, grad=True) for name in names)])
+    inner = tuple(dim for dim in dims if dim != "layer")
+    products = torch.stack([_product(name, run.trace, given.trace, inner) for name in names], 1)
+    effect = products if "layer" in dims else products.sum(1)
+    with torch.no_grad():
+        here, there = watched.value(run.output, own), watched.value(given.output, other)
+    runs = (there, here) if direction == "denoise" else (here, there)
+    return Measured(effect, effect != 0, dict(zip(("clean", "corrupt"), runs, strict=True)))
+
+
+def _product(name: str, own: Trace, other: Trace, kept: tuple[str, ...]) -> Float[Tensor, "b ..."]:
+    """(a_other - a_own) . gradient, summed over all axes but the kept ones; masked scores (-inf) are no difference."""
+    here, there = wide(own[Read(name)]), wide(other[Read(name)])
+    change = torch.where(here == there, 0.0, there - here)
+    product = change * own[Read(name, grad=True)].to(change)
+    axes = sites.axes_of(name).split()
+    summed = [i for i, axis in enumerate(axes) if i and DIMS.get(axis) not in kept]
+    return product.sum(summed) if summed else product

@@ -1,0 +1,180 @@
+"""A circuit: some edges of a model's graph with what each is worth, and how they were found; kept in JSON."""
+
+import functools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.causal.graph import LOGITS, EdgeGraph
+from interp.core.results import write_atomically
+from interp.core.viewer import Viewable, fitted
+
+SHOWN = 5
+"""Edges that a circuit's text names: the largest."""
+FORMAT = 1
+"""Version of the file; a reader refuses any other."""
+
+
+@dataclass(frozen=True)
+class CircuitProtocol:
+    """How a circuit was found: enough to find it again."""
+
+    metric: str
+    unit: str
+    method: str
+    """What scored the edges: a method of edge attribution, "exact", or a word of your own."""
+    search: str
+    """How edges were picked by their scores."""
+    replacement: str
+    """What the edges outside carry: "resample", "mean" or "zero"."""
+    n: int
+    """Pairs of prompts."""
+    seed: int | None = None
+    """The seed that the prompts were drawn with, if somebody said so."""
+
+
+@dataclass(frozen=True)
+class Circuit(Viewable):
+    """Edges of a model with their scores, in the order of the graph.
+
+    Errors: KeyError for an edge that the graph does not have; ValueError for a score that is no number.
+
+    Example:
+        >>> graph = EdgeGraph.of(model.cfg)
+        >>> circuit = Circuit(graph, {"m0->logits": 2.0, "input->m0": 1.5, "input->m1": 0.1})
+        >>> circuit.pruned().edges
+        ('input->m0', 'm0->logits')
+    """
+
+    graph: EdgeGraph
+    scores: Mapping[str, float]
+    """Every edge by name, with its score."""
+    model: str = ""
+    task: str = ""
+    protocol: CircuitProtocol | None = None
+    _known: Bool[Tensor, "sender receiver"] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if bad := [edge for edge, score in self.scores.items() if not math.isfinite(score)]:
+            raise ValueError(f"a score that is a finite number is required for every edge, {bad[0]} has none")
+        order = sorted(self.scores, key=self.graph.index)
+        object.__setattr__(self, "scores", MappingProxyType({edge: self.scores[edge] for edge in order}))
+        object.__setattr__(self, "_known", self.graph.chosen(order))
+
+    @classmethod
+    def of(
+        cls,
+        graph: EdgeGraph,
+        kept: Bool[Tensor, "sender receiver"],
+        scores: Float[Tensor, "sender receiver"],
+        *,
+        model: str = "",
+        task: str = "",
+        protocol: CircuitProtocol | None = None,
+    ) -> "Circuit":
+        """The circuit of a mask over the graph's edges; cells that are no edges are not looked at."""
+        values = scores[graph.exists & kept].tolist()
+        return cls(graph, dict(zip(graph.names(kept), values, strict=True)), model, task, protocol)
+
+    def __str__(self) -> str:
+        size = f"{len(self.scores)} of {len(self.graph)} edges ({self.share:.2%}), {len(self.nodes)} nodes"
+        of = " ".join(x for x in (self.model, self.task) if x)
+        lines = [f"Circuit{f' of {of}' if of else ''}: {size}"]
+        if how := self.protocol:
+            lines.append(f"  {how.metric} ({how.unit}) by {how.method}, {how.search}; n = {how.n}")
+        largest = sorted(self.scores.items(), key=lambda pair: -abs(pair[1]))
+        lines += [f"  {edge:<24} {score:+.4g}" for edge, score in largest[:SHOWN]]
+        rest = len(largest) - SHOWN
+        return fitted([*lines, *([f"  ... and {rest} more"] if rest > 0 else [])])
+
+    @property
+    def edges(self) -> tuple[str, ...]:
+        """The names of the edges."""
+        return tuple(self.scores)
+
+    def mask(self) -> Bool[Tensor, "sender receiver"]:
+        """True at the edges of the circuit."""
+        return self._known.clone()
+
+    @property
+    def share(self) -> float:
+        """The share of all edges of the model that the circuit has."""
+        return len(self.scores) / len(self.graph)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Every node at an end of an edge, in the order of the forward pass.
+
+        A head that only shares the keys or values of its group with others counts if it sends anything.
+        """
+        ends = {edge.partition("->")[0] for edge in self.scores}
+        for receiver in self._known.any(0).nonzero()[:, 0].tolist():
+            nodes = self.graph.nodes_of(receiver)
+            ends |= set(nodes) if len(nodes) == 1 else set()
+        return tuple(node for node in (*self.graph.senders, LOGITS) if node in ends)
+
+    def pruned(self) -> "Circuit":
+        """Without the edges that are on no path from the input to the logits."""
+        kept = connected(self.graph, self._known)
+        left = {edge: self.scores[edge] for edge in self.graph.names(kept)}
+        return Circuit(self.graph, left, self.model, self.task, self.protocol)
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a JSON file."""
+        held = {
+            "format": FORMAT, "model": self.model, "task": self.task, "graph": asdict(self.graph),
+            "protocol": None if self.protocol is None else asdict(self.protocol), "edges": dict(self.scores),
+        }  # fmt: skip
+        text = json.dumps(held, indent=1, allow_nan=False)
+        write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Circuit":
+        """Read it from a JSON file.
+
+        Errors: ValueError for a file that holds something else, or another version; KeyError for edges that its own
+        graph does not have.
+        """
+        held = json.loads(Path(path).read_text(encoding="utf-8"))
+        wanted = {"format", "model", "task", "graph", "protocol", "edges"}
+        if not isinstance(held, dict) or set(held) != wanted or held["format"] != FORMAT:
+            raise ValueError(f"a circuit of format {FORMAT} with {sorted(wanted)} is required, got {path}")
+        how = None if held["protocol"] is None else CircuitProtocol(**held["protocol"])
+        return cls(EdgeGraph(**held["graph"]), held["edges"], held["model"], held["task"], how)
+
+
+def connected(graph: EdgeGraph, kept: Bool[Tensor, "sender receiver"]) -> Bool[Tensor, "sender receiver"]:
+    """The edges on a path from the input to the logits inside these edges.
+
+    A node stays if it reads anything on any of its inputs and sends anything. The others compute the same whatever the
+    input is, or are heard by nobody: with resampled replacements, dropping them changes no number, unless a norm of the
+    sum of a layer's heads (sandwich and output norms) hears them all.
+    """
+    computes, kept = computing(graph), kept & graph.exists
+    while True:
+        reads = (computes & kept.any(0)[:, None]).any(0)
+        reads[0] = True
+        alive = reads & kept.any(1)
+        heard = (computes & alive).any(1)
+        heard[-1] = True
+        left = kept & alive[:, None] & heard
+        if torch.equal(left, kept):
+            return kept
+        kept = left
+
+
+@functools.cache
+def computing(graph: EdgeGraph) -> Bool[Tensor, "receiver sender"]:
+    """Which senders compute with each input: one, or the heads that share it, or, for the logits, none."""
+    found = torch.zeros(len(graph.receivers), len(graph.senders), dtype=torch.bool)
+    places = {name: i for i, name in enumerate(graph.senders)}
+    for receiver in range(len(graph.receivers) - 1):
+        found[receiver, [places[node] for node in graph.nodes_of(receiver)]] = True
+    return found

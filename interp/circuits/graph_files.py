@@ -1,0 +1,306 @@
+"""Attribution graphs on disk, in the JSON that Neuronpedia's viewer and circuit-tracer share (`metadata`, `qParams`,
+`nodes`, `links`; Ameisen et al. 2025, "Circuit Tracing").
+
+What matches: nodes are parts of the model, links carry signed weights, the logits are a node. What does not: their
+nodes are features of transcoders at one position each, ours are heads and MLPs over all positions. So our files say
+that all nodes stand at the last token only because the format requires a place, name kinds of nodes of their own, and
+put `null` where the format wants the number of a feature; a graph that is read keeps every node by its name, and
+becomes a `Circuit` only if its nodes are those of an edge graph.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interp.causal.graph import INPUT, LOGITS, EdgeGraph
+from interp.circuits.edge_circuit import Circuit, CircuitProtocol
+from interp.core.results import write_atomically
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TOOL, FORMAT = "interp", 1
+"""By what we know a file of ours, and the version of what we add to the format; a reader refuses any other version."""
+WEIGHT = (
+    "minus the estimated change of the metric when the edge carries the corrupted prompt's value: positive weights "
+    "speak for the answer"
+)
+PLACES = "all positions together; every node stands at the last token because the format requires a place"
+KINDS = {"a": "attention head", "m": "mlp", "i": "input", "l": "logit"}
+"""First letter of a node's name -> its `feature_type` in our files."""
+
+
+@dataclass(frozen=True)
+class GraphPrompt:
+    """The one prompt that a graph is about: what the format requires beside the circuit."""
+
+    prompt: str
+    tokens: tuple[str, ...]
+    answer: str
+    probability: float
+    """Of the answer as next token."""
+    wrong: str | None = None
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """One node of a file: a token, a feature, an error, a logit; or of ours a head, an MLP, the input, the logits."""
+
+    name: str
+    kind: str
+    """The format's `feature_type`."""
+    layer: str
+    """As the file says it: a number, or E for embeddings."""
+    position: int
+    label: str
+    feature: int | None = None
+    influence: float | None = None
+    activation: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AttributionGraph:
+    """A graph as its file has it: every node by name, every link with its weight."""
+
+    slug: str
+    model: str
+    prompt: str
+    tokens: tuple[str, ...]
+    nodes: tuple[GraphNode, ...]
+    links: "pd.DataFrame"
+    """source, target, weight; in the order of the file."""
+    supernodes: tuple[tuple[str, ...], ...] = ()
+    """Groups that somebody made: a label, then names of nodes."""
+    ours: Mapping[str, object] | None = None
+    """What `write_attribution_graph` noted; None in files of others."""
+    parts: tuple[Mapping[str, float], ...] = ()
+    """Of our files for each link its weight by what it enters (`q`, `k`, `v`, or nothing for MLPs and logits)."""
+
+    def table(self) -> "pd.DataFrame":
+        """The links with the labels of their ends, the largest absolute weight first."""
+        labels = {node.name: node.label or node.name for node in self.nodes}
+        named = self.links.assign(
+            source_label=self.links.source.map(labels), target_label=self.links.target.map(labels)
+        )
+        order = (-named.weight.abs()).argsort(kind="stable")
+        return named.iloc[order].reset_index(drop=True)
+
+    def circuit(self) -> Circuit:
+        """The circuit that `write_attribution_graph` wrote, bit for bit.
+
+        Errors: ValueError for a graph of others: transcoder features, errors and tokens are no nodes of an edge graph,
+        and their weights no changes of a metric.
+        """
+        if self.ours is None:
+            kinds = Counter(node.kind for node in self.nodes)
+            found = ", ".join(f"{n} x {kind!r}" for kind, n in kinds.most_common())
+            raise ValueError(
+                f"a circuit of heads and MLPs requires a graph written by {TOOL}, {self.slug!r} has nodes of other "
+                f"kinds: {found}"
+            )
+        note = self.ours
+        scores = {
+            f"{source}->{target}<{part}>" if part else f"{source}->{target}": -weight
+            for source, target, parts in zip(self.links.source, self.links.target, self.parts, strict=True)
+            for part, weight in parts.items()
+        }
+        how = None if note["protocol"] is None else CircuitProtocol(**note["protocol"])  # type: ignore[arg-type]
+        graph = EdgeGraph(**note["graph"])  # type: ignore[arg-type]
+        return Circuit(graph, scores, self.model, str(note["task"]), how)
+
+
+def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Path) -> None:
+    """Write a circuit of one prompt as an attribution graph, for Neuronpedia's viewer and for `read_attribution_graph`.
+
+    A link is an edge, weight = -score; the three edges into a head's query, key and value are one link, whose weight is
+    their sum, as first-order estimates add up (each is kept in `parts`). Keys and values that heads share enter a node
+    of their own (`a1.g0`), from which no link goes on. The node `logits` stands for the metric.
+    Caveats: weights are changes of the metric, not, as theirs, direct effects on the node they enter. Their viewer
+    requires a layer above 0, so a model of one layer cannot be shown there.
+    Errors: ValueError for a circuit that was scored on more than one pair of prompts, or a prompt without tokens.
+
+    Example:
+        >>> circuit = Circuit(EdgeGraph(2, 1, 1), {"input->m0": -1.5, "m0->a1.h0<q>": 0.25, "m0->logits": -2.0})
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "graph.json"
+        >>> write_attribution_graph(circuit, GraphPrompt("a b", ("a", " b"), " c", 0.5), path)
+        >>> read_attribution_graph(path).circuit() == circuit
+        True
+    """
+    if circuit.protocol is not None and circuit.protocol.n != 1:
+        raise ValueError(
+            f"an attribution graph is about one prompt, this circuit was scored on {circuit.protocol.n} pairs"
+        )
+    if not asked.tokens:
+        raise ValueError("a prompt of at least one token is required, got none")
+    links = _links(circuit)
+    ends = {INPUT, LOGITS, *(end for pair in links for end in pair)}
+    held = {
+        "metadata": _metadata(circuit, asked, Path(path).stem),
+        "qParams": {"linkType": "both", "pinnedIds": [], "supernodes": [], "clickedId": "", "sg_pos": ""},
+        "nodes": [_node(name, circuit.graph, asked) for name in sorted(ends, key=_order)],
+        "links": [
+            {"source": source, "target": target, "weight": math.fsum(parts.values()), "parts": parts}
+            for (source, target), parts in links.items()
+        ],
+    }
+    text = json.dumps(held, indent=1, allow_nan=False)
+    write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
+
+
+def read_attribution_graph(path: str | Path) -> AttributionGraph:
+    """The graph in a JSON file of Neuronpedia, circuit-tracer or `write_attribution_graph`; nothing is left out.
+
+    Errors: ValueError for a file that is no such graph: a required key missing, two nodes of one name, a link to a node
+    that is not there or without a finite weight, parts that do not sum to their link, another version of ours.
+    """
+    try:
+        held = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as cause:
+        raise ValueError(f"an attribution graph in JSON is required, {path} is none: {cause}") from cause
+    _check_keys(held, ("metadata", "nodes", "links"), path)
+    about, links = held["metadata"], held["links"]
+    _check_keys(about, ("slug", "scan", "prompt_tokens", "prompt"), f"metadata of {path}")
+    nodes = tuple(_read_node(node, path) for node in held["nodes"])
+    _check_links(links, nodes, path)
+    ours = _note(about, path)
+    parts = () if ours is None else tuple(_read_parts(link, path) for link in links)
+    groups = held.get("qParams", {}).get("supernodes", [])
+    return AttributionGraph(
+        str(about["slug"]), str(about["scan"]), str(about["prompt"]), tuple(about["prompt_tokens"]), nodes,
+        _frame(links), tuple(tuple(group) for group in groups), ours, parts,
+    )  # fmt: skip
+
+
+def _links(circuit: Circuit) -> dict[tuple[str, str], dict[str, float]]:
+    """By sender and receiving node the weights of what enters there."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for edge, score in circuit.scores.items():
+        sender, _, receiver = edge.partition("->")
+        node, _, part = receiver.partition("<")
+        found.setdefault((sender, node), {})[part.rstrip(">")] = -score
+    return found
+
+
+def _metadata(circuit: Circuit, asked: GraphPrompt, slug: str) -> dict[str, object]:
+    how = None if circuit.protocol is None else asdict(circuit.protocol)
+    return {
+        "slug": slug,
+        "scan": circuit.model,
+        "prompt_tokens": list(asked.tokens),
+        "prompt": asked.prompt,
+        "info": {
+            "description": f"Heads and MLPs, {PLACES}. Weight: {WEIGHT}.",
+            "generator": {"name": TOOL},
+        },
+        "generation_settings": {
+            "tool": TOOL, "format": FORMAT, "graph": asdict(circuit.graph), "task": circuit.task, "protocol": how,
+            "positions": PLACES, "weight": WEIGHT,
+        },
+    }  # fmt: skip
+
+
+def _order(name: str) -> tuple[int, int, int]:
+    """Where a node comes in the forward pass."""
+    if name in (INPUT, LOGITS):
+        return (-1 if name == INPUT else 1 << 30), 0, 0
+    layer, _, place = name[1:].partition(".")
+    return int(layer), int(name[0] == "m"), int(place[1:] or 0)
+
+
+def _node(name: str, graph: EdgeGraph, asked: GraphPrompt) -> dict[str, object]:
+    """One node in the format's words; a head's number is its index in the layer, what has none says null."""
+    layer, _, place = name[1:].partition(".")
+    kind, feature, where = KINDS[name[0]], None, layer
+    if name == INPUT:
+        label, where = "embeddings", "E"
+    elif name == LOGITS:
+        against = "" if asked.wrong is None else f' against "{asked.wrong}"'
+        # Their viewer takes the probability from these words.
+        label, where = (
+            f'Output "{asked.answer}"{against} (p={asked.probability:.3f})',
+            str(graph.n_layers + 1),
+        )
+    elif place.startswith("g"):
+        kind, label = "attention group", f"keys and values of group {layer}.{place[1:]}"
+    elif place:
+        label, feature = f"head {layer}.{place[1:]}", int(place[1:])
+    else:
+        label = f"MLP {layer}"
+    node: dict[str, object] = {
+        "node_id": name, "feature": feature, "layer": where, "ctx_idx": len(asked.tokens) - 1, "feature_type": kind,
+        "jsNodeId": name, "clerp": label,
+    }  # fmt: skip
+    return node | {"token_prob": asked.probability, "is_target_logit": True} if name == LOGITS else node
+
+
+def _check_keys(held: object, wanted: Sequence[str], where: object) -> None:
+    missing = (
+        [key for key in wanted if key not in held] if isinstance(held, Mapping) else ["an object in braces"]
+    )
+    if missing:
+        raise ValueError(f"an attribution graph requires {', '.join(wanted)}; {where} lacks {missing[0]}")
+
+
+def _read_node(held: Mapping[str, object], path: object) -> GraphNode:
+    _check_keys(held, ("node_id", "layer", "ctx_idx", "feature_type"), f"a node of {path}")
+    optional = {key: held.get(key) for key in ("feature", "influence", "activation")}
+    return GraphNode(
+        str(held["node_id"]), str(held["feature_type"]), str(held["layer"]), int(held["ctx_idx"]),  # type: ignore[call-overload]
+        str(held.get("clerp") or ""), **optional,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _check_links(links: Sequence[Mapping[str, object]], nodes: Sequence[GraphNode], path: str | Path) -> None:
+    names = Counter(node.name for node in nodes)
+    if twice := [name for name, n in names.items() if n > 1]:
+        raise ValueError(f"every node of {path} requires a name of its own, {twice[0]!r} comes twice")
+    for link in links:
+        _check_keys(link, ("source", "target", "weight"), f"a link of {path}")
+        if lost := [end for end in (link["source"], link["target"]) if end not in names]:
+            raise ValueError(f"links of {path} must join its nodes, {lost[0]!r} is none")
+        weight = link["weight"]
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise ValueError(
+                f"every link of {path} requires a finite weight, {link['source']!r} to {link['target']!r} has "
+                f"{weight!r}"
+            )
+
+
+def _note(about: Mapping[str, object], path: object) -> Mapping[str, object] | None:
+    """What we noted when we wrote the file; None if others did."""
+    note = about.get("generation_settings")
+    if not isinstance(note, Mapping) or note.get("tool") != TOOL:
+        return None
+    if note.get("format") != FORMAT:
+        raise ValueError(f"graphs of {TOOL} in format {FORMAT} are read, {path} has {note.get('format')!r}")
+    _check_keys(note, ("graph", "task", "protocol"), f"generation_settings of {path}")
+    return note
+
+
+def _read_parts(link: Mapping[str, object], path: object) -> Mapping[str, float]:
+    parts = link.get("parts")
+    weight = link["weight"]
+    assert isinstance(weight, int | float)  # checked with all links
+    if not isinstance(parts, Mapping) or not math.isclose(math.fsum(parts.values()), weight, rel_tol=1e-9):
+        raise ValueError(
+            f"parts that sum to the weight are required in graphs of {TOOL}; in {path} the link {link['source']!r} to "
+            f"{link['target']!r} has {parts!r} for {link['weight']!r}"
+        )
+    return parts
+
+
+def _frame(links: Sequence[Mapping[str, object]]) -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            "source": pd.Series([link["source"] for link in links], dtype=object),
+            "target": pd.Series([link["target"] for link in links], dtype=object),
+            "weight": pd.Series([link["weight"] for link in links], dtype=float),
+        }
+    )

@@ -1,0 +1,230 @@
+"""A batch of token rows with its padding said explicitly; nothing downstream guesses it from the tokens."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from interp.core.shapes import shape_text
+from interp.model.attention import Memory
+
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Token rows `[b p]` and which of them are real."""
+
+    tokens: Int[Tensor, "b p"]
+    keep: Bool[Tensor, "b p"] | None = None
+    """True at real tokens; None = no padding anywhere."""
+    bos: bool = False
+    """Whether a beginning-of-sequence token was prepended to every row."""
+    answer: Int[Tensor, "b"] | None = None
+    """The token each row should be followed by, where a question has one."""
+    wrong: Int[Tensor, "b"] | None = None
+    """The token the answer is contrasted with."""
+    documents: Int[Tensor, "b p"] | None = None
+    """The text that each column belongs to, in packed rows (-1 at padding); None = one text per row."""
+    types: Int[Tensor, "b p"] | None = None
+    """Token types, for models that have them; None = 0 everywhere."""
+    memory: Memory | None = None
+    """What cross-attention reads, for the decoder of an encoder-decoder."""
+    row: Int[Tensor, "n"] | None = None
+    """Which of the prompts each row is, however often they were split, repeated or reordered; None = not numbered.
+
+    In packed rows one entry per text: `documents` holds places in `row`.
+    """
+    corrupt: Int[Tensor, "b p"] | None = None
+    """The corrupted prompt of each row, aligned with it token for token, where a question compares two."""
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 2 or self.tokens.is_floating_point() or self.tokens.numel() == 0:
+            raise ValueError(
+                "a batch requires at least one token id, shape [batch, pos], "
+                f"got {self.tokens.dtype} of shape {shape_text(self.tokens.shape)}"
+            )
+        for name in ("keep", "documents", "types", "corrupt"):
+            given, wanted = getattr(self, name), self.tokens.shape
+            if given is not None and given.shape != wanted:
+                raise ValueError(
+                    f"{name} must have the tokens' shape {shape_text(wanted)}, got {shape_text(given.shape)}"
+                )
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Sequence[int]], *, pad_id: int = 0, side: Side = "right", bos: bool = False
+    ) -> "Batch":
+        """Rows of any lengths, padded to the longest; `keep` is None when they are all equally long."""
+        lengths = [len(row) for row in rows]
+        if not rows or min(lengths) == 0:
+            raise ValueError(f"every prompt requires at least one token, got lengths {lengths}")
+        width = max(lengths)
+        tokens = torch.full((len(rows), width), pad_id)
+        keep = torch.zeros(len(rows), width, dtype=torch.bool)
+        for i, row in enumerate(rows):
+            span = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
+            tokens[i, span] = torch.tensor(list(row))
+            keep[i, span] = True
+        return cls(tokens, None if min(lengths) == width else keep, bos)
+
+    @classmethod
+    def packed(
+        cls,
+        texts: Sequence[Sequence[int]],
+        width: int,
+        *,
+        pad_id: int = 0,
+        row: Int[Tensor, "n"] | None = None,
+    ) -> "Batch":
+        """Texts side by side in rows of `width` columns, each seeing only itself; `documents` holds their numbers.
+
+        row: the identity of each text.
+        Longest first, each into the first row with room (first fit decreasing). Every number of a packed text equals
+        that of the text alone. Errors: ValueError for an empty text, or one longer than `width`.
+        """
+        lengths = [len(text) for text in texts]
+        if not texts or min(lengths) == 0 or max(lengths) > width:
+            raise ValueError(f"texts of 1 to {width} tokens are required, got lengths {lengths}")
+        rows: list[list[int]] = []
+        for i in sorted(range(len(texts)), key=lambda i: -lengths[i]):
+            fitting = (some for some in rows if sum(lengths[j] for j in some) + lengths[i] <= width)
+            place = next(fitting, None)
+            rows.append([i]) if place is None else place.append(i)
+        tokens = torch.full((len(rows), width), pad_id)
+        documents = torch.full((len(rows), width), -1)
+        for r, some in enumerate(rows):
+            joined = [token for i in some for token in texts[i]]
+            tokens[r, : len(joined)] = torch.tensor(joined)
+            documents[r, : len(joined)] = torch.tensor([i for i in some for _ in texts[i]])
+        keep = documents >= 0
+        return cls(tokens, None if bool(keep.all()) else keep, documents=documents, row=row)
+
+    def unpack(self, values: Shaped[Tensor, "b p ..."]) -> list[Shaped[Tensor, "n ..."]]:
+        """Per-position values of a packed batch as one tensor per text, in the order the texts were given."""
+        if self.documents is None:
+            raise ValueError("this batch is not packed: it has one text per row")
+        count = int(self.documents.max()) + 1
+        return [values[self.documents == i] for i in range(count)]
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def lengths(self) -> Int[Tensor, "b"]:
+        """How many real tokens each row has."""
+        if self.keep is None:
+            return torch.full((len(self),), self.tokens.shape[1], device=self.tokens.device)
+        return self.keep.sum(1)
+
+    @property
+    def real(self) -> Bool[Tensor, "b p"]:
+        """True at every real token: `keep`, written out where there is no padding."""
+        return torch.ones_like(self.tokens, dtype=torch.bool) if self.keep is None else self.keep
+
+    def last(self) -> Int[Tensor, "b"]:
+        """Column of the last real token of each row; ValueError for packed rows, which have several."""
+        self._one_text_per_row("the last token")
+        n = self.tokens.shape[1]
+        if self.keep is None:
+            return torch.full((len(self),), n - 1, device=self.tokens.device)
+        return n - 1 - self.keep.flip(1).int().argmax(1)
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch on another device."""
+        return self._each(lambda x: x.to(device))
+
+    def split(self, size: int) -> Iterator["Batch"]:
+        """Consecutive parts of at most `size` rows, of the same width."""
+        for start in range(0, len(self), size):
+            yield self._each(itemgetter(slice(start, start + size)))
+
+    def rows(self, index: Int[Tensor, "n"]) -> "Batch":
+        """These rows in this order, one several times if need be; of the same width."""
+        return self._each(lambda x: x[index.to(x.device)])
+
+    def trimmed(self) -> "Batch":
+        """The same rows without the last columns that are padding in all of them."""
+        if self.keep is None:
+            return self
+        width = int(self.keep.any(0).nonzero()[-1]) + 1
+        tokens, keep = self.tokens[:, :width], self.keep[:, :width]
+        documents = None if self.documents is None else self.documents[:, :width]
+        types = None if self.types is None else self.types[:, :width]
+        corrupt = None if self.corrupt is None else self.corrupt[:, :width]
+        keep_ = None if bool(keep.all()) else keep
+        return replace(self, tokens=tokens, keep=keep_, documents=documents, types=types, corrupt=corrupt)
+
+    def numbered(self) -> "Batch":
+        """The same with its rows (the texts of packed rows) numbered, if they are not."""
+        if self.row is not None:
+            return self
+        count = len(self) if self.documents is None else int(self.documents.max()) + 1
+        return replace(self, row=torch.arange(count))
+
+    def identities(self) -> Int[Tensor, "n"] | None:
+        """Which prompt each row is; in packed rows each text, in the order in which they stand there."""
+        if self.row is None or self.documents is None:
+            return self.row
+        flat = self.documents.flatten()
+        starts = torch.ones_like(flat, dtype=torch.bool)
+        starts[1:] = flat[1:] != flat[:-1]
+        starts[:: self.documents.shape[1]] = True
+        return self.row.to(flat.device)[flat[starts & (flat >= 0)]]
+
+    def pair(self) -> "tuple[Batch, Batch]":
+        """The rows and their corrupted prompts, each as a batch of its own, both with the answers.
+
+        Errors: ValueError for a batch without corrupted prompts.
+        """
+        if self.corrupt is None:
+            raise ValueError("this question compares two prompts: corrupted prompts are required, got none")
+        return replace(self, corrupt=None), replace(self, tokens=self.corrupt, corrupt=None)
+
+    def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> "Batch":
+        """The same rows with the tokens a question is about."""
+        return replace(self, answer=answer, wrong=wrong)
+
+    def left_aligned(self) -> "Batch":
+        """The same rows with all padding moved to the left, so that every row ends in the last column."""
+        self._one_text_per_row("alignment")
+        if self.keep is None:
+            return self
+        order = self.keep.int().argsort(dim=1, stable=True)
+        types = None if self.types is None else self.types.gather(1, order)
+        corrupt = None if self.corrupt is None else self.corrupt.gather(1, order)
+        tokens, keep = self.tokens.gather(1, order), self.keep.gather(1, order)
+        return replace(self, tokens=tokens, keep=keep, types=types, corrupt=corrupt)
+
+    def _one_text_per_row(self, what: str) -> None:
+        if self.documents is not None:
+            raise ValueError(f"{what} requires one text per row, this batch is packed")
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        def changed(x: Tensor | None) -> Tensor | None:
+            return None if x is None else change(x)
+
+        memory = self.memory
+        if memory is not None:
+            memory = Memory(change(memory.states), changed(memory.keep))
+        row = changed(self.row) if self.documents is None else self.row
+        return Batch(
+            change(self.tokens), changed(self.keep), self.bos, changed(self.answer), changed(self.wrong),
+            changed(self.documents), changed(self.types), memory, row, changed(self.corrupt),
+        )  # fmt: skip
+
+
+def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches, those without row numbers numbered on from the ones before."""
+    seen = 0
+    for batch in batches:
+        if batch.row is None:
+            fresh = batch.numbered().row
+            assert fresh is not None
+            batch = replace(batch, row=fresh + seen)
+            seen += len(fresh)
+        yield batch

@@ -1,0 +1,205 @@
+"""Scaling a weight matrix by its singular values, W' = U diag(sigma z) V^T: apply, take back, interpolate, train z.
+
+Sun et al. 2025, Transformer^2 (singular value fine-tuning): one number per direction of a matrix is all that is
+trained.
+The change W' - W is a `WeightEdit`, so the model gets its old weights back bit for bit, and z = 1 changes nothing at
+all. W_Q, W_K, W_V and W_O are decomposed over all heads, `[d, h e]`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.factored import FactoredMatrix
+from interp.core.precision import wide
+from interp.core.shapes import shape_text
+from interp.data.text import Prompts
+from interp.editing.editors import FineTuning
+from interp.editing.weight_edit import WeightEdit
+from interp.passes.observe import Subject
+from interp.weights.matrices import held
+
+Loss = Callable[[Float[Tensor, "b p v"]], Float[Tensor, ""]]
+"""From all logits of the prompts to the number that training makes small."""
+
+
+@dataclass(frozen=True, eq=False)
+class SingularValues:
+    """The singular value decomposition of one matrix, W = U diag(sigma) V^T, and what scaling sigma makes of it."""
+
+    name: str
+    """As `WeightEdit` names matrices."""
+    U: Float[Tensor, "i r"]
+    sigma: Float[Tensor, "r"]
+    V: Float[Tensor, "o r"]
+    heads: int | None = None
+    """How many heads stand side by side in the columns (W_Q, W_K, W_V) or rows (W_O); None outside attention."""
+
+    @classmethod
+    def of(cls, model: Subject, name: str) -> "SingularValues":
+        """The decomposition of a matrix as it is now, in float32 at least.
+
+        Errors: KeyError, IndexError or ValueError for a matrix the model lacks; ValueError for one with NaN or inf.
+
+        Example:
+            >>> SingularValues.of(model, "blocks.1.mlp.W_out").sigma.shape
+            torch.Size([24])
+        """
+        weight = wide(held(model.transformer, name).in_(model.transformer).detach())
+        if not bool(weight.isfinite().all()):
+            raise ValueError(f"a finite matrix is required, {name} has NaN or inf")
+        heads = None if weight.ndim == 2 else weight.shape[0]
+        if heads is not None:
+            side = "h e d -> (h e) d" if name.endswith("W_O") else "h d e -> d (h e)"
+            weight = rearrange(weight, side)
+        u, sigma, vh = torch.linalg.svd(weight, full_matrices=False)
+        return cls(name, u, sigma, vh.mT, heads)
+
+    def factor(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> Float[Tensor, "r"]:
+        """What every singular value is multiplied by: z, or with `rescale` z sum(sigma) / sum(sigma z).
+
+        The paper's formula has no rescale; its released code has: then a constant z changes nothing, and where z >= 0
+        the nuclear norm stays. Errors: ValueError for another number of entries, or a sum of 0 to divide by.
+        """
+        if z.shape != self.sigma.shape:
+            raise ValueError(
+                f"z requires one entry per singular value of {self.name}, {shape_text(self.sigma.shape)}, got "
+                f"{shape_text(z.shape)}"
+            )
+        z = z.to(self.sigma)
+        if not rescale:
+            return z
+        total = (self.sigma * z).sum()
+        if float(total.detach()) == 0:
+            raise ValueError(f"rescale requires sum(sigma z) other than 0 in {self.name}")
+        return z * self.sigma.sum() / total
+
+    def scaled(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> Float[Tensor, "i o"]:
+        """W' = U diag(sigma z) V^T, heads side by side; to rounding what `edit` makes of the matrix.
+
+        Example:
+            >>> parts = SingularValues.of(model, "blocks.1.mlp.W_out")
+            >>> first = torch.zeros_like(parts.sigma).index_fill(0, torch.tensor([0]), 1.0)
+            >>> int(torch.linalg.matrix_rank(parts.scaled(first)))
+            1
+        """
+        return (self.U * (self.sigma * self.factor(z, rescale=rescale))) @ self.V.mT
+
+    def change(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> FactoredMatrix:
+        """W' - W = U diag(sigma (z - 1)) V^T in the layout of `Weights`, heads in front; exactly 0 for z = 1."""
+        left = self.U * (self.sigma * (self.factor(z, rescale=rescale) - 1))
+        right = self.V.mT
+        if self.heads is None:
+            return FactoredMatrix(left, right)
+        if self.name.endswith("W_O"):
+            return FactoredMatrix(rearrange(left, "(h e) r -> h e r", h=self.heads), right)
+        return FactoredMatrix(left, rearrange(right, "r (h e) -> h r e", h=self.heads))
+
+    def edit(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> WeightEdit:
+        """The scaling as a change that `applied` makes and takes back bit for bit.
+
+        Example:
+            >>> parts = SingularValues.of(model, "blocks.1.mlp.W_out")
+            >>> with parts.edit(0.5 * torch.ones_like(parts.sigma)).applied(model):
+            ...     logits = model.transformer(model.to_tokens(prompt))
+        """
+        return WeightEdit(self.name, self.change(z.detach(), rescale=rescale))
+
+
+@contextmanager
+def applied(model: Subject, edits: Sequence[WeightEdit]) -> Iterator[None]:
+    """Inside `with`, the model has all of these changes; afterwards none, bit for bit.
+
+    Example:
+        >>> parts = SingularValues.of(model, "blocks.1.mlp.W_out")
+        >>> with applied(model, [parts.edit(2 * torch.ones_like(parts.sigma))]):
+        ...     logits = model.transformer(model.to_tokens(prompt))
+    """
+    with ExitStack() as stack:
+        for edit in edits:
+            stack.enter_context(edit.applied(model))
+        yield
+
+
+def interpolated(vectors: Sequence[Float[Tensor, "r"]], weights: Sequence[float]) -> Float[Tensor, "r"]:
+    """sum_k alpha_k z_k: several trained vectors as one. W' is linear in it without the rescale, not with it.
+
+    Errors: ValueError unless there is one weight per vector, and at least one.
+
+    Example:
+        >>> interpolated([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0])], [0.5, 0.5]).tolist()
+        [2.0, 1.0]
+    """
+    if not vectors or len(vectors) != len(weights):
+        raise ValueError(f"one weight per vector is required, got {len(weights)} for {len(vectors)}")
+    stacked = torch.stack(list(vectors))
+    return torch.tensor(weights, dtype=stacked.dtype, device=stacked.device) @ stacked
+
+
+@torch.enable_grad()
+def train_z(
+    model: Subject,
+    prompts: Prompts,
+    loss: Loss,
+    names: Sequence[str],
+    *,
+    rescale: bool = False,
+    tuning: FineTuning | None = None,
+    prepend_bos: bool = True,
+) -> tuple[dict[str, Float[Tensor, "r"]], list[float]]:
+    """One vector z per matrix, trained from z = 1 by gradient descent on a loss; and the loss before every step.
+
+    z are the only leaves: the model's parameters are neither written nor given gradients. loss: from the logits of all
+    prompts, in one pass, to a number. Apply the result with `SingularValues.edit`. Every step of `tuning` is taken.
+    Differs from the paper: plain gradients where it has REINFORCE, and z itself where the released code trains
+    sigmoid(p) times a largest value. Errors: as `SingularValues.of`; ValueError for no or repeated
+    names, a model without logits, a loss that is not one finite number.
+
+    Example:
+        >>> tokens = model.to_tokens(prompt)
+        >>> def loss(logits):
+        ...     return torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])
+        >>> z, losses = train_z(model, tokens, loss, ["blocks.0.mlp.W_out"])
+        >>> losses[-1] < losses[0]
+        True
+    """
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"distinct matrices are required, got {list(names)}")
+    network, tuning = model.transformer, tuning or FineTuning()
+    if not network.config.unembed:
+        raise ValueError("training z requires logits; this model ends in its residual stream")
+    batch = model.text.batch(prompts, prepend_bos=prepend_bos).to(network.device)
+    parts = {name: SingularValues.of(model, name) for name in names}
+    z = {name: torch.ones_like(each.sigma).requires_grad_() for name, each in parts.items()}
+    kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    optimiser = kinds[tuning.optimiser](z.values(), lr=tuning.rate)
+    inputs = {"keep": batch.keep, "documents": batch.documents, "types": batch.types, "memory": batch.memory}
+    losses = []
+    for _ in range(tuning.steps):
+        changed = _changed(model, parts, z, rescale)
+        value = loss(torch.func.functional_call(network, changed, (batch.tokens,), inputs))
+        if value.numel() != 1 or not bool(value.isfinite().all()):
+            raise ValueError(f"the loss must be one finite number, got {value.detach()}")
+        losses.append(float(value.detach()))
+        for leaf, slope in zip(z.values(), torch.autograd.grad(value, list(z.values())), strict=True):
+            leaf.grad = slope
+        optimiser.step()
+    return {name: leaf.detach() for name, leaf in z.items()}, losses
+
+
+def _changed(
+    model: Subject, parts: Mapping[str, SingularValues], z: Mapping[str, Tensor], rescale: bool
+) -> dict[str, Tensor]:
+    """Every parameter that holds one of the matrices, with all changes in it, differentiable in z."""
+    network, changed = model.transformer, dict[str, Tensor]()
+    for name, each in parts.items():
+        where = held(network, name)
+        if where.parameter not in changed:
+            changed[where.parameter] = wide(network.get_parameter(where.parameter).detach()).clone()
+        where.view(changed[where.parameter]).add_(each.change(z[name], rescale=rescale).AB)
+    return {name: value.to(network.get_parameter(name).dtype) for name, value in changed.items()}

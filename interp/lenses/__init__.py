@@ -1,0 +1,18 @@
+"""What the model would say at every depth, and what gradients would write: logit, tuned, output and backward lens."""
+
+from interp.lenses.backward_lens import BackwardLens, backward_lens
+from interp.lenses.late_layers import late_layers
+from interp.lenses.lens import LogitLens, logit_lens
+from interp.lenses.output_lens import output_lens
+from interp.lenses.tuned_lens import TunedLens, train_tuned_lens
+
+__all__ = [
+    "BackwardLens",
+    "LogitLens",
+    "TunedLens",
+    "backward_lens",
+    "late_layers",
+    "logit_lens",
+    "output_lens",
+    "train_tuned_lens",
+]

@@ -1,0 +1,236 @@
+"""The two thin factors of every weight gradient: what a matrix read, and the gradient at what it gave.
+
+A matrix acts as z_i = x_i W on every token i, so dL/dW = sum_i x_i^T delta_i with delta_i = dL/dz_i, the VJP (Katz et
+al. 2024, "Backward Lens", section 4). One forward and one backward pass with frozen parameters give both factors of
+every matrix; no weight gradient is formed. Names are the field's: `blocks.3.mlp.W_in`, `blocks.3.attn.W_Q`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import functional_call
+
+from interp.core.precision import wide
+from interp.core.shapes import nearest
+from interp.data.batch import Batch
+from interp.model.config import ConvMLP, ModelConfig, MoE
+from interp.model.norm import Normalize
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.observe import Objective, observe
+from interp.weights.matrices import between, held
+
+Matrix = Literal["W_in", "W_gate", "W_out", "W_Q", "W_K", "W_V", "W_O"]
+MATRICES: tuple[Matrix, ...] = get_args(Matrix)
+"""Those of the MLP, then those of attention. A gated MLP is `act(x W_gate) * (x W_in) W_out` (gate, up, down)."""
+WRITERS = ("W_out", "W_O")
+"""The matrices whose output is as wide as the stream; the others read it."""
+Pair = tuple[Float[Tensor, "b p i"], Float[Tensor, "b p o"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Factors(Mapping[str, tuple[Tensor, Tensor]]):
+    """x `[b p i]` and delta `[b p o]` of each matrix by its name; what heads read or give stands side by side.
+
+    `rearrange(delta, "b p (h e) -> b p h e", e=d_head)` splits delta of W_Q, W_K, W_V (W_K and W_V: key/value heads)
+    and x of W_O. Deltas are those of the row's own loss, 0 at padding.
+    """
+
+    model: Transformer
+    batch: Batch
+    pairs: Mapping[str, Pair]
+    loss: Objective
+    """What was differentiated, a function of the logits at the last token `[b 1 v]`."""
+
+    def __getitem__(self, name: str) -> Pair:
+        if name not in self.pairs:
+            raise KeyError(f"no factors of {name!r} were recorded; {nearest(name, self.pairs)}")
+        return self.pairs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.pairs)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __repr__(self) -> str:
+        rows, n = self.batch.tokens.shape
+        return f"Factors({len(self)} matrices, {rows} rows of {n} tokens: {', '.join(list(self)[:2])}, ...)"
+
+    def reconstruct(self, name: str) -> Float[Tensor, "i o"]:
+        """The gradient of the matrix, sum over rows and tokens of outer(x_i, delta_i), in float32 at least.
+
+        For `z = x W`: the transpose of an `nn.Linear`'s `weight.grad`.
+        """
+        x, delta = self[name]
+        return einsum(wide(x), wide(delta), "b p i, b p o -> i o")
+
+    def error(self, name: str) -> float:
+        """The largest difference between `reconstruct` and autograd's weight gradient, relative to its largest entry.
+
+        Takes a pass of its own, and as much memory as the matrix.
+        """
+        expected, ours = self._autograd(name), self.reconstruct(name)
+        largest = expected.abs().max().clamp_min(torch.finfo(expected.dtype).tiny)
+        return float((ours - expected).abs().max() / largest)
+
+    def _autograd(self, name: str) -> Float[Tensor, "i o"]:
+        """The weight gradient by autograd; the pass runs with a stand-in that shares memory, so nothing is written."""
+        where = held(self.model, name)
+        path = where.parameter
+        stand_in = self.model.get_parameter(path).detach().requires_grad_()
+        batch = self.batch
+        options = {"logits_at": batch.last()[:, None], "keep": batch.keep, "types": batch.types}
+        with torch.enable_grad():
+            logits: Tensor = functional_call(self.model, {path: stand_in}, (batch.tokens,), options)
+            (found,) = torch.autograd.grad(self.loss(logits), stand_in)
+        gradient = where.view(found).to(self.model.device)
+        if gradient.ndim == 3:  # heads stand side by side here
+            together = "h e d -> (h e) d" if name.endswith("W_O") else "h d e -> d (h e)"
+            gradient = rearrange(gradient, together)
+        return wide(gradient)
+
+
+def factors(
+    model: Transformer,
+    batch: Batch,
+    matrices: Sequence[Matrix] | None = None,
+    layers: Sequence[int] | None = None,
+    *,
+    loss: Objective | None = None,
+) -> Factors:
+    """Inputs and output VJPs of these matrices in these layers (None: all that the model has), in one pass.
+
+    loss: from the logits at each row's last token `[b 1 v]` to one number, a sum over rows; None = `answer_loss` of the
+    batch. The backward pass goes through the norms, their scales included, as training would. A mixture's experts have
+    no factors here, its attention has. In float16, VJPs below 6e-8 are lost: prefer bfloat16.
+    Errors: ValueError for matrices that the model does not have, cross-attention, no logits, packed rows, or a batch
+    without answers; IndexError for a layer that does not exist.
+
+    Example:
+        >>> batch = model.text.batch(prompt).with_answers(torch.tensor([5]), None)
+        >>> found = factors(model.transformer, batch, ["W_in"], [1])
+        >>> found["blocks.1.mlp.W_in"][0].shape[-1] == model.cfg.d_model
+        True
+    """
+    chosen = _chosen(model.config, matrices, layers)
+    batch = batch.to(model.device)
+    metric = answer_loss(batch) if loss is None else loss
+    sites = {key: between(model.config, full_name(*key)) for key in chosen}
+    reads = {key: (Read(given), Read(output, grad=True)) for key, (given, output) in sites.items()}
+    union = list(dict.fromkeys(read for pair in reads.values() for read in pair))
+    where = batch.last()[:, None]
+    trace = observe(model, batch, union, logits_at=where, metric=metric).trace
+    pairs = {}
+    for (layer, matrix), (given, gradient) in reads.items():
+        x, delta = (trace[read].to(model.device).flatten(2) for read in (given, gradient))
+        pairs[full_name(layer, matrix)] = x, _at_output(model, layer, matrix, x, delta)
+    return Factors(model, batch, pairs, metric)
+
+
+def answer_loss(batch: Batch) -> Objective:
+    """The sum over rows of -log p(answer) at the last token, in nats.
+
+    With wrong answers: minus theirs, which leaves logit(wrong) - logit(answer).
+    """
+    answer, wrong = batch.answer, batch.wrong
+    if answer is None:
+        raise ValueError("a backward lens requires batches with answers (Batch.with_answers), or a loss")
+
+    def loss(logits: Float[Tensor, "b 1 v"]) -> Float[Tensor, ""]:
+        last = wide(logits[:, -1])
+        if wrong is not None:
+            return (last.gather(1, wrong[:, None]) - last.gather(1, answer[:, None])).sum()
+        return F.cross_entropy(last, answer, reduction="sum")
+
+    return loss
+
+
+def full_name(layer: int, matrix: Matrix) -> str:
+    """The name of a matrix in the field's layout: `blocks.3.mlp.W_in`."""
+    return f"blocks.{layer}.{'mlp' if matrix in MATRICES[:3] else 'attn'}.{matrix}"
+
+
+def present(config: ModelConfig) -> tuple[Matrix, ...]:
+    """The matrices of a block that have factors."""
+    return tuple(matrix for matrix in MATRICES if _why_not(config, matrix) is None)
+
+
+def _why_not(config: ModelConfig, matrix: Matrix) -> str | None:
+    """Why a model has no factors of a matrix; None if it has."""
+    if matrix in MATRICES[3:]:
+        return None
+    if config.mlp is None:
+        return "is attention-only"
+    if isinstance(config.mlp, MoE):
+        return "has a mixture of experts, whose matrices see only some tokens each"
+    if isinstance(config.mlp, ConvMLP):
+        return "has a convolution in its MLP"
+    if config.macaron:
+        return "has two MLPs in a block (Macaron)"
+    return "has an MLP without a gate" if matrix == "W_gate" and not config.mlp.gated else None
+
+
+def _chosen(
+    config: ModelConfig, matrices: Sequence[Matrix] | None, layers: Sequence[int] | None
+) -> list[tuple[int, Matrix]]:
+    """The layers and matrices asked for, checked."""
+    if config.cross_attention:
+        raise ValueError("a backward lens of a decoder with cross-attention is not defined here")
+    if not config.unembed:
+        raise ValueError("a backward lens requires logits; this model ends in its residual stream")
+    wanted = present(config) if matrices is None else tuple(matrices)
+    every = range(config.n_layers) if layers is None else layers
+    if not wanted or not every:
+        raise ValueError(f"at least one matrix and one layer are required, got {wanted} and {list(every)}")
+    for matrix in wanted:
+        if matrix not in MATRICES:
+            hint = nearest(matrix, MATRICES)
+            raise ValueError(f"matrices are {', '.join(MATRICES)}, got {matrix!r}; {hint}")
+        if reason := _why_not(config, matrix):
+            raise ValueError(
+                f"no factors of {matrix}: this model {reason}; it has {', '.join(present(config))}"
+            )
+    if bad := [layer for layer in every if not 0 <= layer < config.n_layers]:
+        raise IndexError(f"layers are 0 to {config.n_layers - 1}, got {bad[0]}")
+    return [(layer, matrix) for layer in every for matrix in wanted]
+
+
+def _at_output(
+    model: Transformer,
+    layer: int,
+    matrix: Matrix,
+    x: Float[Tensor, "b p i"],
+    gradient: Float[Tensor, "b p o"],
+) -> Float[Tensor, "b p o"]:
+    """The gradient at the bare output of the matrix, which some families pass through a norm and a factor."""
+    if matrix not in WRITERS:
+        return gradient
+    sublayer = "mlp_out" if matrix == "W_out" else "attn_out"
+    if model.config.factor(sublayer) != 1:
+        gradient = gradient * model.config.factor(sublayer)
+    norm = model.block(layer).post_norm(sublayer)
+    if norm is None:
+        return gradient
+    weights = Weights(model).layer(layer)
+    if matrix == "W_out":
+        assert weights.W_out is not None and weights.b_out is not None
+        return norm_vjp(norm, x @ weights.W_out + weights.b_out, gradient)
+    return norm_vjp(norm, x @ weights.W_O.flatten(0, 1) + weights.b_O, gradient)
+
+
+def norm_vjp(
+    norm: Normalize, x: Float[Tensor, "*b d"], gradient: Float[Tensor, "*b d"]
+) -> Float[Tensor, "*b d"]:
+    """A gradient at the output of a norm, carried to its input x; the scale moves with x, unlike `pull_back`'s."""
+    with torch.enable_grad():
+        leaf = wide(x.detach()).requires_grad_()
+        (found,) = torch.autograd.grad(norm.linear(leaf, norm.scale(leaf)), leaf, wide(gradient))
+    return found.to(gradient.dtype)

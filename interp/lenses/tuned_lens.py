@@ -1,0 +1,232 @@
+"""The tuned lens: a logit lens that first translates each depth's state into the terms of the last one.
+
+logits_l = LN_f(x_l + x_l A_l + b_l) W_U, one affine translator per depth and none for the last, trained to minimise
+KL(final || lens_l) with the model frozen (Belrose et al. 2023). A_l and b_l begin at zero: untrained it is the logit
+lens. What it finds is what an affine map can read out; a trained probe may find what the model itself never uses.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from tqdm import tqdm
+
+from interp.core.precision import wide
+from interp.core.results import write_atomically
+from interp.data.batch import Batch
+from interp.data.text import Prompts
+from interp.lenses.lens import CHUNK, lens_sites
+from interp.model.sites import final_stream
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.passes.observe import Subject, observe
+
+FORMAT = "interp tuned lens 1"
+SAMPLED = 16
+"""Numbers of each parameter that tell one model from another."""
+MakeOptimiser = Callable[[list[Tensor]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, eq=False)
+class TunedLens:
+    """A translator for each of some states of one model; pass it to `logit_lens(..., translators=...)`."""
+
+    sites: tuple[str, ...]
+    """Full names of the states."""
+    weight: Float[Tensor, "l d d"]
+    """A of every state: it becomes x + x A + b."""
+    bias: Float[Tensor, "l d"]
+    sample: Float[Tensor, "n"]
+    """Some numbers of every parameter of the model, in order: what it is recognised by."""
+    losses: Float[Tensor, "step l"] | None = None
+    """KL(final || lens) in nats of each state before each step of the training; None if untrained or loaded."""
+
+    @classmethod
+    def untrained(cls, model: Subject, *, sites: str | Sequence[str] = "resid_pre") -> "TunedLens":
+        """Translators that change nothing: the logit lens. sites: as in `logit_lens`.
+
+        Example:
+            >>> float(TunedLens.untrained(model).weight.abs().max())
+            0.0
+        """
+        network = model.transformer
+        if not network.config.unembed:
+            raise ValueError("a lens requires an unembedding; this model ends in its residual stream")
+        names, d = lens_sites(network.config, sites)[:-1], network.config.d_model
+        dtype = torch.promote_types(network.dtype, torch.float32)
+        weight = torch.zeros(len(names), d, d, dtype=dtype, device=network.device)
+        return cls(names, weight, weight[:, 0].clone(), _sample(network))
+
+    def __call__(self, site: str, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        """The state of a site in the terms of the last one, in the state's dtype. KeyError for a site without one."""
+        if site not in self.sites:
+            raise KeyError(f"no translator for {site!r}; there are: {', '.join(self.sites)}")
+        i, x = self.sites.index(site), state.to(self.weight.dtype)
+        return (x + (x @ self.weight[i] + self.bias[i])).to(state.dtype)
+
+    def check(self, model: Transformer, sites: Sequence[str]) -> None:
+        """ValueError unless this is the model it was made for (in its dtype or a narrower one), KeyError for a site."""
+        theirs = _sample(model)
+        ours = self.sample.to(theirs.device, model.dtype).to(theirs.dtype)
+        if ours.shape != theirs.shape or not torch.equal(ours, theirs):
+            raise ValueError(
+                "the translators were trained on another model: its parameters differ from this one's"
+            )
+        if missing := [site for site in sites if site not in self.sites]:
+            raise KeyError(f"no translator for {missing[0]!r}; there are: {', '.join(self.sites)}")
+
+    def save(self, path: Path | str) -> None:
+        """Write the translators to a safetensors file, with what their model is recognised by."""
+        from safetensors.torch import save_file
+
+        tensors = {"weight": self.weight, "bias": self.bias, "sample": self.sample}
+        flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        header = {"format": FORMAT, "sites": json.dumps(self.sites)}
+        write_atomically(Path(path), lambda file: save_file(flat, file, metadata=header))
+
+    @classmethod
+    def load(cls, path: Path | str, model: Subject) -> "TunedLens":
+        """The translators of a file. ValueError if it is none, is damaged, or belongs to another model."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt", device=str(model.transformer.device)) as file:
+                header = file.metadata() or {}
+                if header.get("format") != FORMAT:
+                    raise ValueError(
+                        f"{path}: a file of format {FORMAT!r} is required, got {header.get('format')!r}"
+                    )
+                tensors = {name: file.get_tensor(name) for name in ("weight", "bias", "sample")}
+                sites = tuple(json.loads(header["sites"]))
+        except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as cause:
+            raise ValueError(f"{path} is not a readable tuned lens (truncated?): {cause}") from cause
+        d = model.transformer.config.d_model
+        shapes = {"weight": (len(sites), d, d), "bias": (len(sites), d)}
+        if bad := [name for name, shape in shapes.items() if tensors[name].shape != shape]:
+            got = list(tensors[bad[0]].shape)
+            raise ValueError(
+                f"{path}: {bad[0]} of shape {list(shapes[bad[0]])} is required by this model, got {got}"
+            )
+        found = cls(sites, **tensors)
+        found.check(model.transformer, lens_sites(model.transformer.config, sites or "resid_pre")[:-1])
+        return found
+
+
+def train_tuned_lens(
+    model: Subject,
+    data: Prompts,
+    *,
+    steps: int = 250,
+    sites: str | Sequence[str] = "resid_pre",
+    optimiser: MakeOptimiser | None = None,
+    batch_size: int = 16,
+    seed: int = 0,
+    prepend_bos: bool = True,
+) -> TunedLens:
+    """A tuned lens that minimises KL(final || lens), each state's mean over the tokens of a batch, summed over states.
+
+    A step is one batch of `batch_size` rows of `data`, shuffled anew in every epoch; its activations are computed when
+    it comes and then dropped, and no more than 128 rows of logits exist at a time. The rate falls linearly to 0.
+    optimiser: makes the torch optimiser of the parameters; None = Adam at 1e-3. Belrose et al. use SGD with Nesterov
+    momentum: `lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9, nesterov=True)`.
+    The model's parameters get no gradient. The same seed gives the same bits on the same machine.
+    Errors: ValueError for no steps, a model without an unembedding, a site that does not hold the stream.
+
+    Example:
+        >>> tuned = train_tuned_lens(model, ["The cat sat on the mat", "The dog sat on the cat"], steps=2)
+        >>> found = interp.logit_lens(model, prompt, translators=tuned)
+    """
+    if steps < 1 or batch_size < 1:
+        raise ValueError(
+            f"at least one step of one row is required, got steps={steps}, batch_size={batch_size}"
+        )
+    found = TunedLens.untrained(model, sites=sites)
+    parameters = [found.weight.requires_grad_(), found.bias.requires_grad_()]
+    optimise = (optimiser or _adam)(parameters)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimise, lambda step: 1 - step / steps)
+    batches = _epochs(model.text.batch(data, prepend_bos=prepend_bos), batch_size, seed)
+    losses = []
+    for _ in tqdm(range(steps), desc="tuned lens", delay=1, leave=False):
+        loss, grads = loss_and_gradients(model.transformer, found, next(batches))
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+        optimise.step()
+        schedule.step()
+        losses.append(loss)
+    weight, bias = (parameter.detach() for parameter in parameters)
+    return replace(found, weight=weight, bias=bias, losses=torch.stack(losses))
+
+
+def loss_and_gradients(
+    model: Transformer, translators: TunedLens, batch: Batch
+) -> tuple[Float[Tensor, "l"], tuple[Float[Tensor, "l d d"], Float[Tensor, "l d"]]]:
+    """Mean KL(final || lens) in nats of each state over a batch's tokens, and the gradients of their sum.
+
+    d KL / d logits = softmax(logits) - p_final, so that only the way from the state to its logits is differentiated.
+    """
+    reads = {site: Read(site) for site in (*translators.sites, final_stream(model.config))}
+    batch = batch.to(model.device)
+    trace = observe(model, batch, tuple(reads.values()), answers_only=True).trace
+    real = batch.real
+    final, n = trace[reads[final_stream(model.config)]][real], int(real.sum())
+    loss = translators.weight.new_zeros(len(translators.sites))
+    grads = tuple(torch.zeros_like(parameter) for parameter in (translators.weight, translators.bias))
+    for rows in torch.arange(n, device=final.device).split(CHUNK):
+        with torch.no_grad():
+            reference = _log_probs(model, final[rows])
+        for i, site in enumerate(translators.sites):
+            logp = _log_probs(model, translators(site, trace[reads[site]][real][rows]))
+            with torch.no_grad():
+                loss[i] += (reference.exp() * (reference - logp)).sum() / n
+                towards = -reference.exp() / n
+            parameters = (translators.weight, translators.bias)
+            for total, grad in zip(grads, torch.autograd.grad(logp, parameters, towards), strict=True):
+                total += grad
+    return loss, (grads[0], grads[1])
+
+
+def _log_probs(model: Transformer, state: Float[Tensor, "r d"]) -> Float[Tensor, "r v"]:
+    return wide(model.read_out(state)).log_softmax(-1)
+
+
+def _adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-3)
+
+
+def _epochs(batch: Batch, size: int, seed: int) -> Iterator[Batch]:
+    """Batches without end: all rows in a new order, then again. The last of an epoch may be smaller."""
+    dice = torch.Generator().manual_seed(seed)
+
+    def chosen(rows: Tensor) -> Batch:
+        part = batch.rows(rows)
+        used = _used(part.keep)
+        columns = (part.tokens, part.keep, part.documents, part.types)
+        tokens, keep, documents, types = (None if x is None else x[:, used] for x in columns)
+        assert tokens is not None
+        return Batch(tokens, keep, batch.bos, documents=documents, types=types)
+
+    orders = (torch.randperm(len(batch), generator=dice) for _ in repeat(None))
+    return (chosen(rows) for rows in chain.from_iterable(order.split(size) for order in orders))
+
+
+def _used(keep: Bool[Tensor, "b p"] | None) -> slice:
+    """The columns that any of these rows uses: none is computed for the sake of longer rows elsewhere."""
+    if keep is None:
+        return slice(None)
+    columns = keep.any(0).nonzero()[:, 0]
+    return slice(int(columns[0]), int(columns[-1]) + 1)
+
+
+@torch.no_grad()
+def _sample(model: Transformer) -> Float[Tensor, "n"]:
+    """A few evenly spaced numbers of every parameter, in float32 at least."""
+    picked = []
+    for _, parameter in sorted(model.named_parameters()):
+        where = torch.linspace(0, parameter.numel() - 1, SAMPLED, device=parameter.device).long()
+        picked.append(wide(parameter.flatten()[where].to(model.device)))
+    return torch.cat(picked)

@@ -1,0 +1,191 @@
+"""A question as data: what it reads or runs, how rows combine, how the result is labelled; many share one pass."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from jaxtyping import Int
+from torch import Tensor
+from tqdm import tqdm
+
+from interp.core.stats import Partial, Reduction
+from interp.data.batch import Batch, counted
+from interp.model.config import ModelConfig
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.observe import Subject, deepest, observe
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Values = Mapping[str, Mapping[str, Tensor]]
+"""What every analysis computed, by its name: one entry per row in the first axis of each tensor."""
+
+
+class NotFiniteError(ValueError):
+    """A model's numbers are NaN or infinite on some row; a stream sets that row aside."""
+
+
+@runtime_checkable
+class Askable(Protocol):
+    """What can be asked of a model: a `Question`, or the `Analysis` that one was turned into."""
+
+    @property
+    def name(self) -> str:
+        """The name of its result."""
+        ...
+
+    def asked(self, model: Subject) -> "Analysis | Alone":
+        """What to do to answer it for this model."""
+        ...
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a model as data: a frozen record whose fields are its parameters.
+
+    It is asked of one model with `asked`, which checks the fields against that model and says what to do: an `Analysis`
+    of rows of data, or `Alone`, what needs none. `interp.run` asks any number of questions in shared passes, over data
+    of any size; the function of the same name asks one.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class StreamNorm(Question):
+        ...     site: str = "blocks.0.hook_resid_post"
+        ...
+        ...     def asked(self, model):
+        ...         from interp.core.stats import Rows
+        ...         read = Read(self.site, via=lambda stream: stream.norm(dim=-1))
+        ...         label = lambda part: labelled(self.name, {"norm": (("prompt", "pos"), part.rows["norm"])})
+        ...         return Analysis(self.name, lambda trace, batch, net: {"norm": trace[read]}, Rows, label, [read])
+        >>> from interp.core.results import labelled
+        >>> interp.run([StreamNorm()], model, ["The cat sat"])["stream_norm"].norm.dims
+        ('prompt', 'pos')
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of its result: that of the record, in the spelling of functions."""
+        return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", type(self).__name__).lower()
+
+    def asked(self, model: Subject) -> "Analysis | Alone":
+        """What to do to answer it for this model. Errors: everything the fields may have wrong for this model."""
+        raise NotImplementedError(f"{type(self).__name__} must say how it is answered: define asked(model)")
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What to read or run, what to compute per row, how rows combine, and how the result is labelled.
+
+    `compute` returns tensors whose first axis is the batch row (in packed rows: the text, in the order of
+    `Batch.identities`); it knows neither device nor batch size, so splitting the data changes no number. It gets the
+    answers to `reads`, which all questions of a run get from one pass; a question that intervenes reads nothing there
+    and runs its own planned sweeps. `reduction` keeps every row (`Rows`), only their moments (`Means`), or what else
+    `core` has.
+    """
+
+    name: str
+    compute: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]]
+    reduction: Reduction
+    finish: Callable[[Partial], "xr.Dataset"]
+    reads: Sequence[Read] = ()
+    last_only: bool = False
+    """Whether sites after the blocks (final norm, logits) are needed at the last real token only."""
+    pose: Callable[[Batch], Batch] | None = None
+    """What the question adds to a batch, such as the answers that it asks for."""
+    left: bool = False
+    """Whether every row must end in the last column: the shared pass then has its padding on the left."""
+    pairs: bool = False
+    """Whether every row must come with a corrupted prompt."""
+    rows: int | None = None
+    """How many rows the data must have, where the question holds something for each."""
+
+    def asked(self, model: Subject) -> "Analysis":
+        """Itself: it has been asked already."""
+        return self
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A question that needs no rows of the user's: about weights, or about rows that it makes itself."""
+
+    name: str
+    answer: Callable[[], "xr.Dataset"]
+
+
+@dataclass(frozen=True, eq=False)
+class Questions:
+    """Several analyses and the one pass that answers them all: the union of their reads, the deepest block."""
+
+    analyses: tuple[Analysis, ...]
+    reads: tuple[Read, ...]
+    stop: int | None
+    """The block before which the pass ends; None if the logits are needed."""
+    last_only: bool
+
+    @classmethod
+    def of(cls, analyses: Sequence[Analysis], config: ModelConfig) -> "Questions":
+        """The shared pass of these analyses.
+
+        Errors: ValueError for none, or two of one name; KeyError for a site the model does not have.
+        """
+        names = [a.name for a in analyses]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"analyses with distinct names are required, got {names}")
+        union = tuple(dict.fromkeys(read for a in analyses for read in a.reads))
+        stop = deepest((read.site for read in union), config)
+        return cls(tuple(analyses), union, stop, all(a.last_only for a in analyses if a.reads))
+
+    def values(self, model: Transformer, batch: Batch) -> Values:
+        """What every analysis computes from one shared pass over the batch, and from passes of its own."""
+        batch = batch.to(model.device)
+        batch = batch.left_aligned() if any(a.left for a in self.analyses) else batch
+        if lonely := [a.name for a in self.analyses if a.pairs and batch.corrupt is None]:
+            raise ValueError(
+                f"{lonely[0]} compares two runs: clean and corrupted prompts are required, Pairs(clean, corrupt), "
+                "got prompts alone"
+            )
+        trace = Trace({})
+        if self.reads:
+            where = batch.last()[:, None] if self.last_only and self.stop is None else None
+            trace = observe(
+                model, batch, self.reads, stop=self.stop, logits_at=where, answers_only=True
+            ).trace
+        return {
+            a.name: a.compute(trace, batch if a.pose is None else a.pose(batch), model) for a in self.analyses
+        }
+
+    def reduced(self, values: Values, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
+        """The partial result of every analysis, from the values of these rows."""
+        return {a.name: a.reduction.of(values[a.name], rows) for a in self.analyses}
+
+    def finished(self, partial: Mapping[str, Partial]) -> "dict[str, xr.Dataset]":
+        """The labelled result of every analysis."""
+        return {a.name: a.finish(partial[a.name]) for a in self.analyses}
+
+
+def merged(one: Mapping[str, Partial] | None, other: Mapping[str, Partial]) -> Mapping[str, Partial]:
+    """The partial results of two parts of the data together, analysis by analysis."""
+    if one is None:
+        return other
+    return {name: partial.merge(other[name]) for name, partial in one.items()}
+
+
+def run_batches(
+    analyses: Sequence[Analysis], model: Transformer, batches: Iterable[Batch], *, total: int | None = None
+) -> "dict[str, xr.Dataset]":
+    """The result of every analysis by name, all answered by one forward pass per batch.
+
+    The pass stops at the deepest block anybody reads; the logits are computed only if a read needs them. `interp.run`
+    does the same over data of any size, several devices and restarts.
+    Errors: ValueError for no analyses, two of one name, or no batches.
+    """
+    questions = Questions.of(analyses, model.config)
+    found: Mapping[str, Partial] | None = None
+    title = ", ".join(a.name for a in analyses)
+    for batch in tqdm(counted(batches), desc=title, total=total, delay=1, leave=False):
+        found = merged(found, questions.reduced(questions.values(model, batch), batch.identities()))
+    if found is None:
+        raise ValueError("at least one batch is required, got none")
+    return questions.finished(found)

@@ -1,0 +1,227 @@
+"""Text continuation with a key/value cache, step by step or as a whole; every step can be read and edited.
+
+Step 0 feeds the prompt through the model, every later step the token drawn before it. So each position but the last
+is computed, edited and read exactly once; the last token drawn is never fed.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.core.precision import wide
+from interp.data.batch import Batch
+from interp.model.config import ModelConfig
+from interp.model.kv_cache import KVCache
+from interp.model.sites import EMBEDDING_SITES, find
+from interp.model.tap import Edit, Read, Tap, Trace, compact
+from interp.model.transformer import Transformer
+from interp.passes.sampling import Choice
+from interp.passes.sampling import Sampling as Sampling
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One new token per row, and what the pass that predicted it gave."""
+
+    tokens: Int[Tensor, "b"]
+    """The new column; a row that had ended repeats the stop token that ended it."""
+    alive: Bool[Tensor, "b"]
+    """True where the new token is real, False in rows that had ended before."""
+    logits: Float[Tensor, "b v"]
+    """The model's own logits for this column, before penalty, temperature and truncation."""
+    trace: Trace
+    """Answers at the positions fed in this step: the whole prompt in the first, else the token drawn before."""
+
+    @property
+    def log_probs(self) -> Float[Tensor, "b"]:
+        """Log-probability of each new token under the model's own distribution, in nats."""
+        return wide(self.logits).log_softmax(-1).gather(1, self.tokens[:, None])[:, 0]
+
+
+def stream(
+    model: Transformer,
+    batch: Batch,
+    max_new_tokens: int,
+    *,
+    sampling: Sampling | None = None,
+    repetition_penalty: float = 1.0,
+    stop_tokens: Collection[int] = (),
+    use_cache: bool = True,
+    reads: Sequence[Read] = (),
+    edits: Sequence[Edit] = (),
+) -> Iterator[Step]:
+    """The steps of a continuation, each computed when it is asked for; ends when every row holds a stop token.
+
+    Prompts are aligned to the left of the first new column, as `batch.left_aligned()`. Greedy without `sampling`;
+    `repetition_penalty` acts on the raw logits before it. `edits` apply at every step to the positions computed in it:
+    with the cache each position once, without it all of them again. `reads` are answered with the cache only, each
+    position once (`joined` puts them together); sites after the blocks are computed at the last prompt position only,
+    unless one of them is read. Answers at padding, and in rows that have ended, have no meaning.
+    Errors, before anything is computed: ValueError for a result beyond the context, a negative count, a penalty that is
+    not positive, a stop token outside the vocabulary, reads without the cache or with a gradient; KeyError for a site.
+
+    Example:
+        >>> read = Read("blocks.0.hook_resid_post")
+        >>> steps = list(stream(model.transformer, model.to_batch("The cat"), 3, reads=[read]))
+        >>> joined([step.trace for step in steps], read, model.cfg).shape[1] == steps[0].trace[read].shape[1] + 2
+        True
+    """
+    batch = batch.to(model.device).left_aligned()
+    _check(model.config, batch, max_new_tokens, stop_tokens)
+    _check_tap(model.config, reads, edits, use_cache)
+    choice = Choice(batch, model.config.d_vocab, sampling=sampling, repetition_penalty=repetition_penalty)
+    stops = torch.tensor(sorted(stop_tokens), dtype=torch.long, device=model.device)
+    rows, n = batch.tokens.shape
+    n_max = n + max_new_tokens
+    cache = KVCache(model.config, rows, n_max, device=model.device, dtype=model.dtype) if use_cache else None
+    return _steps(_Feed(model, batch, cache, reads, edits), choice, stops, max_new_tokens)
+
+
+def generate(
+    model: Transformer,
+    batch: Batch,
+    max_new_tokens: int,
+    *,
+    sampling: Sampling | None = None,
+    repetition_penalty: float = 1.0,
+    stop_tokens: Collection[int] = (),
+    use_cache: bool = True,
+    edits: Sequence[Edit] = (),
+) -> Batch:
+    """The prompts (padded on the left) followed by up to `max_new_tokens` new tokens: `stream`, collected.
+
+    A row that has produced a stop token is padded with it and marked as not kept; the loop ends when every row has.
+    To read while generating, use `stream`. Errors as there.
+    """
+    steps = stream(
+        model,
+        batch,
+        max_new_tokens,
+        sampling=sampling,
+        repetition_penalty=repetition_penalty,
+        stop_tokens=stop_tokens,
+        use_cache=use_cache,
+        edits=edits,
+    )
+    return continued(batch.to(model.device), steps)
+
+
+def continued(batch: Batch, steps: Iterable[Step]) -> Batch:
+    """The prompts, padded on the left, followed by the tokens of the steps."""
+    batch = batch.left_aligned()
+    columns = [(step.tokens, step.alive) for step in steps]  # the logits of a step go with it
+    if not columns:
+        return Batch(batch.tokens, batch.keep, batch.bos)
+    new, alive = (torch.stack(column, 1) for column in zip(*columns, strict=True))
+    tokens = torch.cat((batch.tokens, new), 1)
+    if batch.keep is None and bool(alive.all()):
+        return Batch(tokens, None, batch.bos)
+    keep = batch.real
+    return Batch(tokens, torch.cat((keep, alive), 1), batch.bos)
+
+
+def joined(traces: Sequence[Trace], key: Read | str, config: ModelConfig) -> Tensor:
+    """The answers of consecutive steps to one read as one pass over all their positions would have given them.
+
+    Joined along the position axis (queries, for scores and patterns); keys that a step had not seen yet are 0, in
+    scores -inf. Errors: ValueError for no steps, or for a read with `via`, whose answers have axes of their own.
+    """
+    if not traces:
+        raise ValueError("at least one step is required, got none")
+    answers = [trace[key] for trace in traces]
+    read = key if isinstance(key, Read) else next(read for read in traces[0] if read.site == key)
+    if read.via is not None:
+        raise ValueError(
+            f"joined requires a read without via: the answers at {read.site!r} have axes of their own"
+        )
+    axes = find(read.site, config)[0].axes.split()
+    grows = next((axis for axis in "pq" if axis in axes), None)
+    if grows is None:  # keys and values of a memory, the same at every step
+        return answers[-1]
+    if "k" not in axes:
+        return torch.cat(answers, axes.index(grows))
+    unseen = -torch.inf if read.site.endswith("attn_scores") else 0.0
+    n_keys = answers[-1].shape[-1]
+    return torch.cat([F.pad(a, (0, n_keys - a.shape[-1]), value=unseen) for a in answers], axes.index("q"))
+
+
+class _Feed:
+    """The model as the loop sees it: tokens go in, the logits of the next column and the answers come out."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        batch: Batch,
+        cache: KVCache | None,
+        reads: Sequence[Read],
+        edits: Sequence[Edit],
+    ) -> None:
+        self._model, self._cache, self._reads, self._edits = model, cache, reads, edits
+        self._tokens, self._keep, self._memory = batch.tokens, batch.keep, batch.memory
+        outside = [read.site for read in reads if find(read.site, model.config)[1] is None]
+        self._every_logit = not set(outside) <= set(EMBEDDING_SITES)
+
+    @torch.no_grad()
+    def next_logits(self) -> tuple[Float[Tensor, "b v"], Trace]:
+        """Logits of the next column, and the answers at the positions fed."""
+        rows, n = self._tokens.shape
+        watched = self._reads or self._edits or self._model.edits
+        tap = Tap(self._reads, self._edits, grows=True) if watched else None
+        last = None
+        if n > 1 and not self._every_logit:
+            last = torch.full((rows, 1), n - 1, device=self._tokens.device)
+        logits = self._model(
+            self._tokens, tap, keep=self._keep, cache=self._cache, logits_at=last, memory=self._memory
+        )
+        return compact(logits[:, -1]), Trace({} if tap is None else tap.values)
+
+    def push(self, tokens: Int[Tensor, "b"]) -> None:
+        """Take the column that the next pass is to see; without the cache it sees all before it again."""
+        if self._cache is not None:  # which counts all later tokens as real
+            self._tokens, self._keep = tokens[:, None], None
+            return
+        self._tokens = torch.cat((self._tokens, tokens[:, None]), 1)
+        if self._keep is not None:
+            self._keep = F.pad(self._keep, (0, 1), value=True)
+
+
+def _steps(feed: _Feed, choice: Choice, stops: Int[Tensor, "s"], n: int) -> Iterator[Step]:
+    tokens = alive = None
+    for _ in range(n):
+        logits, trace = feed.next_logits()
+        drawn = choice.draw(logits)
+        if tokens is None or alive is None:
+            tokens, alive = drawn, torch.ones_like(drawn, dtype=torch.bool)
+        else:
+            tokens = torch.where(alive, drawn, tokens)
+        yield Step(tokens, alive, logits, trace)
+        if len(stops):
+            alive = alive & ~torch.isin(tokens, stops)
+            if not bool(alive.any()):
+                return
+        feed.push(tokens)
+
+
+def _check(config: ModelConfig, batch: Batch, max_new_tokens: int, stop_tokens: Collection[int]) -> None:
+    n = batch.tokens.shape[1]
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens >= 0 is required, got {max_new_tokens}")
+    if n + max_new_tokens > config.n_ctx:
+        raise ValueError(
+            f"{n} prompt tokens and {max_new_tokens} new ones do not fit the context of {config.n_ctx}"
+        )
+    if bad := [token for token in stop_tokens if not 0 <= token < config.d_vocab]:
+        raise ValueError(f"stop tokens must be in [0, {config.d_vocab - 1}], got {bad[0]}")
+
+
+def _check_tap(config: ModelConfig, reads: Sequence[Read], edits: Sequence[Edit], use_cache: bool) -> None:
+    if reads and not use_cache:
+        raise ValueError(
+            "reads while generating require the cache: without it every step sees every position again"
+        )
+    with torch.no_grad():
+        Tap(reads, edits).open(config, 0, None)

@@ -1,0 +1,212 @@
+"""What a causal experiment watches: one number per row, read off the final residual stream of that row.
+
+A metric sees the stream and not the logits, so that it can compute only those it needs: a logit difference at the last
+token costs two columns of the unembedding instead of the vocabulary at every position.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.core.precision import wide
+from interp.core.shapes import shape_text
+from interp.data.batch import Batch
+from interp.data.text import Answers, Text
+from interp.model.transformer import Transformer
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a pass left of some rows: all that a metric may look at. Differentiable."""
+
+    model: Transformer
+    stream: Float[Tensor, "r n d"]
+    """The final stream, before the final norm: at the metric's position (n = 1), or at every column."""
+    batch: Batch
+    """The rows themselves, with their answers."""
+    example: Int[Tensor, "r"]
+    """Which row of `reference` each row belongs to; for data of your own by prompt take `prompt`."""
+    reference: Float[Tensor, "b n d"] | None = None
+    """The final stream of each example in the run that a metric compares with, at the same columns."""
+
+    @property
+    def prompt(self) -> Int[Tensor, "r"]:
+        """Which prompt each row is a variant of, counted through all that the experiment was given."""
+        return self.example if self.batch.row is None else self.batch.row.to(self.stream.device)
+
+    def logits(self) -> Float[Tensor, "r n v"]:
+        """All logits, soft cap included, in float32 at least."""
+        return wide(self.model.read_out(self.stream))
+
+    def logits_of(self, tokens: Int[Tensor, "r"]) -> Float[Tensor, "r n"]:
+        """The logits of one token per row, in float32 at least; no others are computed."""
+        columns = tokens[:, None, None].expand(-1, self.stream.shape[1], 1)
+        return wide(self.model.read_out(self.stream, columns=columns))[..., 0]
+
+
+Value = Callable[[Outcome], Float[Tensor, "r"]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number per row, and what it needs to be computed.
+
+    `value` must treat rows apart from each other: rows are packed as memory allows.
+    """
+
+    name: str
+    unit: str
+    value: Value
+    answer: Answers | None = None
+    """The right next token of each example; None if the metric asks for none, or the batch brings its own."""
+    wrong: Answers | None = None
+    everywhere: bool = False
+    """Whether it looks at every column instead of one position of each row."""
+    compares: bool = False
+    """Whether it compares with a reference run."""
+
+    def posed(self, batch: Batch, text: Text) -> Batch:
+        """The batch with this metric's answers; its own where the metric brings none."""
+        if self.answer is None:
+            return batch
+        wrong = None if self.wrong is None else text.targets(self.wrong, len(batch))
+        return batch.with_answers(text.targets(self.answer, len(batch)), wrong)
+
+    def of(self, outcome: Outcome) -> Float[Tensor, "r"]:
+        """The value of every row; ValueError if it is not one number per row."""
+        found = self.value(outcome)
+        rows = len(outcome.stream)
+        if not isinstance(found, Tensor) or found.shape != (rows,):
+            got = shape_text(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f"the metric {self.name!r} must return one number per row, [{rows}], got {got}")
+        return found
+
+    def negated(self) -> "Metric":
+        """Minus the metric."""
+        return replace(self, name=f"-{self.name}", value=lambda outcome: -self.value(outcome))
+
+
+def logit_difference(answer: Answers | None = None, wrong: Answers | None = None) -> Metric:
+    """logit(answer) - logit(wrong) at the last token, soft cap included; without a wrong answer, logit(answer).
+
+    answer, wrong: as texts or ids, one for all prompts or one for each; None = those the batch carries.
+
+    Example:
+        >>> interp.logit_difference(" Mary", " John").unit
+        'logits'
+    """
+    name = "logit" if wrong is None and answer is not None else "logit difference"
+    return Metric(name, "logits", _logit_difference, answer, wrong)
+
+
+def answer_probability(answer: Answers | None = None) -> Metric:
+    """p(answer) at the last token."""
+    return Metric("probability", "probability", lambda outcome: _log_probability(outcome).exp(), answer)
+
+
+def answer_loss(answer: Answers | None = None) -> Metric:
+    """-log p(answer) at the last token, in nats."""
+    return Metric("loss", "nats", lambda outcome: -_log_probability(outcome), answer)
+
+
+def kl_divergence() -> Metric:
+    """KL(reference || row) of the next-token distributions at the last token, in nats, >= 0.
+
+    The reference is the run the experiment starts from; every door says which one that is.
+    """
+    return Metric("KL divergence", "nats", _kl, compares=True)
+
+
+def next_token_loss() -> Metric:
+    """The mean of -log p(next token) over the row's real tokens, in nats."""
+    return Metric("next-token loss", "nats", _next_token_loss, everywhere=True)
+
+
+def choice_difference(options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]) -> Metric:
+    """Summed p(right options) minus summed p(wrong options) at the last token, in [-1, 1].
+
+    options: the tokens that count. right: which of them are right for each prompt. It is the probability difference of
+    the greater-than task (Hanna et al. 2023, section 2): the years above the start, minus the others.
+    """
+
+    def value(outcome: Outcome) -> Float[Tensor, "r"]:
+        device = outcome.stream.device
+        share = outcome.logits()[:, -1].softmax(-1)[:, options.to(device)]
+        signs = torch.where(right.to(device), 1.0, -1.0)[outcome.prompt]
+        return (share * signs.to(share)).sum(1)
+
+    return Metric("probability difference", "probability", value)
+
+
+def of_logits(
+    function: Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]],
+    *,
+    name: str = "metric",
+    unit: str = "",
+    everywhere: bool = False,
+) -> Metric:
+    """A metric from a function of the logits, at the last token `[r, 1, v]` or at every position `[r, p, v]`."""
+    return Metric(name, unit, lambda outcome: function(outcome.logits()), everywhere=everywhere)
+
+
+LogitFunction = Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]]
+"""From the logits at the last token, `[r, 1, v]`, to one number per row."""
+
+
+def as_metric(given: Metric | LogitFunction | None) -> Metric:
+    """The metric itself; the one that a function of the logits at the last token amounts to; None: the logit difference
+    of the answers that the data bring.
+
+    Errors: ValueError for anything else.
+    """
+    if given is None:
+        return logit_difference()
+    if isinstance(given, Metric):
+        return given
+    if isinstance(given, type) or not callable(given):
+        raise ValueError(
+            "a metric is required, such as logit_difference(' Mary', ' John') or a function of the logits at the last "
+            f"token, got {given!r}"
+        )
+    if getattr(given, "__module__", "") == __name__:
+        raise ValueError(f"{given.__name__} makes a metric: call it, {given.__name__}(...)")
+    return of_logits(given, name=getattr(given, "__name__", "metric").strip("<>"))
+
+
+def _answers(outcome: Outcome) -> Int[Tensor, "r"]:
+    if outcome.batch.answer is None:
+        raise ValueError("this metric requires an answer for every prompt, got none")
+    return outcome.batch.answer.to(outcome.stream.device)
+
+
+def _logit_difference(outcome: Outcome) -> Float[Tensor, "r"]:
+    right = outcome.logits_of(_answers(outcome))[:, -1]
+    wrong = outcome.batch.wrong
+    return right if wrong is None else right - outcome.logits_of(wrong.to(right.device))[:, -1]
+
+
+def _log_probability(outcome: Outcome) -> Float[Tensor, "r"]:
+    answers = _answers(outcome)
+    return -F.cross_entropy(outcome.logits()[:, -1], answers, reduction="none")
+
+
+def _kl(outcome: Outcome) -> Float[Tensor, "r"]:
+    if outcome.reference is None:
+        raise ValueError("KL divergence requires a reference run to compare with, got none")
+    base = wide(outcome.model.read_out(outcome.reference[:, -1])).log_softmax(-1)[outcome.example]
+    mine = outcome.logits()[:, -1].log_softmax(-1)
+    return F.kl_div(mine, base, reduction="none", log_target=True).sum(-1)
+
+
+def _next_token_loss(outcome: Outcome) -> Float[Tensor, "r"]:
+    tokens, real = outcome.batch.tokens, outcome.batch.real
+    logits = outcome.logits()
+    counted = (real[:, 1:] & real[:, :-1]).to(logits)
+    if bool((counted.sum(1) == 0).any()):
+        raise ValueError("a next-token loss requires prompts of at least two tokens")
+    losses = F.cross_entropy(logits[:, :-1].mT, tokens[:, 1:], reduction="none")
+    return (losses * counted).sum(1) / counted.sum(1)

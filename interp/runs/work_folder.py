@@ -1,0 +1,240 @@
+"""The folder of a run over data: what is asked of which model and data, the journals, and at the end the results.
+
+work.json                   what decides the numbers; a run that differs in it is refused
+main.0.journal ...          progress of a process, or `shard-2-of-8...` of one job of an array
+heads.nc, heads.parquet     results, once everything is done
+rejected.parquet            the rows set aside, with the reason
+"""
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+from torch import Tensor, nn
+
+from interp.core.results import write_atomically
+from interp.passes.analysis import Analysis, Questions
+from interp.runs.journal import Journal, numbers_in
+from interp.runs.progress import Done, Progress
+from interp.runs.provenance import bytes_of, changes, model_hash, write_json
+from interp.runs.step_files import encoded
+from interp.passes.together import one_after_another, writes
+from interp.model.config import Json
+from interp.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+NAME = "work.json"
+MAIN = "main"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several jobs that share the windows: number `index` of `count`, from 0."""
+
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ValueError(f"a shard i/n with 0 <= i < n is required, got {self.index}/{self.count}")
+
+    @classmethod
+    def of(cls, given: "str | Shard") -> "Shard":
+        """From `"2/8"`; ValueError for anything else."""
+        if isinstance(given, Shard):
+            return given
+        index, slash, count = given.partition("/")
+        if not (slash and index.isdecimal() and count.isdecimal()):
+            raise ValueError(f"a shard such as 0/8 is required, got {given!r}")
+        return cls(int(index), int(count))
+
+    def windows(self, count: int) -> range:
+        """Its consecutive share of so many windows."""
+        return range(count * self.index // self.count, count * (self.index + 1) // self.count)
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """An open folder: this process's journal, and what all others have finished."""
+
+    journal: Journal
+    others: Progress
+    writes: bool = True
+    """False in processes that share a spread model with the one that writes the journal."""
+
+    def take(self, done: Done) -> None:
+        """Count one batch as done, and write it if this is the process that does."""
+        if self.writes:
+            self.journal.write(done)
+        else:
+            self.journal.progress.add(done)
+
+    def due(self, window: int) -> int | None:
+        """The first batch of a window that is still to do; None if somebody has finished it."""
+        return None if window in self.others.tree else self.journal.progress.due(window)
+
+    def together(self) -> Progress:
+        """Everything that is done, by whomever."""
+        found = Progress()
+        found.include(self.others)
+        found.include(self.journal.progress)
+        return found
+
+
+def work_of(questions: Questions, model: Transformer, feed: Json) -> Json:
+    """All that decides the numbers of a run, as JSON."""
+    asked = {a.name: described(a) for a in questions.analyses}
+    work = {"model_sha256": model_hash(model), "dtype": str(model.dtype), "feed": feed, "analyses": asked}
+    found: Json = json.loads(json.dumps(work, default=repr))
+    return found
+
+
+def begun(folder: Path, join: bool = True) -> Json | None:
+    """What the run in a folder is about; None where none was begun.
+
+    Errors: ValueError for a folder that holds other things, and without `join` for any run.
+    """
+    if (folder / NAME).exists():
+        if not join:
+            raise ValueError(f"{folder} holds a run already: resume=True goes on with it")
+        found: Json = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        return found
+    if folder.exists() and (not folder.is_dir() or any(not _ours(path) for path in folder.iterdir())):
+        raise ValueError(f"{folder} is not the folder of a run: an empty or a new one is required")
+    return None
+
+
+def fingerprint_in(folder: Path) -> str:
+    """The fingerprint of the data of a run in its folder."""
+    work = begun(folder)
+    assert work is not None and isinstance(work["feed"], dict)
+    return str(work["feed"]["fingerprint"])
+
+
+def _ours(path: Path) -> bool:
+    """Whether another process is about to begin the same run."""
+    return path.name.lstrip(".").startswith(f"{NAME}.")
+
+
+def claimed(folder: Path, work: Json) -> Json:
+    """What the run in a folder is about: `work`, unless somebody was faster."""
+    if (before := begun(folder)) is not None:
+        return before
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{NAME}.{os.getpid()}"
+    write_json(draft, work)
+    try:
+        os.link(draft, folder / NAME)
+    except FileExistsError:
+        found = begun(folder)
+        assert found is not None
+        return found
+    finally:
+        draft.unlink()
+    return work
+
+
+@contextmanager
+def opened(
+    folder: Path, work: Json, questions: Questions, model: Transformer, shard: Shard | None
+) -> Iterator[WorkFolder]:
+    """The folder for one process, which holds its lock until it leaves.
+
+    Errors: ValueError for a folder of a run that differs in anything that decides a number (all differences are named),
+    or one whose share another process is working on.
+    """
+    if differing := changes(claimed(folder, work), work):
+        listed = "; ".join(f"{at}: was {_short(was)}, is {_short(now)}" for at, was, now in differing)
+        raise ValueError(f"{folder} holds another run: {listed}")
+    name = MAIN if shard is None else f"shard-{shard.index}-of-{shard.count}"
+    reductions = {a.name: a.reduction for a in questions.analyses}
+    first = writes(model)
+    with _locked(folder, name) if first else nullcontext():
+        with one_after_another(model):
+            if first:
+                _alone(folder, name)
+            others = Progress()
+            for other, number in numbers_in(folder).items():
+                if other != name:
+                    theirs = Journal.open(folder, other, reductions, read_only=True, number=number)
+                    others.include(theirs.progress)
+            journal = Journal.open(folder, name, reductions, read_only=not first)
+        yield WorkFolder(journal, others, first)
+
+
+def _locked(folder: Path, name: str) -> AbstractContextManager[object]:
+    """The lock of one process's share, held till the end of `with`; ValueError if another process holds it."""
+    lock = FileLock(folder / f".{name}.lock", timeout=0)
+    try:
+        return lock.acquire()
+    except Timeout as cause:
+        raise ValueError(f"another process is working on this run, {lock.lock_file} is locked") from cause
+
+
+def _alone(folder: Path, name: str) -> None:
+    """ValueError while somebody is at work whose windows may be ours: the whole run, or an array of another size."""
+    for file in folder.glob(".*.lock"):
+        other = file.name.removeprefix(".").removesuffix(".lock")
+        if name.rpartition("-of-")[2] != other.rpartition("-of-")[2]:
+            with _locked(folder, other):
+                pass
+
+
+def write_results(folder: Path, results: "Mapping[str, xr.Dataset]", rejected: "pd.DataFrame") -> None:
+    """Every result as netCDF and tidy Parquet, and the rows set aside; each file whole or not at all."""
+    for name, value in {**results, "rejected": rejected}.items():
+        for suffix, data in encoded(value).files.items():
+            write_atomically(folder / f"{name}{suffix}", functools.partial(_write, data=data))
+
+
+def described(value: object) -> object:
+    """A value as JSON, the same in every process: functions by name, partial ones by what they hold, tensors by hash.
+
+    What a function closes over is not seen: give it by `functools.partial`.
+    """
+    if isinstance(value, Tensor):
+        digest = hashlib.sha256(bytes_of(value)).hexdigest()[:16]
+        return f"tensor {value.dtype} {list(value.shape)} {digest}"
+    if isinstance(value, functools.partial):
+        return {"of": described(value.func), "args": described(value.args), **_each(value.keywords)}
+    if isinstance(value, Analysis):
+        return _each({f.name: getattr(value, f.name) for f in fields(value) if f.name != "finish"})
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            "of": type(value).__qualname__,
+            **_each({f.name: getattr(value, f.name) for f in fields(value)}),
+        }
+    if isinstance(value, Mapping):
+        return _each(value)
+    if isinstance(value, list | tuple):
+        return [described(each) for each in value]
+    if isinstance(value, nn.Module):
+        return {"of": repr(value), **_each(value.state_dict())}
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if callable(value):
+        name = getattr(value, "__qualname__", type(value).__qualname__)
+        return f"{getattr(value, '__module__', '')}.{name}"
+    return repr(value)
+
+
+def _each(values: Mapping[str, object]) -> dict[str, object]:
+    return {str(name): described(value) for name, value in values.items()}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)

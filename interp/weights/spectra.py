@@ -1,0 +1,165 @@
+"""The singular values of every weight matrix, and of what each head computes with two of them (OV, QK).
+
+A spectrum says how many directions a matrix uses and how unevenly. Weights only: which of those directions ever carry a
+signal is another question.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.factored import FactoredMatrix
+from interp.core.precision import wide
+from interp.core.results import labelled
+from interp.model.mlp import Experts
+from interp.model.transformer import Transformer
+from interp.model.weights import LayerWeights, Weights
+from interp.passes.observe import Subject
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass(frozen=True, eq=False)
+class _Named:
+    """One or several matrices of a kind, and where they are; -1: not in a layer, head or expert."""
+
+    kind: str
+    matrix: Float[Tensor, "*n i o"] | FactoredMatrix
+    layer: int = -1
+    part: str = ""
+
+
+def spectra(model: Subject, *, top: int = 10) -> "xr.Dataset":
+    """The singular values of every matrix of a model, and what they say: Dataset[matrix, index].
+
+    `singular`[matrix, index], sigma_1 >= sigma_2 >= ..., NaN behind the last. By matrix, with p_i = sigma_i / sum
+    sigma: `norm` (Frobenius), `stable_rank` = sum sigma^2 / sigma_1^2, `effective_rank` = exp(-sum p log p) (Roy and
+    Vetterli 2007), `top_share` = the part of sum sigma^2 in the first `top`, `size`, how many singular values there
+    are. Ranks of a matrix of zeros are 0. Coordinates of `matrix`: its name, `kind` ("W_Q", "OV", ...), `layer`, `head`
+    and `expert` (-1 where it has none).
+    W_Q, W_K, W_V, W_O are taken over all heads, as the parameter stands (`[d, h e]`); OV = W_V W_O and QK = W_Q W_K^T
+    by head, through their thin factors, of the layers that have these circuits. Raw weights: no norm is folded in, in
+    float32 at least.
+    Caveats: with rotary positions QK is the circuit at offset 0; the score's scale and biases are not in it. W_U of a
+    tied model is W_E and listed once. Errors: ValueError for top < 1.
+
+    Example:
+        >>> table = spectra(model)
+        >>> float(table.stable_rank.sel(matrix="blocks.0.mlp.W_out")) >= 1
+        True
+    """
+    if top < 1:
+        raise ValueError(f"top >= 1 is required, got {top}")
+    names, kinds, values = [], [], []
+    places: dict[str, list[int]] = {"layer": [], "head": [], "expert": []}
+    for each in _matrices(model.transformer):
+        found = singular_values(each.matrix)
+        rows = found.reshape(-1, found.shape[-1])
+        prefix = each.kind if each.layer < 0 else f"blocks.{each.layer}.{each.part}.{each.kind}"
+        several = "head" if each.kind in ("OV", "QK") else "expert"
+        for i, row in enumerate(rows):
+            single = found.ndim == 1
+            names.append(prefix if single else f"{prefix}.{i}")
+            kinds.append(each.kind.rpartition(".")[2])
+            values.append(row.cpu())
+            places["layer"].append(each.layer)
+            for place in ("head", "expert"):
+                places[place].append(-1 if single or place != several else i)
+    singular = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=torch.nan)
+    table = labelled(
+        "spectra",
+        {"singular": (("matrix", "index"), singular)}
+        | {name: (("matrix",), value) for name, value in summary(singular, top).items()},
+        coords={"matrix": names, "index": range(1, singular.shape[1] + 1)},
+        attrs={"top": top, "unit": "singular value", "weights": "raw, no norm folded in"},
+    )
+    return table.assign_coords({name: ("matrix", place) for name, place in {"kind": kinds, **places}.items()})
+
+
+def singular_values(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n r"]:
+    """The singular values, descending, in float32 at least; of a product from its factors, the product never formed.
+
+    A B = Q_A (R_A R_B^T) Q_B^T with thin QR factors, so only the small middle is decomposed.
+
+    Example:
+        >>> singular_values(FactoredMatrix(torch.tensor([[3.0], [4.0]]), torch.tensor([[2.0, 0.0]])))
+        tensor([10.])
+    """
+    if not isinstance(matrix, FactoredMatrix):
+        return torch.linalg.svdvals(wide(matrix.detach()))
+    left, right = wide(matrix.A.detach()), wide(matrix.B.detach()).mT
+    middle = torch.linalg.qr(left, mode="r").R @ torch.linalg.qr(right, mode="r").R.mT
+    return torch.linalg.svdvals(middle)
+
+
+def summary(singular: Float[Tensor, "n r"], top: int) -> dict[str, Float[Tensor, "n"] | Tensor]:
+    """`norm`, `stable_rank`, `effective_rank`, `top_share` and `size` of spectra in descending order, NaN behind.
+
+    Example:
+        >>> {k: float(v) for k, v in summary(torch.tensor([[2.0, 2.0, torch.nan]]), 1).items()}["effective_rank"]
+        2.0
+    """
+    values = singular.nan_to_num(0.0)
+    square, total = values.square(), values.sum(-1, keepdim=True)
+    tiny = torch.finfo(values.dtype).tiny
+    energy = square.sum(-1)
+    share = values / total.clamp_min(tiny)
+    return {
+        "norm": energy.sqrt(),
+        "stable_rank": energy / square[..., 0].clamp_min(tiny),
+        "effective_rank": torch.special.entr(share).sum(-1).exp() * (total[..., 0] > 0),
+        "top_share": square[..., :top].sum(-1) / energy.clamp_min(tiny),
+        "size": (~singular.isnan()).sum(-1),
+    }
+
+
+def _matrices(model: Transformer) -> Iterator[_Named]:
+    """Every matrix, one layer at a time."""
+    weights, config = Weights(model), model.config
+    yield _Named("embed.W_E", model.embed.weight)
+    if model.pos_embed is not None:
+        yield _Named("pos_embed.W_pos", weights.W_pos)
+    if model.type_embed is not None:
+        yield _Named("type_embed.W_type", model.type_embed.weight)
+    for layer in range(config.n_layers):
+        yield from _attention(weights.layer(layer), weights, layer, "attn")
+        if config.cross_attention:
+            yield from _attention(weights.layer(layer, cross=True), weights, layer, "cross_attn")
+        for part in ("mlp_before", "mlp") if config.macaron else ("mlp",):
+            yield from _mlp(weights.layer(layer, before=part == "mlp_before"), model, layer, part)
+    if model.mlm_head is not None:
+        yield _Named("mlm_head.W", model.mlm_head.dense.weight.mT)
+    if model.unembed is not None and not config.tied:
+        yield _Named("unembed.W_U", weights.W_U)
+
+
+def _attention(views: LayerWeights, weights: Weights, layer: int, part: str) -> Iterator[_Named]:
+    for name in ("W_Q", "W_K", "W_V"):
+        if (matrix := getattr(views, name)) is not None:
+            yield _Named(name, rearrange(matrix, "h d e -> d (h e)"), layer, part)
+    yield _Named("W_O", rearrange(views.W_O, "h e d -> (h e) d"), layer, part)
+    group = weights.kv_head().to(views.W_V.device)
+    traits, cross = weights.config.mixers[layer].traits, part == "cross_attn"
+    if cross or traits.additive:
+        yield _Named("OV", FactoredMatrix(views.W_V[group], views.W_O), layer, part)
+    if views.W_Q is not None and views.W_K is not None and (cross or traits.bilinear):
+        yield _Named("QK", FactoredMatrix(views.W_Q, views.W_K[group].mT), layer, part)
+
+
+def _mlp(views: LayerWeights, model: Transformer, layer: int, part: str) -> Iterator[_Named]:
+    for name in ("W_gate", "W_in", "W_out"):
+        if (matrix := getattr(views, name)) is not None:
+            yield _Named(name, matrix, layer, part)
+    block = model.block(layer)
+    experts = block.mlp_before if part == "mlp_before" else block.mlp
+    if isinstance(experts, Experts):
+        gate, linear = experts.into.chunk(2, 1)
+        yield _Named("W_router", experts.router.weight.mT, layer, part)
+        for name, stack in (("W_gate", gate), ("W_in", linear), ("W_out", experts.out)):
+            yield _Named(name, stack, layer, part)

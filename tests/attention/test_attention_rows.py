@@ -1,0 +1,151 @@
+"""Entropy and dispersion of attention: against a slow loop, closed forms, and the bounds that hold for every row."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from interp import Batch, HookedTransformer
+from interp.attention.attention_rows import attention_entropy, dispersion, row_numbers
+from interp.core.temperature import log_n_factor
+from interp.model import Transformer
+from interp.model.tap import Read, Tap
+from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
+
+ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8], [1, 4, 1, 4, 2, 1, 3, 5, 6]]
+
+
+def slow_rows(
+    model: Transformer, row: list[int], m: int | None
+) -> dict[tuple[int, int], list[tuple[float, ...]]]:
+    """Of every layer and head, for every query: number of keys, largest weight, entropy, gap."""
+    reads = [Read(f"blocks.{layer}.attn.hook_attn_scores") for layer in range(model.config.n_layers)]
+    tap = Tap(reads)
+    found: dict[tuple[int, int], list[tuple[float, ...]]] = {}
+    model(torch.tensor([row]), tap)
+    for layer, read in enumerate(reads):
+        for head in range(model.config.n_heads):
+            found[layer, head] = []
+            for scores in tap.values[read][0, head].tolist():
+                seen = [s for s in scores if s > -math.inf]
+                factor = 1.0 if m is None else math.log(len(seen)) / math.log(m)
+                powers = [math.exp(factor * s) for s in seen]
+                weights = [p / sum(powers) for p in powers]
+                spread = -sum(w * math.log(w) for w in weights if w > 0)
+                gap = factor * (max(seen) - min(seen))
+                found[layer, head].append((len(seen), max(weights), spread, gap))
+    return found
+
+
+@over("m", [None, 5])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_means_by_head_and_by_number_of_keys_are_those_of_a_slow_loop(name: str, m: int | None) -> None:
+    network = build(name)
+    model, rows = HookedTransformer(network), Batch.of(ROWS)
+    by_head = attention_entropy(model, rows, train_length=m)
+    by_keys = dispersion(model, rows, train_length=m)
+    slow = [slow_rows(network, row, m) for row in ROWS]
+    for layer, head in itertools.product(range(network.config.n_layers), range(network.config.n_heads)):
+        texts = [each[layer, head] for each in slow]
+        expected = {
+            "entropy": np.mean([np.mean([h for _, _, h, _ in t]) for t in texts]),
+            "max_weight": np.mean([np.mean([w for _, w, _, _ in t]) for t in texts]),
+            "relative": np.mean([np.mean([h / math.log(n) for n, _, h, _ in t if n > 1]) for t in texts]),
+        }
+        for key, value in expected.items():
+            assert float(by_head[key][layer, head]) == pytest.approx(value, rel=1e-8, abs=1e-9), key
+        for n in by_keys["n_keys"].values:
+            some = [[x for x in t if x[0] == n] for t in texts]
+            some = [t for t in some if t]
+            here = by_keys.sel(layer=layer, head=head, n_keys=n)
+            if not some:
+                assert np.isnan(here.max_weight)
+                continue
+            for key, i in (("max_weight", 1), ("entropy", 2), ("gap", 3)):
+                value = np.mean([np.mean([x[i] for x in t]) for t in some])
+                assert float(here[key]) == pytest.approx(value, rel=1e-8, abs=1e-9), key
+            upper = np.mean([np.mean([min(1, math.exp(x[3]) / n) for x in t]) for t in some])
+            assert float(here.upper) == pytest.approx(upper, rel=1e-8)
+
+
+def test_keys_are_counted_where_the_mask_is_a_window_or_nothing() -> None:
+    windowed = dispersion(HookedTransformer(build("window")), some_tokens())
+    assert windowed["n_keys"].values.tolist() == [1, 2, 3, 4]
+    everybody = dispersion(HookedTransformer(build("bidirectional")), some_tokens(n=7))
+    assert np.flatnonzero(everybody["count"]).tolist() == [6]
+    causal = dispersion(HookedTransformer(build("gpt2")), Batch.of(ROWS))
+    assert causal["count"].values.tolist() == [3] * 4 + [2] * 5
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_weight_lies_between_its_bounds_and_entropy_is_near_log_n_by_the_gap(name: str) -> None:
+    network = build(name)
+    reads = [Read(f"blocks.{i}.attn.hook_attn_scores") for i in range(network.config.n_layers)]
+    tap = Tap(reads)
+    network(some_tokens(n=20), tap)
+    for read in reads:
+        scores = tap.values[read]
+        top, entropy, gap, n = row_numbers(scores).unbind(-1)
+        weights = scores.softmax(-1).masked_fill(scores == -torch.inf, torch.nan)
+        assert bool((top <= gap.exp() / n + 1e-12).all()) and bool((top >= 1 / n - 1e-12).all())
+        assert bool((weights.nan_to_num(9.0).amin(-1) >= (-gap).exp() / n - 1e-12).all())
+        assert bool((n.log() - entropy <= gap + 1e-12).all()) and bool((entropy <= n.log() + 1e-12).all())
+        assert float(gap.max()) > 0.5
+
+
+def test_bounded_scores_spread_and_a_needle_keeps_half_with_the_factor_alone() -> None:
+    m = 16
+    for n in (16, 256, 4096):
+        scores = torch.zeros(1, 1, 1, n, dtype=torch.float64)
+        scores[..., 0] = math.log(m)
+        plain, scaled = (float(row_numbers(scores, length)[..., 0]) for length in (None, m))
+        assert plain == pytest.approx(m / (m + n - 1)) and scaled == pytest.approx(n / (2 * n - 1))
+        assert float(log_n_factor(torch.tensor(n), m)) == pytest.approx(math.log(n, m))
+
+
+@pytest.mark.parametrize(("spread", "error"), [(0.5, 0.001), (1.0, 0.014), (1.5, 0.024)])
+def test_gaussian_scores_have_the_entropy_log_n_minus_half_their_variance(
+    spread: float, error: float
+) -> None:
+    n, g = 20_000, torch.Generator().manual_seed(0)
+    scores = spread * torch.randn(40, 1, 1, n, generator=g, dtype=torch.float64)
+    found = float(row_numbers(scores)[..., 1].mean())
+    assert abs(found - (math.log(n) - spread**2 / 2)) < error + 0.005
+
+
+def test_sinks_are_left_out_and_a_row_of_one_key_has_entropy_zero() -> None:
+    network = perturbed(replace(CONFIGS["gpt-oss"], window=None, local_layers=None))
+    with_sinks = attention_entropy(HookedTransformer(network), some_tokens())
+    network.block(0).attn.sinks.fill_(50.0)  # type: ignore[union-attr]  # all but a trace goes there
+    drowned = attention_entropy(HookedTransformer(network), some_tokens())
+    np.testing.assert_allclose(drowned.relative[0], with_sinks.relative[0], rtol=1e-9)
+    first = dispersion(HookedTransformer(network), some_tokens()).sel(n_keys=1)
+    assert bool((first.entropy == 0).all()) and bool((first.max_weight == 1).all())
+
+
+def test_even_attention_is_one_and_intervals_are_over_texts() -> None:
+    network = perturbed(CONFIGS["gpt2"])
+    network.block(0).attn.qkv.weight[: network.config.d_model] = 0
+    network.block(0).attn.qkv.bias[: network.config.d_model] = 0
+    found = attention_entropy(HookedTransformer(network), some_tokens(rows=4))
+    np.testing.assert_allclose(found.relative[0], 1.0, rtol=1e-12)
+    each = np.stack(
+        [attention_entropy(HookedTransformer(network), row[None]).entropy[1] for row in some_tokens(rows=4)]
+    )
+    half = 1.959963984540054 * each.std(0, ddof=1) / 2
+    np.testing.assert_allclose(found.entropy_high[1] - found.entropy[1], half, rtol=1e-8)
+
+
+def test_what_has_no_meaning_is_refused() -> None:
+    model = HookedTransformer(build("gpt2"))
+    for door in (attention_entropy, dispersion):
+        with pytest.raises(ValueError, match="one text per row"):
+            door(model, Batch.packed([[1, 2, 3], [4, 5]], 5))
+        with pytest.raises(ValueError, match="at least two tokens"):
+            door(model, some_tokens(n=1))
+        with pytest.raises(ValueError, match="train_length of at least 2 is required, got 1"):
+            door(model, some_tokens(), train_length=1)

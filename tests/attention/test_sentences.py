@@ -1,0 +1,191 @@
+"""Scores on indirect-object sentences: equal to slow loops, balanced by construction, absent where names are split."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import interp
+from interp import Batch, HookedTransformer
+from interp.attention.sentences import IndirectObjects, mention_masks, sentence_scores, single_token
+from interp.data.text import Text
+from interp.zoo.groundtruth import Alphabet
+from tests.configs import CONFIGS, build, perturbed
+
+DATA = IndirectObjects(draws=3, names=("Mary", "John", "Tom", "Anna", "Nobody"))
+SPOKEN = [form.format(first="Mary", second="John", giver="Tom") for form in DATA.frames]
+
+
+class Words:
+    """One token per word; it knows all words of the sentences but the name Nobody."""
+
+    bos_id: int | None = 0
+    eos_id: int | None = 0
+    pad_id: int = 0
+    words = ("<bos>", "<unk>", "Anna", *sorted({word for text in SPOKEN for word in text.split()}))
+
+    def encode(self, text: str) -> list[int]:
+        return [self.words.index(word) if word in self.words else 1 for word in text.split()]
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(self.words[i] for i in ids)
+
+    def piece(self, token: int) -> str:
+        return f" {self.words[token]}"
+
+
+def speaker(name: str = "gpt2") -> HookedTransformer:
+    config = replace(CONFIGS[name], d_vocab=len(Words.words))
+    torch.manual_seed(1)
+    return HookedTransformer(perturbed(config), Words())
+
+
+def test_every_draw_has_both_orders_and_both_roles_and_a_third_name_in_its_twin() -> None:
+    said, unsaid = DATA.batches(speaker().text)
+    assert len(said) == len(unsaid) == 4 * DATA.draws
+    assert said.answer is not None and said.wrong is not None and unsaid.wrong is not None
+    for draw in range(DATA.draws):
+        rows = range(4 * draw, 4 * draw + 4)
+        masks = mention_masks(said)
+        seen = set()
+        for i in rows:
+            receiver, giver = int(said.answer[i]), int(said.wrong[i])
+            tokens = said.tokens[i].tolist()
+            assert tokens.count(receiver) == 1 and tokens.count(giver) == 2
+            seen.add((receiver, tokens.index(receiver) < tokens.index(giver)))
+            differ = (said.tokens[i] != unsaid.tokens[i]).nonzero().flatten().tolist()
+            assert differ == masks[i, 2].nonzero().flatten().tolist()
+            third = int(unsaid.tokens[i, differ[0]])
+            assert third == unsaid.wrong[i] and third not in (receiver, giver)
+        assert len(seen) == 4 and len({receiver for receiver, _ in seen}) == 2
+    assert Words.words.index("<unk>") not in said.tokens
+
+
+def test_names_are_marked_where_they_stand_and_padding_never_counts() -> None:
+    tokens = torch.tensor([[5, 5, 7, 6, 2, 5, 9], [7, 3, 5, 7, 7, 6, 1]])
+    keep = torch.tensor([[False, True, True, True, True, True, True], [True] * 7])
+    batch = Batch(tokens, keep).with_answers(torch.tensor([6, 6]), torch.tensor([5, 7]))
+    expected = [[[3], [1], [5]], [[5], [0], [4]]]
+    found = [[mask.nonzero().flatten().tolist() for mask in row] for row in mention_masks(batch)]
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "window", "olmo2"])
+def test_scores_are_those_of_a_loop_over_sentences(name: str) -> None:
+    model = speaker(name)
+    said, unsaid = DATA.batches(model.text)
+    found = sentence_scores(model.transformer, (said, unsaid), batch_size=5)
+    rows = [slow_row(model, said, i) for i in range(len(said))]
+    twins = [slow_row(model, unsaid, i) for i in range(len(said))]
+    draws = {key: torch.stack([r[key] for r in rows]).unflatten(0, (-1, 4)).mean(1) for key in rows[0]}
+    for score in ("to_receiver", "to_giver", "name_mover", "s_inhibition"):
+        moments, _ = found[score]
+        torch.testing.assert_close(moments.mean, draws[score].mean(0), rtol=1e-9, atol=1e-12)
+        error = draws[score].std(0) / DATA.draws**0.5
+        torch.testing.assert_close(moments.standard_error(), error, rtol=1e-7, atol=1e-12)
+    nulls = {
+        "to_receiver": draws["to_first"].mean(0),
+        "to_giver": torch.stack([row["to_giver"] for row in twins]).mean(0),
+        "name_mover": torch.zeros(2, 4).double(),
+    }
+    for score, null in nulls.items():
+        torch.testing.assert_close(found[score][1], null, rtol=1e-9, atol=1e-12)
+
+
+def slow_row(model: HookedTransformer, batch: Batch, row: int) -> dict[str, Tensor]:
+    """The scores `[layer, head]` of one sentence, alone and without padding; direct effects by forward norms."""
+    assert batch.answer is not None and batch.wrong is not None
+    kept = slice(None) if batch.keep is None else batch.keep[row]
+    tokens = batch.tokens[row][kept]
+    receiver, giver = int(batch.answer[row]), int(batch.wrong[row])
+    _, cache = model.run_with_cache(tokens[None])
+    network = model.transformer
+    at = [tokens.tolist().index(receiver), tokens.tolist().index(giver)]
+    last_giver = max(i for i, token in enumerate(tokens.tolist()) if token == giver)
+    patterns = torch.stack([cache["pattern", layer][0, :, -1] for layer in range(2)])
+    scale = network.ln_final.scale(cache["resid_post", 1][0, -1])
+    direct = []
+    for layer in range(2):
+        parts = cache["z", layer][0, -1][:, None] @ network.block(layer).attn.out.weight.T.unflatten(
+            0, (4, -1)
+        )
+        norm = network.block(layer).post_norm("attn_out")
+        parts = parts[:, 0]
+        if norm is not None:
+            parts = norm.frozen(parts, norm.scale(parts.sum(0)))
+        logits = network.ln_final.frozen(parts, scale) @ model.W_U * network.config.logit_scale
+        direct.append(logits[:, receiver] - logits[:, giver])
+    effect = torch.stack(direct)
+    to_giver = patterns[..., last_giver]
+    return {
+        "to_receiver": patterns[..., at[0]], "to_first": patterns[..., at[1]], "to_giver": to_giver,
+        "name_mover": effect, "s_inhibition": to_giver * (1 - effect.abs() / effect.abs().max()),
+    }  # fmt: skip
+
+
+def test_a_head_that_does_not_look_at_names_scores_its_null() -> None:
+    model = copy.deepcopy(speaker().transformer)
+    for layer in range(2):
+        weight, bias = model.block(layer).attn.part("q")
+        assert bias is not None
+        weight.zero_()
+        bias.zero_()
+    found = sentence_scores(model, DATA.batches(speaker().text), batch_size=16)
+    for score in ("to_receiver", "to_giver"):
+        moments, null = found[score]
+        torch.testing.assert_close(moments.mean, null, rtol=1e-12, atol=0)
+
+
+def test_a_head_that_prefers_a_name_whatever_its_role_moves_no_name() -> None:
+    """All values are one constant vector, so each head writes the same at every sentence; roles cancel it."""
+    model = copy.deepcopy(speaker("no-norm").transformer)
+    for layer in range(2):
+        model.block(layer).attn.part("v")[0].zero_()
+    moments, null = sentence_scores(model, DATA.batches(speaker().text), batch_size=16)["name_mover"]
+    assert float(moments.mean.abs().max()) < 1e-12 and not null.any()
+    assert float(moments.standard_error().max()) < 1e-12
+
+
+def test_a_model_without_logits_has_attention_scores_only() -> None:
+    model = perturbed(replace(CONFIGS["gpt2"], d_vocab=len(Words.words), unembed=False))
+    found = sentence_scores(model, DATA.batches(speaker().text), batch_size=16)
+    assert found.keys() == {"to_receiver", "to_giver"}
+
+
+def test_a_word_is_one_token_only_if_the_tokenizer_says_it() -> None:
+    text = speaker().text
+    assert single_token(text, "Mary") == Words.words.index("Mary")
+    assert single_token(text, "Nobody") is None and single_token(text, "Mary John") is None
+    letters = Text(Alphabet(), 24, 64)
+    assert single_token(letters, "7") == letters.single("7")
+    assert single_token(letters, "Mary") is None and single_token(letters, "é") is None
+
+
+def test_sentences_that_cannot_be_said_are_refused_with_the_reason() -> None:
+    with pytest.raises(
+        ValueError, match="three names that are single tokens of this model are required, got 0 of 5"
+    ):
+        DATA.batches(Text(Alphabet(), 24, 64))
+    with pytest.raises(ValueError, match="no tokenizer"):
+        DATA.batches(HookedTransformer(build("gpt2")).text)
+    with pytest.raises(ValueError, match="context holds 8"):
+        DATA.batches(Text(Words(), 8, len(Words.words)))
+    with pytest.raises(ValueError, match="at least one draw"):
+        IndirectObjects(draws=0)
+    batch = Batch(torch.tensor([[1, 2, 3]]))
+    with pytest.raises(ValueError, match="require batches of one text per row with both names"):
+        mention_masks(batch)
+    with pytest.raises(ValueError, match="require rows that contain both names"):
+        mention_masks(batch.with_answers(torch.tensor([1]), torch.tensor([4])))
+
+
+def test_the_table_tells_why_sentences_are_absent() -> None:
+    data = interp.RepeatedTokens(period=5, repeats=3, rows=2)
+    table = interp.heads(HookedTransformer(build("gpt2")), data)
+    assert "to_receiver" not in table and "no tokenizer" in table.attrs["no_sentences"]
+    assert interp.heads(speaker(), data, sentences=None).attrs["no_sentences"] == "not asked for"
+    spoken = interp.heads(speaker(), data, sentences=DATA)
+    assert spoken.attrs["sentences"] == 12 and "no_sentences" not in spoken.attrs
+    assert spoken.name_mover.attrs["unit"] == "logits"

@@ -1,0 +1,253 @@
+"""Attribution patching is the slope of the metric as a site moves from its own run to the other, at every site."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor
+
+from interp import Edit, HookedTransformer, Read, observe
+from interp.causal.attribution_patching import attribution_patch
+from interp.causal.contrast import DIMS, site_names
+from interp.data.batch import Batch
+from interp.model import Tap, Transformer
+from interp.model.sites import BLOCK_SITES, EMBEDDING_SITES, names
+from interp.passes.metrics import kl_divergence, logit_difference, next_token_loss, of_logits
+from tests.causal.slow_edges import ANSWER, WRONG, difference
+from tests.circuits.test_edge_attribution import CLEAN, CORRUPT, linear, padded
+from tests.configs import CONFIGS, build
+from tests.loops import over
+from tests.tiny import hooked
+from tests.tolerances import assert_close
+
+METRIC = logit_difference(ANSWER, WRONG)
+STEP = 1e-5
+
+
+def patched(model: Transformer, site: str = "z", **how: object) -> xr.Dataset:
+    return attribution_patch(HookedTransformer(model), CLEAN, CORRUPT, site, metric=METRIC, **how)  # type: ignore[arg-type]
+
+
+def before_the_end(name: str) -> list[str]:
+    """Every site of layer 1 and of the embeddings."""
+    every = names(CONFIGS[name], on_demand=True)
+    return [s for s in every if s.startswith("blocks.1.") or s in EMBEDDING_SITES]
+
+
+def recorded(model: Transformer, tokens: Tensor, site: str) -> Tensor:
+    return observe(model, Batch(tokens), [Read(site)]).trace[site]
+
+
+def slope(model: Transformer, own: Tensor, site: str, towards: Tensor) -> Tensor:
+    """d metric / d t of every row while the site is `own + t towards`, by a central difference."""
+
+    def at(t: float) -> Tensor:
+        edit = Edit(site, lambda x: torch.where(towards == 0, x, x + t * towards))
+        with torch.no_grad():
+            return difference(model(own, Tap(edits=[edit])))
+
+    return (at(STEP) - at(-STEP)) / (2 * STEP)
+
+
+def change(model: Transformer, own: Tensor, other: Tensor, site: str) -> Tensor:
+    here, there = (recorded(model, x, site) for x in (own, other))
+    return torch.where(here == there, 0.0, there - here)
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [
+        ("gpt2", "denoise"),
+        ("gemma2", "noise"),
+        ("gptj", "denoise"),
+        ("gpt-oss", "denoise"),
+        ("masked-lm", "noise"),
+    ],
+)
+def test_every_site_s_sum_is_the_slope_of_the_metric(name: str, direction: str) -> None:
+    """Everything summed: moving the whole site. Among them `hook_mlp_in`, the MLP's own copy of the stream."""
+    model = build(name)
+    own, other = (CORRUPT, CLEAN) if direction == "denoise" else (CLEAN, CORRUPT)
+    for site in before_the_end(name)[:: 1 if name == "gpt2" else 2]:
+        short = site.removeprefix("blocks.1.")
+        towards = change(model, own, other, site)
+        expected = slope(model, own, site, towards)
+        if not bool(expected.any()):
+            continue  # positions and token types are the same in both runs
+        found = patched(model, short, direction=direction, by=())
+        each = torch.from_numpy(found["each"].values)
+        each = each[:, 1] if "layer" in found["each"].dims else each
+        assert (each - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max())), site
+
+
+@pytest.mark.parametrize(
+    ("site", "cell"),
+    [
+        ("z", (6, 3)), ("v", (4, 1)), ("resid_pre", (3,)), ("pattern", (1, 6, 2)), ("mlp.hook_post", (6, 17)),
+        ("attn_scores", (2, 6, 1)), ("mlp_out", (6,)), ("k", (0, 1)),
+    ],
+)  # fmt: skip
+def test_a_cell_is_the_slope_as_that_cell_alone_moves(site: str, cell: tuple[int, ...]) -> None:
+    model = build("llama-gqa")
+    full = site_names(site, model.config)[1]
+    towards = change(model, CORRUPT, CLEAN, full)
+    alone = torch.zeros_like(towards)
+    alone.movedim(0, -1)[cell] = towards.movedim(0, -1)[cell]
+    each = torch.from_numpy(patched(model, site)["each"].values)
+    found = each[:, 1].movedim(0, -1)[cell]
+    expected = slope(model, CORRUPT, full, alone)
+    assert (found - expected).abs().max() < 1e-6
+    assert expected.abs().max() > 1e-5
+
+
+@over("direction", ["denoise", "noise"])
+@over("site", ["z", "resid_pre", "mlp_out", "v", "hook_mlp_in", "mlp.hook_post"])
+def test_in_a_linear_network_it_is_exact_patching(site: str, direction: str) -> None:
+    model = linear()
+    own, other = (CORRUPT, CLEAN) if direction == "denoise" else (CLEAN, CORRUPT)
+    each = torch.from_numpy(patched(model, site, direction=direction, by=("pos",))["each"].values)
+    for layer, full in enumerate(site_names(site, model.config)):
+        given = recorded(model, other, full)
+        for pos in (1, 6):
+
+            def replaced(x: Tensor, given: Tensor = given, pos: int = pos) -> Tensor:
+                x[:, pos] = given[:, pos]
+                return x
+
+            exact = difference(model(own, Tap(edits=[Edit(full, replaced)]))) - difference(model(own))
+            assert_close(each[:, layer, pos], exact, torch.float64)
+        assert exact.abs().max() > 1e-3, "the last position, at least, counts"
+
+
+def test_results_are_labelled_by_the_site_s_axes() -> None:
+    model = build("llama-gqa")
+    table = patched(model, "pattern")
+    assert table.effect.dims == ("layer", "head", "query", "key")
+    assert table["each"].dims == ("prompt", "layer", "head", "query", "key")
+    assert patched(model, "k").effect.dims == ("layer", "pos", "kv_head")
+    assert patched(model, "embed").effect.dims == ("pos",)
+    assert patched(model, "blocks.1.attn.hook_z").effect.dims == ("layer", "pos", "head")
+    assert patched(model, "blocks.1.attn.hook_z").layer.values.tolist() == [1]
+    assert table.attrs["unit"] == "logits" and table.attrs["direction"] == "denoise"
+    for site in BLOCK_SITES:
+        # Summed over: the batch, widths, and the columns c of what only some mixers have.
+        assert set(site.axes.split()) - set("bdev1c") <= set(DIMS), site.name
+
+
+def test_dims_left_out_are_summed_over() -> None:
+    model = build("gpt2")
+    whole = patched(model)["each"]
+    np.testing.assert_allclose(patched(model, by=("head",))["each"], whole.sum("pos"), atol=1e-12)
+    np.testing.assert_allclose(patched(model, by=("layer",))["each"], whole.sum(("pos", "head")), atol=1e-12)
+
+
+def test_the_mean_comes_with_its_interval_and_the_metric_of_both_runs() -> None:
+    model = build("gpt2")
+    for direction in ("denoise", "noise"):
+        table = patched(model, direction=direction)
+        each = table["each"].values
+        half = 1.959963984540054 * each.std(0, ddof=1) / np.sqrt(3)
+        np.testing.assert_allclose(table.effect, each.mean(0), atol=1e-12)
+        np.testing.assert_allclose(table.effect_high - table.effect, half, atol=1e-12)
+        np.testing.assert_allclose(table.clean, difference(model(CLEAN)), atol=1e-12)
+        np.testing.assert_allclose(table.corrupt, difference(model(CORRUPT)), atol=1e-12)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_splitting_and_padding_change_no_number(side: str) -> None:
+    model = HookedTransformer(build("llama-gqa"))
+    ask: Callable[..., xr.Dataset] = partial(attribution_patch, model, metric=METRIC)
+    plain = ask(CLEAN, CORRUPT)
+    np.testing.assert_allclose(ask(CLEAN, CORRUPT, batch_size=2)["each"], plain["each"], atol=1e-11)
+    wide = ask(padded(CLEAN, side), padded(CORRUPT, side))["each"]
+    real = wide[:, :, 2:] if side == "left" else wide[:, :, :7]
+    np.testing.assert_allclose(real, plain["each"], atol=1e-9)
+    assert float(abs(wide).sum()) == pytest.approx(float(abs(real).sum())), "nothing at the padding"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision_agrees_with_double(dtype: torch.dtype) -> None:
+    wide, narrow = (patched(build("gpt2", d))["each"].values for d in (torch.float64, dtype))
+    assert_close(torch.from_numpy(narrow).double(), torch.from_numpy(wide), dtype)
+    assert narrow.dtype == np.float32
+
+
+def test_metrics_of_every_kind_are_differentiated() -> None:
+    model = HookedTransformer(build("gpt2"))
+    answers = Batch(CLEAN).with_answers(torch.full((3,), ANSWER), torch.full((3,), WRONG))
+    carried = attribution_patch(model, answers, CORRUPT)
+    np.testing.assert_allclose(carried["each"], patched(build("gpt2"))["each"], atol=1e-12)
+    own = of_logits(lambda x: x[:, -1, ANSWER] - x[:, -1, WRONG])
+    mine = attribution_patch(model, CLEAN, CORRUPT, metric=own)
+    np.testing.assert_allclose(mine["each"], carried["each"], atol=1e-12)
+    loss = attribution_patch(model, CLEAN, CORRUPT, "resid_pre", metric=next_token_loss())
+    assert_close(torch.from_numpy(loss.clean.values), losses(build("gpt2"), CLEAN))
+    diverged = attribution_patch(model, CLEAN, CORRUPT, "resid_pre", metric=kl_divergence())
+    assert float(abs(diverged.clean).max()) < 1e-12 < float(diverged.corrupt.min())
+
+
+def losses(model: Transformer, tokens: Tensor) -> Tensor:
+    picked = model(tokens)[:, :-1].log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
+    return -picked.mean(1)
+
+
+def test_texts_are_prompts_too() -> None:
+    model = hooked("gpt2")
+    pair = "When Mary and John went to the shop, Mary gave", "When Mary and John went to the shop, John gave"
+    lengths = [model.text.batch(text).tokens.shape[1] for text in pair]
+    assert lengths[0] == lengths[1]
+    table = attribution_patch(model, *pair, metric=logit_difference(3, 4))
+    assert table.effect.shape == (2, lengths[0], 4)
+    differing = model.text.batch(pair[0]).tokens[0] != model.text.batch(pair[1]).tokens[0]
+    first = int(differing.int().argmax())
+    assert float(abs(table.effect[:, :first]).max()) == 0, "nothing differs before the first other token"
+
+
+# refusals
+
+
+def test_pairs_that_do_not_align_are_refused() -> None:
+    model = HookedTransformer(build("gpt2"))
+    for corrupt, what in {
+        CORRUPT[:2]: "one corrupted prompt per clean prompt is required, got 2 for 3",
+        CORRUPT[:, :5]: r"must have the same length, token for token: got \[7, 7, 7\] and \[5, 5, 5\] tokens",
+        torch.cat((CORRUPT[:1], CLEAN[1:2], CORRUPT[2:])): r"must differ from its clean one, .* rows \[1\]",
+    }.items():
+        with pytest.raises(ValueError, match=what):
+            attribution_patch(model, CLEAN, corrupt, metric=METRIC)
+    with pytest.raises(ValueError, match="requires an answer for every prompt"):
+        attribution_patch(model, CLEAN, CORRUPT)
+
+
+def test_positions_of_prompts_of_different_lengths_are_refused() -> None:
+    model, keep = HookedTransformer(build("gpt2")), torch.ones(3, 7, dtype=torch.bool)
+    keep[1, 5:] = False
+    pair = Batch(CLEAN, keep), Batch(CORRUPT, keep)
+    with pytest.raises(ValueError, match=r"by pos require prompts of one length, got lengths \[5, 7\]"):
+        attribution_patch(model, *pair, metric=METRIC)
+    summed = attribution_patch(model, *pair, metric=METRIC, by=("head",))["each"][1]
+    alone = attribution_patch(model, CLEAN[1:2, :5], CORRUPT[1:2, :5], metric=METRIC, by=("head",))["each"][0]
+    np.testing.assert_allclose(summed, alone, atol=1e-12)
+
+
+def test_what_cannot_be_estimated_is_refused_by_name() -> None:
+    model = HookedTransformer(build("gpt2"))
+    with pytest.raises(
+        ValueError, match="KL divergence compares with the clean run, where its gradient is 0"
+    ):
+        attribution_patch(model, CLEAN, CORRUPT, metric=kl_divergence(), direction="noise")
+    with pytest.raises(ValueError, match="its gradient at z is zero in every prompt"):
+        attribution_patch(model, CLEAN, CORRUPT, metric=of_logits(lambda x: 0 * x[:, 0, 0]))
+    with pytest.raises(
+        ValueError, match=r"before the final norm is required, 'unembed.hook_out' comes behind"
+    ):
+        patched(build("gpt2"), "unembed.hook_out")
+    with pytest.raises(KeyError, match="z has the dims pos, head, not 'heads'; nearest: head"):
+        patched(build("gpt2"), by=("heads",))
+    with pytest.raises(KeyError, match="unknown site shorthand 'zz'"):
+        patched(build("gpt2"), "zz")
+    with pytest.raises(KeyError, match=r"this model has no 'blocks.0.mlp.hook_post'"):
+        patched(build("attention-only"), "mlp.hook_post")

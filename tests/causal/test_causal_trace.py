@@ -1,0 +1,354 @@
+"""Causal traces equal the slow loop, one pass per cell and draw, and find the planted path of a fact."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor
+
+from interp import Batch, HookedTransformer
+from interp.causal.causal_trace import causal_trace, subject_spread
+from interp.causal.spans import ROLES, spans, within
+from interp.causal.tracing import Noised, Tracing
+from interp.data.text import Side
+from interp.model.edits import Edit, Set
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.passes.metrics import answer_probability, kl_divergence, logit_difference
+from interp.passes.observe import observe
+from interp.passes.sweep import Sweep
+from interp.passes.variants import Variant
+from interp.zoo.planted import PLANTED
+from tests.configs import CONFIGS, build, some_tokens
+from tests.tiny import hooked
+from tests.tolerances import assert_close
+
+SUBJECTS = [range(2, 5), range(1, 2), range(3, 5)]
+"""Of prompts of 8, 5 and 6 tokens: the last has no token between its subject and its end."""
+LENGTHS = (8, 5, 6)
+SAMPLES, NOISE = 3, 2.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Prompts, and what the model says next: facts that it knows, all but those made wrong."""
+
+    model: HookedTransformer
+    rows: list[Tensor]
+    answers: list[int]
+
+    def batch(self, side: Side = "right") -> Batch:
+        return Batch.of([row.tolist() for row in self.rows], side=side)
+
+    def trace(self, side: Side = "right", **protocol: object) -> xr.Dataset:
+        given: dict = {"samples": SAMPLES, "noise": NOISE} | protocol
+        return causal_trace(self.model, self.batch(side), SUBJECTS, self.answers, **given)
+
+
+def asked(name: str, wrong: tuple[int, ...] = (), dtype: torch.dtype = torch.float64) -> Asked:
+    model = build(name, dtype)
+    rows = [row[:n] for row, n in zip(some_tokens(3, 8, seed=4), LENGTHS, strict=True)]
+    answers = [int(model(row[None])[0, -1].argmax()) for row in rows]
+    answers = [(a + 1) % 31 if i in wrong else a for i, a in enumerate(answers)]
+    return Asked(HookedTransformer(model), rows, answers)
+
+
+def probability(model: Transformer, row: Tensor, answer: int, edits: list[Edit]) -> Tensor:
+    """Of every draw of one prompt."""
+    return observe(model, Batch(row.repeat(SAMPLES, 1)), edits=edits).output[:, -1].softmax(-1)[:, answer]
+
+
+def put(site: str, value: Tensor, column: int) -> Edit:
+    """The vector of one token, as an ordinary edit."""
+
+    def change(x: Tensor) -> Tensor:
+        x[:, column] = value[:, column]
+        return x
+
+    return Edit(site, change)
+
+
+def block_output(model: Transformer) -> str:
+    return "hook_normalized_resid_post" if model.config.norm_place == "post" else "hook_resid_post"
+
+
+def slow(a: Asked, i: int, protocol: Tracing, windows: dict[int, list[int]]) -> tuple[Tensor, float, float]:
+    """The indirect effects `[sample, layer, pos]` of one prompt, and the metric of its clean and corrupted runs."""
+    model, row, answer, where = a.model.transformer, a.rows[i], a.answers[i], SUBJECTS[i]
+    part = {"state": block_output(model), "mlp": "hook_mlp_out", "attn": "hook_attn_out"}
+    names = [f"blocks.{layer}.{site}" for layer in range(2) for site in part.values()]
+    clean = observe(model, Batch(row[None]), [Read(name) for name in names]).trace
+    entries = torch.cat(
+        [
+            model.embed(other)[sub.start : sub.stop].flatten() * model.config.embed_scale
+            for other, sub in zip(a.rows, SUBJECTS, strict=True)
+        ]
+    )
+    mask = torch.zeros(1, len(row), dtype=torch.bool)
+    mask[0, list(where)] = True
+    noise = Noised.of(model, Batch(row[None]), mask, NOISE * float(entries.std()), protocol).noise
+    corrupted = Edit("hook_embed", lambda x: x + noise)
+    drawn = Batch(row.repeat(SAMPLES, 1))
+    base = observe(model, drawn, [Read(name) for name in names], [corrupted]).trace
+    low = probability(model, row, answer, [corrupted])
+    effects = torch.zeros(SAMPLES, 2, len(row), dtype=torch.float64)
+    for layer, column in itertools.product(range(2), range(len(row))):
+        edits = [corrupted]
+        for k in windows[layer]:
+            name = f"blocks.{k}.{part[protocol.kind]}"
+            edits.append(put(name, clean[name], column))
+        if protocol.severed:  # as ROME's code does, in every layer: those below hold these values anyway
+            restored = {edit.site for edit in edits}
+            names = [f"blocks.{k}.{part[protocol.severed]}" for k in range(2)]
+            edits += [put(name, base[name], column) for name in names if name not in restored]
+        effects[:, layer, column] = probability(model, row, answer, edits) - low
+    return effects, float(probability(model, row, answer, [])[0]), float(low.mean())
+
+
+FAMILIES = ("gpt2", "llama-gqa", "gemma2")
+ALONE, BOTH = {0: [0], 1: [1]}, {0: [0, 1], 1: [0, 1]}
+CASES: dict[str, tuple[Tracing, dict[int, list[int]]]] = {
+    "state": (Tracing(samples=SAMPLES), ALONE),
+    "state without MLPs": (Tracing(samples=SAMPLES, severed="mlp"), ALONE),
+    "state without attention": (Tracing(samples=SAMPLES, severed="attn"), ALONE),
+    "one MLP": (Tracing("mlp", 1, samples=SAMPLES), ALONE),
+    "one MLP without attention": (Tracing("mlp", 1, samples=SAMPLES, severed="attn"), ALONE),
+    "one MLP without MLPs": (Tracing("mlp", 1, samples=SAMPLES, severed="mlp"), ALONE),
+    "one attention without MLPs": (Tracing("attn", 1, samples=SAMPLES, severed="mlp"), ALONE),
+    "two MLPs without attention": (Tracing("mlp", 2, samples=SAMPLES, severed="attn"), {0: [0], 1: [0, 1]}),
+    "two MLPs": (Tracing("mlp", 2, samples=SAMPLES), {0: [0], 1: [0, 1]}),
+    "three attentions": (Tracing("attn", 3, samples=SAMPLES), BOTH),
+    "all attentions": (Tracing("attn", 10, samples=SAMPLES), BOTH),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [(n, c) for i, c in enumerate(CASES) for j, n in enumerate(FAMILIES) if c == "state" or i % 3 == j],
+)
+def test_every_cell_is_that_of_the_slow_loop(name: str, case: str) -> None:
+    protocol, windows = CASES[case]
+    a = asked(name)
+    found = a.trace(kind=protocol.kind, window=protocol.window, severed=protocol.severed)
+    for i, n in enumerate(LENGTHS):
+        effects, clean, corrupt = slow(a, i, protocol, windows)
+        each = torch.from_numpy(found.each.values[i])
+        assert_close(each[:, :n], effects.mean(0))
+        assert each[:, n:].isnan().all() and not found.changed.values[i, :, n:].any()
+        assert_close(torch.from_numpy(found.each_spread.values[i, :, :n]), effects.std(0))
+        assert (float(found.clean[i]), float(found.corrupt[i])) == pytest.approx((clean, corrupt), abs=1e-9)
+    assert abs(found.each).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["post-norm", "bidirectional", "parallel", "window"])
+def test_other_families_and_left_padding(name: str) -> None:
+    a, protocol = asked(name), Tracing(samples=SAMPLES, severed="mlp")
+    found = a.trace("left", severed="mlp")
+    for i, n in enumerate(LENGTHS):
+        assert_close(torch.from_numpy(found.each.values[i, :, -n:]), slow(a, i, protocol, ALONE)[0].mean(0))
+
+
+def test_the_layers_of_a_window_are_those_of_the_paper() -> None:
+    """max(0, l - 5) .. min(L, l + 5) - 1 for a window of 10."""
+    wide = Tracing("mlp", 10)
+    for layer in range(48):
+        assert wide.layers(layer, 48) == range(max(0, layer - 5), min(48, layer + 5))
+    assert Tracing("attn", 1).layers(7, 48) == range(7, 8)
+    assert Tracing("state", 10).layers(7, 48) == range(7, 8)
+
+
+@pytest.mark.parametrize("name", [n for n, c in CONFIGS.items() if c.unembed])
+def test_the_subjects_embeddings_together_bring_everything_back(name: str) -> None:
+    a = asked(name)
+    model, batch = a.model.transformer, a.batch().with_answers(torch.tensor(a.answers), None)
+    span = spans(a.model.text, batch, SUBJECTS)
+    noised = Noised.of(model, batch, within(batch, span), 1.0, Tracing(samples=2))
+    rows, embed = noised.batch, Read("hook_embed")
+    clean = observe(model, rows, [embed]).trace[embed]
+    restored = [
+        Variant([Edit("embed", Set(clean), {"pos": p}) for p in columns])
+        for columns in (range(8), range(1, 5), range(4, 5))
+    ]
+    found = Sweep(model, rows, restored, common=noised.corrupted(clean)).run(answer_probability())
+    logits = model(rows.tokens, keep=rows.keep)[torch.arange(6), rows.last()]
+    full = logits.softmax(-1)[torch.arange(6), rows.answer]
+    for values in found.values[:2]:
+        assert_close(values, full)
+    assert (found.values[2][:2] - full[:2]).abs().max() > 1e-6, "one token of three is not enough"
+
+
+@pytest.mark.parametrize("name", [n for n, c in CONFIGS.items() if c.unembed])
+def test_the_last_state_is_everything_and_what_cannot_reach_it_nothing(name: str) -> None:
+    found = asked(name).trace()
+    causal = CONFIGS[name].causal
+    total = found.clean - found.corrupt
+    for i, (n, subject) in enumerate(zip(LENGTHS, SUBJECTS, strict=True)):
+        assert float(found.each[i, -1, n - 1]) == pytest.approx(float(total[i]), abs=1e-9)
+        assert (found.each[i, -1, : n - 1] == 0).all() and not found.changed[i, -1, : n - 1].any()
+        before = found.each[i, 0, : subject.start]
+        assert bool((before == 0).all()) is causal
+        assert bool(found.changed[i, 0, : subject.start].any()) is not causal
+        assert found.changed[i, 0, subject.start]
+    last = found.sel(role="last token", layer=1)
+    assert float(last.effect) == pytest.approx(float(found.total), abs=1e-9)
+    assert (float(last.effect_low), float(last.effect_high)) == pytest.approx(
+        (float(found.total_low), float(found.total_high)), abs=1e-9
+    )
+    assert not found.changed_role.sel(layer=1, role="first subject") and last.changed_role
+
+
+def test_roles_are_means_inside_a_prompt_then_over_prompts() -> None:
+    found = asked("gpt2").trace()
+    columns = {
+        "first subject": [[2], [], [3]], "middle subject": [[3], [], []], "last subject": [[4], [1], [4]],
+        "first after": [[5], [2], []], "further": [[6], [3], []], "last token": [[7], [4], [5]],
+    }  # fmt: skip
+    assert tuple(columns) == ROLES
+    for role, each in columns.items():
+        rows = np.stack([found.each.values[i][:, c].mean(1) for i, c in enumerate(each) if c])
+        cell = found.sel(role=role)
+        np.testing.assert_allclose(cell.effect, rows.mean(0), atol=1e-12)
+        assert int(cell.prompts) == len(rows)
+        if len(rows) > 1:
+            half = 1.959964 * rows.std(0, ddof=1) / len(rows) ** 0.5
+            np.testing.assert_allclose(cell.effect_high - cell.effect, half, rtol=1e-6, atol=1e-12)
+            np.testing.assert_allclose(cell.effect - cell.effect_low, half, rtol=1e-6, atol=1e-12)
+        else:
+            assert cell.effect_low.isnull().all()
+    spread = [found.each_spread.values[i][:, c[0]] for i, c in enumerate(columns["last token"])]
+    np.testing.assert_allclose(
+        found.spread.sel(role="last token"), np.sqrt(np.square(spread).mean(0)), atol=1e-12
+    )
+
+
+def test_noise_is_normal_on_the_subjects_alone_and_hangs_on_the_tokens_and_the_seed() -> None:
+    model, batch = build("gpt2"), Batch(torch.cat((some_tokens(2, 9), some_tokens(1, 9))))
+    where = torch.zeros(3, 9, dtype=torch.bool)
+    where[:, 2:6] = True
+    protocol = Tracing(samples=400)
+    noise = Noised.of(model, batch, where, 0.7, protocol).noise.unflatten(0, (3, 400))
+    assert not noise[:, :, ~where[0]].any()
+    drawn = noise[:, :, where[0]].double()
+    count = drawn[0].numel()
+    assert abs(float(drawn[0].mean())) < 4 * 0.7 / count**0.5
+    assert float(drawn[0].std()) == pytest.approx(0.7, rel=4 / (2 * count) ** 0.5)
+    assert torch.equal(noise[0], noise[2]) and not torch.equal(noise[0], noise[1])
+    padded = Batch.of([batch.tokens[1].tolist(), [1] * 12], side="left")
+    moved = torch.zeros(2, 12, dtype=torch.bool)
+    moved[0, 5:9] = True
+    alone = Noised.of(model, padded, moved, 0.7, protocol).noise.unflatten(0, (2, 400))
+    assert torch.equal(alone[0, :, 3:], noise[1])
+    other = Noised.of(model, batch, where, 0.7, Tracing(samples=400, seed=1)).noise
+    assert not torch.equal(other, noise.flatten(0, 1))
+
+
+def test_sigma_is_that_of_all_entries_of_the_subjects() -> None:
+    a = asked("gemma2")
+    span = spans(a.model.text, a.batch(), SUBJECTS)
+    found = subject_spread(a.model.transformer, a.batch(), within(a.batch(), span), batch_size=2)
+    weights = a.model.transformer.embed.weight * 24**0.5
+    parts = [weights[row[sub.start : sub.stop]] for row, sub in zip(a.rows, SUBJECTS, strict=True)]
+    assert found == pytest.approx(float(torch.cat(parts).std()), rel=1e-12)
+    assert a.trace().attrs["sigma"] == pytest.approx(found, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["state", "attn"])
+def test_neither_the_split_nor_the_order_of_the_prompts_changes_a_number(kind: str) -> None:
+    a = asked("llama-gqa")
+    whole = a.trace(kind=kind, window=1)
+    split = a.trace(kind=kind, window=1, batch_size=1)
+    xr.testing.assert_allclose(split, whole, rtol=1e-9, atol=1e-12)
+    order = [2, 0, 1]
+    batch = Batch.of([a.rows[i].tolist() for i in order])
+    moved = causal_trace(
+        a.model, batch, [SUBJECTS[i] for i in order], [a.answers[i] for i in order],
+        kind=kind, window=1, samples=SAMPLES, noise=NOISE,
+    )  # fmt: skip
+    np.testing.assert_allclose(moved.each, whole.each[order], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(moved.effect, whole.effect, rtol=1e-9, atol=1e-12)
+    xr.testing.assert_identical(a.trace(kind=kind, window=1), whole)
+    assert abs(a.trace(kind=kind, window=1, seed=1).each - whole.each).max() > 1e-6
+
+
+def test_facts_that_the_model_gets_wrong_are_dropped_and_counted() -> None:
+    whole, some = asked("gpt2").trace(), asked("gpt2", wrong=(1,)).trace()
+    assert some.attrs["dropped"] == 1 and some.attrs["n"] == 2 and whole.attrs["dropped"] == 0
+    assert some.prompt.values.tolist() == [0, 2]
+    np.testing.assert_allclose(some.each, whole.each[[0, 2]], atol=1e-12)
+    assert some.attrs["sigma"] == whole.attrs["sigma"], "the fact set is what was given"
+    with pytest.raises(ValueError, match="of 3 none has its answer as the most probable next token"):
+        asked("gpt2", wrong=(0, 1, 2)).trace()
+
+
+def test_other_metrics_are_watched_and_a_comparing_one_compares_with_the_clean_run() -> None:
+    a = asked("gpt2")
+    found = a.trace(metric=kl_divergence())
+    np.testing.assert_allclose(found.clean, 0, atol=1e-12)
+    assert (found.corrupt > 0).all() and found.attrs["unit"] == "nats"
+    assert float(found.each[0, 1, 7]) == pytest.approx(-float(found.corrupt[0]), abs=1e-9)
+    wrong = [(answer + 1) % 31 for answer in a.answers]
+    found = a.trace(metric=logit_difference(torch.tensor(a.answers), torch.tensor(wrong)))
+    logits = a.model.transformer(a.rows[0][None])[0, -1]
+    assert float(found.clean[0]) == pytest.approx(float(logits[a.answers[0]] - logits[wrong[0]]), abs=1e-9)
+    with pytest.raises(ValueError, match="brings other answers"):
+        a.trace(metric=answer_probability(torch.tensor(wrong)))
+
+
+def test_float32_agrees_with_float64() -> None:
+    narrow, whole = asked("gpt2", dtype=torch.float32).trace(), asked("gpt2").trace()
+    np.testing.assert_allclose(narrow.each, whole.each, rtol=1e-4, atol=2e-5)
+    np.testing.assert_array_equal(narrow.changed, whole.changed)
+
+
+def test_the_path_of_a_planted_fact_is_found() -> None:
+    """A head moves the subject to the last token, where an MLP of the next layer knows the object."""
+    planted = PLANTED["fact_memory"](0, 4)
+    model = HookedTransformer(planted.model)
+    differs = [(row >= 1) & (row <= 8) for row in planted.clean]
+    subjects = [range(i := int(d.int().argmax()), i + 1) for d in differs]
+
+    def at_end(**protocol: object) -> list[float]:
+        found = causal_trace(
+            model, planted.clean, subjects, planted.answer, noise=20.0, samples=4, **protocol
+        )  # type: ignore[arg-type]
+        assert found.attrs["dropped"] == 0 and float(found.total_low) > 0.3
+        return (found.effect.sel(role="last token") / found.total).values.tolist()
+
+    assert at_end() == pytest.approx([1, 1], abs=0.05)
+    assert at_end(severed="attn") == pytest.approx([1, 1], abs=0.05)
+    assert at_end(severed="mlp") == pytest.approx([0, 1], abs=0.05)
+    assert at_end(kind="attn", window=1) == pytest.approx([1, 0], abs=0.05)
+    assert at_end(kind="mlp", window=1) == pytest.approx([0, 1], abs=0.05)
+
+
+def test_a_single_draw_or_prompt_has_no_spread_or_interval() -> None:
+    a = asked("gpt2", wrong=(0, 2))
+    found = a.trace(samples=1)
+    assert found.spread.isnull().all() and found.effect_low.isnull().all() and found.sizes["prompt"] == 1
+    assert found.effect.sel(role="last token").notnull().all()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "message"),
+    [
+        ({"samples": 0}, "samples=0"),
+        ({"noise": 0.0}, "noise=0.0"),
+        ({"noise": float("nan")}, "noise=nan"),
+        ({"window": 0, "kind": "mlp"}, "window=0"),
+    ],
+)
+def test_protocols_without_a_meaning_are_refused(protocol: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        asked("gpt2").trace(**protocol)
+
+
+def test_missing_parts_are_refused_by_name() -> None:
+    with pytest.raises(KeyError, match=r"no 'blocks\.0\.hook_mlp_out'"):
+        asked("attention-only").trace(kind="mlp")
+    with pytest.raises(KeyError, match=r"no 'blocks\.0\.hook_mlp_out'"):
+        asked("attention-only").trace(severed="mlp")
+    with pytest.raises(ValueError, match="must mention the subject 'Paul'"):
+        causal_trace(hooked(), "The cat sat on the", "Paul", " mat")

@@ -1,0 +1,72 @@
+"""The edge graph has exactly the edges of the definition, under the names everybody uses."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from interp.causal.graph import EdgeGraph
+from interp.model.config import MLP, ModelConfig
+from tests.causal.slow_edges import edges
+from tests.configs import CONFIGS
+
+SUMS = [name for name, config in CONFIGS.items() if config.norm_place != "post" and not config.macaron]
+
+
+def test_gpt2_small_has_32491_edges() -> None:
+    config = ModelConfig(12, 768, 12, 1024, 50257, mlp=MLP(3072))
+    graph = EdgeGraph.of(config)
+    assert len(graph) == int(graph.exists.sum()) == 32491
+    assert (len(graph.senders), len(graph.receivers)) == (157, 445)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_the_edges_are_those_of_the_definition(name: str) -> None:
+    config = replace(CONFIGS[name], n_layers=3)
+    graph = EdgeGraph.of(config)
+    assert sorted(graph.names()) == sorted(edges(config))
+    assert len(set(graph.names())) == len(graph)
+    at = [graph.index(edge) for edge in graph.names()]
+    assert at == [tuple(place) for place in graph.exists.nonzero().tolist()]
+
+
+def test_shared_keys_and_values_are_one_input_per_group() -> None:
+    graph = EdgeGraph.of(CONFIGS["llama-gqa"])
+    found = {graph.receivers[i]: graph.nodes_of(i) for i in range(len(graph.receivers))}
+    assert found["a1.g1<k>"] == found["a1.g1<v>"] == ("a1.h2", "a1.h3")
+    assert found["a0.h3<q>"] == ("a0.h3",) and found["m1"] == ("m1",) and found["logits"] == ("logits",)
+    plain = EdgeGraph.of(CONFIGS["gpt2"])
+    assert plain.nodes_of(plain.receivers.index("a1.h3<v>")) == ("a1.h3",)
+
+
+def test_a_mask_is_made_of_names_and_names_of_a_mask() -> None:
+    graph = EdgeGraph.of(CONFIGS["gpt2"])
+    some = ["input->m0", "a0.h1->a1.h2<q>", "m1->logits"]
+    mask = graph.chosen(some)
+    assert int(mask.sum()) == 3 and list(graph.names(mask)) == some
+    assert list(graph.names(torch.ones_like(mask))) == list(graph.names()), "only edges that exist have names"
+
+
+def test_parts_of_a_layer_are_where_the_names_say() -> None:
+    graph = EdgeGraph.of(CONFIGS["mqa"])
+    assert graph.senders[graph.heads(1)] == ("a1.h0", "a1.h1", "a1.h2", "a1.h3")
+    assert graph.senders[graph.mlp_sender(1)] == graph.receivers[graph.mlp_receiver(1)] == "m1"
+    assert graph.receivers[graph.inputs(1)][-2:] == ("a1.g0<k>", "a1.g0<v>")
+
+
+def test_edges_that_do_not_exist_are_refused() -> None:
+    graph = EdgeGraph.of(CONFIGS["gpt2"])
+    for edge in ("a1.h2->m0", "a0.h1->a0.h2<q>", "m1", "logits->m1"):
+        with pytest.raises(KeyError, match=r"no (edge|sender)"):
+            graph.index(edge)
+    with pytest.raises(KeyError, match=r"no receiver 'a1.h2'.*nearest: a1.h2"):
+        graph.index("a0.h1->a1.h2")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [({"norm_place": "post"}, "norms the sum itself"), ({"cross_attention": True}, "memory of an encoder")],
+)
+def test_streams_that_are_no_sums_are_refused_by_name(change: dict[str, object], what: str) -> None:
+    with pytest.raises(ValueError, match=f"residual stream that is a sum.*{what}"):
+        EdgeGraph.of(replace(CONFIGS["gpt2"], **change))  # type: ignore[arg-type]

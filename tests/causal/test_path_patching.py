@@ -1,0 +1,351 @@
+"""Path patching equals its definition run one sender at a time with ordinary edits, and finds the planted circuits."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor
+
+from interp import HookedTransformer, Read, observe
+from interp.causal.graph import EdgeGraph
+from interp.causal.patching import patch
+from interp.causal.path_patching import path_patch
+from interp.data.batch import Batch
+from interp.model import Tap, Transformer
+from interp.model.config import ModelConfig
+from interp.model.tap import Edit
+from interp.passes.metrics import kl_divergence, logit_difference, of_logits
+from interp.zoo.planted import PLANTED
+from tests.causal.slow_edges import ANSWER, WRONG, difference, exact, writes
+from tests.configs import CONFIGS, perturbed, some_tokens
+from tests.tiny import hooked
+from tests.tolerances import assert_close
+
+CLEAN, CORRUPT = some_tokens(3, 7), some_tokens(3, 7, seed=1)
+METRIC = logit_difference(ANSWER, WRONG)
+SHAPES = (
+    "gpt2",
+    "llama-gqa",
+    "parallel",
+    "gemma2",
+    "attention-only",
+    "bidirectional",
+    "gpt-oss",
+    "post-norm",
+)
+Values = Mapping[str, Tensor]
+
+
+@functools.cache
+def deep(name: str) -> Transformer:
+    """Three layers, so that there are heads to hold and MLPs to pass on between sender and receiver."""
+    return perturbed(replace(CONFIGS[name], n_layers=3))
+
+
+def patched(name: str, receivers: str | Sequence[str], **how: object) -> xr.Dataset:
+    return path_patch(HookedTransformer(deep(name)), CLEAN, CORRUPT, receivers, metric=METRIC, **how)  # type: ignore[arg-type]
+
+
+def by_sender(table: xr.Dataset, name: str = "each") -> dict[str, Tensor]:
+    """Every sender's values; those without a way are left out."""
+    found = {}
+    for layer in table.layer.values:
+        for head in table["head"].values:
+            found[f"a{layer}.h{head}"] = table[name].sel(layer=layer, head=head)
+        if f"{name}_mlp" in table:
+            found[f"m{layer}"] = table[f"{name}_mlp"].sel(layer=layer)
+    found["input"] = table[f"{name}_input"]
+    return {k: torch.from_numpy(v.values) for k, v in found.items() if not np.isnan(v.values).all()}
+
+
+# the definition, one sender after the other
+
+
+def site_of(sender: str) -> tuple[str, int | None]:
+    if sender == "input":
+        return "blocks.0.hook_resid_pre", None
+    if sender.startswith("m"):
+        return f"blocks.{sender[1:]}.hook_mlp_out", None
+    layer, head = sender[1:].split(".h")
+    return f"blocks.{layer}.attn.hook_z", int(head)
+
+
+def input_of(receiver: str) -> tuple[str, int | None]:
+    if receiver.startswith("m"):
+        return f"blocks.{receiver[1:]}.hook_mlp_in", None
+    node, part = receiver[1:-1].split("<")
+    layer, head = node.replace("g", "h").split(".h")
+    return f"blocks.{layer}.attn.hook_{part}", int(head)
+
+
+def set_to(value: Tensor, head: int | None, pos: int | None = None) -> Callable[[Tensor], Tensor]:
+    def change(x: Tensor) -> Tensor:
+        columns = slice(None) if pos is None else slice(pos, pos + 1)
+        place = (slice(None), columns) if head is None else (slice(None), columns, head)
+        x[place] = value[place]
+        return x
+
+    return change
+
+
+@functools.cache
+def recorded(model: Transformer, tokens: Tensor) -> Values:
+    kinds = ["hook_resid_pre", "attn.hook_z"] + ["hook_mlp_out"] * (model.config.mlp is not None)
+    reads = [Read(f"blocks.{i}.{kind}") for i in range(model.config.n_layers) for kind in kinds]
+    trace = observe(model, Batch(tokens), reads).trace
+    return {read.site: trace[read] for read in reads}
+
+
+@functools.cache
+def untouched(model: Transformer, tokens: Tensor) -> Tensor:
+    return difference(model(tokens))
+
+
+def slow(
+    model: Transformer,
+    runs: tuple[Tensor, Tensor],
+    sender: str,
+    receivers: Sequence[str],
+    *,
+    freeze_mlps: bool = False,
+    pos: int | None = None,
+) -> Tensor:
+    """The change of the metric in every row of the first run; values of the second run are patched into it."""
+    own, other = runs
+    here, there = recorded(model, own), recorded(model, other)
+    held = [s for s in here if s.endswith("hook_z") or (freeze_mlps and s.endswith("mlp_out"))]
+    edits = [Edit(site, set_to(here[site], None)) for site in held]
+    site, head = site_of(sender)
+    edits.append(Edit(site, set_to(there[site], head, pos)))
+    base = untouched(model, own)
+    if list(receivers) == ["logits"]:
+        return difference(model(own, Tap(edits=edits))) - base
+    inputs = [input_of(receiver) for receiver in receivers]
+    seen = observe(model, Batch(own), [Read(s) for s in {s for s, _ in inputs}], edits).trace
+    onwards = [Edit(s, set_to(seen[Read(s)], h)) for s, h in inputs]
+    return difference(model(own, Tap(edits=onwards))) - base
+
+
+def receiver_sets(config: ModelConfig) -> list[list[str]]:
+    shared = "h" if config.kv_heads == config.n_heads else "g"
+    sets = [["logits"], ["a2.h1<q>"], [f"a2.{shared}0<v>", f"a2.{shared}0<k>", "a1.h3<q>"]]
+    return sets + ([["m1"], ["m2", "m1", "a2.h0<q>"]] if config.mlp is not None else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [*((name, "noise") for name in SHAPES), ("gpt2", "denoise"), ("llama-gqa", "denoise")],
+)
+def test_every_effect_is_that_of_the_definition(name: str, direction: str) -> None:
+    model = deep(name)
+    runs = (CLEAN, CORRUPT) if direction == "noise" else (CORRUPT, CLEAN)
+    for receivers in receiver_sets(model.config):
+        found = by_sender(patched(name, receivers, direction=direction))
+        for sender, each in found.items():
+            assert_close(each, slow(model, runs, sender, receivers))
+        assert any(bool(each.abs().max() > 1e-4) for each in found.values())
+
+
+def test_one_position_at_a_time() -> None:
+    for receivers in (["logits"], ["a2.g1<k>"]):
+        for sender, each in by_sender(patched("llama-gqa", receivers, by_pos=True)).items():
+            for pos in (0, 3, 6):
+                wanted = slow(deep("llama-gqa"), (CLEAN, CORRUPT), sender, receivers, pos=pos)
+                assert_close(each[:, pos], wanted)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm"])
+def test_with_mlps_held_as_well(name: str) -> None:
+    for receivers in (["logits"], ["a2.h1<q>", "m2"]):
+        for sender, each in by_sender(patched(name, receivers, freeze_mlps=True)).items():
+            wanted = slow(deep(name), (CLEAN, CORRUPT), sender, receivers, freeze_mlps=True)
+            assert_close(each, wanted)
+
+
+# closed forms
+
+
+def added(model: Transformer) -> Values:
+    """What each sender's value of the corrupted run adds to the stream that is read behind it in the clean one."""
+    here, there = writes(model, CLEAN), writes(model, CORRUPT)
+    change = {name: there[name] - here[name] for name in here}
+    if model.config.norm_place != "sandwich":
+        return change
+    z = recorded(model, CORRUPT)  # the norm of the heads' sum is computed anew, whatever their shares
+    for layer in range(model.config.n_layers):
+        read = Read(f"blocks.{layer}.hook_attn_out")
+        before = observe(model, Batch(CLEAN), [read]).trace[read]
+        for head in range(model.config.n_heads):
+            site = f"blocks.{layer}.attn.hook_z"
+            edit = Edit(site, set_to(z[site], head))
+            change[f"a{layer}.h{head}"] = observe(model, Batch(CLEAN), [read], [edit]).trace[read] - before
+    return change
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2"])
+def test_the_direct_path_is_the_senders_change_added_where_the_receiver_reads(name: str) -> None:
+    model = deep(name)
+    change, graph = added(model), EdgeGraph.of(model.config)
+    for receiver in [*graph.receivers[graph.inputs(2)][1::5], "m1", "logits"]:
+        found = by_sender(patched(name, receiver, freeze_mlps=True))
+        seen = int(graph.visible[graph.receivers.index(receiver)])
+        assert set(found) == set(graph.senders[:seen])
+        for sender, each in found.items():
+            assert_close(each, exact(model, CLEAN, f"{sender}->{receiver}", change))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
+def test_what_has_no_heads_behind_it_is_activation_patching(name: str) -> None:
+    hooked = HookedTransformer(deep(name))
+    table = patched(name, "logits")
+    for ending, site in (("", "z"), ("_mlp", "mlp_out")):
+        plain = patch(
+            hooked,
+            CLEAN,
+            CORRUPT,
+            site,
+            metric=METRIC,
+            direction="noise",
+            by=["layer", *["head"] * (not ending)],
+        )
+        for variable in ("effect", "effect_low", "normalised", "each", "changed"):
+            mine = table[
+                variable.replace("effect", f"effect{ending}") if "effect" in variable else variable + ending
+            ]
+            xr.testing.assert_allclose(
+                mine.isel(layer=2, drop=True).drop_vars("head", errors="ignore"),
+                plain[variable].isel(layer=2, drop=True),
+            )
+
+
+@pytest.mark.parametrize(
+    ("circuit", "receiver", "senders"),
+    [
+        ("two_hop", "a1.h0<v>", {"a0.h2"}),
+        ("two_hop", "logits", {"a1.h0"}),
+        ("induction", "a1.h2<k>", {"a0.h1"}),
+        ("induction", "a1.h2<q>", {"input"}),
+        ("induction", "logits", {"a1.h2"}),
+        ("fact_memory", "m1", {"a0.h1", "input"}),
+        ("backup", "a1.h2<q>", {"a0.h3"}),
+        ("backup", "logits", {"a0.h3", "a1.h1"}),
+    ],
+)
+def test_exactly_the_planted_senders_come_out(circuit: str, receiver: str, senders: set[str]) -> None:
+    planted = PLANTED[circuit]()
+    metric = logit_difference(planted.answer, planted.wrong)
+    table = path_patch(
+        HookedTransformer(planted.model), planted.clean, planted.corrupt, receiver, metric=metric,
+        prepend_bos=False, freeze_mlps=True,
+    )  # fmt: skip
+    total = float((table.clean - table.corrupt).mean())
+    found = {name: abs(float(each.mean())) / total for name, each in by_sender(table).items()}
+    assert {name for name, share in found.items() if share > 0.2} == senders
+    assert max([share for name, share in found.items() if name not in senders]) < 0.02
+    written = {
+        edge.partition("->")[0] for edge in planted.edges - planted.hidden if edge.endswith(f"->{receiver}")
+    }
+    assert written == senders
+
+
+# the table
+
+
+def test_normalised_counts_from_the_corrupted_run_to_the_clean_one() -> None:
+    for direction, start in (("noise", "clean"), ("denoise", "corrupt")):
+        table = patched("gpt2", "a2.h1<q>", direction=direction)
+        total = table.clean.mean() - table.corrupt.mean()
+        moved = table[start].mean() + table["each"].mean("prompt") - table.corrupt.mean()
+        xr.testing.assert_allclose(table.normalised, moved / total)
+    assert_close(torch.tensor(table.clean.values), difference(deep("gpt2")(CLEAN)))
+    assert_close(torch.tensor(table.corrupt.values), difference(deep("gpt2")(CORRUPT)))
+
+
+@pytest.mark.parametrize("metric", [kl_divergence(), of_logits(lambda x: x[:, -1, 2])])
+@pytest.mark.parametrize("direction", ["noise", "denoise"])
+def test_comparing_metrics_compare_with_the_clean_run(metric: object, direction: str) -> None:
+    model = HookedTransformer(deep("gpt2"))
+    table = path_patch(model, CLEAN, CORRUPT, metric=metric, direction=direction)  # type: ignore[arg-type]
+    plain = patch(model, CLEAN, CORRUPT, "z", metric=metric, direction=direction)  # type: ignore[arg-type]
+    for variable in ("clean", "corrupt"):
+        xr.testing.assert_allclose(table[variable], plain[variable])
+    found, wanted = (
+        x["each"].isel(layer=2, drop=True).drop_vars("head", errors="ignore") for x in (table, plain)
+    )
+    xr.testing.assert_allclose(found, wanted)
+
+
+def test_a_sender_that_is_alike_in_both_runs_changes_nothing_and_says_so() -> None:
+    corrupt = torch.cat((CLEAN[:, :4], CORRUPT[:, 4:]), 1)
+    model = HookedTransformer(deep("gpt2"))
+    for receiver in ("logits", "a2.h1<k>"):
+        table = path_patch(model, CLEAN, corrupt, receiver, metric=METRIC, by_pos=True)
+        for ending in ("", "_mlp", "_input"):
+            asked = table[f"effect{ending}"].notnull()
+            changed = table[f"changed{ending}"]
+            assert not changed.isel(pos=slice(4)).any() and not changed.where(~asked, False).any()
+            assert (changed == asked).isel(pos=-1).all()
+            early = {"pos": 4} | ({"layer": slice(2)} if "layer" in changed.dims else {})
+            assert (changed == asked).isel(early).all()  # the last block does not carry it to the last token
+            assert (table[f"each{ending}"].isel(pos=slice(4)).fillna(0) == 0).all()
+
+
+def test_only_the_senders_asked_for() -> None:
+    table, whole = patched("gpt2", "logits", senders=["m1", "a0.h2"]), patched("gpt2", "logits")
+    assert np.isnan(table.effect_input) and list(table.effect.notnull().values.nonzero()) == [[0], [2]]
+    xr.testing.assert_allclose(table.effect[0, 2], whole.effect[0, 2])
+    xr.testing.assert_allclose(table.effect_mlp[1], whole.effect_mlp[1])
+    assert np.isnan(table.effect_mlp[0]) and "effect_mlp" not in patched("attention-only", "logits")
+
+
+def test_the_batch_size_changes_nothing() -> None:
+    for receiver in ("logits", ["a2.h0<k>", "m1"]):
+        xr.testing.assert_allclose(patched("gpt2", receiver, batch_size=2), patched("gpt2", receiver))
+
+
+def test_padded_pairs_have_the_numbers_of_each_alone() -> None:
+    model = hooked()
+    clean = ["Mary and John gave", "The cat sat on the mat", "Paris is France"]
+    corrupt = ["John and Mary gave", "The dog sat on the mat", "Paris is Italy"]
+    sizes = [[len(model.text.ids(text)) for text in texts] for texts in (clean, corrupt)]
+    kept = [i for i in range(3) if sizes[0][i] == sizes[1][i]]
+    assert len({sizes[0][i] for i in kept}) > 1
+    metric = logit_difference(3, 4)
+    whole = path_patch(model, [clean[i] for i in kept], [corrupt[i] for i in kept], "a1.h0<q>", metric=metric)
+    for row, i in enumerate(kept):
+        alone = path_patch(model, [clean[i]], [corrupt[i]], "a1.h0<q>", metric=metric)
+        for variable in ("each", "each_mlp", "each_input"):
+            xr.testing.assert_allclose(whole[variable][row], alone[variable][0])
+    with pytest.raises(ValueError, match="prompts of one length, got lengths"):
+        path_patch(model, [clean[i] for i in kept], [corrupt[i] for i in kept], metric=metric, by_pos=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "error", "message"),
+    [
+        ("gpt2", {"receivers": "a2.h9<q>"}, KeyError, "no receiver 'a2.h9<q>'.*nearest: a2.h"),
+        ("gpt2", {"receivers": "a2.h0"}, KeyError, "no receiver 'a2.h0'"),
+        ("llama-gqa", {"receivers": "a2.h0<k>"}, KeyError, "nearest: .*a2.g0<k>"),
+        ("gpt2", {"receivers": ["logits", "m1"]}, ValueError, "or 'logits' alone, got"),
+        ("gpt2", {"receivers": []}, ValueError, "at least one"),
+        ("gpt2", {"receivers": "a1.h0<q>", "senders": ["a1.h1"]}, ValueError, "a1.h1 has no way to a1.h0<q>"),
+        ("gpt2", {"receivers": "m1", "senders": []}, ValueError, "at least one sender"),
+        ("gpt2", {"receivers": "m1", "senders": ["z1"]}, KeyError, "no sender 'z1'"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(name: str, how: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        patched(name, **how)
+
+
+def test_cross_attention_and_constant_metrics_are_refused() -> None:
+    crossed = HookedTransformer(Transformer(replace(CONFIGS["gpt2"], cross_attention=True)))
+    with pytest.raises(ValueError, match="this model also has cross-attention"):
+        path_patch(crossed, CLEAN, CORRUPT, metric=METRIC)
+    constant = of_logits(lambda x: x[:, -1, 0] * 0 + 1, name="one")
+    with pytest.raises(ValueError, match="one is 1 for clean and corrupted runs alike"):
+        path_patch(HookedTransformer(deep("gpt2")), CLEAN, CORRUPT, metric=constant)

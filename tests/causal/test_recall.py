@@ -1,0 +1,110 @@
+"""What a model recites, against a loop over prompts, blocks and tokens, and against what it writes by itself."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from interp import HookedTransformer, observe
+from interp.causal.recall import MEASURES, continuations, recall
+from interp.causal.short_circuit import short_circuit_edits
+from interp.data.batch import Batch
+from interp.passes.generate import generate
+from tests.configs import build, some_tokens
+from tests.tiny import hooked
+
+LENGTHS, STARTS = (9, 7, 9, 6), (4, 5, 8, 1)
+BLOCKS = [0, 1, range(2)]
+
+
+def prompts() -> tuple[Batch, Tensor]:
+    """Rows of several lengths whose end, from some column on, is the continuation."""
+    tokens = some_tokens(rows=4)
+    batch = Batch.of([row[:n].tolist() for row, n in zip(tokens, LENGTHS, strict=True)])
+    column = torch.arange(9)
+    span = torch.stack([(column >= s) & (column < n) for s, n in zip(STARTS, LENGTHS, strict=True)])
+    return batch, span
+
+
+def slowly(name: str, row: int, layers: list[int]) -> dict[str, float]:
+    """The measures of one prompt, token by token."""
+    batch, _ = prompts()
+    tokens = batch.tokens[row, : LENGTHS[row]]
+    logits = observe(build(name), Batch(tokens[None]), edits=short_circuit_edits(layers)).output[0]
+    hits, losses, entropies = [], [], []
+    for column in range(STARTS[row], LENGTHS[row]):
+        p = (logits[column - 1].exp() / logits[column - 1].exp().sum()).tolist()
+        token = int(tokens[column])
+        hits.append(float(p[token] == max(p)))
+        losses.append(-np.log(p[token]))
+        entropies.append(-sum(x * np.log(x) for x in p))
+    return {
+        "exact_match": float(all(hits)), "token_accuracy": float(np.mean(hits)), "loss": float(np.mean(losses)),
+        "entropy": float(np.mean(entropies)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
+def test_every_measure_is_that_of_a_loop_over_tokens(name: str) -> None:
+    batch, span = prompts()
+    found = recall(HookedTransformer(build(name), None), batch, span, BLOCKS, batch_size=3)
+    assert found.block.values.tolist() == ["none", "0", "1", "0-1"]
+    for row in range(4):
+        for i, layers in enumerate(([], [0], [1], [0, 1])):
+            for measure, value in slowly(name, row, layers).items():
+                np.testing.assert_allclose(found[f"{measure}_each"][row, i], value, rtol=1e-9, atol=1e-9)
+
+
+def test_values_and_changes_are_means_over_prompts_with_intervals() -> None:
+    batch, span = prompts()
+    found = recall(HookedTransformer(build("gpt2"), None), batch, span, BLOCKS)
+    for name in MEASURES:
+        each = found[f"{name}_each"].values
+        np.testing.assert_allclose(found[name], each.mean(0))
+        change = each - each[:, :1]
+        np.testing.assert_allclose(found[f"{name}_change"], change.mean(0), atol=1e-12)
+        half = 1.959963984540054 * change.std(0, ddof=1) / 2
+        np.testing.assert_allclose(found[f"{name}_change_high"], change.mean(0) + half, atol=1e-9)
+        assert found[name].attrs["unit"]
+
+
+@pytest.mark.parametrize("layers", [[], [1]])
+def test_an_exact_match_is_what_greedy_decoding_writes(layers: list[int]) -> None:
+    """What the model writes itself, whole or short-circuited, it recites exactly in that state."""
+    model = build("gpt2")
+    start = Batch(some_tokens(rows=6)[:, :3])
+    written = generate(model, start, 5, edits=short_circuit_edits(layers)).tokens
+    other = written.clone()
+    other[:, -1] = (other[:, -1] + 1) % 31
+    span = torch.zeros(6, 8, dtype=torch.bool)
+    span[:, 3:] = True
+    block = "1" if layers else "none"
+    for tokens, match, accuracy in ((written, 1.0, 1.0), (other, 0.0, 0.8)):
+        found = recall(HookedTransformer(model, None), tokens, span, [1]).sel(block=block)
+        assert (found.exact_match_each == match).all()
+        np.testing.assert_allclose(found.token_accuracy_each, accuracy)
+
+
+def test_continuations_stand_behind_their_prompts() -> None:
+    model = hooked()
+    pairs = [("The cat sat", " on the mat"), ("The capital of France is", " Paris.")]
+    batch, span = continuations(model, pairs)
+    for row, (prompt, more) in enumerate(pairs):
+        ids = batch.tokens[row]
+        assert ids[0] == model.text.bos_id
+        assert model.to_string(ids[span[row]]) == more
+        assert model.to_string(ids[1 : int(span[row].int().argmax())]) == prompt
+    assert not (span & ~batch.real).any()
+
+
+def test_spans_without_meaning_are_refused() -> None:
+    model, (batch, span) = HookedTransformer(build("gpt2"), None), prompts()
+    first, empty, beyond = (span.clone() for _ in range(3))
+    first[0, 0], empty[1], beyond[1, 8] = True, False, True
+    for bad in (first, empty, beyond):
+        with pytest.raises(ValueError, match="at least one token in every prompt"):
+            recall(model, batch, bad)
+    with pytest.raises(ValueError, match=r"boolean span of shape \[4, 9\]"):
+        recall(model, batch, span[:, :8])
+    with pytest.raises(ValueError, match="with a continuation is required"):
+        continuations(hooked(), [("The cat", "")])

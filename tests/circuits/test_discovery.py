@@ -1,0 +1,178 @@
+"""Every search finds the circuits that were planted, and does what its name says."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from jaxtyping import TypeCheckError
+from torch import Tensor
+
+from interp import HookedTransformer
+from interp.causal.graph import EdgeGraph
+from interp.circuits.discovery import backwards, find_circuit, largest, score_edges, whittled, worth
+from interp.circuits.edge_circuit import connected
+from interp.circuits.interchange import Interchange
+from interp.passes.metrics import Metric, logit_difference
+from interp.zoo.planted import PLANTED, Planted
+from tests.configs import CONFIGS, build, some_tokens
+
+GRAPH = EdgeGraph.of(CONFIGS["llama-gqa"])
+PAIRS = some_tokens(2, 6), some_tokens(2, 6, seed=1)
+
+
+@functools.cache
+def planted(name: str, n: int = 4) -> Planted:
+    return PLANTED[name](0, n)
+
+
+def metric_of(circuit: Planted) -> Metric:
+    return logit_difference(circuit.answer, circuit.wrong)
+
+
+def found(name: str, n: int = 4, **how: object) -> set[str]:
+    c = planted(name, n)
+    ask = functools.partial(find_circuit, HookedTransformer(c.model), c.clean, c.corrupt, metric=metric_of(c))
+    return set(ask(**how).edges)  # type: ignore[arg-type]
+
+
+# planted
+
+
+@pytest.mark.parametrize("name", ["fact_memory", "two_hop"])
+@pytest.mark.parametrize("search", ["top_n", "greedy"])
+@pytest.mark.parametrize("method", ["exact", "eap-ig-inputs"])
+def test_a_chain_is_found_edge_by_edge(name: str, search: str, method: str) -> None:
+    edges = planted(name).edges
+    assert found(name, edges=len(edges), search=search, method=method) == edges
+
+
+def test_exact_effects_find_what_a_saturated_softmax_hides_from_gradients() -> None:
+    edges = planted("induction").edges
+    assert found("induction", edges=len(edges), method="exact") == edges
+    assert "a0.h1->a1.h2<k>" not in found("induction", edges=len(edges), method="eap")
+
+
+@pytest.mark.parametrize("name", ["fact_memory", "two_hop"])
+def test_a_threshold_between_the_planted_edges_and_the_rest_finds_them(name: str) -> None:
+    """The planted edges are worth more than 5 of about 20 logits, all others less than 5 %."""
+    assert found(name, threshold=5.0, search="threshold", method="exact") == planted(name).edges
+
+
+def test_the_iterative_search_finds_the_chain_and_one_branch_of_an_or() -> None:
+    edges = planted("induction").edges
+    assert found("induction", 2, edges=len(edges), search="iterative") == edges
+    left = found("either", 2, threshold=5.0, search="iterative")
+    branches = [{e for e in planted("either").hidden if head in e} for head in ("a0.h1", "a1.h3")]
+    assert left in [branch | {"m1->logits"} for branch in branches]
+
+
+# the searches themselves
+
+
+def some_scores(seed: int = 0) -> Tensor:
+    dice = torch.Generator().manual_seed(seed)
+    values = torch.randn(GRAPH.exists.shape, generator=dice, dtype=torch.float64)
+    return values.masked_fill(~GRAPH.exists, torch.nan)
+
+
+def table_of(scores: Tensor, clean: float = 2.0, corrupt: float = 1.0) -> xr.Dataset:
+    ends = {"clean": ("prompt", [clean]), "corrupt": ("prompt", [corrupt])}
+    return xr.Dataset({"score": (("sender", "receiver"), scores.numpy()), **ends})
+
+
+def test_the_largest_are_the_largest_and_ties_go_in_order() -> None:
+    values = some_scores().abs().nan_to_num(nan=-torch.inf)
+    order = sorted(((float(values[GRAPH.index(e)]), e) for e in GRAPH.names()), reverse=True)
+    for n in (0, 1, 17, len(GRAPH)):
+        assert set(GRAPH.names(largest(values, n))) == {e for _, e in order[:n]}
+    equal = torch.ones(GRAPH.exists.shape).masked_fill(~GRAPH.exists, -torch.inf)
+    assert list(GRAPH.names(largest(equal, 5))) == list(GRAPH.names())[:5]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 30, 70])
+def test_greedy_takes_the_largest_edge_into_the_circuit_each_time(n: int) -> None:
+    """A slow search over all edges in each step."""
+    values = some_scores(n).abs().nan_to_num(nan=-torch.inf)
+    taken: list[str] = []
+    for _ in range(n):
+        inside = {"logits"} | {e.partition("->")[0] for e in taken}
+        able = [
+            e for e in GRAPH.names() if e not in taken and inside & set(GRAPH.nodes_of(GRAPH.index(e)[1]))
+        ]
+        taken.append(max(able, key=lambda e: float(values[GRAPH.index(e)])))
+    assert set(GRAPH.names(backwards(GRAPH, values, n))) == set(taken)
+
+
+def test_greedy_stops_when_it_has_everything_that_leads_to_the_logits() -> None:
+    values = torch.zeros(GRAPH.exists.shape).masked_fill(~GRAPH.exists, -torch.inf)
+    assert torch.equal(backwards(GRAPH, values, 10**6), GRAPH.exists)
+
+
+@pytest.mark.parametrize(("clean", "corrupt", "sign"), [(2.0, 1.0, -1), (1.0, 2.0, 1)])
+def test_helpful_edges_are_those_whose_corruption_does_what_the_corrupted_run_does(
+    clean: float, corrupt: float, sign: int
+) -> None:
+    scores = some_scores()
+    table = table_of(scores, clean, corrupt)
+    here = GRAPH.exists
+    assert torch.equal(worth(table, "helpful")[here], scores[here] * sign)
+    assert torch.equal(worth(table)[here], scores[here].abs())
+    assert bool(worth(table)[~here].isneginf().all())
+
+
+def test_whittling_drops_the_least_needed_and_reports_what_is_left() -> None:
+    task = Interchange.of(HookedTransformer(build("attention-only")), *PAIRS, metric=logit_difference(3, 4))
+    kept, scores = whittled(task, 60)
+    assert 0 < int(kept.sum()) <= 60 and torch.equal(kept, connected(task.graph, kept))
+    (here,) = task.run(kept[None]).mean(1)
+    for s, r in kept.nonzero()[::7].tolist():
+        without = kept.clone()
+        without[s, r] = False
+        change = task.run(without[None]).mean() - here
+        assert float(scores[s, r]) == pytest.approx(float(change), abs=1e-9)
+    full, empty = task.run(torch.stack((task.graph.exists, task.graph.exists & False))).mean(1)
+    dice = np.random.default_rng(0)
+    cells = task.graph.exists.nonzero()
+    others = torch.zeros(20, *kept.shape, dtype=torch.bool)
+    for other in others:
+        chosen = cells[dice.permutation(len(cells))[: int(kept.sum())]]
+        other[chosen[:, 0], chosen[:, 1]] = True
+    away = (task.run(others).mean(1) - full).abs()
+    # A random circuit may come near by effects that cancel; half of them do not.
+    assert float((here - full).abs()) < min(float(away.median()), float((empty - full).abs()))
+
+
+def test_the_record_says_how_it_was_found() -> None:
+    model = HookedTransformer(build("llama-gqa"), name="small")
+    circuit = find_circuit(model, *PAIRS, metric=logit_difference(3, 4), edges=30, task="none", seed=7)
+    how = circuit.protocol
+    assert how is not None and (circuit.model, circuit.task) == ("small", "none")
+    assert (how.metric, how.method, how.search, how.replacement, how.n, how.seed) == (
+        "logit difference", "eap-ig-inputs", "top_n", "resample", 2, 7,
+    )  # fmt: skip
+    table = score_edges(model, *PAIRS, metric=logit_difference(3, 4))
+    for edge, score in circuit.scores.items():
+        sender, _, receiver = edge.partition("->")
+        assert score == float(table.score.sel(sender=sender, receiver=receiver))
+
+
+def test_a_search_without_its_limit_is_refused() -> None:
+    ask = functools.partial(
+        find_circuit, HookedTransformer(build("gpt2")), *PAIRS, metric=logit_difference(3, 4)
+    )
+    with pytest.raises(ValueError, match="search='top_n' requires edges=n alone"):
+        ask()
+    with pytest.raises(ValueError, match=r"search='threshold' requires threshold=... alone, got edges=3"):
+        ask(search="threshold", edges=3)
+    with pytest.raises(ValueError, match=r"edges=n or threshold=... alone"):
+        ask(search="iterative", edges=3, threshold=0.1)
+    with pytest.raises(ValueError, match=r"1 to \d+ edges are required, got 0"):
+        ask(edges=0)
+    with pytest.raises(ValueError, match="a threshold above 0 is required"):
+        ask(search="threshold", threshold=0.0)
+    with pytest.raises((ValueError, TypeCheckError), match="search"):
+        ask(search="best", edges=3)  # type: ignore[arg-type]
+    with pytest.raises((ValueError, TypeCheckError), match="rank"):
+        worth(table_of(some_scores()), "best")  # type: ignore[arg-type]

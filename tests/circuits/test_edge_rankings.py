@@ -1,0 +1,122 @@
+"""Rankings of edges against planted circuits, and against themselves on other prompts."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from interp import HookedTransformer
+from interp.causal.graph import EdgeGraph
+from interp.circuits.discovery import score_edges
+from interp.circuits.edge_rankings import edge_auroc, edge_stability, recovery, resampled
+from interp.passes.metrics import logit_difference
+from interp.zoo.planted import PLANTED
+from tests.configs import CONFIGS
+
+GRAPH = EdgeGraph.of(CONFIGS["gpt2"])
+METHODS = ("exact", "eap", "eap-ig-inputs", "clean-corrupted")
+
+
+def table_of(each: np.ndarray) -> xr.Dataset:
+    """Scores of every prompt as a table."""
+    each = np.where(GRAPH.exists.numpy(), each, np.nan)
+    dims = ("sender", "receiver")
+    return xr.Dataset(
+        {
+            "score": (dims, each.mean(0)), "each": (("prompt", *dims), each),
+            "clean": ("prompt", np.ones(len(each))), "corrupt": ("prompt", np.zeros(len(each))),
+        },
+        coords={"sender": list(GRAPH.senders), "receiver": list(GRAPH.receivers)},
+        attrs={"edges": len(GRAPH), "method": "made up"},
+    )  # fmt: skip
+
+
+def some_scores(rows: int = 1, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, *GRAPH.exists.shape))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_auroc_is_the_share_of_pairs_in_the_right_order(seed: int) -> None:
+    scores = np.round(some_scores(seed=seed), 1)
+    table, planted = table_of(scores), list(GRAPH.names())[::9]
+    size = {e: abs(float(scores[0][GRAPH.index(e)])) for e in GRAPH.names()}
+    pairs = list(itertools.product(planted, set(size) - set(planted)))
+    right = sum((size[a] > size[b]) + (size[a] == size[b]) / 2 for a, b in pairs)
+    assert any(size[a] == size[b] for a, b in pairs)
+    assert edge_auroc(table, planted) == pytest.approx(right / len(pairs))
+
+
+def test_auroc_has_its_ends() -> None:
+    planted = list(GRAPH.names())[::9]
+    here = GRAPH.chosen(planted).numpy()[None].astype(float)
+    assert edge_auroc(table_of(-here), planted) == 1 and edge_auroc(table_of(here - 1), planted) == 0
+    assert edge_auroc(table_of(0 * here), planted) == 0.5
+    with pytest.raises(ValueError, match="planted edges among others are required, got 0"):
+        edge_auroc(table_of(here), [])
+    with pytest.raises(ValueError, match="planted edges among others"):
+        edge_auroc(table_of(here), ["m1->m0"])
+    with pytest.raises(KeyError, match="nobody"):
+        edge_auroc(table_of(here), ["nobody->m0"])
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_methods_recover_what_is_planted_except_where_the_notes_say_so(name: str) -> None:
+    c = PLANTED[name](0, 4)
+    model, metric = HookedTransformer(c.model), logit_difference(c.answer, c.wrong)
+    tables = [score_edges(model, c.clean, c.corrupt, metric=metric, method=m) for m in METHODS]  # type: ignore[arg-type]
+    auroc = recovery(tables, c.edges).auroc.to_series()
+    shown = recovery(tables[:1], c.edges - c.hidden)
+    assert list(auroc.index) == list(METHODS)
+    assert float(shown.auroc[0]) == 1 or name in ("backup", "either")
+    assert auroc["exact"] > (0.95 if name != "either" else 0.8)
+    if name in ("fact_memory", "two_hop"):
+        assert (auroc == 1).all()
+        assert (recovery(tables, c.edges).top == 1).all()
+    if name == "induction":  # gradients at a saturated softmax are 0; along the line they are not
+        assert auroc["eap"] < 0.8 < auroc["eap-ig-inputs"] < auroc["exact"] == 1
+    if name == "either":  # no single edge of a branch shows at the clean prompt, and all do half way
+        assert auroc["exact"] < 1 == auroc["eap-ig-inputs"]
+
+
+def test_edges_that_every_prompt_agrees_on_are_stable_and_those_of_noise_are_not() -> None:
+    dice = np.random.default_rng(0)
+    noise = dice.normal(size=(40, *GRAPH.exists.shape))
+    strong = 50.0 * GRAPH.chosen(list(GRAPH.names())[:10]).numpy()
+    sure, blind = (
+        edge_stability(table_of(x), 10, resamples=50) for x in (noise + strong, noise - noise.mean(0))
+    )
+    assert float(sure.jaccard) == 1 and float(sure.kept.max()) == 1 and float(sure.kept.sum()) == 10
+    assert abs(float(blind.jaccard) - float(blind.chance)) < 0.05
+    assert (np.isnan(sure.kept.values) == ~GRAPH.exists.numpy()).all()
+
+
+def test_jaccard_is_the_mean_over_pairs_of_resamples() -> None:
+    table = table_of(some_scores(6, seed=2))
+    found = edge_stability(table, 12, resamples=8, seed=5)
+    weights = resampled(6, 8, np.random.default_rng(5))[1:].numpy()
+    sets = []
+    for w in weights:
+        mean = np.einsum("b,bsr->sr", w, table["each"].values)
+        order = np.argsort(-np.nan_to_num(np.abs(mean), nan=-1), axis=None, kind="stable")[:12]
+        sets.append(set(order.tolist()))
+    pairs = [len(a & b) / len(a | b) for a, b in itertools.combinations(sets, 2)]
+    assert float(found.jaccard) == pytest.approx(np.mean(pairs))
+
+
+def test_resamples_draw_as_many_prompts_as_there_are() -> None:
+    weights = resampled(7, 50, np.random.default_rng(0))
+    assert torch.allclose(weights.sum(1), torch.ones(51).double())
+    assert torch.allclose(weights[0], torch.full((7,), 1 / 7).double())
+    counts = weights[1:] * 7
+    assert torch.allclose(counts, counts.round()) and float(counts.std()) > 0.5
+    assert resampled(1, 3, np.random.default_rng(0))[1:].isnan().all()
+
+
+def test_what_has_no_meaning_is_refused_by_name() -> None:
+    table = table_of(some_scores(3))
+    with pytest.raises(ValueError, match="each=True"):
+        edge_stability(table.drop_vars("each"), 5)
+    with pytest.raises(ValueError, match=f"1 to {len(GRAPH)} edges are required, got 0"):
+        edge_stability(table, 0)

@@ -1,0 +1,184 @@
+"""Analyses of Macaron blocks: neither MLP is left out, or the analysis is refused with the reason."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import interp
+from interp import HookedTransformer
+from interp.causal.graph import EdgeGraph
+from interp.causal.patching import patch_preset
+from interp.causal.tracing import Tracing
+from interp.compat.hooked_export import to_hooked_state
+from interp.model import MLP, Edit, Read, Tap
+from interp.model.edits import Zero
+from interp.model.mlp import FeedForward
+from interp.model.parts import Part
+from interp.passes.metrics import logit_difference
+from interp.passes.plan import block_products
+from interp.runs.tensor_parallel import check_tensor_parallel
+from interp.weights.directions import neurons
+from tests.configs import CONFIGS, build, some_tokens
+from tests.tolerances import assert_close
+
+CONFIG = CONFIGS["macaron"]
+ANSWER, WRONG = [3, 14, 7], [5, 1, 30]
+METRIC = logit_difference(ANSWER, WRONG)
+
+
+def model() -> HookedTransformer:
+    return HookedTransformer(build("macaron"))
+
+
+def difference(logits: Tensor) -> Tensor:
+    rows = torch.arange(3)
+    return logits[rows, -1, torch.tensor(ANSWER)] - logits[rows, -1, torch.tensor(WRONG)]
+
+
+def without(first: bool, layers: tuple[int, ...], neuron: int | None = None) -> Tensor:
+    """The logit difference of the model whose weights of these MLPs (or of one neuron of them) are zero."""
+    changed = deepcopy(build("macaron"))
+    for layer in layers:
+        block = changed.block(layer)
+        mlp = block.mlp_before if first else block.mlp
+        assert isinstance(mlp, FeedForward) and mlp.out.bias is not None
+        if neuron is None:
+            mlp.out.weight.zero_(), mlp.out.bias.zero_()
+        else:
+            mlp.out.weight[:, neuron] = 0
+    return difference(changed(some_tokens()))
+
+
+def test_ablating_either_mlp_is_zeroing_its_weights() -> None:
+    whole = difference(build("macaron")(some_tokens()))
+    for what, first in (("mlp", False), ("mlp_before", True)):
+        found = interp.ablate(model(), some_tokens(), what, change=Zero(), metric=METRIC)  # type: ignore[arg-type]
+        for layer in range(2):
+            assert_close(torch.from_numpy(found.each.values[:, layer]), without(first, (layer,)) - whole)
+        assert float(found.effect.max() - found.effect.min()) > 1e-3
+    found = interp.ablate(model(), some_tokens(), "neuron_before", change=Zero(), metric=METRIC, layers=[1])
+    assert found.effect.dims == ("layer", "neuron") and found.sizes["neuron"] == 40
+    assert_close(torch.from_numpy(found.each.values[:, 0, 17]), without(True, (1,), 17) - whole)
+
+
+def test_sets_name_the_parts_of_the_first_mlp() -> None:
+    assert Part.of("b1").site == "blocks.1.hook_mlp_before_out"
+    assert Part.of("L1B3").site == "blocks.1.mlp_before.hook_post"
+    whole = difference(build("macaron")(some_tokens()))
+    found = interp.ablate(
+        model(), some_tokens(), [["L0.mlp_before", "L1.mlp_before"]], change=Zero(), metric=METRIC
+    )
+    assert_close(torch.from_numpy(found.each.values[:, 0]), without(True, (0, 1)) - whole)
+    with pytest.raises(KeyError, match="hook_mlp_before_out"):
+        interp.ablate(
+            HookedTransformer(build("gpt2")), some_tokens(), "mlp_before", change=Zero(), metric=METRIC
+        )
+
+
+def test_patching_a_first_mlp_is_the_edit_at_its_site() -> None:
+    clean, corrupt = some_tokens(), some_tokens(seed=1)
+    found = interp.patch(model(), clean, corrupt, "mlp_before_out", metric=METRIC)
+    site = "blocks.0.hook_mlp_before_out"
+    donor = Tap([Read(site)])
+    build("macaron")(clean, donor)
+
+    def put(value: Tensor) -> Tensor:
+        value[:, 2] = donor.values[donor.reads[0]][:, 2]
+        return value
+
+    patched = build("macaron")(corrupt, Tap(edits=[Edit(site, put)]))
+    expected = difference(patched) - difference(build("macaron")(corrupt))
+    assert_close(torch.from_numpy(found.each.sel(layer=0, pos=2).values), expected)
+
+
+def test_every_sublayer_of_a_block_is_patched() -> None:
+    found = patch_preset(
+        model(), some_tokens(1), some_tokens(1, seed=1), "block_every", metric=logit_difference(3, 5)
+    )
+    assert list(found) == ["mlp_before_out", "resid_pre", "attn_out", "mlp_out"]
+
+
+def test_the_lens_reads_the_stream_between_first_mlp_and_attention() -> None:
+    found = interp.logit_lens(
+        model(), some_tokens(), sites=("resid_pre", "resid_pre_attn", "resid_mid"), top=1
+    )
+    assert found.depth.values.tolist() == [
+        *(f"{layer}_{state}" for layer in range(2) for state in ("pre", "pre_attn", "mid")), "final_post",
+    ]  # fmt: skip
+    tap = Tap([Read("blocks.1.hook_resid_pre_attn")])
+    build("macaron")(some_tokens(), tap)
+    best = build("macaron").read_out(tap.values[tap.reads[0]]).argmax(-1)
+    assert found.top_token.sel(depth="1_pre_attn").values[..., 0].tolist() == best.tolist()
+
+
+def test_states_between_the_sublayers_are_all_there() -> None:
+    _, cache = model().run_with_cache(some_tokens())
+    states = cache.accumulated_resid(incl_mid=True)
+    assert states.labels[:4] == ("0_pre", "0_pre_attn", "0_mid", "1_pre")
+    steps = states.values[1:4] - states.values[:3]
+    for step, name in zip(steps, ("mlp_before_out", "attn_out", "mlp_out"), strict=True):
+        assert_close(step, cache[f"blocks.0.hook_{name}"])
+
+
+def test_a_trace_of_mlps_restores_and_severs_both() -> None:
+    both = [f"blocks.{i}.hook_mlp{part}_out" for i in range(2) for part in ("_before", "")]
+    assert Tracing("mlp", window=1).restored(1, CONFIG) == both[2:]
+    assert Tracing("state", severed="mlp").frozen(0, CONFIG) == both
+    assert Tracing("attn").restored(0, CONFIG) == ["blocks.0.hook_attn_out", "blocks.1.hook_attn_out"]
+
+
+def test_the_mlps_of_alti_logit_are_those_of_the_attribution() -> None:
+    found = interp.token_attribution(model(), some_tokens(), ANSWER, method="alti_logit")
+    parts = interp.attribute(model(), some_tokens(), ANSWER).logits
+    mlps = [c for c in parts.component.values if "mlp" in c]
+    assert len(mlps) == 4
+    assert found.mlp.values == pytest.approx(parts.sel(component=mlps).sum("component").values)
+
+
+def test_the_largest_neurons_are_chosen_among_both_mlps() -> None:
+    every = interp.attribute(model(), some_tokens(), ANSWER, by="neuron")
+    some = interp.attribute(model(), some_tokens(), ANSWER, by="neuron", top=9)
+    names = [c for c in every.component.values if c[:1] == "L"]
+    sizes = abs(every.logits.sel(component=names)).mean("prompt")
+    largest = set(sizes.component.values[sizes.values.argsort()[-9:]])
+    assert {c for c in some.component.values if c[:1] == "L"} == largest
+    assert {c[2] for c in largest} == {"B", "N"}
+    rest = [c for c in names if c.startswith("L1B") and c not in largest]
+    expected = every.logits.sel(component=rest).sum("component").values
+    assert some.logits.sel(component="1_mlp_before_rest").values == pytest.approx(expected)
+    assert float(some.attrs["completeness_error"]) < 1e-12
+    with pytest.raises(ValueError, match=r"top must be in \[1, 160\]"):
+        interp.attribute(model(), some_tokens(), ANSWER, by="neuron", top=161)
+
+
+def test_spectra_have_the_matrices_of_both() -> None:
+    names = interp.spectra(model()).matrix.values.tolist()
+    for part in ("mlp", "mlp_before"):
+        assert {f"blocks.1.{part}.{w}" for w in ("W_in", "W_gate", "W_out")} <= set(names)
+
+
+def test_a_sweep_is_planned_with_the_cost_of_both() -> None:
+    plain = replace(CONFIG, macaron=False)
+    assert isinstance(CONFIG.mlp, MLP)
+    assert block_products(CONFIG) - block_products(plain) == 24 * 3 * CONFIG.mlp.d_mlp
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "edge graph": lambda: EdgeGraph.of(CONFIG),
+    "edges": lambda: interp.edge_attribution(model(), some_tokens(), some_tokens(seed=1), metric=METRIC),
+    "paths": lambda: interp.path_patch(model(), some_tokens(), some_tokens(seed=1), ["m1"], metric=METRIC),
+    "TransformerLens": lambda: to_hooked_state(build("macaron")),
+    "tensor parallel": lambda: check_tensor_parallel(CONFIG, 2),
+    "neurons in words": lambda: neurons(model(), 0, 3),
+    "backward lens": lambda: interp.backward_lens(model(), some_tokens(), ANSWER, matrices=["W_out"]),
+}
+
+
+@pytest.mark.parametrize("door", REFUSED)
+def test_what_knows_one_mlp_alone_refuses_two(door: str) -> None:
+    with pytest.raises(ValueError, match=r"(?i)macaron"):
+        REFUSED[door]()

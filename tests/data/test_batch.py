@@ -1,0 +1,124 @@
+"""Rows of tokens and their padding: which tokens are real, where a row ends, how a batch is cut and aligned."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from interp.data.batch import Batch
+
+ROWS = [[5, 6, 7, 8], [9], [3, 0, 4]]
+SIDES = pytest.mark.parametrize("side", ["left", "right"])
+
+
+def kept(batch: Batch) -> list[list[int]]:
+    """The real tokens of each row, by a loop."""
+    keep = torch.ones_like(batch.tokens).bool() if batch.keep is None else batch.keep
+    return [
+        [int(t) for t, k in zip(row, mask, strict=True) if k]
+        for row, mask in zip(batch.tokens, keep, strict=True)
+    ]
+
+
+@SIDES
+def test_padding_is_on_the_side_asked_for_and_is_not_kept(side: str) -> None:
+    batch = Batch.of(ROWS, pad_id=2, side=side)
+    assert batch.tokens.shape == (3, 4)
+    assert kept(batch) == ROWS
+    assert batch.tokens[1].tolist() == ([9, 2, 2, 2] if side == "right" else [2, 2, 2, 9])
+
+
+def test_rows_of_one_length_need_no_mask() -> None:
+    assert Batch.of([[1, 2], [3, 4]]).keep is None
+
+
+@SIDES
+def test_a_token_equal_to_the_padding_is_kept(side: str) -> None:
+    """Trap: the mask comes from the lengths, never from the ids."""
+    batch = Batch.of([[0, 0, 0], [0]], pad_id=0, side=side)
+    assert kept(batch) == [[0, 0, 0], [0]]
+
+
+@SIDES
+def test_length_and_last_column_of_each_row(side: str) -> None:
+    batch = Batch.of(ROWS, side=side)
+    assert batch.lengths.tolist() == [4, 1, 3]
+    assert [int(row[last]) for row, last in zip(batch.tokens, batch.last(), strict=True)] == [8, 9, 4]
+    whole = Batch(torch.tensor([[1, 2], [3, 4]]))
+    assert (whole.lengths.tolist(), whole.last().tolist()) == ([2, 2], [1, 1])
+
+
+def test_left_alignment_ends_every_row_in_the_last_column() -> None:
+    batch = Batch.of(ROWS, side="right").with_answers(torch.tensor([1, 2, 3]), None)
+    aligned = batch.left_aligned()
+    assert kept(aligned) == ROWS
+    assert aligned.last().tolist() == [3, 3, 3]
+    assert aligned.answer is not None and aligned.answer.tolist() == [1, 2, 3]
+    assert torch.equal(aligned.left_aligned().tokens, aligned.tokens)
+    whole = Batch(torch.tensor([[1, 2]]))
+    assert whole.left_aligned() is whole
+
+
+def test_left_alignment_closes_holes_and_keeps_the_order() -> None:
+    batch = Batch(torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[True, False, True, True, False]]))
+    assert batch.left_aligned().tokens[0, 2:].tolist() == [1, 3, 4]
+    assert kept(batch.left_aligned()) == [[1, 3, 4]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_parts_together_are_the_whole(size: int) -> None:
+    batch = Batch.of(ROWS, bos=True).with_answers(torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6]))
+    parts = list(batch.split(size))
+    assert [len(p) for p in parts] == [min(size, 3 - i) for i in range(0, 3, size)]
+    for name in ("tokens", "keep", "answer", "wrong"):
+        assert torch.equal(torch.cat([getattr(p, name) for p in parts]), getattr(batch, name))
+    assert all(p.bos for p in parts)
+
+
+def test_parts_of_an_unpadded_batch_are_unpadded() -> None:
+    assert all(p.keep is None and p.answer is None for p in Batch(torch.tensor([[1], [2]])).split(1))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (torch.zeros(3, dtype=torch.long), "of shape [3]"),
+        (torch.zeros(0, 3, dtype=torch.long), "of shape [0, 3]"),
+        (torch.zeros(3, 0, dtype=torch.long), "of shape [3, 0]"),
+        (torch.zeros(1, 3), "got torch.float32"),
+    ],
+)
+def test_tokens_of_another_shape_are_refused(tokens: Tensor, message: str) -> None:
+    with pytest.raises(Exception, match=re.escape(message) + "|Type-check"):
+        Batch(tokens)
+
+
+def test_a_mask_of_another_shape_is_refused() -> None:
+    with pytest.raises(Exception, match=r"keep must have the tokens' shape|Type-check"):
+        Batch(torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("rows", [[], [[1], []]])
+def test_rows_without_tokens_are_refused_with_their_lengths(rows: list[list[int]]) -> None:
+    with pytest.raises(
+        ValueError, match=re.escape(f"at least one token, got lengths {[len(r) for r in rows]}")
+    ):
+        Batch.of(rows)
+
+
+def test_trimmed_rows_lose_the_columns_that_pad_all_of_them() -> None:
+    batch = Batch.of([[1, 2, 3, 4], [5, 6], [7, 8]])
+    some = batch.rows(torch.tensor([1, 2]))
+    assert some.trimmed().tokens.tolist() == [[5, 6], [7, 8]]
+    assert some.trimmed().keep is None
+    assert batch.trimmed().tokens.tolist() == batch.tokens.tolist()
+    left = Batch.of([[1, 2, 3, 4], [5, 6]], side="left").rows(torch.tensor([1]))
+    assert left.trimmed().tokens.shape == (1, 4), "columns keep their places"
+
+
+def test_rows_know_which_prompt_they_are() -> None:
+    batch = Batch.of([[1, 2], [3, 4], [5, 6]]).numbered()
+    assert [part.row.tolist() for part in batch.split(2) if part.row is not None] == [[0, 1], [2]]
+    again = batch.rows(torch.tensor([2, 0, 2])).row
+    assert again is not None and again.tolist() == [2, 0, 2]

@@ -1,0 +1,256 @@
+"""From text to ids: the beginning-of-sequence token exactly once, and every bad prompt refused by name."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
+from transformers import PreTrainedTokenizerFast
+
+from interp import HookedTransformer
+from interp.data.batch import Batch
+from interp.data.text import BatchTokenizer, SpecialTokenizer, Text
+from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer
+from tests.configs import build
+from tests.tiny import END, backend, gpt2_tokenizer
+
+CAT = backend().encode("The cat").ids
+
+
+@pytest.fixture
+def text() -> Text:
+    return Text(HuggingFaceTokenizer(gpt2_tokenizer()), n_ctx=24, d_vocab=backend().get_vocab_size())
+
+
+def test_bos_is_prepended_once_and_the_batch_says_so(text: Text) -> None:
+    batch = text.batch("The cat")
+    assert batch.tokens.tolist() == [[0, *CAT]]
+    assert batch.bos
+
+
+def test_a_text_that_begins_with_bos_does_not_get_a_second_one(text: Text) -> None:
+    batch = text.batch([f"{END}The cat", "The cat"])
+    assert batch.tokens.tolist() == [[0, *CAT], [0, *CAT]]
+    assert batch.bos
+    assert text.batch(f"{END}{END}The cat").tokens.tolist() == [[0, 0, *CAT]], (
+        "what the text says twice stays"
+    )
+
+
+def test_bos_can_be_switched_off(text: Text) -> None:
+    batch = text.batch("The cat", prepend_bos=False)
+    assert batch.tokens.tolist() == [CAT]
+    assert not batch.bos
+
+
+def test_ids_are_taken_as_they_are(text: Text) -> None:
+    for ids in (torch.tensor([5, 6]), torch.tensor([[5, 6]])):
+        batch = text.batch(ids)
+        assert batch.tokens.tolist() == [[5, 6]]
+        assert not batch.bos
+    given = Batch(torch.tensor([[5, 6]]), bos=True)
+    assert text.batch(given).tokens is given.tokens
+
+
+def test_a_tokenizer_without_bos_prepends_nothing_and_says_so() -> None:
+    tokenizer = HuggingFaceTokenizer(gpt2_tokenizer())
+    tokenizer.bos_id = None
+    batch = Text(tokenizer, 24, 400).batch("The cat")
+    assert batch.tokens.tolist() == [CAT]
+    assert not batch.bos
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_texts_of_different_lengths_are_padded_and_masked(text: Text, side: str) -> None:
+    batch = text.batch(["The cat", "The cat sat on the mat"], side=side)
+    assert batch.keep is not None
+    assert batch.tokens[0][batch.keep[0]].tolist() == [0, *CAT]
+    assert batch.keep[:, 0].tolist() == [side == "right", True]
+
+
+def test_a_single_token_is_its_id_and_never_bos(text: Text) -> None:
+    assert text.single(" cat") == CAT[1]
+    assert text.single(END) == 0
+
+
+def test_a_text_of_several_tokens_is_refused_with_them(text: Text) -> None:
+    with pytest.raises(
+        ValueError, match=re.escape("'The cat' must be a single token, got 2: ['The', ' cat']")
+    ):
+        text.single("The cat")
+    with pytest.raises(ValueError, match="'' must be a single token, got 0"):
+        text.single("")
+
+
+def test_one_answer_serves_all_rows_or_each_has_its_own(text: Text) -> None:
+    cat = CAT[1]
+    assert text.targets(" cat", 3).tolist() == [cat] * 3
+    assert text.targets([" cat", 7], 2).tolist() == [cat, 7]
+    assert text.targets(torch.tensor([3, 4]), 2).tolist() == [3, 4]
+    assert text.targets(7, 2).tolist() == [7, 7]
+
+
+def test_answers_that_do_not_fit_are_refused(text: Text) -> None:
+    with pytest.raises(ValueError, match="one answer per prompt is required, got 2 answers for 3 prompts"):
+        text.targets([" cat", " dog"], 3)
+    with pytest.raises(ValueError, match=re.escape(f"in [0, {text.d_vocab - 1}], got {text.d_vocab}")):
+        text.targets(text.d_vocab, 1)
+    with pytest.raises(ValueError, match="must be a single token"):
+        text.targets("The cat", 1)
+
+
+def test_pieces_are_the_texts_of_the_tokens(text: Text) -> None:
+    assert text.pieces([0, *CAT]) == [END, "The", " cat"]
+    assert Text(None, 24, 400).pieces([3, 5]) == ["<3>", "<5>"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "the prompt is empty"),
+        (["The cat", ""], "the prompt is empty"),
+        ([], "at least one prompt is required"),
+        ("cat" * 40, "tokens, the model's context holds 24"),
+        (torch.zeros(1, 25, dtype=torch.long), "the prompt has 25 tokens, the model's context holds 24"),
+        (torch.tensor([[4000]]), "must be in [0, 327], got 4000"),
+        (torch.tensor([[-1]]), "got -1"),
+        (torch.zeros(1, 0, dtype=torch.long), "at least one token id"),
+    ],
+    ids=["empty", "one-empty", "none", "long-text", "long-ids", "id-too-large", "negative-id", "no-ids"],
+)  # fmt: skip
+def test_a_bad_prompt_is_refused(text: Text, prompt: object, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        text.batch(prompt)
+
+
+def test_a_model_without_a_tokenizer_says_so_when_given_text() -> None:
+    text = Text(None, 24, 400)
+    with pytest.raises(ValueError, match="this model has no tokenizer: pass token ids"):
+        text.batch("The cat")
+    assert text.batch(torch.tensor([1, 2])).tokens.tolist() == [[1, 2]]
+    assert (text.bos_id, text.eos_id) == (None, None)
+
+
+# --- what encoders expect around a text -------------------------------------------------------------------------------
+
+CLS, SEP, PAD = (backend().get_vocab_size() + i for i in range(3))
+
+
+def bert_tokenizer(bos: str | None = None) -> PreTrainedTokenizerFast:
+    """Writes [CLS] before a text and [SEP] behind it, as BERT's does."""
+    special = ["[CLS]", "[SEP]", "[PAD]"]
+    around = Tokenizer.from_str(backend().to_str())
+    around.add_special_tokens(special)
+    around.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
+    )
+    names = dict(zip(("cls_token", "sep_token", "pad_token"), special, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=around, bos_token=bos, **names)
+
+
+@pytest.fixture
+def around() -> Text:
+    return Text(HuggingFaceTokenizer(bert_tokenizer()), n_ctx=24, d_vocab=PAD + 1, special=True)
+
+
+def test_special_tokens_are_those_that_the_tokenizer_itself_adds(around: Text) -> None:
+    batch = around.batch("The cat")
+    assert batch.tokens.tolist() == [[CLS, *CAT, SEP]] == [bert_tokenizer()("The cat")["input_ids"]]
+    assert not batch.bos, "no BOS was prepended that somebody could cut off"
+
+
+def test_without_them_a_text_is_its_tokens_alone(around: Text) -> None:
+    batch = around.batch("The cat", prepend_bos=False)
+    assert batch.tokens.tolist() == [CAT]
+    assert not batch.bos
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_stands_outside_the_special_tokens(around: Text, side: str) -> None:
+    texts = ["The cat", "The cat sat on the mat"]
+    batch, wanted = around.batch(texts, side=side), bert_tokenizer()(texts, padding=True, padding_side=side)
+    assert batch.tokens.tolist() == wanted["input_ids"]
+    assert batch.keep is not None and batch.keep.long().tolist() == wanted["attention_mask"]
+    assert PAD in batch.tokens[0].tolist()
+    for row, text in enumerate(texts):
+        assert batch.tokens[row][batch.keep[row]].tolist() == around.ids(text)
+
+
+def test_a_bos_beside_them_is_not_added_again() -> None:
+    """Of a tokenizer with a BOS an encoder gets what the tokenizer adds, and a decoder the BOS alone."""
+    adapted = HuggingFaceTokenizer(bert_tokenizer(bos=END))
+    assert adapted.bos_id == 0
+    encoder = Text(adapted, 24, PAD + 1, special=True).batch("The cat")
+    assert encoder.tokens.tolist() == [[CLS, *CAT, SEP]]
+    assert not encoder.bos
+    plain = Text(adapted, 24, PAD + 1).batch("The cat")
+    assert plain.tokens.tolist() == [[0, *CAT]]
+    assert plain.bos
+
+
+def test_special_tokens_survive_the_way_back_and_the_text_between_them_is_whole(around: Text) -> None:
+    text = "The cat sat , on  the mat."
+    ids = around.ids(text)
+    assert around.tokenizer.decode(ids[1:-1]) == text
+    assert around.tokenizer.decode(around.ids(text, prepend_bos=False)) == text
+    assert around.pieces(ids)[0] == "[CLS]" and around.pieces(ids)[-1] == "[SEP]"
+    assert "".join(around.pieces(ids)[1:-1]) == text
+
+
+def test_a_text_that_writes_them_out_has_them_twice(around: Text) -> None:
+    """As Hugging Face's own tokenizer: nothing is taken out of a text."""
+    text = "[CLS]The cat[SEP]"
+    assert around.ids(text) == [CLS, CLS, *CAT, SEP, SEP] == bert_tokenizer().encode(text)
+
+
+def test_an_answer_is_a_token_without_any_around_it(around: Text) -> None:
+    assert around.single(" cat") == CAT[1]
+    assert around.targets([" cat", "[SEP]"], 2).tolist() == [CAT[1], SEP]
+
+
+def test_special_tokens_count_towards_the_context(around: Text) -> None:
+    words = " cat" * 22
+    assert around.batch(words).tokens.shape == (1, 24)
+    with pytest.raises(ValueError, match="the prompt has 25 tokens, the model's context holds 24"):
+        around.batch(words + " cat")
+    assert around.batch(words + " cat", prepend_bos=False).tokens.shape == (1, 23)
+
+
+def test_an_empty_prompt_is_refused_though_it_would_have_special_tokens(around: Text) -> None:
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        around.batch("")
+
+
+def test_a_tokenizer_that_knows_none_gives_bos_alone() -> None:
+    file = FileTokenizer(backend(), END)
+    assert isinstance(HuggingFaceTokenizer(gpt2_tokenizer()), SpecialTokenizer)
+    assert not isinstance(file, SpecialTokenizer)
+    batch = Text(file, 24, 400, special=True).batch("The cat")
+    assert batch.tokens.tolist() == [[0, *CAT]]
+    assert batch.bos
+
+
+def test_encoders_get_special_tokens_and_decoders_do_not() -> None:
+    adapted = HuggingFaceTokenizer(bert_tokenizer(bos=END))
+    for name, row in (
+        ("masked-lm", [CLS, *CAT, SEP]),
+        ("bidirectional", [CLS, *CAT, SEP]),
+        ("gpt2", [0, *CAT]),
+    ):
+        model = HookedTransformer(build(name), adapted)
+        model.text.d_vocab = PAD + 1  # these models have fewer tokens; only the text counts here
+        assert model.to_tokens("The cat").tolist() == [row]
+
+
+@given(st.lists(st.text("ab cé", min_size=1) | st.just(END), max_size=8), st.booleans())
+def test_texts_encoded_together_are_those_encoded_alone(texts: list[str], prepend_bos: bool) -> None:
+    for tokenizer in (HuggingFaceTokenizer(gpt2_tokenizer()), FileTokenizer(backend(), END)):
+        text = Text(tokenizer, 12, backend().get_vocab_size())
+        assert isinstance(tokenizer, BatchTokenizer)
+        assert text.many(texts, prepend_bos=prepend_bos) == [
+            text.ids(t, prepend_bos=prepend_bos) for t in texts
+        ]
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        text.many(["a", ""])

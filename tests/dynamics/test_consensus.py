@@ -1,0 +1,139 @@
+"""Consensus: what the theorems say of the continuous dynamics, and angles of a model's tokens against a slow loop."""
+
+import itertools
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from interp import Batch, HookedTransformer
+from interp.dynamics.consensus import ANGLES, consensus, flow
+from interp.model import Transformer
+from interp.model.tap import Edit, Read, Tap
+from tests.configs import CONFIGS, build, perturbed, some_tokens
+
+N, D = 10, 3
+EYE = torch.eye(D, dtype=torch.float64)
+
+
+def on_sphere(seed: int, *, hemisphere: bool) -> Tensor:
+    x = torch.randn(N, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    x = x / x.norm(dim=1, keepdim=True)
+    return torch.cat((x[:, :1].abs().clamp_min(0.05), x[:, 1:]), 1) if hemisphere else x
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_from_a_hemisphere_all_tokens_meet(seed: int) -> None:
+    start = on_sphere(seed, hemisphere=True)
+    g = torch.Generator().manual_seed(seed)
+    half = torch.randn(D, D, generator=g, dtype=torch.float64)
+    end = flow(start, qk=half @ half.T + EYE, ov=EYE)
+    assert float((start @ start.T).min()) < 0.5
+    assert float((end @ end.T).min()) > 0.9999
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_under_a_causal_mask_all_tokens_go_to_the_first_which_does_not_move(seed: int) -> None:
+    start = on_sphere(seed, hemisphere=False)
+    end = flow(start, qk=EYE, ov=EYE, causal=True)
+    assert float((end @ start[0]).min()) > 0.9999 > float((start @ start[0]).min())
+    torch.testing.assert_close(end[0], start[0], rtol=0, atol=1e-12)
+
+
+def test_a_step_of_the_flow_is_the_equation_of_motion() -> None:
+    x, dt = on_sphere(0, hemisphere=False), 1e-6
+    g = torch.Generator().manual_seed(5)
+    qk, u = (torch.randn(D, D, generator=g, dtype=torch.float64) for _ in range(2))
+    speed = (flow(x, qk=qk, ov=u.T, dt=dt, steps=1) - x) / dt
+    for i in range(N):
+        weights = torch.stack([(x[i] @ qk @ x[j]).exp() for j in range(N)])
+        pull = u @ sum(w * x[j] for j, w in enumerate(weights / weights.sum()))
+        torch.testing.assert_close(speed[i], pull - (pull @ x[i]) * x[i], rtol=1e-4, atol=1e-5)
+
+
+def _put(x: Tensor, _: Tensor) -> Tensor:
+    return x
+
+
+def slow_streams(model: Transformer, tokens: Tensor, repeats: int) -> list[Tensor]:
+    """The stream entering the first block and after every block, the stack applied `repeats` times."""
+    config = model.config
+    last = "normalized_resid_post" if config.norm_place == "post" else "resid_post"
+    sites = ["blocks.0.hook_resid_pre", *(f"blocks.{i}.hook_{last}" for i in range(config.n_layers))]
+    tap = Tap([Read(site) for site in sites])
+    model(tokens, tap)
+    found = [tap.values[read] for read in tap.reads]
+    for _ in range(repeats - 1):
+        again = Tap([Read(site) for site in sites], [Edit(sites[0], partial(_put, found[-1]))])
+        model(tokens, again)
+        found += [again.values[read] for read in again.reads][1:]
+    return found
+
+
+def slow_angles(x: np.ndarray, start: np.ndarray) -> list[float]:
+    def cosine(a: np.ndarray, b: np.ndarray) -> float:
+        return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+    pairs = [cosine(a, b) for a, b in itertools.combinations(x, 2)]
+    return [
+        min(pairs), float(np.mean(pairs)),
+        float(np.mean([cosine(a, x[0]) for a in x[1:]])), float(np.mean([cosine(a, start) for a in x[1:]])),
+        float(np.mean([np.linalg.norm(a - x[0]) for a in x[1:]])), float(np.mean(np.linalg.norm(x, axis=1))),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_angles_by_depth_are_those_of_a_slow_loop(name: str) -> None:
+    network, rows = build(name), some_tokens(rows=2)
+    found = consensus(HookedTransformer(network), rows, repeats=2)
+    assert found.sizes["depth"] == 2 * network.config.n_layers + 1
+    streams = [slow_streams(network, row[None], 2) for row in rows]
+    for depth in range(found.sizes["depth"]):
+        each = [slow_angles(s[depth][0].numpy(), s[0][0, 0].numpy()) for s in streams]
+        for name_, expected in zip(ANGLES, np.mean(each, 0), strict=True):
+            assert float(found[name_][depth]) == pytest.approx(expected, rel=1e-8, abs=1e-9), name_
+
+
+def test_one_block_iterated_is_that_block_and_no_other() -> None:
+    network, rows = build("llama-gqa"), some_tokens(rows=2)
+    found = consensus(HookedTransformer(network), rows, block=1, repeats=3)
+    x = network(rows, stop=1)
+    starts = x[:, 0].numpy()
+    for depth in range(4):
+        each = [slow_angles(r.numpy(), s) for r, s in zip(x, starts, strict=True)]
+        expected = np.mean(each, 0)
+        np.testing.assert_allclose([float(found[a][depth]) for a in ANGLES], expected, rtol=1e-8)
+        x = network(x, None, 1, 2)
+
+
+def test_without_mlps_is_the_model_whose_mlps_write_nothing() -> None:
+    network, rows = perturbed(CONFIGS["gpt2"]), some_tokens(rows=2)
+    found = consensus(HookedTransformer(network), rows, repeats=2, mlp=False)
+    before = consensus(HookedTransformer(network), rows, repeats=2)
+    for layer in range(2):
+        mlp = network.block(layer).mlp
+        assert mlp is not None
+        for parameter in mlp.out.parameters():  # type: ignore[union-attr]
+            parameter.zero_()
+    silent = consensus(HookedTransformer(network), rows, repeats=2)
+    for name in ANGLES:
+        np.testing.assert_allclose(found[name], silent[name], rtol=1e-10)
+        assert not np.allclose(found[name][1:], before[name][1:])
+
+
+def test_what_has_no_meaning_is_refused() -> None:
+    plain, bare = HookedTransformer(build("gpt2")), HookedTransformer(build("attention-only"))
+    with pytest.raises(IndexError, match="blocks are 0 to 1 in this model, got 2"):
+        consensus(plain, some_tokens(), block=2)
+    with pytest.raises(ValueError, match="repeats >= 1"):
+        consensus(plain, some_tokens(), repeats=0)
+    with pytest.raises(ValueError, match="this model is attention-only"):
+        consensus(bare, some_tokens(), mlp=False)
+    with pytest.raises(ValueError, match="rows of at least two are required"):
+        consensus(plain, some_tokens(n=1))
+    with pytest.raises(ValueError, match="one text per row"):
+        consensus(plain, Batch.packed([[1, 2, 3], [4, 5]], 5))
+    with pytest.raises(ValueError, match="finite tokens other than 0"):
+        flow(torch.zeros(2, 3), qk=torch.eye(3), ov=torch.eye(3))

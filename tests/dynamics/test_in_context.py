@@ -1,0 +1,358 @@
+"""Loss by token index: equal to a slow loop and to closed forms, however the rows are batched, padded or packed."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor
+
+from interp import Batch, HookedTransformer, RepeatedTokens, run
+from interp.core.stats import Moments
+from interp.dynamics.in_context import (
+    MaskedMoments,
+    by_text,
+    in_context,
+    log_index_slope,
+    loss_map,
+    one_token_losses,
+    position_losses,
+)
+from interp.lenses.lens import lens
+from interp.model import NoPosition, Transformer
+from interp.zoo import groundtruth
+from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
+from tests.tiny import CORPUS, hooked
+from tests.tolerances import assert_close
+
+EARLY, LATE = 2, 7
+ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8], [1, 4, 1, 4, 2, 1, 3, 5, 6, 2, 3], [30, 11], [5] * 9]
+
+
+def slow_losses(model: Transformer, row: list[int]) -> list[float]:
+    """-log p of every token after the first, in a row that is alone; entry i is token index i + 1."""
+    logits = model(torch.tensor([row]))[0]
+    return [-float(logits[k - 1, row[k]] - logits[k - 1].exp().sum().log()) for k in range(1, len(row))]
+
+
+def slow_curve(model: Transformer, rows: list[list[int]]) -> tuple[list[list[float]], list[float]]:
+    """By index the losses of the rows that have it; and the paired differences."""
+    losses = [slow_losses(model, row) for row in rows]
+    longest = max(map(len, losses))
+    by_index = [[each[i] for each in losses if len(each) > i] for i in range(longest)]
+    return by_index, [each[LATE - 1] - each[EARLY - 1] for each in losses if len(each) >= LATE]
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return math.nan, math.nan
+    half = 1.959963984540054 * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    return float(np.mean(values)) - half, float(np.mean(values)) + half
+
+
+def agree(one: xr.Dataset, other: xr.Dataset) -> None:
+    """The same numbers at every index that either has, and the same score."""
+    assert one.sizes == other.sizes and one.attrs == other.attrs
+    for name in one.data_vars:
+        np.testing.assert_allclose(one[name], other[name], rtol=1e-9, atol=1e-9, err_msg=str(name))
+
+
+def found_of(name: str, data: object) -> xr.Dataset:
+    return in_context(HookedTransformer(build(name)), data, early=EARLY, late=LATE)  # type: ignore[arg-type]
+
+
+# --- the numbers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "t5"])
+def test_the_curve_is_the_mean_over_texts_of_each_text_alone(name: str) -> None:
+    found = found_of(name, Batch.of(ROWS))
+    by_index, differences = slow_curve(build(name), ROWS)
+    assert found["index"].values.tolist() == list(range(1, 11))
+    assert found["count"].values.tolist() == [len(each) for each in by_index] == [5, *[4] * 2, *[3] * 5, 1, 1]
+    np.testing.assert_allclose(found.loss, [np.mean(each) for each in by_index], rtol=1e-6)
+    ends = np.array([interval(each) for each in by_index])
+    np.testing.assert_allclose(found.loss_low, ends[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(found.loss_high, ends[:, 1], rtol=1e-6)
+    assert float(found.score) == pytest.approx(np.mean(differences), rel=1e-6)
+    assert (float(found.score_low), float(found.score_high)) == pytest.approx(interval(differences), rel=1e-6)
+    assert (found.attrs["rows"], found.attrs["early"], found.attrs["late"]) == (3, EARLY, LATE)
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma2", "olmo2", "post-norm", "no-final-norm", "attention-only-rotary", "bloom", "gpt-oss"]
+)
+def test_every_way_to_read_the_stream_out_gives_the_loss_of_the_models_own_logits(name: str) -> None:
+    tokens = some_tokens(rows=4)
+    model = HookedTransformer(build(name))
+    own = model(tokens, return_type="loss", loss_per_token=True)
+    assert isinstance(own, Tensor)
+    assert_close(torch.tensor(found_of(name, tokens).loss.values), own.double().mean(0), torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_losses_of_a_narrow_model_are_taken_in_float32_and_averaged_in_float64(dtype: torch.dtype) -> None:
+    tokens = some_tokens(rows=4)
+    model = HookedTransformer(build("llama-gqa", dtype))
+    found = in_context(model, tokens, early=EARLY, late=LATE).loss
+    logits = model(tokens)
+    assert isinstance(logits, Tensor)
+    own = -logits.float().log_softmax(-1)[:, :-1].gather(2, tokens[:, 1:, None])[..., 0]
+    assert found.dtype == "float64"
+    # The last norm sees the rows in another grouping, which may round half-precision logits differently.
+    tolerance = torch.bfloat16 if dtype in (torch.bfloat16, torch.float16) else dtype
+    assert_close(torch.tensor(found.values), own.double().mean(0), tolerance)
+
+
+def test_uniform_logits_cost_log_v_at_every_index() -> None:
+    network = perturbed(CONFIGS["gpt2"])
+    assert network.unembed is not None
+    network.unembed.weight.zero_()
+    found = in_context(HookedTransformer(network), some_tokens(rows=5, n=20), early=3, late=15)
+    np.testing.assert_allclose(found.loss, math.log(D_VOCAB), rtol=1e-12)
+    np.testing.assert_allclose(found.loss_high - found.loss_low, 0, atol=1e-12)
+    assert float(found.score) == float(found.score_low) == float(found.score_high) == 0.0
+
+
+def without_context() -> HookedTransformer:
+    """A bigram model: it knows neither positions nor, since its heads write nothing, the tokens before the last."""
+    network = perturbed(replace(CONFIGS["attention-only"], position=NoPosition(), n_ctx=64))
+    for layer in range(2):
+        network.block(layer).attn.out.weight.zero_()
+    return HookedTransformer(network)
+
+
+def test_a_model_that_uses_no_context_scores_exactly_zero_where_both_indices_see_the_same_tokens() -> None:
+    rows = RepeatedTokens(period=10, repeats=4, rows=6).tokens(D_VOCAB, 0)
+    found = in_context(without_context(), rows, early=5, late=35)
+    assert float(abs(found.score)) < 1e-12 and float(found.score_high - found.score_low) < 1e-12
+    assert float(found.loss.std()) > 0.05, "its losses differ by token"
+
+
+def test_a_model_that_uses_no_context_scores_zero_within_the_interval_on_random_tokens() -> None:
+    found = in_context(without_context(), some_tokens(rows=200, n=40), early=5, late=35)
+    assert float(found.score_low) < 0 < float(found.score_high)
+    assert 0 < float(found.score_high - found.score_low) < 1
+
+
+def test_the_planted_induction_head_is_at_chance_in_the_first_copy_and_certain_in_the_second() -> None:
+    """Without a match head 1.2 looks at all tokens alike and copies them: the logit of each is 20 / (how many).
+
+    The k-th token of the first copy is new, so its loss is log of the sum of exp over the k seen tokens and the
+    others at 0. In the second copy only the right token has a logit of 20, except for its first token, which nothing
+    predicts.
+    """
+    period, vocabulary = 12, len(groundtruth.SYMBOLS)
+    model = HookedTransformer(groundtruth.induction(noise=0.0))
+    rows = RepeatedTokens(period=period, repeats=3, rows=8).tokens(vocabulary, 0)
+    found = in_context(model, rows, early=period, late=2 * period)
+    seen = np.arange(1, period + 2)
+    total = np.log(seen * np.exp(20 / seen) + vocabulary - seen)
+    total[-1] -= 20 / seen[-1]  # the first token of the second copy is among those seen
+    certain = math.log1p((vocabulary - 1) * math.exp(-20))
+    np.testing.assert_allclose(found.loss[: period + 1], total, rtol=1e-4)
+    np.testing.assert_allclose(found.loss[period + 1 :], certain, atol=1e-6)
+    assert float(found.score) == pytest.approx(certain - total[period - 1], rel=1e-4)
+    assert float(found.score_high) < -3.0
+
+
+def test_noise_in_the_other_heads_leaves_the_planted_answer_and_a_silenced_head_takes_it_away() -> None:
+    network = groundtruth.induction()
+    rows = RepeatedTokens(period=8, repeats=2, rows=2).tokens(len(groundtruth.SYMBOLS), 0)
+    found = in_context(HookedTransformer(network), rows, early=8, late=14)
+    slow = np.mean([slow_losses(network, row) for row in rows.tolist()], axis=0)
+    np.testing.assert_allclose(found.loss, slow, rtol=1e-4, atol=1e-5)
+    assert float(found.loss[9:].max()) < 0.01 and float(found.score_high) < -3.0
+    layer, head = groundtruth.INDUCTION
+    network.block(layer).attn.out.weight[:, head * groundtruth.WIDTH : (head + 1) * groundtruth.WIDTH] = 0
+    broken = in_context(HookedTransformer(network), rows, early=8, late=14)
+    assert abs(float(broken.score)) < 0.5
+
+
+# --- rows, padding, packing, batches ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
+def test_padding_packing_and_batches_of_any_width_change_no_number(name: str) -> None:
+    whole = found_of(name, Batch.of(ROWS))
+    agree(found_of(name, Batch.of(ROWS, side="left")), whole)
+    agree(found_of(name, Batch.packed(ROWS, 24)), whole)
+    agree(found_of(name, [Batch.of(ROWS[2:]), Batch.of(ROWS[:1]), Batch.of(ROWS[1:2])]), whole)
+    agree(found_of(name, [Batch.packed(ROWS[:3], 24), Batch.of(ROWS[3:], side="left")]), whole)
+    for size in (1, 3):
+        model = HookedTransformer(build(name))
+        agree(in_context(model, Batch.of(ROWS), early=EARLY, late=LATE, batch_size=size), whole)
+
+
+def test_texts_get_bos_as_index_0_and_equal_their_token_ids() -> None:
+    model = hooked()
+    texts = list(CORPUS)
+    rows = [model.text.ids(text) for text in texts]
+    assert all(row[0] == 0 for row in rows)
+    found = in_context(model, texts, early=1, late=8)
+    agree(found, in_context(model, Batch.of(rows), early=1, late=8))
+    first = [slow_losses(model.transformer, row[:2])[0] for row in rows]
+    assert float(found.loss.sel(index=1)) == pytest.approx(np.mean(first))
+    bare = in_context(model, texts, early=1, late=8, prepend_bos=False)
+    second = [slow_losses(model.transformer, row[1:3])[0] for row in rows]
+    assert float(bare.loss.sel(index=1)) == pytest.approx(np.mean(second))
+
+
+def test_a_hole_in_a_row_leaves_the_indices_beside_it_without_a_loss() -> None:
+    """Columns 3 and 4 are hidden: index 3 is column 5, whose predecessor is hidden, so it has none."""
+    keep = torch.ones(1, 9, dtype=torch.bool)
+    keep[0, 3:5] = False
+    losses = torch.arange(8.0)[None].masked_fill(~(keep[:, 1:] & keep[:, :-1]), torch.nan)
+    found = by_text(losses, Batch(torch.zeros(1, 9, dtype=torch.long), keep))
+    np.testing.assert_array_equal(found, [[0, 1, np.nan, 5, 6, 7, np.nan, np.nan]])
+
+
+def test_one_text_has_a_curve_but_no_interval() -> None:
+    found = found_of("gpt2", some_tokens(rows=1))
+    assert found.loss.notnull().all() and found.attrs["rows"] == 1
+    assert all(found[name].isnull().all() for name in ("loss_low", "loss_high", "score_low", "score_high"))
+
+
+def test_the_loss_shares_its_pass_with_other_analyses() -> None:
+    config, network, tokens = CONFIGS["gpt2"], build("gpt2"), some_tokens(rows=5)
+    calls = []
+    network_hook = network.embed.register_forward_hook(lambda *_: calls.append(1))
+    both = [position_losses(config, early=EARLY, late=LATE), lens(config, top=2)]
+    found = run(both, network, Batch(tokens).split(2))
+    network_hook.remove()
+    assert len(calls) == 3
+    alone = found_of("gpt2", tokens)
+    agree(found["in_context"][list(alone.data_vars)], alone)
+
+
+def test_masked_moments_without_gaps_are_moments_and_with_gaps_those_of_each_entry() -> None:
+    rows = torch.randn(7, 4, dtype=torch.float64) + 1e6
+    plain, masked = Moments.of(rows), MaskedMoments.of(rows[:3]).merge(MaskedMoments.of(rows[3:]))
+    assert_close(masked.mean, plain.mean)
+    assert_close(masked.standard_error(), plain.standard_error())
+    holes = rows.masked_fill(torch.rand(7, 4) < 0.4, torch.nan)
+    holes[:, 3] = torch.nan
+    narrow = MaskedMoments.of(holes[:2, :3]).merge(MaskedMoments.of(holes[2:]))
+    for entry in range(3):
+        there = holes[:, entry][~holes[:, entry].isnan()]
+        assert int(narrow.counts[entry]) == len(there) >= 2
+        assert float(narrow.mean[entry]) == pytest.approx(float(there.mean()), rel=1e-12)
+        error = float(there.std()) / len(there) ** 0.5
+        assert float(narrow.standard_error()[entry]) == pytest.approx(error, rel=1e-6)
+    assert int(narrow.counts[3]) == 0 and bool(narrow.standard_error()[3].isnan())
+
+
+# --- slope and map ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("span", [1.1, 2.0, 50.0])
+def test_the_slope_is_a_least_squares_fit_in_every_window(span: float) -> None:
+    index = torch.arange(1, 41)
+    loss = torch.randn(2, 40, dtype=torch.float64)
+    loss[1, [5, 6, 30]] = torch.nan
+    found = log_index_slope(loss, index, span=span)
+    for row in range(2):
+        for i in range(40):
+            inside = [
+                j for j in range(40)
+                if (index[i] / span <= index[j] <= index[i] * span or abs(i - j) == 1) and not loss[row, j].isnan()
+            ]  # fmt: skip
+            if len(inside) < 2:
+                assert bool(found[row, i].isnan())
+                continue
+            slope = np.polyfit(index[inside].double().log().numpy(), loss[row, inside].numpy(), 1)[0]
+            assert float(found[row, i]) == pytest.approx(slope, rel=1e-6, abs=1e-9)
+
+
+def test_a_loss_that_is_linear_in_the_log_of_the_index_has_that_slope_everywhere() -> None:
+    index = torch.arange(1, 2049)
+    loss = 5.0 - 0.3 * index.double().log()
+    assert_close(log_index_slope(loss, index, span=1.5), torch.full_like(loss, -0.3))
+
+
+def test_the_map_holds_the_curve_of_every_checkpoint_ascending() -> None:
+    models = {"step30": hooked("gpt2"), "step4": hooked("llama-gqa")}
+
+    def stream() -> Iterator[Batch]:
+        yield Batch.of(ROWS[:2])
+        yield Batch.of(ROWS[2:])
+
+    found = loss_map(models.__getitem__, list(models), stream(), early=EARLY, late=LATE, span=3.0)
+    assert found.step.values.tolist() == [4, 30]
+    assert found.loss.dims == found.slope.dims == ("step", "index")
+    for step, model in ((30, hooked("gpt2")), (4, hooked("llama-gqa"))):
+        alone = in_context(model, Batch.of(ROWS), early=EARLY, late=LATE)
+        np.testing.assert_allclose(found.loss.sel(step=step), alone.loss, rtol=1e-9)
+        assert float(found.score.sel(step=step)) == pytest.approx(float(alone.score))
+        slope = log_index_slope(torch.tensor(alone.loss.values), torch.arange(1, 11), span=3.0)
+        np.testing.assert_allclose(found.slope.sel(step=step), slope, rtol=1e-9)
+    assert found.attrs["span"] == 3.0 and found.attrs["unit"] == "nats"
+
+
+# --- one token per example ----------------------------------------------------------------------------------------
+
+
+def test_one_token_of_every_text_is_the_same_one_in_every_batch_and_model() -> None:
+    rows = [row for row in ROWS if len(row) > 2]
+    model = HookedTransformer(build("gpt2"))
+    whole = one_token_losses(model, Batch.of(rows), seed=3)
+    for index, loss, row in zip(whole["index"].values, whole.loss.values, rows, strict=True):
+        assert float(loss) == pytest.approx(slow_losses(build("gpt2"), row)[int(index) - 1])
+    for other in (
+        one_token_losses(model, Batch.of(rows, side="left"), seed=3, batch_size=1),
+        one_token_losses(model, [Batch.of([row]) for row in rows], seed=3),
+    ):
+        xr.testing.assert_allclose(other, whole)
+    another = one_token_losses(HookedTransformer(build("llama-gqa")), Batch.of(rows), seed=3)
+    np.testing.assert_array_equal(another["index"], whole["index"])
+
+
+def test_the_chosen_tokens_reach_every_index_and_depend_on_the_seed() -> None:
+    tokens = some_tokens(rows=200, n=6)
+    found = [
+        one_token_losses(HookedTransformer(build("gpt2")), tokens, seed=seed)["index"] for seed in (0, 1)
+    ]
+    counts = np.bincount(found[0].values, minlength=6)[1:]
+    assert counts.sum() == 200 and counts.min() > 15, "about 40 of each of the five"
+    assert (found[0] != found[1]).mean() > 0.5
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------
+
+
+def test_what_has_no_answer_is_refused_by_name() -> None:
+    model = HookedTransformer(build("gpt2"))
+    with pytest.raises(ValueError, match=r"1 <= early < late < 24.*early=50, late=500"):
+        in_context(model, some_tokens())
+    with pytest.raises(ValueError, match="got early=5, late=5"):
+        in_context(model, some_tokens(), early=5, late=5)
+    with pytest.raises(ValueError, match=r"token index 12 are required.*the longest ends at index 8"):
+        in_context(model, some_tokens(), early=2, late=12)
+    with pytest.raises(ValueError, match="the longest ends at index 0"):
+        in_context(model, some_tokens(n=1), early=2, late=12)
+    with pytest.raises(ValueError, match="at least one prompt is required"):
+        in_context(model, [], early=2, late=5)
+    with pytest.raises(ValueError, match="at least one batch is required"):
+        in_context(model, iter([]), early=2, late=5)
+    with pytest.raises(ValueError, match="texts, token ids or batches are required, got int in a stream"):
+        in_context(model, iter([1, 2]), early=2, late=5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="requires a causal model"):
+        in_context(HookedTransformer(build("bidirectional")), some_tokens(), early=2, late=5)
+    with pytest.raises(ValueError, match="requires an unembedding"):
+        position_losses(replace(CONFIGS["gpt2"], unembed=False))
+    with pytest.raises(ValueError, match="one text per row, got a packed batch"):
+        one_token_losses(model, Batch.packed(ROWS, 24))
+    with pytest.raises(ValueError, match="got one of a single token"):
+        one_token_losses(model, Batch.of([[1, 2], [3]]))
+    with pytest.raises(ValueError, match="span must be greater than 1, got 1"):
+        log_index_slope(torch.zeros(3), torch.arange(1, 4), span=1.0)
+
+
+def test_a_model_of_nan_weights_is_an_error_and_not_a_gap() -> None:
+    network = perturbed(CONFIGS["gpt2"])
+    network.block(0).attn.out.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="finite losses are required"):
+        in_context(HookedTransformer(network), some_tokens(), early=2, late=5)

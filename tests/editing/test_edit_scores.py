@@ -1,0 +1,207 @@
+"""The table of edits: equal to one prompt at a time on a model edited by hand, with honest intervals."""
+
+import copy
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from interp import HookedTransformer
+from interp.core.stats import Z95
+from interp.editing.continuation import Continuation
+from interp.editing.edit_scores import EditCase, edit_table, mean_loss, wilson
+from interp.editing.editors import gradient_edit, shift_edit
+from interp.editing.weight_edit import WeightEdit
+from tests.tiny import CORPUS, hooked
+
+PROMPT = "The capital of France is"
+MEASURES = ["efficacy", "paraphrase", "neighbourhood", "perplexity"]
+CASES = [
+    EditCase(PROMPT, " Rome", "France", {
+        "paraphrase": (("France: The capital is", " Rome"), ("The capital of France", " Rome")),
+        "neighbourhood": (("The capital of Italy is", " Paris"), ("The cat sat on", " the"), ("Mary and", " to")),
+    }),
+    EditCase("The cat sat on the", " dog", "cat", {
+        "paraphrase": (("A cat sat on the", " dog"),), "neighbourhood": (("The capital of Italy is", " Paris"),),
+    }),
+    EditCase("When Mary and John went to the", " capital", "John", {
+        "paraphrase": (("Mary and John went to the", " capital"),), "neighbourhood": (("Mary and", " John"),),
+    }),
+]  # fmt: skip
+
+
+def shift(model: HookedTransformer, case: EditCase) -> WeightEdit:
+    return shift_edit(model, case.prompt, target=case.target, layer=1, eta=0.5)  # type: ignore[arg-type]
+
+
+def step(model: HookedTransformer, case: EditCase) -> WeightEdit:
+    return gradient_edit(model, case.prompt, target=case.target, layer=0, eta=0.3)  # type: ignore[arg-type]
+
+
+def answered(model: HookedTransformer) -> list[EditCase]:
+    """The cases, neighbours asked for what the model itself answers, so that some shares are neither 0 nor 1."""
+    known = []
+    for case in CASES:
+        near = tuple(
+            (p, int(model.transformer(model.to_tokens(p))[0, -1].argmax()))
+            for p, _ in case.questions["neighbourhood"]
+        )
+        known.append(replace(case, questions={**case.questions, "neighbourhood": near}))
+    return known
+
+
+def test_the_table_equals_single_prompts_on_a_copy_edited_by_hand() -> None:
+    model = hooked()
+    cases, editors = answered(model), {"shift": shift, "step": step}
+    before = {n: p.clone() for n, p in model.transformer.named_parameters()}
+    table = edit_table(model, cases, editors, text=list(CORPUS))
+    assert table.editor.values.tolist() == ["original", "shift", "step"]
+    assert table.measure.values.tolist() == MEASURES
+    for i, case in enumerate(cases):
+        for name in table.editor.values:
+            other = HookedTransformer(copy.deepcopy(model.transformer), model.text.tokenizer)
+            if name != "original":
+                edit = editors[name](model, case)
+                layer = int(edit.name.split(".")[1])
+                other.transformer.block(layer).mlp.out.weight += edit.dense.mT  # type: ignore[union-attr]
+            cell = table.by_case.sel(editor=name, case=i)
+            assert float(cell.sel(measure="efficacy")) == share(other, ((case.prompt, case.target),))
+            for measure, asked in case.questions.items():
+                assert float(cell.sel(measure=measure)) == pytest.approx(share(other, asked), abs=1e-12)
+            assert float(cell.sel(measure="perplexity")) == pytest.approx(perplexity(other), rel=1e-9)
+    assert all(torch.equal(p, before[n]) for n, p in model.transformer.named_parameters())
+    values = table.by_case.sel(measure=["efficacy", "neighbourhood"]).values
+    assert 0 < values[1:].mean() < 1
+
+
+def share(model: HookedTransformer, asked: tuple[tuple[str, str | int], ...]) -> float:
+    best = [int(model.transformer(model.to_tokens(prompt))[0, -1].argmax()) for prompt, _ in asked]
+    wanted = [t if isinstance(t, int) else model.text.single(t) for _, t in asked]
+    return sum(a == b for a, b in zip(best, wanted, strict=True)) / len(asked)
+
+
+def perplexity(model: HookedTransformer) -> float:
+    losses = []
+    for text in CORPUS:
+        tokens = model.to_tokens(text)[0]
+        logp = model.transformer(tokens[None])[0].log_softmax(-1)
+        losses += [-float(logp[i, tokens[i + 1]]) for i in range(len(tokens) - 1)]
+    return math.exp(sum(losses) / len(losses))
+
+
+def test_the_ngram_column_is_that_of_greedy_texts_of_a_copy_edited_by_hand() -> None:
+    """Top 1, so that a loop without cache and dice writes the same; openings of the case, else the edited prompt."""
+    model = hooked()
+    cases = [replace(CASES[0], openings=("The capital of France is", "France")), *CASES[1:]]
+    table = edit_table(
+        model, cases, {"shift": shift}, text=list(CORPUS), continuation=Continuation(18, top_k=1)
+    )
+    assert table.measure.values.tolist() == [*MEASURES[:3], "n-gram", "perplexity"]
+    values = table.by_case.sel(measure="n-gram")
+    for i, case in enumerate(cases):
+        edited = HookedTransformer(copy.deepcopy(model.transformer), model.text.tokenizer)
+        edited.transformer.block(1).mlp.out.weight += shift(model, case).dense.mT  # type: ignore[union-attr]
+        for name, one in (("original", model), ("shift", edited)):
+            texts = [greedy(one, opening, 18) for opening in case.openings or (case.prompt,)]
+            expected = np.mean([entropy_by_hand(text) for text in texts])
+            assert float(values.sel(editor=name, case=i)) == pytest.approx(expected, rel=1e-12)
+    assert len(set(values.values.ravel().tolist())) > 3, "texts that all say the same would compare nothing"
+    np.testing.assert_allclose(table.score.sel(measure="n-gram"), values.mean("case"))
+    half = Z95 * values.std("case", ddof=1) / math.sqrt(3)
+    np.testing.assert_allclose(table.high.sel(measure="n-gram"), values.mean("case") + half)
+    np.testing.assert_allclose(table.low.sel(measure="n-gram"), values.mean("case") - half)
+    without = edit_table(model, cases, {"shift": shift}, text=list(CORPUS))
+    np.testing.assert_array_equal(table.by_case.drop_sel(measure="n-gram"), without.by_case)
+
+
+def greedy(model: HookedTransformer, opening: str, length: int) -> str:
+    tokens = model.to_tokens(opening)
+    while tokens.shape[1] < length:
+        tokens = torch.cat((tokens, model.transformer(tokens)[:, -1:].argmax(-1)), 1)
+    return model.text.tokenizer.decode([i for i in tokens[0].tolist() if i != model.text.bos_id])
+
+
+def entropy_by_hand(text: str) -> float:
+    """A third of the bigrams' entropy and two of the trigrams'; words are letters and digits, or another character."""
+    marked = "".join(c if c.isalnum() or c == "_" or c.isspace() else f" {c} " for c in text)
+    words, parts = marked.split(), []
+    for n in (2, 3):
+        grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+        shares = [grams.count(gram) / len(grams) for gram in set(grams)]
+        parts.append(-sum(p * math.log2(p) for p in shares))
+    return parts[0] / 3 + 2 * parts[1] / 3
+
+
+def test_scores_and_intervals_are_those_of_the_cases() -> None:
+    model = hooked()
+    table = edit_table(model, answered(model), {"shift": shift, "step": step}, text=list(CORPUS))
+    shares = table.drop_sel(measure="perplexity")
+    np.testing.assert_allclose(shares.score, shares.by_case.mean("case"))
+    for score, low, high in zip(*(shares[n].values.flat for n in ("score", "low", "high")), strict=True):
+        assert 0 <= low <= score <= high <= 1 and high - low > 0.3  # three cases say little
+    logs = np.log(table.by_case.sel(measure="perplexity").values)
+    half = Z95 * logs.std(1, ddof=1) / math.sqrt(3)
+    found = table.sel(measure="perplexity")
+    np.testing.assert_allclose(found.score, np.exp(logs.mean(1)))
+    np.testing.assert_allclose(found.low, np.exp(logs.mean(1) - half))
+    np.testing.assert_allclose(found.high, np.exp(logs.mean(1) + half))
+    assert found.score[0] == pytest.approx(perplexity(model), rel=1e-9)
+    assert float(found.high[0]) == float(found.low[0])
+
+
+def test_perplexity_does_not_depend_on_the_batches_and_is_left_out_without_a_text() -> None:
+    model = hooked()
+    one, all_ = (edit_table(model, CASES, {"s": shift}, text=list(CORPUS), batch_size=n) for n in (1, 9))
+    np.testing.assert_allclose(one.score, all_.score, rtol=1e-9)
+    assert edit_table(model, CASES, {"s": shift}).measure.values.tolist() == MEASURES[:3]
+    batches = list(model.text.batch(list(CORPUS)).split(1))
+    assert math.exp(mean_loss(model.transformer, batches)) == pytest.approx(perplexity(model), rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 7, 200])
+def test_wilsons_ends_are_where_the_score_test_stops_rejecting(count: int) -> None:
+    """Both ends p solve (share - p)^2 = z^2 p (1 - p) / n, Wilson 1927."""
+    share = torch.linspace(0, 1, 11, dtype=torch.float64)
+    for end in wilson(share, count):
+        torch.testing.assert_close(
+            (share - end).square(), Z95**2 * end * (1 - end) / count, rtol=0, atol=1e-12
+        )
+    low, high = wilson(share, count)
+    assert bool((low <= share).all()) and bool((share <= high).all())
+    assert float(low[0]) == 0 and float(high[-1]) == 1
+
+
+def test_what_has_no_table_is_refused() -> None:
+    model = hooked()
+    with pytest.raises(ValueError, match="at least one case"):
+        edit_table(model, [], {"shift": shift})
+    with pytest.raises(ValueError, match="the same measures in all"):
+        edit_table(model, [CASES[0], replace(CASES[1], questions={})], {"shift": shift})
+    with pytest.raises(ValueError, match="no editor called 'original'"):
+        edit_table(model, CASES, {"original": shift})
+    taken = [(name, ((PROMPT, 1),)) for name in ("efficacy", "n-gram", "perplexity")]
+    for name, asked in (("paraphrase", ()), *taken):
+        with pytest.raises(
+            ValueError, match=f"a measure requires a prompt.*got '{name}' with {len(asked)} prompts"
+        ):
+            replace(CASES[0], questions={name: asked})
+    with pytest.raises(ValueError, match="must be a single token"):
+        edit_table(model, [replace(CASES[0], target="Mary and")], {"shift": shift})
+    with pytest.raises(ValueError, match="openings shorter than 3 tokens"):
+        edit_table(model, CASES, {"shift": shift}, continuation=Continuation(length=3))
+
+
+def test_a_model_is_whole_again_after_an_editor_fails_halfway() -> None:
+    model = hooked()
+    before = {n: p.clone() for n, p in model.transformer.named_parameters()}
+
+    def failing(model: HookedTransformer, case: EditCase) -> WeightEdit:
+        if case is CASES[1]:
+            raise RuntimeError("no edit")
+        return shift(model, case)
+
+    with pytest.raises(RuntimeError, match="no edit"):
+        edit_table(model, CASES, {"failing": failing})  # type: ignore[dict-item]
+    assert all(torch.equal(p, before[n]) for n, p in model.transformer.named_parameters())

@@ -1,0 +1,288 @@
+"""What an autoencoder is worth: identities hold, numbers are those of a slow loop, no split matters."""
+
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor
+
+from interp import Batch, Edit, HookedTransformer, Read
+from interp.core.stats import Moments
+from interp.features.sae import SAE, JumpReLU, ReLU, TopK
+from interp.features.sae_metrics import (
+    Fit,
+    counted_tokens,
+    dictionary_match,
+    fitted,
+    ratio,
+    reconstruction,
+    reconstruction_quality,
+    sae_quality,
+)
+from interp.passes.analysis import run_batches
+from interp.passes.observe import observe
+from tests.configs import build
+from tests.features.sae_cases import constant_sae, identity_sae, random_sae
+from tests.loops import over
+from tests.tiny import CORPUS, hooked
+from tests.tolerances import assert_close
+
+STREAM, LAST, HEADS = "blocks.1.hook_resid_pre", "blocks.1.hook_resid_post", "blocks.0.attn.hook_z"
+ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8], [1, 4, 1, 4, 2, 1, 3, 5, 6, 2, 3], [30, 11], [5] * 9]
+NATS = ("ce_clean", "ce_sae", "ce_zero", "ce_mean")
+
+
+def model(name: str = "gpt2") -> HookedTransformer:
+    return HookedTransformer(build(name))
+
+
+def dims(site: str) -> int:
+    return int(observe(build("gpt2"), Batch.of(ROWS[:1]), [Read(site)]).trace[site][0, 0].numel())
+
+
+def activations(site: str, rows: list[list[int]]) -> Tensor:
+    """The site's value at every token of every row, each row alone."""
+    found = [observe(build("gpt2"), Batch.of([row]), [Read(site)]).trace[site][0].flatten(1) for row in rows]
+    return torch.cat(found)
+
+
+def agree(one: xr.Dataset, other: xr.Dataset) -> None:
+    assert set(one) == set(other)
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], rtol=1e-9, atol=1e-9, err_msg=str(name))
+
+
+def slow_loss(rows: list[list[int]], edits: list[Edit]) -> float:
+    """Nats per predicted token, each row alone."""
+    total, count = 0.0, 0
+    for row in rows:
+        logits = observe(build("gpt2"), Batch.of([row]), edits=edits).output[0]
+        for i in range(len(row) - 1):
+            total -= float(logits[i].log_softmax(-1)[row[i + 1]])
+            count += 1
+    return total / count
+
+
+@over("site", [STREAM, HEADS, LAST, "blocks.0.mlp.hook_post"])
+@over("kind", [ReLU(), TopK(3), JumpReLU()])
+def test_every_number_is_that_of_the_slow_loop(site: str, kind: ReLU | TopK | JumpReLU) -> None:
+    sae = random_sae(kind, dims(site), 30)
+    found = sae_quality(model(), sae, site, Batch.of(ROWS), batch_size=2)
+    vectors = activations(site, ROWS)
+    features, output, x = sae.encode(vectors).numpy(), sae(vectors).numpy(), vectors.numpy()
+    error, mean = ((x - output) ** 2).sum(), x.mean(0)
+    assert float(found.l0) == pytest.approx((features > 0).sum() / len(x), rel=1e-12)
+    assert float(found.mse) == pytest.approx(error / x.size, rel=1e-9)
+    assert float(found.explained_variance) == pytest.approx(1 - error / ((x - mean) ** 2).sum(), rel=1e-9)
+    np.testing.assert_allclose(found.density, (features > 0).mean(0), rtol=1e-12)
+    assert float(found.dead_fraction) == pytest.approx((features.max(0) == 0).mean())
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-9, atol=1e-12)
+    edits = {
+        "clean": [], "sae": [sae.splice(site)], "zero": [Edit(site, torch.zeros_like)],
+        "mean": [Edit(site, lambda value: torch.tensor(mean).view(1, 1, *value.shape[2:]).expand_as(value))],
+    }  # fmt: skip
+    ce = {name: slow_loss(ROWS, edit) for name, edit in edits.items()}
+    for name, loss in ce.items():
+        assert float(found[f"ce_{name}"]) == pytest.approx(loss, rel=1e-9)
+    for name in ("zero", "mean"):
+        recovered = (ce[name] - ce["sae"]) / (ce[name] - ce["clean"])
+        assert float(found[f"loss_recovered_{name}"]) == pytest.approx(recovered, rel=1e-7)
+    assert found.attrs["vectors"] == len(x) and found.attrs["predicted_tokens"] == len(x) - len(ROWS)
+
+
+def test_a_perfect_autoencoder_recovers_everything() -> None:
+    found = sae_quality(model(), identity_sae(24), STREAM, Batch.of(ROWS))
+    assert float(found.explained_variance) == pytest.approx(1, abs=1e-12)
+    assert float(found.loss_recovered_zero) == pytest.approx(1, abs=1e-9)
+    assert float(found.loss_recovered_mean) == pytest.approx(1, abs=1e-9)
+    assert float(found.l0) == 24 and float(found.dead_fraction) == 0
+
+
+def test_an_autoencoder_that_knows_the_mean_alone_explains_nothing() -> None:
+    mean = activations(STREAM, ROWS).mean(0)
+    found = sae_quality(model(), constant_sae(mean), STREAM, Batch.of(ROWS))
+    assert float(found.explained_variance) == pytest.approx(0, abs=1e-12)
+    assert float(found.loss_recovered_mean) == pytest.approx(0, abs=1e-9)
+    assert float(found.l0) == 0 and float(found.dead_fraction) == 1
+
+
+def test_an_autoencoder_that_answers_nothing_recovers_nothing_of_the_zero_ablation() -> None:
+    found = sae_quality(model(), constant_sae(torch.zeros(24).double()), STREAM, Batch.of(ROWS))
+    assert float(found.loss_recovered_zero) == pytest.approx(0, abs=1e-12)
+    assert float(found.ce_sae) == float(found.ce_zero) != float(found.ce_clean)
+
+
+def test_l0_of_topk_is_at_most_k() -> None:
+    assert float(sae_quality(model(), random_sae(TopK(3)), STREAM, Batch.of(ROWS)).l0) <= 3
+
+
+@pytest.mark.parametrize("skip_bos", [True, False])
+def test_neither_padding_nor_batches_nor_packing_change_a_number(skip_bos: bool) -> None:
+    sae, subject = random_sae(ReLU()), model()
+
+    def quality(batch: Batch, size: int = 16) -> xr.Dataset:
+        return sae_quality(subject, sae, STREAM, batch, batch_size=size, skip_bos=skip_bos)
+
+    right = quality(Batch.of(ROWS, bos=True))
+    agree(right, quality(Batch.of(ROWS, bos=True), 1))
+    agree(right, quality(Batch.of(ROWS, bos=True, side="left"), 3))
+    agree(right, quality(Batch.of(ROWS[::-1], bos=True)))
+    packed = Batch.packed(ROWS, 20, pad_id=3)
+    found = sae_quality(subject, sae, STREAM, Batch(packed.tokens, packed.keep, True, documents=packed.documents),
+                        skip_bos=skip_bos)  # fmt: skip
+    same = [name for name in found if not str(name).endswith(("_low", "_high"))]
+    agree(right[same], found[same])
+
+
+def test_bos_keeps_its_value_and_does_not_count() -> None:
+    sae, batch = random_sae(ReLU()), Batch.of(ROWS, bos=True)
+    found = sae_quality(model(), sae, STREAM, batch)
+    without_first = torch.cat([activations(STREAM, [row])[1:] for row in ROWS])
+    assert found.attrs["skipped"] == len(ROWS) and found.attrs["vectors"] == len(without_first)
+    agree(found[["mse", "density"]], reconstruction_quality(sae, without_first)[["mse", "density"]])
+
+    def spliced(value: Tensor) -> Tensor:
+        return torch.cat((value[:, :1], sae.reconstruction(value)[:, 1:]), 1)
+
+    assert float(found.ce_sae) == pytest.approx(slow_loss(ROWS, [Edit(STREAM, spliced)]), rel=1e-9)
+    assert sae_quality(model(), sae, STREAM, batch, skip_bos=False).attrs["skipped"] == 0
+
+
+def test_a_bos_is_one_by_the_batch_or_by_its_id_but_only_in_front() -> None:
+    batch = Batch.of([[7, 1, 7], [2, 7, 7, 3]], side="left")
+    real = [[False, True, True, True], [True] * 4]
+    assert counted_tokens(batch, 7, False).tolist() == real
+    assert counted_tokens(batch, None, True).tolist() == real
+    assert counted_tokens(batch, 7, True).tolist() == [[False, False, True, True], [True] * 4]
+    said = Batch(batch.tokens, batch.keep, True)
+    assert counted_tokens(said, None, True).tolist() == [
+        [False, False, True, True],
+        [False, True, True, True],
+    ]
+    packed = Batch(torch.tensor([[7, 1, 7, 7, 2, 0]]), torch.tensor([[True] * 5 + [False]]),
+                   documents=torch.tensor([[1, 1, 0, 0, 0, -1]]))  # fmt: skip
+    assert counted_tokens(packed, 7, True).tolist() == [[False, True, False, True, True, False]]
+
+
+def test_texts_come_with_a_bos_that_is_left_out() -> None:
+    subject = hooked()
+    found = sae_quality(subject, random_sae(ReLU()), STREAM, list(CORPUS))
+    texts = [subject.text.ids(text) for text in CORPUS]
+    bos = subject.text.bos_id
+    assert found.attrs["skipped"] == sum(ids[0] == bos for ids in texts)
+    assert found.attrs["vectors"] + found.attrs["skipped"] == sum(map(len, texts))
+
+
+def test_heads_one_by_one_are_vectors_of_their_own() -> None:
+    sae, rows = random_sae(ReLU(), 6, 9), Batch.of(ROWS)
+    found = sae_quality(model(), sae, HEADS, rows)
+    z = activations(HEADS, ROWS).view(-1, 4, 6)
+    expected = reconstruction_quality(sae, z.flatten(0, 1))
+    agree(found[list(expected)], expected)
+    assert float(found.ce_sae) == pytest.approx(slow_loss(ROWS, [sae.splice(HEADS)]), rel=1e-9)
+
+
+def test_several_autoencoders_are_measured_in_one_pass() -> None:
+    saes = {"relu": random_sae(ReLU()), "topk": random_sae(TopK(3))}
+    analyses = [replace(reconstruction(sae, STREAM), name=name) for name, sae in saes.items()]
+    found = run_batches(analyses, build("gpt2"), Batch.of(ROWS).split(2))
+    for name, sae in saes.items():
+        agree(found[name], reconstruction_quality(sae, activations(STREAM, ROWS)))
+
+
+def test_packed_texts_keep_their_identities() -> None:
+    batch, read = Batch.packed(ROWS, 12).numbered(), Read(STREAM)
+    trace = observe(build("gpt2"), batch, [read]).trace
+    analysis = reconstruction(random_sae(ReLU()), STREAM)
+    texts, values = batch.identities(), analysis.compute(trace, batch, build("gpt2"))
+    assert texts is not None and batch.tokens.shape[0] > 1 and batch.keep is not None
+    assert values["vectors"].tolist() == [len(ROWS[i]) for i in texts.tolist()]
+
+
+def rowwise(sae: SAE, x: Tensor) -> Fit:
+    row = torch.arange(len(x)) // 7
+    return Fit.of(fitted(sae, x, row, int(row[-1]) + 1))
+
+
+def test_sums_merge_in_any_grouping_even_far_from_zero() -> None:
+    sae = random_sae(ReLU(), 6, 9)
+    x = 1e6 + torch.randn(70, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    whole = rowwise(sae, x)
+    a, b, c = (rowwise(sae, part) for part in x.split((7, 35, 28)))
+    for merged in (a.merge(b).merge(c), a.merge(b.merge(c)), c.merge(a).merge(b)):
+        assert torch.equal(merged.active, whole.active) and torch.equal(merged.vectors, whole.vectors)
+        for name in ("mean", "spread", "error"):
+            assert_close(getattr(merged, name), getattr(whole, name))
+    assert float(whole.spread) == pytest.approx(float((x - x.mean(0)).square().sum()), rel=1e-8)
+    again = Fit.load(whole.tensors())
+    assert all(torch.equal(again.tensors()[name], value) for name, value in whole.tensors().items())
+
+
+def test_chunks_of_activations_give_the_numbers_of_the_whole() -> None:
+    sae, x = random_sae(JumpReLU()), activations(STREAM, ROWS)
+    agree(reconstruction_quality(sae, x), reconstruction_quality(sae, iter(x.split(4))))
+
+
+def test_a_row_without_counted_tokens_changes_nothing() -> None:
+    sae = random_sae(ReLU())
+    with_lone_bos = sae_quality(model(), sae, STREAM, Batch.of([*ROWS, [9]], bos=True), batch_size=2)
+    names = ["mse", "explained_variance", *NATS]
+    agree(with_lone_bos[names], sae_quality(model(), sae, STREAM, Batch.of(ROWS, bos=True))[names])
+
+
+def test_the_interval_of_a_ratio_is_that_of_a_mean_where_it_is_one() -> None:
+    top = torch.randn(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    value, low, high = ratio(top, torch.full((40,), 2.5).double())
+    mean = Moments.of(top / 2.5)
+    assert_close(torch.stack([value, low, high]), torch.stack([mean.mean, *mean.interval()]))
+    assert ratio(top[:1], top[:1])[1].isnan()
+
+
+def test_the_interval_of_a_ratio_covers_it() -> None:
+    dice = torch.Generator().manual_seed(0)
+    bottom = 1 + torch.rand(500, 60, generator=dice, dtype=torch.float64)
+    top = bottom * (0.7 + torch.randn(500, 60, generator=dice, dtype=torch.float64))
+    hits = [float(low) < 0.7 < float(high) for _, low, high in map(ratio, top, bottom)]
+    assert 0.91 < sum(hits) / 500 < 0.98
+
+
+def test_true_directions_are_assigned_one_to_one_as_well_as_can_be() -> None:
+    dice = torch.Generator().manual_seed(3)
+    truth, W_dec = (torch.randn(4, 3, generator=dice, dtype=torch.float64) for _ in range(2))
+    cosines = torch.nn.functional.cosine_similarity(truth[:, None], W_dec[None], dim=-1)
+    best = max(
+        permutations(range(4)), key=lambda order: sum(float(cosines[i, j]) for i, j in enumerate(order))
+    )
+    found = dictionary_match(7 * W_dec, truth)
+    assert tuple(found.feature.values) == best
+    np.testing.assert_allclose(found.cosine, [float(cosines[i, j]) for i, j in enumerate(best)])
+    np.testing.assert_allclose(found.best_cosine, cosines.max(1).values)
+    np.testing.assert_array_equal(found.best_feature, cosines.argmax(1))
+
+
+def test_too_few_features_leave_true_directions_alone() -> None:
+    found = dictionary_match(-torch.eye(3)[:1], torch.eye(3))
+    assert sorted(found.feature.values.tolist()) == [-1, -1, 0]
+    assert int(found.cosine.isnull().sum()) == 2
+    assert found.best_cosine.values.tolist() == pytest.approx([-1, 0, 0])
+    with pytest.raises(ValueError, match="must not be zero"):
+        dictionary_match(torch.zeros(2, 3), torch.eye(3))
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    sae = random_sae(ReLU())
+    with pytest.raises(ValueError, match="requires a causal model"):
+        sae_quality(model("bidirectional"), sae, STREAM, Batch.of(ROWS))
+    with pytest.raises(ValueError, match="reads 24 numbers per position"):
+        sae_quality(model(), sae, "blocks.0.attn.hook_pattern", Batch.of(ROWS))
+    with pytest.raises(KeyError, match="unknown site"):
+        sae_quality(model(), sae, "blocks.0.hook_rseid_pre", Batch.of(ROWS))
+    with pytest.raises(ValueError, match="at least one vector is required"):
+        reconstruction_quality(sae, [])
+    with pytest.raises(ValueError, match="at least one vector is required"):
+        reconstruction_quality(sae, torch.zeros(0, 24).double())
+    with pytest.raises(ValueError, match="finite activations are required"):
+        reconstruction_quality(sae, torch.full((2, 24), torch.nan).double())

@@ -1,0 +1,359 @@
+"""Maximum-activating examples: the lists are those of a slow loop over texts, whatever batches carry them."""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor
+
+import interp
+from interp import Batch, HookedTransformer
+from interp.core.contexts import Examples
+from interp.data.sources import open_source
+from interp.data.stream import Layout, Stream
+from interp.features.sae import SAE, ReLU
+from interp.features.sae_metrics import ratio
+from interp.features.top_examples import (
+    QUANTILES,
+    RELATIVE_ERROR,
+    examples_table,
+    top_activations,
+    top_examples,
+)
+from interp.model import Read
+from tests.configs import CONFIGS, perturbed
+from tests.loops import over
+from tests.tiny import hooked
+
+TEXTS = [
+    f"{'bdfghjklmnprst'[i]} The cat sat on the mat and the dog sat on Mary."[: 4 + 7 * i % 26]
+    for i in range(14)
+]
+"""Of many lengths; the first letter keeps two texts from having equal numbers anywhere but at BOS."""
+K, BEFORE, AFTER = 4, 3, 2
+BLOCK = "blocks.1."
+CELLS = {"neuron": [3, 0, 17], "coordinate": [5, 2], "head": [1, 3], "kv_head": [1]}
+SITES: dict[str, tuple[str, Callable[[Tensor], Tensor] | None]] = {
+    "mlp.hook_post": ("neuron", None),
+    "mlp.hook_pre": ("neuron", None),
+    "hook_resid_mid": ("coordinate", None),
+    "attn.hook_z": ("head", lambda z: (z * z).sum(-1).sqrt()),
+    "attn.hook_result": ("head", lambda out: (out * out).sum(-1).sqrt()),
+    "attn.hook_v": ("kv_head", lambda v: (v * v).sum(-1).sqrt()),
+}
+"""Sites, what their cells are called, and what their value is."""
+Curves = list[tuple[list[int], Tensor]]
+
+
+@cache
+def curves(site: str, bos: bool = True) -> Curves:
+    """Token ids and the site's value `[p c]` of every text, each alone in its pass."""
+    found = []
+    for text in TEXTS:
+        batch = model().text.batch(text, prepend_bos=bos)
+        read = Read(BLOCK + site)
+        value = interp.observe(model().transformer, batch, [read]).trace[read]
+        kind = SITES[site][1] if site in SITES else None
+        found.append((batch.tokens[0].tolist(), (value if kind is None else kind(value))[0]))
+    return found
+
+
+def model() -> HookedTransformer:
+    return hooked("gpt2")
+
+
+def stream(tokens: int = 64, window: int = 5, layout: Layout = "padded") -> Stream:
+    source = open_source(TEXTS)
+    return Stream(source, model().text, tokens_per_batch=tokens, rows_per_window=window, layout=layout)
+
+
+def check(found: xr.Dataset, every: Curves, first: int = 1, largest: bool = True, once: bool = True) -> None:
+    """The result against sorting every token of every text; `first`: the first position that counts."""
+    dim = str(found.value.dims[0])
+    for cell in found[dim].values:
+        one, sign = found.sel({dim: cell}), 1 if largest else -1
+        scored = [
+            (-sign * float(curve[p, cell]), n, p)
+            for n, (ids, curve) in enumerate(every)
+            for p in range(first, len(ids))
+        ]
+        kept: list[tuple[float, int, int]] = []
+        for entry in sorted(scored):
+            if not (once and entry[1] in [n for _, n, _ in kept]):
+                kept.append(entry)
+        kept = kept[: one.sizes["rank"]]
+        assert list(zip(one.row.values, one.pos.values, strict=True)) == [(n, p) for _, n, p in kept]
+        np.testing.assert_allclose(one.value, [-sign * s for s, _, _ in kept], rtol=1e-9)
+        for rank, (_, n, p) in enumerate(kept):
+            ids, curve = every[n]
+            around = [p + int(w) for w in one.offset]
+            inside = [first <= q < len(ids) for q in around]
+            expected = [ids[q] if 0 <= q < len(ids) else -1 for q in around]
+            assert one.tokens[rank].values.tolist() == expected
+            run = [float(curve[q, cell]) if good else np.nan for q, good in zip(around, inside, strict=True)]
+            np.testing.assert_allclose(one.activation[rank], run, rtol=1e-9, atol=1e-12)
+        for name, value in (("density", lambda x: x > 0), ("mean", lambda x: x)):
+            sums = torch.tensor(
+                [float(value(curve[first:, cell]).sum()) for _, curve in every], dtype=torch.float64
+            )
+            ends = ratio(sums, torch.tensor([len(ids) - first for ids, _ in every], dtype=torch.float64))
+            got = [float(one[f"{name}{end}"]) for end in ("", "_low", "_high")]
+            np.testing.assert_allclose(got, [float(x) for x in ends], rtol=1e-9, atol=1e-12)
+        values = np.array([-sign * s for s, _, _ in scored])
+        ends_at = float(one.value[0])
+        assert float(one.quantiles.max() if largest else -one.quantiles.min()) <= (
+            ends_at if largest else -ends_at
+        )
+        assert float(one.density) == pytest.approx((values > 0).mean(), rel=1e-12)
+        assert float(one["mean"]) == pytest.approx(values.mean(), rel=1e-9, abs=1e-12)
+        assert float(one["max" if largest else "min"]) == pytest.approx(
+            values.max() if largest else values.min()
+        )
+        for q in QUANTILES:
+            true = float(np.quantile(values, q, method="inverted_cdf"))
+            assert float(one.quantiles.sel(q=q)) == pytest.approx(true, rel=RELATIVE_ERROR * 1.0001, abs=1e-4)
+    assert found.attrs["tokens_counted"] == sum(len(ids) - first for ids, _ in every)
+    assert found.attrs["texts"] == len(every)
+
+
+def asked(site: str, **options: object) -> xr.Dataset:
+    dim = SITES[site][0] if site in SITES else "head"
+    options = {"cells": CELLS[dim], "k": K, "context": (BEFORE, AFTER), "data": stream()} | options
+    return top_examples(model(), site=BLOCK + site, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_the_lists_are_those_of_a_slow_loop(site: str) -> None:
+    found = asked(site)
+    assert found.value.dims == (SITES[site][0], "rank")
+    assert found.value.coords[SITES[site][0]].values.tolist() == CELLS[SITES[site][0]]
+    check(found, curves(site))
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("once", [True, False])
+def test_the_smallest_and_several_of_a_row_are_listed_if_asked(largest: bool, once: bool) -> None:
+    found = asked("mlp.hook_pre", largest=largest, once_per_row=once, cells=None)
+    assert found.sizes["neuron"] == 40
+    check(found.isel(neuron=slice(6)), curves("mlp.hook_pre"), largest=largest, once=once)
+
+
+def test_a_pattern_gives_the_key_that_is_attended_most() -> None:
+    found, every = asked("attn.hook_pattern"), curves("attn.hook_pattern")
+    best = [(ids, pattern[:, :, 1:].max(-1).values.mT) for ids, pattern in every]
+    check(found, best)
+    for head in found["head"].values:
+        one = found.sel(head=head)
+        for rank in range(K):
+            ids, pattern = every[int(one.row[rank])]
+            key = 1 + int(pattern[head, int(one.pos[rank]), 1:].argmax())
+            assert (int(one.key[rank]), int(one.key_token[rank])) == (key, ids[key])
+            assert str(one.key_piece[rank].values) == model().text.pieces([ids[key]])[0]
+
+
+# --- batches --------------------------------------------------------------------------------------------------------
+
+
+@over("site", ["mlp.hook_post", "attn.hook_pattern"])
+@over("layout", ["padded", "packed"])
+@over("tokens, window", [(1, 3), (30, 100), (100, 4), (10_000, 100)])
+def test_no_batch_size_window_or_packing_changes_a_list(
+    site: str, layout: Layout, tokens: int, window: int
+) -> None:
+    found, whole = asked(site, data=stream(tokens, window, layout)), asked(site)
+    for name in whole.data_vars:
+        if whole[name].dtype.kind == "f":
+            np.testing.assert_allclose(found[name], whole[name], rtol=1e-9, atol=1e-12, err_msg=str(name))
+        else:
+            assert found[name].equals(whole[name]), name
+
+
+@pytest.mark.parametrize("site", ["mlp.hook_post", "attn.hook_pattern"])
+def test_padding_on_the_left_changes_nothing(site: str) -> None:
+    found = asked(site, data=[model().text.batch(TEXTS, side="left")])
+    whole = asked(site)
+    for name in ("row", "pos", "tokens", *(["key"] if "key" in whole else [])):
+        assert found[name].equals(whole[name])
+    np.testing.assert_allclose(found.value, whole.value, rtol=1e-9)
+
+
+def test_equal_values_go_to_the_smaller_row_and_the_smaller_position() -> None:
+    """Every row twice, each in a batch of its own, so that equal texts have equal bits."""
+    rows = [[5, 6, 5, 6], [9, 9, 8, 9], [5, 6, 5, 6], [9, 9, 8, 9]]
+    data = [replace(Batch(torch.tensor([rows[i]])), row=torch.tensor([i])) for i in (3, 2, 1, 0)]
+    found = top_examples(model(), data, "hook_embed", cells=[0, 1, 2, 3], k=4, skip_bos=False)
+    for i in range(4):
+        one = found.isel(coordinate=i)
+        best = 5 if model().transformer.embed.weight[5, i] > model().transformer.embed.weight[6, i] else 6
+        nine = 9 if model().transformer.embed.weight[9, i] > model().transformer.embed.weight[8, i] else 8
+        places = {0: rows[0].index(best), 1: rows[1].index(nine)}
+        ahead = float(model().transformer.embed.weight[best, i]) > float(
+            model().transformer.embed.weight[nine, i]
+        )
+        assert one.row.values.tolist() == ([0, 2, 1, 3] if ahead else [1, 3, 0, 2])
+        assert one.pos.values.tolist() == [places[r % 2] for r in one.row.values]
+
+
+def test_shards_and_a_journal_give_the_same_bits(tmp_path: Path) -> None:
+    made = [
+        partial(top_activations, site=BLOCK + "mlp.hook_post", k=3),
+        partial(top_activations, site=BLOCK + "attn.hook_pattern", k=2, once_per_row=False),
+    ]
+    whole = interp.run(made, model(), stream())
+    assert list(whole) == ["top_blocks.1.mlp.hook_post", "top_blocks.1.attn.hook_pattern"]
+    for shard in ("0/2", "1/2"):
+        interp.run(made, model(), stream(), out=tmp_path / "run", shard=shard)
+    again = interp.run(made, model(), stream(), out=tmp_path / "run", resume=True)
+    for name in whole:
+        xr.testing.assert_identical(again[name], whole[name])
+
+
+def test_only_the_chosen_cells_leave_their_layer_and_it_travels_to_other_processes() -> None:
+    made = top_activations(model().cfg, BLOCK + "mlp.hook_post", cells=[3, 17], k=2)
+    analysis = pickle.loads(pickle.dumps(made))
+    batch = model().text.batch(TEXTS[:3])
+    trace = interp.observe(model().transformer, batch, analysis.reads).trace
+    assert trace[analysis.reads[0]].shape == (*batch.tokens.shape, 2)
+    part = analysis.reduction.of(analysis.compute(trace, batch, model().transformer), batch.identities())
+    assert isinstance(part.parts["examples"], Examples)
+
+
+# --- what counts ------------------------------------------------------------------------------------------------------
+
+
+def test_a_bos_counts_only_if_asked() -> None:
+    """On a coordinate that is further out at BOS than anywhere else."""
+    site = "hook_resid_mid"
+    every = curves(site)
+    rest = torch.cat([curve[1:] for _, curve in every])
+    at_bos = every[0][1][0]
+    above, below = at_bos - rest.max(0).values, rest.min(0).values - at_bos
+    largest = bool(above.max() > below.max())
+    margin, cell = (above if largest else below).max(0)
+    assert margin > 0, "BOS stands out"
+    counted = asked(site, cells=[int(cell)], skip_bos=False, k=2, largest=largest)
+    skipped = asked(site, cells=[int(cell)], k=2, largest=largest)
+    assert (counted.attrs["bos"], skipped.attrs["bos"]) == ("counts", "does not count")
+    assert counted.pos.values.tolist() == [[0, 0]] and not (skipped.pos == 0).any()
+    np.testing.assert_allclose(counted.value, float(at_bos[cell]), rtol=1e-9)
+    both = torch.cat([curve[:, cell] for _, curve in every])
+    for found, values in ((counted, both), (skipped, rest[:, cell])):
+        assert found.attrs["tokens_counted"] == len(values)
+        assert float(found["mean"][0]) == pytest.approx(float(values.mean()), rel=1e-9)
+        end, name = (values.max(), "max") if largest else (values.min(), "min")
+        assert float(found[name][0]) == pytest.approx(float(end), rel=1e-9)
+
+
+def test_a_bos_is_known_by_its_id_and_no_other_first_token_is_left_out() -> None:
+    ids = [ids for ids, _ in curves("mlp.hook_post")]
+    check(asked("mlp.hook_post", data=ids), curves("mlp.hook_post"))
+    bare = asked("mlp.hook_post", data=[row[1:] for row in ids])
+    check(bare, curves("mlp.hook_post", bos=False), first=0)
+
+
+def test_features_of_an_autoencoder_are_found_where_they_were_planted() -> None:
+    """Features that each stand for one token: 0.5 where the token is, 0 elsewhere."""
+    rows = [[1, 2, 3, 4], [5, 3, 3, 6, 2], [7, 1, 6, 4, 5, 2], [1, 1, 1]]
+    embedding = model().transformer.embed.weight[1:8]
+    weights = {
+        "W_enc": torch.linalg.pinv(embedding), "b_enc": torch.full((7,), -0.5, dtype=torch.float64),
+        "W_dec": embedding.clone(), "b_dec": torch.zeros(24, dtype=torch.float64),
+    }  # fmt: skip
+    sae = SAE(ReLU(), weights, apply_b_dec_to_input=False)
+    found = top_examples(model(), rows, "hook_embed", sae=sae, k=9, once_per_row=False, context=(1, 0))
+    assert found.value.dims == ("feature", "rank")
+    for token in range(1, 8):
+        one = found.isel(feature=token - 1)
+        active = one.value.values > 0
+        places = {(n, p) for n, row in enumerate(rows) for p, t in enumerate(row) if t == token}
+        assert set(zip(one.row.values[active], one.pos.values[active], strict=True)) == places
+        np.testing.assert_allclose(one.value.values[active], 0.5, rtol=1e-9)
+        assert set(one.tokens.values[active][:, 1]) == {token}
+        assert float(one.density) == pytest.approx(len(places) / sum(map(len, rows)))
+    some = top_examples(
+        model(), rows, "hook_embed", sae=sae, k=9, cells=[2], once_per_row=False, context=(1, 0)
+    )
+    np.testing.assert_allclose(some.activation, found.activation.sel(feature=[2]), rtol=1e-9, atol=1e-12)
+
+
+def test_a_single_text_has_no_interval() -> None:
+    found = asked("mlp.hook_post", data=TEXTS[:1])
+    assert bool(found.mean_low.isnull().all() and found.density_high.isnull().all())
+    assert bool(found["mean"].notnull().all())
+
+
+def test_a_text_shows_its_context_with_the_token_between_marks() -> None:
+    found = asked("mlp.hook_post")
+    for rank in range(K):
+        one = found.isel(neuron=1, rank=rank)
+        ids, at = curves("mlp.hook_post")[int(one.row)][0], int(one.pos)
+        pieces = model().text.pieces(ids)
+        before, after = pieces[max(0, at - BEFORE) : at], pieces[at + 1 : at + 1 + AFTER]
+        assert str(one.text.values) == f"{''.join(before)}«{pieces[at]}»{''.join(after)}"
+        assert "".join(one.piece.values) == "".join([*before, pieces[at], *after])
+
+
+def test_the_table_has_a_line_for_every_entry_and_none_for_empty_places() -> None:
+    found = asked("mlp.hook_post", k=20)
+    assert (found.row.values[:, 14:] == -1).all() and (found.text.values[:, 14:] == "").all()
+    table = examples_table(found)
+    assert list(table.columns) == ["neuron", "rank", "value", "row", "pos", "text"]
+    assert len(table) == 3 * len(TEXTS)
+    line = table[(table.neuron == 0) & (table["rank"] == 2)].iloc[0]
+    one = found.sel(neuron=0, rank=2)
+    assert (line.value, line.row, line.pos, line.text) == (one.value, one.row, one.pos, one.text)
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("site", "options", "error", "message"),
+    [
+        ("blocks.1.mlp.hook_pst", {}, KeyError, "nearest: .*hook_post"),
+        ("blocks.1.ln1.hook_scale", {}, ValueError, r"neurons, coordinates, heads .* has axes \[b p 1\]"),
+        ("blocks.1.attn.hook_attn_scores", {}, ValueError, r"has axes \[b h q k\]"),
+        ("blocks.1.mlp.hook_post", {"cells": []}, ValueError, r"at least one, are required, got \[\]"),
+        ("blocks.1.mlp.hook_post", {"cells": [1, 1]}, ValueError, r"distinct.* got \[1, 1\]"),
+        ("blocks.1.mlp.hook_post", {"cells": [40]}, ValueError, "cells are 0 to 39 at this site, got 40"),
+        ("blocks.1.mlp.hook_post", {"cells": [-1]}, ValueError, "cells are 0 to 39 at this site, got -1"),
+        ("blocks.1.mlp.hook_post", {"k": 0}, ValueError, "k >= 1"),
+        (
+            "blocks.1.mlp.hook_post",
+            {"data": [[0], [0]]},
+            ValueError,
+            "token that counts are required, got 2 of BOS",
+        ),
+    ],
+)
+def test_bad_questions_are_refused(
+    site: str, options: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        top_examples(model(), site=site, **({"data": TEXTS} | options))  # type: ignore[arg-type]
+
+
+def test_an_autoencoder_that_reads_head_by_head_is_refused() -> None:
+    weights = {"W_enc": torch.eye(6), "b_enc": torch.zeros(6), "W_dec": torch.eye(6), "b_dec": torch.zeros(6)}
+    sae = SAE(ReLU(), weights)
+    with pytest.raises(ValueError, match="an autoencoder of the whole site is required"):
+        top_examples(model(), TEXTS, BLOCK + "attn.hook_z", sae=sae)
+
+
+def test_a_row_whose_numbers_are_not_finite_is_set_aside() -> None:
+    config = replace(CONFIGS["gpt2"], d_vocab=model().cfg.d_vocab)
+    network = perturbed(config)
+    with torch.no_grad():
+        network.embed.weight[9] = torch.nan
+    broken = HookedTransformer(network, model().text.tokenizer)
+    rows = [[1, 2, 3], [4, 9, 5], [6, 7]]
+    data = Stream(open_source(rows), broken.text, tokens_per_batch=9)
+    found = top_examples(broken, data, BLOCK + "mlp.hook_post", cells=[3], k=5)
+    assert found.attrs["rejected"] == 1 and found.attrs["rows"] == 2
+    assert found.row.values[0].tolist()[:2] in ([0, 2], [2, 0]) and (found.row.values[0, 2:] == -1).all()

@@ -1,0 +1,356 @@
+"""Direct logit attribution: sums at every grain, equals a slow loop, and does not see batches or padding."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import interp
+from interp import Batch, HookedEncoderDecoder, HookedTransformer
+from interp.model import MLP
+from interp.model.norm import Normalize
+from interp.passes.analysis import run_batches
+from interp.residual.attribution import Answers, labels
+from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
+from tests.model import test_encoder_decoder as pairs
+from tests.tolerances import assert_close
+
+LINEAR = tuple(name for name, config in CONFIGS.items() if not config.mlm_head)
+GRAINS = ("layer", "sublayer", "head", "source", "neuron")
+ANSWER, WRONG = torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
+
+
+def attributed(name: str, by: str, dtype: torch.dtype = torch.float64, **options: object):  # type: ignore[no-untyped-def]
+    return interp.attribute(
+        HookedTransformer(build(name, dtype)), some_tokens(), ANSWER, WRONG, by=by, **options
+    )
+
+
+def logit_difference(name: str) -> torch.Tensor:
+    """Of the model's own logits, their soft cap undone."""
+    last, cap = build(name)(some_tokens())[:, -1], CONFIGS[name].logit_softcap
+    last = last if cap is None else cap * (last / cap).atanh()
+    return last.gather(1, ANSWER[:, None])[:, 0] - last.gather(1, WRONG[:, None])[:, 0]
+
+
+@over("by", GRAINS)
+@pytest.mark.parametrize("name", LINEAR)
+def test_components_sum_to_the_logit_difference_at_every_grain(name: str, by: str) -> None:
+    if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
+        kind = "attention-only" if CONFIGS[name].mlp is None else "a mixture of experts"
+        with pytest.raises(ValueError, match=f"requires a plain or gated MLP, this model is {kind}"):
+            attributed(name, by)
+        return
+    result = attributed(name, by)
+    assert_close(torch.tensor(result.logits.sum("component").values), logit_difference(name))
+    assert result.attrs["completeness_error"] <= 1e-11
+    assert tuple(result.component.values) == labels(CONFIGS[name], by)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
+def test_the_completeness_error_is_below_one_in_a_hundred_thousand_in_float32(name: str) -> None:
+    assert attributed(name, "head", torch.float32).attrs["completeness_error"] <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "no-norm", "parallel"])
+def test_a_heads_attribution_equals_pushing_its_write_through_the_frozen_norm(name: str) -> None:
+    model = HookedTransformer(build(name))
+    cache = model.run_with_cache(some_tokens())[1]
+    parts = cache.apply_ln_to_stack(cache.stack_head_results().values)[:, :, -1]
+    direction = model.W_U.mT[ANSWER] - model.W_U.mT[WRONG]
+    result = attributed(name, "head")
+    for i, label in enumerate(cache.stack_head_results().labels[:-1]):
+        expected = (parts[i] * direction).sum(-1)
+        assert_close(torch.tensor(result.logits.sel(component=label).values), expected)
+
+
+def test_logits_behind_a_masked_lm_head_have_no_linear_parts() -> None:
+    for by in GRAINS:
+        with pytest.raises(ValueError, match=r"linear in the normed stream \(no masked-LM head\)"):
+            attributed("masked-lm", by)
+
+
+def test_under_a_soft_cap_the_parts_sum_to_the_logits_before_it() -> None:
+    """And not to those that the model returns, which are well inside the cap."""
+    result, capped = attributed("gemma2", "sublayer"), build("gemma2")(some_tokens())[:, -1]
+    difference = capped.gather(1, ANSWER[:, None])[:, 0] - capped.gather(1, WRONG[:, None])[:, 0]
+    assert capped.abs().max() < 3.0
+    assert (torch.tensor(result.total.values) - difference).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_sources_sum_to_their_heads_and_masked_sources_give_nothing(name: str) -> None:
+    result = attributed(name, "source")
+    for layer in range(2):
+        for head in range(4):
+            summed = result.by_source.sel(layer=layer, head=head).sum("source")
+            assert_close(
+                torch.tensor(summed.values),
+                torch.tensor(result.logits.sel(component=f"L{layer}H{head}").values),
+            )
+    config = CONFIGS[name]
+    for layer in range(2):
+        reach = 9 if config.window is None or not config.is_local(layer) else config.window
+        nothing = torch.tensor(result.by_source.sel(layer=layer).values == 0).all((0, 1))
+        assert nothing.tolist() == [k < 9 - reach for k in range(9)]
+
+
+def test_a_single_logit_counts_the_final_bias_and_a_batch_of_answers_is_one_each() -> None:
+    model = HookedTransformer(build("attention-only-rotary"))
+    result = interp.attribute(model, some_tokens(), [3, 14, 7])
+    logits = model(some_tokens())[:, -1].gather(1, ANSWER[:, None])[:, 0]  # type: ignore[union-attr]
+    assert_close(torch.tensor(result.total.values), logits)
+    assert_close(torch.tensor(result.logits.sum("component").values), logits)
+    bias = model.b_U[ANSWER] + model.W_U.mT[ANSWER] @ model.transformer.ln_final.bias
+    assert_close(torch.tensor(result.logits.sel(component="final_bias").values), bias)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@over("side", ["left", "right"])
+def test_padding_on_either_side_changes_no_attribution(name: str, side: str) -> None:
+    rows = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9], [7, 9]]
+    model = HookedTransformer(build(name))
+    padded = interp.attribute(model, Batch.of(rows, side=side), ANSWER, WRONG, by="head")  # type: ignore[arg-type]
+    for i, row in enumerate(rows):
+        alone = interp.attribute(model, torch.tensor(row), ANSWER[i : i + 1], WRONG[i : i + 1], by="head")
+        assert_close(torch.tensor(padded.logits.values[i]), torch.tensor(alone.logits.values[0]))
+
+
+def test_answers_must_fit_the_prompts_and_the_vocabulary() -> None:
+    model = HookedTransformer(build("gpt2"))
+    with pytest.raises(ValueError, match="one answer per prompt is required, got 2 answers for 3"):
+        interp.attribute(model, some_tokens(), [1, 2])
+    with pytest.raises(ValueError, match=r"must be in \[0, 30\], got 31"):
+        interp.attribute(model, some_tokens(), 31)
+
+
+# --- directions -----------------------------------------------------------------------------------------------------
+
+
+def directions(rows: int = 3) -> Tensor:
+    return torch.randn(rows, 24, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+@over("by", GRAINS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_components_sum_to_the_normed_final_stream_on_each_prompts_direction(name: str, by: str) -> None:
+    """Behind a masked-LM head too: the normed stream is in front of it."""
+    if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
+        return
+    normed = build(name).ln_final(build(name)(some_tokens(), stop=2)[:, -1])
+    result = interp.attribute(HookedTransformer(build(name)), some_tokens(), directions(), by=by)  # type: ignore[arg-type]
+    expected = (normed * directions()).sum(-1)
+    assert_close(torch.tensor(result.total.values), expected)
+    assert_close(torch.tensor(result.logits.sum("component").values), expected)
+    assert result.attrs["completeness_error"] <= 1e-11
+    assert result.attrs["unit"] == "projection on the direction"
+
+
+def test_a_model_without_logits_has_directions() -> None:
+    encoder = replace(CONFIGS["bidirectional"], unembed=False, unembed_bias=False)
+    model = HookedTransformer(perturbed(encoder))
+    with pytest.raises(ValueError, match=r"requires logits .* or a direction"):
+        interp.attribute(model, some_tokens(), 3)
+    result = interp.attribute(model, some_tokens(), directions()[0], by="neuron")
+    normed = model.transformer(some_tokens())[:, -1]
+    assert_close(torch.tensor(result.logits.sum("component").values), normed @ directions()[0])
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_the_direction_of_a_logit_difference_gives_what_the_tokens_give_but_b_u(name: str) -> None:
+    model = HookedTransformer(build(name))
+    columns = (model.W_U.mT[ANSWER] - model.W_U.mT[WRONG]) * CONFIGS[name].logit_scale
+    on_direction = interp.attribute(model, some_tokens(), columns, by="head").logits
+    of_tokens = attributed(name, "head").logits
+    np.testing.assert_allclose(on_direction[:, :-1], of_tokens[:, :-1], rtol=1e-9, atol=1e-9)
+    b_U = (model.b_U[ANSWER] - model.b_U[WRONG]) * CONFIGS[name].logit_scale
+    np.testing.assert_allclose(of_tokens[:, -1] - on_direction[:, -1], b_U, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_directions_belong_to_their_prompts_in_batches_of_any_size_and_dtype(dtype: torch.dtype) -> None:
+    model = HookedTransformer(build("gpt2", dtype))
+    together = interp.attribute(model, some_tokens(), directions(), batch_size=2)
+    for i in range(3):
+        alone = interp.attribute(model, some_tokens()[i], directions()[i])
+        assert_close(torch.tensor(together.logits.values[i]), torch.tensor(alone.logits.values[0]), dtype)
+
+
+def test_a_direction_that_nothing_writes_is_no_error() -> None:
+    result = interp.attribute(HookedTransformer(build("gpt2")), some_tokens(), torch.zeros(24), by="source")
+    assert not result.logits.values.any() and result.attrs["completeness_error"] == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong", "message"),
+    [
+        (torch.ones(23), None, r"\[d_model\] = \[24\] or \[prompt, d_model\] = \[3, 24\], got \[23\]"),
+        (torch.ones(2, 24), None, r"= \[3, 24\], got \[2, 24\]"),
+        (torch.tensor([3.0, 14.0, 7.0]), None, r"= \[3, 24\], got \[3\]"),
+        (torch.full((24,), torch.nan), None, "finite numbers"),
+        (torch.ones(24), 5, "a direction has no wrong answer: pass the difference of two"),
+        (ANSWER, torch.ones(24), "a direction has no wrong answer: pass the difference of two"),
+    ],
+)
+def test_a_direction_that_does_not_fit_is_refused_by_its_shape(
+    answer: Tensor, wrong: Answers | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        interp.attribute(HookedTransformer(build("gpt2")), some_tokens(), answer, wrong)
+
+
+# --- positions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@over("side", ["left", "right"])
+def test_a_position_of_each_prompt_gives_the_models_logits_there(name: str, side: str) -> None:
+    rows, positions = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9], [7, 9]], [-3, 5, -2]
+    model, batch = HookedTransformer(build(name)), Batch.of(rows, side=side)  # type: ignore[arg-type]
+    result = interp.attribute(model, batch, ANSWER, WRONG, by="source", pos=positions)
+    for i, (row, pos) in enumerate(zip(rows, positions, strict=True)):
+        logits, cap = model(torch.tensor([row]))[0, pos], CONFIGS[name].logit_softcap  # type: ignore[call-overload]
+        logits = logits if cap is None else cap * (logits / cap).atanh()
+        assert_close(torch.tensor(result.total.values[i]), logits[ANSWER[i]] - logits[WRONG[i]])
+    np.testing.assert_allclose(result.logits.sum("component"), result.total, rtol=1e-9, atol=1e-9)
+    assert result.sizes["source"] == 6
+    assert (result.by_source.values[2, ..., :-1] == 0).all(), "the first token sees itself alone"
+
+
+def test_positions_that_a_prompt_lacks_or_that_see_what_follows_are_refused() -> None:
+    model, batch = HookedTransformer(build("gpt2")), Batch.of([[1, 2, 3], [4, 5]])
+    for pos in (2, -3):
+        with pytest.raises(IndexError, match=rf"prompts of \[3, 2\] tokens are required, got {pos}"):
+            interp.attribute(model, batch, 3, pos=pos)
+    with pytest.raises(
+        ValueError, match="one position per prompt is required, got 3 positions for 2 prompts"
+    ):
+        interp.attribute(model, batch, 3, pos=[0, 1, 0])
+    with pytest.raises(ValueError, match="pos requires a causal model"):
+        interp.attribute(HookedTransformer(build("bidirectional")), batch, 3, pos=0)
+
+
+# --- neurons --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm", "parallel"])
+def test_the_largest_neurons_stand_alone_and_the_others_of_each_layer_together(name: str) -> None:
+    every, some = attributed(name, "neuron").logits, attributed(name, "neuron", top=7, batch_size=2)
+    size = {c: abs(every.sel(component=c)).mean() for c in every.component.values if c.startswith("L")}
+    largest = sorted(size, key=lambda c: -float(size[c]))[:7]
+    found = some.component.values.tolist()
+    assert [c for c in found if c.startswith("L")] == [c for c in size if c in largest]
+    for component in set(found) & set(every.component.values):
+        one = some.logits.sel(component=component)
+        np.testing.assert_allclose(one, every.sel(component=component), rtol=1e-12, atol=1e-12)
+    for layer in range(2):
+        others = [c for c in size if c.startswith(f"L{layer}N") and c not in largest]
+        rest = some.logits.sel(component=f"{layer}_mlp_rest")
+        np.testing.assert_allclose(rest, every.sel(component=others).sum("component"), rtol=1e-12, atol=1e-12)
+    assert len(found) == len(every.component) - len(size) + 7 + 2
+    np.testing.assert_allclose(some.logits.sum("component"), some.total, rtol=1e-9, atol=1e-9)
+
+
+def test_the_number_of_neurons_must_fit_the_model_and_the_grain() -> None:
+    for top in (0, 81):
+        with pytest.raises(ValueError, match=rf"top must be in \[1, 80\] neurons, got {top}"):
+            attributed("gpt2", "neuron", top=top)
+    with pytest.raises(ValueError, match="top requires by='neuron', got by='head'"):
+        attributed("gpt2", "head", top=3)
+
+
+class Largest(TorchDispatchMode):
+    """The largest number of values that any operator returned."""
+
+    values = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.values = max(self.values, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("by", ["head", "neuron"])
+def test_nothing_of_every_head_or_neuron_is_as_wide_as_the_stream(by: str) -> None:
+    """Rows of one token, so that all activations at all positions are smaller than that."""
+    rows, units, d_model = 64, 40 if by == "neuron" else 4, 24
+    with Largest() as largest:  # type: ignore[no-untyped-call]
+        interp.attribute(HookedTransformer(build("gpt2")), some_tokens(rows, 1), 3, by=by, batch_size=rows)  # type: ignore[arg-type]
+    assert rows * 3 * d_model <= largest.values < rows * units * d_model
+
+
+# --- encoder-decoders -----------------------------------------------------------------------------------------------
+
+
+@over("by", GRAINS)
+@pytest.mark.parametrize("name", pairs.CONFIGS)
+def test_a_decoders_parts_sum_to_the_logits_of_the_encoder_decoder(name: str, by: str) -> None:
+    """Sources and targets of different lengths; each at a position of its own."""
+    if by == "neuron" and pairs.CONFIGS[name].decoder.mlp is None:
+        return
+    network, positions = pairs.model(name), [8, 3, 0]
+    model = HookedEncoderDecoder(network)
+    source = Batch(pairs.SOURCE, pairs.KEEP)
+    target = Batch(pairs.TARGET, torch.arange(9) < torch.tensor([[9], [6], [2]]))
+    given, decoder = model.given(source, target), HookedTransformer(network.decoder)
+    result = interp.attribute(decoder, given, ANSWER, WRONG, by=by, pos=positions)  # type: ignore[arg-type]
+    rows = torch.arange(3)
+    logits = network(pairs.SOURCE, pairs.TARGET, source_keep=pairs.KEEP)[rows, positions]
+    expected = logits[rows, ANSWER] - logits[rows, WRONG]
+    assert_close(torch.tensor(result.total.values), expected)
+    assert_close(torch.tensor(result.logits.sum("component").values), expected)
+    if by == "source":
+        memory = torch.tensor(result.by_memory.values)
+        crossed = [f"L{layer}X{head}" for layer in range(3) for head in range(4)]
+        heads = torch.tensor(result.logits.sel(component=crossed).values).unflatten(1, (3, 4))
+        assert_close(memory.sum(-1), heads)
+        assert (
+            not memory.masked_select(~pairs.KEEP[:, None, None]).any() and memory.abs().min(-1)[0].max() > 0
+        )
+
+
+def test_a_head_of_cross_attention_moves_what_the_formula_says_from_each_source_token() -> None:
+    """a_j (v_j W_O) through the frozen final norm; the last block of a pre-norm decoder."""
+    network = pairs.model("pre-norm")
+    given = HookedEncoderDecoder(network).given(pairs.SOURCE, pairs.TARGET)
+    decoder = HookedTransformer(network.decoder)
+    result = interp.attribute(decoder, given, directions(), by="source")
+    seen = HookedEncoderDecoder(network).run_with_cache(pairs.SOURCE, pairs.TARGET)[1]["decoder"]
+    pattern, v = (seen[f"blocks.2.cross_attn.hook_{part}"] for part in ("pattern", "v"))
+    stream = seen["blocks.2.hook_resid_post"][:, -1]
+    W_O = decoder.weights.layer(2, cross=True).W_O
+    for head in range(4):
+        for j in range(7):
+            part = pattern[:, head, -1, j, None] * (v[:, j, head // 2] @ W_O[head])
+            expected = (through(network.decoder.ln_final, part, stream) * directions()).sum(-1)
+            assert_close(torch.tensor(result.by_memory.values[:, 2, head, j]), expected)
+
+
+def through(norm: Normalize, part: Tensor, whole: Tensor) -> Tensor:
+    """LayerNorm without beta, its scale that of the whole; eps as GPT-2's."""
+    assert norm.weight is not None
+    sigma = (whole.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    return (part - part.mean(-1, keepdim=True)) / sigma * norm.weight
+
+
+def test_a_pass_holds_as_many_prompts_as_fit_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens, sizes = HookedTransformer(build("gpt2")), some_tokens(5, 7), list[int]()
+
+    def watched(analyses, network, batches):  # type: ignore[no-untyped-def]
+        rows = list(batches)
+        sizes.extend(len(batch) for batch in rows)
+        return run_batches(analyses, network, rows)
+
+    monkeypatch.setattr("interp.residual.attribution.run_batches", watched)
+    whole = interp.attribute(model, tokens, 3, batch_size=5)
+    for limit, expected in ((20, [2, 2, 1]), (3, [1] * 5), (512, [5])):
+        sizes.clear()
+        monkeypatch.setattr("interp.residual.attribution.TOKENS", limit)
+        found = interp.attribute(model, tokens, 3)
+        assert sizes == expected
+        np.testing.assert_allclose(found.logits, whole.logits, rtol=0, atol=1e-12)

@@ -1,0 +1,201 @@
+"""The residual stream taken apart: every decomposition sums, on every config, and says so when it does not."""
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+from interp import ActivationCache, HookedTransformer, IncompleteSumError
+from interp.model import MLP, MoE
+from interp.residual import decomposition as residual
+from tests.configs import CONFIGS, build, some_tokens
+from tests.loops import over
+from tests.model.observed import everything
+from tests.residual import slow_parts
+from tests.tolerances import assert_close
+
+WITH_NEURONS = [name for name, config in CONFIGS.items() if isinstance(config.mlp, MLP)]
+
+
+@functools.cache
+def cached(name: str, dtype: torch.dtype = torch.float64) -> ActivationCache:
+    return HookedTransformer(build(name, dtype)).run_with_cache(some_tokens())[1]
+
+
+def tampered(cache: ActivationCache, site: str) -> ActivationCache:
+    return ActivationCache({**cache, site: cache[site] * 1.01}, cache.model)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@over("depth", [0, 1, 2])
+def test_sublayers_sum_to_the_stream_at_every_depth(name: str, depth: int) -> None:
+    cache = cached(name)
+    parts = cache.decompose_resid(depth)
+    assert_close(parts.values.sum(0), residual.stream(cache, cache.model, depth))
+    assert parts.complete == (depth == 2)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@over("depth", [1, 2])
+def test_every_part_of_the_stream_equals_its_formula(name: str, depth: int) -> None:
+    """Each pushed through the norms behind it one by one, at the statistics of the stream that stood there."""
+    parts, expected = cached(name).decompose_resid(depth), slow_parts.sublayers(name, depth)
+    assert set(parts.labels) == set(expected)
+    for label, value in expected.items():
+        assert_close(parts[label], value)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@over("depth", [1, 2])
+def test_heads_and_remainder_sum_to_the_stream(name: str, depth: int) -> None:
+    cache = cached(name)
+    parts = cache.stack_head_results(depth)
+    assert parts.labels == (*(f"L{i}H{h}" for i in range(depth) for h in range(4)), "remainder")
+    assert_close(parts.values.sum(0), residual.stream(cache, cache.model, depth))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@over("layer, pos", [(0, 8), (1, 5)])
+def test_head_writes_equal_a_loop_over_heads_and_sources(name: str, layer: int, pos: int) -> None:
+    """a_ij v_j W_O, through the norm and the factor of attention's output; in the whole also through later norms."""
+    cache = cached(name)
+    W_O = HookedTransformer(cache.model).W_O[layer]
+    group = cache.model.config.n_heads // cache.model.config.kv_heads
+    pattern, v = cache["pattern", layer], cache["v", layer]
+    moved, whole = cache.head_source_results(layer, pos), cache.stack_head_results()
+    for h in range(4):
+        pieces = [pattern[:, h, pos, k, None] * (v[:, k, h // group] @ W_O[h]) for k in range(9)]
+        for k, piece in enumerate(pieces):
+            assert_close(moved[h, k], slow_parts.written(name, layer, "attn_out", piece, pos))
+        result = everything(name)[f"blocks.{layer}.attn.hook_result"][:, :, h]
+        assert_close(sum(pieces), result[:, pos])  # type: ignore[arg-type]
+        written = slow_parts.written(name, layer, "attn_out", result)
+        assert_close(whole[f"L{layer}H{h}"], slow_parts.pushed(name, written, (layer, 0)))
+
+
+@pytest.mark.parametrize("name", WITH_NEURONS)
+def test_neurons_and_their_bias_sum_to_the_mlp(name: str) -> None:
+    cache = cached(name)
+    parts = cache.stack_neuron_results(0, pos=3)
+    assert parts.labels[-1] == "bias" and parts.labels[7] == "L0N7"
+    assert_close(parts.values.sum(0), cache["mlp_out", 0][:, 3])
+    w_out = HookedTransformer(cache.model).W_out[0]
+    alone = cache["post", 0][:, 3, 7, None] * w_out[7]
+    assert_close(parts["L0N7"], slow_parts.written(name, 0, "mlp_out", alone, 3))
+
+
+def test_neurons_of_the_first_mlp_of_a_macaron_block_sum_to_its_half() -> None:
+    cache = cached("macaron")
+    parts = cache.stack_neuron_results(1, pos=3, before=True)
+    assert parts.labels[7] == "L1B7"
+    assert_close(parts.values.sum(0), cache["mlp_before_out", 1][:, 3])
+    first = cache.model.block(1).mlp_before
+    post = cache["blocks.1.mlp_before.hook_post"][:, 3, 7, None]
+    assert_close(parts["L1B7"], 0.7 / 2 * post * first.out.weight[:, 7])
+    with pytest.raises(ValueError, match="no MLP before attention"):
+        cached("gpt2").stack_neuron_results(1, before=True)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "granite-moe"])
+def test_neurons_of_experts_have_no_write_of_their_own(name: str) -> None:
+    assert isinstance(CONFIGS[name].mlp, MoE)
+    with pytest.raises(
+        KeyError, match="no neurons that write on their own: this model is a mixture of experts"
+    ):
+        cached(name).stack_neuron_results(0)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@over("contrast", [False, True])
+def test_logit_attributions_of_complete_parts_sum_to_the_models_logits(name: str, contrast: bool) -> None:
+    cache, answer = cached(name), torch.tensor([3, 14, 7])
+    wrong = torch.tensor([5, 1, 30]) if contrast else None
+    if CONFIGS[name].mlm_head:
+        with pytest.raises(ValueError, match="computes its logits by a non-linear masked-LM head"):
+            cache.logit_attrs(cache.decompose_resid(), answer, wrong, pos=4)
+        return
+    cap = CONFIGS[name].logit_softcap
+    logits = cache.model(some_tokens())[:, 4]
+    logits = logits if cap is None else cap * (logits / cap).atanh()
+    whole = logits.gather(1, answer[:, None])[:, 0]
+    whole = whole if wrong is None else whole - logits.gather(1, wrong[:, None])[:, 0]
+    for parts in (cache.decompose_resid(), cache.stack_head_results()):
+        found = cache.logit_attrs(parts, answer, wrong, pos=4)
+        assert found.labels[-1] == "final_bias"
+        assert_close(found.values.sum(0), whole)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_frozen_norm_of_the_parts_sums_to_the_normalized_stream_without_beta(name: str) -> None:
+    cache = cached(name)
+    model = cache.model
+    normed = cache.apply_ln_to_stack(cache.decompose_resid().values).sum(0)
+    beta = torch.zeros(24) if model.ln_final.bias is None else model.ln_final.bias
+    assert_close(normed + beta, model.ln_final(model(some_tokens(), stop=2)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_error_of_a_sum_is_within_the_promised_tolerance(dtype: torch.dtype) -> None:
+    cache = cached("gpt2", dtype)
+    error = residual.sum_error(cache.decompose_resid().values, cache["resid_post", 1])
+    assert error <= {torch.float32: 1e-6, torch.float64: 1e-14}[dtype] * 2
+
+
+@pytest.mark.parametrize(
+    ("site", "call"),
+    [
+        ("blocks.0.hook_attn_out", lambda c: c.decompose_resid()),
+        ("blocks.1.attn.hook_z", lambda c: c.stack_head_results()),
+        ("blocks.1.attn.hook_pattern", lambda c: c.head_source_results(1)),
+        ("blocks.1.mlp.hook_post", lambda c: c.stack_neuron_results(1)),
+    ],
+)
+def test_a_changed_activation_is_caught_by_the_sum(site: str, call) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(IncompleteSumError, match="miss the whole"):
+        call(tampered(cached("gpt2"), site))
+
+
+def test_nan_never_passes_for_a_sum() -> None:
+    parts: Tensor = torch.tensor([[1.0], [torch.nan]])
+    with pytest.raises(IncompleteSumError):
+        residual.check_sum(parts, torch.tensor([1.0]), "a sum", torch.float32)
+
+
+def test_accumulated_states_are_the_cached_stream_with_and_without_middles() -> None:
+    cache = cached("gpt2")
+    plain, full = cache.accumulated_resid(), cache.accumulated_resid(incl_mid=True)
+    assert plain.labels == ("0_pre", "1_pre", "final_post")
+    assert full.labels == ("0_pre", "0_mid", "1_pre", "1_mid", "final_post")
+    assert_close(full["1_mid"], cache["resid_mid", 1])
+    assert cached("parallel").accumulated_resid(incl_mid=True).labels == plain.labels
+
+
+def test_accessors_work_without_the_batch_axis() -> None:
+    model = HookedTransformer(build("gpt2"))
+    cache = model.run_with_cache(some_tokens(rows=1))[1]
+    bare = cache.remove_batch_dim()
+    assert bare["pattern", 0].shape == (4, 9, 9)
+    assert_close(bare.decompose_resid().values, cache.decompose_resid().values)
+    with pytest.raises(ValueError, match="one row only"):
+        cached("gpt2").remove_batch_dim()
+
+
+def test_names_that_were_not_recorded_are_refused_with_the_nearest() -> None:
+    cache = HookedTransformer(build("gpt2")).run_with_cache(some_tokens(), "blocks.*.attn.hook_z")[1]
+    with pytest.raises(KeyError, match=r"hook_pattern.*nearest: .*hook_z"):
+        cache["pattern", 0]
+    with pytest.raises(KeyError, match="layers are 0 to 1"):
+        cache["z", 2]
+    with pytest.raises(IndexError, match="depths between blocks are 0 to 2"):
+        cached("gpt2").decompose_resid(3)
+    with pytest.raises(KeyError, match="attention-only"):
+        cached("attention-only").stack_neuron_results(0)
+
+
+def test_a_huge_position_hides_no_error_elsewhere() -> None:
+    parts = torch.ones(2, 1, 3, 4)
+    parts[:, :, 0] = 1e6
+    whole = parts.sum(0)
+    whole[0, 2, 1] += 0.01
+    assert residual.sum_error(parts, whole) == pytest.approx(0.01 / 2.01, rel=1e-3)

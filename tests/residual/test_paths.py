@@ -1,0 +1,359 @@
+"""Path expansion against literal reruns of the model, and the framework it rests on (Elhage et al. 2021), checked."""
+
+import functools
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from interp import Circuits, FactoredMatrix, HookedTransformer, IncompleteSumError, Read, observe
+from interp.data.batch import Batch
+from interp.residual.frozen import Frozen, Readings, frozen_reads
+from interp.residual.paths import order_logits, orders, path_label, path_matrix, paths, term_importance
+from tests.configs import CONFIGS, perturbed
+from tests.loops import over
+from tests.residual.reruns import BATCH, PLAIN, VARIANTS, Rerun, model
+from tests.tolerances import assert_close
+
+EACH = pytest.mark.parametrize("name", VARIANTS)
+ANSWER, WRONG = torch.tensor([3, 14]), torch.tensor([30, 2])
+
+
+def by_rerun(name: str) -> tuple[list[Tensor], Rerun]:
+    """Logits of run 1, 2, ..., n_layers + 1, each adding what the run before computed."""
+    rerun = Rerun(model(name))
+    found, writes = [], [None] * rerun.n
+    for _ in range(rerun.n + 1):
+        run = rerun(writes)
+        found.append(run.logits)
+        writes = run.added
+    return found, rerun
+
+
+@EACH
+def test_the_sum_up_to_each_order_is_the_literal_rerun(name: str) -> None:
+    found = torch.from_numpy(orders(model(name), BATCH).logits.values)
+    runs, rerun = by_rerun(name)
+    assert len(found) == rerun.n + 1
+    assert (found.cumsum(0) - torch.stack(runs)).abs().max() < 1e-10
+    assert min(float(order.abs().max()) for order in found) > 1e-3, "no order is empty in a random model"
+
+
+@EACH
+def test_the_orders_sum_to_the_models_own_logits(name: str) -> None:
+    result = orders(model(name), BATCH)
+    site = Rerun(model(name)).logits_site
+    logits = observe(model(name).transformer, BATCH, [Read(site)]).trace[site]
+    assert np.abs(result.logits.sum("order").values - logits.numpy()).max() < 1e-10
+    assert result.attrs["completeness_error"] < 1e-11
+
+
+def measured(name: str, last: Tensor) -> dict[str, Tensor]:
+    """Every direct, single and virtual term as differences of reruns; `last` picks the logits asked for."""
+    rerun = Rerun(model(name))
+    base = rerun([None] * rerun.n)
+    found = {"order 0": (base.logits * last).sum((1, 2))}
+    for first in range(rerun.n):
+        writes = {f"L{first}H{h}": rerun.as_added(first, r) for h, r in enumerate(base.heads[first])}
+        writes[f"{first}_attn_bias"] = base.added[first] - sum(writes.values())  # type: ignore[call-overload]
+        for label, write in writes.items():
+            effect = rerun.alone(first, write, base)
+            found[label] = (effect.logits * last).sum((1, 2))
+            for second in range(first + 1, rerun.n):
+                for h, change in enumerate(effect.heads[second]):
+                    pair = rerun.alone(second, rerun.as_added(second, change), base)
+                    found[f"{label}>L{second}H{h}"] = (pair.logits * last).sum((1, 2))
+    return found
+
+
+def picked(*, wrong: bool) -> Tensor:
+    """1 at the answer's logit at the last position (and -1 at the wrong one's), `[b p v]`."""
+    last = torch.zeros(2, 8, 31, dtype=torch.float64)
+    last[range(2), -1, ANSWER] = 1
+    if wrong:
+        last[range(2), -1, WRONG] = -1
+    return last
+
+
+@EACH
+def test_every_path_is_the_difference_of_two_literal_reruns(name: str) -> None:
+    table = paths(model(name), BATCH, ANSWER, WRONG)
+    found = {str(c): torch.from_numpy(table.logits.sel(component=c).values) for c in table.component.values}
+    expected = measured(name, picked(wrong=True))
+    found["order 0"] = found.pop("direct") + found.pop("constant")
+    rest = found.pop("remainder", None)
+    assert found.keys() == expected.keys()
+    for label, value in expected.items():
+        assert (found[label] - value).abs().max() < 1e-10, label
+    if rest is not None:
+        long = torch.from_numpy(orders(model(name), BATCH).logits[3:].sum("order").values)
+        assert_close(rest, (long * picked(wrong=True)).sum((1, 2)))
+        assert rest.abs().max() > 1e-4
+
+
+@EACH
+@over("wrong", [True, False])
+def test_the_paths_sum_to_the_logit_asked_for(name: str, wrong: bool) -> None:
+    table = paths(model(name), BATCH, ANSWER, WRONG if wrong else None)
+    site = Rerun(model(name)).logits_site
+    logits = observe(model(name).transformer, BATCH, [Read(site)]).trace[site]
+    expected = (logits * picked(wrong=wrong)).sum((1, 2)).numpy()
+    assert np.abs(table.logits.sum("component").values - expected).max() < 1e-10
+    np.testing.assert_allclose(table.total.values, expected, rtol=0, atol=1e-12)
+    assert table.attrs["completeness_error"] < 1e-11
+
+
+def test_the_paper_s_two_layer_model_has_1_and_24_and_144_terms() -> None:
+    table = paths(model(), BATCH, ANSWER, WRONG)
+    biases = table.component.str.contains("bias")
+    assert float(np.abs(table.logits.where(biases, 0)).max()) == 0, "this model has none"
+    counts = [int(((table.order == k) & ~biases & (table.component != "constant")).sum()) for k in range(3)]
+    assert counts == [1, 24, 144] == term_importance(model(), BATCH).terms.values.tolist()
+
+
+# the framework, by dense matrices: a head is A x OV, and the logits are the direct path, every head, every pair
+
+
+@functools.cache
+def patterns() -> tuple[Tensor, Tensor]:
+    sites = [f"blocks.{layer}.attn.hook_pattern" for layer in range(2)]
+    cache = model().run_with_cache(BATCH, sites)[1]
+    return cache[sites[0]], cache[sites[1]]
+
+
+@functools.cache
+def embedding() -> Tensor:
+    cache = model().run_with_cache(BATCH, ["hook_embed", "hook_pos_embed"])[1]
+    return cache["hook_embed"] + cache["hook_pos_embed"]
+
+
+def dense(*heads: tuple[int, int]) -> Tensor:
+    """Logits of one path: patterns A2 A1 and matrices OV1 OV2 multiplied out."""
+    x = embedding()
+    for layer, head in heads:
+        circuit = model().OV[layer, head]
+        x = patterns()[layer][:, head] @ (x @ circuit.A @ circuit.B)
+    return x @ model().W_U
+
+
+def test_orders_are_the_direct_path_the_heads_and_the_virtual_heads_multiplied_out() -> None:
+    single = sum(dense((layer, h)) for layer in range(2) for h in range(12))
+    virtual = sum(dense((0, first), (1, second)) for first in range(12) for second in range(12))
+    found = torch.from_numpy(orders(model(), BATCH).logits.values)
+    for order, expected in zip(found, (dense(), single, virtual), strict=True):
+        assert isinstance(expected, Tensor)
+        assert (order - expected).abs().max() < 1e-10
+        assert expected.abs().max() > 1e-2, "no order is negligible in a random model"
+    assert (found.sum(0) - model()(BATCH)).abs().max() < 1e-10
+
+
+def test_with_frozen_patterns_the_logits_are_linear_in_the_embedding() -> None:
+    sites = [f"blocks.{layer}.attn.hook_pattern" for layer in range(2)]
+    froze = [(site, lambda x, hook, kept=kept: kept) for site, kept in zip(sites, patterns(), strict=True)]
+
+    def scaled(by: float, hooks: list[object]) -> Tensor:
+        scale = [(name, lambda x, hook: by * x) for name in ("hook_embed", "hook_pos_embed")]
+        return model().run_with_hooks(BATCH, [*scale, *hooks])
+
+    assert_close(scaled(3.0, froze), 3 * model()(BATCH))
+    assert not torch.allclose(scaled(3.0, []), 3 * model()(BATCH))
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_scores_are_the_bilinear_form_of_the_query_key_circuit(layer: int) -> None:
+    cache = model().run_with_cache(BATCH)[1]
+    x, scores = cache["resid_pre", layer], cache["attn_scores", layer]
+    for head in range(12):
+        circuit = model().QK[layer, head]
+        expected = 0.3 * (x @ circuit.A) @ (circuit.B @ x.mT)
+        seen = torch.ones(8, 8, dtype=torch.bool).tril().expand(2, -1, -1)
+        assert_close(scores[:, head][seen], expected[seen])
+
+
+# matrices
+
+
+def test_path_matrices_are_the_products_of_embedding_circuits_and_unembedding() -> None:
+    circuits, m = Circuits(model().transformer), model()
+    first, second = m.OV[0, 3].AB, m.OV[1, 7].AB
+    for heads, inner in {
+        (): torch.eye(24).double(), ((1, 7),): second, ((0, 3), (1, 7)): first @ second,
+    }.items():  # fmt: skip
+        assert_close(path_matrix(circuits, *heads).AB, m.W_E @ inner @ m.W_U)
+    assert path_matrix(circuits, (0, 3), (1, 7)).A.shape == (31, 6), "a virtual head keeps its rank"
+    assert_close(path_matrix(circuits, (1, 7)).AB, circuits.full_ov(1, 7).AB)
+    assert_close(path_matrix(circuits).AB, circuits.direct().AB)
+
+
+def test_only_the_first_head_of_a_path_reads_the_constant() -> None:
+    """With biases the circuit has a row for b_V and beta; what a head writes to the next one carries no constant."""
+    circuits = Circuits(model("rotary-biases").transformer, folded=True, biases=True)
+    first, second = circuits.ov(0, 1).AB, circuits.ov(1, 2).AB[:24]
+    expected = circuits.embedded @ first @ second @ circuits.unembedding
+    assert_close(path_matrix(circuits, (0, 1), (1, 2)).AB, expected)
+    assert first.shape == (25, 24) and path_matrix(circuits).shape == (31, 31)
+
+
+def test_path_matrices_and_patterns_give_the_paths_on_data() -> None:
+    """Folded, in a model with norms, GQA and factors whose stream holds tokens only: A2 A1 over the scales, times M."""
+    subject = model("gqa-no-biases")
+    rerun, circuits = Rerun(subject), Circuits(subject.transformer, folded=True)
+    scales = [
+        rerun.seen[s] for s in ("blocks.0.ln1.hook_scale", "blocks.1.ln1.hook_scale", "ln_final.hook_scale")
+    ]
+    moved = [
+        rerun.seen[f"blocks.{i}.attn.hook_pattern"] / scales[i].movedim(-1, 1)[:, :, None] for i in range(2)
+    ]
+    table = paths(subject, BATCH, ANSWER)
+    for heads in ((), ((0, 1),), ((1, 2),), ((0, 1), (1, 2))):
+        mix = torch.eye(8).double().expand(2, -1, -1)
+        for layer, head in heads:
+            mix = moved[layer][:, head] @ mix
+        columns = path_matrix(circuits, *heads).AB[:, ANSWER].T
+        of_tokens = columns.gather(1, BATCH.tokens)
+        expected = (mix[:, -1] * of_tokens).sum(-1) / scales[2][:, -1, 0]
+        assert_close(torch.from_numpy(table.logits.sel(component=path_label(*heads)).values), expected)
+
+
+def test_paths_and_matrices_that_do_not_exist_are_refused() -> None:
+    circuits = Circuits(model().transformer)
+    with pytest.raises(ValueError, match=r"strictly rising layers are required, got \[\(1, 0\), \(0, 0\)\]"):
+        path_matrix(circuits, (1, 0), (0, 0))
+    with pytest.raises(ValueError, match="strictly rising"):
+        path_matrix(circuits, (1, 0), (1, 2))
+    with pytest.raises(IndexError, match="heads are 0 to 11, got 12"):
+        path_matrix(circuits, (0, 0), (1, 12))
+    assert path_label() == "direct" and path_label((0, 3), (1, 2)) == "L0H3>L1H2"
+
+
+# what each order is worth
+
+
+def row_losses(logits: Tensor) -> Tensor:
+    """Each row's mean loss, by the textbook."""
+    flat = F.cross_entropy(logits[:, :-1].reshape(-1, 31), BATCH.tokens[:, 1:].flatten(), reduction="none")
+    return flat.view(2, 7).mean(1)
+
+
+@pytest.mark.parametrize("name", ["rotary-biases", "sandwich", "post-norm", "three-layers"])
+def test_term_importance_is_the_loss_bookkeeping_of_the_reruns(name: str) -> None:
+    result, rerun = term_importance(model(name), BATCH), Rerun(model(name))
+    writes, losses = [None] * rerun.n, [torch.full((2,), math.log(31), dtype=torch.float64)]
+    for _ in range(rerun.n + 1):
+        run = rerun(writes)
+        losses.append(row_losses(run.capped))
+        writes = run.added
+    of_rows = {"loss": losses[1:], "reduction": [a - b for a, b in itertools.pairwise(losses)]}
+    once = rerun([None] * rerun.n).added
+    only = [[w if i == at else None for i, w in enumerate(once)] for at in range(rerun.n)]
+    without = [[None if i == at else w for i, w in enumerate(once)] for at in range(rerun.n)]
+    of_rows["alone"] = [losses[1] - row_losses(rerun(w).capped) for w in only]
+    of_rows["given_others"] = [row_losses(rerun(w).capped) - losses[2] for w in without]
+    for key, rows in of_rows.items():
+        values = torch.stack(rows).numpy()
+        half = 1.959963984540054 * values.std(1, ddof=1) / math.sqrt(2)
+        np.testing.assert_allclose(result[key], values.mean(1), atol=1e-10, err_msg=key)
+        np.testing.assert_allclose(result[f"{key}_low"], values.mean(1) - half, atol=1e-10)
+        np.testing.assert_allclose(result[f"{key}_high"], values.mean(1) + half, atol=1e-10)
+    assert float(result.loss[-1]) == pytest.approx(float(row_losses(model(name)(BATCH)).mean()), abs=1e-10)
+    assert float(result.uniform) == pytest.approx(math.log(31))
+
+
+def padded(side: str) -> Batch:
+    extra, hidden = torch.full((2, 3), 17), torch.zeros(2, 3, dtype=torch.bool)
+    parts = [(BATCH.tokens, torch.ones(2, 8, dtype=torch.bool)), (extra, hidden)]
+    tokens, keep = (torch.cat(x, 1) for x in zip(*(parts if side == "right" else parts[::-1]), strict=True))
+    return Batch(tokens, keep)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["learned", "gqa-rms", "post-norm"])
+def test_padding_and_splitting_change_no_number(name: str, side: str) -> None:
+    plain, found = (
+        term_importance(model(name), BATCH),
+        term_importance(model(name), padded(side), batch_size=1),
+    )
+    for key in plain.data_vars:
+        np.testing.assert_allclose(found[key], plain[key], atol=1e-10, err_msg=str(key))
+    whole = paths(model(name), BATCH, ANSWER, WRONG)
+    parts = paths(model(name), padded(side), ANSWER, WRONG, batch_size=1)
+    np.testing.assert_allclose(parts.logits, whole.logits, atol=1e-10)
+
+
+def test_the_planted_model_s_loss_is_in_its_induction_head() -> None:
+    planted = HookedTransformer.from_pretrained("groundtruth-induction")
+    rows = planted.text.batch(["abcdefgh" * 12, "qwertyui" * 12])
+    result = term_importance(planted, rows)
+    assert int(np.argmax(result.reduction.values)) == 1
+    assert int(np.argmax(result.alone.values)) == int(np.argmax(result.given_others.values)) == 1
+    table = paths(planted, "abcdefabc", "d", "e")
+    others = table.logits[0].drop_sel(component="L1H2")
+    assert float(table.logits.sel(component="L1H2")[0]) > 15 > 10 * float(np.abs(others).max())
+
+
+# precision, promises, refusals
+
+
+@pytest.mark.parametrize("name", ["learned", "gqa-rms", "post-norm", "three-layers"])
+def test_single_precision_agrees_with_double(name: str) -> None:
+    wide, narrow = (paths(model(name, d), BATCH, ANSWER, WRONG) for d in (torch.float64, torch.float32))
+    np.testing.assert_allclose(narrow.logits, wide.logits, atol=1e-4)
+    half = orders(model(name, torch.bfloat16), BATCH)
+    assert half.logits.dtype == np.float32 and half.attrs["completeness_error"] < 5e-2
+
+
+def test_a_recording_that_is_not_of_this_model_is_refused() -> None:
+    config = model().cfg
+    trace = observe(model().transformer, BATCH, frozen_reads(config)).trace
+    torch.manual_seed(1)
+    other = perturbed(config, seed=5)
+    with pytest.raises(IncompleteSumError, match="logits by order: parts miss the whole"):
+        order_logits(Frozen(other, trace))
+
+
+def test_reading_back_never_builds_a_stream_per_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A virtual head's reading is a weight per position and one direction."""
+    shapes: list[tuple[int, ...]] = []
+    plain = Readings.of_heads
+
+    def watched(self: Readings, z: Tensor, out: Tensor) -> Tensor:
+        shapes.extend([tuple(self.weight.shape), tuple(self.direction.shape)])
+        return plain(self, z, out)
+
+    monkeypatch.setattr(Readings, "of_heads", watched)
+    paths(model(), BATCH, ANSWER, WRONG)
+    assert shapes == [(2, 1, 8), (2, 1, 24), (2, 1, 8), (2, 1, 24), (2, 12, 8), (2, 12, 24)]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("gpt2", "has an MLP"), ("gpt-oss", "has an MLP"), ("masked-lm", "has an MLP"),
+        ("no-logits", "has no logits"), ("crossed", "attends to the memory of an encoder"),
+        ("masked", "has a non-linear masked-LM head"),
+    ],
+)  # fmt: skip
+def test_models_that_are_no_sum_of_paths_are_refused_by_name(name: str, what: str) -> None:
+    more = {
+        "no-logits": replace(PLAIN, unembed=False), "crossed": replace(PLAIN, cross_attention=True),
+        "masked": replace(PLAIN, mlm_head="gelu"),
+    }  # fmt: skip
+    subject = HookedTransformer(perturbed((CONFIGS | more)[name], torch.float32))
+    for ask in (orders, term_importance, functools.partial(paths, answer=3)):
+        with pytest.raises(ValueError, match=f"exact for attention-only models.*{what}"):
+            ask(subject, BATCH)
+
+
+def test_a_row_that_predicts_nothing_is_refused() -> None:
+    keep = torch.tensor([[True] * 8, [True] + [False] * 7])
+    with pytest.raises(ValueError, match="two neighbouring real tokens in every row"):
+        term_importance(model(), Batch(BATCH.tokens, keep))
+
+
+def test_the_matrix_product_of_factors_stays_factored() -> None:
+    assert isinstance(path_matrix(Circuits(model().transformer), (0, 0), (1, 1)), FactoredMatrix)

@@ -1,0 +1,86 @@
+"""What the tests of runs ask, of which rows: importable by worker processes."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from interp import Results
+from interp.core.results import labelled
+from interp.core.stats import MaskedMeans, Means, Partial, Rows
+from interp.passes.analysis import Analysis
+from interp.data.batch import Batch
+from interp.model import ModelConfig, Read, Trace, Transformer
+
+SITE = "blocks.1.hook_resid_post"
+
+
+def norms(config: ModelConfig, poison: int | None = None) -> Analysis:
+    """Means of each row's mean norm; the row whose second token is `poison` is NaN."""
+    return Analysis("norms", [Read(SITE)], partial(_norms, poison=poison), Means, _finish_norms)
+
+
+def kept(config: ModelConfig) -> Analysis:
+    """Every row's mean norm, and its width."""
+    return Analysis("kept", [Read(SITE)], _kept, Rows, _finish_kept)
+
+
+def by_position(config: ModelConfig) -> Analysis:
+    """The norm at every position, over the rows that have it."""
+    return Analysis("by_position", [Read(SITE)], _by_position, MaskedMeans, _finish_by_position)
+
+
+def agree(one: Results, other: Results, tolerance: float = 0.0) -> None:
+    """The same numbers, rows and counts; tolerance 0 = the same bits."""
+    assert (one.rows, one.tokens, one.cut) == (other.rows, other.tokens, other.cut)
+    assert one.rejected.equals(other.rejected)
+    assert list(one) == list(other)
+    for name in one:
+        if tolerance == 0.0:
+            xr.testing.assert_identical(one[name], other[name])
+            continue
+        for variable in one[name].data_vars:
+            np.testing.assert_allclose(
+                one[name][variable].values, other[name][variable].values, rtol=tolerance, atol=tolerance
+            )
+
+
+def _row_norms(trace: Trace, batch: Batch) -> Tensor:
+    each = trace[SITE].norm(dim=-1)
+    return (each * batch.real).sum(1) / batch.lengths
+
+
+def _norms(trace: Trace, batch: Batch, model: Transformer, poison: int | None) -> Mapping[str, Tensor]:
+    found = _row_norms(trace, batch)
+    if poison is not None:
+        found = found.masked_fill(batch.tokens[:, 1] == poison, torch.nan)
+    return {"norm": found}
+
+
+def _finish_norms(merged: Partial) -> xr.Dataset:
+    assert isinstance(merged, Means)
+    return labelled("norms", merged.moments["norm"].cells("norm", ()), attrs={"n": merged.moments["norm"].n})
+
+
+def _kept(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    return {"norm": _row_norms(trace, batch), "first": batch.tokens[:, :2]}
+
+
+def _finish_kept(merged: Partial) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    return labelled(
+        "norms",
+        {"norm": (("prompt",), merged.rows["norm"]), "first": (("prompt", "pos"), merged.rows["first"])},
+    )
+
+
+def _by_position(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    return {"norm": trace[SITE].norm(dim=-1).masked_fill(~batch.real, torch.nan)}
+
+
+def _finish_by_position(merged: Partial) -> xr.Dataset:
+    assert isinstance(merged, MaskedMeans)
+    return labelled("norms", merged.moments["norm"].cells("norm", ("pos",)))

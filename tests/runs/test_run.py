@@ -1,0 +1,303 @@
+"""Runs over data: no batch size, order, shard or restart changes a number; bad rows are set aside and counted."""
+
+import pickle
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import interp
+from interp import Batch, HookedTransformer, Results
+from interp.core.resampling import poisson_weights
+from interp.core.stats import Z95
+from interp.runs import journal as journals
+from interp.data.sources import open_source
+from interp.data.stream import Stream
+from interp.runs.work import Worker
+from tests.configs import build, some_tokens
+from tests.runs.running import SITE, agree, by_position, kept, norms
+from tests.tiny import hooked
+
+ASKED = [norms, kept, by_position]
+TEXTS = [("The cat sat on the mat. " * 3)[: 3 + 7 * i % 31] for i in range(40)]
+
+
+def model() -> HookedTransformer:
+    return hooked("gpt2")
+
+
+def stream(texts: list[str] = TEXTS, tokens: int = 64, window: int = 7) -> Stream:
+    return Stream(open_source(texts), model().text, tokens_per_batch=tokens, rows_per_window=window)
+
+
+def slow(texts: list[str]) -> list[float]:
+    """The mean norm of every text, each alone."""
+    found = []
+    for text in texts:
+        cache = interp.observe(model().transformer, model().text.batch(text), [interp.Read(SITE)]).trace
+        found.append(float(cache[SITE].norm(dim=-1).mean()))
+    return found
+
+
+def test_a_run_gives_what_a_slow_loop_over_the_rows_gives() -> None:
+    found = interp.run(ASKED, model(), stream())
+    values = slow(TEXTS)
+    np.testing.assert_allclose(found["kept"].norm.values, values, rtol=1e-12)
+    assert found["kept"].row.values.tolist() == list(range(len(TEXTS)))
+    norm = found["norms"]
+    assert float(norm.norm) == pytest.approx(np.mean(values), rel=1e-12)
+    half = Z95 * np.std(values, ddof=1) / len(values) ** 0.5
+    assert float(norm.norm_high - norm.norm) == pytest.approx(half, rel=1e-9)
+    assert found.rows == len(TEXTS) and len(found.rejected) == 0
+    assert float(norm.norm_se) == pytest.approx(half / Z95, rel=1e-9) and int(norm.norm_n) == len(TEXTS)
+    lengths = torch.tensor([model().text.batch(text).tokens.shape[1] for text in TEXTS])
+    counts = [int((lengths > pos).sum()) for pos in range(int(lengths.max()))]
+    assert found["by_position"].norm_n.values.tolist() == counts
+
+
+@settings(max_examples=12)
+@given(st.integers(1, 200), st.integers(1, 50))
+def test_no_batch_size_and_no_window_changes_a_number(tokens: int, window: int) -> None:
+    whole = interp.run(ASKED, model(), stream(tokens=10_000, window=1000), bootstrap=50)
+    agree(interp.run(ASKED, model(), stream(tokens=tokens, window=window), bootstrap=50), whole, 1e-9)
+
+
+def test_the_bootstrap_is_that_of_weights_that_belong_to_the_row() -> None:
+    found = interp.run([norms], model(), stream(), bootstrap=200, seed=3)["norms"]
+    values = torch.tensor(slow(TEXTS), dtype=torch.float64)
+    weights = poisson_weights(torch.arange(len(TEXTS)), 200, 3)
+    low, high = (weights @ values / weights.sum(1)).quantile(
+        torch.tensor([0.025, 0.975], dtype=torch.float64)
+    )
+    assert float(found.norm_low) == pytest.approx(float(low), rel=1e-9)
+    assert float(found.norm_high) == pytest.approx(float(high), rel=1e-9)
+    normal = interp.run([norms], model(), stream())["norms"]
+    assert float(found.norm_high - found.norm_low) == pytest.approx(
+        float(normal.norm_high - normal.norm_low), rel=0.35
+    )
+
+
+def test_data_of_every_kind_give_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "rows.txt"
+    file.write_text("\n".join(TEXTS))
+    whole = interp.run(ASKED, model(), stream())
+    for data in (TEXTS, file, str(file), iter(TEXTS)):
+        agree(interp.run(ASKED, model(), data), whole, 1e-9)
+    batches = list(stream().window(0).batches)
+    agree(interp.run([kept], model(), batches), interp.run([kept], model(), iter(batches)))
+    alone = Batch(some_tokens())
+    assert interp.run([norms], build("gpt2"), alone).rows == len(alone)
+
+
+def test_an_analysis_and_its_maker_are_both_good() -> None:
+    made = norms(model().cfg)
+    agree(interp.run([made], model(), TEXTS), interp.run([norms], model(), TEXTS))
+
+
+# --- rows that are set aside --------------------------------------------------------------------------------------
+
+
+def test_bad_rows_are_set_aside_with_their_reasons_and_the_rest_is_as_without_them() -> None:
+    texts = [*TEXTS[:10], "", *TEXTS[10:], "The cat " * 40]
+    found = interp.run([norms], model(), stream(texts))
+    assert found.rejected.row.tolist() == [10, 41]
+    assert found.rejected.reason.tolist()[0] == "the row is empty"
+    assert "the model's context holds 24" in found.rejected.reason.tolist()[1]
+    assert found["norms"].norm == pytest.approx(
+        float(interp.run([norms], model(), stream())["norms"].norm), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("tokens", [30, 1000])
+def test_a_row_of_nan_is_set_aside_for_all_analyses(tokens: int) -> None:
+    rows = [[1, 2, 3], [4, 9, 6, 7], [8, 9, 10], [11, 12]]
+    source = Stream(open_source(rows), model().text, tokens_per_batch=tokens)
+    found = interp.run([partial(norms, poison=9), kept], model(), source)
+    assert found.rejected.row.tolist() == [1, 2]
+    assert set(found.rejected.reason) == {"NaN or infinite: norms.norm"}
+    assert found["kept"].row.values.tolist() == [0, 3] and found.rows == 2
+
+
+def test_rows_that_are_all_bad_are_an_error_that_shows_the_first() -> None:
+    with pytest.raises(ValueError, match="got 3 rows, all set aside: row 0: the row is empty"):
+        interp.run([norms], model(), ["", "", ""])
+
+
+def test_an_analysis_that_counts_rows_where_texts_are_packed_is_refused() -> None:
+    packed = Stream(open_source(TEXTS), model().text, tokens_per_batch=48, layout="packed")
+    with pytest.raises(ValueError, match=r"norms requires one value per row or packed text, \d+, got"):
+        interp.run([norms], model(), packed)
+
+
+def test_long_rows_are_cut_only_if_asked() -> None:
+    long = ["The cat sat on the mat. " * 4]
+    for how, rows in (("truncate", 1), ("split", None)):
+        source = Stream(open_source(long), model().text, tokens_per_batch=100, too_long=how)  # type: ignore[arg-type]
+        found = interp.run([kept], model(), source)
+        assert found.cut == 1 and (rows is None or found.rows == rows)
+        assert set(found["kept"].row.values) == {0}
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+class Tight(Worker):
+    """A worker whose device holds so many tokens and no more."""
+
+    most = 40
+
+    def _reduced(self, batch: Batch, values: object) -> object:  # type: ignore[override]
+        if batch.tokens.numel() > self.most:
+            raise torch.OutOfMemoryError("no memory left")
+        return super()._reduced(batch, values)  # type: ignore[arg-type]
+
+
+def test_a_batch_that_does_not_fit_is_halved_and_the_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = interp.run(ASKED, model(), stream(tokens=400))
+    monkeypatch.setattr("interp.runs.run.Worker", Tight)
+    monkeypatch.setattr("interp.runs.work.torch.OutOfMemoryError", torch.OutOfMemoryError)
+    agree(interp.run(ASKED, model(), stream(tokens=400)), whole, 1e-9)
+
+
+def test_a_row_that_does_not_fit_alone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interp.runs.run.Worker", Tight)
+    monkeypatch.setattr(Tight, "most", 3)
+    with pytest.raises(MemoryError, match="one row of 24 tokens does not fit"):
+        interp.run([norms], model(), Batch(torch.ones(1, 24, dtype=torch.long)))
+
+
+# --- progress on disk ---------------------------------------------------------------------------------------------
+
+
+class StopError(Exception):
+    """What ends a run in these tests."""
+
+
+def interrupted(folder: Path, after: int, monkeypatch: pytest.MonkeyPatch, **options: object) -> None:
+    """A run that ends after so many batches."""
+    write, count = journals.Journal.write, iter(range(after))
+
+    def writing(self: journals.Journal, done: object) -> None:
+        if next(count, None) is None:
+            raise StopError
+        write(self, done)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journals.Journal, "write", writing)
+        with pytest.raises(StopError):
+            interp.run(ASKED, model(), stream(), out=folder, bootstrap=50, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 7])
+@pytest.mark.parametrize("least", [2**24, 1])
+def test_a_run_goes_on_where_it_was_and_gives_the_same_bits(
+    after: int, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """least=1: the journal is folded up all the time."""
+    monkeypatch.setattr(journals, "_LEAST", least)
+    whole = interp.run(ASKED, model(), stream(), bootstrap=50)
+    folder = tmp_path / "run"
+    interrupted(folder, after, monkeypatch)
+    passes: list[Batch] = []
+    reduced = Worker._reduced
+    monkeypatch.setattr(Worker, "_reduced", lambda self, b, v: (passes.append(b), reduced(self, b, v))[1])
+    agree(interp.run(ASKED, model(), stream(), out=folder, bootstrap=50, resume=True), whole)
+    batches = sum(len(stream().window(w).batches) for w in range(stream().windows or 0))
+    assert len(passes) == batches - after, "no batch is done twice"
+    agree(interp.run(ASKED, model(), stream(), out=folder, bootstrap=50, resume=True), whole)
+    assert len(passes) == batches - after, "a finished run has nothing to do"
+
+
+def test_a_torn_entry_costs_its_batch_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = interp.run(ASKED, model(), stream(), bootstrap=50)
+    for cut in (1, 100, 5000):
+        folder = tmp_path / str(cut)
+        interrupted(folder, 6, monkeypatch)
+        file = folder / "main.0.journal"
+        file.write_bytes(file.read_bytes()[:-cut])
+        agree(interp.run(ASKED, model(), stream(), out=folder, bootstrap=50, resume=True), whole)
+
+
+def test_what_decides_a_number_must_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(tmp_path / "run", 3, monkeypatch)
+    again = partial(interp.run, out=tmp_path / "run", resume=True, bootstrap=50)
+    with pytest.raises(ValueError, match=r"holds another run: model_sha256: was .\w+\.\.\., is ."):
+        again(ASKED, hooked("tied"), stream())
+    with pytest.raises(ValueError, match=r"feed\.fingerprint: was"):
+        again(ASKED, model(), stream(TEXTS[1:]))
+    with pytest.raises(ValueError, match=r"feed\.tokens_per_batch: was 64, is 32"):
+        again(ASKED, model(), stream(tokens=32))
+    with pytest.raises(ValueError, match=r"analyses\.norms\.reduction\.replicates: was 50, is 60"):
+        again(ASKED, model(), stream(), bootstrap=60)
+    with pytest.raises(ValueError, match=r"analyses\.norms\.compute\.poison: was null, is 4"):
+        again([partial(norms, poison=4), kept, by_position], model(), stream())
+    with pytest.raises(ValueError, match="resume=True goes on with it"):
+        interp.run(ASKED, model(), stream(), out=tmp_path / "run", bootstrap=50)
+
+
+def test_folders_that_are_no_runs_and_iterators_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not the folder of a run"):
+        interp.run([norms], model(), TEXTS, out=tmp_path)
+    with pytest.raises(ValueError, match="requires data that can be read again"):
+        interp.run([norms], model(), iter(TEXTS), out=tmp_path / "new")
+    with pytest.raises(ValueError, match="resume and shard require a folder"):
+        interp.run([norms], model(), TEXTS, resume=True)
+
+
+def test_results_lie_in_the_folder(tmp_path: Path) -> None:
+    import pandas as pd
+    import xarray as xr
+
+    found = interp.run(ASKED, model(), [*TEXTS, ""], out=tmp_path / "run")
+    stored = xr.load_dataset(tmp_path / "run" / "norms.nc", engine="h5netcdf")
+    assert float(stored.norm) == float(found["norms"].norm)
+    assert pd.read_parquet(tmp_path / "run" / "rejected.parquet").row.tolist() == [len(TEXTS)]
+
+
+# --- shards and processes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("done", [(0, 1, 2), (2, 0), (1,), ()])
+def test_shards_in_any_order_and_the_rest_give_the_bits_of_one_run(
+    done: tuple[int, ...], tmp_path: Path
+) -> None:
+    whole = interp.run(ASKED, model(), stream(), bootstrap=50)
+    for count, i in enumerate(done, 1):
+        so_far = interp.run(ASKED, model(), stream(), bootstrap=50, out=tmp_path / "run", shard=f"{i}/3")
+        assert whole.rows * (count - 1) / 3 < so_far.rows <= whole.rows * (count + 1) / 3
+    agree(interp.run(ASKED, model(), stream(), bootstrap=50, out=tmp_path / "run", resume=True), whole)
+
+
+@pytest.mark.parametrize("given", ["3/3", "1", "a/b", "-1/2"])
+def test_shards_that_are_none_are_refused(given: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a shard"):
+        interp.run([norms], model(), TEXTS, out=tmp_path / "run", shard=given)
+
+
+def test_two_processes_cannot_write_one_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    interrupted(tmp_path / "run", 2, monkeypatch)
+    with (tmp_path / "run" / ".main.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another process is working on this run"):
+            interp.run(ASKED, model(), stream(), out=tmp_path / "run", bootstrap=50, resume=True)
+
+
+def test_what_goes_to_other_processes_can_be_pickled() -> None:
+    for asked in ASKED:
+        analysis = asked(model().cfg)
+        assert pickle.loads(pickle.dumps(analysis)).name == analysis.name
+
+
+def test_results_print_what_they_are_made_of() -> None:
+    found = interp.run([norms, kept], model(), [*TEXTS, ""])
+    assert isinstance(found, Results)
+    assert repr(found).startswith(f"Results of 40 rows, {found.tokens} tokens, 1 rows set aside, 0 cut")

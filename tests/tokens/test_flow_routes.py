@@ -1,0 +1,235 @@
+"""Flow routes: shares equal a loop over the definition and sum to 1; routes equal a walk edge by edge."""
+
+import functools
+import itertools
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor
+
+from interp import HookedTransformer, flow_routes, routes
+from interp.data.batch import Batch
+from interp.model import Read
+from interp.model.mixer_variants import Differential
+from interp.model.weights import Weights
+from interp.passes.observe import observe
+from interp.tokens import flow_routes as module
+from interp.tokens.flow_routes import BlockShares, why_no_routes
+from interp.tokens.mixing import Mixing
+from tests.configs import CONFIGS, build, some_tokens
+from tests.loops import over
+from tests.tolerances import assert_close
+
+PLAIN = tuple(name for name, config in CONFIGS.items() if config.norm_place != "post" and not config.macaron)
+N = 5
+
+
+@functools.cache
+def found(name: str) -> xr.Dataset:
+    return flow_routes(HookedTransformer(build(name)), some_tokens(2, N))
+
+
+def share(parts: dict[object, Tensor], whole: Tensor) -> dict[object, float]:
+    """The definition, one part at a time."""
+    size = float(whole.abs().sum())
+    near = {key: max(0.0, size - float((whole - part).abs().sum())) for key, part in parts.items()}
+    return {key: value / sum(near.values()) for key, value in near.items()}
+
+
+def block_parts(
+    name: str, layer: int, row: int, query: int
+) -> tuple[dict[object, Tensor], Tensor, Tensor | None]:
+    """Everything that is added to the stream after attention, from the weights; that stream; what the MLP adds."""
+    model, config = build(name), CONFIGS[name]
+    sites = ["hook_resid_pre", "attn.hook_pattern", "hook_attn_out"] + ["hook_mlp_out"] * (
+        config.mlp is not None
+    )
+    trace = observe(model, Batch(some_tokens(2, N)), [Read(f"blocks.{layer}.{s}") for s in sites]).trace
+    x, pattern, added = (trace[f"blocks.{layer}.{s}"] for s in sites[:3])
+    block, w = model.block(layer), Weights(model).layer(layer)
+    normed, group = block.reading(block.ln1)(x), config.n_heads // config.kv_heads
+    bare: dict[object, Tensor] = {"bias": w.b_O}
+    for head, key in itertools.product(range(config.n_heads), range(N)):
+        value = normed[row, key] @ w.W_V[head // group] + w.b_V[head // group]
+        bare[head, key] = pattern[row, head, query, key] * (value @ w.W_O[head])
+    if block.ln1_post is not None:  # RMSNorm, whose only effect on a part is a factor per coordinate
+        scale = block.ln1_post.scale(torch.stack(list(bare.values())).sum(0))
+        bare = {key: part / scale * block.ln1_post.gamma for key, part in bare.items()}
+    parts = {key: part * config.residual_scale for key, part in bare.items()} | {"residual": x[row, query]}
+    assert_close(torch.stack(list(parts.values())).sum(0), (x + added)[row, query])
+    mlp = trace[f"blocks.{layer}.hook_mlp_out"][row, query] if config.mlp else None
+    return parts, (x + added)[row, query], mlp
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_shares_equal_the_definition_part_by_part(name: str) -> None:
+    result, config = found(name), CONFIGS[name]
+    for layer, row, query in itertools.product(range(2), range(2), (0, N - 1)):
+        parts, middle, mlp = block_parts(name, layer, row, query)
+        at = result.isel(prompt=row, layer=layer, query=query)
+        if mlp is not None and config.parallel:
+            parts, middle = parts | {"mlp": mlp}, middle + mlp
+        expected = share(parts, middle)
+        for head, key in itertools.product(range(config.n_heads), range(N)):
+            assert float(at.attention[head, key]) == pytest.approx(expected[head, key], abs=1e-12)
+        for part in expected.keys() & {"bias", "residual", "mlp"}:
+            assert float(at[str(part)]) == pytest.approx(expected[part], abs=1e-12)
+        if mlp is not None and not config.parallel:
+            last = share({"residual_mid": middle, "mlp": mlp}, middle + mlp)
+            assert {part: float(at[str(part)]) for part in last} == pytest.approx(last, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_shares_of_every_sum_are_not_negative_and_sum_to_one(name: str) -> None:
+    result, parallel = found(name), CONFIGS[name].parallel
+    assert all(bool((result[part] >= 0).all()) for part in result)
+    first = result.attention.sum(("head", "key")) + result.residual + result.bias
+    assert ("residual_mid" in result) == (CONFIGS[name].mlp is not None and not parallel)
+    assert_close(
+        torch.tensor((first + result.mlp if parallel else first).values), torch.ones(2, 2, N).double()
+    )
+    if "residual_mid" in result:
+        assert_close(torch.tensor((result.mlp + result.residual_mid).values), torch.ones(2, 2, N).double())
+
+
+def test_nothing_comes_from_a_position_that_is_not_seen() -> None:
+    seen = torch.tensor(found("window").attention.values)
+    offset = torch.arange(N)[:, None] - torch.arange(N)
+    assert not seen[..., (offset < 0) | (offset >= 4)].any()
+    assert (torch.tensor(found("bidirectional").attention.values)[..., offset < 0] > 0).any()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "bidirectional"])
+def test_the_numbers_do_not_depend_on_how_many_sources_are_held_at_a_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = found(name)
+    monkeypatch.setattr(module, "CHUNK", 1)
+    xr.testing.assert_allclose(
+        flow_routes(HookedTransformer(build(name)), some_tokens(2, N)), whole, rtol=1e-12
+    )
+
+
+def test_a_part_against_the_sum_gets_nothing_and_the_others_what_they_bring() -> None:
+    """y = x + f + b with x = (4, 0), f = (-1, 0), b = (0, 1): only x and b bring (3, 1) closer, by 2 and by 1."""
+    parts = Mixing(
+        pattern=torch.ones(1, 1, 1, 1), value=torch.ones(1, 1, 1, 1), out=torch.tensor([[[-1.0, 0.0]]]),
+        scale=torch.ones(1, 1, 1), stream=torch.tensor([[[4.0, 0.0]]]), constant=torch.tensor([[[0.0, 1.0]]]),
+    )  # fmt: skip
+    one = BlockShares.of(parts, None, parallel=False, causal=True)
+    assert one.attention.item() == 0
+    assert (one.residual.item(), one.bias.item()) == pytest.approx((2 / 3, 1 / 3))
+
+
+def test_where_no_part_brings_the_sum_closer_the_stream_keeps_it_all() -> None:
+    """x = -f, so that y = 0: nothing can be closer to it than nothing."""
+    parts = Mixing(
+        pattern=torch.ones(1, 1, 1, 1), value=torch.ones(1, 1, 1, 1), out=torch.tensor([[[-1.0, 2.0]]]),
+        scale=torch.ones(1, 1, 1), stream=torch.tensor([[[1.0, -2.0]]]), constant=torch.zeros(1, 1, 2),
+    )  # fmt: skip
+    one = BlockShares.of(parts, torch.zeros(1, 1, 2), parallel=False, causal=True)
+    assert one.residual_mid is not None and one.mlp is not None
+    assert [x.item() for x in (one.attention, one.bias, one.residual, one.mlp, one.residual_mid)] == [
+        0,
+        0,
+        1,
+        0,
+        1,
+    ]
+
+
+def walked(name: str, threshold: float, pos: int) -> set[tuple[object, ...]]:
+    """Edge by edge, backwards from the final stream, by recursion over nodes."""
+    one, config = found(name).isel(prompt=0), CONFIGS[name]
+    edges: set[tuple[object, ...]] = set()
+
+    def top(layer: int, at: int) -> None:
+        if layer < 0:
+            return
+        here = one.isel(layer=layer, query=at)
+        if config.mlp is None:
+            middle(layer, at)
+            return
+        if float(here.mlp) >= threshold:
+            edges.add(("mlp", layer, None, at, at))
+            top(layer - 1, at) if config.parallel else middle(layer, at)
+        if config.parallel:
+            middle(layer, at)
+        elif float(here.residual_mid) >= threshold:
+            edges.add(("residual_mid", layer, None, at, at))
+            middle(layer, at)
+
+    def middle(layer: int, at: int) -> None:
+        here = one.isel(layer=layer, query=at)
+        if float(here.residual) >= threshold:
+            edges.add(("residual", layer, None, at, at))
+            top(layer - 1, at)
+        for head, key in itertools.product(range(config.n_heads), range(N)):
+            if float(here.attention[head, key]) >= threshold:
+                edges.add(("attention", layer, head, at, key))
+                top(layer - 1, key)
+
+    top(config.n_layers - 1, pos)
+    return edges
+
+
+@pytest.mark.parametrize("name", ["gpt2", "parallel", "attention-only", "gemma2"])
+@over("threshold, pos", [(0.02, -1), (0.05, 2), (0.3, -1), (1.0, -1)])
+def test_routes_are_the_edges_met_on_the_way_back(name: str, threshold: float, pos: int) -> None:
+    table = routes(found(name), threshold=threshold, pos=pos)
+    head = table["head"].astype(object).where(table["head"].notna(), None)
+    got = list(zip(table.kind, table.layer, head, table["query"], table.key, strict=True))
+    assert len(set(got)) == len(got)
+    assert set(got) == walked(name, threshold, pos % N)
+    assert table.layer.is_monotonic_decreasing
+    one = found(name).isel(prompt=0)
+    for row in table.itertuples():
+        at = {"layer": row.layer, "query": row.query}
+        at |= {} if pd.isna(row.head) else {"head": row.head, "key": row.key}
+        assert row.share == float(one[row.kind].isel(at))
+
+
+def test_routes_of_a_padded_prompt_are_those_of_the_prompt_alone() -> None:
+    model, tokens = HookedTransformer(build("gpt2")), some_tokens(1, N)[0].tolist()
+    both = flow_routes(model, Batch.of([[1, 2, 3, 4, 5, 6, 7, 8], tokens]))
+    alone, among = routes(found("gpt2"), threshold=0.03), routes(both, threshold=0.03, prompt=1)
+    shift = int(both.residual[1, 0].notnull().values.argmax())
+    moved = among.assign(query=among["query"] - shift, key=among.key - shift)
+    pd.testing.assert_frame_equal(moved, alone)
+
+
+def test_the_routes_of_a_planted_induction_circuit_are_that_circuit() -> None:
+    """Built by hand: head 0.1 writes the token before; head 1.2 copies what followed the earlier `c`, a `d`."""
+    model = HookedTransformer.from_pretrained("groundtruth-induction")
+    table = routes(flow_routes(model, "abcdefghabc"), threshold=0.01)
+    moved = table[table.kind == "attention"]
+    edges = set(zip(moved.layer, moved["head"], moved["query"], moved.key, strict=True))
+    first_c, first_d, last = 3, 4, 11  # behind the start token
+    assert edges == {(1, 2, last, first_d), (0, 1, first_d, first_c), (0, 1, last, last - 1)}
+
+
+def test_models_whose_stream_is_not_a_plain_sum_of_parts_are_refused() -> None:
+    for name in ("post-norm", "masked-lm"):
+        with pytest.raises(ValueError, match="norms the sum itself"):
+            flow_routes(HookedTransformer(build(name)), some_tokens())
+    assert why_no_routes(CONFIGS["gpt2"]) is None
+    assert "two MLPs" in str(why_no_routes(replace(CONFIGS["gpt2"], macaron=True)))
+    assert "memory" in str(why_no_routes(replace(CONFIGS["gpt2"], cross_attention=True)))
+    assert "splitting a block by source requires" in str(
+        why_no_routes(replace(CONFIGS["gpt2"], mixer=Differential(), qk_norm=None))
+    )
+
+
+@pytest.mark.parametrize("threshold", [0.0, -0.1, 1.5, float("nan")])
+def test_a_threshold_that_is_no_share_is_refused(threshold: float) -> None:
+    with pytest.raises(ValueError, match=r"threshold in \(0, 1\]"):
+        routes(found("gpt2"), threshold=threshold)
+
+
+@pytest.mark.parametrize("pos", [N, -N - 1])
+def test_a_position_that_the_prompt_lacks_is_refused(pos: int) -> None:
+    with pytest.raises(IndexError, match="a prompt of 5 tokens"):
+        routes(found("gpt2"), pos=pos)

@@ -1,0 +1,162 @@
+"""Gradients at the embeddings equal autograd by another way, and integrated gradients sum to the logit's change."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+from torch import Tensor
+
+from interp import HookedTransformer
+from interp.data.batch import Batch
+from interp.model import Edit, Read, Tap
+from interp.passes.observe import observe
+from interp.tokens.input_gradients import (
+    IntegratedGradients,
+    answer_logits,
+    baseline_embedding,
+    gradient_x_input,
+    integrated_gradients,
+)
+from interp.tokens.token_attribution import token_attribution
+from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
+from tests.tolerances import assert_close
+
+ANSWER, WRONG = torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
+SMOOTH = ("gpt2", "llama-gqa", "parallel", "gemma2", "post-norm", "masked-lm", "olmo2")
+BATCH = Batch(some_tokens()).with_answers(ANSWER, WRONG)
+LAST = BATCH.last()
+
+
+def logit_difference(name: str, embed: Tensor) -> Tensor:
+    """Of the model's own logits, their soft cap undone, with these embeddings in place of its own."""
+    cap, tap = CONFIGS[name].logit_softcap, Tap(edits=[Edit("hook_embed", lambda _: embed)])
+    last = build(name)(some_tokens(), tap)[:, -1]
+    last = last if cap is None else cap * (last / cap).atanh()
+    return last.gather(1, ANSWER[:, None])[:, 0] - last.gather(1, WRONG[:, None])[:, 0]
+
+
+def embedded(name: str) -> Tensor:
+    return observe(build(name), BATCH, [Read("hook_embed")], answers_only=True).trace["hook_embed"]
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradient_x_input_is_the_change_per_relative_length_of_each_embedding(name: str) -> None:
+    """d logit / d s where token j's embedding is s_j times its own, at s = 1."""
+    length = torch.ones(3, 9, dtype=torch.float64, requires_grad=True)
+    value = logit_difference(name, embedded(name) * length[..., None]).sum()
+    (expected,) = torch.autograd.grad(value, length)
+    assert_close(gradient_x_input(build(name), BATCH, LAST), expected)
+    assert_close(gradient_x_input(build(name), BATCH, LAST, batch_size=2), expected)
+
+
+def test_behind_a_norm_of_the_embeddings_their_length_counts_for_nothing() -> None:
+    """Up to the norm's epsilon, which is not relative."""
+    bloom, post = (gradient_x_input(build(n), BATCH, LAST).abs().max() for n in ("bloom", "gpt2"))
+    assert bloom < 1e-3 * post
+
+
+@over("baseline", ["mean", "zero", 4])
+@pytest.mark.parametrize("name", SMOOTH)
+def test_the_total_is_the_logits_change_from_the_baseline(name: str, baseline: str | int) -> None:
+    how = IntegratedGradients(steps=1, baseline=baseline)  # type: ignore[arg-type]
+    base = baseline_embedding(build(name), how.baseline).expand_as(embedded(name))
+    expected = logit_difference(name, embedded(name)) - logit_difference(name, base)
+    assert_close(integrated_gradients(build(name), BATCH, LAST, how).total, expected)
+
+
+def errors(name: str, rule: str, steps: tuple[int, ...]) -> list[float]:
+    """The largest completeness error for each number of steps."""
+    found = []
+    for n in steps:
+        how = IntegratedGradients(steps=n, rule=rule)  # type: ignore[arg-type]
+        integral = integrated_gradients(build(name), BATCH, LAST, how, batch_size=128)
+        here, change = logit_difference(name, embedded(name)), integral.total
+        scale = torch.cat((torch.stack((here, here - change), 1), integral.score), 1).abs().amax(1)
+        assert_close(integral.error, (integral.score.sum(1) - change).abs() / scale)
+        found.append(float(integral.error.max()))
+    return found
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm"])
+def test_scores_sum_to_the_change_and_the_error_falls_with_the_steps(name: str) -> None:
+    one, few, some, many = errors(name, "gauss", (1, 4, 16, 256))
+    assert one > few > some > many and many < 1e-11
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm"])
+def test_the_error_of_midpoints_falls_with_the_square_of_their_number(name: str) -> None:
+    coarse, fine = errors(name, "midpoint", (64, 256))
+    assert coarse / fine == pytest.approx(16, rel=0.05)
+
+
+def test_nodes_integrate_polynomials_up_to_the_degree_of_their_rule() -> None:
+    for steps in (1, 3, 6):
+        for rule, degree in (("gauss", 2 * steps - 1), ("midpoint", 1)):
+            node, weight = IntegratedGradients(steps=steps, rule=rule).nodes()  # type: ignore[arg-type]
+            for power in range(degree + 1):
+                assert_close((weight * node**power).sum(), torch.tensor(1 / (power + 1), dtype=torch.float64))
+            missed = (weight * node ** (degree + 1)).sum() - 1 / (degree + 2)
+            assert missed.abs() > 1e-9, "and not beyond"
+
+
+def test_integrated_gradients_are_the_weighted_mean_of_gradients_on_the_line() -> None:
+    how, base = IntegratedGradients(steps=3, rule="midpoint", baseline=2), build("gpt2").embed.weight[2]
+    change = embedded("gpt2") - base
+    expected = torch.zeros(3, 9, dtype=torch.float64)
+    for share in (1 / 6, 3 / 6, 5 / 6):
+        here = (base + share * change).requires_grad_()
+        (gradient,) = torch.autograd.grad(logit_difference("gpt2", here).sum(), here)
+        expected += (gradient * change).sum(-1) / 3
+    assert_close(integrated_gradients(build("gpt2"), BATCH, LAST, how).score, expected)
+    assert_close(integrated_gradients(build("gpt2"), BATCH, LAST, how, batch_size=4).score, expected)
+
+
+def test_a_prompt_of_baseline_tokens_has_nothing_to_attribute() -> None:
+    batch = Batch(torch.full((2, 6), 11)).with_answers(ANSWER[:2], None)
+    found = integrated_gradients(build("gpt2"), batch, batch.last(), IntegratedGradients(4, baseline=11))
+    assert (
+        bool((found.score == 0).all()) and bool((found.total == 0).all()) and bool((found.error == 0).all())
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "granite-moe"])
+def test_baselines_are_embeddings_as_the_model_uses_them(name: str) -> None:
+    every = torch.arange(24)[None]
+    rows = observe(build(name), Batch(every), [Read("hook_embed")], answers_only=True).trace["hook_embed"][0]
+    for token in (0, 23):
+        assert_close(baseline_embedding(build(name), token), rows[token])
+    scaled = build(name).embed.weight * CONFIGS[name].embed_scale
+    assert_close(baseline_embedding(build(name), "mean"), scaled.mean(0))
+    assert_close(baseline_embedding(build(name), "zero"), torch.zeros(24, dtype=torch.float64))
+
+
+def test_no_gradient_is_left_behind() -> None:
+    model = build("gpt2")
+    gradient_x_input(model, BATCH, LAST)
+    integrated_gradients(model, BATCH, LAST, IntegratedGradients(2))
+    assert all(p.grad is None and not p.requires_grad for p in model.parameters())
+
+
+def test_rows_are_picked_with_all_that_belongs_to_them() -> None:
+    batch = Batch.of([[1, 2, 3], [4, 5], [6]]).with_answers(ANSWER, WRONG)
+    found = batch.rows(torch.tensor([2, 0, 2]))
+    assert found.tokens.tolist() == [[6, 0, 0], [1, 2, 3], [6, 0, 0]]
+    assert found.answer.tolist() == [7, 3, 7] and found.wrong.tolist() == [30, 5, 30]  # type: ignore[union-attr]
+    assert found.lengths.tolist() == [1, 3, 1]
+
+
+def test_what_cannot_be_integrated_is_refused_by_name() -> None:
+    model = HookedTransformer(build("gpt2"))
+    with pytest.raises(ValueError, match="at least one step"):
+        IntegratedGradients(steps=0)
+    with pytest.raises((ValueError, TypeCheckError), match="baseline"):
+        baseline_embedding(build("gpt2"), "average")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"a token in \[0, 30\], got 31"):
+        token_attribution(model, some_tokens(), 3, method=IntegratedGradients(baseline=31))
+    with pytest.raises(ValueError, match="require batches with answers"):
+        gradient_x_input(build("gpt2"), Batch(some_tokens()), LAST)
+    bare = perturbed(replace(CONFIGS["gpt2"], unembed=False))
+    with pytest.raises(ValueError, match="a model with logits"):
+        answer_logits(bare, torch.zeros(3, 9, 24).double(), BATCH, LAST)

@@ -1,0 +1,354 @@
+"""Composition of heads against the dense products, TransformerLens, random heads and planted circuits."""
+
+import functools
+import inspect
+import itertools
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+from torch import Tensor
+
+import interp
+from interp.model import ModelConfig, NoNorm, Rotary, Transformer
+from interp.model.weights import LayerWeights, Weights
+from interp.weights.composition import (
+    NULLS,
+    Kind,
+    composition,
+    composition_directions,
+    composition_scores,
+    virtual_heads,
+)
+from interp.weights.head_circuits import Circuits
+from interp.zoo.groundtruth import INDUCTION, PREVIOUS
+from tests.configs import CONFIGS, build, perturbed
+from tests.families.oracle import hf_model, new_hf_model
+from tests.loops import over
+from tests.tiny import gpt2_tokenizer, hooked
+from tests.tolerances import assert_close
+
+KINDS: tuple[Kind, ...] = ("Q", "K", "V")
+SRC, DST = (0, 1), (1, 2)
+LINEAR = ModelConfig(
+    2, 48, 4, 8, 11, d_head=8, norm=NoNorm(), final_norm=False, qkv_bias=False, out_bias=False
+)
+"""Nothing but heads: what is planted in the weights is the circuit."""
+
+
+def dense(circuits: Circuits, kind: Kind, src: tuple[int, int], dst: tuple[int, int]) -> Tensor:
+    """The two multiplied-out matrices of one pair, side by side."""
+    first = circuits.ov(*src).AB
+    second = {"Q": circuits.qk(*dst).AB, "K": circuits.qk(*dst).AB.mT, "V": circuits.ov(*dst).AB}[kind]
+    return torch.stack((first, second))
+
+
+def slow_scores(circuits: Circuits, kind: Kind) -> Tensor:
+    """Pair by pair, every matrix multiplied out."""
+    n_layers, n_heads = circuits.model.config.n_layers, circuits.model.config.n_heads
+    found = torch.full((n_layers, n_heads) * 2, torch.nan, dtype=circuits.model.dtype)
+    written = circuits.ov().AB
+    read = {"Q": circuits.qk().AB, "K": circuits.qk().AB.mT, "V": written}[kind]
+    heads = list(itertools.product(range(n_layers), range(n_heads)))
+    for src, dst in itertools.product(heads, heads):
+        if src[0] < dst[0]:
+            first, second = written[src], read[dst]
+            found[src + dst] = (first @ second).norm() / (first.norm() * second.norm())
+    return found
+
+
+def subject(model: Transformer) -> SimpleNamespace:
+    return SimpleNamespace(transformer=model, text=None)
+
+
+def equal(found: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:
+    """Equal, and NaN in the same places."""
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert_close(found.nan_to_num(), expected.nan_to_num(), dtype)
+
+
+def gaussian_model(config: ModelConfig, seed: int = 0) -> Transformer:
+    """Every matrix of every head Gaussian."""
+    model = Transformer(config).double().requires_grad_(False)
+    dice = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=dice, dtype=torch.float64))
+    return model
+
+
+def planted() -> tuple[Transformer, LayerWeights, LayerWeights, Tensor]:
+    """A random model, the weights of its two layers, and an orthonormal basis `[d e]` to plant a circuit on."""
+    model = gaussian_model(LINEAR)
+    weights = Weights(model)
+    basis = torch.linalg.qr(torch.randn(48, 8).double()).Q
+    w = weights.layer(0)
+    w.W_V[SRC[1]].copy_(basis)
+    w.W_O[SRC[1]].copy_(basis.mT)  # OV = P, the projector
+    return model, w, weights.layer(1), basis
+
+
+# --- the scores -----------------------------------------------------------------------------------------------------
+
+
+@over("folded", [False, True])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_scores_are_those_of_the_dense_products(name: str, folded: bool) -> None:
+    circuits = Circuits(build(name), folded=folded)
+    for kind in KINDS:
+        equal(composition_scores(circuits, kind), slow_scores(circuits, kind))
+
+
+def test_scores_of_three_layers_skip_none() -> None:
+    circuits = Circuits(perturbed(replace(CONFIGS["llama-gqa"], n_layers=3)), folded=True)
+    for kind in KINDS:
+        equal(composition_scores(circuits, kind), slow_scores(circuits, kind))
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "attention-only-rotary", "gemma3"])
+def test_an_offset_is_that_of_the_destination_s_qk(name: str) -> None:
+    circuits = Circuits(build(name), folded=True)
+    ov, qk = circuits.ov(*SRC).AB, circuits.qk(*DST, offset=3).AB
+    for kind, second in (("Q", qk), ("K", qk.mT)):
+        found = composition_scores(circuits, kind, offset=3)
+        assert_close(found[SRC + DST], (ov @ second).norm() / (ov.norm() * second.norm()))
+        assert (found - composition_scores(circuits, kind)).nan_to_num().abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_have_the_scores_of_their_exact_products(dtype: torch.dtype) -> None:
+    half = perturbed(CONFIGS["llama-gqa"], dtype)
+    exact = Transformer(half.config).double()
+    exact.load_state_dict(half.state_dict())
+    found = composition_scores(Circuits(half), "V")
+    assert found.dtype == torch.float32
+    equal(found.double(), composition_scores(Circuits(exact), "V"), torch.float32)
+
+
+def test_reparametrised_heads_have_the_same_scores() -> None:
+    model = perturbed(CONFIGS["gpt2"])
+    before = [composition_scores(Circuits(model), kind) for kind in KINDS]
+    mix = torch.randn(6, 6).double() + 3 * torch.eye(6).double()
+    for layer in (0, 1):
+        w = Weights(model).layer(layer)
+        for into, out in ((w.W_V[1], w.W_O[1]), (w.W_Q[1], w.W_K[1].mT)):
+            into.copy_(into @ mix)
+            out.copy_(torch.linalg.inv(mix) @ out)
+    for kind, expected in zip(KINDS, before, strict=True):
+        equal(composition_scores(Circuits(model), kind), expected)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_raw_ratios_are_those_of_transformer_lens(family: str) -> None:
+    bridges = pytest.importorskip("transformer_lens.model_bridge", reason="transformer-lens is not installed")
+    theirs = bridges.TransformerBridge.boot_transformers(
+        family,
+        hf_model=new_hf_model(family, torch.float64),
+        tokenizer=gpt2_tokenizer(),
+        dtype=torch.float64,
+        device="cpu",
+    )
+    ours = interp.HookedTransformer.from_pretrained(hf_model(family, torch.float64))
+    for kind in KINDS:
+        found = torch.from_numpy(composition(ours, kind, folded=False).raw.values)
+        expected = theirs.all_composition_scores(kind).scores.detach()
+        exists = ~found.isnan()
+        assert_close(found[exists], expected[exists])
+        assert (expected[~exists] == 0).all()
+
+
+# --- against chance -------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def gaussian_heads() -> interp.Circuits:
+    return Circuits(gaussian_model(replace(LINEAR, n_layers=3, d_model=128, n_heads=8, d_head=16)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gaussian_heads_have_one_over_the_root_of_the_width(kind: Kind) -> None:
+    found = composition_scores(gaussian_heads(), kind)
+    assert float(found.nanmean()) == pytest.approx(1 / math.sqrt(128), rel=0.02)
+
+
+@pytest.mark.parametrize("null", NULLS)
+def test_gaussian_heads_are_at_chance(null: str) -> None:
+    """192 pairs of each kind: z has mean 0 and sd 1 within four standard errors (heads are shared: within six)."""
+    model = subject(gaussian_heads().model)
+    for kind in KINDS:
+        result = composition(model, kind, null=null)
+        z = result.z.values[np.isfinite(result.z.values)]
+        assert len(z) == 3 * 64
+        assert abs(z.mean()) < 6 / math.sqrt(len(z))
+        assert abs(z.std() - 1) < 6 / math.sqrt(2 * len(z))
+        p = result.p.values[np.isfinite(result.p.values)]
+        assert 0.35 < p.mean() < 0.65
+        assert np.abs(z).max() < 5
+
+
+def test_the_shape_null_is_the_mean_over_random_models_of_the_shape() -> None:
+    """The baseline of Elhage et al.; oracle: the same ratio in 30 models of Gaussian weights."""
+    found = torch.stack(
+        [composition_scores(Circuits(gaussian_model(LINEAR, seed)), "V")[0, :, 1] for seed in range(30)]
+    )
+    null = composition(subject(gaussian_model(LINEAR)), "V", null="shape").null.values
+    assert np.nanmin(null) == np.nanmax(null)
+    assert float(found.mean()) == pytest.approx(float(np.nanmax(null)), rel=0.01)
+
+
+def test_excess_and_z_are_measured_from_the_null() -> None:
+    model = subject(gaussian_heads().model)
+    for null in NULLS:
+        result = composition(model, "Q", null=null)
+        np.testing.assert_allclose(result.excess, result.raw - result.null)
+        np.testing.assert_array_equal(np.sign(result.z), np.sign(result.excess))
+        assert (
+            0 < float(np.nanmax(result.null)) < 1 / math.sqrt(128)
+        )  # the mean of a root is below that of the mean
+        order = np.argsort(result.z.values, axis=None)[: 3 * 64]
+        assert (np.diff(result.p.values.ravel()[order]) < 0.05).all()
+
+
+@pytest.mark.parametrize("null", NULLS)
+def test_the_planted_induction_circuit_stands_out_and_nothing_else_does(null: str) -> None:
+    model = interp.HookedTransformer.from_pretrained("groundtruth-induction")
+    result = composition(model, "K", null=null)
+    z = result.z.values[0, :, 1]
+    where = (PREVIOUS[1], INDUCTION[1])
+    assert z[where] > 10
+    assert result.p.values[0, :, 1][where] < 1e-100
+    others = np.delete(z.ravel(), where[0] * 4 + where[1])
+    assert np.abs(others).max() < 4
+
+
+def test_a_planted_pair_scores_in_its_kind_only_and_transposed_keys_move_it() -> None:
+    model, _, w, basis = planted()
+    w.W_K[DST[1]].copy_(basis)  # QK is supported on P on the key's side
+    circuits = Circuits(model)
+    assert float(composition_scores(circuits, "K")[SRC + DST]) == pytest.approx(1 / math.sqrt(8), rel=1e-12)
+    z = {kind: composition(subject(model), kind).z.values[SRC + DST] for kind in KINDS}
+    assert z["K"] > 10 > 5 > max(abs(z["Q"]), abs(z["V"]))
+    key, query = w.W_K[DST[1]].clone(), w.W_Q[DST[1]].clone()
+    w.W_K[DST[1]].copy_(query)
+    w.W_Q[DST[1]].copy_(key)
+    swapped = {kind: composition(subject(model), kind).z.values[SRC + DST] for kind in KINDS}
+    assert swapped["Q"] == pytest.approx(z["K"], rel=1e-9)
+    assert swapped["K"] == pytest.approx(z["Q"], rel=1e-9)
+    w.W_V[DST[1]].copy_(basis)
+    assert composition(subject(model), "V").z.values[SRC + DST] > 10
+
+
+def test_a_head_of_zeros_has_no_number_and_an_orthogonal_one_no_z() -> None:
+    model = gaussian_model(replace(LINEAR, d_model=8, d_head=8))
+    first, second = Weights(model).layer(0), Weights(model).layer(1)
+    first.W_O[1].zero_()
+    for matrix in (second.W_V[3], second.W_O[3]):
+        matrix.copy_(torch.linalg.qr(matrix).Q * 2)
+    result = composition(subject(model), "V").isel(src_layer=0, dst_layer=1)
+    for name, value in result.items():
+        assert bool(value[1].isnull().all()), name
+    alike = result.isel(dst_head=3, src_head=[0, 2, 3])
+    np.testing.assert_allclose(alike.raw, 1 / math.sqrt(8))
+    assert bool(alike.z.isnull().all())
+    assert bool(result.z.isel(src_head=[0, 2, 3], dst_head=[0, 1, 2]).notnull().all())
+
+
+def test_the_result_says_what_it_is() -> None:
+    result = composition(hooked("llama-gqa"), "K", offset=2)
+    assert result.raw.dims == ("src_layer", "src_head", "dst_layer", "dst_head")
+    assert set(result) == {"raw", "null", "excess", "z", "p"}
+    assert result.attrs["kind"] == "K"
+    assert result.attrs["offset"] == 2
+    assert result.attrs["null"] == "independent random frames, the heads' own singular values"
+    assert "offset" not in composition(hooked("llama-gqa"), "V").attrs
+    assert "offset" not in composition(hooked("gpt2"), "K").attrs
+    exists = result.src_layer < result.dst_layer
+    for value in result.values():
+        assert bool((value.notnull() == exists).all())
+
+
+# --- one pair -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2"])
+def test_a_virtual_head_is_the_product_of_two(name: str) -> None:
+    circuits = Circuits(build(name), folded=True)
+    assert_close(virtual_heads(circuits, SRC, DST).AB, circuits.ov(*SRC).AB @ circuits.ov(*DST).AB)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_directions_are_the_singular_triples_of_the_dense_product(kind: Kind) -> None:
+    circuits = Circuits(build("llama-gqa"), folded=True)
+    first, second = dense(circuits, kind, SRC, DST)
+    found = composition_directions(circuits, kind, SRC, DST, k=10)
+    s = torch.linalg.svdvals(first @ second)[:10]
+    assert_close(found.share, s.square() / s.square().sum())
+    assert_close(found.share.sum(), torch.tensor(1.0).double())
+    assert_close(found.left @ first @ second, s[:, None] * found.right)
+    written = found.left @ first
+    assert_close(found.between * written.norm(dim=-1, keepdim=True), written)
+    for directions in (found.left, found.between, found.right):
+        assert_close(directions.norm(dim=-1), torch.ones(10).double())
+    few = composition_directions(circuits, kind, SRC, DST, k=2)
+    assert_close(few.share, found.share[:2])
+
+
+def test_one_shared_direction_carries_a_composition_through_it_alone() -> None:
+    """The source writes 8 directions, the destination's keys read the first of them and 7 that nobody writes."""
+    model, _, w, basis = planted()
+    outside = torch.linalg.qr(torch.cat((basis, torch.randn(48, 7).double()), 1)).Q[:, 8:]
+    w.W_K[DST[1]].copy_(torch.cat((basis[:, :1], outside), 1))
+    found = composition_directions(Circuits(model), "K", SRC, DST, k=1)
+    assert_close(found.share, torch.ones(1).double())
+    for direction in (found.left, found.between):
+        assert_close((direction[0] @ basis[:, 0]).abs(), torch.tensor(1.0).double())
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_compose_is_refused_by_name() -> None:
+    gpt2, llama = Circuits(build("gpt2")), Circuits(build("llama-gqa"))
+    for src, dst in ((DST, SRC), (SRC, (0, 2)), (DST, DST)):
+        with pytest.raises(
+            ValueError, match=r"in an earlier layer than the destination is required, got \d\.\d -> "
+        ):
+            virtual_heads(gpt2, src, dst)
+    with pytest.raises(IndexError, match="layers are 0 to 1, got 2"):
+        virtual_heads(gpt2, SRC, (2, 0))
+    with pytest.raises(IndexError, match="heads are 0 to 3, got 4"):
+        composition_directions(gpt2, "K", (0, 4), DST)
+    with pytest.raises(ValueError, match="1 to 6 directions are required, got 7"):
+        composition_directions(gpt2, "K", SRC, DST, k=7)
+    with pytest.raises(ValueError, match="an offset requires rotary positions: under Learned"):
+        composition(hooked("gpt2"), "K", offset=1)
+    with pytest.raises(ValueError, match=r"offsets \(query minus key\) of 0 to 23 are required, got 24"):
+        composition_scores(llama, "K", offset=24)
+    with pytest.raises(ValueError, match="V-composition does not depend on an offset, got 1"):
+        composition(hooked("llama-gqa"), "V", offset=1)
+    with pytest.raises(ValueError, match="requires circuits without biases"):
+        composition_scores(Circuits(build("gpt2"), biases=True), "Q")
+    with pytest.raises(ValueError, match="at least two layers, got 1"):
+        composition(subject(Transformer(replace(LINEAR, n_layers=1))), "Q")
+
+
+def test_names_and_streams_that_do_not_exist_are_refused() -> None:
+    """`unwrap`: the tests' shape checks would answer first."""
+    door = inspect.unwrap(composition)
+    with pytest.raises((ValueError, TypeCheckError), match="kind"):
+        door(hooked("gpt2"), "W")
+    with pytest.raises((ValueError, TypeCheckError), match="null"):
+        door(hooked("gpt2"), "K", null="uniform")
+    with pytest.raises(
+        ValueError, match=r"one stack of layers with one residual stream.*HookedEncoderDecoder"
+    ):
+        door(interp.HookedEncoderDecoder.__new__(interp.HookedEncoderDecoder), "K")
+
+
+def test_a_rotary_model_is_scored_at_offset_zero_by_default() -> None:
+    assert isinstance(CONFIGS["llama-gqa"].position, Rotary)
+    result, zero = (composition(hooked("llama-gqa"), "Q", offset=offset) for offset in (None, 0))
+    assert result.identical(zero)
