@@ -1,12 +1,15 @@
 """Hooks of the front door: what they see and change, how they nest, and that none stays behind."""
 
+import contextlib
+import random
+import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from interp import HookedTransformer, HookPoint
+from interp import Add, Edit, HookedTransformer, HookPoint, Read, Scale, Tap, Zero, observe
 from interp.model import sites
 from tests.tiny import CORPUS, hooked
 from tests.tolerances import assert_close
@@ -226,6 +229,122 @@ def test_forward_and_backward_hooks_of_one_site_both_act() -> None:
 def test_backward_hooks_that_could_never_run_are_refused(run: Callable[[HookedTransformer], object]) -> None:
     with (
         hooked().hooks(bwd_hooks=[(POST, shift)]) as model,
-        pytest.raises(ValueError, match="backward hooks require a pass that keeps gradients"),
+        pytest.raises(ValueError, match=r"backward hook at .* requires a pass that keeps gradients"),
     ):
         run(model)
+
+
+# --- in place for every pass inside, here and nowhere else -----------------------------------------------------------
+
+
+def scale(factor: float) -> Edit:
+    """An edit whose effect multiplies with others'."""
+    return Edit("L0.mlp", Scale(factor))
+
+
+def factor_of(model: HookedTransformer) -> float:
+    """By how much all standing edits scale the first MLP's output."""
+    read = Read("blocks.0.hook_mlp_out")
+    plain = observe(model._transformer, model.to_batch(LINE), [read]).trace[read]
+    return float((observe(model, LINE, [read]).trace[read] / plain).median())
+
+
+def test_blocks_left_in_any_order_take_away_what_they_brought() -> None:
+    model, dice = hooked(), random.Random(0)
+    for _ in range(200):
+        open_, expected = [], 1.0
+        for _ in range(12):
+            if open_ and dice.random() < 0.5:
+                block, factor = open_.pop(dice.randrange(len(open_)))
+                if dice.random() < 0.3:
+                    with contextlib.suppress(ZeroDivisionError):
+                        block.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+                else:
+                    block.__exit__(None, None, None)
+                expected /= factor
+            else:
+                factor = dice.choice([2.0, 3.0, 5.0])
+                block = model.hooks(edits=[scale(factor)])
+                block.__enter__()
+                open_.append((block, factor))
+                expected *= factor
+            assert [edit.change.factor for edit in model.transformer.edits] == [f for _, f in open_]  # type: ignore[union-attr]
+        assert factor_of(model) == pytest.approx(expected)
+        for block, _ in open_:
+            block.__exit__(None, None, None)
+        assert model.transformer is model._transformer
+
+
+def test_threads_do_not_see_each_others_hooks() -> None:
+    model = hooked()
+    start, wrong = threading.Barrier(8), []
+
+    def work(number: int) -> None:
+        start.wait()
+        for turn in range(20):
+            factor = float(number + 2 + turn % 3)
+            with model.hooks(edits=[scale(factor)]) if number else contextlib.nullcontext():
+                if abs(factor_of(model) - (factor if number else 1.0)) > 1e-9:
+                    wrong.append((number, turn))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_hooks_edits_and_edited_models_are_the_same_model_to_every_pass() -> None:
+    model = hooked()
+
+    def silence(z: Tensor, hook: HookPoint) -> Tensor:
+        z[:, :, 1] = 0
+        return z
+
+    edit = Edit("L0H1", Zero())
+    expected = model.run_with_hooks(LINE, [("blocks.0.attn.hook_z", silence)])
+    assert torch.equal(model.edited(edit)(LINE), expected)
+    with model.hooks(edits=[edit]):
+        assert torch.equal(model(LINE), expected)
+        assert_close(model.run_with_cache(LINE)[0], expected)
+        inside = model.generate(LINE, 4).tokens
+    with model.hooks([("blocks.0.attn.hook_z", silence)]):
+        assert torch.equal(model.generate(LINE, 4).tokens, inside)
+    assert torch.equal(model.generate(LINE, 4, edits=[edit]).tokens, inside)
+    assert torch.equal(model.edited([edit]).generate(LINE, 4, use_past_kv_cache=False).tokens, inside)
+    assert torch.equal(model(LINE), hooked()(LINE)) and not torch.equal(model(LINE), expected)
+
+
+def test_a_vector_added_while_generating_is_one_line() -> None:
+    model = hooked()
+    vector = 50 * model.W_U[:, 7]
+    steered = model.generate(LINE, 3, edits=[Edit("L1.resid", Add(vector))])
+    slow = model.to_batch(LINE, padding_side="left").tokens
+    for _ in range(3):
+        tap = Tap(edits=[Edit("L1.resid", lambda stream: stream + vector)])
+        slow = torch.cat((slow, model._transformer(slow, tap)[:, -1:].argmax(-1)), 1)
+    assert torch.equal(steered.tokens, slow)
+    late = model.generate(LINE, 3, edits=[Edit("L1.resid", Add(vector), {"pos": slow.shape[1] - 2})])
+    assert not torch.equal(late.tokens, model.generate(LINE, 3).tokens) or torch.equal(
+        steered.tokens, late.tokens
+    )
+
+
+def test_what_a_hook_remembers_lasts_for_one_pass() -> None:
+    model, seen = hooked(), []
+
+    def remember(value: Tensor, hook: HookPoint) -> None:
+        seen.append(len(hook.ctx))
+        hook.ctx["seen"] = True
+
+    with model.hooks([(POST, remember), (POST, remember)]):
+        model(LINE)
+        model(LINE)
+    assert seen == [0, 1, 0, 1]
+
+
+def test_edits_that_the_model_lacks_are_refused_before_the_block_begins() -> None:
+    with pytest.raises(KeyError, match="layers are 0 to"), hooked().hooks(edits=[Edit("L9.mlp", Zero())]):
+        raise AssertionError("not reached")
+    assert hooked().transformer.edits == ()
