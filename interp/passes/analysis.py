@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm import tqdm
 
+from interp.core.boundary import check_fields
 from interp.core.stats import Partial, Reduction
 from interp.data.batch import Batch, counted
 from interp.model.config import ModelConfig
@@ -63,6 +64,10 @@ class Question:
         >>> interp.run([StreamNorm()], model, ["The cat sat"])["stream_norm"].norm.dims
         ('prompt', 'pos')
     """
+
+    def __post_init__(self) -> None:
+        """ValueError, by its name, for a field of the wrong kind."""
+        check_fields(self)
 
     @property
     def name(self) -> str:
