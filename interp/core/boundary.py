@@ -62,7 +62,7 @@ def public(
 def check_fields(record: object) -> None:
     """ValueError, by the field's name, for a field of a record whose value its annotation does not allow."""
     assert dataclasses.is_dataclass(record)
-    hints = hints_of(record.__class__)  # type: ignore[arg-type]
+    hints = hints_of(record.__class__)
     for field in dataclasses.fields(record):
         if field.init and field.name in hints:
             check(f"{type(record).__name__}: {field.name}", getattr(record, field.name), hints[field.name])
