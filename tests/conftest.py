@@ -7,9 +7,13 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["PYTHONPATH"] = str(
+    Path(__file__).parents[1]
+)  # what tests start imports this checkout, like they do
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch starts its threads
     os.environ["OMP_NUM_THREADS"] = "1"
 

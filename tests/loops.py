@@ -41,7 +41,7 @@ def every() -> Iterator[Callable[..., AbstractContextManager[None]]]:
 
     @contextmanager
     def case(*names: object) -> Iterator[None]:
-        tried.append(", ".join(_short(str(name), 80) for name in names))
+        tried.append(", ".join(map(str, names)))
         same_seeds()
         try:
             yield
@@ -83,7 +83,7 @@ def _looped(
         __tracebackhide__ = True
         with every() as case:
             for inside in _combinations(loops, outside):
-                with case(*inside.values()):
+                with case(*(f"{name}={_short(str(value), 60)}" for name, value in inside.items())):
                     body(**outside, **inside)
 
     left = [p for name, p in signature.parameters.items() if name not in given]

@@ -69,6 +69,22 @@ def test_backward_lens_prints_what_the_table_holds(capsys: pytest.CaptureFixture
     assert "top tokens" in rows[0] and "read the most probable" in rows[-1]
 
 
+def test_backward_lens_with_a_wrong_token_is_that_of_the_difference(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The wrong token is improbable: the loss alone would hardly move it."""
+    prompt, target, wrong = "The capital of France is", " R", " the"
+    assert main(["backward-lens", prompt, "--target", target, "--wrong", wrong]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    model = HookedTransformer.from_pretrained("demo-4l")
+    table, without = (backward_lens(model, prompt, target, wrong=w).table("W_out") for w in (wrong, None))
+    last = table[table.pos == table.pos.max()]
+    assert not last.bottom.equals(without.bottom[last.index])
+    for line, row in zip(rows[1:-1], last.itertuples(), strict=True):
+        assert line.split("' is'")[1].split()[:2] == [f"{row.relative_update:.3f}", str(row.target_rank)]
+        assert line.endswith(repr(row.bottom))
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Dataset]:
     """`interp.heads` on few rows and without sentences, in place of the door that the command line opens."""
@@ -177,6 +193,10 @@ def test_trace_prints_the_map_of_the_door(capsys: pytest.CaptureFixture[str]) ->
         pairs = zip(found.each.values[layer], found.changed.values[layer], strict=True)
         assert line.split() == [str(layer), *(f"{value:.2f}" if changed else "." for value, changed in pairs)]
     assert lines[6].startswith(f"p(' P'): clean {float(found.clean):.3f}")
+    assert main(["trace", prompt, "--subject", "France", "--samples", "2", "--seed", "5"]) == 0
+    again = capsys.readouterr().out.splitlines()
+    found = causal_trace(model, prompt, "France", answer, samples=2, window=1, seed=5).isel(prompt=0)
+    assert f"subject noised {float(found.corrupt):.3f}" in again[6] and again[6] != lines[6]
     assert main(["trace", prompt, "--subject", "Spain"]) == 2
     assert "Spain" in capsys.readouterr().err
 

@@ -29,7 +29,11 @@ def test_every_case_runs_and_all_that_fail_are_named() -> None:
     assert TRIED == [("ab", "a", 2), ("ab", "b", 2), ("ab", "a", 1), ("ab", "b", 1)]
     first, *named = str(caught.value).splitlines()
     assert first == "3 of 4 cases fail"
-    assert [line.partition("]")[0] for line in named] == ["[2, a", "[1, a", "[1, b"]
+    assert [line.partition("]")[0] for line in named] == [
+        "[size=2, letter=a",
+        "[size=1, letter=a",
+        "[size=1, letter=b",
+    ]
     assert isinstance(caught.value.__cause__, pytest.fail.Exception)
     _looped(name="c")
 

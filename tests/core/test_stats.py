@@ -1,12 +1,14 @@
 """Sums that merge: any split of the rows, in any order, gives the numbers of the whole."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from interp.core.stats import Means, Moments, Rows
+from interp.core.resampling import poisson_weights
+from interp.core.stats import Bootstrap, Means, Moments, Rows
 from tests.tolerances import assert_close
 
 
@@ -80,6 +82,17 @@ def test_the_interval_covers_the_truth_about_95_times_in_100() -> None:
     low, high = Moments.of(samples).interval()
     covered = float(((low <= 0) & (high >= 0)).double().mean())
     assert 0.93 < covered < 0.96
+
+
+def test_the_bootstraps_interval_holds_the_middle_95_percent_of_its_replicates() -> None:
+    values, ids = rows(30), torch.arange(5, 35)
+    merged = Bootstrap(Means, 300, seed=2).of({"x": values}, ids).moments["x"]
+    means = []
+    for weights in poisson_weights(ids, 300, seed=2).numpy():
+        means.append(sum(w * row for w, row in zip(weights, values.numpy(), strict=True)) / weights.sum())
+    for found, percent in zip(merged.interval(), (2.5, 97.5), strict=True):
+        np.testing.assert_allclose(found, np.percentile(means, percent, axis=0), rtol=1e-9)
+    np.testing.assert_allclose(merged.standard_error(), np.std(means, axis=0, ddof=1), rtol=1e-9)
 
 
 def test_one_row_has_no_standard_error() -> None:

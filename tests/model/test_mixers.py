@@ -108,7 +108,9 @@ def test_z_is_the_pattern_of_the_values_where_the_mixer_says_so(name: str) -> No
     model = build_mixed(name)
     for layer in layers_with(name, "additive"):
         pattern, v, z = (f"blocks.{layer}.attn.hook_{site}" for site in ("pattern", "v", "z"))
-        found = observed(name)[1]
+        tap = Tap([Read(site) for site in (pattern, v, z)])
+        model(some_tokens(), tap)
+        found = {read.site: value for read, value in tap.values.items()}
         heads = found[v].repeat_interleave(model.config.n_heads // model.config.kv_heads, 2)
         assert_close(torch.einsum("bhqk,bkhe->bqhe", found[pattern], heads), found[z])
 

@@ -89,6 +89,21 @@ def test_both_runs_give_the_numbers_of_hooks(name: str, edits: list[dict[str, ob
         assert found["kl"] == pytest.approx(float(kl), abs=2e-6)
 
 
+def test_what_a_cut_edge_had_goes_to_the_other_keys_and_the_sinks_keep_theirs() -> None:
+    """A row of a head with a sink sums to less than 1, before and after."""
+    model, position = hooked("gpt-oss"), 6
+    for edit in (edit for edits in EDITS.values() for edit in edits if edit["part"] == "edge"):
+        found = asked(
+            session_of("gpt-oss"), edits=[edit], layer=edit["layer"], head=edit["head"], position=position
+        )
+        edited = model.run_with_hooks(PROMPT, hooks_of([edit], model, SECOND))[0, position]
+        shown = torch.tensor([row["edited"] for row in found["next"]], dtype=torch.float64)
+        torch.testing.assert_close(shown, probabilities(edited, found), rtol=0, atol=1e-6)
+        before, after = (sum(found["pattern"][run][edit["query"]]) for run in ("clean", "edited"))
+        assert before < 0.99
+        assert (after == pytest.approx(before, abs=1e-3)) == edit.get("renormalise", False)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_pattern_and_how_far_it_moved_are_those_of_hooks(name: str) -> None:
     model = hooked(name)

@@ -1,0 +1,477 @@
+"""Claim: the tests notice one wrong line. Deliberate breaks, each of which some quick part of them must catch.
+
+Every break changes numbers or behaviour a little: a sign, an off-by-one, an axis, a dropped scale, an ignored option.
+It is made in a temporary copy of the repository, so that the working tree is never touched. A break names its place by
+the text that stands there; code that has moved is an error, not a miss. Exit code 1 if any break is missed.
+
+    .venv/bin/python experiments/bench/mutations.py [--only TEXT]
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+import tyro
+
+ROOT = Path(__file__).parents[2]
+FAILED = 1
+"""Exit code of pytest."""
+
+
+@dataclass(frozen=True)
+class Break:
+    """One line made wrong."""
+
+    file: str
+    """From `interp/` on."""
+    old: str
+    """Text that stands there once."""
+    new: str
+    why: str
+    """What is wrong then."""
+    tests: str
+    """The part of the tests that must notice, from `tests/` on: paths, and words behind `-k`."""
+
+
+BREAKS = (
+    # --- core: numbers and labels
+    Break(
+        "core/stats.py",
+        "spread = self.spread + other.spread + step.square() * (self.n * other.n / n)",
+        "spread = self.spread + other.spread + step.square() * (self.n * other.n / (n + 1))",
+        "merged batches have too little variance",
+        "core/test_stats.py",
+    ),
+    Break(
+        "core/stats.py",
+        "half = Z95 * self.standard_error()",
+        "half = 2 * self.standard_error()",
+        "intervals are two standard errors wide instead of 1.96",
+        "core/test_stats.py",
+    ),
+    Break(
+        "core/stats.py",
+        "torch.tensor([0.025, 0.975], dtype=torch.float64",
+        "torch.tensor([0.05, 0.95], dtype=torch.float64",
+        "the bootstrap's interval holds 90 % instead of 95 %",
+        "core/test_stats.py",
+    ),
+    Break(
+        "core/resampling.py",
+        "zip((30, 27), _MULTIPLIERS, strict=True)",
+        "zip((30, 28), _MULTIPLIERS, strict=True)",
+        "random numbers are not those of SplitMix64",
+        "core/test_resampling.py",
+    ),
+    Break(
+        "core/permutation.py",
+        "added = 0 if exact else 1",
+        "added = 0",
+        "drawn permutations leave the observed one out, so p may be 0",
+        "core/test_permutation.py",
+    ),
+    Break(
+        "core/covariance.py",
+        "self.scatter + other.scatter + weight * step[:, None] * step_other",
+        "self.scatter + other.scatter + weight * step_other[:, None] * step",
+        "the covariance of merged parts is transposed",
+        "core/test_covariance.py",
+    ),
+    # --- model: the Transformer
+    Break(
+        "model/norm.py",
+        "return (square + self.kind.eps).sqrt().to(x.dtype)",
+        "return (square.sqrt() + self.kind.eps).to(x.dtype)",
+        "a norm's epsilon stands outside of the root",
+        "model/test_norm.py",
+    ),
+    Break(
+        "model/position.py",
+        "new_second = second * self.cos + first * self.sin",
+        "new_second = second * self.cos - first * self.sin",
+        "a rotation is none",
+        "model/test_position.py",
+    ),
+    Break(
+        "model/position.py",
+        "turns = rule.original_n_ctx * frequency / (2 * math.pi)",
+        "turns = rule.original_n_ctx * frequency / math.pi",
+        "Llama 3's scaling sets in one octave late",
+        "model/test_position.py",
+    ),
+    Break(
+        "model/mask.py",
+        "(distance.abs() < window)",
+        "(distance.abs() <= window)",
+        "a window sees one token too many",
+        "model/test_mask.py",
+    ),
+    Break(
+        "model/loss.py",
+        "counted = None if keep is None else keep[:, 1:] & keep[:, :-1]",
+        "counted = None if keep is None else keep[:, 1:]",
+        "the loss counts what padding predicts",
+        "model/test_transformer.py -k loss",
+    ),
+    Break(
+        "model/mlp.py",
+        "if not self.kind.renormalise:",
+        "if self.kind.renormalise is None:",
+        "experts' weights are renormalised whether asked or not",
+        "model/test_experts.py",
+    ),
+    Break(
+        "model/mixers/lightning.py",
+        "depth = 1 - layer / (config.n_layers - 1 + 1e-5) + 1e-5",
+        "depth = 1 - layer / (config.n_layers + 1e-5) + 1e-5",
+        "the decay of lightning attention is that of a deeper stack",
+        "model/test_linear.py",
+    ),
+    # --- engine: batches, passes, sweeps, generation
+    Break(
+        "engine/metrics.py",
+        'F.kl_div(mine, base, reduction="none", log_target=True)',
+        'F.kl_div(base, mine, reduction="none", log_target=True)',
+        "the KL divergence is taken the other way round",
+        "engine/test_sweep.py",
+    ),
+    Break(
+        "engine/sampling.py",
+        "before = ranked.cumsum(-1) - ranked",
+        "before = ranked.cumsum(-1)",
+        "top-p drops the token that crosses p",
+        "engine/test_sampling.py",
+    ),
+    Break(
+        "engine/generate.py",
+        'unseen = -torch.inf if read.site.endswith("attn_scores") else 0.0',
+        "unseen = 0.0",
+        "joined scores say 0 where a step had not seen the key",
+        "engine/test_stream.py",
+    ),
+    Break(
+        "engine/batch.py",
+        "key=lambda i: -lengths[i])",
+        "key=lambda i: lengths[i])",
+        "texts are packed shortest first, into more rows",
+        "engine/test_packed.py",
+    ),
+    Break(
+        "engine/progress.py",
+        "return None if window in self.tree else self.open.get(window, Begun()).batches",
+        "return None if window in self.tree else 0",
+        "a window that was interrupted is begun anew",
+        "engine/test_run.py engine/test_scaling_simulation.py",
+    ),
+    # --- analyses
+    Break(
+        "analyses/heads.py",
+        "return v[:, 1 : 1 + n]",
+        "return v[:, :n]",
+        "copying scores look at the values one token early",
+        "analyses/test_heads.py",
+    ),
+    Break(
+        "analyses/lens.py",
+        "index = torch.where(wanted < 0, lengths[:, None] + wanted, wanted)",
+        "index = torch.where(wanted < 0, tokens.shape[1] + wanted, wanted)",
+        "positions from the end are counted from the longest prompt's",
+        "analyses/test_lens.py",
+    ),
+    Break(
+        "analyses/flow_routes.py",
+        "return cls(attention, bias, residual, 1 - share, share)",
+        "return cls(attention, bias, residual, share, 1 - share)",
+        "the MLP's share and the stream's are exchanged",
+        "analyses/test_flow_routes.py",
+    ),
+    Break(
+        "analyses/rank_collapse.py",
+        "return (size.sum(-2).amax(-1) * size.sum(-1).amax(-1)).sqrt()",
+        "return (size.sum(-1).amax(-1) * size.sum(-1).amax(-1)).sqrt()",
+        "the composite norm is the row norm",
+        "analyses/test_rank_collapse.py",
+    ),
+    Break(
+        "analyses/probe_scores.py",
+        "half = Z95 * inside.sqrt() / (n + square)",
+        "half = Z95 * inside.sqrt() / n",
+        "Wilson's interval is too wide",
+        "analyses/test_probing.py",
+    ),
+    Break(
+        "analyses/sae_metrics.py",
+        '"mse": ((), self.error / (n * d_in)),',
+        '"mse": ((), self.error / n),',
+        "the mean squared error is summed over coordinates",
+        "analyses/test_sae_metrics.py",
+    ),
+    Break(
+        "analyses/causal_trace.py",
+        "share = role.to(effect) / role.sum(2, keepdim=True)",
+        "share = role.to(effect) / role.sum(1, keepdim=True)",
+        "the mean over a role's tokens divides by the wrong axis",
+        "analyses/test_causal_trace.py",
+    ),
+    Break(
+        "analyses/copying.py",
+        '"mean_rank": (d_vocab - 1) / 2}',
+        '"mean_rank": d_vocab / 2}',
+        "the rank by chance is half a rank too high",
+        "analyses/test_copying.py",
+    ),
+    Break(
+        "analyses/path_patching.py",
+        'runs = (source, found.base) if direction == "denoise" else (found.base, source)',
+        "runs = (source, found.base)",
+        "noising calls the clean run the corrupted one",
+        "analyses/test_path_patching.py",
+    ),
+    # --- families: checkpoints of others
+    Break(
+        "families/granite.py",
+        'logit_scale=1 / settings.real("logits_scaling", 1.0)',
+        'logit_scale=settings.real("logits_scaling", 1.0)',
+        "Granite's logits are multiplied where they are divided",
+        "families/test_parity.py -k granite",
+    ),
+    Break(
+        "families/rope.py",
+        "return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0",
+        "return 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0",
+        "YaRN's mscale is ignored",
+        "families/test_parity.py families/test_configs.py -k yarn",
+    ),
+    Break(
+        "families/rope.py",
+        "math.sqrt(1 + math.log(factor) / math.log(original))",
+        "math.sqrt(math.log(factor) / math.log(original))",
+        "LongRoPE's attention factor lacks the 1",
+        "families/test_parity.py families/test_configs.py -k long",
+    ),
+    Break(
+        "families/gemma.py",
+        "norm = replace(found.norm, unit_offset=True)",
+        "norm = found.norm",
+        "Gemma's norms scale by gamma instead of 1 + gamma",
+        "families/test_parity.py -k gemma",
+    ),
+    # --- zoo: models and tasks of the package
+    Break(
+        "zoo/measure.py",
+        "return mass_bh / (n - 1 - period)",
+        "return mass_bh / (n - period)",
+        "the induction score of the cards divides by one query too many",
+        "zoo/test_measure.py",
+    ),
+    Break(
+        "zoo/pair_rows.py",
+        "return (column >= start) & (column < stop)",
+        "return (column >= start) & (column <= stop)",
+        "the roles of a pair are one token too long",
+        "zoo/test_pairs.py",
+    ),
+    # --- pages, plots, live page, command line
+    Break(
+        "pages/tables.py",
+        "rank[1:] = (logits[:-1] > logits[:-1].gather(1, ids[1:, None])).sum(1)",
+        "rank[1:] = (logits[:-1] >= logits[:-1].gather(1, ids[1:, None])).sum(1)",
+        "the page's ranks begin at 1",
+        "pages/test_report.py",
+    ),
+    Break(
+        "pages/tables.py",
+        "order = (-table.score_logits.abs()).argsort(",
+        "order = (-table.score_logits).argsort(",
+        "edges are listed by their sign, not by their size",
+        "pages/test_twin.py",
+    ),
+    Break(
+        "plot/attribution.py",
+        "left=np.cumsum(steps) - steps",
+        "left=np.cumsum(steps)",
+        "bars of the waterfall begin where they should end",
+        "plot/test_plots.py",
+    ),
+    Break(
+        "plot/probing.py",
+        'np.stack([line[f"{score}_low"] - value, line[f"{score}_high"] - value])',
+        'np.stack([line[f"{score}_high"] - value, line[f"{score}_high"] - value])',
+        "error bars show the upper end on both sides",
+        "plot/test_probing.py",
+    ),
+    Break(
+        "serve/changes.py",
+        "row *= whole / rest",
+        "row *= 1 / rest",
+        "a cut edge gives what a sink took to the other keys",
+        "serve/test_numbers.py",
+    ),
+    Break(
+        "serve/session.py",
+        "position = min(position, len(second) - 1)",
+        "position = len(second) - 1",
+        "the second prompt is looked at in its last token wherever one looks",
+        "serve/test_numbers.py",
+    ),
+    Break(
+        "cli/causal.py",
+        "samples=self.samples, seed=self.seed,",
+        "samples=self.samples,",
+        "`interp trace --seed` is ignored",
+        "test_cli_analyses.py",
+    ),
+    Break(
+        "cli/commands.py",
+        "self.target, wrong=self.wrong, matrices=[self.matrix])",
+        "self.target, matrices=[self.matrix])",
+        "`interp backward-lens --wrong` is ignored",
+        "test_cli_analyses.py",
+    ),
+    # --- training
+    Break(
+        "training/schedule.py",
+        "done = (step - self.warm_up) / max(1, self.steps - self.warm_up)",
+        "done = step / max(1, self.steps)",
+        "the learning rate falls during the warm-up already",
+        "training/test_schedule.py",
+    ),
+    Break(
+        "training/loop.py",
+        '[p for p in parameters if p.ndim < 2], "weight_decay": 0.0}',
+        '[p for p in parameters if p.ndim < 2], "weight_decay": training.weight_decay}',
+        "biases and norms decay",
+        "training/test_loop.py",
+    ),
+    Break(
+        "training/examples.py",
+        "asked = counted if part.determined is None else part.determined",
+        "asked = counted",
+        "accuracy counts tokens that nothing determines",
+        "training/test_examples.py",
+    ),
+    # --- compat: other libraries
+    Break(
+        "compat/hooked_layout.py",
+        '(f"{expert}W_gate.weight", f"{expert}W_in.weight")',
+        '(f"{expert}W_in.weight", f"{expert}W_gate.weight")',
+        "experts are written with gate and input exchanged",
+        "compat/test_hooked_export.py",
+    ),
+    Break(
+        "compat/llama2c.py",
+        '("w1.{l}", "w3.{l}")',
+        '("w3.{l}", "w1.{l}")',
+        "llama2.c's gate is read as its input",
+        "compat/test_llama2c.py",
+    ),
+    Break(
+        "compat/transformer_lens/head_detector.py",
+        "if exclude_current_token:\n        counted.fill_diagonal_(False)",
+        "if exclude_current_token:\n        counted.fill_diagonal_(True)",
+        "a head detector's exclude_current_token is ignored",
+        "compat/transformer_lens/test_head_detector.py",
+    ),
+    Break(
+        "compat/transformer_lens/losses.py",
+        "beyond[..., 1:] = total[..., :-1] > top_p",
+        "beyond[..., 1:] = total[..., 1:] > top_p",
+        "top_p drops the token that crosses p",
+        "compat/transformer_lens/test_utils.py",
+    ),
+)
+
+
+def main(only: str = "", jobs: int = 2) -> None:
+    """Make every break in a copy, run its tests, print what they noticed.
+
+    Args:
+        only: breaks whose file or reason holds this text; all of them without it.
+        jobs: copies at work at a time.
+    """
+    chosen = [each for each in BREAKS if only in f"{each.file} {each.why}"]
+    if not chosen:
+        raise SystemExit(f"no break holds {only!r}")
+    for each in chosen:
+        require_once(each)
+    with tempfile.TemporaryDirectory() as folder:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for i in range(jobs):
+            copies.put(copied(Path(folder) / str(i)))
+        whole = sorted({each.tests for each in chosen})
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(lambda tests: require_passing(copies, tests), whole))
+            caught = list(pool.map(lambda each: tried(copies, each), chosen))
+    print(f"{sum(caught)} of {len(chosen)} caught")
+    sys.exit(not all(caught))
+
+
+def require_once(each: Break) -> None:
+    """SystemExit unless the snippet stands in its file exactly once."""
+    found = (ROOT / "interp" / each.file).read_text(encoding="utf-8").count(each.old)
+    if found != 1:
+        raise SystemExit(f"snippet not found: {each.old!r} stands {found} times in interp/{each.file}")
+
+
+def copied(to: Path) -> Path:
+    """The working tree without what git ignores."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    for name in listed.splitlines():
+        if (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, to / name)
+    return to
+
+
+def require_passing(copies: "SimpleQueue[Path]", tests: str) -> None:
+    """SystemExit unless these tests pass as they are: else they would catch everything."""
+    copy = copies.get()
+    code, said = run(copy, tests)
+    copies.put(copy)
+    if code:
+        raise SystemExit(f"without any break, pytest {tests} ends with {code}:\n{said}")
+
+
+def tried(copies: "SimpleQueue[Path]", each: Break) -> bool:
+    """Whether the tests notice the break; says so."""
+    copy, begun = copies.get(), time.monotonic()
+    file = copy / "interp" / each.file
+    whole = file.read_text(encoding="utf-8")
+    file.write_text(whole.replace(each.old, each.new), encoding="utf-8")
+    code, said = run(copy, each.tests)
+    file.write_text(whole, encoding="utf-8")
+    copies.put(copy)
+    if code not in (0, FAILED):
+        raise SystemExit(f"{each.file}: {each.why}: the tests could not run:\n{said}")
+    seconds = time.monotonic() - begun
+    print(f"{'caught' if code else 'MISSED'} {seconds:4.0f} s  {each.file}: {each.why}", flush=True)
+    return code == FAILED
+
+
+def run(copy: Path, tests: str) -> tuple[int, str]:
+    """Pytest's exit code on a part of a copy's tests, up to the first failure; and the end of what it said."""
+    paths, _, words = tests.partition(" -k ")
+    chosen: Sequence[str] = ["-k", words] if words else []
+    done = subprocess.run(
+        [
+            *(sys.executable, "-B", "-m", "pytest", "-n", "0", "-x", "--tb=line", *chosen),
+            *(f"tests/{path}" for path in paths.split()),
+        ],
+        cwd=copy, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    return done.returncode, (done.stdout + done.stderr)[-2000:]
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
