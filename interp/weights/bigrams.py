@@ -65,8 +65,8 @@ def bigram_table(
 
     Returns Dataset[token, score] for every token a that something follows: `value`, `null`, the same of the corpus'
     unigram frequencies, and `n`, how often a is followed. Scores: `kl` = KL(p(. | a) || softmax(E_a W_U)) in nats,
-    p the corpus' frequencies; `correlation`, Pearson's over the vocabulary (NaN for uniform ones). `mean` and
-    `null_mean` [score] are weighted by `n`; that of `kl` under the null is the mutual information of neighbours. The
+    p the corpus' frequencies; `correlation`, Pearson's over the vocabulary (NaN for uniform ones). `overall`
+    and `null_overall` [score] are means weighted by `n`; that of `kl` under the null is the mutual information of neighbours. The
     coordinates `token` and `token_id` are its text and id. Elhage et al. 2021, "Zero-Layer Transformers": kl = 0 is the
     best one can do.
     data: texts or ids, of any size; prompts and packed texts are not joined.
@@ -144,13 +144,13 @@ def _finish(merged: Partial, name: str, circuits: HeadCircuits, text: Text) -> "
     direct = torch.stack(_agreement(p, log_q, spread, index, d_vocab), -1)
     base = _spread(unigram[None].clone()).expand(len(first))
     null = torch.stack(_agreement(p, u, base, index, d_vocab), -1)
-    mean, null_mean = ((each * total[:, None]).sum(0) / total.sum() for each in (direct, null))
+    overall, null_overall = ((each * total[:, None]).sum(0) / total.sum() for each in (direct, null))
     cells = ("token", "score")
     return labelled(
         name,
         {
             "value": (cells, direct), "null": (cells, null), "n": (cells, total.long()[:, None].expand(-1, 2)),
-            "mean": (("score",), mean), "null_mean": (("score",), null_mean),
+            "overall": (("score",), overall), "null_overall": (("score",), null_overall),
         },
         coords={
             **worded(text, "token", first, ("token",)), "score": ["kl", "correlation"],

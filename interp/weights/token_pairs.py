@@ -89,6 +89,8 @@ class SkipTrigrams(Question):
         """Products by tiles, no pass."""
         circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
         heads, v = _heads(self.head, circuits), circuits.config.d_vocab
+        if isinstance(self.sources, list | tuple) and not self.sources:
+            raise ValueError("at least one source is required, got none")
         sources = None if self.sources is None else model.text.tokens(self.sources)
         for name, given, most in (
             ("top", self.top, v if sources is not None else v * v),
