@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 import interp
 from interp.core.results import labelled
 from interp.runs.record import Record
+from interp.weights import HeadCircuits
 from interp.weights.composition import Kind, Null, against_null
 
 
@@ -36,13 +37,13 @@ def main(job: CompositionNull, record: Record) -> None:
     """Q-, K- and V-composition of all pairs of heads with their null, and the figure."""
     model = interp.HookedTransformer.from_pretrained(job.model)
     record.model(model)
-    circuits = interp.Circuits(model.transformer, folded=True)
+    circuits = HeadCircuits(model, folded=True)
     kinds: tuple[Kind, ...] = get_args(Kind)
     found = {kind: record.step(kind, partial(scores, circuits, kind, job.null)) for kind in kinds}
     record.figure("composition_null", figure(found, job))
 
 
-def scores(circuits: interp.Circuits, kind: Kind, null: Null) -> xr.Dataset:
+def scores(circuits: HeadCircuits, kind: Kind, null: Null) -> xr.Dataset:
     """Of each pair of heads that can compose, `score` and `z`; the null's density `at` some, `chance`."""
     raw, law = against_null(circuits, kind, null=null)
     mean, sd = (x.expand_as(raw) for x in (law.mean(), law.sd()))

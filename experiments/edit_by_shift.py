@@ -23,12 +23,22 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
-from interp.editing.continuation import Continuation
-from interp.editing.edit_scores import EditCase, Editor, edit_table
-from interp.editing.editors import FineTuning, finetune_edit, gradient_edit, shift_edit
-from interp.editing.rome import Keys, Rome, key_moment, rome_edit
-from interp.editing.weight_edit import WeightEdit
-from interp.passes.observe import Subject
+from interp.editing import (
+    Continuation,
+    EditCase,
+    FineTuning,
+    Rome,
+    WeightEdit,
+    edit_table,
+    finetune_edit,
+    gradient_edit,
+    key_moment,
+    rome_edit,
+    shift_edit,
+)
+from interp.editing.edit_scores import Editor
+from interp.editing.rome import Keys
+from interp.passes.observe import Model
 from interp.passes.sampling import Sampling
 from interp.runs.record import Record
 from interp.zoo import tasks
@@ -47,7 +57,7 @@ Place = tuple[int, float]
 """Layer and size."""
 
 OTHER_UNITS = {"n-gram": "entropy (bits)", "perplexity": "exp(nats per token)"}
-"""Of the measures that are no shares."""
+"""Of the scores that are no shares."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +99,10 @@ def main(job: EditByShift, record: Record) -> None:
     chosen = dict(best(kind, table, editors[kind]) for kind, table in tried.items())
     text, speech = sentences(tuning, job.sentences, job.seed), Continuation(length=job.length, seed=job.seed)
     table = record.step("edits", lambda: edit_table(model, tested, chosen, text=text, continuation=speech))
-    record.table("edits", interp.frame(table.drop_dims("case")))
+    record.table("edits", interp.frame(table))
     record.table("choice", pd.concat(tried.values(), ignore_index=True))
     record.figure("edits", figure(table))
-    record.say(table.score.to_pandas().round(3).to_csv())
+    record.say(table.value.to_pandas().round(3).to_csv())
 
 
 def asked(model: interp.HookedTransformer) -> Tensor:
@@ -130,11 +140,11 @@ def fact_case(
     kept = draw.choice(len(others), min(neighbours, len(others)), replace=False)
     worded = tasks.held_out_fact_prompts([fact]), tasks.distant_fact_prompts([fact])
     held_out, distant = (((p.prompt, target),) for (p,) in worded)
-    questions = {
+    checks = {
         "paraphrase": held_out, "distant paraphrase": distant, "neighbourhood": tuple(others[i] for i in kept),
     }  # fmt: skip
     openings = (prompt.prompt, *(p.prompt for p in itertools.chain(*worded)))
-    return EditCase(prompt.prompt, target, fact.subject, questions, openings)
+    return EditCase(prompt.prompt, target, fact.subject, checks, openings)
 
 
 def sentences(cases: Sequence[EditCase], count: int, seed: int) -> list[str]:
@@ -162,16 +172,16 @@ def grid(kind: Kind, keys: Sequence[Keys], steps: int) -> dict[Place, Editor]:
 def sized(kind: Kind, layer: int, size: float, keys: Keys, steps: int) -> Editor:
     """The editor on the MLP output matrix of one layer."""
 
-    def edit(model: Subject, case: EditCase) -> WeightEdit:
+    def edit(model: Model, case: EditCase) -> WeightEdit:
         if kind == "shift":
-            return shift_edit(model, case.prompt, target=case.target, layer=layer, eta=size)
+            return shift_edit(model, case.prompt, answer=case.answer, layer=layer, eta=size)
         if kind == "gradient":
-            return gradient_edit(model, case.prompt, target=case.target, layer=layer, eta=size)
+            return gradient_edit(model, case.prompt, answer=case.answer, layer=layer, eta=size)
         if kind == "fine-tuning":
             tuning = FineTuning(rate=size)
-            return finetune_edit(model, case.prompt, target=case.target, layer=layer, tuning=tuning)
+            return finetune_edit(model, case.prompt, answer=case.answer, layer=layer, tuning=tuning)
         rome = Rome(rate=size, steps=steps)
-        return rome_edit(model, case.prompt, target=case.target, subject=case.subject, keys=keys, rome=rome)
+        return rome_edit(model, case.prompt, answer=case.answer, subject=case.subject, keys=keys, rome=rome)
 
     return edit
 
@@ -198,7 +208,7 @@ def choice(
     That is the harmonic mean of efficacy, paraphrase and neighbourhood.
     """
     named = {f"{layer} {size}": editor for (layer, size), editor in editors.items()}
-    score = edit_table(model, cases, named).score.to_pandas().iloc[1:]
+    score = edit_table(model, cases, named).value.to_pandas().iloc[1:]
     score["harmonic mean"] = 3 / (1 / score[["efficacy", "paraphrase", "neighbourhood"]]).sum(axis=1)
     places = pd.DataFrame(list(editors), columns=["layer", "size"], index=score.index)
     return places.assign(editor=kind).join(score).reset_index(drop=True).rename_axis(columns=None)
@@ -211,21 +221,21 @@ def best(kind: Kind, tried: pd.DataFrame, editors: Mapping[Place, Editor]) -> tu
 
 
 def figure(table: xr.Dataset) -> Figure:
-    """One panel per measure, one row per editor: the score and its 95 % interval."""
-    measures = [str(m) for m in table.measure.values]
+    """One panel per score, one row per editor: the value and its 95 % interval."""
+    measures = [str(m) for m in table.score.values]
     size = (2.1 * len(measures) + 2.2, 0.42 * table.sizes["editor"] + 1.3)
     picture, axes = plt.subplots(1, len(measures), sharey=True, layout="constrained", figsize=size)
     for ax, measure in zip(axes, measures, strict=True):
-        panel(ax, table.sel(measure=measure), measure)
+        panel(ax, table.sel(score=measure), measure)
     picture.suptitle("Single edits of demo-4l: score and 95 % interval over edits")
     return picture
 
 
 def panel(ax: Axes, cell: xr.Dataset, measure: str) -> None:
-    """One measure."""
+    """One score."""
     rows = np.arange(cell.sizes["editor"])
-    around = np.abs(np.stack([cell.low - cell.score, cell.high - cell.score]))
-    ax.errorbar(cell.score, rows, xerr=around, fmt="o", color="C0", capsize=3)
+    around = np.abs(np.stack([cell.low - cell.value, cell.high - cell.value]))
+    ax.errorbar(cell.value, rows, xerr=around, fmt="o", color="C0", capsize=3)
     ax.set_yticks(rows, [str(m) for m in cell.editor.values])
     ax.set_ylim(len(rows) - 0.5, -0.5)
     if measure in OTHER_UNITS:

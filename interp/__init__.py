@@ -106,17 +106,12 @@ from interp.weights.composition import (
     composition_scores,
     virtual_heads,
 )
-from interp.weights.copying import (
-    copying,
-    eigenvalue_scores,
-    matching_scores,
-    skip_trigrams,
-    top_pairs,
-)
+from interp.weights.copying import copying, eigenvalue_scores, matching_scores
 from interp.weights.directions import directions, neurons, singular_directions
-from interp.weights.head_circuits import Circuits
+from interp.weights.head_circuits import HeadCircuits
 from interp.weights.head_tokens import head_tokens
 from interp.weights.spectra import spectra
+from interp.weights.token_pairs import skip_trigrams, top_pairs
 from interp.zoo import DEMOS
 
 if TYPE_CHECKING:
@@ -135,7 +130,6 @@ __all__ = [
     "BackwardLens",
     "Batch",
     "Circuit",
-    "Circuits",
     "Continuation",
     "Contract",
     "Detach",
@@ -147,6 +141,7 @@ __all__ = [
     "FactoredMatrix",
     "FineTuning",
     "GraphPrompt",
+    "HeadCircuits",
     "HookPoint",
     "HookedEncoderDecoder",
     "HookedTransformer",

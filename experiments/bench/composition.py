@@ -14,7 +14,8 @@ from transformer_lens import FactoredMatrix
 from transformer_lens.utilities.matrix import composition_scores as their_scores
 
 import interp
-from interp.weights.composition import Kind, composition_scores
+from interp.weights import HeadCircuits, composition_scores
+from interp.weights.composition import Kind
 
 KINDS: tuple[Kind, ...] = ("Q", "K", "V")
 CLAIM = round(1 / 13, 3)
@@ -48,7 +49,7 @@ def main(repeats: int = 2) -> None:
 
 def ours(model: interp.HookedTransformer) -> Tensor:
     """Scores of each kind, through the kernel."""
-    circuits = interp.Circuits(model.transformer)
+    circuits = HeadCircuits(model)
     return torch.stack([composition_scores(circuits, kind) for kind in KINDS])
 
 

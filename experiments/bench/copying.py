@@ -15,10 +15,11 @@ from torch import Tensor
 import interp
 from interp.core import tiles
 from interp.model import ModelConfig
-from interp.weights.copying import copying_ranks, eigenvalue_scores
+from interp.weights import HeadCircuits, eigenvalue_scores
+from interp.weights.copying import copying_ranks
 
 SHAPE = ModelConfig(n_layers=12, d_model=768, n_heads=12, n_ctx=1024, d_vocab=50257)
-HEAD = (5, 1)
+HEAD = "L5H1"
 
 
 @torch.no_grad()
@@ -31,22 +32,20 @@ def main(repeats: int = 3) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = interp.Transformer(SHAPE).eval().requires_grad_(False)
-    circuits = interp.Circuits(model, folded=True)
+    circuits = HeadCircuits(model, folded=True)
     eigenvalues = {
         "products": lambda: eigenvalue_products(circuits),
-        "interp": lambda: eigenvalue_scores(interp.Circuits(model, folded=True)),
+        "interp": lambda: eigenvalue_scores(HeadCircuits(model, folded=True)),
     }
     measured("eigenvalue scores of 144 heads", eigenvalues, repeats, claim=1.5, claim_mib=300)
-    full = circuits.full_ov(*HEAD)
+    full = circuits.full_ov(HEAD)
     a, b = full.A.contiguous(), full.B.contiguous()
     del circuits, full
     ranks = {
         "products": lambda: products(tiles.blocks(a, b)),
         "products in 64 MiB runs of rows": lambda: products(tiles.row_tiles(a, b)),
         "interp": lambda: tiles.diagonal_ranks(a, b),
-        "interp with embedding and folding": lambda: copying_ranks(
-            interp.Circuits(model, folded=True), *HEAD
-        ),
+        "interp with embedding and folding": lambda: copying_ranks(HeadCircuits(model, folded=True), HEAD),
     }
     measured("rank of every token, one head", ranks, repeats, claim=1.3, claim_mib=290)
 
@@ -61,12 +60,12 @@ def measured(
         report("copying", system, what, times, work(call), memory(call), claim=claim, claim_mib=claim_mib)
 
 
-def eigenvalue_products(circuits: interp.Circuits) -> Tensor:
+def eigenvalue_products(circuits: HeadCircuits) -> Tensor:
     """The small products of all heads `[l h e e]`, from an embedding that is there already."""
-    through = circuits.model.unembed.weight.mT @ circuits.embedded  # type: ignore[union-attr]
+    through = circuits.network.unembed.weight.mT @ circuits.embedded  # type: ignore[union-attr]
     found = []
     for layer in range(SHAPE.n_layers):
-        ov = circuits.ov(layer)
+        ov = circuits.ov(f"L{layer}.attn")
         found.append(ov.B @ through @ ov.A)
     return torch.stack(found)
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 import interp
 from interp.compat import to_hooked_state
 from interp.compat.transformer_lens import HookedTransformer, HookedTransformerConfig, patching
-from interp.weights.composition import Kind, composition_scores
+from interp.weights import HeadCircuits, composition_scores
+from interp.weights.composition import Kind
 
 COLUMNS, NEW = 15, 32
 ANSWER, WRONG = 1000, 2000
@@ -109,7 +110,7 @@ def doors(subject: Heirs) -> dict[str, Calls]:
         return torch.from_numpy((found.effect + float(found.corrupt[0])).values)
 
     def composed() -> Tensor:
-        circuits = interp.Circuits(native.transformer)
+        circuits = HeadCircuits(native)
         return torch.stack([composition_scores(circuits, kind) for kind in KINDS])
 
     _, kept = native.run_with_cache(long)

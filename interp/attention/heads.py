@@ -40,7 +40,7 @@ from interp.residual.decomposition import not_linear
 from interp.runs.run import answered, reduced_over
 from interp.weights.copying import eigenvalue_scores
 from interp.weights.direct_copying import chance_copying, copying_scores
-from interp.weights.head_circuits import Circuits
+from interp.weights.head_circuits import HeadCircuits
 from interp.weights.successor import known_sequences, successor_hits
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _heads(model: Subject, asked: Heads) -> "xr.Dataset":
     named, reasons = _names(model, asked.sentences, asked.batch_size)
     parts = [(named, reasons)]
     if why is None:
-        circuits = Circuits(model.transformer, folded=True, embedding="effective")
+        circuits = HeadCircuits(model, folded=True, embedding="effective")
         spread["copying_weights"] = 1.5 / config.head_width
         parts += [({"copying_weights": _copying_weights(circuits)}, {}), _successors(circuits, model.text)]
     for found, reasons in parts:
@@ -316,7 +316,7 @@ def _names(
     return scores, {"sentences": len(batches[0])}
 
 
-def _successors(circuits: Circuits, text: Text) -> tuple[dict[str, Score], dict[str, str | int]]:
+def _successors(circuits: HeadCircuits, text: Text) -> tuple[dict[str, Score], dict[str, str | int]]:
     """The successor score over the items of all sequences, and which those are; or why there is none.
 
     Its null is that of a random order of the items: 1 / (n - 1) for a head that maps no item to itself, else less.
@@ -332,7 +332,7 @@ def _successors(circuits: Circuits, text: Text) -> tuple[dict[str, Score], dict[
     return {"successor": score}, {"successor_items": listed}
 
 
-def _copying_weights(circuits: Circuits) -> Score:
+def _copying_weights(circuits: HeadCircuits) -> Score:
     """Eigenvalue positivity of every head's full OV circuit: exact, so without an interval of its own.
 
     The null is 0, with standard deviation 1.5 / d_head for a random head, if d_model is much larger: the eigenvalues of

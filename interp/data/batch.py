@@ -111,6 +111,18 @@ class Batch:
         count = int(self.documents.max()) + 1
         return [values[self.documents == i] for i in range(count)]
 
+    def by_text(
+        self, values: Shaped[Tensor, "b p ..."], real: Bool[Tensor, "b p"], nothing: float
+    ) -> Shaped[Tensor, "n q ..."]:
+        """Per-position values with one row per text, in the order of `identities`; `nothing` where `real` is False."""
+        kept = torch.where(real.view(*real.shape, *[1] * (values.ndim - 2)), values, nothing)
+        if self.documents is None:
+            return kept
+        flat = self.documents.flatten()
+        order = flat[flat >= 0].unique_consecutive()
+        rows = [kept[self.documents == text] for text in order]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=nothing)
+
     def __len__(self) -> int:
         return self.tokens.shape[0]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from interp.passes.generate import generate
-from interp.passes.observe import Subject
+from interp.passes.observe import Model, as_network, text_of
 from interp.passes.sampling import Sampling
 
 WEIGHTS = {2: 1 / 3, 3: 2 / 3}
@@ -29,10 +29,10 @@ class Continuation:
     top_k: int = 5
     """Every token is drawn from the k most probable ones."""
     seed: int = 0
-    """Seed of the dice."""
+    """Seed of the generator of random numbers."""
 
-    def texts(self, model: Subject, openings: Sequence[str], *, turn: int = 0) -> list[str]:
-        """Every opening with what the model makes of it, `length` tokens together; seed + turn seeds the dice.
+    def texts(self, model: Model, openings: Sequence[str], *, turn: int = 0) -> list[str]:
+        """Every opening with what the model makes of it, `length` tokens together; seed + turn seeds it.
 
         Tokens that begin or end a text do not stop it, and are left out of it.
         Errors: ValueError for an opening that fills the length, or more than the context holds.
@@ -42,7 +42,8 @@ class Continuation:
             >>> text.startswith("The cat sat on")
             True
         """
-        batch = model.text.batch(list(openings))
+        text = text_of(model)
+        batch = text.batch(list(openings))
         if not int(batch.lengths.max()) < self.length:
             raise ValueError(
                 f"openings shorter than {self.length} tokens are required, the longest has "
@@ -50,10 +51,10 @@ class Continuation:
             )
         sampling = Sampling(top_k=self.top_k, seed=self.seed + turn)
         more = self.length - int(batch.lengths.min())
-        found = generate(model.transformer, batch, more, sampling=sampling)
-        silent = (model.text.bos_id, model.text.eos_id)
+        found = generate(as_network(model), batch, more, sampling=sampling)
+        silent = (text.bos_id, text.eos_id)
         rows = (row[real][: self.length].tolist() for row, real in zip(found.tokens, found.real, strict=True))
-        return [model.text.tokenizer.decode([i for i in row if i not in silent]) for row in rows]
+        return [text.tokenizer.decode([i for i in row if i not in silent]) for row in rows]
 
 
 def ngram_entropy(text: str) -> float:

@@ -1,11 +1,10 @@
 """Editors: how to make a model answer a prompt with another token by changing one matrix. Each returns a `WeightEdit`.
 
 The forward-only shift, one gradient step and plain fine-tuning; rank-one ROME is in `rome.py`, and `edit_table` in
-`edit_scores.py` says what an edit is worth. All take one prompt or several (with a target each), and measure the target
-at the last token of each. Katz et al. 2024, "Backward Lens" (arXiv:2402.12865), sections 5 and 6.
+`edit_scores.py` says what an edit is worth. All take one prompt or several (with an answer each), and measure the
+answer at the last token of each. Katz et al. 2024, "Backward Lens" (arXiv:2402.12865), sections 5 and 6.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,38 +16,39 @@ from torch import Tensor
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.data.batch import Batch
-from interp.data.text import Prompts
+from interp.data.text import Answers, Prompts
 from interp.editing.weight_edit import WeightEdit
 from interp.lenses.factors import answer_loss, factors
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.observe import Subject, observe
+from interp.passes.observe import Model, Subject, as_model, observe
 from interp.weights.matrices import Held, held
 
-Targets = str | int | Sequence[str | int] | Tensor
-"""One token for all prompts, or one for each."""
 
-
-def shift_edit(model: Subject, prompt: Prompts, *, target: Targets, layer: int, eta: float) -> WeightEdit:
+def shift_edit(
+    model: Model, data: Prompts, *, answer: Answers, layer: int, eta: float, prepend_bos: bool = True
+) -> WeightEdit:
     """The forward-only edit of W_out: W' = W + eta x_n^T u_t, no gradient.
 
     x_n: the post-activation at the last prompt token; u_t: column t of W_U (in tied models the embedding of t). Katz et
     al. 2024, section 6, the "forward pass shift"; eta > 0 there absorbs the sign of the gradient. Identity:
-    (x_n W' - x_n W) u_t = eta |x_n|^2 |u_t|^2. Rank = number of prompts whose argmax is not the target already; for the
+    (x_n W' - x_n W) u_t = eta |x_n|^2 |u_t|^2. Rank = number of prompts whose argmax is not the answer already; for the
     others it is a no-op, as in the paper. Where the family norms what the MLP adds (Gemma-2, OLMo-2), the shift is of
     the output before that norm.
-    Errors: ValueError for a model without one MLP matrix per layer, that is not a causal decoder or has no logits, a
-    target of several tokens, eta <= 0; IndexError for a layer that does not exist.
+    data: one prompt or several. answer: the token t to make likely, one for all prompts or one for each.
+    Errors: ValueError for a model without one MLP matrix per layer, that is not a causal decoder or has no logits, an
+    answer of several tokens, eta <= 0; IndexError for a layer that does not exist.
 
     Example:
-        >>> edit = shift_edit(model, prompt, target=" John", layer=1, eta=0.1)
+        >>> edit = shift_edit(model, prompt, answer=" John", layer=1, eta=0.1)
         >>> with edit.applied(model):
         ...     answer = model.generate(prompt, 1)
     """
     if not eta > 0:
-        raise ValueError(f"eta > 0 is required, which moves W_out towards the target, got {eta}")
-    network, batch = model.transformer, asked(model, prompt, target)
+        raise ValueError(f"eta > 0 is required, which moves W_out towards the answer, got {eta}")
+    subject = as_model(model)
+    network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
     name = f"blocks.{layer}.mlp.W_out"
     held(network, name)
     last = batch.last()[:, None]
@@ -62,23 +62,31 @@ def shift_edit(model: Subject, prompt: Prompts, *, target: Targets, layer: int, 
 
 
 def gradient_edit(
-    model: Subject, prompt: Prompts, *, target: Targets, layer: int, eta: float, matrix: str = "mlp.W_out"
+    model: Model,
+    data: Prompts,
+    *,
+    answer: Answers,
+    layer: int,
+    eta: float,
+    matrix: str = "mlp.W_out",
+    prepend_bos: bool = True,
 ) -> WeightEdit:
     """One step of gradient descent on one matrix, as factors: W' = W - eta sum_i x_i^T delta_i.
 
     x_i: what the matrix reads at token i; delta_i: the gradient of the loss at what it writes there. Loss: the negative
-    log-likelihood of the target at the last token, summed over prompts. Katz et al. 2024, equation 6 in the row
+    log-likelihood of the answer at the last token, summed over prompts. Katz et al. 2024, equation 6 in the row
     convention; the rank is at most the number of tokens, and no weight gradient is formed. `matrix` is any of a block:
     `mlp.W_in`, `attn.W_V`, ...
     Errors: as `shift_edit`.
 
     Example:
-        >>> gradient_edit(model, prompt, target=" John", layer=1, eta=0.1).rank == model.to_tokens(prompt).shape[1]
+        >>> gradient_edit(model, prompt, answer=" John", layer=1, eta=0.1).rank == model.to_tokens(prompt).shape[1]
         True
     """
     if not eta > 0:
         raise ValueError(f"eta > 0 is required, the size of a step down the loss, got {eta}")
-    network, batch = model.transformer, asked(model, prompt, target)
+    subject = as_model(model)
+    network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
     name, short = f"blocks.{layer}.{matrix}", matrix.rpartition(".")[2]
     held(network, name)
     x, delta = factors(network, batch, [short], [layer])[name]  # type: ignore[list-item]  # `held` has seen it
@@ -96,7 +104,7 @@ class FineTuning:
     """How one matrix is trained."""
 
     steps: int = 25
-    """The most steps taken; training ends earlier once every prompt is answered with its target."""
+    """The most steps taken; training ends earlier once every prompt gets its answer."""
     rate: float = 1e-3
     """Learning rate."""
     optimiser: Literal["adam", "sgd"] = "adam"
@@ -109,25 +117,27 @@ class FineTuning:
 
 @torch.enable_grad()
 def finetune_edit(
-    model: Subject,
-    prompt: Prompts,
+    model: Model,
+    data: Prompts,
     *,
-    target: Targets,
+    answer: Answers,
     layer: int,
     matrix: str = "mlp.W_out",
     tuning: FineTuning | None = None,
+    prepend_bos: bool = True,
 ) -> WeightEdit:
-    """Gradient descent on one matrix of a block, all else frozen, until the target is the argmax: a dense change.
+    """Gradient descent on one matrix of a block, all else frozen, until the answer is the argmax: a dense change.
 
-    Loss as in `gradient_edit`; the "fine-tune MLP l" rows of Katz et al. 2024. Zero where the target is the argmax
+    Loss as in `gradient_edit`; the "fine-tune MLP l" rows of Katz et al. 2024. Zero where the answer is the argmax
     already. Works in every family; the model's parameters are never written (the change lives beside them, in
-    float32 at least). Caveat: it stops at the step limit whether or not the target is reached.
+    float32 at least). Caveat: it stops at the step limit whether or not the answer is reached.
     Errors: as `shift_edit`.
 
     Example:
-        >>> edit = finetune_edit(model, prompt, target=" John", layer=0, matrix="attn.W_V")
+        >>> edit = finetune_edit(model, prompt, answer=" John", layer=0, matrix="attn.W_V")
     """
-    network, batch = model.transformer, asked(model, prompt, target)
+    subject = as_model(model)
+    network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
     name, tuning = f"blocks.{layer}.{matrix}", tuning or FineTuning()
     where = held(network, name)
     weight = where.in_(network).detach()
@@ -146,10 +156,10 @@ def finetune_edit(
     return WeightEdit(name, change.detach())
 
 
-def asked(model: Subject, prompt: Prompts, target: Targets) -> Batch:
-    """The prompts as a batch on the model's device, the targets as their answers.
+def posed(model: Subject, data: Prompts, answer: Answers, *, prepend_bos: bool = True) -> Batch:
+    """The prompts as a batch on the model's device, with their answers.
 
-    Errors: ValueError for a model whose last position does not predict a next token, and for a target that is not a
+    Errors: ValueError for a model whose last position does not predict a next token, and for an answer that is not a
     single token of the vocabulary.
     """
     config = model.transformer.config
@@ -160,9 +170,8 @@ def asked(model: Subject, prompt: Prompts, target: Targets) -> Batch:
     }
     if found := [what for what, is_so in problem.items() if is_so]:
         raise ValueError(f"editing requires a causal decoder with an unembedding; this model {found[0]}")
-    batch = model.text.batch(prompt)
-    targets = model.text.targets(target, len(batch))
-    return batch.with_answers(targets, None).to(model.transformer.device)
+    batch = model.text.batch(data, prepend_bos=prepend_bos)
+    return batch.with_answers(model.text.targets(answer, len(batch)), None).to(model.transformer.device)
 
 
 def entering(model: Transformer, batch: Batch, layer: int) -> Tensor:

@@ -5,24 +5,37 @@ convention, with keys k (post-activations), K those of the text and V what W mak
 min |K W' - V| so that k* W' = v*   is   W' = W + C^-1 k*^T (v* - k* W) / (k* C^-1 k*^T),   C = E[k^T k].
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import shape_text
+from interp.core.stats import Partial
 from interp.data.batch import Batch
-from interp.data.text import Prompts, Text
-from interp.editing.editors import asked, entering
+from interp.data.sources import Data
+from interp.data.text import Text
+from interp.data.windows import Feed, prompts_feed
+from interp.editing.editors import entering, posed
 from interp.editing.weight_edit import WeightEdit
-from interp.model.tap import Edit, Read, Tap
+from interp.model.edits import Edit
+from interp.model.tap import Read, Tap, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.observe import Subject, observe
+from interp.passes.analysis import Analysis, NotFiniteError
+from interp.passes.observe import Model, as_model, observe
+from interp.runs.run import reduced_over
 from interp.weights.matrices import ends, held
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,35 +86,61 @@ class Rome:
     """Added to C's diagonal, as a share of its mean."""
 
 
-def key_moment(model: Subject, prompts: Prompts, *, layer: int, batch_size: int = 32) -> Keys:
-    """C of one layer's MLP over every real token of the prompts, accumulated in float64.
+def key_moment(
+    model: Model,
+    data: Feed | Data,
+    *,
+    layer: int,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> Keys:
+    """C of one layer's MLP over every real token of the data, accumulated in float64.
 
+    data: texts or ids, of any size.
     Errors: as `WeightEdit` for a layer without one MLP matrix.
 
     Example:
         >>> key_moment(model, [prompt, "The cat sat"], layer=1).moment.shape
         torch.Size([40, 40])
     """
-    held(model.transformer, f"blocks.{layer}.mlp.W_out")
+    subject = as_model(model, edits)
+    held(subject.transformer, f"blocks.{layer}.mlp.W_out")
     read = Read(f"blocks.{layer}.mlp.hook_post")
-    batch = model.text.batch(prompts)
-    total, tokens = torch.zeros((), dtype=torch.float64), 0
-    for part in batch.split(batch_size):
-        keys = observe(model.transformer, part, [read], stop=layer + 1, answers_only=True).trace[read]
-        kept = keys.flatten(0, 1) if part.keep is None else keys[part.keep.to(keys.device)]
-        total = total.to(keys.device) + kept.double().mT @ kept.double()
-        tokens += len(kept)
-    return Keys(layer, total / tokens, tokens)
+    analysis = Analysis("key_moment", partial(_keys, read=read), Covariances("key"), _unlabelled, (read,))
+    feed = prompts_feed(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+    found = reduced_over(analysis, subject, feed)
+    assert isinstance(found, Covariance)
+    return Keys(layer, found.scatter / found.n + torch.outer(found.mean, found.mean), int(found.n))
+
+
+def _keys(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Mapping[str, Tensor]:
+    """The post-activations at every real token, NaN elsewhere."""
+    keys, real = trace[read], batch.real
+    if not bool(keys[real].isfinite().all()):
+        raise NotFiniteError("the post-activations of some prompt are NaN or infinite")
+    return {"key": batch.by_text(keys, real, torch.nan)}
+
+
+def _unlabelled(merged: Partial) -> "xr.Dataset":
+    raise AssertionError("key_moment goes on computing with the sums")
 
 
 def rome_edit(
-    model: Subject, prompt: str, *, target: str | int, subject: str, keys: Keys, rome: Rome | None = None
+    model: Model,
+    prompt: str,
+    *,
+    answer: str | int,
+    subject: str,
+    keys: Keys,
+    rome: Rome | None = None,
+    prepend_bos: bool = True,
 ) -> WeightEdit:
-    """The rank-one change of `blocks.<keys.layer>.mlp.W_out` that makes the subject's value answer with the target.
+    """The rank-one change of `blocks.<keys.layer>.mlp.W_out` that makes the subject's value give the answer.
 
     k*: mean post-activation at the last token of the subject's last mention, over the prefixes. v* = k* W + b + delta,
     with delta sought by gradient at that token (an `Edit` of the MLP's output; no weight is touched):
-    mean over prefixes of -log P(target | prefix + prompt), + kl KL(P'(. | essence) || P(. | essence)) (paper, equation
+    mean over prefixes of -log P(answer | prefix + prompt), + kl KL(P'(. | essence) || P(. | essence)) (paper, equation
     4), + decay |delta| / |v|^2; that decay, the clamp and the early end are the released code's. Then k* W' + b = v*
     exactly, and a key with k C^-1 k*^T = 0 (C with its ridge) keeps its value. Where the family scales what the MLP
     adds, v is the unscaled output.
@@ -111,10 +150,11 @@ def rome_edit(
 
     Example:
         >>> keys = key_moment(model, [prompt, "The cat sat on the mat"], layer=1)
-        >>> rome_edit(model, prompt, target=" cat", subject="John", keys=keys, rome=Rome(ridge=0.1)).rank
+        >>> rome_edit(model, prompt, answer=" cat", subject="John", keys=keys, rome=Rome(ridge=0.1)).rank
         1
     """
-    rome, network = rome or Rome(), model.transformer
+    given, rome = as_model(model), rome or Rome()
+    network = given.transformer
     name = f"blocks.{keys.layer}.mlp.W_out"
     weight = held(network, name).in_(network)
     if keys.moment.shape[0] != weight.shape[0]:
@@ -124,8 +164,8 @@ def rome_edit(
     ends(network.config, name)
     texts = [f"{prefix}{prompt}" for prefix in rome.prefixes]
     extra = [] if rome.essence is None else [rome.essence.format(subject=subject)]
-    batch = asked(model, [*texts, *extra], target)
-    where = mentions(model.text, batch, subject)
+    batch = posed(given, [*texts, *extra], answer, prepend_bos=prepend_bos)
+    where = mentions(given.text, batch, subject)
     _reaching(network, batch, where, keys.layer)
     read = Read(f"blocks.{keys.layer}.mlp.hook_post")
     posts = observe(network, batch, [read], stop=keys.layer + 1, answers_only=True).trace[read]
@@ -145,7 +185,7 @@ class Search:
     layer: int
     """Whose MLP output is changed."""
     prompts: int
-    """How many rows ask for the target; the rest is the essence prompt."""
+    """How many rows ask for the answer; the rest is the essence prompt."""
     size: Float[Tensor, ""]
     """|v| before the edit."""
     rome: Rome
@@ -182,7 +222,7 @@ def sought(
 def _loss(
     logp: Float[Tensor, "b v"], original: Float[Tensor, "b v"], batch: Batch, search: Search
 ) -> Float[Tensor, ""]:
-    """Mean negative log-likelihood of the target and the weighted divergence on the essence prompt."""
+    """Mean negative log-likelihood of the answer and the weighted divergence on the essence prompt."""
     assert batch.answer is not None
     n = search.prompts
     loss = -logp[:n].gather(1, batch.answer[:n, None]).mean()

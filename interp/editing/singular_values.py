@@ -21,7 +21,8 @@ from interp.core.shapes import shape_text
 from interp.data.text import Prompts
 from interp.editing.editors import FineTuning
 from interp.editing.weight_edit import WeightEdit
-from interp.passes.observe import Subject
+from interp.model.transformer import Transformer
+from interp.passes.observe import Model, as_model, as_network
 from interp.weights.matrices import held
 
 Loss = Callable[[Float[Tensor, "b p v"]], Float[Tensor, ""]]
@@ -41,7 +42,7 @@ class SingularValues:
     """How many heads stand side by side in the columns (W_Q, W_K, W_V) or rows (W_O); None outside attention."""
 
     @classmethod
-    def of(cls, model: Subject, name: str) -> "SingularValues":
+    def of(cls, model: Model, name: str) -> "SingularValues":
         """The decomposition of a matrix as it is now, in float32 at least.
 
         Errors: KeyError, IndexError or ValueError for a matrix the model lacks; ValueError for one with NaN or inf.
@@ -50,7 +51,8 @@ class SingularValues:
             >>> SingularValues.of(model, "blocks.1.mlp.W_out").sigma.shape
             torch.Size([24])
         """
-        weight = wide(held(model.transformer, name).in_(model.transformer).detach())
+        network = as_network(model)
+        weight = wide(held(network, name).in_(network).detach())
         if not bool(weight.isfinite().all()):
             raise ValueError(f"a finite matrix is required, {name} has NaN or inf")
         heads = None if weight.ndim == 2 else weight.shape[0]
@@ -112,7 +114,7 @@ class SingularValues:
 
 
 @contextmanager
-def applied(model: Subject, edits: Sequence[WeightEdit]) -> Iterator[None]:
+def applied(model: Model, edits: Sequence[WeightEdit]) -> Iterator[None]:
     """Inside `with`, the model has all of these changes; afterwards none, bit for bit.
 
     Example:
@@ -143,8 +145,8 @@ def interpolated(vectors: Sequence[Float[Tensor, "r"]], weights: Sequence[float]
 
 @torch.enable_grad()
 def train_z(
-    model: Subject,
-    prompts: Prompts,
+    model: Model,
+    data: Prompts,
     loss: Loss,
     names: Sequence[str],
     *,
@@ -154,8 +156,9 @@ def train_z(
 ) -> tuple[dict[str, Float[Tensor, "r"]], list[float]]:
     """One vector z per matrix, trained from z = 1 by gradient descent on a loss; and the loss before every step.
 
-    z are the only leaves: the model's parameters are neither written nor given gradients. loss: from the logits of all
-    prompts, in one pass, to a number. Apply the result with `SingularValues.edit`. Every step of `tuning` is taken.
+    z are the only leaves: the model's parameters are neither written nor given gradients. data: prompts, all in one
+    pass. loss: from their logits to a number. names: the matrices, as `WeightEdit` names them. Apply the result with
+    `SingularValues.edit`. Every step of `tuning` is taken.
     Differs from the paper: plain gradients where it has REINFORCE, and z itself where the released code trains
     sigmoid(p) times a largest value. Errors: as `SingularValues.of`; ValueError for no or repeated
     names, a model without logits, a loss that is not one finite number.
@@ -170,18 +173,19 @@ def train_z(
     """
     if not names or len(set(names)) != len(names):
         raise ValueError(f"distinct matrices are required, got {list(names)}")
-    network, tuning = model.transformer, tuning or FineTuning()
+    subject, tuning = as_model(model), tuning or FineTuning()
+    network = subject.transformer
     if not network.config.unembed:
         raise ValueError("training z requires logits; this model ends in its residual stream")
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos).to(network.device)
-    parts = {name: SingularValues.of(model, name) for name in names}
+    batch = subject.text.batch(data, prepend_bos=prepend_bos).to(network.device)
+    parts = {name: SingularValues.of(network, name) for name in names}
     z = {name: torch.ones_like(each.sigma).requires_grad_() for name, each in parts.items()}
     kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     optimiser = kinds[tuning.optimiser](z.values(), lr=tuning.rate)
     inputs = {"keep": batch.keep, "documents": batch.documents, "types": batch.types, "memory": batch.memory}
     losses = []
     for _ in range(tuning.steps):
-        changed = _changed(model, parts, z, rescale)
+        changed = _changed(network, parts, z, rescale)
         value = loss(torch.func.functional_call(network, changed, (batch.tokens,), inputs))
         if value.numel() != 1 or not bool(value.isfinite().all()):
             raise ValueError(f"the loss must be one finite number, got {value.detach()}")
@@ -193,10 +197,10 @@ def train_z(
 
 
 def _changed(
-    model: Subject, parts: Mapping[str, SingularValues], z: Mapping[str, Tensor], rescale: bool
+    network: Transformer, parts: Mapping[str, SingularValues], z: Mapping[str, Tensor], rescale: bool
 ) -> dict[str, Tensor]:
     """Every parameter that holds one of the matrices, with all changes in it, differentiable in z."""
-    network, changed = model.transformer, dict[str, Tensor]()
+    changed = dict[str, Tensor]()
     for name, each in parts.items():
         where = held(network, name)
         if where.parameter not in changed:

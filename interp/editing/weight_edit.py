@@ -7,19 +7,20 @@ unembedding may be the embedding itself.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import RLock
 
 import torch
 from einops import einsum
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.shapes import shape_text
-from interp.model.tap import Edit
-from interp.passes.observe import Subject
-from interp.weights.matrices import ends, held
+from interp.model.edits import Edit
+from interp.passes.observe import Model, as_network
+from interp.weights.matrices import Held, ends, held
 
 Change = FactoredMatrix | Float[Tensor, "*h i o"]
 """What is added to a matrix: two thin factors, or a tensor of its shape."""
@@ -54,29 +55,25 @@ class WeightEdit:
         return self.change.AB if isinstance(self.change, FactoredMatrix) else self.change
 
     @contextmanager
-    def applied(self, model: Subject) -> Iterator[None]:
+    def applied(self, model: Model) -> Iterator[None]:
         """Inside `with`, the model has the changed weights; afterwards the old ones, bit for bit, whatever happened.
 
-        The sum is formed in float32 at least and rounded once. Edits nest. The parameter itself is written, so a pass
-        whose graph is still waiting for its backward must not span the block.
+        The sum is formed in float32 at least and rounded once. Blocks may overlap and be left in any order: the matrix
+        has the changes of those that are open, added in the order in which they began. The parameter itself is written,
+        so a pass whose graph is still waiting for its backward must not span the block.
         Errors: KeyError, IndexError or ValueError for a matrix the model lacks, a change of another shape, NaN or inf.
         """
-        network = model.transformer
-        weight = held(network, self.name).in_(network)
-        change = self._fitting(weight)
-        dtype = torch.promote_types(weight.dtype, change.dtype)
-        with torch.no_grad():
-            before = weight.clone()
-            changed = (weight.to(dtype) + change.to(weight.device)).to(weight.dtype)
+        network = as_network(model)
+        where = held(network, self.name)
+        change = self._fitting(where.in_(network))
+        mine = _Standing(network.get_parameter(where.parameter), where, change)
+        mine.begin()
         try:
-            with torch.no_grad():
-                weight.copy_(changed)
             yield
         finally:
-            with torch.no_grad():
-                weight.copy_(before)
+            mine.end()
 
-    def as_edits(self, model: Subject, *, rows: tuple[int, ...] | None = None) -> tuple[Edit, Edit]:
+    def as_edits(self, model: Model, *, rows: tuple[int, ...] | None = None) -> tuple[Edit, Edit]:
         """The same change without touching a weight: y' = y + (x A) B at the site of the matrix' output.
 
         The first edit remembers x, the second adds to y; both belong into the same pass, `rows` limits them to some
@@ -85,8 +82,9 @@ class WeightEdit:
         Errors: as `applied`; ValueError for the embeddings and the unembedding, whose ends are no sites, and for
         W_out or W_O where the family norms what the sublayer adds (the raw output is no site).
         """
-        self._fitting(held(model.transformer, self.name).in_(model.transformer))
-        change, route = self.change, ends(model.transformer.config, self.name)
+        network = as_network(model)
+        self._fitting(held(network, self.name).in_(network))
+        change, route = self.change, ends(network.config, self.name)
         if not isinstance(change, FactoredMatrix):
             change = FactoredMatrix(change, torch.eye(change.shape[-1], dtype=change.dtype))
         latest: list[Tensor] = []
@@ -111,6 +109,50 @@ class WeightEdit:
         if not bool(dense.isfinite().all()):
             raise ValueError(f"a finite change of {self.name} is required, got NaN or inf")
         return dense
+
+
+_STANDING: dict[int, list["_Standing"]] = {}
+"""The changes that stand in each parameter, in the order in which they began; by the identity of the parameter."""
+_LOCK = RLock()
+
+
+@dataclass(eq=False)
+class _Standing:
+    """A change that stands in a parameter until its block is left."""
+
+    parameter: nn.Parameter
+    where: Held
+    change: Tensor
+    before: Tensor = field(init=False)
+    """The matrix without this change and all that came after it."""
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Make the change on top of those that stand."""
+        with _LOCK:
+            self._make()
+            _STANDING.setdefault(id(self.parameter), []).append(self)
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """Take the change away: those that came after it are taken back, and made again without it."""
+        with _LOCK:
+            standing = _STANDING[id(self.parameter)]
+            place = standing.index(self)
+            later = standing[place + 1 :]
+            for each in [*reversed(later), self]:
+                each.where.view(each.parameter).copy_(each.before)
+            for each in later:
+                each._make()
+            standing.remove(self)
+            if not standing:
+                del _STANDING[id(self.parameter)]
+
+    def _make(self) -> None:
+        weight = self.where.view(self.parameter)
+        self.before = weight.clone()
+        dtype = torch.promote_types(weight.dtype, self.change.dtype)
+        weight.copy_((weight.to(dtype) + self.change.to(weight.device)).to(weight.dtype))
 
 
 def _through(x: Tensor, change: FactoredMatrix, axes: str) -> Tensor:

@@ -8,7 +8,7 @@ spellings of other tools and of our own first edition.
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeGuard
@@ -205,6 +205,19 @@ def is_part(given: object) -> TypeGuard[Named]:
 def as_part(given: Named, config: ModelConfig) -> Part:
     """The part of this model that is meant; see `Part.of` and `Part.within`."""
     return Part.of(given).within(config)
+
+
+def as_parts(given: Named | Sequence[Named], config: ModelConfig, kinds: Sequence[str], such: str) -> list[Part]:
+    """The parts of some kinds that are meant, one or several; `such` says what is required, as in "a head (L1H2)".
+
+    Errors: those of `as_part`; ValueError for none, or a part of another kind.
+    """
+    every = [given] if is_part(given) else list(given)  # type: ignore[arg-type]  # a tuple of two may be either
+    parts = [as_part(each, config) for each in every]  # type: ignore[arg-type]
+    wrong = [str(part) for part in parts if part.kind not in kinds]
+    if wrong or not parts:
+        raise ValueError(f"{such} is required, or several, got {wrong[0] if wrong else 'none'}")
+    return parts
 
 
 def axis_size(axis: str, config: ModelConfig) -> int:

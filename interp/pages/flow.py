@@ -12,7 +12,6 @@ from torch import Tensor
 from interp.core.results import frame
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
-from interp.pages.tables import Pieces
 from interp.passes.observe import Subject, observe
 from interp.tokens.flow_routes import flow_routes, why_no_routes
 from interp.tokens.mixing import Mixing, mixing_reads
@@ -97,14 +96,10 @@ def words_of_heads(model: Subject, batch: Batch) -> pd.DataFrame:
     """
     ids = torch.unique(batch.tokens[0])
     found = head_tokens(model, ids, top=listed(model.transformer.config, len(ids)))
-    seeks = found.token.values[found.sought.values]
-    every = [
-        _long(found.written.sel(end=end).values, found.written_score.sel(end=end).values, ids, name)
-        for name, end in (("writes", "top"), ("lowers", "bottom"))
-    ]
-    table = pd.concat([*every, _long(seeks, found.sought_score.values, ids, "seeks")], ignore_index=True)
-    pieces: Pieces = model.text.pieces
-    table["token"], table["word"] = (pieces(table[f"{name}_id"].tolist()) for name in ("token", "word"))
+    table = frame(found).rename(columns={"value": "score"}).query("word_id >= 0")
+    table["list"] = table["list"].replace("raises", "writes")
+    order = table["list"].map({name: i for i, name in enumerate(("writes", "lowers", "seeks"))})
+    table = table.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
     return table[["list", "layer", "head", "token", "token_id", "rank", "word", "word_id", "score"]]
 
 
@@ -112,22 +107,6 @@ def listed(config: ModelConfig, n_tokens: int) -> int:
     """How many tokens each list has: fewer where heads and tokens are many."""
     lists = 2 * config.n_layers * config.n_heads * n_tokens
     return min(config.d_vocab, max(1, min(LISTED, MOST_LISTED // lists)))
-
-
-def _long(ids: np.ndarray, scores: np.ndarray, tokens: Tensor, name: str) -> pd.DataFrame:
-    """`[layer head token rank]` as one row per entry."""
-    layer, head, token, rank = (index.ravel() for index in np.indices(ids.shape))
-    return pd.DataFrame(
-        {
-            "list": name,
-            "layer": layer,
-            "head": head,
-            "token_id": tokens.cpu().numpy()[token],
-            "rank": rank,
-            "word_id": ids.ravel(),
-            "score": scores.ravel(),
-        }
-    )
 
 
 def _as_array(x: Float[Tensor, "*n"]) -> Float[np.ndarray, "*n"]:

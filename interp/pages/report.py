@@ -171,7 +171,7 @@ def report_of(model: Subject, question: Question, about: About, *, seed: int = 0
             model, question.prompt, question.corrupt, answered.answer, answered.wrong, answered.attributed
         )
         work["circuits"] = lambda: tables.circuits(
-            copying(model, ranks=False, previous=scored.previous_token)
+            copying(model, ranks=False, previous=scored.value.sel(score="previous_token"))
         )
         work |= _about_twin(model, question, answered, names)
     bar = tqdm(work.items(), desc="report", delay=1, leave=False)

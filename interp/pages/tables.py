@@ -14,6 +14,7 @@ from interp.core.results import frame
 from interp.lenses.backward_lens import BackwardLens
 from interp.lenses.factors import Matrix
 from interp.model.loss import next_token_loss
+from interp.model.parts import Part
 
 Pieces = Callable[[Sequence[int]], list[str]]
 """Token ids to the text of each: `Text.pieces`."""
@@ -95,17 +96,26 @@ def heads(result: xr.Dataset) -> pd.DataFrame:
 
 def circuits(result: xr.Dataset) -> pd.DataFrame:
     """`interp.copying` without ranks: each head's copying and matching score, -1 to 1; NaN where there is none."""
-    table = frame(result[["eigenvalue", "matching"]])
-    return table.rename(columns={"eigenvalue": "copying"})
+    values = {"copying": "eigenvalue", "matching": "matching"}
+    found = {name: result.value.sel(score=score).reset_coords(drop=True) for name, score in values.items()}
+    return frame(xr.Dataset(found))
 
 
 def composition(results: Mapping[str, xr.Dataset]) -> pd.DataFrame:
     """`interp.composition` by kind (Q, K, V): one row per pair of heads in different layers."""
-    every = [frame(result).assign(kind=kind) for kind, result in results.items()]
+    every = [_pairs(result).assign(kind=kind) for kind, result in results.items()]
     columns = ["kind", "src_layer", "src_head", "dst_layer", "dst_head", "raw", "null", "excess", "z", "p"]
     if not every:
         return pd.DataFrame(columns=columns)
     return pd.concat(every)[columns].dropna(subset="raw").reset_index(drop=True)
+
+
+def _pairs(result: xr.Dataset) -> pd.DataFrame:
+    """One row per pair of heads, by layer and head."""
+    table = frame(result).rename(columns={"value": "raw"})
+    for side in ("src", "dst"):
+        table[f"{side}_head"] = [Part.of(name).index for name in table[side]]
+    return table
 
 
 def attribution(result: xr.Dataset) -> pd.DataFrame:

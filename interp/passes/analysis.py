@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Int
 from torch import Tensor
@@ -64,6 +64,9 @@ class Question:
         >>> interp.run([StreamNorm()], model, ["The cat sat"])["stream_norm"].norm.dims
         ('prompt', 'pos')
     """
+
+    of_weights: ClassVar[bool] = False
+    """Whether it asks about the weights alone, which edits of activations do not concern."""
 
     def __post_init__(self) -> None:
         """ValueError, by its name, for a field of the wrong kind."""

@@ -12,7 +12,7 @@ from interp.plot.causal_trace import causal_trace, causal_trace_curves
 from interp.plot.choice import drawn
 from interp.plot.circuit import circuit, circuit_checks, faithfulness_curve
 from interp.plot.composition import composition
-from interp.plot.copying import copying_plane, eigenvalue_disc
+from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_disc
 from interp.plot.depth import consensus, rank_collapse
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
@@ -38,6 +38,8 @@ __all__ = [
     "composition",
     "consensus",
     "contract",
+    "copying",
+    "copying_map",
     "copying_plane",
     "dispersion",
     "drawn",

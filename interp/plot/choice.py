@@ -16,7 +16,7 @@ from interp.plot.backward_lens import backward_lens
 from interp.plot.causal_trace import causal_trace
 from interp.plot.circuit import circuit, circuit_checks, faithfulness_curve
 from interp.plot.composition import composition
-from interp.plot.copying import copying_plane
+from interp.plot.copying import copying
 from interp.plot.depth import consensus, rank_collapse
 from interp.plot.heads import heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
@@ -31,11 +31,6 @@ from interp.verify import Contract
 
 Draw = Callable[..., Axes]
 """A function of `interp.plot`: from a result, options of its own and `ax` to the Axes."""
-
-
-def _copying(result: xr.Dataset, **options: object) -> Axes:
-    both = {"eigenvalue", "matching"} <= set(result.data_vars)
-    return copying_plane(result, **options) if both else heads(result, **{"score": "eigenvalue", **options})  # type: ignore[arg-type]
 
 
 def _effects(result: xr.Dataset, *args: object, **options: object) -> Axes:
@@ -67,7 +62,7 @@ PLOTS: dict[str, Draw] = {
     "causal_trace": causal_trace,
     "composition": composition,
     "consensus": consensus,
-    "copying": _copying,
+    "copying": copying,
     "dispersion": dispersion,
     "evaluate_circuit": circuit_checks,
     "faithfulness_curve": faithfulness_curve,

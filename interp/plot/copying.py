@@ -1,6 +1,7 @@
 """What heads copy and match: the eigenvalues of a circuit on a disc, all heads in the copying x matching plane."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
@@ -10,7 +11,7 @@ from matplotlib.patches import Circle
 from torch import Tensor
 
 from interp.core.shapes import nearest
-from interp.plot.canvas import Scale, axes
+from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
 
 CLOSE, PER_LINE = 0.15, 3
 """Points that share a text, in units of the axes, and names on a line of it."""
@@ -28,7 +29,7 @@ def eigenvalue_disc(
     Errors: ValueError for less than one decade.
 
     Example:
-        >>> plot.eigenvalue_disc(interp.Circuits(model.transformer).full_ov(1, 0).eigenvalues())
+        >>> plot.eigenvalue_disc(interp.weights.HeadCircuits(model).full_ov("L1H0").eigenvalues())
     """
     if decades < 1:
         raise ValueError(f"at least one decade is required, got {decades}")
@@ -55,37 +56,73 @@ def eigenvalue_disc(
     return ax
 
 
-def copying_plane(table: xr.Dataset, *, label: float = 0.3, ax: Axes | None = None) -> Axes:
+def copying(table: xr.Dataset, *, ax: Axes | None = None, **options: object) -> Axes:
+    """What `interp.copying` found: the plane of `copying_plane` if heads were matched, else the map of `copying_map`.
+
+    options: those of the one that is drawn.
+
+    Example:
+        >>> plot.copying(interp.copying(model, ranks=False))
+    """
+    both = {"eigenvalue", "matching"} <= set(table.score.values.tolist())
+    draw: Callable[..., Axes] = copying_plane if both else copying_map
+    return draw(table, ax=ax, **options)
+
+
+def copying_map(table: xr.Dataset, score: str = "eigenvalue", *, ax: Axes | None = None) -> Axes:
+    """One score of `interp.copying` as a layer x head map, each cell with its number; the neutral colour is chance.
+
+    Errors: KeyError for a score that the table does not hold.
+
+    Example:
+        >>> copying_map(interp.copying(model), "mean_rank")
+    """
+    cells = _score(table, score)
+    values, chance = cells.value.to_numpy(), float(cells.null.mean())
+    ax = axes(ax, 1.8 + 0.55 * values.shape[1], 1.2 + 0.42 * values.shape[0])
+    unit = str(cells.unit.values)
+    signed = Scale.signed(values - chance, unit if chance == 0 else f"{unit} (neutral: chance)")
+    scale = replace(signed, low=chance + signed.low, high=chance + signed.high)
+    image = heat_map(ax, values, scale, title=f"copying by the weights: {score.replace('_', ' ')}")
+    annotate(ax, image, [[f"{v:.2f}" for v in row] for row in values])
+    name_cells(ax, rows=[str(i) for i in cells.layer.values], columns=[str(i) for i in cells["head"].values])
+    ax.set_xlabel("head")
+    ax.set_ylabel("layer")
+    return ax
+
+
+def copying_plane(
+    table: xr.Dataset, heads: xr.Dataset | None = None, *, label: float = 0.3, ax: Axes | None = None
+) -> Axes:
     """Every head by its eigenvalue scores: copying (OV) across, matching (QK) up; induction heads top right.
 
-    table: `eigenvalue` and `matching` `[layer, head]`, as of `interp.copying(model, previous=...)`, and optionally
-    `induction`, which colours the heads; those of at least `label` are named layer.head, neighbours together. Heads
-    without a score (layer 0 has nothing to match) are not shown. Induction heads are in the (+, +) corner (Elhage et
-    al. 2021).
-    Errors: KeyError for a table without both scores.
+    table: scores `eigenvalue` and `matching` of `interp.copying(model, previous=...)`. heads: the table of
+    `interp.heads`, whose induction scores colour the heads; those of at least `label` are named, neighbours together.
+    Heads without a score (layer 0 has nothing to match) are not shown. Induction heads are in the (+, +) corner (Elhage
+    et al. 2021).
+    Errors: KeyError for tables without these scores.
 
     Example:
         >>> heads = interp.heads(model)
-        >>> from interp.weights.copying import copying
-        >>> table = copying(model, ranks=False, previous=heads.previous_token)
-        >>> plot.copying_plane(table.assign(induction=heads.induction))
+        >>> table = interp.copying(model, ranks=False, previous=heads.value.sel(score="previous_token"))
+        >>> plot.copying_plane(table, heads)
     """
-    for name in ("eigenvalue", "matching"):
-        if name not in table:
-            raise KeyError(f"no {name!r} in this table; {nearest(name, map(str, table))}")
-    stacked = table.stack(place=("layer", "head")).transpose("place", ...)
-    across, up = stacked.eigenvalue.to_numpy(), stacked.matching.to_numpy()
+    both = [_score(table, name) for name in ("eigenvalue", "matching")]
+    across, up = (each.value.to_numpy().ravel() for each in both)
     ax = axes(ax, 5.4, 4.6)
     for line in (ax.axhline, ax.axvline):
         line(0, color=GREY, linewidth=0.6)
-    if "induction" in table:
-        shown, shade = stacked.induction.to_numpy(), Scale.mass("induction score (attention mass)")
+    if heads is not None:
+        shown, shade = (
+            _score(heads, "induction").value.to_numpy().ravel(),
+            Scale.mass("induction score (attention mass)"),
+        )
         dots = ax.scatter(
             across, up, c=shown, cmap=shade.cmap, vmin=shade.low, vmax=shade.high, edgecolors=GREY
         )
         ax.figure.colorbar(dots, ax=ax, pad=0.02).set_label(shade.label)
         named = np.isfinite(across + up) & (shown >= label)
-        names = [f"{layer}.{head}" for layer, head in stacked.place.values[named]]
+        names = both[0].part.to_numpy().ravel()[named].tolist()
         _name_groups(ax, np.stack((across, up), 1)[named], names)
     else:
         ax.scatter(across, up, color=GREY)
@@ -95,6 +132,14 @@ def copying_plane(table: xr.Dataset, *, label: float = 0.3, ax: Axes | None = No
     ax.set_ylabel("matching: eigenvalue score of QK (-1 to 1)")
     ax.set_title("copying x matching")
     return ax
+
+
+def _score(table: xr.Dataset, name: str) -> xr.Dataset:
+    """One score of every head, layer by head. KeyError if the table does not hold it."""
+    known = table.score.values.tolist() if "score" in table.coords else []
+    if name not in known:
+        raise KeyError(f"no score {name!r} in this table; {nearest(name, known) if known else 'it has none'}")
+    return table.sel(score=name).transpose("layer", "head", ...)
 
 
 def _name_groups(ax: Axes, places: Float[np.ndarray, "n 2"], names: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import nearest, shape_text
+from interp.model.parts import Part
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
 
 NAMES = {
@@ -18,11 +19,10 @@ NAMES = {
 def singular_values(result: xr.Dataset, kind: str = "W_out", *, ax: Axes | None = None) -> Axes:
     """The singular values of every matrix of a kind, one colour per layer, one line per head or expert; logarithmic.
 
-    result: what `weights.spectra.spectra` returned. Errors: KeyError for a kind that it does not hold.
+    result: what `interp.weights.spectra` returned. Errors: KeyError for a kind that it does not hold.
 
     Example:
-        >>> from interp.weights.spectra import spectra
-        >>> singular_values(spectra(model), "OV")
+        >>> singular_values(interp.weights.spectra(model), "OV")
     """
     some = _of_kind(result, kind)
     ax = axes(ax, 5.2, 3.6)
@@ -34,7 +34,7 @@ def singular_values(result: xr.Dataset, kind: str = "W_out", *, ax: Axes | None 
         layer, size = int(row.layer), int(row["size"])
         label = None if layer in named or layer < 0 else str(layer)
         named.add(layer)
-        thin = int(row["head"]) >= 0 or int(row.expert) >= 0
+        thin = _index(row.part) is not None
         ax.plot(
             row["index"].values[:size], row.singular.values[:size], color=colours[layers.index(layer)],
             linewidth=0.7 if thin else 1.4, label=label,
@@ -52,7 +52,7 @@ def factored_spectrum(matrix: FactoredMatrix, *, ax: Axes | None = None) -> Axes
     """The singular values of a product kept as factors, logarithmic; one line for each of a batch of products.
 
     Example:
-        >>> factored_spectrum(interp.Circuits(model.transformer).ov(1, 0))
+        >>> factored_spectrum(interp.weights.HeadCircuits(model).ov("L1H0"))
     """
     values = matrix.svd()[1].detach().float().cpu().numpy()
     rows = values.reshape(-1, values.shape[-1])
@@ -73,21 +73,21 @@ def spectra_map(
     value: "stable_rank", "effective_rank", "top_share" or "norm". Errors: KeyError for another value or kind.
 
     Example:
-        >>> from interp.weights.spectra import spectra
-        >>> spectra_map(spectra(model), "effective_rank", kind="OV")
+        >>> spectra_map(interp.weights.spectra(model), "effective_rank", kind="OV")
     """
     if value not in NAMES:
         raise KeyError(f"no value {value!r} to draw; {nearest(value, NAMES)}")
     if kind is None:
-        some = result.isel(matrix=(result.layer >= 0) & (result["head"] < 0) & (result.expert < 0))
+        whole = [_index(part) is None for part in result.part]
+        some = result.isel(matrix=(result.layer >= 0) & np.array(whole))
         rows, columns = list(dict.fromkeys(some.kind.values.tolist())), some.layer.values
         places = [(rows.index(k), int(layer)) for k, layer in zip(some.kind.values, columns, strict=True)]
         names, words = rows, ("layer", "")
     else:
         some = _of_kind(result, kind)
-        if int(some["head"].min()) < 0:
+        if kind not in ("OV", "QK"):
             raise KeyError(f"the matrices of kind {kind!r} are not by head; OV and QK are")
-        places = [(int(r), int(c)) for r, c in zip(some.layer.values, some["head"].values, strict=True)]
+        places = [(int(r), _index(part) or 0) for r, part in zip(some.layer.values, some.part, strict=True)]
         names, words = [str(r) for r in sorted({r for r, _ in places})], ("head", "layer")
     grid = np.full((max(r for r, _ in places) + 1, max(c for _, c in places) + 1), np.nan)
     for place, number in zip(places, some[value].values, strict=True):
@@ -104,6 +104,11 @@ def spectra_map(
     ax.set_xlabel(words[0])
     ax.set_ylabel(words[1])
     return ax
+
+
+def _index(part: xr.DataArray) -> int | None:
+    """The number of the head or expert that has a matrix; None for a matrix of a whole sublayer."""
+    return Part.of(str(part.values)).index
 
 
 def _of_kind(result: xr.Dataset, kind: str) -> xr.Dataset:

@@ -30,7 +30,7 @@ from interp.passes.analysis import Analysis, run_batches
 from interp.passes.observe import Subject, observe
 from interp.residual.decomposition import check_sum, logit_direction
 from interp.residual.frozen import Frozen, FrozenLayer, Readings, frozen_reads
-from interp.weights.head_circuits import Circuits
+from interp.weights.head_circuits import HeadCircuits
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -40,7 +40,7 @@ Head = tuple[int, int]
 _NULL = "a uniform guess, log(d_vocab) nats"
 
 
-def path_matrix(circuits: Circuits, *heads: Head) -> FactoredMatrix:
+def path_matrix(circuits: HeadCircuits, *heads: Head) -> FactoredMatrix:
     """W_E OV_1 OV_2 ... W_U `[source token, output token]`: what a path through these heads does to each logit.
 
     No head: the direct path, a bigram table. One: its full OV circuit. Two: a virtual head (Elhage et al. 2021, "Two-
@@ -51,7 +51,7 @@ def path_matrix(circuits: Circuits, *heads: Head) -> FactoredMatrix:
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
-        >>> path_matrix(interp.Circuits(small.transformer), (0, 1), (1, 2))
+        >>> path_matrix(interp.weights.HeadCircuits(small), (0, 1), (1, 2))
         FactoredMatrix([64, 64], rank <= 64)
     """
     layers = [layer for layer, _ in heads]
@@ -59,9 +59,9 @@ def path_matrix(circuits: Circuits, *heads: Head) -> FactoredMatrix:
         raise ValueError(f"heads in the order of strictly rising layers are required, got {list(heads)}")
     if not heads:
         return circuits.direct()
-    width, path = circuits.model.config.d_model, circuits.ov(*heads[0])
+    width, path = circuits.config.d_model, circuits.ov(heads[0])
     for head in heads[1:]:
-        joined = path @ circuits.ov(*head).rows(slice(width))  # what a head wrote carries no constant
+        joined = path @ circuits.ov(head).rows(slice(width))  # what a head wrote carries no constant
         assert isinstance(joined, FactoredMatrix)
         path = joined
     return FactoredMatrix(circuits.embedded @ path.A, path.B @ circuits.unembedding)

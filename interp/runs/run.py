@@ -19,7 +19,7 @@ from interp.core.viewer import Shown
 from interp.passes.analysis import Alone, Analysis, Askable, NotFiniteError, Questions
 from interp.data.windows import Feed, GivenBatches, about, feed_of, prompts_feed
 from interp.runs.memory import MOST_ON_HOST, memory_plan
-from interp.passes.observe import Model, Subject, as_model
+from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.data.pairs import Pairs
 from interp.runs.progress import Done, Progress
 from interp.runs.progress_bar import progress_bar
@@ -123,7 +123,7 @@ def run(
         >>> found.rows, found["logit_lens"].sizes["prompt"]
         (2, 2)
     """
-    subject = as_model(model, edits)
+    subject = _subject(questions, model, edits)
     asked, alone = _asked(questions, subject, bootstrap, seed)
     if engine not in (None, "ray"):
         raise ValueError(f"engine must be 'ray' or None, got {engine!r}")
@@ -136,6 +136,21 @@ def run(
         place = _Place(None if out is None else Path(out), resume, shard)
         found = _over_data(asked, subject, data, place, devices, engine)
     return replace(found, datasets={**found.datasets, **{name: each.answer() for name, each in alone.items()}})
+
+
+def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:
+    """The model under study; for questions about the weights alone, the one without edits of activations.
+
+    Errors: those of `as_model`; ValueError for edits of such questions, which would change nothing.
+    """
+    asked = _by_name(questions)
+    if not all(getattr(each, "of_weights", False) for each in asked.values()):
+        return as_model(model, edits)
+    if edits:
+        raise ValueError(
+            f"{', '.join(asked)} ask about the weights, which edits of activations leave as they are"
+        )
+    return Studied(as_network(model).unedited, text_of(model))
 
 
 @dataclass(frozen=True)
@@ -192,7 +207,7 @@ def answered(
     keep their order, are cut into batches of `batch_size` rows, and must all be usable.
     Errors: those of the question; NotFiniteError (a ValueError) for prompts on which the model gives NaN or infinity.
     """
-    subject = as_model(model, edits)
+    subject = _subject([question], model, edits)
     if data is None:
         return run([question], subject)[question.name]
     feed = prompts_feed(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)

@@ -1,7 +1,9 @@
 """What the direct path, embedding to unembedding, knows of a corpus: a bigram table against the corpus' own."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -9,70 +11,157 @@ from torch import Tensor
 
 from interp.core.precision import wide
 from interp.core.results import labelled
-from interp.core.shapes import shape_text
+from interp.core.stats import Partial
 from interp.core.tiles import row_tiles
-from interp.weights.head_circuits import Circuits
+from interp.data.batch import Batch
+from interp.data.sources import Data
+from interp.data.text import Text
+from interp.data.windows import Feed
+from interp.model.loss import predicted
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+from interp.weights.head_circuits import Embedding, HeadCircuits
+from interp.weights.token_pairs import worded
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
-@torch.no_grad()
-def bigram_table(circuits: Circuits, tokens: Int[Tensor, "*b p"]) -> "xr.Dataset":
+@dataclass(frozen=True)
+class BigramTable(Question):
+    """How well the direct path tells the next token of a corpus; `bigram_table` describes the result."""
+
+    folded: bool = True
+    """Whether the final norm is part of the path, at each row's own scale."""
+    embedding: Embedding = "token"
+    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Analysis:
+        """Counts of neighbours per batch, no pass; the direct path at the end."""
+        circuits = HeadCircuits(model, self.folded, embedding=self.embedding)
+        _ = circuits.bare_unembedding  # refuses a model whose direct path is not linear
+        return Analysis(
+            self.name,
+            partial(_neighbours, d_vocab=circuits.config.d_vocab),
+            PairCounts,
+            partial(_finish, name=self.name, circuits=circuits, text=model.text),
+        )
+
+
+def bigram_table(
+    model: Model,
+    data: Feed | Data,
+    *,
+    folded: bool = True,
+    embedding: Embedding = "token",
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> "xr.Dataset":
     """How well the direct path E W_U tells the next token of a corpus, token by token.
 
-    tokens: ids `[pos]`, or rows `[batch, pos]` that are not joined. For every token a that something follows: `count`,
-    how often; `kl` = KL(p(. | a) || softmax(E_a W_U)) in nats, p the corpus' frequencies; their Pearson `correlation`
-    over the vocabulary (NaN for uniform ones); the same of the corpus' unigram frequencies (`_unigram`). Scalars
-    `<name>_mean`, weighted by `count`; that of `kl_unigram` is the mutual information of neighbours. Elhage et al.
-    2021, "Zero-Layer Transformers": kl = 0 is the best one can do.
+    Returns Dataset[token, score] for every token a that something follows: `value`, `null`, the same of the corpus'
+    unigram frequencies, and `n`, how often a is followed. Scores: `kl` = KL(p(. | a) || softmax(E_a W_U)) in nats,
+    p the corpus' frequencies; `correlation`, Pearson's over the vocabulary (NaN for uniform ones). `overall`
+    and `null_overall` [score] are means weighted by `n`; that of `kl` under the null is the mutual information of neighbours. The
+    coordinates `token` and `token_id` are its text and id. Elhage et al. 2021, "Zero-Layer Transformers": kl = 0 is the
+    best one can do.
+    data: texts or ids, of any size; prompts and packed texts are not joined.
     folded: the final norm is at each row's own scale (a softmax has a temperature); beta and b_U are left out.
     Caveat: rare tokens make the corpus' own frequencies too sharp, so that kl has a floor above 0.
-    Errors: ValueError for ids outside the vocabulary or no two neighbours.
+    Errors: ValueError for no two neighbours, or a model without logits that are linear in the stream.
 
     Example:
-        >>> bigram_table(interp.Circuits(model.transformer), torch.tensor([3, 1, 3, 1, 2])).kl.sizes["token"]
-        2
+        >>> found = bigram_table(model, torch.tensor([[3, 1, 3, 1, 2]]))
+        >>> found.sizes["token"], found.score.values.tolist()
+        (2, ['kl', 'correlation'])
     """
-    d_vocab = circuits.model.config.d_vocab
-    pairs, counts = _bigrams(tokens, d_vocab)
+    question = BigramTable(folded, embedding)
+    return answered(question, model, data, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class PairCounts:
+    """How often each pair of neighbours came, the pair as first * d_vocab + second; a reduction of `pair`."""
+
+    codes: Int[Tensor, "n"]
+    """Sorted."""
+    counts: Int[Tensor, "n"]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> "PairCounts":
+        """The pairs of one batch; -1 is none."""
+        given = values["pair"]
+        return cls(*given[given >= 0].unique(return_counts=True))
+
+    def merge(self, other: "PairCounts") -> "PairCounts":
+        """The pairs of both parts."""
+        codes, place = torch.cat((self.codes, other.codes)).unique(return_inverse=True)
+        counts = torch.zeros_like(codes).index_add(0, place, torch.cat((self.counts, other.counts)))
+        return PairCounts(codes, counts)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, by name."""
+        return {"codes": self.codes, "counts": self.counts}
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor]) -> "PairCounts":
+        """The counts whose `tensors` these are."""
+        return cls(**tensors)
+
+
+def _neighbours(trace: Trace, batch: Batch, model: Transformer, d_vocab: int) -> Mapping[str, Tensor]:
+    """Every token with the one that follows it in the same text, -1 where none does."""
+    codes = torch.full_like(batch.tokens, -1, dtype=torch.long)
+    codes[:, :-1] = batch.tokens[:, :-1].long() * d_vocab + batch.tokens[:, 1:]
+    known = torch.ones_like(batch.real)
+    known[:, -1] = False
+    if (counted := predicted(batch.keep, batch.documents)) is not None:
+        known[:, :-1] &= counted
+    return {"pair": batch.by_text(codes, known, -1)}
+
+
+@torch.no_grad()
+def _finish(merged: Partial, name: str, circuits: HeadCircuits, text: Text) -> "xr.Dataset":
+    assert isinstance(merged, PairCounts)
+    if not len(merged.codes):
+        raise ValueError("rows of at least two tokens are required, got no two neighbours")
+    d_vocab = circuits.config.d_vocab
+    codes, counts = merged.codes.cpu(), merged.counts.cpu().double()
+    pairs = torch.stack((codes // d_vocab, codes % d_vocab))
     first, index = pairs[0].unique(return_inverse=True)
     total = torch.zeros(len(first), dtype=torch.float64).index_add(0, index, counts)
-    rows = wide(circuits.embedded[first.to(circuits.model.device), : circuits.model.config.d_model])
+    rows = wide(circuits.embedded_tokens(first))
     if circuits.folded:
-        norm = circuits.model.ln_final
-        rows = norm.frozen(rows, norm.scale(rows)) * circuits.model.config.logit_scale
-    unembedding = wide(circuits.bare_unembedding)
-    log_q, spread = _log_softmax_at(rows, unembedding, index, pairs[1])
+        norm = circuits.network.ln_final
+        rows = norm.frozen(rows, norm.scale(rows)) * circuits.config.logit_scale
+    log_q, spread = _log_softmax_at(rows, wide(circuits.bare_unembedding), index, pairs[1])
     unigram = torch.zeros(d_vocab, dtype=torch.float64).index_add(0, pairs[1], counts) / counts.sum()
     p, u = counts / total[index], unigram[pairs[1]].log()
-    direct = _agreement(p, log_q, spread, index, d_vocab)
-    base = _agreement(p, u, _spread(unigram[None].clone()).expand(len(first)), index, d_vocab)
-    names = ("kl", "correlation", "kl_unigram", "correlation_unigram")
-    found = dict(zip(names, (*direct, *base), strict=True))
-    values: dict[str, tuple[Sequence[str], Tensor]] = {"count": (("token",), total.long())}
-    for name, value in found.items():
-        values |= {name: (("token",), value), f"{name}_mean": ((), (value * total).sum() / total.sum())}
+    direct = torch.stack(_agreement(p, log_q, spread, index, d_vocab), -1)
+    base = _spread(unigram[None].clone()).expand(len(first))
+    null = torch.stack(_agreement(p, u, base, index, d_vocab), -1)
+    overall, null_overall = ((each * total[:, None]).sum(0) / total.sum() for each in (direct, null))
+    cells = ("token", "score")
     return labelled(
-        "bigram_table",
-        values,
-        coords={"token": first.tolist()},
-        attrs={"kl_unit": "nats", "kl": "KL(corpus || softmax)", "null": "the corpus' unigram frequencies"},
-    )
-
-
-def _bigrams(tokens: Int[Tensor, "*b p"], d_vocab: int) -> tuple[Int[Tensor, "2 n"], Float[Tensor, "n"]]:
-    """The distinct pairs of neighbours, sorted by the first, and how often each occurs."""
-    tokens = tokens.cpu()
-    if tokens.shape[-1] < 2 or tokens.numel() == 0:
-        raise ValueError(f"rows of at least two tokens are required, got {shape_text(tokens.shape)}")
-    if int(tokens.min()) < 0 or int(tokens.max()) >= d_vocab:
-        raise ValueError(
-            f"token ids must be in [0, {d_vocab - 1}], got {int(tokens.min())} to {int(tokens.max())}"
-        )
-    codes = tokens[..., :-1].long() * d_vocab + tokens[..., 1:]
-    pairs, counts = codes.unique(return_counts=True)
-    return torch.stack((pairs // d_vocab, pairs % d_vocab)), counts.double()
+        name,
+        {
+            "value": (cells, direct), "null": (cells, null), "n": (cells, total.long()[:, None].expand(-1, 2)),
+            "overall": (("score",), overall), "null_overall": (("score",), null_overall),
+        },
+        coords={
+            **worded(text, "token", first, ("token",)), "score": ["kl", "correlation"],
+            "unit": ("score", ["nats", "Pearson's r"]),
+        },
+        units="see the coordinate unit",
+        attrs={
+            "kl": "KL(corpus || softmax)", "null": "the corpus' unigram frequencies",
+            "folded": int(circuits.folded), "embedding": circuits.embedding,
+        },
+    )  # fmt: skip
 
 
 def _log_softmax_at(

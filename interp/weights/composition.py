@@ -6,7 +6,8 @@ itself: random heads have 1/sqrt(d), most trained ones less (Elhage et al.). So 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import torch
 from einops import rearrange
@@ -17,26 +18,50 @@ from interp.core.factored import FactoredMatrix
 from interp.core.haar import Nakagami, concentration, gaussian_concentration, overlap_null
 from interp.core.precision import wide
 from interp.core.results import labelled
+from interp.model.parts import Named, Part, as_part
 from interp.model.variants import Rotary
-from interp.passes.observe import Subject
-from interp.weights.head_circuits import Circuits
+from interp.passes.analysis import Alone, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+from interp.weights.head_circuits import HeadCircuits, as_circuits, head_names
 
 if TYPE_CHECKING:
     import xarray as xr
 
 Kind = Literal["Q", "K", "V"]
 Null = Literal["spectrum", "shape"]
-Head = tuple[int, int]
-"""Layer and head."""
-DIMS = ("src_layer", "src_head", "dst_layer", "dst_head")
 NULLS = {
     "spectrum": "independent random frames, the heads' own singular values",
     "shape": "Gaussian factors of the heads' shapes",
 }
+RATIO = "ratio of Frobenius norms"
+
+
+@dataclass(frozen=True)
+class Composition(Question):
+    """How strongly every head composes with every head of a later layer; `composition` describes the result."""
+
+    kind: Kind = "K"
+    """What the destination reads the source with: its queries, keys or values."""
+    folded: bool = True
+    """Whether norms are part of the heads, as in `HeadCircuits`."""
+    null: Null = "spectrum"
+    """What chance is: the heads' own singular values in random frames, or Gaussian heads of the shape."""
+    offset: int | None = None
+    """Under rotary positions, how many tokens before the query the key of QK stands (None: 0)."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """Products of thin matrices, no pass."""
+        circuits = HeadCircuits(model, folded=self.folded)
+        if circuits.config.n_layers < 2:
+            raise ValueError(f"composition requires at least two layers, got {circuits.config.n_layers}")
+        _check(circuits, self.kind, self.offset, self.null)
+        return Alone(self.name, partial(_pairs, circuits, self))
 
 
 def composition(
-    model: Subject,
+    model: Model,
     kind: Kind = "K",
     *,
     folded: bool = True,
@@ -45,11 +70,12 @@ def composition(
 ) -> "xr.Dataset":
     """How strongly every head composes with every head of a later layer, and how far that is from chance.
 
-    Returns Dataset[src_layer, src_head, dst_layer, dst_head], NaN where the source is not in an earlier layer:
-    `raw` in [0, 1], ||W1 W2|| / (||W1|| ||W2||), as in `composition_scores`;
-    `null`, its mean under the null; `excess` = raw - null (the paper's baseline subtraction under null="shape");
-    `z` = excess in standard deviations of the ratio (not of its square) under the null; `p`, one-sided, the chance of a
-    ratio at least as large, 0 below 1e-308.
+    Returns Dataset[src, dst], heads by name, with the coordinates `src_layer` and `dst_layer`; NaN where the source is
+    not in an earlier layer:
+    `value` in [0, 1], ||W1 W2|| / (||W1|| ||W2||), as in `composition_scores`;
+    `null` and `null_sd`, its mean and standard deviation under the null; `excess` = value - null (the paper's baseline
+    subtraction under null="shape"); `z` = excess / null_sd, of the ratio and not of its square; `p`, one-sided, the
+    chance of a ratio at least as large, 0 below 1e-308.
 
     null="spectrum" keeps each head's singular values and draws their frames at random (Haar); "shape" draws heads with
     Gaussian W_Q, W_K, W_V, W_O. Mean and variance of ratio^2 are exact in closed form (`interp.core.haar`), those of
@@ -57,47 +83,29 @@ def composition(
     (`interp.core.haar.Nakagami`). Trained heads differ from either in bulk: rank pairs, and read z as a distance, since
     thousands of pairs are tested at once.
 
-    folded: norms are part of the heads, as in `Circuits`. offset: under rotary positions QK, and with it Q- and
+    folded: norms are part of the heads, as in `HeadCircuits`. offset: under rotary positions QK, and with it Q- and
     K-composition, holds for a key that many tokens before the query (None: 0). A previous-token head's is 1; an
     induction head's distance is that between repeats, so look at several. Grouped queries: every query head counts,
     with the key and value weights of its group.
 
     Caveats: it says what can be read, not what is: attention may never look there. Only self-attention within one stack
-    composes here; of an encoder-decoder, give one side's `Circuits` to `composition_scores`. In post-norm models the
-    stream also passes norms between the layers, which belong to no head and are left out. z and p are NaN for a head
-    that is a multiple of an orthogonal matrix (it composes alike with all), everything is NaN for a head of zeros.
-    Errors: ValueError for an unknown kind or null, an encoder-decoder, a single layer, and an offset for V, outside the
-    context, or under other positions.
+    composes here; of an encoder-decoder, ask about one side. In post-norm models the stream also passes norms between
+    the layers, which belong to no head and are left out. z and p are NaN for a head that is a multiple of an orthogonal
+    matrix (it composes alike with all), everything is NaN for a head of zeros.
+    Errors: ValueError for an unknown kind or null, a single layer, and an offset for V, outside the context, or under
+    other positions; AttributeError for a layer whose heads have no such circuit.
 
     Example:
         >>> scores = interp.composition(model, "K")
-        >>> scores.z.argmax(...)
+        >>> float(scores.z.sel(src="L0H1", dst="L1H2")) < 10
+        True
+        >>> interp.frame(scores).nlargest(3, "z")[["src", "dst", "value", "z"]]
     """
-    if not isinstance(model, Subject):
-        raise ValueError(
-            "composition requires one stack of layers with one residual stream, such as HookedTransformer, got "
-            f"{type(model).__name__}: heads of two streams do not compose"
-        )
-    config = model.transformer.config
-    if config.n_layers < 2:
-        raise ValueError(f"composition requires at least two layers, got {config.n_layers}")
-    circuits = Circuits(model.transformer, folded=folded)
-    raw, law = against_null(circuits, kind, null=null, offset=offset)
-    exists, mean = raw.isfinite(), law.mean()
-    values = {
-        "raw": raw, "null": mean, "excess": raw - mean, "z": (raw - mean) / law.sd(), "p": law.upper(raw)
-    }  # fmt: skip
-    counts = (config.n_layers, config.n_heads) * 2
-    return labelled(
-        "composition",
-        {name: (DIMS, torch.where(exists, value, torch.nan)) for name, value in values.items()},
-        coords={dim: range(n) for dim, n in zip(DIMS, counts, strict=True)},
-        attrs=_attrs(circuits, kind, null, offset),
-    )
+    return answered(Composition(kind, folded, null, offset), model)
 
 
 def composition_scores(
-    circuits: Circuits, kind: Kind, *, offset: int | None = None
+    circuits: Model | HeadCircuits, kind: Kind, *, offset: int | None = None
 ) -> Float[Tensor, "l h l h"]:
     """||W1 W2|| / (||W1|| ||W2||) of every pair: source layer and head, destination layer and head.
 
@@ -105,45 +113,48 @@ def composition_scores(
     With W = A B, ||A1 B1 A2 B2|| = ||(R B1) (A2 S^T)|| for the triangular factors R of A1 and S of B2^T: one product
     of thin matrices per pair of layers, and nothing of size d x d. 15 times as fast as TransformerLens'
     all_composition_scores (experiments/bench/composition.py).
+    circuits: a model (norms folded in), or circuits under other conventions.
     Errors: ValueError as in `composition`, and for circuits with biases, whose last row is no direction of the stream.
 
     Example:
-        >>> composition_scores(interp.Circuits(model.transformer), "V").shape
+        >>> composition_scores(model, "V").shape
         torch.Size([3, 8, 3, 8])
     """
+    circuits = as_circuits(circuits)
+    _check(circuits, kind, offset)
     return _ratios(*_halves(circuits, kind, offset))
 
 
 def against_null(
-    circuits: Circuits, kind: Kind, *, null: Null = "spectrum", offset: int | None = None
+    circuits: HeadCircuits, kind: Kind, *, null: Null = "spectrum", offset: int | None = None
 ) -> tuple[Float[Tensor, "l h l h"], Nakagami]:
     """The scores of every pair in float64 on the host, and the law of each under the null; see `composition`."""
-    if null not in NULLS:
-        raise ValueError(f"null must be one of {', '.join(NULLS)}, got {null!r}")
+    _check(circuits, kind, offset, null)
     sources, destinations = _halves(circuits, kind, offset)
-    config = circuits.model.config
+    config = circuits.config
     if null == "shape":
         a = b = gaussian_concentration(config.d_model, config.head_width)
     else:
         a, b = concentration(sources).cpu()[:, :, None, None], concentration(destinations).cpu()
-    raw = _ratios(sources, destinations).cpu().double()
-    return raw, overlap_null(a, b, config.d_model)
+    ratios = _ratios(sources, destinations).cpu().double()
+    return ratios, overlap_null(a, b, config.d_model)
 
 
-def virtual_heads(circuits: Circuits, src: Head, dst: Head) -> FactoredMatrix:
-    """OV1 @ OV2 of two heads (layer, head): what the pair moves when the second attends to what the first moved.
+def virtual_heads(circuits: Model | HeadCircuits, src: Named, dst: Named) -> FactoredMatrix:
+    """OV1 @ OV2 of two heads: what the pair moves when the second attends to what the first moved.
 
     Elhage et al. 2021, "Virtual attention heads"; its pattern is A2 A1. In float32 at least.
+    circuits: a model (norms folded in), or circuits under other conventions. src, dst: heads by name.
     Errors: IndexError for a head that does not exist, ValueError unless the source is in an earlier layer.
 
     Example:
-        >>> virtual_heads(interp.Circuits(model.transformer), (0, 1), (2, 3)).trace()
+        >>> virtual_heads(model, "L0H1", "L2H3").trace()
     """
-    return _product(circuits, "V", src, dst, None)
+    return _product(as_circuits(circuits), "V", src, dst, None)
 
 
 @dataclass(frozen=True, eq=False)
-class Directions:
+class SingularTriples:
     """The singular triples of W1 W2, strongest first; every direction has length 1.
 
     The three directions of a row have one arbitrary sign in common (`between` follows `left`); rows of equal share
@@ -161,72 +172,127 @@ class Directions:
 
 
 def composition_directions(
-    circuits: Circuits, kind: Kind, src: Head, dst: Head, k: int | None = None, *, offset: int | None = None
-) -> Directions:
-    """Which directions carry the composition of two heads: the k strongest singular triples of W1 W2 (None: all).
+    circuits: Model | HeadCircuits,
+    kind: Kind,
+    src: Named,
+    dst: Named,
+    *,
+    top: int | None = None,
+    offset: int | None = None,
+) -> SingularTriples:
+    """Which directions carry the composition of two heads: the strongest singular triples of W1 W2 (top=None: all).
 
-    Errors: as in `virtual_heads` and `composition`, and ValueError for a k that is not 1 to d_head.
+    They are tensors, so that they can be read on: `directions(model, found.between)` says them in tokens.
+    circuits: a model (norms folded in), or circuits under other conventions. src, dst: heads by name.
+    Errors: as in `virtual_heads` and `composition`, and ValueError for a `top` that is not 1 to d_head.
 
     Example:
-        >>> composition_directions(interp.Circuits(model.transformer), "K", (0, 1), (1, 2), k=3).share
+        >>> composition_directions(model, "K", "L0H1", "L1H2", top=3).share
     """
-    most = min(circuits.model.config.head_width, circuits.model.config.d_model)
-    if k is not None and not 1 <= k <= most:
-        raise ValueError(f"1 to {most} directions are required, got {k}")
+    circuits = as_circuits(circuits)
+    most = min(circuits.config.head_width, circuits.config.d_model)
+    if top is not None and not 1 <= top <= most:
+        raise ValueError(f"top must be in [1, {most}] directions, got {top}")
     left, s, right = _product(circuits, kind, src, dst, offset).svd()
-    source = circuits.ov(*src).wide()
-    written = left.mT[:k] @ source.A @ source.B
+    source = circuits.ov(src).wide()
+    written = left.mT[:top] @ source.A @ source.B
     power = s.square()
-    return Directions(
-        left.mT[:k], torch.nn.functional.normalize(written, dim=-1), right.mT[:k], power[:k] / power.sum()
+    return SingularTriples(
+        left.mT[:top],
+        torch.nn.functional.normalize(written, dim=-1),
+        right.mT[:top],
+        power[:top] / power.sum(),
     )
 
 
-def _attrs(circuits: Circuits, kind: Kind, null: Null, offset: int | None) -> dict[str, str | int]:
-    config = circuits.model.config
-    attrs: dict[str, str | int] = {
-        "kind": kind, "null": NULLS[null], "folded": int(circuits.folded), "d_model": config.d_model,
-        "unit": "ratio of Frobenius norms (raw, null, excess), standard deviations of the ratio (z)",
+def _pairs(circuits: HeadCircuits, asked: Composition) -> "xr.Dataset":
+    """The ratio of every pair against its null, heads by name."""
+    ratio, law = against_null(circuits, asked.kind, null=asked.null, offset=asked.offset)
+    mean, sd = law.mean(), law.sd()
+    values = {
+        "value": ratio, "null": mean, "null_sd": sd, "excess": ratio - mean, "z": (ratio - mean) / sd,
+        "p": law.upper(ratio),
     }  # fmt: skip
-    if isinstance(config.position, Rotary) and kind != "V":
-        attrs["offset"] = offset or 0
+    heads = head_names(circuits.config)
+    layers = [Part.of(head).layer for head in heads]
+    n = len(heads)
+    cells = {
+        name: torch.where(ratio.isfinite(), each, torch.nan).reshape(n, n) for name, each in values.items()
+    }
+    return labelled(
+        asked.name,
+        {name: (("src", "dst"), each) for name, each in cells.items()},
+        coords={"src": heads, "dst": heads, "src_layer": ("src", layers), "dst_layer": ("dst", layers)},
+        units={
+            **dict.fromkeys(("value", "null", "null_sd", "excess"), RATIO),
+            "z": "standard deviations of the ratio",
+            "p": "probability",
+        },
+        attrs=_attrs(circuits, asked),
+    )
+
+
+def _attrs(circuits: HeadCircuits, asked: Composition) -> dict[str, str | int]:
+    config = circuits.config
+    attrs: dict[str, str | int] = {
+        "kind": asked.kind, "null": NULLS[asked.null], "folded": int(asked.folded), "d_model": config.d_model,
+        "unit": RATIO,
+    }  # fmt: skip
+    if isinstance(config.position, Rotary) and asked.kind != "V":
+        attrs["offset"] = asked.offset or 0
     return attrs
 
 
-def _product(circuits: Circuits, kind: Kind, src: Head, dst: Head, offset: int | None) -> FactoredMatrix:
-    """W1 W2 of one pair."""
-    first, second = circuits.ov(*src), _read(circuits, kind, *dst, offset=offset)
-    if src[0] >= dst[0]:
-        raise ValueError(
-            "a source in an earlier layer than the destination is required, got "
-            f"{src[0]}.{src[1]} -> {dst[0]}.{dst[1]}"
-        )
-    return first.wide() @ second.wide()
-
-
-def _read(
-    circuits: Circuits, kind: Kind, layer: int, head: int | None = None, *, offset: int | None = None
-) -> FactoredMatrix:
-    """W2: what the destination reads with, the side in question on the rows."""
+def _check(circuits: HeadCircuits, kind: Kind, offset: int | None, null: Null = "spectrum") -> None:
+    """Refuse what no composition is of."""
     if kind not in get_args(Kind):
         raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}")
+    if null not in NULLS:
+        raise ValueError(f"null must be one of {', '.join(NULLS)}, got {null!r}")
     if circuits.biases:
         raise ValueError("composition requires circuits without biases: their last row is no direction")
+    if kind == "V" and offset is not None:
+        raise ValueError(f"V-composition does not depend on an offset, got {offset}")
+    circuits.checked_offsets(offset)
+
+
+def _product(
+    circuits: HeadCircuits, kind: Kind, src: Named, dst: Named, offset: int | None
+) -> FactoredMatrix:
+    """W1 W2 of one pair."""
+    _check(circuits, kind, offset)
+    source, destination = (_head(circuits, head) for head in (src, dst))
+    assert source.layer is not None and destination.layer is not None
+    if source.layer >= destination.layer:
+        raise ValueError(
+            f"a source in an earlier layer than the destination is required, got {source} -> {destination}"
+        )
+    return circuits.ov(source).wide() @ _read(circuits, kind, destination, offset).wide()
+
+
+def _head(circuits: HeadCircuits, given: Named) -> Part:
+    """A head of self-attention."""
+    found = as_part(given, circuits.config)
+    if found.kind != "head":
+        raise ValueError(f"a head of self-attention is required, such as L1H2, got {found}")
+    return found
+
+
+def _read(circuits: HeadCircuits, kind: Kind, heads: Part, offset: int | None) -> FactoredMatrix:
+    """W2: what the destination reads with, the side in question on the rows."""
     if kind == "V":
-        if offset is not None:
-            raise ValueError(f"V-composition does not depend on an offset, got {offset}")
-        return circuits.ov(layer, head)
-    qk = circuits.qk(layer, head, offset=offset)
+        return circuits.ov(heads)
+    qk = circuits.qk(heads, offset=offset)
     return qk if kind == "Q" else qk.T
 
 
 @torch.no_grad()
 def _halves(
-    circuits: Circuits, kind: Kind, offset: int | None
+    circuits: HeadCircuits, kind: Kind, offset: int | None
 ) -> tuple[Float[Tensor, "l h e d"], Float[Tensor, "l h e d"]]:
     """Of every head as source and as destination, a half: ||W1 W2|| / (||W1|| ||W2||) = ||half1 @ half2^T||."""
-    layers = range(circuits.model.config.n_layers)
-    read = [_half(_read(circuits, kind, layer, offset=offset).T) for layer in layers]
+    layers = [Part("attn", layer) for layer in range(circuits.config.n_layers)]
+    read = [_half(_read(circuits, kind, layer, offset).T) for layer in layers]
     written = [_half(circuits.ov(layer)) for layer in layers]
     return torch.stack(written), torch.stack(read)
 

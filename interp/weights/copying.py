@@ -1,12 +1,13 @@
 """What heads copy and whom they match, over the whole vocabulary, read off the weights and never `vocab x vocab`.
 
 Row convention: the full OV circuit is E W_V W_O U `[source, output]`, the full QK circuit E W_Q W_K^T E^T `[query,
-key]`. Both have rank d_head: spectra come from d_head x d_head products, entries and ranks from tiles. Elhage et al.
-2021, "A Mathematical Framework for Transformer Circuits"; Olsson et al. 2022; Dar et al. 2022 (entries of both forms).
+key]`. Both have rank d_head: spectra come from d_head x d_head products, ranks from tiles. Elhage et al. 2021, "A
+Mathematical Framework for Transformer Circuits"; Olsson et al. 2022.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from einops import einsum, rearrange
@@ -16,30 +17,55 @@ from tqdm import tqdm
 
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
-from interp.core.results import labelled
+from interp.core.results import Score, scored
 from interp.core.shapes import shape_text
 from interp.core.stats import Moments
-from interp.passes.observe import Subject
-from interp.weights.head_circuits import Circuits, Embedding
+from interp.model.parts import Named, Part
+from interp.passes.analysis import Alone, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+from interp.weights.head_circuits import Embedding, HeadCircuits, as_circuits, by_layer, head_names
 
 if TYPE_CHECKING:
-    import pandas as pd
     import xarray as xr
 
-Kind = Literal["OV", "QK"]
-SIDES = {"OV": ("source", "output"), "QK": ("query", "key")}
-"""What the rows and the columns of a full circuit stand for."""
-UNITS = {
-    "eigenvalue": "sum / sum of moduli, -1 to 1", "matching": "sum / sum of moduli, -1 to 1",
-    "top1": "share of the tokens", "mean_rank": "outputs ahead of the token",
-}  # fmt: skip
+POSITIVITY = "sum of eigenvalues over sum of their moduli"
 CHUNK = 8192
 """Vocabulary entries widened at once."""
 
 
-@torch.no_grad()
+@dataclass(frozen=True, eq=False)
+class Copying(Question):
+    """How far every head copies the token it attends to; `copying` describes the result."""
+
+    folded: bool = True
+    """Whether norms are part of the circuits, as in `HeadCircuits`."""
+    embedding: Embedding = "effective"
+    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
+    ranks: bool = True
+    """Whether tokens are ranked, which is nearly all of the work."""
+    sample: int | None = None
+    """How many tokens are ranked against the whole vocabulary; None = all."""
+    previous: "xr.DataArray | None" = None
+    """The weight `[layer, head]` of each head as one that attends to the previous token."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """Products of thin matrices, no pass."""
+        circuits = HeadCircuits(model, folded=self.folded, embedding=self.embedding)
+        d_vocab = circuits.config.d_vocab
+        if self.sample is not None and not 2 <= self.sample <= d_vocab:
+            raise ValueError(f"a sample of 2 to {d_vocab} tokens is required, got {self.sample}")
+        if self.previous is not None and {"layer", "head"} != set(self.previous.dims):
+            raise ValueError(
+                "one weight per head is required, dims layer and head such as heads(model).value.sel(score="
+                f"'previous_token'), got dims {', '.join(map(str, self.previous.dims)) or 'none'}"
+            )
+        return Alone(self.name, partial(_copying, circuits, self))
+
+
 def copying(
-    model: Subject,
+    model: Model,
     *,
     folded: bool = True,
     embedding: Embedding = "effective",
@@ -49,73 +75,54 @@ def copying(
 ) -> "xr.Dataset":
     """How far every head copies the token it attends to, from the weights alone.
 
-    Returns Dataset[layer, head]: `eigenvalue` (see `eigenvalue_scores`, -1 to 1), `top1`, the share of tokens whose own
-    logit none exceeds in their row of the full OV circuit, and `mean_rank`, how many exceed it (0 = copies); with
-    `_low` and `_high` (95 % over the vocabulary's tokens) and the scalar `_null`, chance. `previous` (the
-    `previous_token` of `interp.heads`) adds `matching` (see `matching_scores`). NaN: the circuit is zero.
-    folded, embedding: as in `Circuits`. ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; False = without.
+    Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over the vocabulary's tokens), `null` (chance),
+    `n`, and the coordinates `unit` and `part`. Scores: `eigenvalue` (see `eigenvalue_scores`, -1 to 1; exact: its
+    interval is itself, n = 0); `top1`, the share of tokens whose own logit none exceeds in their row of the full OV
+    circuit; `mean_rank`, how many exceed it (0 = copies). `previous` adds `matching` (see `matching_scores`; exact).
+    NaN: the circuit is zero.
+    folded, embedding: as in `HeadCircuits`. ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; or without.
     sample: rank only so many tokens, drawn without replacement from a fixed seed, against the whole vocabulary.
-    Errors: ValueError for a sample that is not 2 to V tokens; ValueError and AttributeError where no circuit ends in
-    the logits (masked-LM head, no unembedding).
+    previous: the weight of each head, dims layer and head: the `previous_token` of `interp.heads`.
+    Errors: ValueError for a sample that is not 2 to V tokens, or weights that are not one per head; ValueError and
+    AttributeError where no circuit ends in the logits (masked-LM head, no unembedding).
 
     Example:
-        >>> table = copying(model, previous=interp.heads(model).previous_token)
-        >>> sorted(table.dims)
-        ['head', 'layer']
+        >>> previous = interp.heads(model).value.sel(score="previous_token")
+        >>> table = copying(model, previous=previous)
+        >>> table.value.dims
+        ('layer', 'head', 'score')
     """
-    circuits = Circuits(model.transformer, folded=folded, embedding=embedding)
-    scores = {"eigenvalue": eigenvalue_scores(circuits)}
-    nulls = {"eigenvalue": 0.0}
-    if previous is not None:
-        weight = torch.tensor(previous.transpose("layer", "head").to_numpy())
-        scores["matching"], nulls["matching"] = matching_scores(circuits, weight), 0.0
-    if ranks:
-        d_vocab = model.transformer.config.d_vocab
-        scores |= _rank_scores(circuits, _sampled(d_vocab, sample))
-        nulls |= {"top1": 1 / d_vocab, "mean_rank": (d_vocab - 1) / 2}
-    n_layers, n_heads = scores["eigenvalue"].shape
-    found = labelled(
-        "copying",
-        {name: (("layer", "head"), value) for name, value in scores.items()}
-        | {f"{name}_null": ((), torch.tensor(value)) for name, value in nulls.items()},
-        coords={"layer": range(n_layers), "head": range(n_heads)},
-        attrs={
-            "folded": int(folded), "embedding": embedding, "interval": "95 % over tokens of the vocabulary",
-            "null": "a random circuit: eigenvalues around 0, ranks uniform",
-            "mean_rank_unit": "outputs ahead of the token, 0 = none",
-        },
-    )  # fmt: skip
-    for name in scores:
-        found[name].attrs["unit"] = UNITS[name.removesuffix("_low").removesuffix("_high")]
-    return found
+    return answered(Copying(folded, embedding, ranks, sample, previous), model)
 
 
 @torch.no_grad()
-def eigenvalue_scores(circuits: Circuits) -> Float[Tensor, "l h"]:
+def eigenvalue_scores(circuits: Model | HeadCircuits) -> Float[Tensor, "l h"]:
     """Eigenvalue positivity of every head's full OV circuit: 1 copies, -1 does the opposite, 0 is chance.
 
     sum(lambda) / sum(|lambda|) over the eigenvalues of E W_V W_O U (Elhage et al. 2021, "Summarizing OV/QK
     Matrices"), which are those of the small W_O (U E) W_V; U E is one product over the vocabulary for all heads. The
     same for W_V M and M^-1 W_O. NaN for a circuit that is zero. Caveat: eigenvectors need not be orthogonal, so a
     positive score is no proof of copying.
+    circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
     Errors: ValueError for circuits with biases, which have no square form.
 
     Example:
-        >>> eigenvalue_scores(interp.Circuits(model.transformer, folded=True)).shape
+        >>> eigenvalue_scores(model).shape
         torch.Size([3, 8])
     """
+    circuits = as_circuits(circuits)
     _refuse_biases(circuits)
     through = _over_vocabulary(circuits.bare_unembedding, circuits.embedded)
     scores = []
-    for layer in range(circuits.model.config.n_layers):
-        ov = circuits.ov(layer)
+    for layer in range(circuits.config.n_layers):
+        ov = circuits.ov(Part("attn", layer))
         cycled = FactoredMatrix(wide(ov.A), circuits.before_unembedding(wide(ov.B)) @ through)
         scores.append(positivity(cycled.eigenvalues()))
     return torch.stack(scores)
 
 
 @torch.no_grad()
-def matching_scores(circuits: Circuits, previous: Float[Tensor, "l h"]) -> Float[Tensor, "l h"]:
+def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h"]) -> Float[Tensor, "l h"]:
     """Eigenvalue positivity of "attend where the token before was mine": near 1 for induction heads.
 
     NaN in layer 0, which reads no head, and in layers whose scores do not come from q . k: they have no QK circuit.
@@ -125,12 +132,14 @@ def matching_scores(circuits: Circuits, previous: Float[Tensor, "l h"]) -> Float
     token. Row form of Elhage et al. 2021, "induction heads" (W_E^T W_QK W_OV W_E), summed over heads as in Olsson et
     al. 2022 (QK eigenvalue trace). The eigenvalues are those of W_K^T P^T (E^T E) W_Q, d_head x d_head.
 
+    circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
     previous: the weight of each head, such as its previous-token score. Under rotary positions QK is the content term
     at offset 0. Norms between the two heads are at scale 1, if folded at all.
     Errors: ValueError for circuits with biases, or weights of another shape or that are not finite.
     """
+    circuits = as_circuits(circuits)
     _refuse_biases(circuits)
-    config = circuits.model.config
+    config = circuits.config
     if previous.shape != (config.n_layers, config.n_heads) or not bool(previous.isfinite().all()):
         raise ValueError(
             f"one finite weight per head is required, {shape_text((config.n_layers, config.n_heads))}, got "
@@ -139,9 +148,10 @@ def matching_scores(circuits: Circuits, previous: Float[Tensor, "l h"]) -> Float
     gram = _over_vocabulary(circuits.embedded.mT, circuits.embedded)
     weight, written, scores = previous.to(gram), torch.zeros_like(gram), []
     for layer in range(config.n_layers):
-        ov = circuits.ov(layer)
+        heads = Part("attn", layer)
+        ov = circuits.ov(heads)
         if config.mixers[layer].traits.bilinear:
-            qk = circuits.qk(layer)
+            qk = circuits.qk(heads)
             cycled = FactoredMatrix(wide(qk.A), wide(qk.B) @ (written.mT @ gram))
             scores.append(positivity(cycled.eigenvalues()))
         else:
@@ -157,117 +167,69 @@ def positivity(eigenvalues: Complex[Tensor, "*h e"]) -> Float[Tensor, "*h"]:
 
 
 @torch.no_grad()
-def copying_ranks(circuits: Circuits, layer: int, head: int) -> Int[Tensor, "v"]:
+def copying_ranks(circuits: HeadCircuits, head: Named) -> Int[Tensor, "v"]:
     """How many outputs each source token's row of the full OV circuit puts above the token itself; tile by tile.
 
     0 = the head, attending to the token, raises no logit more; equal logits share the better rank.
     Errors: IndexError for a layer or head that does not exist.
     """
-    return circuits.full_ov(layer, head).diagonal_ranks()
+    return circuits.full_ov(head).diagonal_ranks()
 
 
 @torch.no_grad()
-def top_pairs(
-    model: Subject,
-    layer: int,
-    head: int,
-    kind: Kind = "OV",
-    *,
-    k: int = 20,
-    largest: bool = True,
-    circuits: Circuits | None = None,
-) -> "pd.DataFrame":
-    """The k largest (or smallest) entries of a head's full circuit: source -> output (OV) or query -> key (QK).
-
-    Columns `source`, `output` (or `query`, `key`), each also as `_id`, and `value`: the entry minus the mean of its
-    row, since a softmax over the columns does not see a constant (logits; attention scores up to the norms' scale).
-    Dar et al. 2022 read the uncentred forms. Caveat: QK entries of different queries have no common scale.
-    circuits: the conventions; None: folded, scaled, effective embedding. Pass one to reuse its embedding.
-    Errors: IndexError for a head that does not exist, ValueError for another kind or more than V^2 entries.
-
-    Example:
-        >>> list(top_pairs(model, 1, 0, k=3).columns)
-        ['source', 'source_id', 'output', 'output_id', 'value']
-    """
-    import pandas as pd
-
-    full = _centred(_full(_conventions(model, circuits), kind, layer, head))
-    values, rows, columns = full.top_entries(k, largest=largest)
-    sides = zip(SIDES[kind], (rows, columns), strict=True)
-    named = [_worded(model, side, ids) for side, ids in sides]
-    return pd.DataFrame(named[0] | named[1] | {"value": values.cpu().numpy()})
-
-
-@torch.no_grad()
-def skip_trigrams(
-    model: Subject,
-    layer: int,
-    head: int,
-    *,
-    sources: str | int | Sequence[str | int] | None = None,
-    k: int = 10,
-    outputs: int = 5,
-    circuits: Circuits | None = None,
-) -> "pd.DataFrame":
-    """Skip-trigrams of one head, "source ... destination -> output", one row each.
-
-    Which destination attends to a source is read off QK, what the source then makes likely off OV (Elhage et al. 2021,
-    "Interpretation as Skip-Trigrams"): the (destination, source) pairs with the k largest QK entries, and for
-    each its source's `outputs` largest OV entries, in that order. With `sources` (single tokens) the k destinations of
-    each of them instead. `qk` and `ov`: entries minus their row's mean, as in `top_pairs`, whose caveat holds here
-    too. Every pair of a source is combined with all its outputs: the form cannot do otherwise (their "bugs").
-
-    Example:
-        >>> len(skip_trigrams(model, 0, 1, k=4, outputs=2))
-        8
-    """
-    import pandas as pd
-
-    conventions = _conventions(model, circuits)
-    qk, ov = (_centred(_full(conventions, kind, layer, head)) for kind in ("QK", "OV"))
-    if sources is None:
-        scores, destination, source = qk.top_entries(k)
-    else:
-        listed = [sources] if isinstance(sources, str | int) else list(sources)
-        given = model.text.targets(listed, max(1, len(listed))).to(qk.A.device)
-        found, columns = qk.columns(given).T.row_top(k)
-        scores, destination, source = found.flatten(), columns.flatten(), given.repeat_interleave(k)
-    rises, output = ov.rows(source).row_top(outputs)
-    each = {"source": source, "destination": destination}
-    words = [_worded(model, side, ids.repeat_interleave(outputs)) for side, ids in each.items()]
-    numbers = {"qk": scores.repeat_interleave(outputs), "ov": rises.flatten()}
-    return pd.DataFrame(
-        words[0] | words[1] | _worded(model, "output", output.flatten())
-        | {name: value.cpu().numpy() for name, value in numbers.items()}
+def _copying(circuits: HeadCircuits, asked: Copying) -> "xr.Dataset":
+    config = circuits.config
+    scores = {"eigenvalue": Score.exact(eigenvalue_scores(circuits), POSITIVITY, 0.0)}
+    if asked.previous is not None:
+        weight = torch.tensor(asked.previous.transpose("layer", "head").to_numpy())
+        scores["matching"] = Score.exact(matching_scores(circuits, weight), POSITIVITY, 0.0)
+    if asked.ranks:
+        scores |= _rank_scores(circuits, _sampled(config.d_vocab, asked.sample))
+    return scored(
+        asked.name,
+        scores,
+        ("layer", "head"),
+        coords={
+            "layer": range(config.n_layers), "head": range(config.n_heads), "part": by_layer(config),
+        },
+        attrs={
+            "folded": int(asked.folded), "embedding": asked.embedding,
+            "interval": "95 % over tokens of the vocabulary",
+            "null": "a random circuit: eigenvalues around 0, ranks uniform",
+        },
     )  # fmt: skip
-
-
-# pieces
 
 
 def _sampled(d_vocab: int, sample: int | None) -> Int[Tensor, "n"] | None:
     """The tokens to rank; None = all."""
     if sample is None:
         return None
-    if not 2 <= sample <= d_vocab:
-        raise ValueError(f"a sample of 2 to {d_vocab} tokens is required, got {sample}")
     return torch.randperm(d_vocab, generator=torch.Generator().manual_seed(0))[:sample]
 
 
-def _rank_scores(circuits: Circuits, sources: Int[Tensor, "n"] | None) -> dict[str, Float[Tensor, "l h"]]:
+def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> dict[str, Score]:
     """top1 and mean_rank of every head with their intervals over tokens; NaN where the circuit is zero."""
-    config = circuits.model.config
-    cells: list[Tensor] = []
-    heads = [(layer, head) for layer in range(config.n_layers) for head in range(config.n_heads)]
-    for layer, head in tqdm(heads, desc="copying ranks", delay=1, leave=False):
-        full = circuits.full_ov(layer, head)
+    config, cells, counts = circuits.config, list[Tensor](), list[Tensor]()
+    for head in tqdm(head_names(config), desc="copying ranks", delay=1, leave=False):
+        full = circuits.full_ov(head)
         ranks = (full if sources is None else _own_first(full, sources)).diagonal_ranks()
-        moments = Moments.of(torch.stack((ranks == 0, ranks), 1).double())
+        moments, silent = Moments.of(torch.stack((ranks == 0, ranks), 1).double()), full.norm() == 0
         found = torch.stack((moments.mean, *moments.interval()))
-        cells.append(found.masked_fill(full.norm() == 0, torch.nan))
-    table = rearrange(torch.stack(cells), "(l h) part score -> score part l h", h=config.n_heads)
-    names = [f"{score}{part}" for score in ("top1", "mean_rank") for part in ("", "_low", "_high")]
-    return dict(zip(names, table.flatten(0, 1), strict=True))
+        cells.append(found.masked_fill(silent, torch.nan))
+        counts.append(moments.count().masked_fill(silent, 0))
+    shape = (config.n_layers, config.n_heads)
+    value, low, high = torch.stack(cells, 1).unflatten(1, shape)
+    n = torch.stack(counts).unflatten(0, shape)
+
+    def score(i: int, null: float, unit: str) -> Score:
+        return Score(
+            value[..., i], low[..., i], high[..., i], n[..., i], torch.full_like(value[..., i], null), unit
+        )
+
+    return {
+        "top1": score(0, 1 / config.d_vocab, "share of the tokens"),
+        "mean_rank": score(1, (config.d_vocab - 1) / 2, "outputs ahead of the token"),
+    }
 
 
 def _own_first(full: FactoredMatrix, sources: Int[Tensor, "n"]) -> FactoredMatrix:
@@ -278,15 +240,6 @@ def _own_first(full: FactoredMatrix, sources: Int[Tensor, "n"]) -> FactoredMatri
     return full.rows(sources.to(full.A.device)).columns(order)
 
 
-def _full(circuits: Circuits, kind: Kind, layer: int, head: int) -> FactoredMatrix:
-    if kind not in SIDES:
-        raise ValueError(f"kind must be OV or QK, got {kind!r}")
-    if kind == "OV":
-        return circuits.full_ov(layer, head)
-    qk, embedded = circuits.qk(layer, head).wide(), wide(circuits.embedded)
-    return FactoredMatrix(embedded @ qk.A, qk.B @ embedded.mT)
-
-
 def _over_vocabulary(left: Float[Tensor, "c v"], right: Float[Tensor, "v d"]) -> Float[Tensor, "c d"]:
     """The product over the vocabulary, summed in float32 at least without widening all of it at once."""
     total = wide(left.new_zeros(len(left), right.shape[1]))
@@ -295,25 +248,6 @@ def _over_vocabulary(left: Float[Tensor, "c v"], right: Float[Tensor, "v d"]) ->
     return total
 
 
-def _centred(matrix: FactoredMatrix) -> FactoredMatrix:
-    """Every row minus its mean."""
-    return FactoredMatrix(matrix.A, matrix.B - matrix.B.mean(-1, keepdim=True))
-
-
-def _worded(model: Subject, side: str, ids: Int[Tensor, "n"]) -> dict[str, Sequence[str] | Sequence[int]]:
-    """Two columns of a table: the tokens' text and their ids."""
-    listed: list[int] = ids.tolist()
-    return {side: model.text.pieces(listed), f"{side}_id": listed}
-
-
-def _conventions(model: Subject, circuits: Circuits | None) -> Circuits:
-    if circuits is None:
-        return Circuits(model.transformer, folded=True, scaled=True, embedding="effective")
-    if circuits.model is not model.transformer:
-        raise ValueError("the circuits must be those of the model, got another model's")
-    return circuits
-
-
-def _refuse_biases(circuits: Circuits) -> None:
+def _refuse_biases(circuits: HeadCircuits) -> None:
     if circuits.biases:
-        raise ValueError("eigenvalues require a square circuit: Circuits(biases=False), got biases=True")
+        raise ValueError("eigenvalues require a square circuit: HeadCircuits(biases=False), got biases=True")

@@ -12,9 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.precision import wide
+from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.weights.head_circuits import Circuits
+from interp.weights.head_circuits import HeadCircuits
 
 STEPS = 4096
 """Points of the integral behind the chance level; its error is below 1e-6."""
@@ -31,12 +32,12 @@ def copying_scores(
     0 is not chance: `chance_copying` is. A token at which nothing in the sample is raised counts as chance.
     The norm's scale cancels, and so does every other positive factor on what a head writes.
     """
-    weights, circuits = Weights(model), Circuits(model, folded=True)
+    weights, circuits = Weights(model), HeadCircuits(model, folded=True)
     direction = unembedding_rows(model, tokens)
     chance = chance_copying(tokens.shape[1])
     layers = []
     for layer, value_bsge in enumerate(values):
-        folded = einsum(wide(circuits.ov(layer).B), direction, "h e d, b t d -> b h e t")
+        folded = einsum(wide(circuits.ov(Part("attn", layer)).B), direction, "h e d, b t d -> b h e t")
         value_bshe = wide(value_bsge[:, :, weights.kv_head()])
         logits = einsum(value_bshe, folded, "b s h e, b h e t -> b h s t")
         layers.append(raised_share(logits, chance).mean(-1))
@@ -44,7 +45,7 @@ def copying_scores(
 
 
 def unembedding_rows(model: Transformer, tokens: Int[Tensor, "*b"]) -> Float[Tensor, "*b d"]:
-    """What each token's logit reads of the final stream: W_U behind the norm at scale 1, less its vocabulary mean."""
+    """What each token's logit reads of the final stream: W_U after the norm at scale 1, less its vocabulary mean."""
     weights = Weights(model)
     columns = wide(weights.W_U.mT[tokens])
     columns = columns - weights.W_U.mean(1, dtype=columns.dtype)

@@ -11,189 +11,308 @@ embeddings, and writes to be read by later ones: these lists see neither.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.shapes import shape_text
+from interp.data.text import Text
+from interp.model.config import MLP, ModelConfig
+from interp.model.parts import Named, Part, as_part, as_parts
 from interp.model.weights import Weights
-from interp.passes.observe import Subject
-from interp.weights.head_circuits import Circuits
+from interp.passes.analysis import Alone, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+from interp.weights.head_circuits import HeadCircuits
+from interp.weights.token_pairs import worded
 
 if TYPE_CHECKING:
     import xarray as xr
 
 Matrix = Literal["OV", "QK", "W_in", "W_gate", "W_out"]
 Side = Literal["read", "written"]
+ENDS = ("top", "bottom")
+"""The two ends of a list: the largest scores and the smallest, rank 0 the most extreme."""
+UNITS: Mapping[str, str] = {"written": "logits", "read": "W_E . direction"}
+"""What a token's number is; queries and keys are read."""
+SEE_UNIT = "see the coordinate unit"
 _CONVENTIONS = {
-    "unit_read": "W_E . direction, the norm before it at scale 1",
-    "unit_written": "logits, final norm at scale 1, centred over the vocabulary",
+    "read": "W_E . direction, the norm before it at scale 1",
+    "written": "logits, final norm at scale 1, centred over the vocabulary",
     "inverse": "W_E^T stands for the right inverse of W_E (Dar et al. 2022)",
 }
 
 
+@dataclass(frozen=True, eq=False)
+class Directions(Question):
+    """Vectors of the residual stream as lists of tokens; `directions` describes the result."""
+
+    vectors: Shaped[Tensor, "*n d"]
+    """One vector, or one per row."""
+    side: Side = "written"
+    """written: what a vector adds to the logits; read: every token's embedding along it."""
+    top: int = 10
+    """How many tokens are listed at each end."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """Products with the embedding or the unembedding, no pass."""
+        circuits = HeadCircuits(model, folded=True)
+        width = circuits.config.d_model
+        given = torch.as_tensor(self.vectors)
+        fits = given.ndim in (1, 2) and given.shape[-1] == width and given.numel() > 0
+        if not fits or not given.is_floating_point() or not bool(given.isfinite().all()):
+            raise ValueError(
+                f"finite vectors of the stream, [{width}] or [direction, {width}], are required, got {given.dtype} of "
+                f"shape {shape_text(given.shape)}"
+            )
+        if self.side not in get_args(Side):
+            raise ValueError(f"side must be read or written, got {self.side!r}")
+        _check_top(self.top, circuits)
+        return Alone(self.name, partial(_directions, circuits, model.text, self))
+
+
+@dataclass(frozen=True)
+class SingularDirections(Question):
+    """The strongest singular directions of a matrix as lists of tokens; `singular_directions` describes the result."""
+
+    matrix: Matrix
+    """OV or QK of a head, or W_in, W_gate or W_out of an MLP."""
+    part: Named
+    """The head or the MLP that has it."""
+    offset: int | None = None
+    """Under rotary positions, how many tokens before the query the key of QK stands (None: 0)."""
+    count: int = 10
+    """How many directions."""
+    top: int = 10
+    """How many tokens are listed at each end."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """A decomposition of thin factors, no pass."""
+        circuits = HeadCircuits(model, folded=True)
+        if self.matrix not in get_args(Matrix):
+            raise ValueError(f"matrix must be one of {', '.join(get_args(Matrix))}, got {self.matrix!r}")
+        if self.offset is not None and self.matrix != "QK":
+            raise ValueError(f"an offset requires QK, got {self.matrix}")
+        part, config = _owner(circuits.config, self.matrix, self.part), circuits.config
+        circuits.checked_offsets(self.offset, cross=part.kind == "cross_head")
+        width = config.head_width if part.index is not None else getattr(config.mlp, "d_mlp", 0)
+        most = min(width, config.d_model)
+        if not 1 <= self.count <= most:
+            raise ValueError(f"{self.matrix} has 1 to {most} singular directions, got count={self.count}")
+        _check_top(self.top, circuits)
+        return Alone(self.name, partial(_singular_directions, circuits, model.text, part, self))
+
+
+@dataclass(frozen=True)
+class Neurons(Question):
+    """What MLP neurons read and write, as lists of tokens; `neurons` describes the result."""
+
+    parts: Named | Sequence[Named]
+    """The neuron, or several."""
+    top: int = 10
+    """How many tokens are listed at each end."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """Products with the embedding and the unembedding, no pass."""
+        circuits = HeadCircuits(model, folded=True)
+        config = circuits.config
+        _check_mlp(config)
+        chosen = as_parts(self.parts, config, ("neuron",), "a neuron, such as L0N17,")
+        _check_top(self.top, circuits)
+        return Alone(self.name, partial(_neurons, circuits, model.text, chosen, self))
+
+
 def directions(
-    model: Subject, vectors: Shaped[Tensor, "*n d"], *, side: Side = "written", top: int = 10
+    model: Model, vectors: Shaped[Tensor, "*n d"], *, side: Side = "written", top: int = 10
 ) -> "xr.Dataset":
     """Any vectors of the residual stream as lists of tokens: biases, embeddings, rows of a matrix, probes.
 
     side: "written", what a vector adds to the logits, v W_U with the final norm at scale 1, centred over the vocabulary
     (`model.b_out`, `model.b_O`, `model.W_pos`, `model.W_E[5]`, a neuron's row of `model.W_out[2]`); "read", every
     token's embedding along it, W_E v (a column of `model.W_Q[0, 1].mT`, a probe). Returns Dataset[direction, end,
-    rank]: `token`, `text`, `score`, and `norm`[direction]; `end`: top and bottom, rank 0 the most extreme.
+    rank]: `value`, the token's number; `token`, its text, and `token_id`; `norm`[direction], the vector's length.
+    `end`: top and bottom, rank 0 the most extreme.
     Caveat: vectors are taken as they stand in the stream. The norm that a matrix reads through, or that its output
     passes (sandwich norms), is not folded in; `neurons` and `singular_directions` do that.
     Errors: ValueError for vectors that are not of floating type, finite and as wide as the stream, or more tokens than
     the vocabulary has.
 
     Example:
-        >>> directions(model, model.b_out, top=5).text.sel(direction=0, end="top").shape
+        >>> directions(model, model.b_out, top=5).token.sel(direction=0, end="top").shape
         (5,)
     """
-    width = model.transformer.config.d_model
-    fits = vectors.ndim in (1, 2) and vectors.shape[-1] == width and vectors.numel() > 0
-    if not fits or not vectors.is_floating_point() or not bool(vectors.isfinite().all()):
-        raise ValueError(
-            f"finite vectors of the stream, [{width}] or [direction, {width}], are required, got {vectors.dtype} of "
-            f"shape {shape_text(vectors.shape)}"
-        )
-    if side not in ("read", "written"):
-        raise ValueError(f"side must be read or written, got {side!r}")
-    circuits = Circuits(model.transformer, folded=True)
-    rows = vectors.detach().reshape(-1, width).to(circuits.embedded.device, wide(circuits.embedded[:0]).dtype)
-    found = labelled(
-        "directions",
-        {"norm": (("direction",), rows.norm(dim=-1))}
-        | {
-            name: (("direction", "end", "rank"), x)
-            for name, x in _ends(_scores(circuits, rows, side), top).items()
-        },
-        coords={"direction": range(len(rows)), "end": ["top", "bottom"], "rank": range(top)},
-        attrs={**_CONVENTIONS, "side": side},
-    )
-    return _with_text(found, model)
+    return answered(Directions(vectors, side, top), model)
 
 
 def singular_directions(
-    model: Subject,
-    matrix: Matrix = "OV",
+    model: Model,
+    matrix: Matrix,
+    part: Named,
     *,
-    layer: int,
-    head: int | None = None,
     offset: int | None = None,
-    k: int = 10,
+    count: int = 10,
     top: int = 10,
 ) -> "xr.Dataset":
-    """The k strongest singular directions of a head's OV or QK or a layer's MLP matrix, each as a list of tokens.
+    """The strongest singular directions of a head's OV or QK or of an MLP's matrix, each as a list of tokens.
 
     M = sum_i s_i u_i v_i^T in row convention: along u_i the matrix reads, along v_i it writes, s_i times as much. QK
-    writes nothing: a query along u_i looks for keys along v_i. With norms folded in (`Circuits(folded=True)`). Returns
-    Dataset[direction, side, end, rank]: `token`, `text`, `score`, and `singular_value`[direction]. `side`: read and
-    written for OV, query and key for QK, read for W_in and W_gate (a gated MLP's), written for W_out; `end`: top and
-    bottom, rank 0 the most extreme.
-    offset: under rotary positions, how many tokens before the query the key stands (None: 0), as in `Circuits.qk`.
+    writes nothing: a query along u_i looks for keys along v_i. With norms folded in (`HeadCircuits(folded=True)`).
+    Returns Dataset[direction, side, end, rank]: `value`, the token's number, in the `unit` of its side; `token`, its
+    text, and `token_id`; `singular_value`[direction]. `side`: read and written for OV, query and key for QK, read for
+    W_in and W_gate (a gated MLP's), written for W_out; `end`: top and bottom, rank 0 the most extreme.
+    part: the head (`"L1H2"`) or the MLP (`"L1.mlp"`) that has the matrix. count: how many directions. top: how many
+    tokens of each end.
+    offset: under rotary positions, how many tokens before the query the key stands (None: 0), as in `HeadCircuits.qk`.
     u_i and v_i have one common sign, which is arbitrary; here the token of the largest absolute score on the last side
     is positive. Directions of equal singular values are arbitrary up to rotation. Invariant to W_V -> W_V M, W_O ->
     M^-1 W_O.
-    Errors: IndexError for a layer or head that does not exist; ValueError for a head missing (OV, QK) or superfluous
-    (MLP), an offset without rotary QK, a matrix the model lacks, k beyond the rank's bound, or more tokens than the
-    vocabulary has.
+    Errors: IndexError for a layer or head that does not exist; ValueError for a part that has no such matrix, an offset
+    without rotary QK, more directions than the rank's bound, or more tokens than the vocabulary has.
 
     Example:
-        >>> found = singular_directions(model, "OV", layer=1, head=2, k=3, top=5)
-        >>> found.text.sel(side="written", end="top").shape
+        >>> found = singular_directions(model, "OV", "L1H2", count=3, top=5)
+        >>> found.token.sel(side="written", end="top").shape
         (3, 5)
     """
-    if (matrix in ("OV", "QK")) != (head is not None):
-        need = f"a head is required for {matrix}" if head is None else f"{matrix} has no heads"
-        raise ValueError(f"{need}, got head={head}")
-    if offset is not None and matrix != "QK":
-        raise ValueError(f"an offset requires QK, got {matrix}")
-    circuits = Circuits(model.transformer, folded=True)
-    s, vectors = _singular(circuits, matrix, layer, head, offset)
-    if not 1 <= k <= len(s):
-        raise ValueError(f"{matrix} has 1 to {len(s)} singular directions, got k={k}")
-    scores = torch.stack([_scores(circuits, x[:, :k].mT, side) for side, x in vectors.items()], 1)
-    scores = scores * _sign(scores[:, -1])[:, None, None]
-    ends = _ends(scores, top)
-    found = labelled(
-        "singular_directions",
-        {"singular_value": (("direction",), s[:k])}
-        | {name: (("direction", "side", "end", "rank"), value) for name, value in ends.items()},
-        coords={"direction": range(k), "side": list(vectors), "end": ["top", "bottom"], "rank": range(top)},
-        attrs={
-            **_CONVENTIONS, "matrix": matrix, "layer": layer, **({} if head is None else {"head": head}),
-            "sign": "the largest absolute score of the last side is positive",
-        },
-    )  # fmt: skip
-    return _with_text(found, model)
+    return answered(SingularDirections(matrix, part, offset, count, top), model)
 
 
-def neurons(model: Subject, layer: int, index: int | Sequence[int], *, top: int = 10) -> "xr.Dataset":
+def neurons(model: Model, parts: Named | Sequence[Named], *, top: int = 10) -> "xr.Dataset":
     """What MLP neurons read and write, as lists of tokens.
 
     Neuron i reads the stream along column i of W_in (and of W_gate, if the MLP is gated) and writes n_i times row i of
     W_out: n_i (W_out[i] . W_U) is what it adds to the logits directly (Geva et al. 2022). Norms are folded in as in
-    `Circuits(folded=True)`. Returns Dataset[neuron, part, end, rank]: `token`, `text`, `score`, and `norm`[neuron,
-    part]; `part`: in (gate, in) and out; `end`: top and bottom, rank 0 the most extreme.
+    `HeadCircuits(folded=True)`. Returns Dataset[part, matrix, end, rank]: `value`, the token's number, in the `unit` of
+    its matrix; `token`, its text, and `token_id`; `norm`[part, matrix]. `part`: the neurons' names; `matrix`: W_in
+    (W_gate, W_in) and W_out; `end`: top and bottom, rank 0 the most extreme.
+    parts: the neuron by name, `"L0N17"`, or several, of any layers.
     Errors: IndexError for a layer or neuron that does not exist; ValueError for a model without neurons of its own
-    (attention-only, mixture of experts), or more tokens than the vocabulary has.
+    (attention-only, mixture of experts, two MLPs in a block), or more tokens than the vocabulary has.
 
     Example:
-        >>> found = neurons(model, 0, [3, 17], top=5)
-        >>> found.text.sel(neuron=17, part="out", end="bottom").shape
+        >>> found = neurons(model, ["L0N3", "L0N17"], top=5)
+        >>> found.token.sel(part="L0N17", matrix="W_out", end="bottom").shape
         (5,)
     """
-    circuits = Circuits(model.transformer, folded=True)
-    matrices = _mlp_matrices(circuits, layer)
-    chosen = [index] if isinstance(index, int) else list(index)
-    count = len(matrices["W_out"])
-    if bad := [i for i in chosen if not 0 <= i < count]:
-        raise IndexError(f"neurons are 0 to {count - 1}, got {bad[0]}")
-    if not chosen:
-        raise ValueError("at least one neuron is required, got none")
-    rows = {name.removeprefix("W_"): (w if name == "W_out" else w.mT)[chosen] for name, w in matrices.items()}
-    sides: dict[str, Side] = {part: "written" if part == "out" else "read" for part in rows}
-    ends = _ends(torch.stack([_scores(circuits, row, sides[part]) for part, row in rows.items()], 1), top)
-    norm = torch.stack([row.norm(dim=-1) for row in rows.values()], 1)
-    found = labelled(
-        "neurons",
-        {"norm": (("neuron", "part"), norm)}
-        | {name: (("neuron", "part", "end", "rank"), value) for name, value in ends.items()},
-        coords={"neuron": chosen, "part": list(rows), "end": ["top", "bottom"], "rank": range(top)},
-        attrs={**_CONVENTIONS, "layer": layer},
+    return answered(Neurons(parts, top), model)
+
+
+@torch.no_grad()
+def _directions(circuits: HeadCircuits, text: Text, asked: Directions) -> "xr.Dataset":
+    embedded, unit = circuits.embedded, UNITS[asked.side]
+    rows = asked.vectors.detach().reshape(-1, circuits.config.d_model)
+    rows = rows.to(embedded.device, wide(embedded[:0]).dtype)
+    value, coords = _listed(_scores(circuits, rows, asked.side), asked.top, ("direction",), text)
+    return labelled(
+        asked.name,
+        {"value": value, "norm": (("direction",), rows.norm(dim=-1))},
+        coords={"direction": range(len(rows)), **coords},
+        units={"value": unit, "norm": "length"},
+        attrs={"unit": unit, "side": asked.side, **_CONVENTIONS},
     )
-    return _with_text(found, model)
+
+
+@torch.no_grad()
+def _singular_directions(
+    circuits: HeadCircuits, text: Text, part: Part, asked: SingularDirections
+) -> "xr.Dataset":
+    s, vectors = _singular(circuits, asked.matrix, part, asked.offset)
+    scores = torch.stack([_scores(circuits, x[:, : asked.count].mT, side) for side, x in vectors.items()], 1)
+    scores = scores * _sign(scores[:, -1])[:, None, None]
+    value, coords = _listed(scores, asked.top, ("direction", "side"), text)
+    return labelled(
+        asked.name,
+        {"value": value, "singular_value": (("direction",), s[: asked.count])},
+        coords={
+            "direction": range(asked.count), "side": list(vectors), **coords,
+            "unit": ("side", [UNITS.get(side, UNITS["read"]) for side in vectors]),
+        },
+        units={"value": SEE_UNIT, "singular_value": "singular value"},
+        attrs={
+            **_CONVENTIONS, "matrix": asked.matrix, "part": str(part),
+            "sign": "the largest absolute score of the last side is positive",
+        },
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _neurons(circuits: HeadCircuits, text: Text, chosen: Sequence[Part], asked: Neurons) -> "xr.Dataset":
+    places = [(part.layer or 0, part.index or 0) for part in chosen]
+    layers = {layer: _mlp_matrices(circuits, layer) for layer, _ in places}
+    names = list(layers[places[0][0]])
+    sides = ["written" if name == "W_out" else "read" for name in names]
+    found, norms = [], []
+    for name, side in zip(names, sides, strict=True):
+        every = {layer: w[name] if name == "W_out" else w[name].mT for layer, w in layers.items()}
+        rows = torch.stack([every[layer][index] for layer, index in places])
+        found.append(_scores(circuits, rows, side))
+        norms.append(rows.norm(dim=-1))
+    value, coords = _listed(torch.stack(found, 1), asked.top, ("part", "matrix"), text)
+    return labelled(
+        asked.name,
+        {"value": value, "norm": (("part", "matrix"), torch.stack(norms, 1))},
+        coords={
+            "part": list(map(str, chosen)), "matrix": names, **coords,
+            "unit": ("matrix", [UNITS[side] for side in sides]),
+        },
+        units={"value": SEE_UNIT, "norm": "length"},
+        attrs=_CONVENTIONS,
+    )  # fmt: skip
+
+
+def _check_mlp(config: ModelConfig) -> None:
+    """ValueError for a model whose neurons have no weights of their own, or that has two MLPs in a block."""
+    if config.macaron:
+        raise ValueError("blocks with one MLP are required, those of this model have two (Macaron)")
+    if not isinstance(config.mlp, MLP):
+        raise ValueError(f"a plain or gated MLP is required, this model is {config.mlp_in_words}")
+
+
+def _owner(config: ModelConfig, matrix: Matrix, part: Named) -> Part:
+    """The head or the MLP that has the matrix. Errors: those of `singular_directions`."""
+    if matrix in ("OV", "QK"):
+        found = as_part(part, config)
+        if found.kind not in ("head", "cross_head"):
+            raise ValueError(f"a head is required for {matrix}, such as L1H2, got {found}")
+        return found
+    _check_mlp(config)
+    assert isinstance(config.mlp, MLP)
+    known = ["W_gate"] * config.mlp.gated + ["W_in", "W_out"]
+    if matrix not in known:
+        raise ValueError(f"matrix must be OV, QK or, in this model, {', '.join(known)}, got {matrix!r}")
+    found = as_part(part, config)
+    if found.kind != "mlp":
+        raise ValueError(f"an MLP is required for {matrix}, such as L1.mlp, got {found}")
+    return found
 
 
 def _singular(
-    circuits: Circuits, matrix: Matrix, layer: int, head: int | None, offset: int | None
+    circuits: HeadCircuits, matrix: Matrix, part: Part, offset: int | None
 ) -> tuple[Float[Tensor, "s"], dict[str, Float[Tensor, "d s"]]]:
     """Singular values and the vectors of every side, as columns."""
     if matrix in ("OV", "QK"):
         is_ov = matrix == "OV"
-        u, s, v = (circuits.ov(layer, head) if is_ov else circuits.qk(layer, head, offset=offset)).svd()
+        u, s, v = (circuits.ov(part) if is_ov else circuits.qk(part, offset=offset)).svd()
         return s, dict(zip(("read", "written") if is_ov else ("query", "key"), (u, v), strict=True))
-    matrices = _mlp_matrices(circuits, layer)
-    if matrix not in matrices:
-        raise ValueError(f"matrix must be OV, QK or, in this model, {', '.join(matrices)}, got {matrix!r}")
-    u, s, vh = torch.linalg.svd(matrices[matrix], full_matrices=False)
+    assert part.layer is not None
+    u, s, vh = torch.linalg.svd(_mlp_matrices(circuits, part.layer)[matrix], full_matrices=False)
     return s, {"written": vh.mT} if matrix == "W_out" else {"read": u}
 
 
-def _mlp_matrices(circuits: Circuits, layer: int) -> Mapping[str, Float[Tensor, "_ _"]]:
+def _mlp_matrices(circuits: HeadCircuits, layer: int) -> Mapping[str, Float[Tensor, "_ _"]]:
     """W_gate (if gated) and W_in `[d m]` behind the norm they read through, W_out `[m d]` before the norm it passes."""
-    config, weights = circuits.model.config, Weights(circuits.model).layer(layer)
-    if config.macaron:
-        raise ValueError("blocks with one MLP are required, those of this model have two (Macaron)")
-    if weights.W_in is None or weights.W_out is None:
-        raise ValueError(f"a plain or gated MLP is required, this model is {config.mlp_in_words}")
-    block = circuits.model.block(layer)
+    config, weights = circuits.config, Weights(circuits.network).layer(layer)
+    assert weights.W_in is not None and weights.W_out is not None
+    block = circuits.network.block(layer)
     norm, post = block.reading(block.ln1 if config.shared_norm else block.ln2), block.post_norm("mlp_out")
     one = wide(weights.W_out).new_ones(1)
     out = wide(weights.W_out) if post is None else post.frozen(wide(weights.W_out), one)
@@ -202,7 +321,7 @@ def _mlp_matrices(circuits: Circuits, layer: int) -> Mapping[str, Float[Tensor, 
     return {**folded, "W_out": out * config.factor("mlp_out")}
 
 
-def _scores(circuits: Circuits, vectors: Float[Tensor, "n d"], side: str) -> Float[Tensor, "n v"]:
+def _scores(circuits: HeadCircuits, vectors: Float[Tensor, "n d"], side: str) -> Float[Tensor, "n v"]:
     """Every token's score for directions that are written, or (read, query, key) read."""
     if side != "written":
         return vectors @ wide(circuits.embedded).mT
@@ -216,21 +335,18 @@ def _sign(scores: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
     return torch.where(largest < 0, -1.0, 1.0).to(scores)
 
 
-def _ends(
-    scores: Float[Tensor, "*n v"], top: int
-) -> dict[str, Float[Tensor, "*n 2 rank"] | Int[Tensor, "*n 2 rank"]]:
-    """The `top` largest scores and the `top` smallest, most extreme first, and their tokens."""
-    if not 1 <= top <= scores.shape[-1]:
-        raise ValueError(f"top must be in [1, {scores.shape[-1]}], got {top}")
+def _check_top(top: int, circuits: HeadCircuits) -> None:
+    if not 1 <= top <= circuits.config.d_vocab:
+        raise ValueError(f"top must be in [1, {circuits.config.d_vocab}], got {top}")
+
+
+def _listed(
+    scores: Float[Tensor, "*n v"], top: int, dims: Sequence[str], text: Text
+) -> tuple[tuple[tuple[str, ...], Tensor], dict[str, object]]:
+    """The largest and the smallest scores, most extreme first, over the dims, `end` and `rank`; and their tokens."""
     ends = [scores.topk(top, largest=largest) for largest in (True, False)]
-    return {
-        "token": torch.stack([end.indices for end in ends], -2),
-        "score": torch.stack([end.values for end in ends], -2),
-    }
-
-
-def _with_text(found: "xr.Dataset", model: Subject) -> "xr.Dataset":
-    """The result with the text of every token."""
-    ids = found.token
-    pieces = np.array(model.text.pieces(ids.values.ravel().tolist())).reshape(ids.shape)
-    return found.assign(text=(ids.dims, pieces))
+    cells = (*dims, "end", "rank")
+    tokens = worded(text, "token", torch.stack([end.indices for end in ends], -2), cells)
+    return (cells, torch.stack([end.values for end in ends], -2)), {
+        "end": ENDS, "rank": range(top), **tokens,
+    }  # fmt: skip

@@ -1,7 +1,8 @@
 """The circuits of heads: what a head moves (OV) and where it looks (QK), as factored bilinear forms.
 
 Row convention, as in `x @ M`: a head writes `x_source @ OV`, and scores `x_query @ QK @ x_key`. Elhage et al. 2021, "A
-Mathematical Framework for Transformer Circuits".
+Mathematical Framework for Transformer Circuits". Weights are read as they are: edits of activations do not concern
+them.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,25 +18,32 @@ from torch import Tensor
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.model.attention import Attention, CrossAttention
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Zero
 from interp.model.norm import HeadNorm, Normalize
+from interp.model.parts import Named, Part, as_part
 from interp.model.position import Rotation, depends_on_length, sinusoids
 from interp.model.sites import embedding_parts
-from interp.model.tap import Edit, Tap
+from interp.model.tap import Tap
 from interp.model.transformer import Transformer
 from interp.model.variants import Learned, Rotary, Sinusoidal
 from interp.model.weights import Weights
+from interp.passes.observe import Model, as_network
 
 Embedding = Literal["token", "effective"]
 Term = Literal["token", "position"]
 Offset = int | Sequence[int] | None
 CHUNK = 4096
 """Vocabulary entries embedded at once."""
+_CIRCUITS = ("head", "cross_head", "attn", "cross_attn")
+"""The kinds of part that have circuits: heads, and all heads of a layer."""
 
 
 @dataclass(frozen=True, eq=False)
-class Circuits:
-    """The circuits of one model's heads, under one set of conventions.
+class HeadCircuits:
+    """The QK and OV circuits of one model's heads, under one set of conventions.
 
+    model: a `HookedTransformer` or a `Transformer`. Heads are named `L1H2`, those of cross-attention `L1X2`.
     folded: norms are part of the circuit at scale 1: gamma and LayerNorm's centring of what a head reads, the norm of
     what it adds, query and key norms, the final norm, and the family's constant factors on the stream and the logits.
     biases: what is read gets a constant 1 appended, and the circuit a last row (QK: row and column) for it: b_V, b_Q,
@@ -45,12 +53,12 @@ class Circuits:
     embeddings), or "effective", the same and what the MLP (the MLPs) of block 0 make of it while attention is silent.
 
     Example:
-        >>> circuits = interp.Circuits(model.transformer, folded=True)
-        >>> circuits.ov(1, 0).eigenvalues().shape
+        >>> circuits = HeadCircuits(model, folded=True)
+        >>> circuits.ov("L1H0").eigenvalues().shape
         torch.Size([6])
     """
 
-    model: Transformer
+    model: Model
     folded: bool = False
     biases: bool = False
     scaled: bool = False
@@ -59,46 +67,55 @@ class Circuits:
     def __post_init__(self) -> None:
         if self.embedding not in ("token", "effective"):
             raise ValueError(f"embedding must be token or effective, got {self.embedding!r}")
+        as_network(self.model)  # refuses what is no model
 
-    def ov(self, layer: int | None = None, head: int | None = None, *, cross: bool = False) -> FactoredMatrix:
-        """W_V W_O of one head `[d d]`, of a layer's heads `[h d d]` or of all `[l h d d]`, source on the rows.
+    @cached_property
+    def network(self) -> Transformer:
+        """The model's network, without any edits of activations."""
+        return as_network(self.model).unedited
 
-        Errors: IndexError for a layer or head that does not exist, ValueError for cross-attention a model lacks,
-        AttributeError for a layer whose mixer has no such circuit.
+    @property
+    def config(self) -> ModelConfig:
+        """The model's config."""
+        return self.network.config
+
+    def ov(self, heads: Named | None = None) -> FactoredMatrix:
+        """W_V W_O of a head `[d d]` (`"L1H2"`), of a layer's heads `[h d d]` (`"L1.attn"`) or of all `[l h d d]`.
+
+        The source is on the rows. All are those of self-attention; cross-attention's are `"L1X2"` and
+        `"L1.cross_attn"`.
+        Errors: IndexError for a layer or head that does not exist, KeyError for cross-attention a model lacks,
+        ValueError for a part that is neither, AttributeError for a layer whose mixer has no such circuit.
         """
-        return self._chosen(layer, head, lambda at: self._ov(at, cross=cross))
+        chosen = self._named(heads)
+        return self._stacked(chosen, lambda layer: self._ov(layer, cross=_is_cross(chosen)))
 
-    def qk(
-        self,
-        layer: int | None = None,
-        head: int | None = None,
-        *,
-        offset: Offset = None,
-        cross: bool = False,
-    ) -> FactoredMatrix:
-        """W_Q W_K^T of one head, of a layer's or of all, as in `ov`; query on the rows, key on the columns.
+    def qk(self, heads: Named | None = None, *, offset: Offset = None) -> FactoredMatrix:
+        """W_Q W_K^T of a head, of a layer's heads or of all, as in `ov`; query on the rows, key on the columns.
 
         Under rotary positions it holds for a key that stands `offset` tokens before the query (None: 0): W_Q R(offset)
         W_K^T; several offsets are one more axis in front. It is the content's part of the score: ALiBi, relative
         buckets and soft caps come on top.
         Errors: as in `ov`, and ValueError for an offset under other positions or outside the context.
         """
-        offsets = self._offsets(offset, cross=cross)
-        return self._chosen(layer, head, lambda at: self._qk(at, offsets, cross=cross))
+        chosen = self._named(heads)
+        cross = _is_cross(chosen)
+        offsets = self.checked_offsets(offset, cross=cross)
+        return self._stacked(chosen, lambda layer: self._qk(layer, offsets, cross=cross))
 
-    def full_ov(self, layer: int, head: int) -> FactoredMatrix:
+    def full_ov(self, head: Named) -> FactoredMatrix:
         """W_E OV W_U `[source token, output token]`: how a source token, once attended to, moves each logit.
 
         In float32 at least; the final norm is put on W_O's side, so that no second array of W_U's size is made.
         Errors: as `ov` and `unembedding`.
         """
-        ov = self.ov(layer, head).wide()
+        ov = self.ov(head).wide()
         return FactoredMatrix(
             wide(self.embedded) @ ov.A, self.before_unembedding(ov.B) @ wide(self.bare_unembedding)
         )
 
     def full_qk(
-        self, layer: int, head: int, *, offset: Offset = None, query: Term = "token", key: Term = "token"
+        self, head: Named, *, offset: Offset = None, query: Term = "token", key: Term = "token"
     ) -> FactoredMatrix:
         """The QK circuit between vocabulary entries `[query token, key token]`, or position embeddings.
 
@@ -108,39 +125,41 @@ class Circuits:
         sides = {"token": lambda: self.embedded, "position": lambda: self.positions}
         if bad := [term for term in (query, key) if term not in sides]:
             raise ValueError(f"query and key must be token or position, got {bad[0]!r}")
-        circuit = self.qk(layer, head, offset=offset)
+        circuit = self.qk(head, offset=offset)
         return FactoredMatrix(sides[query]() @ circuit.A, circuit.B @ sides[key]().mT)
 
     def direct(self) -> FactoredMatrix:
         """W_E W_U `[token, output token]`: the path past every layer, a bigram table (zero-layer transformer)."""
-        rows = self.embedded[:, : self.model.config.d_model]
+        rows = self.embedded[:, : self.config.d_model]
         return FactoredMatrix(rows, self.unembedding)
 
     @cached_property
     def embedded(self) -> Float[Tensor, "v d"]:
         """What each vocabulary entry puts on the stream, without position; with `biases` and a last column of 1."""
         if self._is_bare():
-            return self._with_constant(self.model.embed.weight, 1.0)
-        ids = torch.arange(self.model.config.d_vocab, device=self.model.device)
-        found = torch.empty(len(ids), self.model.config.d_model, dtype=self.model.dtype, device=ids.device)
+            return self._with_constant(self.network.embed.weight, 1.0)
+        ids = torch.arange(self.config.d_vocab, device=self.network.device)
+        found = torch.empty(len(ids), self.config.d_model, dtype=self.network.dtype, device=ids.device)
         for chunk in ids.split(CHUNK):  # in place: the table never exists twice
             found[chunk[0] : chunk[-1] + 1] = self._alone(chunk)
         return self._with_constant(found, 1.0)
 
     def embedded_tokens(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
         """The rows of `embedded` of these vocabulary entries, without the work for all others."""
-        ids = ids.to(self.model.device)
-        return self._with_constant(self.model.embed.weight[ids] if self._is_bare() else self._alone(ids), 1.0)
+        ids = ids.to(self.network.device)
+        return self._with_constant(
+            self.network.embed.weight[ids] if self._is_bare() else self._alone(ids), 1.0
+        )
 
     @cached_property
     def positions(self) -> Float[Tensor, "p d"]:
         """What each position puts on the stream; with `biases` and a last column of 0. ValueError if none is added."""
-        kind, config = self.model.config.position, self.model.config
+        kind, config = self.config.position, self.config
         if isinstance(kind, Learned):
-            found = Weights(self.model).W_pos
+            found = Weights(self.network).W_pos
         elif isinstance(kind, Sinusoidal):
-            every = torch.arange(config.n_ctx, device=self.model.device)[None]
-            found = sinusoids(kind, every, config.d_model, self.model.dtype)[0]
+            every = torch.arange(config.n_ctx, device=self.network.device)[None]
+            found = sinusoids(kind, every, config.d_model, self.network.dtype)[0]
         else:
             raise ValueError(
                 f"position terms require positions that are added to the stream, not {_kind(kind)}"
@@ -156,27 +175,27 @@ class Circuits:
         found = self.bare_unembedding
         if not self.folded:
             return found
-        return self._read_by(self.model.ln_final, found) * self.model.config.logit_scale
+        return self._read_by(self.network.ln_final, found) * self.config.logit_scale
 
     @property
     def bare_unembedding(self) -> Float[Tensor, "d v"]:
         """W_U itself, not copied, whatever the conventions; errors as `unembedding`."""
-        if self.model.mlm_head is not None:
+        if self.network.mlm_head is not None:
             raise ValueError(
                 "this model computes its logits by a non-linear masked-LM head: no circuit ends in it"
             )
-        return Weights(self.model).W_U
+        return Weights(self.network).W_U
 
     def before_unembedding(self, written: Float[Tensor, "*h d"]) -> Float[Tensor, "*h d"]:
         """What is written to the final stream, as W_U reads it: with `folded` behind the final norm at scale 1."""
         if not self.folded:
             return written
-        return self.model.ln_final.frozen(written, written.new_ones(1)) * self.model.config.logit_scale
+        return self.network.ln_final.frozen(written, written.new_ones(1)) * self.config.logit_scale
 
     # one layer, all heads
 
     def _ov(self, layer: int, *, cross: bool) -> FactoredMatrix:
-        weights, block = Weights(self.model), self.model.block(layer)
+        weights, block = Weights(self.network), self.network.block(layer)
         if not cross:
             weights.require("additive", "OV circuit", [layer])
         value, out = self._reading(layer, "v", cross=cross), weights.layer(layer, cross=cross).W_O
@@ -184,12 +203,12 @@ class Circuits:
             sublayer = "cross_attn_out" if cross else "attn_out"
             norm = block.post_norm(sublayer)
             out = out if norm is None else norm.frozen(out, out.new_ones(1))
-            out = out * self.model.config.factor(sublayer)
+            out = out * self.config.factor(sublayer)
         return FactoredMatrix(value, out)
 
     def _qk(self, layer: int, offsets: Tensor | None, *, cross: bool) -> FactoredMatrix:
         if not cross:
-            Weights(self.model).require("bilinear", "QK circuit", [layer])
+            Weights(self.network).require("bilinear", "QK circuit", [layer])
         query, key = (self._reading(layer, part, cross=cross) for part in "qk")
         rotary = self._rotary(layer, cross=cross)
         if rotary is not None:
@@ -202,10 +221,10 @@ class Circuits:
 
     def _reading(self, layer: int, part: str, *, cross: bool) -> Float[Tensor, "h d e"]:
         """What maps the stream to the queries, keys or values of each query head; with `biases` a last row."""
-        weights, mixer = Weights(self.model).layer(layer, cross=cross), self._mixer(layer, cross=cross)
+        weights, mixer = Weights(self.network).layer(layer, cross=cross), self._mixer(layer, cross=cross)
         matrix, bias = getattr(weights, f"W_{part.upper()}"), getattr(weights, f"b_{part.upper()}")
         if self.folded and (part == "q" or not cross):  # the memory is read as it is
-            block = self.model.block(layer)
+            block = self.network.block(layer)
             norm = block.reading(block.ln_cross if cross else block.ln1)
             if norm.bias is not None:
                 bias = bias + norm.bias.to(matrix.device) @ matrix
@@ -215,47 +234,47 @@ class Circuits:
         head_norm = {"q": mixer.q_norm, "k": mixer.k_norm}.get(part)
         if self.folded and head_norm is not None:
             matrix = _head_normed(head_norm, matrix)
-        return matrix if part == "q" else matrix[Weights(self.model).kv_head()]
+        return matrix if part == "q" else matrix[Weights(self.network).kv_head()]
 
     def _read_by(self, norm: Normalize, matrix: Float[Tensor, "*h d e"]) -> Float[Tensor, "*h d e"]:
         """A matrix that reads the stream, behind the linear part of a norm at scale 1."""
         return norm.pull_back(matrix.mT, matrix.new_ones(1)).mT.to(matrix.dtype)
 
     def _mixer(self, layer: int, *, cross: bool) -> Attention | CrossAttention:
-        block = self.model.block(layer)
+        block = self.network.block(layer)
         mixer = block.cross_attn if cross else block.attn
         assert mixer is not None  # Weights has refused it
         return mixer
 
     def _rotary(self, layer: int, *, cross: bool) -> Rotary | None:
-        config = self.model.config
+        config = self.config
         kind = (config.local_position or config.position) if config.is_local(layer) else config.position
         return kind if isinstance(kind, Rotary) and not cross else None
 
-    def _chosen(
-        self, layer: int | None, head: int | None, make: Callable[[int], FactoredMatrix]
-    ) -> FactoredMatrix:
-        """The circuits that `make` gives of whole layers, `[*offset layer head d d]`, with the chosen axes selected."""
-        n_layers, n_heads = self.model.config.n_layers, self.model.config.n_heads
-        if layer is not None and not 0 <= layer < n_layers:
-            raise IndexError(f"layers are 0 to {n_layers - 1}, got {layer}")
-        if head is not None and not 0 <= head < n_heads:
-            raise IndexError(f"heads are 0 to {n_heads - 1}, got {head}")
-        every = range(n_layers) if layer is None else [layer]
-        made = [make(at) for at in every]
-        a, b = (torch.stack(sides, -4) for sides in ([m.A for m in made], [m.B for m in made]))
-        if head is not None:
-            a, b = a[..., head, :, :], b[..., head, :, :]
-        if layer is not None:
-            axis = -4 if head is None else -3
-            a, b = a.select(axis, 0), b.select(axis, 0)
-        return FactoredMatrix(a, b)
+    def _named(self, heads: Named | None) -> Part | None:
+        """The head or sublayer whose circuits are meant; None for all of self-attention."""
+        found = None if heads is None else as_part(heads, self.config)
+        if found is not None and found.kind not in _CIRCUITS:
+            raise ValueError(
+                f"a head is required, such as L1H2, or all heads of a layer, L1.attn, got {found}"
+            )
+        return found
 
-    def _offsets(self, offset: Offset, *, cross: bool) -> Int[Tensor, "..."] | None:
-        """The offsets, checked."""
+    def _stacked(self, chosen: Part | None, make: Callable[[int], FactoredMatrix]) -> FactoredMatrix:
+        """The circuits that `make` gives of whole layers, `[*offset layer head d d]`, or a copy of those chosen."""
+        if chosen is None:
+            made = [make(layer) for layer in range(self.config.n_layers)]
+            a, b = (torch.stack(side, -4) for side in ([m.A for m in made], [m.B for m in made]))
+            return FactoredMatrix(a, b)
+        assert chosen.layer is not None
+        found, head = make(chosen.layer), slice(None) if chosen.index is None else chosen.index
+        return FactoredMatrix(found.A[..., head, :, :].clone(), found.B[..., head, :, :].clone())
+
+    def checked_offsets(self, offset: Offset, *, cross: bool = False) -> Int[Tensor, "..."] | None:
+        """The offsets of a QK circuit as a tensor. Errors: those of `qk`."""
         if offset is None:
             return None
-        config = self.model.config
+        config = self.config
         if cross or not isinstance(config.position, Rotary):
             what = "cross-attention" if cross else _kind(config.position)
             raise ValueError(f"an offset requires rotary positions: under {what} QK does not depend on it")
@@ -269,23 +288,50 @@ class Circuits:
 
     def _alone(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
         """The stream of each token in a text of its own: after the embeddings, or after block 0 without attention."""
-        parts = [site for site in embedding_parts(self.model.config) if site != "hook_embed"]
-        alone = self.model(ids[:, None], Tap(edits=[Edit(site, torch.zeros_like) for site in parts]), stop=0)
+        parts = [site for site in embedding_parts(self.config) if site != "hook_embed"]
+        alone = self.network(ids[:, None], Tap(edits=[Edit(site, Zero()) for site in parts]), stop=0)
         if self.embedding == "effective":
-            alone = self.model.block(0).without_attention(alone.to(self._home(0))).to(self.model.device)
+            alone = self.network.block(0).without_attention(alone.to(self._home(0))).to(self.network.device)
         return alone[:, 0]
 
     def _is_bare(self) -> bool:
         """Whether a vocabulary entry puts its row of W_E on the stream, and nothing is made of it."""
-        config = self.model.config
+        config = self.config
         untouched = self.embedding == "token" or (config.mlp is None and config.norm_place != "post")
         return untouched and not config.embed_norm and config.embed_scale == 1
 
     def _home(self, layer: int) -> torch.device:
-        return self.model.device if self.model.devices is None else self.model.devices[layer]
+        return self.network.device if self.network.devices is None else self.network.devices[layer]
 
     def _with_constant(self, rows: Float[Tensor, "n d"], constant: float) -> Float[Tensor, "n _"]:
         return torch.cat((rows, rows.new_full((len(rows), 1), constant)), 1) if self.biases else rows
+
+
+def as_circuits(given: Model | HeadCircuits) -> HeadCircuits:
+    """The circuits themselves; of a model those that analyses of weights ask about: norms folded in, QK scaled, the
+    effective embedding.
+
+    Errors: ValueError for anything else.
+    """
+    if isinstance(given, HeadCircuits):
+        return given
+    return HeadCircuits(given, folded=True, scaled=True, embedding="effective")
+
+
+def head_names(config: ModelConfig) -> list[str]:
+    """The names of all heads of self-attention, layer by layer."""
+    layers, heads = range(config.n_layers), range(config.n_heads)
+    return [str(Part("head", layer, head)) for layer in layers for head in heads]
+
+
+def by_layer(config: ModelConfig) -> tuple[tuple[str, str], list[list[str]]]:
+    """The coordinate `part` of a result by layer and head."""
+    names, width = head_names(config), config.n_heads
+    return ("layer", "head"), [names[i : i + width] for i in range(0, len(names), width)]
+
+
+def _is_cross(chosen: Part | None) -> bool:
+    return chosen is not None and chosen.kind.startswith("cross")
 
 
 def _rotated(

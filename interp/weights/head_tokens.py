@@ -1,10 +1,12 @@
 """What every head writes when it attends to given tokens, and which of them it looks for: rows of its full circuits.
 
-The entries are those of `copying.top_pairs`, for chosen tokens and all heads at once: OV rows end in the logits, QK
+The entries are those of `top_pairs`, for chosen tokens and all heads at once: OV rows end in the logits, QK
 rows stay among the given tokens, which needs no product over the vocabulary. Elhage et al. 2021; Dar et al. 2022.
 """
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from einops import rearrange
@@ -14,98 +16,139 @@ from torch import Tensor
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.tiles import row_tiles
-from interp.data.text import Answers
-from interp.passes.observe import Subject
-from interp.weights.head_circuits import Circuits
+from interp.data.text import Answers, Text
+from interp.model.parts import Part
+from interp.passes.analysis import Alone, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+from interp.weights.head_circuits import Embedding, HeadCircuits, by_layer
+from interp.weights.token_pairs import UNITS, worded
 
 if TYPE_CHECKING:
     import xarray as xr
 
+LISTS = ("raises", "lowers", "seeks")
+"""What is listed: the outputs that a head raises and lowers most, and the keys that the token prefers as a query."""
+_CELL = ("layer", "head", "token", "list", "rank")
 
-@torch.no_grad()
+
+@dataclass(frozen=True, eq=False)
+class HeadTokens(Question):
+    """What every head writes about given tokens, and which of them it looks for; `head_tokens` describes the result."""
+
+    tokens: Answers
+    """Different single tokens, as text or ids."""
+    top: int = 5
+    """How many tokens each list has."""
+    folded: bool = True
+    """Whether norms are part of the circuits, as in `HeadCircuits`."""
+    scaled: bool = True
+    """Whether QK carries the factor between q . k and the attention score."""
+    embedding: Embedding = "effective"
+    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """Products with some rows of the embedding, no pass."""
+        circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
+        ids = _distinct(model.text, self.tokens)
+        if not 1 <= self.top <= circuits.config.d_vocab:
+            raise ValueError(
+                f"top must be in [1, {circuits.config.d_vocab}] tokens per list, got top={self.top}"
+            )
+        return Alone(self.name, partial(_head_tokens, circuits, model.text, ids, self))
+
+
 def head_tokens(
-    model: Subject, tokens: Answers, *, top: int = 5, circuits: Circuits | None = None
+    model: Model,
+    tokens: Answers,
+    *,
+    top: int = 5,
+    folded: bool = True,
+    scaled: bool = True,
+    embedding: Embedding = "effective",
 ) -> "xr.Dataset":
     """For every head and token: the logits it raises and lowers most if it attends to it, and the tokens it looks for.
 
-    Returns Dataset[layer, head, token]: `written` [.., end, rank], ids of the vocabulary, with `written_score`, the
-    entry of the full OV circuit minus the mean of its row (logits, the final norm at scale 1); `end`: top, bottom.
-    `sought` [.., match], places in `tokens`, with `sought_score`, the entry of the full QK circuit minus the mean over
-    the given tokens (attention scores, the norms at scale 1): which of the given tokens the token, as a query, prefers.
-    Rank 0 is the most extreme; as many matches as `top` and the tokens allow. The coordinate `token` holds the ids.
-    tokens: single tokens, as text or ids. circuits: the conventions; None: folded, scaled, effective embedding, as in
-    `top_pairs`; positions are ignored (rotary: offset 0).
-    Caveats: heads behind layer 0 read what earlier layers wrote, not bare embeddings, and those of layer 0 read no
+    Returns Dataset[layer, head, token, list, rank]: `value`, and `word` and `word_id`, the text and id of the token
+    listed; the coordinates `token` and `token_id` are the given tokens, `part` the heads' names. `list`:
+    `raises` and `lowers`, the largest and smallest entries of the token's row of the full OV circuit minus the row's
+    mean (logits, the final norm at scale 1); `seeks`, the largest entries of its row of the full QK circuit among the
+    given tokens, minus their mean (attention scores, the norms at scale 1): which of them the token, as a query,
+    prefers. The coordinate `unit` says which. Rank 0 is the most extreme; where there are fewer tokens to seek than
+    `top`, `value` is NaN and `word_id` -1.
+    tokens: single tokens, as text or ids. folded, scaled, embedding: the conventions, as in `HeadCircuits`; positions
+    are ignored (rotary: offset 0).
+    Caveats: heads after layer 0 read what earlier layers wrote, not bare embeddings, and those of layer 0 read no
     MLP's work, which the effective embedding holds; scores of different queries have no common scale.
-    Cost: 2 l h t d V FLOPs for t tokens, nearly all of it for `written`.
+    Cost: 2 l h t d V FLOPs for t tokens, nearly all of it for the outputs.
     Errors: ValueError for texts that are not one token, none at all, repeated ones, or more of `top` than the
     vocabulary has; ValueError and AttributeError where no circuit ends in the logits.
 
     Example:
         >>> found = head_tokens(model, torch.tensor([5, 6, 7]), top=3)
-        >>> found.written.sel(layer=1, head=0, token=6, end="top").shape
+        >>> found.word.isel(token=1).sel(layer=1, head=0, list="raises").shape
         (3,)
     """
-    config = model.transformer.config
-    made = Circuits(model.transformer, folded=True, scaled=True, embedding="effective")
-    circuits = made if circuits is None else circuits
-    ids = _distinct(model, tokens)
-    if not 1 <= top <= config.d_vocab:
-        raise ValueError(f"1 to {config.d_vocab} tokens per list are available, got top={top}")
+    return answered(HeadTokens(tokens, top, folded, scaled, embedding), model)
+
+
+@torch.no_grad()
+def _head_tokens(
+    circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], asked: HeadTokens
+) -> "xr.Dataset":
+    config, device = circuits.config, circuits.network.device
     rows, unembedding = wide(circuits.embedded_tokens(ids)), wide(circuits.bare_unembedding)
-    centre = unembedding.mean(-1)
-    found: dict[str, list[Tensor]] = {name: [] for name in _DIMS}
+    centre, known = unembedding.mean(-1), ids.to(device)
+    values, words = [], []
     for layer in range(config.n_layers):
-        for name, value in _written(circuits, layer, rows, unembedding, centre, top).items():
-            found[name].append(value)
-        scores, places = _sought(circuits, layer, rows, min(top, len(ids)))
-        found["sought"].append(places)
-        found["sought_score"].append(scores)
-    return labelled(
-        "head_tokens",
-        {name: (_DIMS[name], torch.stack(values)) for name, values in found.items()},
+        heads = Part("attn", layer)
+        written, outputs = _written(circuits, heads, rows, unembedding, centre, asked.top)
+        scores, places = _sought(circuits, heads, rows, min(asked.top, len(ids)))
+        more = (0, asked.top - scores.shape[-1])
+        sought = torch.nn.functional.pad(scores, more, value=torch.nan)
+        keys = torch.nn.functional.pad(known[places], more, value=-1)
+        values.append(torch.cat((written, sought[:, :, None]), 2))
+        words.append(torch.cat((outputs, keys[:, :, None]), 2))
+    found = torch.stack(words)
+    units = [UNITS["OV"], UNITS["OV"], UNITS["QK"]]
+    table = labelled(
+        asked.name,
+        {"value": (_CELL, torch.stack(values)), "word_id": (_CELL, found)},
         coords={
-            "layer": range(config.n_layers), "head": range(config.n_heads), "token": ids.tolist(),
-            "end": ["top", "bottom"], "rank": range(top),
+            "layer": range(config.n_layers), "head": range(config.n_heads), "part": by_layer(config),
+            **worded(text, "token", ids, ("token",)), "list": LISTS, "unit": ("list", units), "rank": range(asked.top),
         },
+        units="see the coordinate unit",
         attrs={
-            "unit_written": "logits, final norm at scale 1, centred over the vocabulary",
-            "unit_sought": "attention scores, norms at scale 1, centred over the given tokens",
+            "raises, lowers": "logits, final norm at scale 1, centred over the vocabulary",
+            "seeks": "attention scores, norms at scale 1, centred over the given tokens",
             "embedding": circuits.embedding, "folded": int(circuits.folded), "scaled": int(circuits.scaled),
         },
     )  # fmt: skip
+    return table.assign(word=(_CELL, text.words(found.cpu().numpy()).astype(str)))
 
 
-_CELL = ("layer", "head", "token")
-_DIMS = {
-    "written": (*_CELL, "end", "rank"),
-    "written_score": (*_CELL, "end", "rank"),
-    "sought": (*_CELL, "match"),
-    "sought_score": (*_CELL, "match"),
-}
-
-
-def _distinct(model: Subject, tokens: Answers) -> Int[Tensor, "n"]:
+def _distinct(text: Text, tokens: Answers) -> Int[Tensor, "n"]:
     """The ids of the tokens, each once."""
-    many = 1 if isinstance(tokens, str | int) else len(tokens)
-    if many == 0:
+    if not isinstance(tokens, str | int) and len(tokens) == 0:
         raise ValueError("at least one token is required, got none")
-    ids = model.text.targets(tokens, many)
+    ids = text.tokens(tokens)
     if len(ids.unique()) != len(ids):
         raise ValueError(f"different tokens are required, got {ids.tolist()}")
     return ids
 
 
 def _written(
-    circuits: Circuits,
-    layer: int,
+    circuits: HeadCircuits,
+    heads: Part,
     rows: Float[Tensor, "n d"],
     unembedding: Float[Tensor, "d v"],
     centre: Float[Tensor, "d"],
     top: int,
-) -> dict[str, Tensor]:
-    """Ids and centred scores of both ends, `[head token end rank]`; `top` entries of all rows in one product."""
-    ov = circuits.ov(layer).wide()
+) -> tuple[Float[Tensor, "h n end rank"], Int[Tensor, "h n end rank"]]:
+    """Centred scores and ids of both ends; `top` entries of all rows in one product."""
+    ov = circuits.ov(heads).wide()
     moved = circuits.before_unembedding(rows @ ov.A @ ov.B)
     ends = []
     for _, tile in row_tiles(rearrange(moved, "h n d -> (h n) d"), unembedding):
@@ -115,14 +158,14 @@ def _written(
         rearrange(torch.cat(x), "(h n) end rank -> h n end rank", n=len(rows))
         for x in zip(*ends, strict=True)
     )
-    return {"written": ids, "written_score": scores - (moved @ centre)[..., None, None]}
+    return scores - (moved @ centre)[..., None, None], ids
 
 
 def _sought(
-    circuits: Circuits, layer: int, rows: Float[Tensor, "n d"], top: int
+    circuits: HeadCircuits, heads: Part, rows: Float[Tensor, "n d"], top: int
 ) -> tuple[Float[Tensor, "h n k"], Int[Tensor, "h n k"]]:
-    """The best keys of each query among the rows, and the scores minus the mean of their row."""
-    qk = circuits.qk(layer).wide()
+    """The scores of each query's best keys among the rows, minus the mean of their row, and which those are."""
+    qk = circuits.qk(heads).wide()
     scores = (rows @ qk.A) @ (qk.B @ rows.mT)
     best = (scores - scores.mean(-1, keepdim=True)).topk(top, -1)
     return best.values, best.indices

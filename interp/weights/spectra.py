@@ -6,7 +6,8 @@ signal is another question.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from einops import rearrange
@@ -17,9 +18,12 @@ from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.model.mlp import Experts
+from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights
-from interp.passes.observe import Subject
+from interp.passes.analysis import Alone, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -27,22 +31,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class _Named:
-    """One or several matrices of a kind, and where they are; -1: not in a layer, head or expert."""
+    """One or several matrices of a kind, and where they are."""
 
     kind: str
     matrix: Float[Tensor, "*n i o"] | FactoredMatrix
-    layer: int = -1
-    part: str = ""
+    layer: int | None = None
+    inside: str = ""
+    """The sublayer, or outside the blocks the part."""
+
+    def part(self, index: int | None) -> Part:
+        """The part of the model that has the matrix, the index of a head or expert."""
+        if index is None:
+            return Part(self.inside, self.layer)
+        heads = {"attn": "head", "cross_attn": "cross_head"}
+        return Part(heads.get(self.inside, "expert"), self.layer, index)
 
 
-def spectra(model: Subject, *, top: int = 10) -> "xr.Dataset":
+@dataclass(frozen=True)
+class Spectra(Question):
+    """The singular values of every matrix of a model; `spectra` describes the result."""
+
+    top: int = 10
+    """Of how many of the largest the share is given."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """Decompositions, no pass."""
+        if self.top < 1:
+            raise ValueError(f"top >= 1 is required, got {self.top}")
+        return Alone(self.name, partial(_spectra, model.transformer.unedited, self))
+
+
+def spectra(model: Model, *, top: int = 10) -> "xr.Dataset":
     """The singular values of every matrix of a model, and what they say: Dataset[matrix, index].
 
-    `singular`[matrix, index], sigma_1 >= sigma_2 >= ..., NaN behind the last. By matrix, with p_i = sigma_i / sum
-    sigma: `norm` (Frobenius), `stable_rank` = sum sigma^2 / sigma_1^2, `effective_rank` = exp(-sum p log p) (Roy and
-    Vetterli 2007), `top_share` = the part of sum sigma^2 in the first `top`, `size`, how many singular values there
-    are. Ranks of a matrix of zeros are 0. Coordinates of `matrix`: its name, `kind` ("W_Q", "OV", ...), `layer`, `head`
-    and `expert` (-1 where it has none).
+    By matrix, with p_i = sigma_i / sum sigma: `norm` (Frobenius), `stable_rank` = sum sigma^2 / sigma_1^2,
+    `effective_rank` = exp(-sum p log p) (Roy and Vetterli 2007), `top_share` = the part of sum sigma^2 in the first
+    `top`, `size`, how many singular values there are. Ranks of a matrix of zeros are 0. `singular`[matrix, index],
+    sigma_1 >= sigma_2 >= ..., NaN after the last. Coordinates of `matrix`: its name, `kind` ("W_Q", "OV", ...), `part`
+    (`L0H3` for OV and QK, `L0.attn`, `L0.mlp`, `L0E2` for an expert, `embed`, `logits` for W_U) and `layer` (-1 where
+    it has none).
     W_Q, W_K, W_V, W_O are taken over all heads, as the parameter stands (`[d, h e]`); OV = W_V W_O and QK = W_Q W_K^T
     by head, through their thin factors, of the layers that have these circuits. Raw weights: no norm is folded in, in
     float32 at least.
@@ -53,33 +81,41 @@ def spectra(model: Subject, *, top: int = 10) -> "xr.Dataset":
         >>> table = spectra(model)
         >>> float(table.stable_rank.sel(matrix="blocks.0.mlp.W_out")) >= 1
         True
+        >>> interp.frame(table).groupby("kind").stable_rank.mean()
     """
-    if top < 1:
-        raise ValueError(f"top >= 1 is required, got {top}")
-    names, kinds, values = [], [], []
-    places: dict[str, list[int]] = {"layer": [], "head": [], "expert": []}
-    for each in _matrices(model.transformer):
+    return answered(Spectra(top), model)
+
+
+@torch.no_grad()
+def _spectra(network: Transformer, asked: Spectra) -> "xr.Dataset":
+    names, kinds, parts, layers, values = [], [], [], [], []
+    for each in _matrices(network):
         found = singular_values(each.matrix)
         rows = found.reshape(-1, found.shape[-1])
-        prefix = each.kind if each.layer < 0 else f"blocks.{each.layer}.{each.part}.{each.kind}"
-        several = "head" if each.kind in ("OV", "QK") else "expert"
+        prefix = each.kind if each.layer is None else f"blocks.{each.layer}.{each.inside}.{each.kind}"
         for i, row in enumerate(rows):
-            single = found.ndim == 1
-            names.append(prefix if single else f"{prefix}.{i}")
+            names.append(prefix if found.ndim == 1 else f"{prefix}.{i}")
             kinds.append(each.kind.rpartition(".")[2])
+            parts.append(str(each.part(None if found.ndim == 1 else i)))
+            layers.append(-1 if each.layer is None else each.layer)
             values.append(row.cpu())
-            places["layer"].append(each.layer)
-            for place in ("head", "expert"):
-                places[place].append(-1 if single or place != several else i)
     singular = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=torch.nan)
-    table = labelled(
-        "spectra",
-        {"singular": (("matrix", "index"), singular)}
-        | {name: (("matrix",), value) for name, value in summary(singular, top).items()},
-        coords={"matrix": names, "index": range(1, singular.shape[1] + 1)},
-        attrs={"top": top, "unit": "singular value", "weights": "raw, no norm folded in"},
-    )
-    return table.assign_coords({name: ("matrix", place) for name, place in {"kind": kinds, **places}.items()})
+    return labelled(
+        asked.name,
+        {
+            **{name: (("matrix",), value) for name, value in summary(singular, asked.top).items()},
+            "singular": (("matrix", "index"), singular),
+        },
+        coords={
+            "matrix": names, "kind": ("matrix", kinds), "part": ("matrix", parts), "layer": ("matrix", layers),
+            "index": range(1, singular.shape[1] + 1),
+        },
+        units={
+            "norm": "Frobenius norm", "stable_rank": "directions", "effective_rank": "directions",
+            "top_share": "share of the squared norm", "singular": "singular value",
+        },
+        attrs={"top": asked.top, "unit": "singular value", "weights": "raw, no norm folded in"},
+    )  # fmt: skip
 
 
 def singular_values(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n r"]:
@@ -99,7 +135,7 @@ def singular_values(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[T
 
 
 def summary(singular: Float[Tensor, "n r"], top: int) -> dict[str, Float[Tensor, "n"] | Tensor]:
-    """`norm`, `stable_rank`, `effective_rank`, `top_share` and `size` of spectra in descending order, NaN behind.
+    """`norm`, `stable_rank`, `effective_rank`, `top_share` and `size` of spectra in descending order, then NaN.
 
     Example:
         >>> {k: float(v) for k, v in summary(torch.tensor([[2.0, 2.0, torch.nan]]), 1).items()}["effective_rank"]
@@ -122,11 +158,11 @@ def summary(singular: Float[Tensor, "n r"], top: int) -> dict[str, Float[Tensor,
 def _matrices(model: Transformer) -> Iterator[_Named]:
     """Every matrix, one layer at a time."""
     weights, config = Weights(model), model.config
-    yield _Named("embed.W_E", model.embed.weight)
+    yield _Named("embed.W_E", model.embed.weight, inside="embed")
     if model.pos_embed is not None:
-        yield _Named("pos_embed.W_pos", weights.W_pos)
+        yield _Named("pos_embed.W_pos", weights.W_pos, inside="pos_embed")
     if model.type_embed is not None:
-        yield _Named("type_embed.W_type", model.type_embed.weight)
+        yield _Named("type_embed.W_type", model.type_embed.weight, inside="type_embed")
     for layer in range(config.n_layers):
         yield from _attention(weights.layer(layer), weights, layer, "attn")
         if config.cross_attention:
@@ -134,9 +170,9 @@ def _matrices(model: Transformer) -> Iterator[_Named]:
         for part in ("mlp_before", "mlp") if config.macaron else ("mlp",):
             yield from _mlp(weights.layer(layer, before=part == "mlp_before"), model, layer, part)
     if model.mlm_head is not None:
-        yield _Named("mlm_head.W", model.mlm_head.dense.weight.mT)
+        yield _Named("mlm_head.W", model.mlm_head.dense.weight.mT, inside="logits")
     if model.unembed is not None and not config.tied:
-        yield _Named("unembed.W_U", weights.W_U)
+        yield _Named("unembed.W_U", weights.W_U, inside="logits")
 
 
 def _attention(views: LayerWeights, weights: Weights, layer: int, part: str) -> Iterator[_Named]:

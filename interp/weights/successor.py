@@ -13,8 +13,9 @@ from torch import Tensor
 
 from interp.core.precision import wide
 from interp.data.text import Text, single_token
+from interp.model.parts import Part
 from interp.weights.direct_copying import unembedding_rows
-from interp.weights.head_circuits import Circuits
+from interp.weights.head_circuits import HeadCircuits
 
 SEQUENCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -48,17 +49,17 @@ def known_sequences(text: Text) -> dict[str, Int[Tensor, "n"]]:
     return found
 
 
-def successor_hits(circuits: Circuits, ids: Int[Tensor, "n"]) -> Bool[Tensor, "pair l h"]:
+def successor_hits(circuits: HeadCircuits, ids: Int[Tensor, "n"]) -> Bool[Tensor, "pair l h"]:
     """Whether each head maps each item of a sequence (but the last) to the next one rather than to any other item.
 
-    The full OV circuit (behind the final norm), restricted to the items on both sides: the largest entry of row i
+    The full OV circuit (final norm folded in), restricted to the items on both sides: the largest entry of row i
     stands in column i + 1. An item that a head maps to itself is no hit.
     """
-    ids = ids.to(circuits.model.device)
-    sources, outputs = wide(circuits.embedded[ids]), unembedding_rows(circuits.model, ids)
+    ids = ids.to(circuits.network.device)
+    sources, outputs = wide(circuits.embedded[ids]), unembedding_rows(circuits.network, ids)
     layers = []
-    for layer in range(circuits.model.config.n_layers):
-        ov = circuits.ov(layer)
+    for layer in range(circuits.config.n_layers):
+        ov = circuits.ov(Part("attn", layer))
         layers.append((sources @ wide(ov.A)) @ (wide(ov.B) @ outputs.mT))
     return hits(torch.stack(layers)).movedim(-1, 0)
 

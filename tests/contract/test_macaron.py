@@ -21,7 +21,7 @@ from interp.model.parts import Part
 from interp.passes.metrics import logit_difference
 from interp.passes.plan import block_products
 from interp.runs.tensor_parallel import check_tensor_parallel
-from interp.weights.directions import neurons
+from interp.weights import neurons
 from tests.configs import CONFIGS, build, some_tokens
 from tests.tolerances import assert_close
 
@@ -173,7 +173,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "paths": lambda: interp.path_patch(model(), some_tokens(), some_tokens(seed=1), ["m1"], metric=METRIC),
     "TransformerLens": lambda: to_hooked_state(build("macaron")),
     "tensor parallel": lambda: check_tensor_parallel(CONFIG, 2),
-    "neurons in words": lambda: neurons(model(), 0, 3),
+    "neurons in words": lambda: neurons(model(), "L0N3"),
     "backward lens": lambda: interp.backward_lens(model(), some_tokens(), ANSWER, matrices=["W_out"]),
 }
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from interp import HookedTransformer
-from interp.editing.continuation import Continuation, ngram_entropy
+from interp.editing import Continuation, ngram_entropy
 from tests.tiny import CORPUS, hooked
 
 OPENINGS = ["The capital of France is", "The cat"]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from interp import HookedTransformer
+import interp
+from interp import Batch, HookedTransformer
 from interp.core.stats import Z95
-from interp.editing.continuation import Continuation
-from interp.editing.edit_scores import EditCase, edit_table, mean_loss, wilson
-from interp.editing.editors import gradient_edit, shift_edit
-from interp.editing.weight_edit import WeightEdit
+from interp.data.windows import prompts_feed
+from interp.editing import Continuation, EditCase, WeightEdit, edit_table, gradient_edit, shift_edit
+from interp.editing.edit_scores import mean_loss, wilson
 from tests.tiny import CORPUS, hooked
 
 PROMPT = "The capital of France is"
@@ -33,11 +33,11 @@ CASES = [
 
 
 def shift(model: HookedTransformer, case: EditCase) -> WeightEdit:
-    return shift_edit(model, case.prompt, target=case.target, layer=1, eta=0.5)  # type: ignore[arg-type]
+    return shift_edit(model, case.prompt, answer=case.answer, layer=1, eta=0.5)  # type: ignore[arg-type]
 
 
 def step(model: HookedTransformer, case: EditCase) -> WeightEdit:
-    return gradient_edit(model, case.prompt, target=case.target, layer=0, eta=0.3)  # type: ignore[arg-type]
+    return gradient_edit(model, case.prompt, answer=case.answer, layer=0, eta=0.3)  # type: ignore[arg-type]
 
 
 def answered(model: HookedTransformer) -> list[EditCase]:
@@ -46,9 +46,9 @@ def answered(model: HookedTransformer) -> list[EditCase]:
     for case in CASES:
         near = tuple(
             (p, int(model.transformer(model.to_tokens(p))[0, -1].argmax()))
-            for p, _ in case.questions["neighbourhood"]
+            for p, _ in case.checks["neighbourhood"]
         )
-        known.append(replace(case, questions={**case.questions, "neighbourhood": near}))
+        known.append(replace(case, checks={**case.checks, "neighbourhood": near}))
     return known
 
 
@@ -58,7 +58,7 @@ def test_the_table_equals_single_prompts_on_a_copy_edited_by_hand() -> None:
     before = {n: p.clone() for n, p in model.transformer.named_parameters()}
     table = edit_table(model, cases, editors, text=list(CORPUS))
     assert table.editor.values.tolist() == ["original", "shift", "step"]
-    assert table.measure.values.tolist() == MEASURES
+    assert table.score.values.tolist() == MEASURES
     for i, case in enumerate(cases):
         for name in table.editor.values:
             other = HookedTransformer(copy.deepcopy(model.transformer), model.text.tokenizer)
@@ -66,14 +66,14 @@ def test_the_table_equals_single_prompts_on_a_copy_edited_by_hand() -> None:
                 edit = editors[name](model, case)
                 layer = int(edit.name.split(".")[1])
                 other.transformer.block(layer).mlp.out.weight += edit.dense.mT  # type: ignore[union-attr]
-            cell = table.by_case.sel(editor=name, case=i)
-            assert float(cell.sel(measure="efficacy")) == share(other, ((case.prompt, case.target),))
-            for measure, asked in case.questions.items():
-                assert float(cell.sel(measure=measure)) == pytest.approx(share(other, asked), abs=1e-12)
-            assert float(cell.sel(measure="perplexity")) == pytest.approx(perplexity(other), rel=1e-9)
+            cell = table.each.sel(editor=name, case=i)
+            assert float(cell.sel(score="efficacy")) == share(other, ((case.prompt, case.answer),))
+            for measure, asked in case.checks.items():
+                assert float(cell.sel(score=measure)) == pytest.approx(share(other, asked), abs=1e-12)
+            assert float(cell.sel(score="perplexity")) == pytest.approx(perplexity(other), rel=1e-9)
     assert all(torch.equal(p, before[n]) for n, p in model.transformer.named_parameters())
-    values = table.by_case.sel(measure=["efficacy", "neighbourhood"]).values
-    assert 0 < values[1:].mean() < 1
+    values = table.each.sel(score=["efficacy", "neighbourhood"], editor=["shift", "step"]).values
+    assert 0 < values.mean() < 1
 
 
 def share(model: HookedTransformer, asked: tuple[tuple[str, str | int], ...]) -> float:
@@ -98,8 +98,8 @@ def test_the_ngram_column_is_that_of_greedy_texts_of_a_copy_edited_by_hand() -> 
     table = edit_table(
         model, cases, {"shift": shift}, text=list(CORPUS), continuation=Continuation(18, top_k=1)
     )
-    assert table.measure.values.tolist() == [*MEASURES[:3], "n-gram", "perplexity"]
-    values = table.by_case.sel(measure="n-gram")
+    assert table.score.values.tolist() == [*MEASURES[:3], "n-gram", "perplexity"]
+    values = table.each.sel(score="n-gram")
     for i, case in enumerate(cases):
         edited = HookedTransformer(copy.deepcopy(model.transformer), model.text.tokenizer)
         edited.transformer.block(1).mlp.out.weight += shift(model, case).dense.mT  # type: ignore[union-attr]
@@ -108,12 +108,12 @@ def test_the_ngram_column_is_that_of_greedy_texts_of_a_copy_edited_by_hand() -> 
             expected = np.mean([entropy_by_hand(text) for text in texts])
             assert float(values.sel(editor=name, case=i)) == pytest.approx(expected, rel=1e-12)
     assert len(set(values.values.ravel().tolist())) > 3, "texts that all say the same would compare nothing"
-    np.testing.assert_allclose(table.score.sel(measure="n-gram"), values.mean("case"))
+    np.testing.assert_allclose(table.value.sel(score="n-gram"), values.mean("case"))
     half = Z95 * values.std("case", ddof=1) / math.sqrt(3)
-    np.testing.assert_allclose(table.high.sel(measure="n-gram"), values.mean("case") + half)
-    np.testing.assert_allclose(table.low.sel(measure="n-gram"), values.mean("case") - half)
+    np.testing.assert_allclose(table.high.sel(score="n-gram"), values.mean("case") + half)
+    np.testing.assert_allclose(table.low.sel(score="n-gram"), values.mean("case") - half)
     without = edit_table(model, cases, {"shift": shift}, text=list(CORPUS))
-    np.testing.assert_array_equal(table.by_case.drop_sel(measure="n-gram"), without.by_case)
+    np.testing.assert_array_equal(table.each.drop_sel(score="n-gram"), without.each)
 
 
 def greedy(model: HookedTransformer, opening: str, length: int) -> str:
@@ -137,27 +137,51 @@ def entropy_by_hand(text: str) -> float:
 def test_scores_and_intervals_are_those_of_the_cases() -> None:
     model = hooked()
     table = edit_table(model, answered(model), {"shift": shift, "step": step}, text=list(CORPUS))
-    shares = table.drop_sel(measure="perplexity")
-    np.testing.assert_allclose(shares.score, shares.by_case.mean("case"))
-    for score, low, high in zip(*(shares[n].values.flat for n in ("score", "low", "high")), strict=True):
+    shares = table.drop_sel(score="perplexity")
+    np.testing.assert_allclose(shares.value, shares.each.mean("case"))
+    for score, low, high in zip(*(shares[n].values.flat for n in ("value", "low", "high")), strict=True):
         assert 0 <= low <= score <= high <= 1 and high - low > 0.3  # three cases say little
-    logs = np.log(table.by_case.sel(measure="perplexity").values)
+    logs = np.log(table.each.sel(score="perplexity").transpose("editor", "case").values)
     half = Z95 * logs.std(1, ddof=1) / math.sqrt(3)
-    found = table.sel(measure="perplexity")
-    np.testing.assert_allclose(found.score, np.exp(logs.mean(1)))
+    found = table.sel(score="perplexity")
+    np.testing.assert_allclose(found.value, np.exp(logs.mean(1)))
     np.testing.assert_allclose(found.low, np.exp(logs.mean(1) - half))
     np.testing.assert_allclose(found.high, np.exp(logs.mean(1) + half))
-    assert found.score[0] == pytest.approx(perplexity(model), rel=1e-9)
+    assert found.value[0] == pytest.approx(perplexity(model), rel=1e-9)
     assert float(found.high[0]) == float(found.low[0])
+    assert (table.null == table.value.sel(editor="original")).all() and set(table.n.values.ravel()) == {3}
+    assert table.unit.values.tolist() == [*["share of prompts"] * 3, "exp(nats per token)"]
+    assert table.prompt.values.tolist() == [case.prompt for case in CASES]
+    assert list(interp.frame(table)) == ["editor", "score", "unit", "value", "low", "high", "null", "n"]
 
 
 def test_perplexity_does_not_depend_on_the_batches_and_is_left_out_without_a_text() -> None:
     model = hooked()
     one, all_ = (edit_table(model, CASES, {"s": shift}, text=list(CORPUS), batch_size=n) for n in (1, 9))
-    np.testing.assert_allclose(one.score, all_.score, rtol=1e-9)
-    assert edit_table(model, CASES, {"s": shift}).measure.values.tolist() == MEASURES[:3]
-    batches = list(model.text.batch(list(CORPUS)).split(1))
-    assert math.exp(mean_loss(model.transformer, batches)) == pytest.approx(perplexity(model), rel=1e-9)
+    np.testing.assert_allclose(one.value, all_.value, rtol=1e-9)
+    assert edit_table(model, CASES, {"s": shift}).score.values.tolist() == MEASURES[:3]
+    short = [model.text.ids(text)[:n] for text, n in zip(CORPUS, (12, 9, 7), strict=True)]
+    found = []
+    for text, rows in ((list(CORPUS), 1), (short, 2), (Batch.packed(short, 24), 2)):
+        feed = prompts_feed(text, model.text, prepend_bos=True, batch_size=rows)
+        found.append(math.exp(mean_loss(model, feed)))
+    assert found[0] == pytest.approx(perplexity(model), rel=1e-9)
+    assert found[2] == pytest.approx(found[1], rel=1e-9)
+
+
+def test_an_edit_that_ruins_the_model_is_a_number_of_the_table() -> None:
+    """Weights beyond what a pass can hold: its perplexity is not a number, the others' are."""
+    model = hooked("gpt2", torch.float32)
+
+    def ruin(model: HookedTransformer, case: EditCase) -> WeightEdit:
+        return WeightEdit("blocks.1.mlp.W_out", torch.full((40, 24), 3e38))
+
+    table = edit_table(model, CASES, {"ruin": ruin, "shift": shift}, text=list(CORPUS))  # type: ignore[dict-item]
+    found = table.value.sel(score="perplexity")
+    assert (
+        not np.isfinite(found.sel(editor="ruin"))
+        and np.isfinite(found.sel(editor=["original", "shift"])).all()
+    )
 
 
 @pytest.mark.parametrize("count", [1, 7, 200])
@@ -177,18 +201,18 @@ def test_what_has_no_table_is_refused() -> None:
     model = hooked()
     with pytest.raises(ValueError, match="at least one case"):
         edit_table(model, [], {"shift": shift})
-    with pytest.raises(ValueError, match="the same measures in all"):
-        edit_table(model, [CASES[0], replace(CASES[1], questions={})], {"shift": shift})
+    with pytest.raises(ValueError, match="the same checks in all"):
+        edit_table(model, [CASES[0], replace(CASES[1], checks={})], {"shift": shift})
     with pytest.raises(ValueError, match="no editor called 'original'"):
         edit_table(model, CASES, {"original": shift})
     taken = [(name, ((PROMPT, 1),)) for name in ("efficacy", "n-gram", "perplexity")]
     for name, asked in (("paraphrase", ()), *taken):
         with pytest.raises(
-            ValueError, match=f"a measure requires a prompt.*got '{name}' with {len(asked)} prompts"
+            ValueError, match=f"a check requires a prompt.*got '{name}' with {len(asked)} prompts"
         ):
-            replace(CASES[0], questions={name: asked})
+            replace(CASES[0], checks={name: asked})
     with pytest.raises(ValueError, match="must be a single token"):
-        edit_table(model, [replace(CASES[0], target="Mary and")], {"shift": shift})
+        edit_table(model, [replace(CASES[0], answer="Mary and")], {"shift": shift})
     with pytest.raises(ValueError, match="openings shorter than 3 tokens"):
         edit_table(model, CASES, {"shift": shift}, continuation=Continuation(length=3))
 

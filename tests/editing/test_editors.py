@@ -9,10 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp import Batch, HookedTransformer
-from interp.editing.editors import FineTuning, finetune_edit, gradient_edit, shift_edit
-from interp.editing.rome import Rome, key_moment, rome_edit
-from interp.editing.weight_edit import WeightEdit
+from interp import Batch, Edit, HookedTransformer, Scale
+from interp.editing import (
+    FineTuning,
+    Rome,
+    WeightEdit,
+    finetune_edit,
+    gradient_edit,
+    key_moment,
+    rome_edit,
+    shift_edit,
+)
 from interp.model import MLP, MoE, Weights
 from interp.weights.matrices import held
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
@@ -79,7 +86,7 @@ def test_a_shift_adds_eta_times_both_squared_lengths_to_the_target(name: str, la
     """(x W' - x W) u = eta |x|^2 |u|^2 with x the post-activation of the last token, read off a pass of its own."""
     model, tokens = model_of(name), some_tokens(1)[0]
     target, eta = wrong(model, tokens), 0.3
-    edit = shift_edit(model, tokens, target=target, layer=layer, eta=eta)
+    edit = shift_edit(model, tokens, answer=target, layer=layer, eta=eta)
     x = model.run_with_cache(tokens[None])[1][f"blocks.{layer}.mlp.hook_post"][0, -1]
     u, writable = (
         Weights(model.transformer).W_U[:, target],
@@ -95,10 +102,10 @@ def test_a_shift_adds_eta_times_both_squared_lengths_to_the_target(name: str, la
 def test_a_shift_leaves_alone_what_is_answered_already() -> None:
     model, batch = model_of("gpt2"), ragged()
     best = [int(model.transformer(row(batch, i)[None])[0, -1].argmax()) for i in range(3)]
-    assert shift_edit(model, batch, target=best, layer=1, eta=1.0).rank == 0
+    assert shift_edit(model, batch, answer=best, layer=1, eta=1.0).rank == 0
     other = [best[0], (best[1] + 1) % 31, best[2]]
-    found = shift_edit(model, batch, target=other, layer=1, eta=1.0)
-    alone = shift_edit(model, row(batch, 1), target=other[1], layer=1, eta=1.0)
+    found = shift_edit(model, batch, answer=other, layer=1, eta=1.0)
+    alone = shift_edit(model, row(batch, 1), answer=other[1], layer=1, eta=1.0)
     assert found.rank == 1
     assert_close(found.dense, alone.dense)
 
@@ -110,7 +117,7 @@ def test_a_gradient_step_is_minus_eta_times_autograds_gradient(name: str) -> Non
         full = f"blocks.0.{matrix}"
         if full not in autograd(name) or (CONFIGS[name].macaron and matrix.startswith("mlp")):
             continue
-        found = gradient_edit(model, batch, target=TARGETS, layer=0, eta=0.7, matrix=matrix)
+        found = gradient_edit(model, batch, answer=TARGETS, layer=0, eta=0.7, matrix=matrix)
         assert_close(found.dense, -0.7 * autograd(name)[full])
         assert found.rank == 9 + 6 + 4
 
@@ -121,7 +128,7 @@ def test_one_step_of_plain_fine_tuning_is_the_gradient_step(name: str) -> None:
     for full in (f"blocks.1.{matrix}" for matrix in BLOCK):
         if full in autograd(name):
             found = finetune_edit(
-                model, ragged(), target=TARGETS, layer=1, matrix=full.removeprefix("blocks.1."), tuning=tuning
+                model, ragged(), answer=TARGETS, layer=1, matrix=full.removeprefix("blocks.1."), tuning=tuning
             )
             assert_close(found.dense, -0.7 * autograd(name)[full])
 
@@ -142,7 +149,7 @@ def test_fine_tuning_ends_at_the_target_and_not_before() -> None:
 
 
 def _tuned(model: HookedTransformer, tokens: Tensor, target: int, steps: int) -> WeightEdit:
-    return finetune_edit(model, tokens, target=target, layer=0, tuning=FineTuning(steps, rate=0.02))
+    return finetune_edit(model, tokens, answer=target, layer=0, tuning=FineTuning(steps, rate=0.02))
 
 
 def _best(model: HookedTransformer, tokens: Tensor, edit: WeightEdit) -> int:
@@ -151,11 +158,11 @@ def _best(model: HookedTransformer, tokens: Tensor, edit: WeightEdit) -> int:
 
 
 METHODS: dict[str, Callable[[HookedTransformer, int, int], WeightEdit]] = {
-    "shift": lambda m, t, layer: shift_edit(m, PROMPT, target=t, layer=layer, eta=0.05),
-    "gradient": lambda m, t, layer: gradient_edit(m, PROMPT, target=t, layer=layer, eta=0.05),
-    "fine-tuning": lambda m, t, layer: finetune_edit(m, PROMPT, target=t, layer=layer),
+    "shift": lambda m, t, layer: shift_edit(m, PROMPT, answer=t, layer=layer, eta=0.05),
+    "gradient": lambda m, t, layer: gradient_edit(m, PROMPT, answer=t, layer=layer, eta=0.05),
+    "fine-tuning": lambda m, t, layer: finetune_edit(m, PROMPT, answer=t, layer=layer),
     "rome": lambda m, t, layer: rome_edit(
-        m, PROMPT, target=t, subject="France" if layer == 0 else " is", keys=key_moment(m, list(CORPUS), layer=layer),
+        m, PROMPT, answer=t, subject="France" if layer == 0 else " is", keys=key_moment(m, list(CORPUS), layer=layer),
         rome=Rome(rate=0.1, ridge=0.01, essence=None),
     ),
 }  # fmt: skip
@@ -185,7 +192,7 @@ def test_every_editor_makes_its_target_likelier_and_touches_no_weight(
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
 def test_half_precision_weights_give_factors_in_float32(edit: Callable[..., WeightEdit], name: str) -> None:
     wide, narrow = (
-        edit(hooked(name, dtype), PROMPT, target=" Paris", layer=1, eta=0.1).dense
+        edit(hooked(name, dtype), PROMPT, answer=" Paris", layer=1, eta=0.1).dense
         for dtype in (torch.float64, torch.bfloat16)
     )
     assert narrow.dtype == torch.float32
@@ -203,31 +210,57 @@ EDITORS: dict[str, Callable[..., WeightEdit]] = {
 def test_what_cannot_be_edited_is_refused_by_name(editor: str) -> None:
     edit = EDITORS[editor]
     with pytest.raises(ValueError, match=r"must be a single token, got 3: .*' and'"):
-        edit(hooked(), PROMPT, target="Mary and", layer=0)
+        edit(hooked(), PROMPT, answer="Mary and", layer=0)
     with pytest.raises(ValueError, match=r"answer tokens must be in \[0, "):
-        edit(hooked(), PROMPT, target=10**6, layer=0)
+        edit(hooked(), PROMPT, answer=10**6, layer=0)
     with pytest.raises(ValueError, match="2 answers for 1 prompts"):
-        edit(hooked(), PROMPT, target=[1, 2], layer=0)
+        edit(hooked(), PROMPT, answer=[1, 2], layer=0)
     for layer in (-1, 2):
         with pytest.raises(IndexError, match=f"layers are 0 to 1 in this model, got {layer}"):
-            edit(hooked(), PROMPT, target=" Paris", layer=layer)
+            edit(hooked(), PROMPT, answer=" Paris", layer=layer)
     with pytest.raises(ValueError, match="has no MLP"):
-        edit(hooked("attention-only"), PROMPT, target=" Paris", layer=0)
+        edit(hooked("attention-only"), PROMPT, answer=" Paris", layer=0)
     assert isinstance(CONFIGS["gpt-oss"].mlp, MoE)
     with pytest.raises(ValueError, match="a mixture of 3 experts"):
-        edit(hooked("gpt-oss"), PROMPT, target=" Paris", layer=0)
+        edit(hooked("gpt-oss"), PROMPT, answer=" Paris", layer=0)
     with pytest.raises(ValueError, match="causal decoder with an unembedding; this model is not causal"):
-        edit(hooked("bidirectional"), PROMPT, target=" Paris", layer=0)
+        edit(hooked("bidirectional"), PROMPT, answer=" Paris", layer=0)
     bare = HookedTransformer(perturbed(replace(CONFIGS["gpt2"], unembed=False)))
     with pytest.raises(ValueError, match="this model has no logits"):
-        edit(bare, some_tokens(1), target=3, layer=0)
+        edit(bare, some_tokens(1), answer=3, layer=0)
 
 
 def test_sizes_that_mean_nothing_are_refused() -> None:
     for eta in (0.0, -1.0, float("nan")):
         for edit in (shift_edit, gradient_edit):
             with pytest.raises(ValueError, match="eta > 0 is required"):
-                edit(hooked(), PROMPT, target=" Paris", layer=0, eta=eta)
+                edit(hooked(), PROMPT, answer=" Paris", layer=0, eta=eta)
     for bad in ({"steps": 0}, {"rate": 0.0}):
         with pytest.raises(ValueError, match="steps >= 1, rate > 0"):
             FineTuning(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("editor", EDITORS)
+def test_a_bare_network_will_do_and_the_model_under_study_is_the_edited_one(editor: str) -> None:
+    """Inside `hooks` the edit is that of a model with the same edits; what is no model is refused by name."""
+    edit, model, tokens = EDITORS[editor], model_of("gpt2"), some_tokens(1)[0]
+    answer = wrong(model, tokens)
+    plain = edit(model, tokens, answer=answer, layer=0)
+    assert torch.equal(edit(model.transformer, tokens, answer=answer, layer=0).dense, plain.dense)
+    silent = Edit("blocks.0.hook_mlp_out", Scale(0.5))
+    with model.hooks(edits=[silent]):
+        inside = edit(model, tokens, answer=answer, layer=1)
+    assert torch.equal(inside.dense, edit(model.edited(silent), tokens, answer=answer, layer=1).dense)
+    assert not torch.equal(inside.dense, edit(model, tokens, answer=answer, layer=1).dense)
+    with pytest.raises(
+        ValueError, match="a model is required, a HookedTransformer or a Transformer, got str"
+    ):
+        edit("gpt2", tokens, answer=answer, layer=0)
+
+
+def test_bos_is_prepended_unless_that_is_not_wanted() -> None:
+    model = hooked()
+    ids = torch.tensor(model.text.ids(PROMPT, prepend_bos=False))
+    for edit in EDITORS.values():
+        bare = edit(model, PROMPT, answer=" Paris", layer=0, prepend_bos=False)
+        assert torch.equal(bare.dense, edit(model, ids, answer=" Paris", layer=0).dense)

@@ -7,15 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp import HookedTransformer
-from interp.editing.rome import Keys, Rome, key_moment, mentions, rome_edit
+from interp import Batch, HookedTransformer
+from interp.editing import Rome, key_moment, rome_edit
+from interp.editing.rome import Keys, mentions
 from interp.model import Edit, Read, Tap, Weights
 from interp.passes.observe import observe
 from tests.configs import CONFIGS
 from tests.tiny import CORPUS, hooked
 from tests.tolerances import assert_close
 
-PROMPT, SUBJECT, TARGET = "The capital of France is", "France", " Rome"
+PROMPT, SUBJECT, ANSWER = "The capital of France is", "France", " Rome"
 FAMILIES = ("gpt2", "llama-gqa", "parallel", "post-norm", "tied", "t5", "no-norm")
 
 
@@ -48,7 +49,7 @@ def test_the_key_gives_the_value_exactly_and_the_mlp_writes_it(name: str) -> Non
     """k* W' - k* W = delta, and what block 0's MLP adds at the subject (and nowhere before it) moves by delta."""
     model = hooked(name)
     edit = rome_edit(
-        model, PROMPT, target=TARGET, subject=SUBJECT, keys=keys_of(model), rome=Rome(ridge=0.01)
+        model, PROMPT, answer=ANSWER, subject=SUBJECT, keys=keys_of(model), rome=Rome(ridge=0.01)
     )
     at, (_, delta) = subject_index(model, PROMPT), factors(edit)
     key, writable = (
@@ -67,7 +68,7 @@ def test_the_key_gives_the_value_exactly_and_the_mlp_writes_it(name: str) -> Non
 def test_the_key_is_the_mean_over_prefixes() -> None:
     model, prefixes = hooked(), ("", "The dog sat on the cat. ", "Mary and John: ")
     rome = Rome(prefixes=prefixes, ridge=0.01)
-    edit = rome_edit(model, PROMPT, target=TARGET, subject=SUBJECT, keys=keys_of(model), rome=rome)
+    edit = rome_edit(model, PROMPT, answer=ANSWER, subject=SUBJECT, keys=keys_of(model), rome=rome)
     texts = [prefix + PROMPT for prefix in prefixes]
     each = torch.stack([post(model, text)[subject_index(model, text)] for text in texts])
     left, delta = factors(edit)
@@ -79,7 +80,7 @@ def test_the_change_is_the_smallest_in_the_norm_of_the_keys() -> None:
     """Among all changes D with k* D = delta it has the least tr(D^T C D): any other differs by N with k* N = 0."""
     model, ridge = hooked(), 0.05
     keys = keys_of(model)
-    edit = rome_edit(model, PROMPT, target=TARGET, subject=SUBJECT, keys=keys, rome=Rome(ridge=ridge))
+    edit = rome_edit(model, PROMPT, answer=ANSWER, subject=SUBJECT, keys=keys, rome=Rome(ridge=ridge))
     key = post(model, PROMPT)[subject_index(model, PROMPT)]
     damped = keys.moment + ridge * keys.moment.diagonal().mean() * torch.eye(len(key), dtype=torch.float64)
 
@@ -96,7 +97,7 @@ def test_the_change_is_the_smallest_in_the_norm_of_the_keys() -> None:
 def test_keys_orthogonal_in_the_inverse_moment_keep_their_values() -> None:
     model, ridge = hooked("llama-gqa"), 0.05
     keys = keys_of(model)
-    edit = rome_edit(model, PROMPT, target=TARGET, subject=SUBJECT, keys=keys, rome=Rome(ridge=ridge))
+    edit = rome_edit(model, PROMPT, answer=ANSWER, subject=SUBJECT, keys=keys, rome=Rome(ridge=ridge))
     key = post(model, PROMPT)[subject_index(model, PROMPT)]
     damped = keys.moment + ridge * keys.moment.diagonal().mean() * torch.eye(len(key), dtype=torch.float64)
     direction = torch.linalg.inv(damped) @ key
@@ -111,8 +112,8 @@ def test_the_first_step_of_the_search_goes_down_the_gradient_at_the_subject(name
     """Adam's first step is -rate sign(gradient); the gradient is that of the site, from one pass without any edit."""
     model = hooked(name)
     rome = Rome(steps=1, rate=1e-3, essence=None, ridge=0.01)
-    edit = rome_edit(model, PROMPT, target=TARGET, subject=SUBJECT, keys=keys_of(model), rome=rome)
-    batch, target = model.text.batch(PROMPT), model.text.single(TARGET)
+    edit = rome_edit(model, PROMPT, answer=ANSWER, subject=SUBJECT, keys=keys_of(model), rome=rome)
+    batch, target = model.text.batch(PROMPT), model.text.single(ANSWER)
     read = Read("blocks.0.hook_mlp_out", grad=True)
     found = observe(
         model.transformer, batch, [read], metric=lambda logits: -logits[0, -1].log_softmax(-1)[target]
@@ -128,7 +129,7 @@ def test_the_value_stays_within_its_reach_and_the_search_ends_when_it_may() -> N
     value = model.run_with_cache(PROMPT)[1]["blocks.0.hook_mlp_out"][0, at]
 
     def length(rome: Rome) -> float:
-        edit = rome_edit(model, PROMPT, target=TARGET, subject=SUBJECT, keys=keys, rome=rome)
+        edit = rome_edit(model, PROMPT, answer=ANSWER, subject=SUBJECT, keys=keys, rome=rome)
         return float(factors(edit)[1].norm())
 
     held = length(Rome(rate=5.0, reach=0.25, ridge=0.01))
@@ -151,7 +152,7 @@ def slow_search(model: HookedTransformer, rome: Rome, subject: str) -> Tensor:
         return model.transformer(model.to_tokens(text), Tap(edits=[edit]))[0, -1].log_softmax(-1)
 
     for _ in range(rome.steps):
-        likely = torch.stack([after(text, delta)[model.text.single(TARGET)] for text in texts])
+        likely = torch.stack([after(text, delta)[model.text.single(ANSWER)] for text in texts])
         new, old = after(essence, delta), after(essence, torch.zeros_like(delta))
         loss = (
             -likely.mean() + rome.kl * (new.exp() * (new - old)).sum() + rome.decay * delta.norm() / value**2
@@ -170,7 +171,7 @@ def test_the_search_is_that_of_the_paper_one_prompt_at_a_time(reach: float) -> N
         prefixes=("", "The dog sat. "), essence="Mary and {subject} went to", steps=4, rate=0.1, kl=3.0, reach=reach,
         ridge=0.01,
     )  # fmt: skip
-    edit = rome_edit(model, PROMPT, target=TARGET, subject=SUBJECT, keys=keys_of(model), rome=rome)
+    edit = rome_edit(model, PROMPT, answer=ANSWER, subject=SUBJECT, keys=keys_of(model), rome=rome)
     assert_close(factors(edit)[1], slow_search(model, rome, SUBJECT))
 
 
@@ -183,6 +184,31 @@ def test_the_moment_is_a_sum_over_tokens_whatever_the_batches(layer: int) -> Non
         found = key_moment(model, list(CORPUS), layer=layer, batch_size=size)
         assert_close(found.moment, expected)  # type: ignore[arg-type]
         assert found.tokens == len(rows)
+    texts = [model.text.ids(text) for text in CORPUS]
+    for same in (Batch.of(texts, side="left"), iter(CORPUS)):
+        found = key_moment(model, same, layer=layer)
+        assert_close(found.moment, expected)  # type: ignore[arg-type]
+        assert found.tokens == len(rows)
+    short = [ids[:n] for ids, n in zip(texts, (12, 9, 7), strict=True)]
+    packed, apart = (key_moment(model, each, layer=layer) for each in (Batch.packed(short, 24), short))
+    assert_close(packed.moment, apart.moment)
+    assert packed.tokens == apart.tokens == 28
+
+
+def test_the_moment_is_that_of_the_edited_model() -> None:
+    model, edit = hooked("llama-gqa"), Edit("blocks.0.hook_mlp_out", lambda y: 2 * y)
+    expected = key_moment(model.edited(edit), list(CORPUS), layer=1).moment
+    assert torch.equal(key_moment(model, list(CORPUS), layer=1, edits=[edit]).moment, expected)
+    with model.hooks(edits=[edit]):
+        assert torch.equal(key_moment(model, list(CORPUS), layer=1).moment, expected)
+    assert not torch.equal(key_moment(model, list(CORPUS), layer=1).moment, expected)
+
+
+def test_a_moment_of_numbers_that_are_not_finite_is_refused() -> None:
+    model = HookedTransformer(copy.deepcopy(hooked().transformer), hooked().text.tokenizer)
+    model.transformer.embed.weight[model.text.ids(CORPUS[1])[3]] = torch.nan
+    with pytest.raises(ValueError, match="key_moment: row 1: the post-activations of some prompt are NaN"):
+        key_moment(model, list(CORPUS[:2]), layer=0, batch_size=1)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -206,23 +232,23 @@ def test_what_cannot_be_edited_is_refused_by_name() -> None:
     with pytest.raises(
         ValueError, match=r"must mention the subject 'Spain', got '.*The capital of France is'"
     ):
-        rome_edit(model, PROMPT, target=TARGET, subject="Spain", keys=keys)
+        rome_edit(model, PROMPT, answer=ANSWER, subject="Spain", keys=keys)
     with pytest.raises(ValueError, match="must be a single token"):
-        rome_edit(model, PROMPT, target="Mary and", subject=SUBJECT, keys=keys)
+        rome_edit(model, PROMPT, answer="Mary and", subject=SUBJECT, keys=keys)
     few = key_moment(model, "The cat", layer=0)
     with pytest.raises(ValueError, match=r"C of 40 neurons over .* is singular: more text or a larger ridge"):
-        rome_edit(model, PROMPT, target=TARGET, subject=SUBJECT, keys=few, rome=Rome(ridge=0.0))
+        rome_edit(model, PROMPT, answer=ANSWER, subject=SUBJECT, keys=few, rome=Rome(ridge=0.0))
     with pytest.raises(ValueError, match=r"keys of 36 neurons are required, got C of \[40, 40\]"):
-        rome_edit(hooked("llama-gqa"), PROMPT, target=TARGET, subject=SUBJECT, keys=keys)
+        rome_edit(hooked("llama-gqa"), PROMPT, answer=ANSWER, subject=SUBJECT, keys=keys)
     with pytest.raises(
         ValueError, match=r"in the last block only the last token .* a layer below 1 is required"
     ):
-        rome_edit(model, PROMPT, target=TARGET, subject=SUBJECT, keys=keys_of(model, 1))
+        rome_edit(model, PROMPT, answer=ANSWER, subject=SUBJECT, keys=keys_of(model, 1))
     for name in ("gemma2", "olmo2"):
         assert CONFIGS[name].norm_place in ("sandwich", "output")
         normed = hooked(name)
         with pytest.raises(ValueError, match="norms what the sublayer adds"):
-            rome_edit(normed, PROMPT, target=TARGET, subject=SUBJECT, keys=keys_of(normed))
+            rome_edit(normed, PROMPT, answer=ANSWER, subject=SUBJECT, keys=keys_of(normed))
     with pytest.raises(ValueError, match="has no MLP"):
         keys_of(hooked("attention-only"))
     with pytest.raises(ValueError, match="a mixture of 3 experts"):

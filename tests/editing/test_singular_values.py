@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from interp import HookedTransformer
-from interp.editing.editors import FineTuning
-from interp.editing.singular_values import SingularValues, applied, interpolated, train_z
+from interp.editing import FineTuning, SingularValues, interpolated, train_z
+from interp.editing.singular_values import applied
 from interp.model.weights import Weights
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over

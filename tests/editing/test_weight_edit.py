@@ -1,19 +1,24 @@
 """Weight edits: the sum where it belongs, every byte back afterwards, and the same pass without touching a weight."""
 
 import copy
+import itertools
 import re
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+import interp
 from interp import HookedTransformer
 from interp.core.factored import FactoredMatrix
-from interp.editing.weight_edit import WeightEdit
+from interp.editing import WeightEdit
 from interp.model import Transformer, Weights
 from interp.model.tap import Tap
 from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16}
@@ -111,6 +116,74 @@ def test_an_exception_and_nesting_leave_no_bit_behind(dtype: torch.dtype) -> Non
     with pytest.raises(RuntimeError, match="inside"):
         nested()
     assert same(before, state(model)) == []
+
+
+def opened(edits: list[WeightEdit], model: HookedTransformer) -> list[AbstractContextManager[None]]:
+    blocks = [edit.applied(model) for edit in edits]
+    for block in blocks:
+        block.__enter__()
+    return blocks
+
+
+def with_only(edits: Iterable[WeightEdit], model: HookedTransformer) -> dict[str, Tensor]:
+    """The bits of the parameters under these edits, nested in this order."""
+    with ExitStack() as stack:
+        for edit in edits:
+            stack.enter_context(edit.applied(model))
+        return state(model)
+
+
+@pytest.mark.parametrize("dtype", BITS)
+@over("order", list(itertools.permutations(range(4))))
+def test_overlapping_blocks_may_be_left_in_any_order(dtype: torch.dtype, order: tuple[int, ...]) -> None:
+    """Two changes of one matrix, one of its neighbour in the same parameter, one elsewhere: what is left is right."""
+    model = writable("llama-gqa", dtype)
+    before, values = state(model), matrices(model.transformer)
+    names = ("blocks.1.attn.W_V", "blocks.1.attn.W_Q", "blocks.1.attn.W_V", "blocks.0.mlp.W_out")
+    edits = [WeightEdit(name, some_change(values[name], seed=seed)) for seed, name in enumerate(names)]
+    expected = {}
+    for count in range(5):
+        left = sorted(set(range(4)) - set(order[:count]))
+        expected[count] = with_only((edits[i] for i in left), model)
+    assert same(before, state(model)) == []
+    blocks = opened(edits, model)
+    assert same(expected[0], state(model)) == []
+    for count, i in enumerate(order, 1):
+        blocks[i].__exit__(None, None, None)
+        assert same(expected[count], state(model)) == []
+    assert same(before, state(model)) == []
+
+
+def test_overlapping_blocks_of_tied_matrices_and_of_the_same_edit_may_be_left_in_any_order() -> None:
+    model = writable("bloom")
+    before, weights = state(model), Weights(model.transformer)
+    out, into = (
+        WeightEdit(name, some_change(w))
+        for name, w in (("unembed.W_U", weights.W_U), ("embed.W_E", weights.W_E))
+    )
+    only = with_only([into], model)
+    first, second = opened([out, into], model)
+    first.__exit__(None, None, None)
+    assert same(only, state(model)) == []
+    second.__exit__(None, None, None)
+    assert same(before, state(model)) == []
+    twice = opened([into, into], model)
+    twice[0].__exit__(None, None, None)
+    assert same(only, state(model)) == []
+    twice[1].__exit__(None, None, None)
+    assert same(before, state(model)) == []
+
+
+def test_the_changed_weights_are_those_of_the_bare_network_and_of_an_edited_model_too() -> None:
+    model = writable("gpt2")
+    name = "blocks.0.mlp.W_out"
+    edit = WeightEdit(name, some_change(matrices(model.transformer)[name]))
+    with edit.applied(model):
+        expected = state(model)
+    other = model.edited(interp.Edit("L1H0", interp.Zero()))
+    for given in (model.transformer, other):
+        with edit.applied(given):
+            assert same(expected, state(model)) == []
 
 
 def test_in_a_tied_model_the_unembedding_is_the_embedding() -> None:

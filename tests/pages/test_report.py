@@ -156,13 +156,13 @@ def test_circuits_and_composition_are_those_of_the_doors(
 ) -> None:
     found = planted.tables["circuits"].set_index(["layer", "head"])
     expected = interp.copying(planted_model, ranks=False)
-    np.testing.assert_allclose(found.copying.unstack(), expected.eigenvalue, rtol=1e-6)
+    np.testing.assert_allclose(found.copying.unstack(), expected.value.sel(score="eigenvalue"), rtol=1e-6)
     assert found.matching[0].isna().all() and found.matching[1].idxmax() == 2
     pairs = planted.tables["composition"]
     assert pairs.kind.value_counts().to_dict() == {"Q": 16, "K": 16, "V": 16}
     best = pairs.loc[pairs.z.idxmax()]
     assert tuple(best[["kind", "src_layer", "src_head", "dst_layer", "dst_head"]]) == ("K", 0, 1, 1, 2)
-    cell = interp.composition(planted_model, "K").sel(src_layer=0, src_head=1, dst_layer=1, dst_head=2)
+    cell = interp.composition(planted_model, "K").sel(src="L0H1", dst="L1H2")
     assert best.z == pytest.approx(float(cell.z))
 
 

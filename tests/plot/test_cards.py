@@ -150,7 +150,7 @@ def test_objects_have_a_text_a_plot_and_a_card(model: interp.HookedTransformer) 
         "m", (Line("a", 1e-6, 1e-4), Line("b", 1.0, 0.0), Line("c", None, note="x" * 99))
     )
     backward = interp.backward_lens(model, some_tokens(rows=1, n=5), 3)
-    for each in (circuit, contract, backward, interp.Circuits(model.transformer).ov(0, 1)):
+    for each in (circuit, contract, backward, interp.HeadCircuits(model).ov("L0H1")):
         if each is not contract:  # a line for each claim, as the command line prints it
             assert max(map(len, str(each).splitlines())) <= 80
         assert len(pictures(each._repr_html_())) == 1

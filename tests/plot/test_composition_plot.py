@@ -1,7 +1,5 @@
 """The composition map shows the numbers it was given, in the place of their pair, and makes the strongest one plain."""
 
-from types import SimpleNamespace
-
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,7 +11,7 @@ from matplotlib.axes import Axes
 import interp
 from interp import plot
 from interp.model import ModelConfig, Transformer
-from interp.weights.composition import composition
+from interp.weights import composition
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +22,7 @@ def planted() -> xr.Dataset:
 def scores(n_layers: int, n_heads: int) -> xr.Dataset:
     torch.manual_seed(0)
     model = Transformer(ModelConfig(n_layers, 4 * n_heads, n_heads, 8, 11)).requires_grad_(False)
-    return composition(SimpleNamespace(transformer=model, text=None), "Q")
+    return composition(model, "Q")
 
 
 def drawn(ax: Axes) -> np.ndarray:
@@ -35,18 +33,17 @@ def names(labels: list) -> list[str]:  # type: ignore[type-arg]
     return [label.get_text() for label in labels]
 
 
-@pytest.mark.parametrize("value", ["z", "excess", "raw"])
+@pytest.mark.parametrize("value", ["z", "excess", "value"])
 def test_every_pair_has_its_cell(value: str) -> None:
     result = scores(3, 4)
     ax = plot.composition(result, value)
     cells = drawn(ax)
     assert cells.shape == (8, 8)
     rows, columns = names(ax.get_yticklabels()), names(ax.get_xticklabels())
-    assert rows == [f"{layer}.{head}" for layer in (0, 1) for head in range(4)]
-    assert columns == [f"{layer}.{head}" for layer in (1, 2) for head in range(4)]
+    assert rows == [f"L{layer}H{head}" for layer in (0, 1) for head in range(4)]
+    assert columns == [f"L{layer}H{head}" for layer in (1, 2) for head in range(4)]
     for row, column in [(0, 0), (3, 6), (5, 7)]:
-        (src, dst) = (tuple(map(int, name.split("."))) for name in (rows[row], columns[column]))
-        assert cells[row, column] == result[value].values[src + dst]
+        assert cells[row, column] == float(result[value].sel(src=rows[row], dst=columns[column]))
     assert np.isnan(cells[4:, :4]).all()
     assert np.isfinite(cells[:4]).all() and np.isfinite(cells[4:, 4:]).all()
 
@@ -55,15 +52,15 @@ def test_the_planted_pair_is_framed_and_named(planted: xr.Dataset) -> None:
     ax = plot.composition(planted)
     (frame,) = ax.patches
     assert (frame.get_x(), frame.get_y()) == (1.5, 0.5)  # type: ignore[attr-defined]
-    assert ax.get_title() == "K-composition of heads: z\n0.1 → 1.2"
+    assert ax.get_title() == "K-composition of heads: z\nL0H1 → L1H2"
     assert drawn(ax)[1, 2] == float(planted.z.max())
-    other = planted.assign(z=planted.z.fillna(0).where(planted.z.notnull()).transpose("dst_head", ...))
+    other = planted.assign(z=planted.z.fillna(0).where(planted.z.notnull()).transpose("dst", ...))
     np.testing.assert_array_equal(drawn(plot.composition(other)), drawn(ax))
 
 
 def test_maps_can_share_the_ends_of_their_colours(planted: xr.Dataset) -> None:
     assert plot.composition(planted, limit=7.5).images[0].get_clim() == (-7.5, 7.5)
-    assert plot.composition(planted, "raw", limit=0.5).images[0].get_clim() == (0.0, 0.5)
+    assert plot.composition(planted, "value", limit=0.5).images[0].get_clim() == (0.0, 0.5)
 
 
 def test_frames_are_those_of_the_largest_numbers() -> None:
@@ -82,7 +79,7 @@ def test_signed_colours_are_centred_and_the_bar_names_the_unit(planted: xr.Datas
         low, high = image.get_clim()
         assert low == -high == -float(np.abs(planted[value]).max())
         assert image.colorbar is not None and image.colorbar.ax.get_ylabel() == unit
-    assert plot.composition(planted, "raw").images[0].get_clim() == (0, float(planted.raw.max()))
+    assert plot.composition(planted, "value").images[0].get_clim() == (0, float(planted.value.max()))
 
 
 def test_many_heads_are_named_by_their_layer() -> None:
@@ -103,7 +100,9 @@ def test_it_draws_on_given_axes_and_changes_no_global_state(planted: xr.Dataset)
 
 
 def test_errors_say_what_was_required(planted: xr.Dataset) -> None:
-    with pytest.raises(KeyError, match=r"value must be one of z, excess, raw, got 'exces'; nearest: excess"):
+    with pytest.raises(
+        KeyError, match=r"value must be one of z, excess, value, got 'exces'; nearest: excess"
+    ):
         plot.composition(planted, "exces")
     with pytest.raises(ValueError, match="at least 0 marked pairs are required, got -1"):
         plot.composition(planted, mark=-1)

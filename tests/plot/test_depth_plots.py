@@ -15,7 +15,7 @@ from interp.dynamics import consensus as meeting
 from interp.dynamics import rank_collapse as collapse
 from interp.plot import attention_rows, depth
 from interp.plot.spectra import singular_values, spectra_map
-from interp.weights.spectra import spectra
+from interp.weights import spectra
 from tests.configs import build, some_tokens
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from interp import Circuits, FactoredMatrix, HookedTransformer, IncompleteSumError, Read, observe
+from interp import FactoredMatrix, HeadCircuits, HookedTransformer, IncompleteSumError, Read, observe
 from interp.data.batch import Batch
 from interp.residual.frozen import Frozen, Readings, frozen_reads
 from interp.residual.paths import order_logits, orders, path_label, path_matrix, paths, term_importance
@@ -179,21 +179,21 @@ def test_scores_are_the_bilinear_form_of_the_query_key_circuit(layer: int) -> No
 
 
 def test_path_matrices_are_the_products_of_embedding_circuits_and_unembedding() -> None:
-    circuits, m = Circuits(model().transformer), model()
+    circuits, m = HeadCircuits(model().transformer), model()
     first, second = m.OV[0, 3].AB, m.OV[1, 7].AB
     for heads, inner in {
         (): torch.eye(24).double(), ((1, 7),): second, ((0, 3), (1, 7)): first @ second,
     }.items():  # fmt: skip
         assert_close(path_matrix(circuits, *heads).AB, m.W_E @ inner @ m.W_U)
     assert path_matrix(circuits, (0, 3), (1, 7)).A.shape == (31, 6), "a virtual head keeps its rank"
-    assert_close(path_matrix(circuits, (1, 7)).AB, circuits.full_ov(1, 7).AB)
+    assert_close(path_matrix(circuits, (1, 7)).AB, circuits.full_ov("L1H7").AB)
     assert_close(path_matrix(circuits).AB, circuits.direct().AB)
 
 
 def test_only_the_first_head_of_a_path_reads_the_constant() -> None:
     """With biases the circuit has a row for b_V and beta; what a head writes to the next one carries no constant."""
-    circuits = Circuits(model("rotary-biases").transformer, folded=True, biases=True)
-    first, second = circuits.ov(0, 1).AB, circuits.ov(1, 2).AB[:24]
+    circuits = HeadCircuits(model("rotary-biases").transformer, folded=True, biases=True)
+    first, second = circuits.ov("L0H1").AB, circuits.ov("L1H2").AB[:24]
     expected = circuits.embedded @ first @ second @ circuits.unembedding
     assert_close(path_matrix(circuits, (0, 1), (1, 2)).AB, expected)
     assert first.shape == (25, 24) and path_matrix(circuits).shape == (31, 31)
@@ -202,7 +202,7 @@ def test_only_the_first_head_of_a_path_reads_the_constant() -> None:
 def test_path_matrices_and_patterns_give_the_paths_on_data() -> None:
     """Folded, in a model with norms, GQA and factors whose stream holds tokens only: A2 A1 over the scales, times M."""
     subject = model("gqa-no-biases")
-    rerun, circuits = Rerun(subject), Circuits(subject.transformer, folded=True)
+    rerun, circuits = Rerun(subject), HeadCircuits(subject.transformer, folded=True)
     scales = [
         rerun.seen[s] for s in ("blocks.0.ln1.hook_scale", "blocks.1.ln1.hook_scale", "ln_final.hook_scale")
     ]
@@ -221,12 +221,12 @@ def test_path_matrices_and_patterns_give_the_paths_on_data() -> None:
 
 
 def test_paths_and_matrices_that_do_not_exist_are_refused() -> None:
-    circuits = Circuits(model().transformer)
+    circuits = HeadCircuits(model().transformer)
     with pytest.raises(ValueError, match=r"strictly rising layers are required, got \[\(1, 0\), \(0, 0\)\]"):
         path_matrix(circuits, (1, 0), (0, 0))
     with pytest.raises(ValueError, match="strictly rising"):
         path_matrix(circuits, (1, 0), (1, 2))
-    with pytest.raises(IndexError, match="heads are 0 to 11, got 12"):
+    with pytest.raises(IndexError, match="L1H12: the index of a head is 0 to 11 in this model"):
         path_matrix(circuits, (0, 0), (1, 12))
     assert path_label() == "direct" and path_label((0, 3), (1, 2)) == "L0H3>L1H2"
 
@@ -356,4 +356,4 @@ def test_a_row_that_predicts_nothing_is_refused() -> None:
 
 
 def test_the_matrix_product_of_factors_stays_factored() -> None:
-    assert isinstance(path_matrix(Circuits(model().transformer), (0, 0), (1, 1)), FactoredMatrix)
+    assert isinstance(path_matrix(HeadCircuits(model().transformer), (0, 0), (1, 1)), FactoredMatrix)

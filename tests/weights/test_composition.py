@@ -5,26 +5,26 @@ import inspect
 import itertools
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from jaxtyping import TypeCheckError
 from torch import Tensor
 
 import interp
 from interp.model import ModelConfig, NoNorm, Rotary, Transformer
 from interp.model.weights import LayerWeights, Weights
-from interp.weights.composition import (
-    NULLS,
-    Kind,
+from interp.weights import (
+    Composition,
+    HeadCircuits,
     composition,
     composition_directions,
     composition_scores,
     virtual_heads,
 )
-from interp.weights.head_circuits import Circuits
+from interp.weights.composition import NULLS, Kind
 from interp.zoo.groundtruth import INDUCTION, PREVIOUS
 from tests.configs import CONFIGS, build, perturbed
 from tests.families.oracle import hf_model, new_hf_model
@@ -40,17 +40,17 @@ LINEAR = ModelConfig(
 """Nothing but heads: what is planted in the weights is the circuit."""
 
 
-def dense(circuits: Circuits, kind: Kind, src: tuple[int, int], dst: tuple[int, int]) -> Tensor:
+def dense(circuits: HeadCircuits, kind: Kind, src: tuple[int, int], dst: tuple[int, int]) -> Tensor:
     """The two multiplied-out matrices of one pair, side by side."""
-    first = circuits.ov(*src).AB
-    second = {"Q": circuits.qk(*dst).AB, "K": circuits.qk(*dst).AB.mT, "V": circuits.ov(*dst).AB}[kind]
+    first = circuits.ov(src).AB
+    second = {"Q": circuits.qk(dst).AB, "K": circuits.qk(dst).AB.mT, "V": circuits.ov(dst).AB}[kind]
     return torch.stack((first, second))
 
 
-def slow_scores(circuits: Circuits, kind: Kind) -> Tensor:
+def slow_scores(circuits: HeadCircuits, kind: Kind) -> Tensor:
     """Pair by pair, every matrix multiplied out."""
-    n_layers, n_heads = circuits.model.config.n_layers, circuits.model.config.n_heads
-    found = torch.full((n_layers, n_heads) * 2, torch.nan, dtype=circuits.model.dtype)
+    n_layers, n_heads = circuits.config.n_layers, circuits.config.n_heads
+    found = torch.full((n_layers, n_heads) * 2, torch.nan, dtype=circuits.network.dtype)
     written = circuits.ov().AB
     read = {"Q": circuits.qk().AB, "K": circuits.qk().AB.mT, "V": written}[kind]
     heads = list(itertools.product(range(n_layers), range(n_heads)))
@@ -61,8 +61,11 @@ def slow_scores(circuits: Circuits, kind: Kind) -> Tensor:
     return found
 
 
-def subject(model: Transformer) -> SimpleNamespace:
-    return SimpleNamespace(transformer=model, text=None)
+def cells(result: xr.Dataset, name: str = "value") -> np.ndarray:
+    """A variable by source layer and head, destination layer and head, whatever the order of the pairs."""
+    layers, heads = len(set(result.src_layer.values)), len(set(map(str, result.src.values)))
+    every = [f"L{layer}H{head}" for layer in range(layers) for head in range(heads // layers)]
+    return result[name].sel(src=every, dst=every).values.reshape((layers, heads // layers) * 2)
 
 
 def equal(found: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:
@@ -97,21 +100,21 @@ def planted() -> tuple[Transformer, LayerWeights, LayerWeights, Tensor]:
 @over("folded", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_scores_are_those_of_the_dense_products(name: str, folded: bool) -> None:
-    circuits = Circuits(build(name), folded=folded)
+    circuits = HeadCircuits(build(name), folded=folded)
     for kind in KINDS:
         equal(composition_scores(circuits, kind), slow_scores(circuits, kind))
 
 
 def test_scores_of_three_layers_skip_none() -> None:
-    circuits = Circuits(perturbed(replace(CONFIGS["llama-gqa"], n_layers=3)), folded=True)
+    circuits = HeadCircuits(perturbed(replace(CONFIGS["llama-gqa"], n_layers=3)), folded=True)
     for kind in KINDS:
         equal(composition_scores(circuits, kind), slow_scores(circuits, kind))
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "attention-only-rotary", "gemma3"])
 def test_an_offset_is_that_of_the_destination_s_qk(name: str) -> None:
-    circuits = Circuits(build(name), folded=True)
-    ov, qk = circuits.ov(*SRC).AB, circuits.qk(*DST, offset=3).AB
+    circuits = HeadCircuits(build(name), folded=True)
+    ov, qk = circuits.ov(SRC).AB, circuits.qk(DST, offset=3).AB
     for kind, second in (("Q", qk), ("K", qk.mT)):
         found = composition_scores(circuits, kind, offset=3)
         assert_close(found[SRC + DST], (ov @ second).norm() / (ov.norm() * second.norm()))
@@ -123,14 +126,14 @@ def test_half_precision_weights_have_the_scores_of_their_exact_products(dtype: t
     half = perturbed(CONFIGS["llama-gqa"], dtype)
     exact = Transformer(half.config).double()
     exact.load_state_dict(half.state_dict())
-    found = composition_scores(Circuits(half), "V")
+    found = composition_scores(HeadCircuits(half), "V")
     assert found.dtype == torch.float32
-    equal(found.double(), composition_scores(Circuits(exact), "V"), torch.float32)
+    equal(found.double(), composition_scores(HeadCircuits(exact), "V"), torch.float32)
 
 
 def test_reparametrised_heads_have_the_same_scores() -> None:
     model = perturbed(CONFIGS["gpt2"])
-    before = [composition_scores(Circuits(model), kind) for kind in KINDS]
+    before = [composition_scores(HeadCircuits(model), kind) for kind in KINDS]
     mix = torch.randn(6, 6).double() + 3 * torch.eye(6).double()
     for layer in (0, 1):
         w = Weights(model).layer(layer)
@@ -138,7 +141,7 @@ def test_reparametrised_heads_have_the_same_scores() -> None:
             into.copy_(into @ mix)
             out.copy_(torch.linalg.inv(mix) @ out)
     for kind, expected in zip(KINDS, before, strict=True):
-        equal(composition_scores(Circuits(model), kind), expected)
+        equal(composition_scores(HeadCircuits(model), kind), expected)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -153,7 +156,7 @@ def test_raw_ratios_are_those_of_transformer_lens(family: str) -> None:
     )
     ours = interp.HookedTransformer.from_pretrained(hf_model(family, torch.float64))
     for kind in KINDS:
-        found = torch.from_numpy(composition(ours, kind, folded=False).raw.values)
+        found = torch.from_numpy(cells(composition(ours, kind, folded=False)))
         expected = theirs.all_composition_scores(kind).scores.detach()
         exists = ~found.isnan()
         assert_close(found[exists], expected[exists])
@@ -164,8 +167,8 @@ def test_raw_ratios_are_those_of_transformer_lens(family: str) -> None:
 
 
 @functools.cache
-def gaussian_heads() -> interp.Circuits:
-    return Circuits(gaussian_model(replace(LINEAR, n_layers=3, d_model=128, n_heads=8, d_head=16)))
+def gaussian_heads() -> HeadCircuits:
+    return HeadCircuits(gaussian_model(replace(LINEAR, n_layers=3, d_model=128, n_heads=8, d_head=16)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -177,7 +180,7 @@ def test_gaussian_heads_have_one_over_the_root_of_the_width(kind: Kind) -> None:
 @pytest.mark.parametrize("null", NULLS)
 def test_gaussian_heads_are_at_chance(null: str) -> None:
     """192 pairs of each kind: z has mean 0 and sd 1 within four standard errors (heads are shared: within six)."""
-    model = subject(gaussian_heads().model)
+    model = gaussian_heads().network
     for kind in KINDS:
         result = composition(model, kind, null=null)
         z = result.z.values[np.isfinite(result.z.values)]
@@ -192,18 +195,19 @@ def test_gaussian_heads_are_at_chance(null: str) -> None:
 def test_the_shape_null_is_the_mean_over_random_models_of_the_shape() -> None:
     """The baseline of Elhage et al.; oracle: the same ratio in 30 models of Gaussian weights."""
     found = torch.stack(
-        [composition_scores(Circuits(gaussian_model(LINEAR, seed)), "V")[0, :, 1] for seed in range(30)]
+        [composition_scores(HeadCircuits(gaussian_model(LINEAR, seed)), "V")[0, :, 1] for seed in range(30)]
     )
-    null = composition(subject(gaussian_model(LINEAR)), "V", null="shape").null.values
+    null = composition(gaussian_model(LINEAR), "V", null="shape").null.values
     assert np.nanmin(null) == np.nanmax(null)
     assert float(found.mean()) == pytest.approx(float(np.nanmax(null)), rel=0.01)
 
 
 def test_excess_and_z_are_measured_from_the_null() -> None:
-    model = subject(gaussian_heads().model)
+    model = gaussian_heads().network
     for null in NULLS:
         result = composition(model, "Q", null=null)
-        np.testing.assert_allclose(result.excess, result.raw - result.null)
+        np.testing.assert_allclose(result.excess, result.value - result.null)
+        np.testing.assert_allclose(result.z, result.excess / result.null_sd)
         np.testing.assert_array_equal(np.sign(result.z), np.sign(result.excess))
         assert (
             0 < float(np.nanmax(result.null)) < 1 / math.sqrt(128)
@@ -216,10 +220,11 @@ def test_excess_and_z_are_measured_from_the_null() -> None:
 def test_the_planted_induction_circuit_stands_out_and_nothing_else_does(null: str) -> None:
     model = interp.HookedTransformer.from_pretrained("groundtruth-induction")
     result = composition(model, "K", null=null)
-    z = result.z.values[0, :, 1]
+    z = cells(result, "z")[0, :, 1]
     where = (PREVIOUS[1], INDUCTION[1])
     assert z[where] > 10
-    assert result.p.values[0, :, 1][where] < 1e-100
+    assert float(result.z.sel(src="L0H1", dst="L1H2")) == z[where]
+    assert cells(result, "p")[0, :, 1][where] < 1e-100
     others = np.delete(z.ravel(), where[0] * 4 + where[1])
     assert np.abs(others).max() < 4
 
@@ -227,18 +232,18 @@ def test_the_planted_induction_circuit_stands_out_and_nothing_else_does(null: st
 def test_a_planted_pair_scores_in_its_kind_only_and_transposed_keys_move_it() -> None:
     model, _, w, basis = planted()
     w.W_K[DST[1]].copy_(basis)  # QK is supported on P on the key's side
-    circuits = Circuits(model)
+    circuits = HeadCircuits(model)
     assert float(composition_scores(circuits, "K")[SRC + DST]) == pytest.approx(1 / math.sqrt(8), rel=1e-12)
-    z = {kind: composition(subject(model), kind).z.values[SRC + DST] for kind in KINDS}
+    z = {kind: cells(composition(model, kind), "z")[SRC + DST] for kind in KINDS}
     assert z["K"] > 10 > 5 > max(abs(z["Q"]), abs(z["V"]))
     key, query = w.W_K[DST[1]].clone(), w.W_Q[DST[1]].clone()
     w.W_K[DST[1]].copy_(query)
     w.W_Q[DST[1]].copy_(key)
-    swapped = {kind: composition(subject(model), kind).z.values[SRC + DST] for kind in KINDS}
+    swapped = {kind: cells(composition(model, kind), "z")[SRC + DST] for kind in KINDS}
     assert swapped["Q"] == pytest.approx(z["K"], rel=1e-9)
     assert swapped["K"] == pytest.approx(z["Q"], rel=1e-9)
     w.W_V[DST[1]].copy_(basis)
-    assert composition(subject(model), "V").z.values[SRC + DST] > 10
+    assert cells(composition(model, "V"), "z")[SRC + DST] > 10
 
 
 def test_a_head_of_zeros_has_no_number_and_an_orthogonal_one_no_z() -> None:
@@ -247,19 +252,25 @@ def test_a_head_of_zeros_has_no_number_and_an_orthogonal_one_no_z() -> None:
     first.W_O[1].zero_()
     for matrix in (second.W_V[3], second.W_O[3]):
         matrix.copy_(torch.linalg.qr(matrix).Q * 2)
-    result = composition(subject(model), "V").isel(src_layer=0, dst_layer=1)
+    result = composition(model, "V")
+    result = result.isel(src=result.src_layer == 0, dst=result.dst_layer == 1)
     for name, value in result.items():
-        assert bool(value[1].isnull().all()), name
-    alike = result.isel(dst_head=3, src_head=[0, 2, 3])
-    np.testing.assert_allclose(alike.raw, 1 / math.sqrt(8))
+        assert bool(value.sel(src="L0H1").isnull().all()), name
+    others = ["L0H0", "L0H2", "L0H3"]
+    alike = result.sel(dst="L1H3", src=others)
+    np.testing.assert_allclose(alike.value, 1 / math.sqrt(8))
     assert bool(alike.z.isnull().all())
-    assert bool(result.z.isel(src_head=[0, 2, 3], dst_head=[0, 1, 2]).notnull().all())
+    assert bool(result.z.sel(src=others, dst=["L1H0", "L1H1", "L1H2"]).notnull().all())
 
 
 def test_the_result_says_what_it_is() -> None:
     result = composition(hooked("llama-gqa"), "K", offset=2)
-    assert result.raw.dims == ("src_layer", "src_head", "dst_layer", "dst_head")
-    assert set(result) == {"raw", "null", "excess", "z", "p"}
+    assert result.value.dims == ("src", "dst")
+    assert set(result) == {"value", "null", "null_sd", "excess", "z", "p"}
+    assert all(each.attrs["unit"] for each in result.values())
+    assert list(interp.frame(result)) == [
+        "src", "dst", "src_layer", "dst_layer", "value", "null", "null_sd", "excess", "z", "p",
+    ]  # fmt: skip
     assert result.attrs["kind"] == "K"
     assert result.attrs["offset"] == 2
     assert result.attrs["null"] == "independent random frames, the heads' own singular values"
@@ -270,20 +281,44 @@ def test_the_result_says_what_it_is() -> None:
         assert bool((value.notnull() == exists).all())
 
 
+def test_the_function_is_the_record_asked_and_a_bare_network_will_do() -> None:
+    model = hooked("llama-gqa")
+    for question in (Composition("K", offset=2), Composition("V", folded=False, null="shape")):
+        expected = composition(
+            model, question.kind, folded=question.folded, null=question.null, offset=question.offset
+        )
+        for given in (model, model.transformer):
+            xr.testing.assert_identical(interp.run([question], given)["composition"], expected)
+
+
+def test_hooks_of_activations_do_not_concern_the_weights() -> None:
+    model = hooked()
+    expected = composition(model, "K")
+    for site in ("blocks.0.attn.hook_z", "ln_final.hook_normalized"):
+        with model.hooks([(site, lambda x, hook: 0 * x)]):
+            xr.testing.assert_identical(composition(model, "K"), expected)
+            xr.testing.assert_identical(interp.run([Composition()], model)["composition"], expected)
+    with pytest.raises(
+        ValueError, match="composition ask about the weights, which edits of activations leave"
+    ):
+        interp.run([Composition()], model, edits=[interp.Edit("L0H1", interp.Zero())])
+
+
 # --- one pair -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2"])
 def test_a_virtual_head_is_the_product_of_two(name: str) -> None:
-    circuits = Circuits(build(name), folded=True)
-    assert_close(virtual_heads(circuits, SRC, DST).AB, circuits.ov(*SRC).AB @ circuits.ov(*DST).AB)
+    circuits = HeadCircuits(build(name), folded=True)
+    assert_close(virtual_heads(circuits, "L0H1", DST).AB, circuits.ov(SRC).AB @ circuits.ov(DST).AB)
+    assert_close(virtual_heads(build(name), SRC, DST).AB, virtual_heads(circuits, SRC, DST).AB)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_directions_are_the_singular_triples_of_the_dense_product(kind: Kind) -> None:
-    circuits = Circuits(build("llama-gqa"), folded=True)
+    circuits = HeadCircuits(build("llama-gqa"), folded=True)
     first, second = dense(circuits, kind, SRC, DST)
-    found = composition_directions(circuits, kind, SRC, DST, k=10)
+    found = composition_directions(circuits, kind, SRC, DST, top=10)
     s = torch.linalg.svdvals(first @ second)[:10]
     assert_close(found.share, s.square() / s.square().sum())
     assert_close(found.share.sum(), torch.tensor(1.0).double())
@@ -292,7 +327,7 @@ def test_directions_are_the_singular_triples_of_the_dense_product(kind: Kind) ->
     assert_close(found.between * written.norm(dim=-1, keepdim=True), written)
     for directions in (found.left, found.between, found.right):
         assert_close(directions.norm(dim=-1), torch.ones(10).double())
-    few = composition_directions(circuits, kind, SRC, DST, k=2)
+    few = composition_directions(circuits, kind, SRC, DST, top=2)
     assert_close(few.share, found.share[:2])
 
 
@@ -301,7 +336,7 @@ def test_one_shared_direction_carries_a_composition_through_it_alone() -> None:
     model, _, w, basis = planted()
     outside = torch.linalg.qr(torch.cat((basis, torch.randn(48, 7).double()), 1)).Q[:, 8:]
     w.W_K[DST[1]].copy_(torch.cat((basis[:, :1], outside), 1))
-    found = composition_directions(Circuits(model), "K", SRC, DST, k=1)
+    found = composition_directions(HeadCircuits(model), "K", SRC, DST, top=1)
     assert_close(found.share, torch.ones(1).double())
     for direction in (found.left, found.between):
         assert_close((direction[0] @ basis[:, 0]).abs(), torch.tensor(1.0).double())
@@ -311,18 +346,24 @@ def test_one_shared_direction_carries_a_composition_through_it_alone() -> None:
 
 
 def test_what_does_not_compose_is_refused_by_name() -> None:
-    gpt2, llama = Circuits(build("gpt2")), Circuits(build("llama-gqa"))
+    gpt2, llama = HeadCircuits(build("gpt2")), HeadCircuits(build("llama-gqa"))
     for src, dst in ((DST, SRC), (SRC, (0, 2)), (DST, DST)):
         with pytest.raises(
-            ValueError, match=r"in an earlier layer than the destination is required, got \d\.\d -> "
+            ValueError, match=r"in an earlier layer than the destination is required, got L\dH\d -> L"
         ):
             virtual_heads(gpt2, src, dst)
-    with pytest.raises(IndexError, match="layers are 0 to 1, got 2"):
-        virtual_heads(gpt2, SRC, (2, 0))
-    with pytest.raises(IndexError, match="heads are 0 to 3, got 4"):
+    with pytest.raises(IndexError, match="L2H0: layers are 0 to 1 in this model"):
+        virtual_heads(gpt2, SRC, "L2H0")
+    with pytest.raises(IndexError, match="L0H4: the index of a head is 0 to 3 in this model"):
         composition_directions(gpt2, "K", (0, 4), DST)
-    with pytest.raises(ValueError, match="1 to 6 directions are required, got 7"):
-        composition_directions(gpt2, "K", SRC, DST, k=7)
+    with pytest.raises(ValueError, match=r"top must be in \[1, 6\] directions, got 7"):
+        composition_directions(gpt2, "K", SRC, DST, top=7)
+    with pytest.raises(ValueError, match=r"a head of self-attention is required, such as L1H2, got L1.mlp"):
+        virtual_heads(gpt2, SRC, "L1.mlp")
+    with pytest.raises(
+        ValueError, match="a model is required, a HookedTransformer or a Transformer, got int"
+    ):
+        composition_scores(3, "K")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="an offset requires rotary positions: under Learned"):
         composition(hooked("gpt2"), "K", offset=1)
     with pytest.raises(ValueError, match=r"offsets \(query minus key\) of 0 to 23 are required, got 24"):
@@ -330,9 +371,9 @@ def test_what_does_not_compose_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="V-composition does not depend on an offset, got 1"):
         composition(hooked("llama-gqa"), "V", offset=1)
     with pytest.raises(ValueError, match="requires circuits without biases"):
-        composition_scores(Circuits(build("gpt2"), biases=True), "Q")
+        composition_scores(HeadCircuits(build("gpt2"), biases=True), "Q")
     with pytest.raises(ValueError, match="at least two layers, got 1"):
-        composition(subject(Transformer(replace(LINEAR, n_layers=1))), "Q")
+        composition(Transformer(replace(LINEAR, n_layers=1)), "Q")
 
 
 def test_names_and_streams_that_do_not_exist_are_refused() -> None:
@@ -343,7 +384,8 @@ def test_names_and_streams_that_do_not_exist_are_refused() -> None:
     with pytest.raises((ValueError, TypeCheckError), match="null"):
         door(hooked("gpt2"), "K", null="uniform")
     with pytest.raises(
-        ValueError, match=r"one stack of layers with one residual stream.*HookedEncoderDecoder"
+        ValueError,
+        match=r"a model is required, a HookedTransformer or a Transformer, got HookedEncoderDecoder",
     ):
         door(interp.HookedEncoderDecoder.__new__(interp.HookedEncoderDecoder), "K")
 

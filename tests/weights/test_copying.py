@@ -2,30 +2,23 @@
 
 import copy
 import functools
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 import xarray as xr
-from jaxtyping import TypeCheckError
 from torch import Tensor
 
+import interp
 from interp import HookedTransformer
 from interp.core import tiles
 from interp.core.factored import FactoredMatrix
 from interp.model import ModelConfig, NoNorm, Transformer
 from interp.model.weights import Weights
-from interp.weights import copying as door
-from interp.weights.copying import (
-    copying,
-    copying_ranks,
-    eigenvalue_scores,
-    matching_scores,
-    skip_trigrams,
-    top_pairs,
-)
-from interp.weights.head_circuits import Circuits
+from interp.weights import Copying, HeadCircuits, copying, eigenvalue_scores, matching_scores
+from interp.weights.copying import copying_ranks
 from interp.zoo import groundtruth
 from tests.configs import CONFIGS, build, perturbed
 from tests.loops import over
@@ -41,13 +34,9 @@ CIRCUITS = {
 CONVENTIONS = over("conventions", CIRCUITS.values())
 
 
-def dense_ov(circuits: Circuits, layer: int, head: int) -> Tensor:
+def dense_ov(circuits: HeadCircuits, layer: int, head: int) -> Tensor:
     """E W_V W_O U, `[source, output]`."""
-    return circuits.embedded @ circuits.ov(layer, head).AB @ circuits.unembedding
-
-
-def dense_qk(circuits: Circuits, layer: int, head: int) -> Tensor:
-    return circuits.embedded @ circuits.qk(layer, head).AB @ circuits.embedded.mT
+    return circuits.embedded @ circuits.ov((layer, head)).AB @ circuits.unembedding
 
 
 def brute(matrix: Tensor) -> Tensor:
@@ -64,7 +53,7 @@ def each(make: Callable[[int, int], Tensor]) -> Tensor:
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "TILE", 100)
     monkeypatch.setattr(tiles, "CACHED", 7)
-    monkeypatch.setattr(door, "CHUNK", 7)
+    monkeypatch.setattr(sys.modules["interp.weights.copying"], "CHUNK", 7)
 
 
 # --- eigenvalues --------------------------------------------------------------------------------------------------
@@ -76,7 +65,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_copying_scores_are_those_of_all_eigenvalues_of_the_full_circuit(
     name: str, conventions: dict[str, bool]
 ) -> None:
-    circuits = Circuits(build(name), **conventions)
+    circuits = HeadCircuits(build(name), **conventions)
     expected = each(lambda layer, head: brute(dense_ov(circuits, layer, head)))
     torch.testing.assert_close(eigenvalue_scores(circuits), expected, rtol=1e-6, atol=1e-6)
 
@@ -88,14 +77,14 @@ def test_matching_scores_are_those_of_all_eigenvalues_of_the_composed_circuit(
     name: str, conventions: dict[str, bool]
 ) -> None:
     """Oracle: score(a, b) of every query token a and key whose predecessor is b, multiplied out by the definition."""
-    circuits = Circuits(build(name), **conventions)
+    circuits = HeadCircuits(build(name), **conventions)
     previous = torch.rand(2, 4, generator=torch.Generator().manual_seed(0)).double()
     e = circuits.embedded
-    written = sum(previous[0, h] * (e @ circuits.ov(0, h).AB) for h in range(4))
+    written = sum(previous[0, h] * (e @ circuits.ov((0, h)).AB) for h in range(4))
     found = matching_scores(circuits, previous)
     assert bool(found[0].isnan().all())
     for head in range(4):
-        scores = torch.einsum("ad,df,bf->ab", e, circuits.qk(1, head).AB, written)
+        scores = torch.einsum("ad,df,bf->ab", e, circuits.qk((1, head)).AB, written)
         torch.testing.assert_close(found[1, head], brute(scores), rtol=1e-6, atol=1e-6)
 
 
@@ -119,21 +108,21 @@ def set_values(model: Transformer, sign: float) -> None:
 def test_a_symmetric_semidefinite_circuit_between_tied_embeddings_copies_perfectly(sign: float) -> None:
     model = tied_model()
     set_values(model, sign)
-    assert_close(eigenvalue_scores(Circuits(model)), torch.full((2, 4), sign).double())
+    assert_close(eigenvalue_scores(HeadCircuits(model)), torch.full((2, 4), sign).double())
 
 
 def test_random_heads_score_about_zero() -> None:
-    assert eigenvalue_scores(Circuits(tied_model())).abs().max() < 0.1
+    assert eigenvalue_scores(HeadCircuits(tied_model())).abs().max() < 0.1
 
 
 def test_scores_do_not_depend_on_the_basis_inside_a_head() -> None:
     """W_V -> W_V M, W_O -> M^-1 W_O, and W_Q -> W_Q M, W_K -> W_K M^-T are the same head."""
     model, previous = perturbed(CONFIGS["gpt2"]), torch.rand(2, 4).double()
-    before = Circuits(model)
+    before = HeadCircuits(model)
     ov, matching, ranks = (
         eigenvalue_scores(before),
         matching_scores(before, previous)[1],
-        copying_ranks(before, 1, 2),
+        copying_ranks(before, "L1H2"),
     )
     mix = torch.randn(6, 6).double() + 3 * torch.eye(6).double()
     for layer in range(2):
@@ -141,10 +130,10 @@ def test_scores_do_not_depend_on_the_basis_inside_a_head() -> None:
         for into, out in ((w.W_V, w.W_O), (w.W_Q, w.W_K.mT)):
             into.copy_(into @ mix)
             out.copy_(torch.linalg.inv(mix) @ out)
-    after = Circuits(model)
+    after = HeadCircuits(model)
     torch.testing.assert_close(eigenvalue_scores(after), ov, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(matching_scores(after, previous)[1], matching, rtol=1e-6, atol=1e-6)
-    assert torch.equal(copying_ranks(after, 1, 2), ranks)
+    assert torch.equal(copying_ranks(after, "L1H2"), ranks)
 
 
 def test_half_precision_weights_are_summed_in_float32() -> None:
@@ -152,13 +141,13 @@ def test_half_precision_weights_are_summed_in_float32() -> None:
     half = perturbed(CONFIGS["no-norm"], torch.bfloat16)
     exact = copy.deepcopy(half).double()
     previous = torch.rand(2, 4)
-    ours, theirs = Circuits(half), Circuits(exact)
+    ours, theirs = HeadCircuits(half), HeadCircuits(exact)
     found = eigenvalue_scores(ours), matching_scores(ours, previous)[1]
     expected = eigenvalue_scores(theirs), matching_scores(theirs, previous.double())[1]
     for a, b in zip(found, expected, strict=True):
         assert a.dtype == torch.float32
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
-    assert torch.equal(copying_ranks(ours, 1, 2), copying_ranks(theirs, 1, 2))
+    assert torch.equal(copying_ranks(ours, "L1H2"), copying_ranks(theirs, "L1H2"))
 
 
 def test_nothing_of_the_vocabulary_squared_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,12 +160,12 @@ def test_nothing_of_the_vocabulary_squared_is_formed(monkeypatch: pytest.MonkeyP
             sizes.extend(x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor))
             return out
 
-    circuits = Circuits(tied_model(d_vocab=600, d_head=8), folded=True)
+    circuits = HeadCircuits(tied_model(d_vocab=600, d_head=8), folded=True)
     monkeypatch.setattr(tiles, "CACHED", 100)
     with Watch():
         eigenvalue_scores(circuits)
         matching_scores(circuits, torch.ones(2, 4))
-        copying_ranks(circuits, 1, 2)
+        copying_ranks(circuits, "L1H2")
     assert max(sizes) == 600 * 96
 
 
@@ -187,40 +176,47 @@ def test_nothing_of_the_vocabulary_squared_is_formed(monkeypatch: pytest.MonkeyP
 @CONVENTIONS
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2", "granite-moe", "attention-only-rotary"])
 def test_ranks_are_those_of_the_dense_circuit(name: str, conventions: dict[str, bool]) -> None:
-    circuits = Circuits(build(name), **conventions)
+    circuits = HeadCircuits(build(name), **conventions)
     full = dense_ov(circuits, 1, 2)
     expected = (full > full.diagonal()[:, None] + 1e-12).sum(-1)
-    assert torch.equal(copying_ranks(circuits, 1, 2), expected)
+    assert torch.equal(copying_ranks(circuits, "L1H2"), expected)
 
 
 def test_the_table_holds_the_means_over_tokens_and_their_intervals() -> None:
     model = hooked("gpt2")
     table = copying(model, previous=xr.DataArray(torch.rand(2, 4).numpy(), dims=("layer", "head")))
-    circuits = Circuits(model.transformer, folded=True, embedding="effective")
-    assert_close(torch.from_numpy(table.eigenvalue.values), eigenvalue_scores(circuits))
+    circuits = HeadCircuits(model, folded=True, embedding="effective")
+    for given in (circuits, model, model.transformer):
+        exact = table.sel(score="eigenvalue")
+        assert_close(torch.from_numpy(exact.value.values), eigenvalue_scores(given))
+    assert bool(
+        (exact.low == exact.value).all() and (exact.high == exact.value).all() and (exact.n == 0).all()
+    )
     for layer, head in ((0, 3), (1, 1)):
-        ranks = copying_ranks(circuits, layer, head).double()
-        cell, n = table.sel(layer=layer, head=head), len(ranks)
+        ranks = copying_ranks(circuits, (layer, head)).double()
+        n = len(ranks)
         for name, values in (("top1", (ranks == 0).double()), ("mean_rank", ranks)):
+            cell = table.sel(layer=layer, head=head, score=name)
             mean, half = float(values.mean()), 1.959964 * float(values.std()) / n**0.5
-            assert float(cell[name]) == pytest.approx(mean)
-            assert float(cell[f"{name}_low"]) == pytest.approx(mean - half, rel=1e-6, abs=1e-9)
-            assert float(cell[f"{name}_high"]) == pytest.approx(mean + half, rel=1e-6, abs=1e-9)
-    assert float(table.top1_null) == pytest.approx(1 / n)
-    assert float(table.mean_rank_null) == (n - 1) / 2
-    assert bool(table.matching[0].isnull().all()) and bool(table.matching[1].notnull().all())
+            assert float(cell.value) == pytest.approx(mean)
+            assert float(cell.low) == pytest.approx(mean - half, rel=1e-6, abs=1e-9)
+            assert float(cell.high) == pytest.approx(mean + half, rel=1e-6, abs=1e-9)
+            assert int(cell.n) == n and str(cell.part.values) == f"L{layer}H{head}"
+    assert set(table.null.sel(score="top1").values.ravel()) == {1 / n}
+    assert set(table.null.sel(score="mean_rank").values.ravel()) == {(n - 1) / 2}
+    matching = table.value.sel(score="matching")
+    assert bool(matching[0].isnull().all()) and bool(matching[1].notnull().all())
 
 
 def test_a_sample_of_tokens_has_the_ranks_it_has_among_all() -> None:
     model = hooked()
     n = model.cfg.d_vocab
     chosen = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:7]
-    ranks = copying_ranks(Circuits(model.transformer, folded=True, embedding="effective"), 1, 2)[
-        chosen
-    ].double()
-    table = copying(model, sample=7).sel(layer=1, head=2)
-    assert float(table.mean_rank) == pytest.approx(float(ranks.mean()))
-    assert float(table.top1) == pytest.approx(float((ranks == 0).double().mean()))
+    circuits = HeadCircuits(model, folded=True, embedding="effective")
+    ranks = copying_ranks(circuits, "L1H2")[chosen].double()
+    table = copying(model, sample=7).value.sel(layer=1, head=2)
+    assert float(table.sel(score="mean_rank")) == pytest.approx(float(ranks.mean()))
+    assert float(table.sel(score="top1")) == pytest.approx(float((ranks == 0).double().mean()))
     whole = copying(model, sample=n)
     for name, values in copying(model).items():
         torch.testing.assert_close(
@@ -232,7 +228,7 @@ def test_a_sample_of_tokens_has_the_ranks_it_has_among_all() -> None:
 
 def test_without_ranks_only_spectra_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FactoredMatrix, "diagonal_ranks", None)
-    assert set(copying(hooked("gpt2"), ranks=False)) == {"eigenvalue", "eigenvalue_null"}
+    assert copying(hooked("gpt2"), ranks=False).score.values.tolist() == ["eigenvalue"]
 
 
 @functools.cache
@@ -246,11 +242,11 @@ def test_the_planted_induction_head_copies_and_matches_and_no_other_does() -> No
     table = copying(planted(), previous=xr.DataArray(previous.numpy(), dims=("layer", "head")))
     layer, head = groundtruth.INDUCTION
     for name, others in (("eigenvalue", 0.2), ("matching", 0.2), ("top1", 0.2)):
-        score = torch.from_numpy(table[name].values.copy())
+        score = torch.from_numpy(table.value.sel(score=name).values.copy())
         assert float(score[layer, head]) > 0.99
         score[layer, head] = 0.0
         assert float(score.nan_to_num(0.0).abs().max()) < others
-    assert float(table.mean_rank[layer, head]) == 0.0
+    assert float(table.value.sel(layer=layer, head=head, score="mean_rank")) == 0.0
 
 
 def test_a_head_that_writes_nothing_has_no_score() -> None:
@@ -258,78 +254,18 @@ def test_a_head_that_writes_nothing_has_no_score() -> None:
     model = perturbed(CONFIGS["gpt2"])
     Weights(model).layer(1).W_O[2].zero_()
     table = copying(HookedTransformer(model))
-    for name in ("eigenvalue", "top1", "mean_rank", "top1_low", "mean_rank_high"):
+    for name in ("value", "low", "high"):
         missing = table[name].isnull()
-        assert bool(missing[1, 2]) and int(missing.sum()) == 1
-
-
-# --- pairs and skip-trigrams --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["OV", "QK"])
-@pytest.mark.parametrize("largest", [True, False])
-@pytest.mark.parametrize("name", ["gpt2", "granite-moe"])
-def test_top_pairs_are_the_extremes_of_the_dense_circuit_less_its_rows_means(
-    name: str, kind: str, largest: bool
-) -> None:
-    model = hooked(name)
-    circuits = Circuits(model.transformer, folded=True, scaled=True, embedding="effective")
-    full = (dense_ov if kind == "OV" else dense_qk)(circuits, 1, 2)
-    full = full - full.mean(-1, keepdim=True)
-    order = full.flatten().argsort(descending=largest)[:7]
-    table = top_pairs(model, 1, 2, kind, k=7, largest=largest, circuits=circuits)
-    rows, columns = (table[f"{side}_id"].to_list() for side in door.SIDES[kind])
-    assert (rows, columns) == ((order // len(full)).tolist(), (order % len(full)).tolist())
-    assert_close(torch.tensor(table.value.to_list(), dtype=torch.float64), full.flatten()[order])
-    assert table[door.SIDES[kind][0]].to_list() == model.text.pieces(rows)
-    assert table.equals(top_pairs(model, 1, 2, kind, k=7, largest=largest))
-
-
-def test_skip_trigrams_join_the_strongest_pairs_with_what_their_source_raises() -> None:
-    model = hooked("gpt2")
-    circuits = Circuits(model.transformer, folded=True, scaled=True, embedding="effective")
-    qk, ov = (m - m.mean(-1, keepdim=True) for m in (dense_qk(circuits, 0, 1), dense_ov(circuits, 0, 1)))
-    table = skip_trigrams(model, 0, 1, k=4, outputs=3)
-    order = qk.flatten().argsort(descending=True)[:4]
-    expected = [
-        (int(pair % len(qk)), int(pair // len(qk)), int(output))
-        for pair in order
-        for output in ov[pair % len(qk)].argsort(descending=True)[:3]
-    ]
-    found = list(table[["source_id", "destination_id", "output_id"]].itertuples(index=False, name=None))
-    assert found == expected
-    for row in table.itertuples():
-        assert row.qk == pytest.approx(float(qk[row.destination_id, row.source_id]))
-        assert row.ov == pytest.approx(float(ov[row.source_id, row.output_id]))
-
-
-@pytest.mark.parametrize("sources", [["a", 7], "b"])
-def test_skip_trigrams_of_given_sources_list_who_attends_to_them(sources: str | list[str | int]) -> None:
-    model = hooked("gpt2")
-    circuits = Circuits(model.transformer, folded=True, scaled=True, embedding="effective")
-    qk = dense_qk(circuits, 1, 1)
-    qk = qk - qk.mean(-1, keepdim=True)
-    table = skip_trigrams(model, 1, 1, sources=sources, k=3, outputs=2, circuits=circuits)
-    given = [model.text.single("a"), 7] if isinstance(sources, list) else [model.text.single("b")]
-    assert table.source_id.to_list() == [s for s in given for _ in range(6)]
-    for i, source in enumerate(given):
-        destinations = table.destination_id.to_list()[6 * i : 6 * i + 6 : 2]
-        assert destinations == qk[:, source].argsort(descending=True)[:3].tolist()
-
-
-def test_the_planted_induction_head_reads_as_copying_of_what_follows_itself() -> None:
-    """Head 1.2 alone: every source raises itself most."""
-    table = top_pairs(planted(), *groundtruth.INDUCTION, "OV", k=len(groundtruth.SYMBOLS))
-    assert table.source.to_list() == table.output.to_list()
-    assert sorted(table.source) == sorted(groundtruth.SYMBOLS)
+        assert bool(missing.sel(layer=1, head=2).all()) and int(missing.sum()) == 3
+    assert not table.n.sel(layer=1, head=2).any()
 
 
 # --- what they refuse ---------------------------------------------------------------------------------------------
 
 
 def test_what_has_no_meaning_is_refused_by_name() -> None:
-    circuits, model = Circuits(build("gpt2")), hooked("gpt2")
-    biased = Circuits(build("gpt2"), biases=True)
+    circuits = HeadCircuits(build("gpt2"))
+    biased = HeadCircuits(build("gpt2"), biases=True)
     for ask in (lambda: eigenvalue_scores(biased), lambda: matching_scores(biased, torch.ones(2, 4))):
         with pytest.raises(ValueError, match=r"eigenvalues require a square circuit.*biases=True"):
             ask()
@@ -338,15 +274,29 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"got \[2, 4\] with NaN"):
         matching_scores(circuits, torch.full((2, 4), torch.nan))
     with pytest.raises(ValueError, match="masked-LM head"):
-        eigenvalue_scores(Circuits(build("masked-lm")))
-    with pytest.raises(IndexError, match="heads are 0 to 3, got 4"):
-        copying_ranks(circuits, 0, 4)
-    with pytest.raises((ValueError, TypeCheckError), match=r"kind must be OV or QK, got 'VO'|'kind'"):
-        top_pairs(model, 0, 0, "VO")
-    with pytest.raises(ValueError, match="circuits must be those of the model"):
-        top_pairs(model, 0, 0, circuits=circuits)
-    with pytest.raises(ValueError, match="got 0 answers"):
-        skip_trigrams(model, 0, 0, sources=[])
+        eigenvalue_scores(HeadCircuits(build("masked-lm")))
+    with pytest.raises(IndexError, match="L0H4: the index of a head is 0 to 3 in this model"):
+        copying_ranks(circuits, "L0H4")
+    with pytest.raises(
+        ValueError, match=r"one weight per head is required, dims layer and head .*, got dims head"
+    ):
+        copying(hooked("gpt2"), previous=xr.DataArray([1.0], dims="head"))
+    with pytest.raises(
+        ValueError, match="a model is required, a HookedTransformer or a Transformer, got str"
+    ):
+        eigenvalue_scores("gpt2")  # type: ignore[arg-type]
     no_logits = perturbed(replace(CONFIGS["gpt2"], unembed=False))
     with pytest.raises(AttributeError, match="no W_U"):
-        eigenvalue_scores(Circuits(no_logits))
+        eigenvalue_scores(HeadCircuits(no_logits))
+
+
+def test_the_function_is_the_record_asked() -> None:
+    model = hooked("llama-gqa")
+    previous = xr.DataArray(torch.rand(2, 4).numpy(), dims=("layer", "head"))
+    for changes in (
+        {},
+        {"folded": False, "embedding": "token", "sample": 5},
+        {"previous": previous, "ranks": False},
+    ):
+        found = interp.run([Copying(**changes)], model)["copying"]  # type: ignore[arg-type]
+        xr.testing.assert_identical(found, copying(model, **changes))  # type: ignore[arg-type]

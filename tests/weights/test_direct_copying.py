@@ -39,9 +39,10 @@ def written_by_hand(outs: list[Tensor]) -> Transformer:
 def test_a_copier_scores_one_an_anti_copier_minus_one_and_a_silent_head_chance() -> None:
     one = torch.eye(D_VOCAB)
     table = interp.heads(HookedTransformer(written_by_hand([one, -one, 0 * one])), DATA)
-    assert table.copying[0].values.tolist() == pytest.approx([1.0, -1.0, chance_copying(6)])
-    assert float(table.copying_null) == pytest.approx(chance_copying(6))
-    assert table.copying_weights[0, :2].values.tolist() == pytest.approx([1.0, -1.0])
+    found = table.sel(layer=0, score="copying")
+    assert found.value.values.tolist() == pytest.approx([1.0, -1.0, chance_copying(6)])
+    assert found.null.values.tolist() == pytest.approx([chance_copying(6)] * 3)
+    assert table.value.sel(layer=0, score="copying_weights").values[:2].tolist() == pytest.approx([1.0, -1.0])
 
 
 def test_a_share_of_the_rise_is_scored_as_defined() -> None:
@@ -89,10 +90,10 @@ def test_the_score_is_that_of_the_direct_path_token_by_token(name: str) -> None:
     for layer in range(2):
         for head in (0, 3):
             rows = slow_copying(model, tokens, layer, head)
-            cell = table.sel(layer=layer, head=head)
+            cell = table.sel(layer=layer, head=head, score="copying")
             half = 1.959964 * float(rows.std()) / len(rows) ** 0.5
-            assert float(cell.copying) == pytest.approx(float(rows.mean()), rel=1e-9)
-            assert float(cell.copying_high) == pytest.approx(float(rows.mean()) + half, rel=1e-5)
+            assert float(cell.value) == pytest.approx(float(rows.mean()), rel=1e-9)
+            assert float(cell.high) == pytest.approx(float(rows.mean()) + half, rel=1e-5)
 
 
 def test_the_score_depends_on_the_product_of_values_and_output_only() -> None:
@@ -109,7 +110,7 @@ def test_the_score_depends_on_the_product_of_values_and_output_only() -> None:
         attn.out.weight.copy_(torch.einsum("dhe,fe->dhf", out, mix.inverse()).flatten(1))
     tables = [interp.heads(HookedTransformer(m), DATA) for m in (model, other)]
     for name in ("copying", "copying_weights"):
-        one, two = (torch.tensor(table[name].values).double() for table in tables)
+        one, two = (torch.tensor(table.value.sel(score=name).values).double() for table in tables)
         assert_close(one, two, torch.float32)
 
 

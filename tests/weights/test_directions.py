@@ -1,6 +1,7 @@
 """Directions in the vocabulary against dense products, what a pass makes of them, and weights of known spectrum."""
 
 import functools
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,18 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from interp import Batch, Circuits, HookedTransformer, Read, observe
+import interp
+from interp import Batch, HookedTransformer, Read, observe
 from interp.model import MLP, NoNorm, Transformer
-from interp.weights.directions import directions, neurons, singular_directions
+from interp.weights import (
+    Directions,
+    HeadCircuits,
+    Neurons,
+    SingularDirections,
+    directions,
+    neurons,
+    singular_directions,
+)
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close
@@ -26,9 +36,14 @@ def model(name: str) -> HookedTransformer:
     return HookedTransformer(build(name))
 
 
+def of_layer(layer: int, chosen: Iterable[int]) -> list[str]:
+    """The names of neurons of one layer."""
+    return [f"L{layer}N{i}" for i in chosen]
+
+
 def whole(found: xr.Dataset) -> Tensor:
-    """Every token's score in the order of the vocabulary, from a list as long as the vocabulary."""
-    token, score = (torch.from_numpy(found[x].sel(end="top").values) for x in ("token", "score"))
+    """Every token's number in the order of the vocabulary, from a list as long as the vocabulary."""
+    token, score = (torch.from_numpy(found[x].sel(end="top").values) for x in ("token_id", "value"))
     return torch.zeros_like(score).scatter(-1, token, score)
 
 
@@ -47,7 +62,7 @@ def test_what_a_neuron_writes_is_what_one_more_unit_of_it_adds_to_the_logits(nam
         subject = HookedTransformer(perturbed(config))
     network, layer, chosen = subject.transformer, 1, [2, 11]
     block, d = network.block(layer), subject.cfg.d_model
-    found = whole(neurons(subject, layer, chosen, top=V).sel(part="out"))
+    found = whole(neurons(subject, of_layer(layer, chosen), top=V).sel(matrix="W_out"))
 
     def added(activation: Tensor) -> Tensor:
         assert block.mlp is not None
@@ -78,11 +93,13 @@ def test_what_a_neuron_reads_is_what_each_embedding_puts_into_it(name: str) -> N
     into = block.mlp.into  # type: ignore[union-attr]
     pre = into(norm.frozen(bare, torch.ones(1).to(bare)))
     pre = pre if into.bias is None else pre - into.bias
-    parts = dict(zip(("gate", "in"), pre.chunk(2, -1), strict=True)) if config.mlp.gated else {"in": pre}  # type: ignore[union-attr]
-    result = neurons(subject, layer, [0, 5, 7], top=V)
-    assert list(result.part.values) == [*parts, "out"]
+    gated = config.mlp.gated  # type: ignore[union-attr]
+    parts = dict(zip(("W_gate", "W_in"), pre.chunk(2, -1), strict=True)) if gated else {"W_in": pre}
+    result = neurons(subject, of_layer(layer, [0, 5, 7]), top=V)
+    assert list(result.matrix.values) == [*parts, "W_out"]
+    assert result.part.values.tolist() == ["L0N0", "L0N5", "L0N7"]
     for part, values in parts.items():
-        assert_close(whole(result.sel(part=part)), values[:, [0, 5, 7]].T)
+        assert_close(whole(result.sel(matrix=part)), values[:, [0, 5, 7]].T)
 
 
 def test_the_neurons_writes_add_up_to_what_the_mlp_adds_to_the_logits() -> None:
@@ -91,7 +108,7 @@ def test_the_neurons_writes_add_up_to_what_the_mlp_adds_to_the_logits() -> None:
     subject = HookedTransformer(perturbed(config))
     reads = [Read("blocks.1.mlp.hook_post"), Read("blocks.1.hook_mlp_out")]
     post, out = (observe(subject.transformer, Batch(some_tokens()), reads).trace[r] for r in reads)
-    found = whole(neurons(subject, 1, range(40), top=V).sel(part="out"))
+    found = whole(neurons(subject, of_layer(1, range(40)), top=V).sel(matrix="W_out"))
     w = subject.weights
     assert_close(post @ found + centred(w.b_out[1] @ w.W_U), centred(out @ w.W_U))
 
@@ -100,10 +117,10 @@ def test_the_neurons_writes_add_up_to_what_the_mlp_adds_to_the_logits() -> None:
 def test_singular_directions_rebuild_the_full_ov_circuit(name: str) -> None:
     """sum_i s_i (W_E u_i)(v_i W_U)^T = the folded full OV circuit, centred over the outputs."""
     k = min(CONFIGS[name].head_width, 24)
-    result = singular_directions(model(name), "OV", layer=1, head=3, k=k, top=V)
+    result = singular_directions(model(name), "OV", "L1H3", count=k, top=V)
     s = torch.from_numpy(result.singular_value.values)
     read, written = (whole(result.sel(side=side)) for side in ("read", "written"))
-    expected = Circuits(build(name), folded=True).full_ov(1, 3).AB
+    expected = HeadCircuits(build(name), folded=True).full_ov("L1H3").AB
     assert_close(torch.einsum("n,ns,no->so", s, read, written), centred(expected))
     assert bool((s.diff() <= 0).all())
 
@@ -115,17 +132,17 @@ def test_singular_directions_rebuild_the_full_ov_circuit(name: str) -> None:
 def test_singular_directions_rebuild_the_full_qk_circuit(name: str, offset: int | None) -> None:
     """sum_i s_i (W_E u_i)(W_E v_i)^T = the folded full QK circuit, at an offset under rotary positions."""
     k = min(CONFIGS[name].head_width, 24)
-    result = singular_directions(model(name), "QK", layer=1, head=3, offset=offset, k=k, top=V)
+    result = singular_directions(model(name), "QK", "L1H3", offset=offset, count=k, top=V)
     s = torch.from_numpy(result.singular_value.values)
     query, key = (whole(result.sel(side=side)) for side in ("query", "key"))
-    expected = Circuits(build(name), folded=True).full_qk(1, 3, offset=offset).AB
+    expected = HeadCircuits(build(name), folded=True).full_qk("L1H3", offset=offset).AB
     assert_close(torch.einsum("n,nq,nk->qk", s, query, key), expected)
 
 
 def test_an_offset_turns_the_directions() -> None:
-    near, far = (singular_directions(model("llama-gqa"), "QK", layer=1, head=3, offset=n) for n in (None, 5))
-    at_zero = singular_directions(model("llama-gqa"), "QK", layer=1, head=3, offset=0)
-    np.testing.assert_array_equal(near.score, at_zero.score)
+    near, far = (singular_directions(model("llama-gqa"), "QK", "L1H3", offset=n) for n in (None, 5))
+    at_zero = singular_directions(model("llama-gqa"), "QK", "L1H3", offset=0)
+    np.testing.assert_array_equal(near.value, at_zero.value)
     assert not np.allclose(near.singular_value, far.singular_value)
 
 
@@ -156,10 +173,10 @@ def test_biases_and_neurons_rows_are_read_as_the_neurons_are() -> None:
     w = subject.weights.layer(1)
     assert w.W_out is not None and w.b_out is not None
     rows = directions(subject, w.W_out[[2, 11]], top=4)
-    expected = neurons(subject, 1, [2, 11], top=4).sel(part="out")
-    for name in ("token", "text"):
+    expected = neurons(subject, ["L1N2", "L1N11"], top=4).sel(matrix="W_out")
+    for name in ("token", "token_id"):
         np.testing.assert_array_equal(rows[name].values, expected[name].values)
-    np.testing.assert_allclose(rows.score, expected.score)
+    np.testing.assert_allclose(rows.value, expected.value)
     bias = whole(directions(subject, w.b_out, top=V))[0]
     gamma = subject.transformer.ln_final.weight
     assert gamma is not None
@@ -185,12 +202,11 @@ def test_a_vector_that_is_read_scores_what_each_token_puts_on_the_stream(name: s
 def test_singular_directions_of_mlp_matrices_have_the_gram_of_all_neurons(name: str, matrix: str) -> None:
     """M = U S V^T: the tokens' scores of the directions, weighted by s^2, are those of the neurons' own rows."""
     subject = model(name)
-    result = singular_directions(subject, matrix, layer=1, k=24, top=V)  # type: ignore[arg-type]
+    result = singular_directions(subject, matrix, "L1.mlp", count=24, top=V)  # type: ignore[arg-type]
     assert list(result.side.values) == ["written" if matrix == "W_out" else "read"]
     scores, s = whole(result.isel(side=0)), torch.from_numpy(result.singular_value.values)
-    part = matrix.removeprefix("W_")
     count = subject.weights.layer(1).W_out.shape[0]  # type: ignore[union-attr]
-    rows = whole(neurons(subject, 1, range(count), top=V).sel(part=part))
+    rows = whole(neurons(subject, of_layer(1, range(count)), top=V).sel(matrix=matrix))
     assert_close((scores * s[:, None] ** 2).T @ scores, rows.T @ rows)
 
 
@@ -212,18 +228,18 @@ def planted() -> Transformer:
 
 
 def test_planted_directions_are_found_with_their_signs() -> None:
-    result = singular_directions(HookedTransformer(planted()), "OV", layer=1, head=0, k=2, top=1)
+    result = singular_directions(HookedTransformer(planted()), "OV", "L1H0", count=2, top=1)
     assert result.singular_value.values.tolist() == pytest.approx([3, 2])
-    assert result.token.sel(side="written", end="top").values.ravel().tolist() == [5, 1]
-    assert result.token[0].sel(side="read", end="top").item() == 2
-    assert result.token[1].sel(side="read", end="bottom").item() == 7, "token 7 is written against token 1"
-    assert result.text.sel(side="written", end="top").values.ravel().tolist() == ["<5>", "<1>"]
+    assert result.token_id.sel(side="written", end="top").values.ravel().tolist() == [5, 1]
+    assert result.token_id[0].sel(side="read", end="top").item() == 2
+    assert result.token_id[1].sel(side="read", end="bottom").item() == 7, "token 7 is written against token 1"
+    assert result.token.sel(side="written", end="top").values.ravel().tolist() == ["<5>", "<1>"]
 
 
 @pytest.mark.parametrize("name", ["attention-only", "llama-gqa", "mqa"])
 def test_ov_directions_do_not_depend_on_how_the_product_is_split(name: str) -> None:
     """W_V -> W_V M, W_O -> M^-1 W_O for a random M, one for every key/value head."""
-    before = singular_directions(model(name), "OV", layer=1, head=1, k=4, top=V)
+    before = singular_directions(model(name), "OV", "L1H1", count=4, top=V)
     other = perturbed(CONFIGS[name])
     other.load_state_dict(build(name).state_dict())
     mixing = torch.randn(CONFIGS[name].head_width, CONFIGS[name].head_width, dtype=torch.float64)
@@ -233,21 +249,21 @@ def test_ov_directions_do_not_depend_on_how_the_product_is_split(name: str) -> N
     e = CONFIGS[name].head_width
     value[group] = mixing.T @ value[group]
     out[:, e : 2 * e] = out[:, e : 2 * e] @ torch.linalg.inv(mixing).T
-    after = singular_directions(HookedTransformer(other), "OV", layer=1, head=1, k=4, top=V)
+    after = singular_directions(HookedTransformer(other), "OV", "L1H1", count=4, top=V)
     assert not torch.allclose(other.block(1).attn.out.weight, build(name).block(1).attn.out.weight)
     np.testing.assert_allclose(after.singular_value, before.singular_value, atol=1e-9)
     assert_close(whole(after), whole(before))
 
 
 def test_the_sign_rule_and_both_ends_hold() -> None:
-    result = singular_directions(model("gpt2"), "OV", layer=0, head=2, k=6, top=V)
-    written = result.score.sel(side="written")
+    result = singular_directions(model("gpt2"), "OV", "L0H2", count=6, top=V)
+    written = result.value.sel(side="written")
     assert bool((written.sel(end="top", rank=0) >= -written.sel(end="bottom", rank=0)).all())
     np.testing.assert_array_equal(
-        result.token.sel(end="top").values, result.token.sel(end="bottom").values[..., ::-1]
+        result.token_id.sel(end="top").values, result.token_id.sel(end="bottom").values[..., ::-1]
     )
-    assert bool((np.diff(result.score.sel(end="top").values) <= 0).all())
-    short = singular_directions(model("gpt2"), "OV", layer=0, head=2, k=6, top=4)
+    assert bool((np.diff(result.value.sel(end="top").values) <= 0).all())
+    short = singular_directions(model("gpt2"), "OV", "L0H2", count=6, top=4)
     xr.testing.assert_identical(short, result.sel(rank=slice(0, 3)))
 
 
@@ -256,50 +272,74 @@ def test_half_precision_weights_are_read_in_single_precision() -> None:
     exact = HookedTransformer(Transformer(CONFIGS["llama-gqa"]).double())
     exact.transformer.load_state_dict({k: v.double() for k, v in narrow.transformer.state_dict().items()})
     for ask in (
-        lambda m: neurons(m, 1, 3, top=V).isel(neuron=0),
-        lambda m: singular_directions(m, "W_in", layer=1, k=1, top=V),
+        lambda m: neurons(m, "L1N3", top=V).isel(part=0),
+        lambda m: singular_directions(m, "W_in", "L1.mlp", count=1, top=V),
         lambda m: directions(m, m.weights.layer(1).W_out[3], top=V),
     ):
-        assert ask(narrow).score.dtype == np.float32
+        assert ask(narrow).value.dtype == np.float32
         assert_close(whole(ask(narrow)).double(), whole(ask(exact)), torch.bfloat16)
 
 
 def test_what_has_no_meaning_is_refused_by_name() -> None:
     gpt2 = model("gpt2")
-    with pytest.raises(ValueError, match="a head is required for OV, got head=None"):
-        singular_directions(gpt2, layer=0)
-    with pytest.raises(ValueError, match="a head is required for QK, got head=None"):
-        singular_directions(gpt2, "QK", layer=0)
+    with pytest.raises(ValueError, match=r"a head is required for OV, such as L1H2, got L0.attn"):
+        singular_directions(gpt2, "OV", "L0.attn")
+    with pytest.raises(ValueError, match=r"a head is required for QK, such as L1H2, got L0.mlp"):
+        singular_directions(gpt2, "QK", "L0.mlp")
     with pytest.raises(ValueError, match="an offset requires QK, got OV"):
-        singular_directions(gpt2, layer=0, head=0, offset=1)
+        singular_directions(gpt2, "OV", "L0H0", offset=1)
     with pytest.raises(ValueError, match="an offset requires rotary positions"):
-        singular_directions(gpt2, "QK", layer=0, head=0, offset=1)
+        singular_directions(gpt2, "QK", "L0H0", offset=1)
     width = torch.zeros(24)
     for bad in (torch.zeros(23), torch.zeros(1, 1, 24), torch.zeros(0, 24), width.long(), width + torch.nan):
         with pytest.raises(
             ValueError, match=r"finite vectors of the stream, \[24\] or \[direction, 24\], are req"
         ):
             directions(gpt2, bad)
-    with pytest.raises(ValueError, match="W_in has no heads, got head=1"):
-        singular_directions(gpt2, "W_in", layer=0, head=1)
+    with pytest.raises(ValueError, match=r"an MLP is required for W_in, such as L1.mlp, got L0H1"):
+        singular_directions(gpt2, "W_in", "L0H1")
     with pytest.raises(
         ValueError, match="matrix must be OV, QK or, in this model, W_in, W_out, got 'W_gate'"
     ):
-        singular_directions(gpt2, "W_gate", layer=0)
-    with pytest.raises(ValueError, match="1 to 6 singular directions, got k=7"):
-        singular_directions(gpt2, layer=0, head=0, k=7)
+        singular_directions(gpt2, "W_gate", "L0.mlp")
+    with pytest.raises(ValueError, match="1 to 6 singular directions, got count=7"):
+        singular_directions(gpt2, "OV", "L0H0", count=7)
     with pytest.raises(ValueError, match=r"top must be in \[1, 31\], got 32"):
-        neurons(gpt2, 0, 1, top=32)
-    with pytest.raises(IndexError, match="heads are 0 to 3, got 4"):
-        singular_directions(gpt2, layer=0, head=4)
-    with pytest.raises(IndexError, match="layers are 0 to 1, got 2"):
-        neurons(gpt2, 2, 0)
-    with pytest.raises(IndexError, match="neurons are 0 to 39, got 40"):
-        neurons(gpt2, 0, [3, 40])
-    with pytest.raises(ValueError, match="at least one neuron"):
-        neurons(gpt2, 0, [])
+        neurons(gpt2, "L0N1", top=32)
+    with pytest.raises(IndexError, match="L0H4: the index of a head is 0 to 3 in this model"):
+        singular_directions(gpt2, "OV", "L0H4")
+    with pytest.raises(IndexError, match="L2N0: layers are 0 to 1 in this model"):
+        neurons(gpt2, "L2N0")
+    with pytest.raises(IndexError, match="L0N40: the index of a neuron is 0 to 39 in this model"):
+        neurons(gpt2, ["L0N3", "L0N40"])
+    with pytest.raises(ValueError, match="a neuron, such as L0N17, is required, or several, got none"):
+        neurons(gpt2, [])
+    with pytest.raises(ValueError, match="a neuron, such as L0N17, is required, or several, got L0H1"):
+        neurons(gpt2, ["L0N3", "L0H1"])
     for name, kind in {"attention-only": "attention-only", "gpt-oss": "a mixture of experts"}.items():
         with pytest.raises(ValueError, match=f"plain or gated MLP is required, this model is {kind}"):
-            neurons(model(name), 0, 0)
+            neurons(model(name), "L0N0")
         with pytest.raises(ValueError, match=f"this model is {kind}"):
-            singular_directions(model(name), "W_out", layer=0)
+            singular_directions(model(name), "W_out", "L0.mlp")
+
+
+def test_neurons_of_several_layers_are_those_of_each_layer() -> None:
+    subject = model("llama-gqa")
+    names = ["L1N3", "L0N7", "L1N0"]
+    found = neurons(subject, names, top=4)
+    for name in names:
+        xr.testing.assert_allclose(found.sel(part=[name]), neurons(subject, name, top=4), rtol=1e-12)
+
+
+def test_the_functions_are_the_records_asked_and_their_tables_are_narrow() -> None:
+    subject = model("llama-gqa")
+    vectors = torch.randn(2, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for question, expected in (
+        (Directions(vectors, "read", 3), directions(subject, vectors, side="read", top=3)),
+        (SingularDirections("QK", "L1H2", 2, 3, 4),
+         singular_directions(subject, "QK", (1, 2), offset=2, count=3, top=4)),
+        (Neurons(["L0N1", "L1N2"], 3), neurons(subject, ["L0N1", "L1N2"], top=3)),
+    ):  # fmt: skip
+        xr.testing.assert_identical(interp.run([question], subject)[question.name], expected)
+        assert all(each.attrs["unit"] for each in expected.values())
+        assert len(interp.frame(expected).columns) <= 12

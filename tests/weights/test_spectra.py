@@ -5,12 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
+import interp
 from interp import HookedTransformer
 from interp.core.factored import FactoredMatrix
 from interp.model import MoE
 from interp.model.weights import Weights
-from interp.weights.spectra import singular_values, spectra, summary
+from interp.weights import Spectra, spectra
+from interp.weights.spectra import singular_values, summary
 from tests.configs import CONFIGS, build
 
 
@@ -39,7 +42,8 @@ def test_products_of_a_head_have_the_singular_values_of_the_dense_matrix(name: s
                 assert found.size == network.config.head_width
                 np.testing.assert_allclose(found, dense[layer, head, : found.size], rtol=1e-9)
                 place = table.sel(matrix=f"blocks.{layer}.attn.{kind}.{head}")
-                assert (int(place.layer), int(place["head"]), str(place.kind.values)) == (layer, head, kind)
+                assert (int(place.layer), str(place.part.values)) == (layer, f"L{layer}H{head}")
+                assert str(place.kind.values) == kind
 
 
 def test_the_dense_product_is_never_formed() -> None:
@@ -67,7 +71,7 @@ def test_experts_are_listed_one_by_one_and_tied_embeddings_once() -> None:
     table, moe = spectra(HookedTransformer(network)), network.config.mlp
     assert isinstance(moe, MoE)
     gates = table.isel(matrix=(table.kind == "W_gate") & (table.layer == 1))
-    assert gates.expert.values.tolist() == list(range(moe.n_experts))
+    assert gates.part.values.tolist() == [f"L1E{expert}" for expert in range(moe.n_experts)]
     stack = network.block(1).mlp.into[2, : moe.d_mlp]  # type: ignore[union-attr, index]
     expected = torch.linalg.svdvals(stack)
     np.testing.assert_allclose(table.singular.sel(matrix="blocks.1.mlp.W_gate.2").dropna("index"), expected)
@@ -81,3 +85,20 @@ def test_half_precision_is_widened_and_top_must_be_positive() -> None:
     np.testing.assert_allclose(table.norm, exact.norm, rtol=1e-2)
     with pytest.raises(ValueError, match="top >= 1 is required, got 0"):
         spectra(HookedTransformer(build("gpt2")), top=0)
+
+
+def test_every_matrix_names_its_part() -> None:
+    table = spectra(build("macaron"))
+    named = dict(zip(table.matrix.values.tolist(), table.part.values.tolist(), strict=True))
+    assert named["embed.W_E"] == "embed" and named["unembed.W_U"] == "logits"
+    assert named["blocks.1.attn.W_Q"] == "L1.attn" and named["blocks.0.attn.OV.3"] == "L0H3"
+    assert named["blocks.0.mlp_before.W_in"] == "L0.mlp_before" and named["blocks.1.mlp.W_out"] == "L1.mlp"
+    assert table.layer.sel(matrix="embed.W_E") == -1
+
+
+def test_the_function_is_the_record_asked_and_its_table_is_by_matrix() -> None:
+    network = build("llama-gqa")
+    found = spectra(network, top=3)
+    xr.testing.assert_identical(interp.run([Spectra(3)], HookedTransformer(network))["spectra"], found)
+    table = interp.frame(found)
+    assert len(table) == found.sizes["matrix"] and "stable_rank" in table and "singular" not in table

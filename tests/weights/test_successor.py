@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import interp
-from interp import Circuits, HookedTransformer, RepeatedTokens
+from interp import HookedTransformer, RepeatedTokens
 from interp.data.text import Text
 from interp.model import ModelConfig, NoNorm, NoPosition, Transformer
+from interp.weights import HeadCircuits
 from interp.weights.successor import hits, known_sequences, successor_hits
 from interp.zoo.groundtruth import SYMBOLS, Alphabet
 from tests.configs import build
@@ -49,19 +50,20 @@ def planted() -> Transformer:
 
 def test_a_planted_successor_scores_one_a_copier_and_a_silent_head_zero() -> None:
     table = interp.heads(HookedTransformer(planted(), Alphabet()), DATA)
-    assert table.successor[0].values.tolist() == [1.0, 0.0, 0.0]
+    successor = table.sel(score="successor")
+    assert successor.value[0].values.tolist() == [1.0, 0.0, 0.0]
     assert table.label[0].values.tolist()[:2] == ["successor", "copying"]
-    assert float(table.successor_null) == pytest.approx((9 / 9 + 25 / 25) / (9 + 25))
+    assert successor.null[0].values.tolist() == pytest.approx([(9 / 9 + 25 / 25) / (9 + 25)] * 3)
     assert table.attrs["successor_items"] == "10 numbers, 26 letters"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "parallel", "gemma2", "rms-plain"])
 def test_hits_are_those_of_the_dense_circuit(name: str) -> None:
-    circuits = Circuits(build(name), folded=True, embedding="effective")
+    circuits = HeadCircuits(build(name), folded=True, embedding="effective")
     found = successor_hits(circuits, IDS)
     for layer in range(2):
         for head in range(4):
-            full = circuits.full_ov(layer, head).AB
+            full = circuits.full_ov((layer, head)).AB
             rows = [[float(full[i, j]) for j in IDS] for i in IDS]
             expected = [rows[i].index(max(rows[i])) == i + 1 for i in range(5)]
             assert found[:, layer, head].tolist() == expected
@@ -83,7 +85,7 @@ def test_the_longest_run_of_single_tokens_of_each_sequence_is_used() -> None:
 
 def test_the_table_tells_why_the_score_is_absent() -> None:
     table = interp.heads(HookedTransformer(build("gpt2")), DATA)
-    assert "successor" not in table and "no tokenizer" in table.attrs["no_successor"]
+    assert "successor" not in table.score and "no tokenizer" in table.attrs["no_successor"]
     with pytest.raises(
         ValueError, match="a sequence with 5 items in a row that are single tokens is required"
     ):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import interp
 from interp.model.config import ModelConfig
+from interp.model.parts import Edge
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights
 from interp.zoo.groundtruth import Alphabet
@@ -259,10 +260,11 @@ def test_nothing_is_silent_that_is_not_planted(name: str) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("induction", "K"), ("two_hop", "V"), ("backup", "Q")])
 def test_the_edges_between_heads_are_the_compositions_that_the_weights_show(name: str, kind: str) -> None:
     circuit = planted(name)
-    excess = interp.composition(interp.HookedTransformer(circuit.model, Alphabet()), kind).excess
-    listed = {e.partition("<")[0] for e in circuit.edges if re.fullmatch(rf"a.*->a.*<{kind.lower()}>", e)}
-    table = excess.sel(src_layer=0, dst_layer=1).to_series()
-    found = {f"a0.h{src}->a1.h{dst}" for (src, dst), value in table.items() if value > 0.03}
+    table = interp.frame(interp.composition(circuit.model, kind)).query("excess > 0.03")
+    found = {str(Edge.of(f"{src}->{dst}.{kind.lower()}")) for src, dst in zip(table.src, table.dst, strict=True)}
+    edges = [Edge.of(edge) for edge in circuit.edges]
+    side = {"Q": "query", "K": "key", "V": "value"}[kind]
+    listed = {str(e) for e in edges if (e.sender.kind, e.receiver.kind) == ("head", side)}
     assert found == listed and listed
 
 
