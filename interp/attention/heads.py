@@ -167,6 +167,9 @@ def _heads(model: Subject, asked: Heads) -> "xr.Dataset":
     scores["peak_distance"] = _peak(kernel, even[:, len(SCORES) :])
     if other := without_shares(config):
         attrs["no_shares"] = f"layers {', '.join(map(str, other))}: {NO_SHARES}"
+        layers = torch.zeros(config.n_layers, 1, dtype=torch.bool)
+        layers[list(other)] = True
+        scores["entropy"] = _without(scores["entropy"], layers)
     spread = {"copying_weights": 1.5 / config.head_width}
     sd = torch.tensor([spread.get(name, torch.nan) for name in scores], dtype=torch.float64)
     table = scored(
@@ -187,7 +190,7 @@ def _peak(kernel: Moments, even: Float[Tensor, "l n"]) -> Score:
     return Score(value, none, none, kernel.count()[..., 0], null.to(value).expand_as(value), "tokens back")
 
 
-def _without(score: Score, heads: Bool[Tensor, "l h"]) -> Score:
+def _without(score: Score, heads: Bool[Tensor, "l #h"]) -> Score:
     """The score without the number of some heads, which is NaN."""
     ends = {name: getattr(score, name) for name in ("value", "low", "high")}
     return score._replace(**{name: x.masked_fill(heads.to(x.device), torch.nan) for name, x in ends.items()})
@@ -294,7 +297,8 @@ def _compute(
         raise ValueError("head scores require the plain rows of RepeatedTokens, got a padded or packed batch")
     numbers = torch.stack([trace[read] for read in patterns], 1)
     scores, kernel = numbers[..., : len(SCORES)], numbers[..., len(SCORES) :]
-    scores[:, list(without_shares(model.config)), :, SCORES.index("entropy")] = torch.nan
+    # Weights that are no shares have no entropy: NaN in the table, which a mean over rows would refuse.
+    scores[:, list(without_shares(model.config)), :, SCORES.index("entropy")] = 0.0
     found = dict(zip(SCORES, scores.unbind(-1), strict=True)) | {"kernel": kernel}
     if values:
         first = batch.tokens[:, 1 : 1 + data.sample]
