@@ -8,9 +8,14 @@ interp.attribute(model, "When Mary and John went to the shop, John gave a drink 
 
 from typing import TYPE_CHECKING
 
-from interp.attention.attention_rows import attention_entropy, dispersion
-from interp.attention.heads import RepeatedTokens, attention_kernel, heads
-from interp.attention.sentences import IndirectObjects
+from interp.attention import (
+    IndirectObjects,
+    RepeatedTokens,
+    attention_entropy,
+    attention_kernel,
+    dispersion,
+    heads,
+)
 from interp.causal.ablation import ablate
 from interp.causal.agreement import agreement
 from interp.causal.attribution_patching import attribution_patch
@@ -94,10 +99,16 @@ from interp.runs.record import Record
 from interp.runs.run import Results, run
 from interp.runs.store import ActivationStore
 from interp.runs.store_writer import store_activations
-from interp.tokens.faithfulness import Erasure, compare_methods, faithfulness
-from interp.tokens.flow_routes import flow_routes, routes
-from interp.tokens.input_gradients import IntegratedGradients
-from interp.tokens.token_attribution import Mixed, layer_mixing, token_attribution
+from interp.tokens import (
+    IntegratedGradients,
+    Mixing,
+    compare_methods,
+    erasure,
+    flow_routes,
+    layer_mixing,
+    routes,
+    token_attribution,
+)
 from interp.verify import Contract
 from interp.weights.bigrams import bigram_table
 from interp.weights.composition import (
@@ -137,7 +148,6 @@ __all__ = [
     "EdgeGraph",
     "Edit",
     "EditCase",
-    "Erasure",
     "FactoredMatrix",
     "FineTuning",
     "GraphPrompt",
@@ -153,7 +163,7 @@ __all__ = [
     "Mean",
     "Mention",
     "Metric",
-    "Mixed",
+    "Mixing",
     "ModelConfig",
     "Part",
     "Parts",
@@ -206,8 +216,8 @@ __all__ = [
     "edge_stability",
     "edit_table",
     "eigenvalue_scores",
+    "erasure",
     "evaluate_circuit",
-    "faithfulness",
     "faithfulness_curve",
     "find_circuit",
     "finetune_edit",

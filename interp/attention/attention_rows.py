@@ -2,30 +2,35 @@
 
 With scores in [m, M] and n visible keys every weight lies in [exp(-(M - m)) / n, exp(M - m) / n], so bounded scores
 mean attention that spreads with length (Veličković et al. 2024, "softmax is not enough"). Scores here are what enters
-the softmax, scale, bias and soft cap included; what a mixer does to the weights behind its softmax is not in the
+the softmax, scale, bias and soft cap included; what a mixer does to the weights after its softmax is not in the
 numbers. Each query is reduced to four numbers where its scores arise.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.attention.heads import head_names
 from interp.attention.repeats import entropy
 from interp.core.precision import wide
-from interp.core.results import labelled
-from interp.core.stats import MaskedMeans, MaskedMoments, Partial
+from interp.core.results import Score, scored
+from interp.core.stats import MaskedMeans, Moments, Partial
 from interp.core.temperature import log_n_factor
 from interp.data.batch import Batch
-from interp.data.text import Prompts
+from interp.data.sources import Data
+from interp.data.windows import Feed
 from interp.model.config import ModelConfig
+from interp.model.edits import Edit
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, run_batches
-from interp.passes.observe import Subject
+from interp.passes.analysis import Analysis, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -33,86 +38,98 @@ if TYPE_CHECKING:
 ROW = ("max_weight", "entropy", "gap", "keys")
 """What `row_numbers` gives, in order."""
 HEAD = ("layer", "head")
-UNITS = {"entropy": "nats", "gap": "score", "max_weight": "attention mass", "relative": "share of log n"}
+UNITS = {"entropy": "nats", "gap": "score", "relative": "share of log n"}
+"""Units of the scores; the others are attention mass."""
+AFTER_SCORES = ("attn.hook_first_pattern", "attn.hook_pattern_1", "attn.hook_pattern_2", "attn.hook_pattern")
+"""Sites of the weights that the scores become; the numbers here are read off the scores."""
+
+
+@dataclass(frozen=True)
+class AttentionEntropy(Question):
+    """How widely every head spreads its attention; `attention_entropy` describes the result."""
+
+    train_length: int | None = None
+    """m: every query's scores are multiplied by log(n) / log(m) before the softmax; None = as they are."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Four numbers of every query, and their means by head."""
+        reads = _reads(model.transformer, self.train_length)
+        finish = partial(_finish_heads, config=model.transformer.config, asked=self)
+        return Analysis(self.name, partial(_by_head, reads=reads), MaskedMeans, finish, reads)
+
+
+@dataclass(frozen=True)
+class Dispersion(Question):
+    """How every head's attention spreads with the number of visible keys; `dispersion` describes the result."""
+
+    train_length: int | None = None
+    """m: every query's scores are multiplied by log(n) / log(m) before the softmax; None = as they are."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Four numbers of every query, and their means by head and number of keys."""
+        reads = _reads(model.transformer, self.train_length)
+        finish = partial(_finish_keys, config=model.transformer.config, asked=self)
+        return Analysis(self.name, partial(_by_keys, reads=reads), MaskedMeans, finish, reads)
 
 
 def attention_entropy(
-    model: Subject,
-    prompts: Prompts,
+    model: Model,
+    data: Feed | Data,
     *,
     train_length: int | None = None,
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
     """The entropy of every head's attention, in nats and as a share of what even attention would have.
 
-    Returns Dataset[layer, head], each with `_low` and `_high` (95 % over texts): `entropy`, H_i = -sum_j a_ij log a_ij
-    in nats, the mean over queries (0 log 0 = 0; the first causal row counts, with 0); `relative`, the mean of H_i /
-    log n_i over the queries that see n_i >= 2 keys (i + 1 in causal rows without a window), 1 for even attention;
-    `max_weight`, the mean of the largest weight.
+    Returns Dataset[layer, head, score]: `value`, a mean over texts with the ends `low` and `high` of its 95 % interval,
+    `n` and the coordinate `unit`. Scores: `entropy`, H_i = -sum_j a_ij log a_ij in nats, the mean over queries (0 log 0
+    = 0; the first causal row counts, with 0); `relative`, the mean of H_i / log n_i over the queries that see n_i >= 2
+    keys (i + 1 in causal rows without a window); its `null` is 1, even attention; `max_weight`, the mean of the largest
+    weight.
     train_length: m; the scores of every query are multiplied by log(n_i) / log(m) before the softmax, to show what
     log-n scaling would make of them. The passes themselves are not scaled.
     Padding never counts. Attention sinks are left out: the weights are those among tokens, brought to sum 1. Attention
-    to an encoder's memory is not looked at. Errors: ValueError for packed rows, texts of a single token, train_length
-    below 2.
+    to an encoder's memory is not looked at.
+    Errors: ValueError for packed rows, texts of a single token, a train_length below 2, and for edits of patterns,
+    which come after the scores.
 
     Example:
-        >>> attention_entropy(model, prompt).relative.sel(layer=0, head=1)
+        >>> attention_entropy(model, prompt).value.sel(layer=0, head=1, score="relative").dims
+        ()
     """
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos)
-    analysis = head_entropy(model.transformer.config, train_length=train_length)
-    return run_batches([analysis], model.transformer, batch.split(batch_size))[analysis.name]
+    question = AttentionEntropy(train_length)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 def dispersion(
-    model: Subject,
-    prompts: Prompts,
+    model: Model,
+    data: Feed | Data,
     *,
     train_length: int | None = None,
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
     """How every head's attention spreads with the number of visible keys n.
 
-    Returns Dataset[layer, head, n_keys], means over texts of means over the queries that see n keys, each with `_low`
-    and `_high` (95 % over texts; NaN for fewer than two): `max_weight`; `entropy` in nats; `gap`, delta = largest minus
-    smallest score of the query; `upper`, min(1, exp(delta) / n), and `lower`, exp(-delta) / n, between which every
-    weight lies; `count`[n_keys], the texts with such a query. Source: Veličković et al. 2024, the lemma on bounded
-    logits (temperature 1 here: it is in the scores); log n - H <= delta follows from it.
+    Returns Dataset[layer, head, n_keys, score]: `value`, means over texts of means over the queries that see n keys,
+    with the ends `low` and `high` of the 95 % interval (NaN for fewer than two texts), `n`, the texts with such a
+    query, and the coordinate `unit`. Scores: `max_weight`; `entropy` in nats; `gap`, delta = largest minus smallest
+    score of the query; `upper`, min(1, exp(delta) / n), and `lower`, exp(-delta) / n, between which every weight lies.
+    `null` is even attention: log n for the entropy, no gap, 1 / n for the others. Source: Veličković et al. 2024, the
+    lemma on bounded logits (temperature 1 here: it is in the scores); log n - H <= delta follows from it.
     train_length, padding, sinks: as in `attention_entropy`.
     Caveat: in causal models n is also the position; what changes with it may be the text. Encoders see their whole
     text, so there n is its length. Errors: as in `attention_entropy`.
 
     Example:
-        >>> dispersion(model, prompt).max_weight.sel(layer=0, head=0, n_keys=1)
+        >>> dispersion(model, prompt).value.sel(layer=0, head=0, n_keys=1, score="max_weight").item()
+        1.0
     """
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos)
-    analysis = weights_by_keys(model.transformer.config, train_length=train_length)
-    return run_batches([analysis], model.transformer, batch.split(batch_size))[analysis.name]
-
-
-def head_entropy(config: ModelConfig, *, train_length: int | None = None) -> Analysis:
-    """The analysis behind `attention_entropy`."""
-    reads = _reads(config, train_length)
-    return Analysis(
-        name=_name("attention_entropy", train_length),
-        reads=reads,
-        compute=partial(_by_head, reads=reads),
-        reduction=MaskedMeans,
-        finish=partial(_finish_heads, config=config, train_length=train_length),
-    )
-
-
-def weights_by_keys(config: ModelConfig, *, train_length: int | None = None) -> Analysis:
-    """The analysis behind `dispersion`."""
-    reads = _reads(config, train_length)
-    return Analysis(
-        name=_name("dispersion", train_length),
-        reads=reads,
-        compute=partial(_by_keys, reads=reads),
-        reduction=MaskedMeans,
-        finish=partial(_finish_keys, config=config, train_length=train_length),
-    )
+    question = Dispersion(train_length)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 def row_numbers(
@@ -139,14 +156,17 @@ def row_numbers(
     return numbers.masked_fill(blind, torch.nan)
 
 
-def _name(name: str, train_length: int | None) -> str:
-    return name if train_length is None else f"{name}_log_n_{train_length}"
-
-
-def _reads(config: ModelConfig, train_length: int | None) -> tuple[Read, ...]:
+def _reads(model: Transformer, train_length: int | None) -> tuple[Read, ...]:
     log_n_factor(torch.ones(1), 2 if train_length is None else train_length)  # refuses what has no logarithm
+    for edit in model.edits:
+        if edit.site.endswith(AFTER_SCORES):
+            raise ValueError(
+                f"attention here is the softmax of the scores, which the edit of {edit.name} comes after: "
+                "edit the scores, queries or keys"
+            )
     via = partial(row_numbers, train_length=train_length)
-    return tuple(Read(f"blocks.{layer}.attn.hook_attn_scores", via) for layer in range(config.n_layers))
+    layers = range(model.config.n_layers)
+    return tuple(Read(f"blocks.{layer}.attn.hook_attn_scores", via) for layer in layers)
 
 
 def _rows(trace: Trace, batch: Batch, reads: tuple[Read, ...]) -> tuple[Tensor, Tensor]:
@@ -185,37 +205,47 @@ def _by_keys(trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read, 
     return {name: mean(each) for name, each in values.items()}
 
 
-def _finish_heads(merged: Partial, config: ModelConfig, train_length: int | None) -> "xr.Dataset":
+def _finish_heads(merged: Partial, config: ModelConfig, asked: AttentionEntropy) -> "xr.Dataset":
     assert isinstance(merged, MaskedMeans)
-    cells = {k: v for name, m in merged.moments.items() for k, v in m.cells(name, HEAD).items()}
-    found = labelled(
-        "attention_entropy",
-        cells,
-        coords={"layer": range(config.n_layers), "head": range(config.n_heads)},
-        attrs=_attrs(merged, train_length) | {"null": "relative: 1 for even attention"},
-    )
-    return _with_units(found)
+    nulls = {"relative": 1.0}
+    scores = {
+        name: Score.of(moments, UNITS.get(name, "attention mass"), nulls.get(name, torch.nan))
+        for name, moments in merged.moments.items()
+    }
+    attrs = _attrs(merged, asked.train_length) | {"null": "relative: 1 for even attention"}
+    return scored(asked.name, scores, HEAD, coords=_coords(config), attrs=attrs)
 
 
-def _finish_keys(merged: Partial, config: ModelConfig, train_length: int | None) -> "xr.Dataset":
+def _finish_keys(merged: Partial, config: ModelConfig, asked: Dispersion) -> "xr.Dataset":
     assert isinstance(merged, MaskedMeans)
-    cells, count = {}, torch.zeros(0)
-    for name, moments in merged.moments.items():
-        assert isinstance(moments, MaskedMoments)
-        count, absent = moments.counts.amax((0, 1)), moments.counts == 0
-        for key, (dims, value) in moments.cells(name, (*HEAD, "n_keys")).items():
-            cells[key] = dims, value.masked_fill(absent, torch.nan)
-    longest = int(count.nonzero()[-1]) + 1
-    found = labelled(
-        "dispersion",
-        {key: (dims, value[..., :longest]) for key, (dims, value) in cells.items()}
-        | {"count": (("n_keys",), count[:longest].long())},
-        coords={
-            "layer": range(config.n_layers), "head": range(config.n_heads), "n_keys": range(1, longest + 1),
-        },
-        attrs=_attrs(merged, train_length) | {"null": "1 / n_keys and log(n_keys): even attention"},
-    )  # fmt: skip
-    return _with_units(found)
+    longest = max(int(moments.count().amax((0, 1)).nonzero()[-1]) + 1 for moments in merged.moments.values())
+    n_keys = torch.arange(1, longest + 1)
+    scores = {
+        name: _up_to(longest, name, moments, _even(name, n_keys)) for name, moments in merged.moments.items()
+    }
+    coords = {**_coords(config), "n_keys": n_keys.tolist()}
+    attrs = _attrs(merged, asked.train_length) | {"null": "even attention: log n, no gap, 1 / n"}
+    return scored(asked.name, scores, (*HEAD, "n_keys"), coords=coords, attrs=attrs)
+
+
+def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, "n"]) -> Score:
+    """One number by keys, NaN where no text has a query that sees so many."""
+    low, high = (end[..., :longest] for end in moments.interval())
+    count = moments.count()[..., :longest]
+    value = moments.mean[..., :longest].masked_fill(count == 0, torch.nan)
+    unit = UNITS.get(name, "attention mass")
+    return Score(value, low, high, count, null.to(value).expand_as(value), unit)
+
+
+def _even(name: str, n_keys: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
+    """What even attention over n keys has."""
+    n = n_keys.double()
+    return {"entropy": n.log(), "gap": torch.zeros_like(n)}.get(name, 1 / n)
+
+
+def _coords(config: ModelConfig) -> dict[str, object]:
+    layers, heads = range(config.n_layers), range(config.n_heads)
+    return {"layer": layers, "head": heads, "part": (HEAD, head_names(config))}
 
 
 def _attrs(merged: MaskedMeans, train_length: int | None) -> dict[str, str | int]:
@@ -227,10 +257,3 @@ def _attrs(merged: MaskedMeans, train_length: int | None) -> dict[str, str | int
         "interval": "95 % over texts",
         "softmax": "among tokens, sinks left out",
     }
-
-
-def _with_units(found: "xr.Dataset") -> "xr.Dataset":
-    for name in found.data_vars:
-        base = str(name).removesuffix("_low").removesuffix("_high")
-        found[name].attrs["unit"] = UNITS.get(base, "attention mass")
-    return found

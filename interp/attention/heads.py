@@ -10,9 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from interp.attention.edited_heads import embedding_edits, rewritten, unlike_weights
 from interp.attention.labels import labels
 from interp.attention.repeats import (
     SCORES,
@@ -36,7 +37,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Alone, Analysis, Question
 from interp.passes.observe import Model, Subject
-from interp.residual.decomposition import not_linear
+from interp.residual.decomposition import IncompleteSumError, not_linear
 from interp.runs.run import answered, reduced_over
 from interp.weights.copying import eigenvalue_scores
 from interp.weights.direct_copying import chance_copying, copying_scores
@@ -97,19 +98,22 @@ def heads(
     """A table of what every head does: scores with 95 % intervals and chance levels, and a plain-word `label`.
 
     Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over rows, draws of a sentence, or items),
-    `null` (the chance level), `n`, and the coordinate `unit`; `label`[layer, head]; `peak_distance`[layer, head], where
-    `attention_kernel` is largest. Scores:
+    `null` (the chance level, `null_sd` its standard deviation where known), `n`, and the coordinate `unit`;
+    `label`[layer, head]. Scores:
     On repeated random tokens, in [0, 1]: `previous_token`, `current_token`, `first_token` (mean attention there),
     `duplicate_token` and `induction` (sum over all earlier copies, or what followed them, over the queries that have
     one: the prefix-matching score), `local` (the last 5 tokens), `entropy` (H_i / log(i + 1)); null: attention spread
     evenly over what the layer may see. Where weights may be negative or sum to anything (differential, lightning,
     pooling) they count as shares of all that a query weighs, a_ij / sum_j |a_ij|, scores lie in [-1, 1], `entropy` is
-    NaN, and attrs `no_shares` names the layers.
+    NaN, and attrs `no_shares` names the layers. `peak_distance`: how far back `attention_kernel` is largest, in tokens.
     `copying`: of what a head raises when it attends to a token, the token's own part (Olsson et al. 2022, -1 to 1;
     chance is about -0.86). `copying_weights`: the same from the weights, by eigenvalues (exact: its interval is itself,
     n = 0; chance 0). `successor`: share of items (numbers, months, letters, ...) that the weights map to the next one.
     On indirect-object sentences: `to_receiver`, `to_giver`, `name_mover` (logits), `s_inhibition`.
     Scores that the model does not allow are absent, and attrs `no_copying`, `no_sentences`, `no_successor` say why.
+    edits: everything is measured in the edited model. What is read off weights (`copying`, `copying_weights`,
+    `successor`) is NaN for a head whose values or output are edited, and the last two are absent where embeddings or
+    the MLP of block 0 are; `name_mover` is absent where heads and MLPs are not all that writes the stream.
     Caveat: attention says where a head looks, not what it does; direct effects leave out what goes through later parts.
     Errors: ValueError if the rows do not fit the context or the model is not causal.
 
@@ -145,46 +149,57 @@ def _check(config: ModelConfig, data: RepeatedTokens) -> None:
 
 
 def _heads(model: Subject, asked: Heads) -> "xr.Dataset":
-    config = model.transformer.config
+    network, config = model.transformer, model.transformer.config
     moments = _on_repeats(model, asked.data, asked.batch_size)
     kernel = moments.pop("kernel")
-    null = _even(config, asked.data)[:, : len(SCORES)]
-    scores = {name: Score.of(moments[name], MASS, null[:, i, None]) for i, name in enumerate(SCORES)}
+    even = _even(config, asked.data)
+    scores = {name: Score.of(moments[name], MASS, even[:, i, None]) for i, name in enumerate(SCORES)}
     if "copying" in moments:
-        scores["copying"] = Score.of(moments["copying"], "copying score", chance_copying(asked.data.sample))
-    why = _why_not_copied(config)
-    attrs: dict[str, str | int] = {"no_copying": why, "no_successor": why} if why else {}
-    spread = {}
-    named, reasons = _names(model, asked.sentences, asked.batch_size)
-    parts = [(named, reasons)]
-    if why is None:
-        circuits = HeadCircuits(model, folded=True, embedding="effective")
-        spread["copying_weights"] = 1.5 / config.head_width
-        parts += [({"copying_weights": _copying_weights(circuits)}, {}), _successors(circuits, model.text)]
-    for found, reasons in parts:
+        copying = Score.of(moments["copying"], "copying score", chance_copying(asked.data.sample))
+        scores["copying"] = _without(copying, rewritten(network))
+    attrs = _attrs(asked.data, kernel.n)
+    for found, reasons in (
+        _names(model, asked.sentences, asked.batch_size),
+        _of_weights(network, model.text),
+    ):
         scores |= found
         attrs |= reasons
-    other = without_shares(config)
-    shape = (config.n_layers, config.n_heads)
+    scores["peak_distance"] = _peak(kernel, even[:, len(SCORES) :])
+    if other := without_shares(config):
+        attrs["no_shares"] = f"layers {', '.join(map(str, other))}: {NO_SHARES}"
+        layers = torch.zeros(config.n_layers, 1, dtype=torch.bool)
+        layers[list(other)] = True
+        scores["entropy"] = _without(scores["entropy"], layers)
+    spread = {"copying_weights": 1.5 / config.head_width}
     sd = torch.tensor([spread.get(name, torch.nan) for name in scores], dtype=torch.float64)
     table = scored(
         asked.name,
         scores,
         HEAD,
-        coords={
-            "layer": range(config.n_layers), "head": range(config.n_heads),
-            "part": (HEAD, head_names(config)),
-        },
-        others={
-            "null_sd": ((*HEAD, "score"), sd.expand(*shape, -1)),
-            "peak_distance": (HEAD, kernel.mean.argmax(-1)),
-        },
-        attrs={
-            **_attrs(asked.data, kernel.n), **attrs,
-            **({"no_shares": f"layers {', '.join(map(str, other))}: {NO_SHARES}"} if other else {}),
-        },
+        coords=_coords(config),
+        others={"null_sd": ((*HEAD, "score"), sd.expand(config.n_layers, config.n_heads, -1))},
+        attrs=attrs,
     )  # fmt: skip
     return table.assign(label=labels(table))
+
+
+def _peak(kernel: Moments, even: Float[Tensor, "l n"]) -> Score:
+    """The distance at which a head's kernel is largest; a place, so it has no interval."""
+    value, null = kernel.mean.argmax(-1).double(), even.argmax(-1, keepdim=True).double()
+    none = torch.full_like(value, torch.nan)
+    return Score(value, none, none, kernel.count()[..., 0], null.to(value).expand_as(value), "tokens back")
+
+
+def _without(score: Score, heads: Bool[Tensor, "l #h"]) -> Score:
+    """The score without the number of some heads, which is NaN."""
+    ends = {name: getattr(score, name) for name in ("value", "low", "high")}
+    return score._replace(**{name: x.masked_fill(heads.to(x.device), torch.nan) for name, x in ends.items()})
+
+
+def _coords(config: ModelConfig) -> dict[str, object]:
+    return {
+        "layer": range(config.n_layers), "head": range(config.n_heads), "part": (HEAD, head_names(config)),
+    }  # fmt: skip
 
 
 def head_names(config: ModelConfig) -> list[list[str]]:
@@ -199,13 +214,10 @@ def _kernel(model: Subject, asked: AttentionKernel) -> "xr.Dataset":
     return labelled(
         asked.name,
         kernel.estimate((*HEAD, "distance"), null=null),
-        coords={
-            "layer": range(config.n_layers), "head": range(config.n_heads),
-            "part": (HEAD, head_names(config)), "distance": range(data.farthest + 1),
-        },
+        coords={**_coords(config), "distance": range(data.farthest + 1)},
         units=MASS,
         attrs=_attrs(data, kernel.n),
-    )  # fmt: skip
+    )
 
 
 def _attrs(data: RepeatedTokens, rows: int) -> dict[str, str | int]:
@@ -252,7 +264,7 @@ def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
 
 
 def _why_not_copied(config: ModelConfig) -> str | None:
-    """Why heads have no copying scores: no OV circuit, or no unembedding behind it; None if they have."""
+    """Why heads have no copying scores: no OV circuit, or no unembedding after it; None if they have."""
     if what := not_linear(config):
         return f"this model {what}"
     splits = all(mixer.traits.additive for mixer in config.mixers)
@@ -262,14 +274,14 @@ def _why_not_copied(config: ModelConfig) -> str | None:
 def _reduced(
     pattern_bhqk: Float[Tensor, "b h q k"], data: RepeatedTokens, *, signed: bool = False
 ) -> Float[Tensor, "b h s"]:
-    """Every score of a pattern (of its `signed_shares`) and, behind them, its kernel."""
+    """Every score of a pattern (of its `signed_shares`) and, after them, its kernel."""
     pattern_bhqk = signed_shares(pattern_bhqk) if signed else pattern_bhqk
     kernel = distance_kernel(pattern_bhqk, data.farthest)
     return torch.cat((pattern_scores(pattern_bhqk, data.period, kernel), kernel), -1)
 
 
 def _sample(v: Float[Tensor, "b p g e"], n: int) -> Float[Tensor, "b s g e"]:
-    """The values of the first tokens behind BOS."""
+    """The values of the first tokens after BOS."""
     return v[:, 1 : 1 + n]
 
 
@@ -285,7 +297,8 @@ def _compute(
         raise ValueError("head scores require the plain rows of RepeatedTokens, got a padded or packed batch")
     numbers = torch.stack([trace[read] for read in patterns], 1)
     scores, kernel = numbers[..., : len(SCORES)], numbers[..., len(SCORES) :]
-    scores[:, list(without_shares(model.config)), :, SCORES.index("entropy")] = torch.nan
+    # Weights that are no shares have no entropy: NaN in the table, which a mean over rows would refuse.
+    scores[:, list(without_shares(model.config)), :, SCORES.index("entropy")] = 0.0
     found = dict(zip(SCORES, scores.unbind(-1), strict=True)) | {"kernel": kernel}
     if values:
         first = batch.tokens[:, 1 : 1 + data.sample]
@@ -307,13 +320,34 @@ def _names(
         batches = sentences.batches(model.text)
     except ValueError as cause:
         return {}, {"no_sentences": str(cause)}
-    found = sentence_scores(model, batches, batch_size)
+    reasons: dict[str, str | int] = {"sentences": len(batches[0])}
+    try:
+        found = sentence_scores(model, batches, batch_size)
+    except IncompleteSumError as cause:
+        if not model.transformer.edits:
+            raise
+        reasons["no_name_mover"] = f"under these edits heads are not all that writes the stream: {cause}"
+        found = sentence_scores(model, batches, batch_size, direct=False)
     units = {"name_mover": "logits"}
     scores = {
         name: Score.of(moments, units.get(name, MASS), null.to(moments.mean))
         for name, (moments, null) in found.items()
     }
-    return scores, {"sentences": len(batches[0])}
+    return scores, reasons
+
+
+def _of_weights(model: Transformer, text: Text) -> tuple[dict[str, Score], dict[str, str | int]]:
+    """The scores that are read off the weights; or why there are none. NaN for heads that edits make do otherwise."""
+    if why := _why_not_copied(model.config):
+        return {}, {"no_copying": why, "no_successor": why}
+    if edited := embedding_edits(model):
+        why = f"these scores are read off embeddings and weights, and {', '.join(edited)} is edited"
+        return {}, {"no_copying_weights": why, "no_successor": why}
+    circuits = HeadCircuits(model.unedited, folded=True, embedding="effective")
+    found, reasons = _successors(circuits, text)
+    scores = {"copying_weights": _copying_weights(circuits), **found}
+    others = unlike_weights(model)
+    return {name: _without(score, others) for name, score in scores.items()}, reasons
 
 
 def _successors(circuits: HeadCircuits, text: Text) -> tuple[dict[str, Score], dict[str, str | int]]:

@@ -58,9 +58,9 @@ class RepeatedTokens:
             raise ValueError(
                 f"{self.period} distinct tokens besides BOS are required, the vocabulary has {d_vocab - 1}"
             )
-        dice = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(self.seed)
         order = torch.stack(
-            [torch.randperm(d_vocab - 1, generator=dice)[: self.period] for _ in range(self.rows)]
+            [torch.randperm(d_vocab - 1, generator=generator)[: self.period] for _ in range(self.rows)]
         )
         chosen = order + (order >= bos)
         return torch.cat((torch.full((self.rows, 1), bos), chosen.repeat(1, self.repeats)), 1)

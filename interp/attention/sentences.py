@@ -87,8 +87,8 @@ class IndirectObjects:
 
     def _four(self, draw: int, names: Sequence[str]) -> list[tuple[str, str, str, str, str]]:
         """Of one draw: each sentence, the same with the third name, and who is receiver, giver and third."""
-        dice = torch.Generator().manual_seed(self.seed * 1_000_003 + draw)
-        a, b, third = (names[int(i)] for i in torch.randperm(len(names), generator=dice)[:3])
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + draw)
+        a, b, third = (names[int(i)] for i in torch.randperm(len(names), generator=generator)[:3])
         frame = self.frames[draw % len(self.frames)]
         rows = []
         for receiver, giver in ((a, b), (b, a)):
@@ -127,7 +127,7 @@ def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
 
 
 def sentence_scores(
-    model: Subject, sentences: tuple[Batch, Batch], batch_size: int
+    model: Subject, sentences: tuple[Batch, Batch], batch_size: int, *, direct: bool = True
 ) -> dict[str, tuple[Moments, Tensor]]:
     """Of each head `[layer, head]`: the moments over draws (means of their four sentences) of each score, and its null.
 
@@ -136,14 +136,14 @@ def sentence_scores(
     attention to the same place where it holds a name not mentioned before.
     name_mover is the direct effect on logit(receiver) - logit(giver) at frozen final norm, in logits; null 0, for roles
     and names are balanced. s_inhibition = to_giver * (1 - |direct effect| / the largest of any head), per sentence; its
-    null is that of to_giver. Both are left out where logits are not linear in the stream. Weights that are no shares
-    (differential attention) count as `signed_shares`.
+    null is that of to_giver. Both are left out where logits are not linear in the stream, and with `direct=False`.
+    Weights that are no shares (differential attention) count as `signed_shares`.
     """
     said, unsaid = sentences
     config = model.transformer.config
     names = name_attention(config)
-    linear = not_linear(config) is None
-    asked: list[Askable] = [replace(names, last_only=True), Attribute(parts="head")] if linear else [names]
+    direct = direct and not_linear(config) is None
+    asked: list[Askable] = [replace(names, last_only=True), Attribute(parts="head")] if direct else [names]
     feeds = [
         prompts_feed(batch, model.text, prepend_bos=True, batch_size=batch_size) for batch in (said, unsaid)
     ]
@@ -155,11 +155,11 @@ def sentence_scores(
         "to_receiver": (_over_draws(receiver), first.mean(0)),
         "to_giver": (_over_draws(giver), unmentioned),
     }
-    if linear:
-        direct = _direct(found["attribute"], config)
-        largest = direct.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-        share = direct.abs() / largest
-        scores["name_mover"] = (_over_draws(direct), torch.zeros_like(unmentioned))
+    if direct:
+        effect = _direct_effects(found["attribute"], config)
+        largest = effect.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        share = effect.abs() / largest
+        scores["name_mover"] = (_over_draws(effect), torch.zeros_like(unmentioned))
         scores["s_inhibition"] = (_over_draws(giver * (1 - share)), unmentioned)
     return scores
 
@@ -198,7 +198,7 @@ def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     )
 
 
-def _direct(result: "xr.Dataset", config: ModelConfig) -> Float[Tensor, "b l h"]:
+def _direct_effects(result: "xr.Dataset", config: ModelConfig) -> Float[Tensor, "b l h"]:
     """What each head adds to the logit difference of each sentence."""
     names = [str(Part("head", layer, h)) for layer in range(config.n_layers) for h in range(config.n_heads)]
     values = torch.from_numpy(result.value.sel(part=names).values).double()

@@ -1,7 +1,7 @@
 """Attention rows as shares, also where a mixer's weights are none, so that scores of attention mass compare.
 
 Softmax weights are never negative and sum to 1. Those of differential, lightning and pooling layers may be negative and
-sum to anything, and a norm per head or layer behind them takes their size away: only their proportions count.
+sum to anything, and a norm per head or layer after them takes their size away: only their proportions count.
 """
 
 from jaxtyping import Float

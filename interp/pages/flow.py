@@ -14,11 +14,13 @@ from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.passes.observe import Subject, observe
 from interp.tokens.flow_routes import flow_routes, why_no_routes
-from interp.tokens.mixing import Mixing, mixing_reads
+from interp.tokens.mixing import SourceSplit, split_reads
 from interp.weights.head_tokens import head_tokens
 
 FLOOR = 0.01
 """Least share of a head's move that the page holds; smaller ones are told as a sum."""
+OWN = {"resid": "residual", "attn_bias": "bias", "mlp": "mlp", "resid_mid": "residual_mid"}
+"""The parts that stay at their position: their names in `interp.flow_routes`, and on the page."""
 LISTED = 5
 """Tokens per list of a head, where the page has room."""
 MOST_LISTED = 30_000
@@ -48,16 +50,16 @@ def shares(result: xr.Dataset, attributed: xr.Dataset, names: Sequence[str]) -> 
     position; NaN elsewhere, where nothing is added to the answer but through later parts, and for the stream itself.
     """
     one, last = result.isel(prompt=0), len(names) - 1
-    moved = frame(one[["attention"]]).query("attention >= @FLOOR").rename(columns={"attention": "share"})
+    moved = frame(one[["value"]]).query("value >= @FLOOR").rename(columns={"value": "share"})
     by_source = attributed.by_source.isel(prompt=0).to_numpy()
     direct = by_source[moved.layer, moved["head"], moved.key]
     every = [moved.assign(kind="attention", direct_logits=np.where(moved["query"] == last, direct, np.nan))]
     by_part = dict(
         zip(attributed.component.values.tolist(), attributed.logits.values[0].tolist(), strict=True)
     )
-    for kind in ("residual", "bias", "mlp", "residual_mid"):
-        if kind in one:
-            part = frame(one[[kind]]).rename(columns={kind: "share"})
+    for name, kind in OWN.items():
+        if name in one:
+            part = frame(one[[name]]).rename(columns={name: "share"})
             part = part.assign(kind=kind, key=part["query"], direct_logits=np.nan)
             if kind == "mlp":
                 ends = part["query"] == last
@@ -78,9 +80,10 @@ def value_norms(model: Subject, batch: Batch, names: Sequence[str]) -> pd.DataFr
     division.
     """
     config = model.transformer.config
-    reads = [read for layer in range(config.n_layers) for read in mixing_reads(config, layer, "alti")]
-    trace = observe(model.transformer, batch, reads).trace
-    lengths = [Mixing.of(model.transformer, i, trace, "attn").lengths()[0] for i in range(config.n_layers)]
+    network = model.transformer
+    reads = [read for layer in range(config.n_layers) for read in split_reads(network, layer, "attn")]
+    trace = observe(network, batch, reads).trace
+    lengths = [SourceSplit.of(network, i, trace, "attn").lengths()[0] for i in range(config.n_layers)]
     norms = _as_array(torch.stack(lengths).transpose(1, 2))
     layer, head, key = (index.ravel() for index in np.indices(norms.shape))
     words = np.array(names, dtype=object)

@@ -17,7 +17,7 @@ WIDTH = 9
 
 
 def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = None) -> Axes:
-    """One score of `interp.heads` as a layer x head map, each cell with its number.
+    """One score of `interp.heads` as a layer x head map, each cell with its number; blank where there is none.
 
     Attention mass is drawn from 0 to 1; what can be negative (copying, name movers) as far above chance as below it.
     Errors: KeyError for a score that the result does not hold.
@@ -25,24 +25,15 @@ def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = Non
     Example:
         >>> plot.heads(interp.heads(model), "previous_token")
     """
-    known = [
-        str(name)
-        for name, cells in result.items()
-        if cells.dims == ("layer", "head") and cells.dtype.kind == "f"
-    ]
+    known = [str(name) for name in result["score"].values]
     if score not in known:
         raise KeyError(f"no score {score!r} in this result; {nearest(score, known)}")
-    cells = result[score].transpose("layer", "head")
-    values = cells.to_numpy()
+    cells = result.sel(score=score).transpose("layer", "head")
+    values, unit = cells["value"].to_numpy(), str(cells["unit"].item())
     ax = axes(ax, 1.8 + 0.55 * values.shape[1], 1.2 + 0.42 * values.shape[0])
-    unit = str(cells.attrs.get("unit", MASS_UNIT))
-    scale = (
-        _around(float(result[f"{score}_null"].mean()), values, unit)
-        if unit != MASS_UNIT
-        else Scale.mass(unit)
-    )
+    scale = Scale.mass(unit) if unit == MASS_UNIT else _around(float(cells["null"].mean()), values, unit)
     image = heat_map(ax, values, scale, title=f"{score.replace('_', ' ')} score")
-    annotate(ax, image, [[f"{v:.2f}" for v in row] for row in values])
+    annotate(ax, image, [["" if np.isnan(v) else f"{v:.2f}" for v in row] for row in values])
     _name_axes(ax, values.shape)
     return ax
 
@@ -80,7 +71,8 @@ def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
 
 
 def _around(chance: float, values: np.ndarray, unit: str) -> Scale:
-    """Colours for scores on both sides of chance, which is the neutral colour."""
+    """Colours for scores on both sides of chance, which is the neutral colour; of 0 where no chance level is known."""
+    chance = 0.0 if np.isnan(chance) else chance
     signed = Scale.signed(values - chance, unit if chance == 0 else f"{unit} (neutral: chance)")
     return replace(signed, low=chance + signed.low, high=chance + signed.high)
 

@@ -1,16 +1,31 @@
 """Which input tokens an answer rests on: mixing, gradients, flow routes."""
 
-from interp.tokens.faithfulness import Erasure, compare_methods, faithfulness
-from interp.tokens.flow_routes import flow_routes, routes
-from interp.tokens.input_gradients import IntegratedGradients
-from interp.tokens.token_attribution import Mixed, layer_mixing, token_attribution
+from interp.tokens.alti_logit import AltiLogit
+from interp.tokens.erasure import CompareMethods, Erasure, compare_methods, erasure
+from interp.tokens.flow_routes import FlowRoutes, flow_routes, routes
+from interp.tokens.input_gradients import GradientTimesInput, IntegratedGradients
+from interp.tokens.token_attribution import (
+    METHODS,
+    LayerMixing,
+    Mixing,
+    TokenAttribution,
+    layer_mixing,
+    token_attribution,
+)
 
 __all__ = [
+    "METHODS",
+    "AltiLogit",
+    "CompareMethods",
     "Erasure",
+    "FlowRoutes",
+    "GradientTimesInput",
     "IntegratedGradients",
-    "Mixed",
+    "LayerMixing",
+    "Mixing",
+    "TokenAttribution",
     "compare_methods",
-    "faithfulness",
+    "erasure",
     "flow_routes",
     "layer_mixing",
     "routes",

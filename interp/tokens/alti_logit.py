@@ -6,28 +6,26 @@ r_s = sum_l sum_j Delta_l(j) M_(l-1)[j, s], with M_0 = I.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import torch
-from einops import einsum
-from jaxtyping import Float
+from einops import einsum, rearrange
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.results import labelled
-from interp.core.stats import Partial, Rows
+from interp.core.precision import wide
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
-from interp.model.tap import Trace
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
+from interp.model.weights import Weights
 from interp.passes.analysis import Analysis
+from interp.passes.edited import AFTER_PATTERN, edits_at, of_columns
+from interp.passes.observe import observe
 from interp.residual.attribution import attribution, labels
 from interp.residual.decomposition import TOLERANCE, IncompleteSumError
-from interp.tokens.mixing import contributions, layers_read
-
-if TYPE_CHECKING:
-    import xarray as xr
+from interp.tokens.mixing import check_stream, contributions, head_shares, layers_read
 
 _KINDS = {
     **dict.fromkeys(("embed", "pos_embed", "type_embed", "embed_bias"), "initial"),
@@ -37,24 +35,72 @@ _KINDS = {
 """What each kind of part counts as; all others are biases."""
 
 
-def alti_logit(config: ModelConfig) -> Analysis:
-    """The analysis behind `token_attribution(method="alti_logit")`; rows carry answers and end in the last column.
+@dataclass(frozen=True)
+class AltiLogit:
+    """What attention brought to the answer's logit, credited to the tokens by ALTI (Ferrando et al. 2023)."""
 
-    `score[prompt, pos]`, and what belongs to no token: `initial` (the stream that the last token starts with), `mlp`
-    and `bias` (b_O, betas, b_U); all together they are `total`, the logit (difference) before a soft cap, which they
-    miss by `error`, relative. Delta is the affine variant: b_V counts, spread over the sources by attention; it goes
-    through the later norms at their frozen scales. Errors: IncompleteSumError if the parts do not sum.
+
+def check_alti_logit(model: Transformer) -> None:
+    """Refuse models whose logits are no sum of parts, and edits that make the stream something else than their sum.
+
+    Errors: ValueError naming the edit, or what the model has.
     """
-    by_source = attribution(config, "source")
-    mixed = layers_read(config, "alti", range(config.n_layers - 1))
-    return Analysis(
-        name="alti_logit",
-        reads=(*by_source.reads, *mixed),
-        compute=partial(_compute, by_source=by_source),
-        reduction=Rows,
-        finish=partial(_finish, config=config),
-        last_only=True,
-    )
+    attribution(model.config, "source")
+    check_stream(model, "ALTI-Logit")
+    after_z = [name for name in AFTER_PATTERN if name != "attn.hook_z"]
+    for layer in range(model.config.n_layers):
+        for edit in edits_at(model, layer, after_z):
+            raise ValueError(
+                f"ALTI-Logit splits what heads write by source; the edit of {edit.name} changes it afterwards: edit "
+                f"heads (L{layer}H0), patterns or values instead"
+            )
+
+
+def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> dict[str, Tensor]:
+    """ALTI-Logit of rows with answers, at one column of each: `value` [row, pos], and what belongs to no token.
+
+    `initial` (the stream that the token at this column starts with), `mlp` and `bias` (b_O, betas, b_U); all together
+    they are `total`, the logit (difference) before a soft cap, which they miss by `error`, relative. Delta is the
+    affine variant: b_V counts, spread over the sources by attention; it goes through the later norms at their frozen
+    scales. The rows are cut after their column, run by themselves, and put back.
+    Errors: ValueError for a column before the last token of a bidirectional model, and for edits of positions where the
+    cut moves the columns; IncompleteSumError if the parts do not sum.
+    """
+    every = batch.real
+    before = torch.arange(batch.tokens.shape[1], device=at.device) <= at[:, None]
+    keep = every & before
+    if not model.config.causal and not bool((before | ~every).all()):
+        raise ValueError("ALTI-Logit requires the last position in a bidirectional model: use pos=-1")
+    if not bool(keep.all()) and (edits := of_columns(model)):
+        raise ValueError(
+            f"ALTI-Logit moves the tokens asked about to the last column, away from the positions of the edit of "
+            f"{edits[0].name}: ask about the last token of prompts of one length"
+        )
+    aligned = replace(batch, keep=keep).left_aligned()
+    by_source = attribution(model.config, "source")
+    reads = (*by_source.reads, *layers_read(model, "alti", range(model.config.n_layers - 1)))
+    where = aligned.last()[:, None]
+    trace = observe(model, aligned, reads, logits_at=where, answers_only=True).trace
+    found = credited(model, aligned, trace, by_source)
+    order = keep.int().argsort(dim=1, stable=True).to(found["value"].device)
+    return {**found, "value": torch.zeros_like(found["value"]).scatter(1, order, found["value"])}
+
+
+def credited(model: Transformer, batch: Batch, trace: Trace, by_source: Analysis) -> dict[str, Tensor]:
+    """The numbers of `alti_logit` for rows that end in the last column, from what was recorded of them."""
+    parts = by_source.compute(_moved(model, trace, by_source.reads), batch, model)
+    n = model.config.n_layers
+    moved = [parts[f"attn_out_{layer}"].sum(1) for layer in range(n)]
+    mixing = [contributions(model, layer, trace, "alti")[0] for layer in range(n - 1)]
+    columns = parts["logits"]
+    rest = {name: columns[:, mask.to(columns.device)].sum(1) for name, mask in _groups(model.config).items()}
+    score, total = rolled_back(moved, mixing), parts["total"]
+    missed = (score.sum(1) + torch.stack(list(rest.values())).sum(0) - total).abs()
+    error = missed / torch.maximum(columns.abs().amax(1), total.abs()) + parts["error"]
+    if not bool((error <= 2 * TOLERANCE[model.dtype]).all()):
+        worst = float(error.max())
+        raise IncompleteSumError(f"ALTI-Logit: the parts miss the logits by {worst:.2e} relative", worst)
+    return {"value": score, **rest, "total": total, "error": error}
 
 
 def rolled_back(
@@ -70,39 +116,21 @@ def rolled_back(
     return credit
 
 
-def _compute(trace: Trace, batch: Batch, model: Transformer, by_source: Analysis) -> Mapping[str, Tensor]:
-    found = by_source.compute(trace, batch, model)
-    n = model.config.n_layers
-    moved = [found[f"attn_out_{layer}"].sum(1) for layer in range(n)]
-    mixing = [contributions(model, layer, trace, "alti")[0] for layer in range(n - 1)]
-    columns = found["logits"]
-    rest = {name: columns[:, mask.to(columns.device)].sum(1) for name, mask in _groups(model.config).items()}
-    score, total = rolled_back(moved, mixing), found["total"]
-    missed = (score.sum(1) + torch.stack(list(rest.values())).sum(0) - total).abs()
-    error = missed / torch.maximum(columns.abs().amax(1), total.abs()) + found["error"]
-    if not bool((error <= 2 * TOLERANCE[model.dtype]).all()):
-        worst = float(error.max())
-        raise IncompleteSumError(f"ALTI-Logit: the parts miss the logits by {worst:.2e} relative", worst)
-    return {"score": score, **rest, "total": total, "error": error}
+def _moved(model: Transformer, trace: Trace, reads: Sequence[Read]) -> Trace:
+    """The trace with the last query's patterns times what edits left of each head, so that sources sum to heads."""
+    sites = {read.site: read for read in reads}
+    answers = dict(trace)
+    for layer in range(model.config.n_layers):
+        if edits_at(model, layer, ["attn.hook_z"]):
+            z, pattern, v = (sites[f"blocks.{layer}.attn.hook_{name}"] for name in ("z", "pattern", "v"))
+            value = wide(trace[v])[:, :, Weights(model).kv_head()]
+            last = rearrange(trace[pattern], "b h k -> b h 1 k")
+            share = head_shares(model, layer, wide(last), value, wide(trace[z])[:, None])
+            answers[pattern] = trace[pattern] * share[:, :, 0]
+    return Trace(answers)
 
 
-def _groups(config: ModelConfig) -> dict[str, Tensor]:
+def _groups(config: ModelConfig) -> Mapping[str, Tensor]:
     """Which parts of the attribution by source belong to what is no token's."""
     groups = [_KINDS.get(Part.of(name).kind, "bias") for name in labels(config, "source")]
     return {kind: torch.tensor([each == kind for each in groups]) for kind in ("initial", "mlp", "bias")}
-
-
-def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
-    assert isinstance(merged, Rows)
-    dims = {name: ("prompt", "pos") if name == "score" else ("prompt",) for name in merged.rows}
-    unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
-    return labelled(
-        "token_attribution",
-        {name: (dims[name], value) for name, value in merged.rows.items()},
-        attrs={
-            "method": "alti_logit",
-            "unit": unit,
-            "sums_to": "what attention added to the logit (difference); with initial, mlp and bias: total",
-            "completeness_error": float(merged.rows["error"].max()),
-        },
-    )

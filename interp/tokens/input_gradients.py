@@ -16,7 +16,8 @@ from torch import Tensor
 
 from interp.core.precision import wide
 from interp.data.batch import Batch
-from interp.model.tap import Edit, Read
+from interp.model.edits import Edit
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.observe import Observation, observe
 
@@ -24,6 +25,11 @@ _EMBED = "hook_embed"
 Baseline = Literal["zero", "mean"] | int
 """What stands for an absent token: the zero embedding, the vocabulary's mean embedding, or that of a token id."""
 Rule = Literal["gauss", "midpoint"]
+
+
+@dataclass(frozen=True)
+class GradientTimesInput:
+    """Embedding . gradient of the answer's logit: how it changes per relative length of each embedding."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ def gradient_x_input(
 ) -> Float[Tensor, "b p"]:
     """Embedding . gradient at every position. It sums to nothing in particular, unless the logit is linear.
 
-    Caveat: where a norm stands right behind the token embeddings (BLOOM) their length changes nothing, so this is 0.
+    Caveat: where a norm follows the token embeddings at once (BLOOM) their length changes nothing, so this is 0.
     Errors: ValueError without answers or logits.
     """
     read, grad = Read(_EMBED), Read(_EMBED, grad=True)

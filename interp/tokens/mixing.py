@@ -19,12 +19,15 @@ from torch import Tensor
 from interp.core.precision import wide
 from interp.core.shapes import nearest
 from interp.model.config import ModelConfig
+from interp.model.edits import Change, Detach
 from interp.model.mixer_variants import require
 from interp.model.norm import Normalize
 from interp.model.sites import attention_input
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.edited import AFTER_PATTERN, STREAM, edits_at, inner_site, layer_of
+from interp.residual.decomposition import TOLERANCE
 
 CHUNK = 2**24
 """Numbers of T_i(x_j) held at a time: 64 MiB in float32."""
@@ -35,15 +38,19 @@ Kernel = Literal["attention", "values", "attn_norms", "attn_res_norms", "norms",
 """How one block is turned into a matrix `[query, key]`.
 
 attention: mean of the heads' patterns. values: ||a_ij v_j||, heads concatenated. attn_norms: ||sum_h a_ij f(x_j)||
-(Attn-N). attn_res_norms: with the residual (AttnRes-N). norms: as they leave the block, so behind the norm of the sum
-where there is one (AttnResLn-N), else AttnRes-N. alti: by distance, see `Mixing.alti`.
+(Attn-N). attn_res_norms: with the residual (AttnRes-N). norms: as they leave the block, so after the norm of the sum
+where there is one (AttnResLn-N), else AttnRes-N. alti: by distance, see `SourceSplit.alti`.
 """
 WITHOUT_RESIDUAL: tuple[Kernel, ...] = ("values", "attn_norms")
 """Kernels that say nothing about the stream a position already has: they cannot be chained over layers."""
+Extent = Literal["z", "attn", "res", "block"]
+"""How far a block is split: what its heads moved, what attention adds, that plus the residual, that after its norm."""
+EXTENTS: dict[Kernel, Extent] = {"values": "z", "attn_norms": "attn", "attn_res_norms": "res"}
+"""How far each kernel looks, if not to the end of the block."""
 
 
 @dataclass(frozen=True, eq=False)
-class Mixing:
+class SourceSplit:
     """Attention of one block as parts: `output[i] = constant[i] + sum_j T_i(x_j)`, with nothing per pair as wide as d.
 
     T_i(x_j) = sum_h pattern[h, i, j] value[j, h] out[h] / scale[i] + [i = j] stream[i].
@@ -53,7 +60,7 @@ class Mixing:
     value: Float[Tensor, "b k h e"]
     """One per query head, b_V included."""
     out: Float[Tensor, "h e d"]
-    """W_O behind the linear part of every norm up to the output."""
+    """W_O followed by the linear part of every norm up to the output."""
     scale: Float[Tensor, "b q 1"]
     """What those norms divide by."""
     stream: Float[Tensor, "b q d"]
@@ -62,10 +69,12 @@ class Mixing:
     """b_O and the betas."""
 
     @classmethod
-    def of(
-        cls, model: Transformer, layer: int, trace: Trace, upto: Literal["attn", "res", "block"] = "block"
-    ) -> "Mixing":
-        """A recorded block (`mixing_reads`): what attention adds, that plus the residual, or that behind its norm."""
+    def of(cls, model: Transformer, layer: int, trace: Trace, upto: Extent = "block") -> "SourceSplit":
+        """A recorded block (`split_reads`), with what edits made of it.
+
+        Patterns and values count as they were recorded. Errors: ValueError for an edit that makes of what attention
+        moved anything but a multiple of it.
+        """
         require("additive", [model.config.mixers[layer]], "splitting a block by source")
         block, weights = model.block(layer), Weights(model).layer(layer)
         stream, pattern, v = (wide(trace[read]) for read in mixing_reads(model.config, layer, "alti"))
@@ -77,13 +86,23 @@ class Mixing:
             stream=torch.zeros_like(stream),
             constant=weights.b_O.to(v).expand_as(stream),
         )
-        found = found.behind(block.post_norm("attn_out")).times(model.config.factor("attn_out"))
+        edited = {at: wide(trace[read]) for at, read in _edited_reads(model, layer, upto).items()}
+        if "z" in edited:
+            share = head_shares(model, layer, pattern, found.value, edited["z"])
+            found = replace(found, pattern=pattern * share)
+        if upto == "z":
+            return found
+        found = found.after(block.post_norm("attn_out")).times(model.config.factor("attn_out"))
+        if "attn" in edited:
+            found = found._rescaled(model, layer, edited["attn"])
         if upto != "attn":
             found = replace(found, stream=stream)
-        return found.behind(block.sum_norm("attn_out")) if upto == "block" else found
+        if upto == "block":
+            found = found.after(block.sum_norm("attn_out"))
+        return found._rescaled(model, layer, edited["block"]) if "block" in edited else found
 
-    def behind(self, norm: Normalize | None) -> "Mixing":
-        """The same parts behind a norm of their sum, frozen at its scale; beta joins the constant."""
+    def after(self, norm: Normalize | None) -> "SourceSplit":
+        """The same parts after a norm of their sum, frozen at its scale; beta joins the constant."""
         if norm is None:
             return self
         scale = norm.scale(self.output)
@@ -96,7 +115,20 @@ class Mixing:
             constant=constant if norm.bias is None else constant + norm.bias.to(constant),
         )
 
-    def times(self, factor: float) -> "Mixing":
+    def _rescaled(self, model: Transformer, layer: int, edited: Float[Tensor, "b q d"]) -> "SourceSplit":
+        """All parts of every query times the one number by which an edit multiplied their sum."""
+        z = einsum(self.pattern.abs(), self.value.abs(), "b h q k, b k h e -> b q h e")
+        size = einsum(z, self.out.abs(), "b q h e, h e d -> b q d") / self.scale
+        size = size + self.stream.abs() + self.constant.abs()
+        share = _multiple(model, layer, edited, self.output, size)
+        return replace(
+            self,
+            pattern=self.pattern * rearrange(share, "b q 1 -> b 1 q 1"),
+            stream=self.stream * share,
+            constant=self.constant * share,
+        )
+
+    def times(self, factor: float) -> "SourceSplit":
         """All parts times a factor."""
         return replace(
             self, out=self.out * factor, stream=self.stream * factor, constant=self.constant * factor
@@ -186,11 +218,87 @@ def closer_(part: Float[Tensor, "*n d"], whole: Float[Tensor, "*m d"]) -> Float[
 
 
 def mixing_reads(config: ModelConfig, layer: int, kernel: Kernel) -> tuple[Read, ...]:
-    """What a kernel needs recorded of one block."""
+    """What a kernel needs recorded of one block of a model without edits."""
     site = f"blocks.{layer}.attn.hook_pattern"
     if kernel == "attention":
         return (Read(site, head_mean),)
     return Read(attention_input(config, layer)), Read(site), Read(f"blocks.{layer}.attn.hook_v")
+
+
+def split_reads(model: Transformer, layer: int, upto: Extent = "block") -> tuple[Read, ...]:
+    """What `SourceSplit.of` needs recorded of one block."""
+    return (*mixing_reads(model.config, layer, "alti"), *_edited_reads(model, layer, upto).values())
+
+
+def _edited_reads(model: Transformer, layer: int, upto: Extent) -> dict[Extent, Read]:
+    """Where the sums of a split are that edits may have changed, so that they are not what the parts say."""
+    before_z = AFTER_PATTERN[: AFTER_PATTERN.index("attn.hook_z") + 1]
+    found: dict[Extent, Read] = {}
+    if edits_at(model, layer, before_z):
+        found["z"] = Read(f"blocks.{layer}.attn.hook_z")
+    if upto != "z" and edits_at(model, layer, AFTER_PATTERN[len(before_z) :]):
+        found["attn"] = Read(f"blocks.{layer}.hook_attn_out")
+    norm = model.block(layer).sum_norm("attn_out") if upto == "block" else None
+    if norm is not None:
+        sites = ("hook_resid_mid", f"{norm.name}.hook_scale", f"{norm.name}.hook_normalized")
+        if edits_at(model, layer, sites):
+            found["block"] = Read(f"blocks.{layer}.{norm.name}.hook_normalized")
+    return found
+
+
+def head_shares(
+    model: Transformer,
+    layer: int,
+    pattern: Float[Tensor, "b h q k"],
+    value: Float[Tensor, "b k h e"],
+    z: Float[Tensor, "b q h e"],
+) -> Float[Tensor, "b h q 1"]:
+    """What every head's output of an edited pass is times, at every query: 1 where no edit touched it, 0 if zeroed.
+
+    Errors: ValueError where it is no multiple of what the head moved.
+    """
+    moved, size = (
+        einsum(p, v, "b h q k, b k h e -> b q h e")
+        for p, v in ((pattern, value), (pattern.abs(), value.abs()))
+    )
+    return rearrange(_multiple(model, layer, z, moved, size), "b q h 1 -> b h q 1")
+
+
+def _multiple(
+    model: Transformer,
+    layer: int,
+    edited: Float[Tensor, "*b d"],
+    whole: Float[Tensor, "*b d"],
+    size: Float[Tensor, "*b d"],
+) -> Float[Tensor, "*b 1"]:
+    """The c of `edited = c whole` for every vector; size: a bound of what is summed to `whole`, for the rounding."""
+    tiny = torch.finfo(whole.dtype).tiny
+    allowed = TOLERANCE[model.dtype] * torch.maximum(size, edited.abs()).amax(-1, keepdim=True)
+    found = (edited * whole).sum(-1, keepdim=True) / whole.square().sum(-1, keepdim=True).clamp_min(tiny)
+    found = torch.where(whole.abs().amax(-1, keepdim=True) <= allowed, torch.ones_like(found), found)
+    found = torch.where((edited == 0).all(-1, keepdim=True), torch.zeros_like(found), found)
+    if not bool(((edited - found * whole).abs() <= allowed).all()):
+        names = [edit.name for edit in model.edits if layer_of(edit, model) == layer]
+        raise ValueError(
+            f"splitting attention of layer {layer} by source requires edits that multiply what it moved (Zero, "
+            f"Scale), or that come before its patterns and values; what the edits of {', '.join(names)} write comes "
+            "from no source"
+        )
+    return found
+
+
+def check_stream(model: Transformer, what: str, allowed: tuple[type[Change], ...] = (Detach,)) -> None:
+    """Refuse edits of the stream between blocks that put there what no earlier part of the model says.
+
+    Errors: ValueError naming the edit.
+    """
+    for edit in model.edits:
+        inside = layer_of(edit, model) is not None and inner_site(edit) in STREAM
+        if inside and edit.site != "blocks.0.hook_resid_pre" and not isinstance(edit.change, allowed):
+            raise ValueError(
+                f"{what} requires a stream that is what the model wrote into it; the edit of {edit.name} puts "
+                f"something else there: edit what is added to it instead"
+            )
 
 
 def head_mean(pattern: Float[Tensor, "b h q k"]) -> Float[Tensor, "b q k"]:
@@ -205,22 +313,22 @@ def contributions(
     """One block by one kernel, each row divided by its sum, and the mixing ratio of every query.
 
     Attention is left as it is: its rows sum to 1, or to less where a sink takes part. Ratio: of the norms as in
-    `Mixing.ratio`, of other kernels the share of the row that is not the query's own. Where nobody contributes (ALTI,
-    if the biases alone lie closer to the output than with any source) the position keeps all of itself: our convention.
+    `SourceSplit.ratio`, of other kernels the share of the row that is not the query's own. Where nobody contributes
+    (ALTI, if the biases alone lie closer to the output than with any source) the position keeps all of itself: our
+    convention.
     """
     if kernel == "attention":
         require("distribution", [model.config.mixers[layer]], "kernel='attention'")
         (read,) = mixing_reads(model.config, layer, kernel)
         return trace[read], _others(trace[read])
     if kernel == "values":
-        lengths = Mixing.of(model, layer, trace, "attn").value_norms().norm(dim=1)
+        lengths = SourceSplit.of(model, layer, trace, "z").value_norms().norm(dim=1)
         found = own_if_nobody(lengths)
         return found, _others(found)
     if kernel == "alti":
-        found = own_if_nobody(Mixing.of(model, layer, trace).alti())
+        found = own_if_nobody(SourceSplit.of(model, layer, trace).alti())
         return found, _others(found)
-    upto: dict[Kernel, Literal["attn", "res", "block"]] = {"attn_norms": "attn", "attn_res_norms": "res"}
-    parts = Mixing.of(model, layer, trace, upto.get(kernel, "block"))
+    parts = SourceSplit.of(model, layer, trace, EXTENTS.get(kernel, "block"))
     return own_if_nobody(parts.norms()), parts.ratio()
 
 
@@ -285,15 +393,17 @@ def flow(layers: Float[Tensor, "l q k"], at: int) -> Float[Tensor, "k"]:
     return layers.new_tensor(most)
 
 
-def layers_read(config: ModelConfig, kernel: Kernel, layers: Sequence[int]) -> tuple[Read, ...]:
+def layers_read(model: Transformer, kernel: Kernel, layers: Sequence[int]) -> tuple[Read, ...]:
     """What a kernel needs recorded of some blocks.
 
     Errors: ValueError for an unknown kernel, or a model that also attends to a memory.
     """
     if kernel not in get_args(Kernel):
         raise ValueError(f"unknown kernel {kernel!r}; {nearest(kernel, get_args(Kernel))}")
-    check_tokens(config)
-    return tuple(read for layer in layers for read in mixing_reads(config, layer, kernel))
+    check_tokens(model.config)
+    if kernel == "attention":
+        return tuple(read for layer in layers for read in mixing_reads(model.config, layer, kernel))
+    return tuple(read for layer in layers for read in split_reads(model, layer, EXTENTS.get(kernel, "block")))
 
 
 def check_tokens(config: ModelConfig) -> None:

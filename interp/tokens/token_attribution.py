@@ -1,34 +1,46 @@
-"""Which tokens of a prompt the model's state, or its answer, rests on: ten ways behind one signature.
+"""Which tokens of a prompt the model's state, or its answer, rests on: ten ways with one signature.
 
 They answer different questions. Attention, rollout, flow, norms and ALTI say from where the state at one position was
 mixed together, whatever comes of it; ALTI-Logit and the gradients say what an answer's logit owes to each token. Which
-to trust is measured by removing tokens: `faithfulness.compare_methods`.
+to trust is measured by removing tokens: `compare_methods`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from interp.core.results import labelled
 from interp.core.shapes import nearest
 from interp.core.stats import Partial, Rows
 from interp.data.batch import Batch
-from interp.data.text import Answers, Prompts
+from interp.data.sources import Data
+from interp.data.text import Answers, Text
+from interp.data.windows import Feed
 from interp.model.config import ModelConfig
-from interp.model.tap import Trace
+from interp.model.edits import Add, Detach, Edit, Project, Scale
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, run_batches
-from interp.passes.observe import Subject
-from interp.tokens.alti_logit import alti_logit
-from interp.tokens.input_gradients import IntegratedGradients, gradient_x_input, integrated_gradients
+from interp.passes.analysis import Analysis, Question
+from interp.passes.answers import Posed
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+from interp.tokens.alti_logit import AltiLogit, alti_logit, check_alti_logit
+from interp.tokens.input_gradients import (
+    GradientTimesInput,
+    IntegratedGradients,
+    baseline_embedding,
+    gradient_x_input,
+    integrated_gradients,
+)
 from interp.tokens.mixing import (
     WITHOUT_RESIDUAL,
     Kernel,
+    check_stream,
     check_tokens,
     contributions,
     flow,
@@ -43,7 +55,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Mixed:
+class Mixing:
     """Attribution by what attention mixed: a matrix per block, taken from one block or chained over all."""
 
     kernel: Kernel
@@ -69,25 +81,15 @@ class Mixed:
         return range(self.across % n, self.across % n + 1)
 
 
-@dataclass(frozen=True)
-class AltiLogit:
-    """What attention brought to the answer's logit, credited to the tokens by ALTI (`alti_logit`)."""
-
-
-@dataclass(frozen=True)
-class GradientTimesInput:
-    """Embedding . gradient of the answer's logit (`input_gradients`)."""
-
-
-Method = Mixed | AltiLogit | GradientTimesInput | IntegratedGradients
+Method = Mixing | AltiLogit | GradientTimesInput | IntegratedGradients
 METHODS: dict[str, Method] = {
-    "attention": Mixed("attention", -1),
-    "values": Mixed("values", -1),
-    "norms": Mixed("norms", -1),
-    "rollout": Mixed("attention"),
-    "flow": Mixed("attention", "flow"),
-    "norm_rollout": Mixed("norms"),
-    "alti": Mixed("alti"),
+    "attention": Mixing("attention", -1),
+    "values": Mixing("values", -1),
+    "norms": Mixing("norms", -1),
+    "rollout": Mixing("attention"),
+    "flow": Mixing("attention", "flow"),
+    "norm_rollout": Mixing("norms"),
+    "alti": Mixing("alti"),
     "alti_logit": AltiLogit(),
     "gradient_x_input": GradientTimesInput(),
     "integrated_gradients": IntegratedGradients(),
@@ -95,21 +97,78 @@ METHODS: dict[str, Method] = {
 """Every method by name, with its usual settings."""
 
 
+@dataclass(frozen=True, eq=False)
+class TokenAttribution(Question):
+    """How much each token has to do with a position, or with its answer; `token_attribution` describes the result."""
+
+    answer: Answers | None = None
+    """The next token that is attributed, one for all prompts or one for each; None = the answer that the data bring.
+    Methods that need none ignore it."""
+    wrong: Answers | None = None
+    """The token that the answer is contrasted with."""
+    method: str | Method = "alti"
+    """A name of `METHODS`, or a record with settings of its own."""
+    pos: int = -1
+    """Which token of each prompt, negative from its end."""
+    batch_size: int = 32
+    """Rows of one pass, where a method runs passes of its own."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """What the mixing methods read in the shared pass; passes of its own for the others."""
+        network, how = model.transformer, as_method(self.method)
+        check_tokens(network.config)
+        name = self.method if isinstance(self.method, str) else repr(self.method)
+        reads, inner, sums_to = _computed(network, how, self.batch_size)
+        posed = None if isinstance(how, Mixing) else Posed.of(model.text, self.answer, self.wrong)
+        capped = network.config.logit_softcap is not None
+        unit = "share" if isinstance(how, Mixing) else "logits before the soft cap" if capped else "logits"
+        attrs: dict[str, str | int | float] = {"method": name, "pos": self.pos, "sums_to": sums_to}
+        return Analysis(
+            self.name,
+            partial(_compute, inner=inner, pos=self.pos, method=None if isinstance(how, Mixing) else name),
+            Rows,
+            partial(_finish, name=self.name, unit=unit, attrs=attrs, text=model.text),
+            reads=reads,
+            pose=posed,
+            rows=None if posed is None else posed.rows,
+        )
+
+
+@dataclass(frozen=True)
+class LayerMixing(Question):
+    """What each position took from each other one in every block; `layer_mixing` describes the result."""
+
+    kernel: Kernel = "alti"
+    """How a block becomes a matrix."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """What the kernel needs of every block."""
+        network = model.transformer
+        return Analysis(
+            self.name,
+            partial(_matrices, kernel=self.kernel),
+            Rows,
+            partial(_finish_layers, asked=self, config=network.config, text=model.text),
+            reads=layers_read(network, self.kernel, range(network.config.n_layers)),
+        )
+
+
 def token_attribution(
-    model: Subject,
-    prompts: Prompts,
+    model: Model,
+    data: Feed | Data,
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,
     method: str | Method = "alti",
     pos: int = -1,
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
     """How much each token of each prompt has to do with position `pos` (or with the answer predicted there).
 
-    Returns Dataset[prompt, pos] with `score`, and each token's text as the coordinate `token`; padding is NaN.
-    method: a name of `METHODS` or a record with settings of its own. What the scores sum to is in `attrs["sums_to"]`:
+    Returns Dataset[prompt, pos] with `value`, and each token's text as the coordinate `token`; padding is NaN.
+    method: a name of `METHODS` or a record with settings of its own. What the values sum to is in `attrs["sums_to"]`:
     - attention, values, norms (last block), rollout, flow, norm_rollout, alti: shares of 1, no answer needed
       (Abnar & Zuidema 2020; Kobayashi et al. 2020, 2021; Ferrando et al. 2022);
     - alti_logit (Ferrando et al. 2023): what attention added to the answer's logit (minus the wrong answer's); with
@@ -118,103 +177,55 @@ def token_attribution(
       relative, which falls with the steps;
     - gradient_x_input: nothing in particular.
     Logits are those before a soft cap. pos: of each prompt, BOS counted; negative from its end.
+    edits: patterns and values count as the edited pass has them; a head or attention that is zeroed or scaled counts by
+    what is left of it. Edits that make the stream something else than what the model's parts wrote are refused by the
+    methods that follow it through the layers.
     Caveats: attention to BOS is mostly a way to do nothing, and shares count it; mixing says nothing about the MLPs.
     Errors: ValueError for a method without the answer it needs, for cross-attention, packed rows, ALTI-Logit before
-    the last token of a bidirectional model; IndexError for a position or layer that does not exist; IncompleteSumError
-    where ALTI-Logit does not sum.
+    the last token of a bidirectional model, and edits that a method cannot see; IndexError for a position or layer that
+    does not exist; IncompleteSumError where ALTI-Logit does not sum.
 
     Example:
-        >>> token_attribution(model, prompt, " Mary", " John", method="alti_logit").score.dims
+        >>> token_attribution(model, prompt, " Mary", " John", method="alti_logit").value.dims
         ('prompt', 'pos')
     """
-    how = _method(method)
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos)
-    if not isinstance(how, Mixed):
-        if answer is None:
-            raise ValueError(f"{method} attributes the logit of an answer: an answer is required, got None")
-        foils = None if wrong is None else model.text.targets(wrong, len(batch))
-        batch = batch.with_answers(model.text.targets(answer, len(batch)), foils)
-    result = scores(model.transformer, batch, how, pos=pos, batch_size=batch_size)
-    name = method if isinstance(method, str) else repr(method)
-    pieces = [model.text.pieces(row) for row in batch.tokens]
-    return result.assign_coords(token=(("prompt", "pos"), pieces)).assign_attrs(method=name, position=pos)
-
-
-def scores(
-    model: Transformer, batch: Batch, how: Method, *, pos: int = -1, batch_size: int = 32
-) -> "xr.Dataset":
-    """`token_attribution` of a batch of tokens that carries its answers."""
-    check_tokens(model.config)
-    at = columns(batch, pos)
-    if isinstance(how, Mixed):
-        analysis = mixed_attribution(model.config, how, pos=pos)
-        return run_batches([analysis], model, batch.split(batch_size))[analysis.name]
-    if isinstance(how, AltiLogit):
-        return _alti_logit(model, batch, at, batch_size)
-    if isinstance(how, GradientTimesInput):
-        score = gradient_x_input(model, batch, at, batch_size=batch_size)
-        values, sums_to = {"score": score}, "nothing in particular"
-    else:
-        found = integrated_gradients(model, batch, at, how, batch_size=batch_size)
-        values = {"score": found.score, "total": found.total, "error": found.error}
-        sums_to = "total, the logit (difference) minus that of the baseline, up to error"
-    values["score"] = _without_padding(values["score"], batch)
-    dims = {"score": ("prompt", "pos"), "total": ("prompt",), "error": ("prompt",)}
-    unit = "logits" if model.config.logit_softcap is None else "logits before the soft cap"
-    attrs: dict[str, str | float | int] = {"unit": unit, "sums_to": sums_to}
-    if "error" in values:
-        attrs["completeness_error"] = float(values["error"].max())
-    return labelled(
-        "token_attribution", {name: (dims[name], value) for name, value in values.items()}, attrs=attrs
-    )
+    question = TokenAttribution(answer, wrong, method, pos, batch_size)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 def layer_mixing(
-    model: Subject,
-    prompts: Prompts,
+    model: Model,
+    data: Feed | Data,
     *,
     kernel: Kernel = "alti",
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
     """What each position took from each other one in every block, by one kernel.
 
-    Returns Dataset[prompt, layer, query, key]: `contribution`, rows sum to 1 (attention with a sink: to less), and
+    Returns Dataset[prompt, layer, query, key]: `value`, rows sum to 1 (attention with a sink: to less), and
     `mixing_ratio[prompt, layer, query]`, in [0, 1]: how much of it came from elsewhere. For norms that is
     ||sum of the others|| / (||sum of the others|| + ||own||) (Kobayashi et al. 2021), else the others' share.
-    Padding is NaN. Errors: as `token_attribution`.
+    Padding is NaN; `token` is the text of every position. edits and errors: as in `token_attribution`.
 
     Example:
-        >>> layer_mixing(model, prompt, kernel="attn_res_norms").mixing_ratio.mean("query")
+        >>> layer_mixing(model, prompt, kernel="attn_res_norms").mixing_ratio.mean("query").dims
+        ('prompt', 'layer')
     """
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos)
-    analysis = layer_matrices(model.transformer.config, kernel)
-    return run_batches([analysis], model.transformer, batch.split(batch_size))[analysis.name]
+    question = LayerMixing(kernel)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-def layer_matrices(config: ModelConfig, kernel: Kernel) -> Analysis:
-    """The analysis behind `layer_mixing`."""
-    return Analysis(
-        name="layer_mixing",
-        reads=layers_read(config, kernel, range(config.n_layers)),
-        compute=partial(_matrices, kernel=kernel),
-        reduction=Rows,
-        finish=partial(_finish_layers, config=config, kernel=kernel),
-    )
-
-
-def mixed_attribution(config: ModelConfig, how: Mixed, *, pos: int = -1) -> Analysis:
-    """The analysis behind the methods of `token_attribution` that need no answer."""
-    reads = layers_read(config, how.kernel, how.layers(config))
-    sinks = how == Mixed("attention", how.across) and not isinstance(how.across, str) and config.sinks
-    attrs = {"unit": "share", "sums_to": "1, less what the sink takes" if sinks else "1"}
-    return Analysis(
-        name="token_attribution",
-        reads=reads,
-        compute=partial(_compute, how=how, pos=pos),
-        reduction=Rows,
-        finish=partial(_finish, attrs=attrs),
-    )
+def as_method(method: str | Method) -> Method:
+    """The method of this name, or itself. ValueError for an unknown one."""
+    if isinstance(method, Method):
+        return method
+    if method not in METHODS:
+        raise ValueError(
+            f"unknown method {method!r}; {nearest(str(method), METHODS)}; methods: {', '.join(METHODS)}"
+        )
+    return METHODS[method]
 
 
 def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
@@ -235,52 +246,101 @@ def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
     return ((batch.keep.cumsum(1) == place[:, None] + 1) & batch.keep).int().argmax(1)
 
 
-def _method(method: str | Method) -> Method:
-    if not isinstance(method, str):
-        return method
-    if method not in METHODS:
-        raise ValueError(
-            f"unknown method {method!r}; {nearest(method, METHODS)}; methods: {', '.join(METHODS)}"
-        )
-    return METHODS[method]
+Inner = Callable[[Trace, Batch, Transformer, Int[Tensor, "b"]], dict[str, Tensor]]
+"""From what was recorded of some rows to their values at one column of each."""
 
 
-def _compute(trace: Trace, batch: Batch, model: Transformer, how: Mixed, pos: int) -> Mapping[str, Tensor]:
+def _computed(model: Transformer, how: Method, batch_size: int) -> tuple[tuple[Read, ...], Inner, str]:
+    """What a method reads in the shared pass, how it computes, and what its values sum to; refuses what it cannot."""
+    if isinstance(how, Mixing):
+        layers = how.layers(model.config)
+        if isinstance(how.across, str):
+            check_stream(model, f"{how.across} over layers", (Add, Scale, Project, Detach))
+        sinks = how.kernel == "attention" and not isinstance(how.across, str) and model.config.sinks
+        sums_to = "1, less what the sink takes" if sinks else "1"
+        return layers_read(model, how.kernel, layers), partial(_mixed, how=how), sums_to
+    if isinstance(how, AltiLogit):
+        check_alti_logit(model)
+        sums_to = "what attention added to the logit (difference); with initial, mlp and bias: total"
+        return (), _alti_logit, sums_to
+    if isinstance(how, GradientTimesInput):
+        return (), partial(_gradient, batch_size=batch_size), "nothing in particular"
+    baseline_embedding(model, how.baseline)
+    sums_to = "total, the logit (difference) minus that of the baseline, up to error"
+    return (), partial(_integrated, how=how, batch_size=batch_size), sums_to
+
+
+def _compute(
+    trace: Trace, batch: Batch, model: Transformer, inner: Inner, pos: int, method: str | None
+) -> Mapping[str, Tensor]:
+    """method: the name of one that attributes the logit of an answer."""
     at = columns(batch, pos)
+    if method is not None and batch.answer is None:
+        raise ValueError(f"{method} attributes the logit of an answer: an answer is required, got None")
+    found = inner(trace, batch, model, at)
+    real = batch.real.to(found["value"].device)
+    value = found["value"].masked_fill(~real, torch.nan)
+    return {**found, "value": value, "token": batch.tokens.masked_fill(~batch.real, -1)}
+
+
+def _mixed(
+    trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"], how: Mixing
+) -> dict[str, Tensor]:
     layers = [contributions(model, layer, trace, how.kernel)[0] for layer in how.layers(model.config)]
     if how.kernel == "attention" and isinstance(how.across, str):
         layers = [with_residual(layer) for layer in layers]
-    if how.across == "flow":
-        stacked = torch.stack(layers, 1)
-        score = shares(torch.stack([flow(row, int(i)) for row, i in zip(stacked, at, strict=True)]))
-    else:
-        score = rolled_row(layers, at)
-    return {"score": _without_padding(score, batch)}
+    if how.across != "flow":
+        return {"value": rolled_row(layers, at)}
+    stacked = torch.stack(layers, 1)
+    flows = [flow(row, int(i)) for row, i in zip(stacked, at, strict=True)]
+    return {"value": shares(torch.stack(flows))}
 
 
-def _without_padding(score: Float[Tensor, "b p"], batch: Batch) -> Float[Tensor, "b p"]:
-    return score if batch.keep is None else score.masked_fill(~batch.keep.to(score.device), torch.nan)
+def _alti_logit(trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"]) -> dict[str, Tensor]:
+    return alti_logit(model, batch, at)
 
 
-def _alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"], batch_size: int) -> "xr.Dataset":
-    """ALTI-Logit of rows cut behind their position, put back into the columns they came from."""
-    every = batch.real
-    before = torch.arange(batch.tokens.shape[1], device=at.device) <= at[:, None]
-    if not model.config.causal and not bool((before | ~every).all()):
-        raise ValueError("ALTI-Logit requires the last position in a bidirectional model: use pos=-1")
-    keep = every & before
-    analysis = alti_logit(model.config)
-    aligned = replace(batch, keep=keep).left_aligned()
-    result = run_batches([analysis], model, aligned.split(batch_size))[analysis.name]
-    found = torch.tensor(result.score.values)
-    order = keep.int().argsort(dim=1, stable=True).to(found.device)
-    score = _without_padding(torch.zeros_like(found).scatter(1, order, found), batch)
-    return result.assign(score=(("prompt", "pos"), score.numpy()))
+def _gradient(
+    trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"], batch_size: int
+) -> dict[str, Tensor]:
+    return {"value": gradient_x_input(model, batch, at, batch_size=batch_size)}
 
 
-def _finish(merged: Partial, attrs: Mapping[str, str]) -> "xr.Dataset":
+def _integrated(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    at: Int[Tensor, "b"],
+    how: IntegratedGradients,
+    batch_size: int,
+) -> dict[str, Tensor]:
+    found = integrated_gradients(model, batch, at, how, batch_size=batch_size)
+    return {"value": found.score, "total": found.total, "error": found.error}
+
+
+def _finish(
+    merged: Partial, name: str, unit: str, attrs: Mapping[str, str | int | float], text: Text
+) -> "xr.Dataset":
     assert isinstance(merged, Rows)
-    return labelled("token_attribution", {"score": (("prompt", "pos"), merged.rows["score"])}, attrs=attrs)
+    rows = dict(merged.rows)
+    token = rows.pop("token")
+    error = {"completeness_error": float(rows["error"].max())} if "error" in rows else {}
+    units = dict.fromkeys(("value", "total", "initial", "mlp", "bias"), unit)
+    return labelled(
+        name,
+        {
+            name: (("prompt", "pos") if value.ndim == 2 else ("prompt",), value)
+            for name, value in rows.items()
+        },
+        coords={"pos": range(token.shape[1]), "token": _words(text, token)},
+        units={**units, "error": "share of the largest term"},
+        attrs={**attrs, **error, "unit": unit},
+    )
+
+
+def _words(text: Text, tokens: Int[Tensor, "b p"]) -> tuple[tuple[str, str], object]:
+    """The text of every token as a coordinate; "" at padding, which is -1."""
+    return ("prompt", "pos"), text.words(tokens.cpu().numpy()).astype(str)
 
 
 def _matrices(trace: Trace, batch: Batch, model: Transformer, kernel: Kernel) -> Mapping[str, Tensor]:
@@ -290,18 +350,20 @@ def _matrices(trace: Trace, batch: Batch, model: Transformer, kernel: Kernel) ->
         ratio = ratio.masked_fill(~batch.keep[:, None], torch.nan)
         real = batch.keep[:, :, None] & batch.keep[:, None, :]
         matrix = matrix.masked_fill(~real[:, None], torch.nan)
-    return {"contribution": matrix, "mixing_ratio": ratio}
+    return {"value": matrix, "mixing_ratio": ratio, "token": batch.tokens.masked_fill(~batch.real, -1)}
 
 
-def _finish_layers(merged: Partial, config: ModelConfig, kernel: Kernel) -> "xr.Dataset":
+def _finish_layers(merged: Partial, asked: LayerMixing, config: ModelConfig, text: Text) -> "xr.Dataset":
     assert isinstance(merged, Rows)
-    dims: dict[str, Sequence[str]] = {
-        "contribution": ("prompt", "layer", "query", "key"),
-        "mixing_ratio": ("prompt", "layer", "query"),
-    }
+    dims = ("prompt", "layer", "query", "key")
+    n = merged.rows["token"].shape[1]
     return labelled(
-        "layer_mixing",
-        {name: (dims[name], value) for name, value in merged.rows.items()},
-        coords={"layer": range(config.n_layers)},
-        attrs={"kernel": kernel, "unit": "share of the row"},
-    )
+        asked.name,
+        {"value": (dims, merged.rows["value"]), "mixing_ratio": (dims[:3], merged.rows["mixing_ratio"])},
+        coords={
+            "layer": range(config.n_layers), "query": range(n), "key": range(n), "pos": range(n),
+            "token": _words(text, merged.rows["token"]),
+        },
+        units={"value": "share of the row", "mixing_ratio": "share"},
+        attrs={"kernel": asked.kernel, "unit": "share of the row"},
+    )  # fmt: skip

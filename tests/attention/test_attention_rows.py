@@ -1,5 +1,6 @@
 """Entropy and dispersion of attention: against a slow loop, closed forms, and the bounds that hold for every row."""
 
+import copy
 import itertools
 import math
 from dataclasses import replace
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from interp import Batch, HookedTransformer
-from interp.attention.attention_rows import attention_entropy, dispersion, row_numbers
+import interp
+from interp import Batch, Edit, HookedTransformer, Zero
+from interp.attention import AttentionEntropy, Dispersion, attention_entropy, dispersion
+from interp.attention.attention_rows import row_numbers
 from interp.core.temperature import log_n_factor
 from interp.model import Transformer
 from interp.model.tap import Read, Tap
@@ -57,28 +60,40 @@ def test_means_by_head_and_by_number_of_keys_are_those_of_a_slow_loop(name: str,
             "relative": np.mean([np.mean([h / math.log(n) for n, _, h, _ in t if n > 1]) for t in texts]),
         }
         for key, value in expected.items():
-            assert float(by_head[key][layer, head]) == pytest.approx(value, rel=1e-8, abs=1e-9), key
+            found = float(by_head.value.sel(layer=layer, head=head, score=key))
+            assert found == pytest.approx(value, rel=1e-8, abs=1e-9), key
         for n in by_keys["n_keys"].values:
             some = [[x for x in t if x[0] == n] for t in texts]
             some = [t for t in some if t]
-            here = by_keys.sel(layer=layer, head=head, n_keys=n)
+            here = by_keys.value.sel(layer=layer, head=head, n_keys=n)
             if not some:
-                assert np.isnan(here.max_weight)
+                assert np.isnan(here.sel(score="max_weight"))
                 continue
             for key, i in (("max_weight", 1), ("entropy", 2), ("gap", 3)):
                 value = np.mean([np.mean([x[i] for x in t]) for t in some])
-                assert float(here[key]) == pytest.approx(value, rel=1e-8, abs=1e-9), key
+                assert float(here.sel(score=key)) == pytest.approx(value, rel=1e-8, abs=1e-9), key
             upper = np.mean([np.mean([min(1, math.exp(x[3]) / n) for x in t]) for t in some])
-            assert float(here.upper) == pytest.approx(upper, rel=1e-8)
+            assert float(here.sel(score="upper")) == pytest.approx(upper, rel=1e-8)
 
 
 def test_keys_are_counted_where_the_mask_is_a_window_or_nothing() -> None:
     windowed = dispersion(HookedTransformer(build("window")), some_tokens())
     assert windowed["n_keys"].values.tolist() == [1, 2, 3, 4]
     everybody = dispersion(HookedTransformer(build("bidirectional")), some_tokens(n=7))
-    assert np.flatnonzero(everybody["count"]).tolist() == [6]
+    assert np.flatnonzero(everybody.n.max(("layer", "head", "score"))).tolist() == [6]
     causal = dispersion(HookedTransformer(build("gpt2")), Batch.of(ROWS))
-    assert causal["count"].values.tolist() == [3] * 4 + [2] * 5
+    assert (causal.n == causal.n[0, 0, :, 0]).all()
+    assert causal.n[0, 0, :, 0].values.tolist() == [3] * 4 + [2] * 5
+
+
+def test_even_attention_is_the_null_of_every_score() -> None:
+    found = dispersion(HookedTransformer(build("gpt2")), some_tokens())
+    n = found["n_keys"].values
+    nulls = {"max_weight": 1 / n, "entropy": np.log(n), "gap": 0 * n, "upper": 1 / n, "lower": 1 / n}
+    for score, null in nulls.items():
+        np.testing.assert_allclose(found.null.sel(score=score)[1, 2], null)
+    entropy = attention_entropy(HookedTransformer(build("gpt2")), some_tokens())
+    assert bool((entropy.null.sel(score="relative") == 1).all())
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -122,9 +137,10 @@ def test_sinks_are_left_out_and_a_row_of_one_key_has_entropy_zero() -> None:
     with_sinks = attention_entropy(HookedTransformer(network), some_tokens())
     network.block(0).attn.sinks.fill_(50.0)  # type: ignore[union-attr]  # all but a trace goes there
     drowned = attention_entropy(HookedTransformer(network), some_tokens())
-    np.testing.assert_allclose(drowned.relative[0], with_sinks.relative[0], rtol=1e-9)
-    first = dispersion(HookedTransformer(network), some_tokens()).sel(n_keys=1)
-    assert bool((first.entropy == 0).all()) and bool((first.max_weight == 1).all())
+    relative = [found.value.sel(layer=0, score="relative") for found in (drowned, with_sinks)]
+    np.testing.assert_allclose(*relative, rtol=1e-9)
+    first = dispersion(HookedTransformer(network), some_tokens()).value.sel(n_keys=1)
+    assert bool((first.sel(score="entropy") == 0).all()) and bool((first.sel(score="max_weight") == 1).all())
 
 
 def test_even_attention_is_one_and_intervals_are_over_texts() -> None:
@@ -132,20 +148,48 @@ def test_even_attention_is_one_and_intervals_are_over_texts() -> None:
     network.block(0).attn.qkv.weight[: network.config.d_model] = 0
     network.block(0).attn.qkv.bias[: network.config.d_model] = 0
     found = attention_entropy(HookedTransformer(network), some_tokens(rows=4))
-    np.testing.assert_allclose(found.relative[0], 1.0, rtol=1e-12)
-    each = np.stack(
-        [attention_entropy(HookedTransformer(network), row[None]).entropy[1] for row in some_tokens(rows=4)]
-    )
+    np.testing.assert_allclose(found.value.sel(layer=0, score="relative"), 1.0, rtol=1e-12)
+    alone = [attention_entropy(HookedTransformer(network), row[None]) for row in some_tokens(rows=4)]
+    each = np.stack([one.value.sel(layer=1, score="entropy") for one in alone])
     half = 1.959963984540054 * each.std(0, ddof=1) / 2
-    np.testing.assert_allclose(found.entropy_high[1] - found.entropy[1], half, rtol=1e-8)
+    entropy = found.sel(layer=1, score="entropy")
+    np.testing.assert_allclose(entropy.high - entropy.value, half, rtol=1e-8)
+    assert found.part.values.tolist()[1][2] == "L1H2" and set(found.n.values.flatten()) == {4}
+    assert dict(zip(found.score.values, found.unit.values, strict=True)) == {
+        "entropy": "nats", "relative": "share of log n", "max_weight": "attention mass",
+    }  # fmt: skip
 
 
 def test_what_has_no_meaning_is_refused() -> None:
     model = HookedTransformer(build("gpt2"))
-    for door in (attention_entropy, dispersion):
+    for function in (attention_entropy, dispersion):
         with pytest.raises(ValueError, match="one text per row"):
-            door(model, Batch.packed([[1, 2, 3], [4, 5]], 5))
+            function(model, Batch.packed([[1, 2, 3], [4, 5]], 5))
         with pytest.raises(ValueError, match="at least two tokens"):
-            door(model, some_tokens(n=1))
+            function(model, some_tokens(n=1))
         with pytest.raises(ValueError, match="train_length of at least 2 is required, got 1"):
-            door(model, some_tokens(), train_length=1)
+            function(model, some_tokens(), train_length=1)
+        with pytest.raises(ValueError, match=r"which the edit of blocks\.1\.attn\.hook_pattern comes"):
+            function(model, some_tokens(), edits=[Edit("blocks.1.attn.hook_pattern", Zero())])
+
+
+@pytest.mark.parametrize("m", [None, 5])
+def test_the_functions_are_their_questions_in_a_run(m: int | None) -> None:
+    model, batches = HookedTransformer(build("llama-gqa")), list(Batch.of(ROWS).split(2))
+    both = interp.run([AttentionEntropy(m), Dispersion(m)], model, batches)
+    for function in (attention_entropy, dispersion):
+        found = function(model, Batch.of(ROWS), train_length=m, batch_size=2)
+        assert found.identical(both[function.__name__])
+        assert len(interp.frame(found).columns) <= 12
+
+
+def test_an_edited_model_is_the_model_with_those_weights() -> None:
+    network = perturbed(CONFIGS["gpt2"])
+    other = copy.deepcopy(network)
+    other.block(0).mlp.out.weight.zero_()
+    other.block(0).mlp.out.bias.zero_()
+    for function in (attention_entropy, dispersion):
+        edited = function(network, some_tokens(), edits=[Edit("L0.mlp", Zero())])
+        expected, plain = function(other, some_tokens()), function(network, some_tokens())
+        np.testing.assert_allclose(edited.value, expected.value, rtol=1e-12)
+        assert float(abs(edited.value - plain.value).max()) > 1e-3

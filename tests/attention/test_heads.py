@@ -1,21 +1,28 @@
 """The table of heads: equal to slow loops on the model's own patterns, right on a model whose circuit is known."""
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import Tensor
 
 import interp
-from interp import HookedTransformer, RepeatedTokens
-from interp.attention.heads import SCORES, attention_kernel
-from interp.attention.repeats import distance_kernel, even_attention
+from interp import Add, Edit, HookedTransformer, RepeatedTokens, Scale, Set, Zero
+from interp.attention import AttentionKernel, Heads, attention_kernel
+from interp.attention.labels import RULES
+from interp.attention.repeats import SCORES, distance_kernel, even_attention
 from interp.model import Transformer
+from interp.weights.direct_copying import chance_copying
+from interp.zoo import groundtruth, planted
 from interp.zoo.groundtruth import INDUCTION, PREVIOUS
 from tests.attention.slow_heads import slow_scores
+from tests.attention.test_sentences import DATA, speaker
 from tests.configs import CAUSAL, CONFIGS, build, perturbed
+from tests.loops import over
 from tests.tolerances import assert_close
 
 SMALL = RepeatedTokens(period=6, repeats=3, rows=7)
@@ -32,11 +39,12 @@ def test_the_table_is_the_mean_over_rows_of_the_models_own_patterns(name: str) -
             rows = [slow_scores(cache["pattern", layer][b, head], tokens[b].tolist())[0] for b in range(7)]
             for score in SCORES:
                 values = torch.tensor([row[score] for row in rows]).double()
-                cell = table.isel(layer=layer, head=head)
+                cell = table.sel(layer=layer, head=head, score=score)
                 half = 1.959964 * values.std() / 7**0.5
-                assert float(cell[score]) == pytest.approx(float(values.mean()), rel=1e-5)
-                assert float(cell[f"{score}_high"]) == pytest.approx(float(values.mean() + half), rel=1e-4)
-                assert float(cell[f"{score}_low"]) == pytest.approx(float(values.mean() - half), rel=1e-4)
+                assert float(cell.value) == pytest.approx(float(values.mean()), rel=1e-5)
+                assert float(cell.high) == pytest.approx(float(values.mean() + half), rel=1e-4)
+                assert float(cell.low) == pytest.approx(float(values.mean() - half), rel=1e-4)
+                assert int(cell.n) == 7 and cell.part == f"L{layer}H{head}"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "window", "gemma2"])
@@ -47,8 +55,10 @@ def test_nulls_are_the_scores_of_even_attention_over_what_each_layer_sees(name: 
     for layer in range(2):
         even = even_attention(SMALL.length, config.window if config.is_local(layer) else None)
         expected, _ = slow_scores(even[0, 0], tokens)
-        found = {score: float(table[f"{score}_null"][layer]) for score in SCORES}
-        assert found == pytest.approx(expected, rel=1e-9)
+        for head in range(4):
+            null = table.null.sel(layer=layer, head=head)
+            found = {score: float(null.sel(score=score)) for score in SCORES}
+            assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_kernel_is_its_own_table_and_its_peak_is_in_the_table_of_heads() -> None:
@@ -57,47 +67,58 @@ def test_the_kernel_is_its_own_table_and_its_peak_is_in_the_table_of_heads() -> 
     tokens = SMALL.tokens(model.cfg.d_vocab, 0)
     cache = model.run_with_cache(tokens, "blocks.*.attn.hook_pattern")[1]
     rows = torch.stack([distance_kernel(cache["pattern", layer], SMALL.farthest) for layer in range(2)], 1)
-    assert kernel.kernel.dims == ("layer", "head", "distance") and kernel.sizes["distance"] == 5
-    assert_close(torch.tensor(kernel.kernel.values), rows.mean(0))
+    assert kernel.value.dims == ("layer", "head", "distance") and kernel.sizes["distance"] == 5
+    assert_close(torch.tensor(kernel.value.values), rows.mean(0))
     half = 1.959963984540054 * rows.std(0) / 7**0.5
-    assert_close(torch.tensor(kernel.kernel_high.values), rows.mean(0) + half)
-    np.testing.assert_array_equal(table.peak_distance, kernel.kernel.argmax("distance"))
-    assert kernel.kernel_null.dims == ("layer", "distance")
-    assert set(table.dims) == {"layer", "head"}
-    assert len(interp.frame(table)) == 2 * 4
+    assert_close(torch.tensor(kernel.high.values), rows.mean(0) + half)
+    peak = table.value.sel(score="peak_distance")
+    np.testing.assert_array_equal(peak, kernel.value.argmax("distance"))
+    np.testing.assert_array_equal(table.null.sel(score="peak_distance"), kernel.null.argmax("distance"))
+    assert kernel.null.dims == ("layer", "head", "distance")
+    assert bool((kernel.null == kernel.null.isel(head=0)).all()), "it belongs to the layer"
+
+
+def test_the_frame_of_the_table_is_tidy_and_narrow() -> None:
+    table = interp.heads(HookedTransformer(build("gpt2")), SMALL)
+    frame = interp.frame(table)
+    assert set(table.dims) == {"layer", "head", "score"}
+    assert len(frame) == table.value.size and len(frame.columns) <= 12
+    assert not frame.duplicated(["layer", "head", "score"]).any()
+    row = frame.query("part == 'L1H2' and score == 'induction'").iloc[0]
+    assert row.value == float(table.value.sel(layer=1, head=2, score="induction"))
+    assert row.unit == "attention mass" and row.label == table.label.values[1, 2]
 
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_every_variant_of_the_architecture_has_a_table(name: str) -> None:
     table = interp.heads(HookedTransformer(build(name)), SMALL, batch_size=7)
-    for score in (*SCORES, "copying"):
-        low, value, high = (table[f"{score}{end}"].values for end in ("_low", "", "_high"))
-        assert (low <= value).all() and (value <= high).all()
-        assert (np.abs(value) <= 1 + 1e-12).all() and table[f"{score}_null"].notnull().all()
-    assert set(np.unique(table.label)) <= {"none", *(rule.label for rule in interp.attention.labels.RULES)}
+    some = table.sel(score=[*SCORES, "copying"])
+    low, value, high = (some[end].values for end in ("low", "value", "high"))
+    assert (low <= value).all() and (value <= high).all()
+    assert (np.abs(value) <= 1 + 1e-12).all() and some.null.notnull().all()
+    assert set(np.unique(table.label)) <= {"none", *(rule.label for rule in RULES)}
 
 
 def test_scores_and_intervals_do_not_depend_on_the_batch_split() -> None:
     model = HookedTransformer(build("gpt2"))
     tables = [interp.heads(model, SMALL, batch_size=size) for size in (1, 4, 7)]
     for other in tables[1:]:
-        for name in tables[0].drop_vars("label").data_vars:
-            assert_close(
-                torch.tensor(other[name].values), torch.tensor(tables[0][name].values), torch.float64
-            )
+        xr.testing.assert_allclose(other.drop_vars("label"), tables[0].drop_vars("label"), 1e-10, 1e-12)
+        assert (other.label == tables[0].label).all()
 
 
 def test_half_precision_gives_the_table_of_float32_to_its_rounding() -> None:
     narrow = copy.deepcopy(build("llama-gqa")).bfloat16()
     tables = [interp.heads(HookedTransformer(m), SMALL) for m in (narrow, copy.deepcopy(narrow).float())]
-    for score in SCORES:
-        np.testing.assert_allclose(tables[0][score], tables[1][score], atol=0.05)
+    narrow_values, wide_values = (table.value.sel(score=list(SCORES)) for table in tables)
+    np.testing.assert_allclose(narrow_values, wide_values, atol=0.05)
 
 
 def test_a_model_without_logits_is_scored_by_its_patterns() -> None:
     model = HookedTransformer(perturbed(replace(CONFIGS["gpt2"], unembed=False)))
     table = interp.heads(model, SMALL)
-    assert "induction" in table and not {"copying", "copying_weights", "successor"} & set(table)
+    scores = set(table.score.values)
+    assert "induction" in scores and not {"copying", "copying_weights", "successor"} & scores
     assert table.attrs["no_copying"] == table.attrs["no_successor"] == "this model has no logits"
 
 
@@ -110,15 +131,15 @@ def test_the_hand_built_model_shows_exactly_its_two_planted_heads() -> None:
             cell = table.sel(layer=layer, head=head)
             assert str(cell.label.item()) == named.get((layer, head), "none")
             for score, where in planted.items():
-                assert float(cell[score]) > 0.95 if (layer, head) == where else float(cell[score]) < 0.2
-    assert float(table.copying[INDUCTION]) > 0.95 and float(table.copying_weights[INDUCTION]) > 0.95
-    assert float(table.copying[PREVIOUS]) == pytest.approx(float(table.copying_null))
+                value = float(cell.value.sel(score=score))
+                assert value > 0.95 if (layer, head) == where else value < 0.2
+    copying, weights = (table.sel(score=score) for score in ("copying", "copying_weights"))
+    assert float(copying.value[INDUCTION]) > 0.95 and float(weights.value[INDUCTION]) > 0.95
+    assert float(copying.value[PREVIOUS]) == pytest.approx(float(copying.null[PREVIOUS]))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_noise_is_given_no_label_whatever_the_seed(seed: int) -> None:
-    from interp.zoo import groundtruth
-
     model = HookedTransformer(groundtruth.induction(noise=0.05, seed=seed), groundtruth.Alphabet())
     label = interp.heads(model, RepeatedTokens(seed=seed)).label.values
     assert (
@@ -152,9 +173,116 @@ def test_a_random_head_has_eigenvalue_scores_as_spread_as_the_null_says() -> Non
         if parameter.ndim == 2:
             parameter.copy_(torch.randn(parameter.shape))
     table = interp.heads(HookedTransformer(model), SMALL)
-    assert float(table.copying_weights_null_sd) == 1.5 / 16
-    assert float(table.copying_weights.std()) == pytest.approx(1.5 / 16, rel=0.2)
-    assert abs(float(table.copying_weights.mean())) < 4 * 1.5 / 16 / 128**0.5
+    weights = table.sel(score="copying_weights")
+    assert (weights.null_sd == 1.5 / 16).all() and (weights.null == 0).all() and (weights.n == 0).all()
+    assert float(weights.value.std()) == pytest.approx(1.5 / 16, rel=0.2)
+    assert abs(float(weights.value.mean())) < 4 * 1.5 / 16 / 128**0.5
+
+
+def test_the_functions_are_their_questions_in_a_run() -> None:
+    model = HookedTransformer(build("llama-gqa"))
+    found = interp.run([Heads(SMALL, None, 3), AttentionKernel(SMALL, 3)], model)
+    assert interp.heads(model, SMALL, sentences=None, batch_size=3).identical(found["heads"])
+    assert attention_kernel(model, SMALL, batch_size=3).identical(found["attention_kernel"])
+
+
+# --- edited models -------------------------------------------------------------------------------------------------
+
+
+def ways(model: HookedTransformer, edits: list[Edit], *data: object) -> Iterator[xr.Dataset]:
+    """The table of an edited model in the three ways to ask for it."""
+    yield interp.heads(model, *data, edits=edits)  # type: ignore[arg-type]
+    with model.hooks(edits=edits):
+        yield interp.heads(model, *data)  # type: ignore[arg-type]
+    yield interp.heads(model.edited(edits), *data)  # type: ignore[arg-type]
+
+
+def test_without_its_previous_token_head_a_planted_induction_head_is_at_its_null() -> None:
+    model = HookedTransformer(planted.induction().model, groundtruth.Alphabet())
+    assert float(interp.heads(model).value.sel(score="induction")[INDUCTION]) > 0.95
+    first = None
+    for table in ways(model, [Edit(PREVIOUS, Zero())]):
+        cell = table.sel(layer=INDUCTION[0], head=INDUCTION[1], score="induction")
+        assert float(cell.value) == pytest.approx(float(cell.null), abs=0.002)
+        assert (
+            table.label.values[INDUCTION] != "induction" and table.label.values[PREVIOUS] == "previous token"
+        )
+        first = table if first is None else first
+        assert table.identical(first)
+    again = interp.heads(model).value.sel(score="induction")[INDUCTION]
+    assert float(again) > 0.95, "nothing is left of the edits"
+
+
+def test_without_its_previous_token_heads_no_head_of_a_trained_model_does_induction() -> None:
+    model, rows = HookedTransformer.from_pretrained("demo-attn-2l"), RepeatedTokens(rows=4)
+    plain = interp.heads(model, rows, sentences=None)
+    previous = plain.value.sel(layer=0, score="previous_token").values
+    edits = [Edit((0, int(head)), Zero()) for head in np.flatnonzero(previous > 0.15)]
+    found = interp.heads(model, rows, sentences=None, edits=edits).sel(layer=1, score="induction")
+    assert (plain.value.sel(layer=1, score="induction") > 0.5).sum() >= 4
+    assert float(abs(found.value - found.null).max()) < 0.01
+
+
+def zeroed(name: str, edit: str) -> Transformer:
+    """A copy of a model whose part writes nothing."""
+    network = copy.deepcopy(speaker(name).transformer)
+    if edit == "L0.mlp":
+        network.block(0).mlp.out.weight.zero_()  # type: ignore[union-attr]
+        if network.block(0).mlp.out.bias is not None:  # type: ignore[union-attr]
+            network.block(0).mlp.out.bias.zero_()  # type: ignore[union-attr]
+    else:
+        width = network.config.head_width
+        network.block(0).attn.out.weight[:, width : 2 * width] = 0
+    return network
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2", "parallel"])
+@over("edit", ["L0.mlp", "L0H1"])
+def test_an_edited_model_is_the_model_with_those_weights(name: str, edit: str) -> None:
+    model = speaker(name)
+    found = interp.heads(model, SMALL, edits=[Edit(edit, Zero())], sentences=DATA)
+    expected = interp.heads(
+        HookedTransformer(zeroed(name, edit), model.text.tokenizer), SMALL, sentences=DATA
+    )
+    plain = interp.heads(model, SMALL, sentences=DATA)
+    if edit == "L0.mlp":
+        assert set(expected.score.values) - set(found.score.values) == {"copying_weights"}
+        assert "L0.mlp is edited" in found.attrs["no_copying_weights"]
+    cells = found.value.notnull()
+    gone = [(int(i), int(h), str(s)) for i, h, s in zip(*np.nonzero(~cells.values), strict=True)]
+    off = [found.score.values.tolist().index(s) for s in ("copying", "copying_weights") if s in found.score]
+    assert {(i, h, int(s)) for i, h, s in gone} == ({(0, 1, s) for s in off} if edit == "L0H1" else set())
+    same = expected.sel(score=found.score).where(cells)
+    np.testing.assert_allclose(found.value, same.value, rtol=1e-9, atol=1e-12)
+    assert float(abs(found.value - plain.value.sel(score=found.score)).max()) > 1e-3
+
+
+def test_what_edits_make_unlike_the_weights_is_left_out_and_the_rest_is_told() -> None:
+    model = speaker()
+    vector = torch.arange(model.cfg.d_model).double()
+    found = interp.heads(model, SMALL, sentences=DATA, edits=[Edit("L1.attn", Scale(2.0))])
+    assert found.value.sel(layer=1, score=["copying", "copying_weights"]).isnull().all()
+    assert found.value.sel(layer=0).notnull().all()
+    assert "name_mover" not in found.score and "not all that writes" in found.attrs["no_name_mover"]
+    assert "to_receiver" in found.score
+    steered = interp.heads(model, SMALL, sentences=DATA, edits=[Edit("L1.resid", Add(vector))])
+    assert "copying_weights" in steered.score and steered.value.notnull().all()
+    assert "name_mover" not in steered.score
+    values = interp.heads(model, SMALL, sentences=None, edits=[Edit("blocks.1.attn.hook_v", Zero())])
+    assert values.value.sel(layer=1, score="copying_weights").isnull().all()
+    copying = values.value.sel(layer=1, score="copying").values
+    assert copying == pytest.approx(chance_copying(SMALL.sample)), "it raises nothing"
+    embedded = interp.heads(model, SMALL, sentences=None, edits=[Edit("embed", Scale(2.0))])
+    assert "copying_weights" not in embedded.score and "embed is edited" in embedded.attrs["no_successor"]
+
+
+def test_a_pattern_that_is_edited_is_the_one_that_is_scored() -> None:
+    n = SMALL.length
+    back = torch.eye(n, dtype=torch.float64)[[max(i - 1, 0) for i in range(n)]].expand(1, 4, n, n)
+    edit = Edit("blocks.1.attn.hook_pattern", Set(back))
+    found = interp.heads(speaker(), SMALL, sentences=None, edits=[edit]).value
+    np.testing.assert_allclose(found.sel(layer=1, score="previous_token"), 1.0)
+    assert (found.sel(layer=0, score="previous_token") < 0.9).all()
 
 
 def test_rows_that_do_not_fit_and_models_that_see_ahead_are_refused() -> None:

@@ -1,6 +1,5 @@
 """Scores on indirect-object sentences: equal to slow loops, balanced by construction, absent where names are split."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -42,7 +41,7 @@ def speaker(name: str = "gpt2") -> HookedTransformer:
     return HookedTransformer(perturbed(config), Words())
 
 
-def test_every_draw_has_both_orders_and_both_roles_and_a_third_name_in_its_twin() -> None:
+def test_every_draw_has_both_orders_and_both_roles_and_the_same_with_a_third_name() -> None:
     said, unsaid = DATA.batches(speaker().text)
     assert len(said) == len(unsaid) == 4 * DATA.draws
     assert said.answer is not None and said.wrong is not None and unsaid.wrong is not None
@@ -76,9 +75,9 @@ def test_names_are_marked_where_they_stand_and_padding_never_counts() -> None:
 def test_scores_are_those_of_a_loop_over_sentences(name: str) -> None:
     model = speaker(name)
     said, unsaid = DATA.batches(model.text)
-    found = sentence_scores(model.transformer, (said, unsaid), batch_size=5)
+    found = sentence_scores(model, (said, unsaid), batch_size=5)
     rows = [slow_row(model, said, i) for i in range(len(said))]
-    twins = [slow_row(model, unsaid, i) for i in range(len(said))]
+    others = [slow_row(model, unsaid, i) for i in range(len(said))]
     draws = {key: torch.stack([r[key] for r in rows]).unflatten(0, (-1, 4)).mean(1) for key in rows[0]}
     for score in ("to_receiver", "to_giver", "name_mover", "s_inhibition"):
         moments, _ = found[score]
@@ -87,7 +86,7 @@ def test_scores_are_those_of_a_loop_over_sentences(name: str) -> None:
         torch.testing.assert_close(moments.standard_error(), error, rtol=1e-7, atol=1e-12)
     nulls = {
         "to_receiver": draws["to_first"].mean(0),
-        "to_giver": torch.stack([row["to_giver"] for row in twins]).mean(0),
+        "to_giver": torch.stack([row["to_giver"] for row in others]).mean(0),
         "name_mover": torch.zeros(2, 4).double(),
     }
     for score, null in nulls.items():
@@ -126,13 +125,13 @@ def slow_row(model: HookedTransformer, batch: Batch, row: int) -> dict[str, Tens
 
 
 def test_a_head_that_does_not_look_at_names_scores_its_null() -> None:
-    model = copy.deepcopy(speaker().transformer)
+    model = speaker()
     for layer in range(2):
-        weight, bias = model.block(layer).attn.part("q")
+        weight, bias = model.transformer.block(layer).attn.part("q")
         assert bias is not None
         weight.zero_()
         bias.zero_()
-    found = sentence_scores(model, DATA.batches(speaker().text), batch_size=16)
+    found = sentence_scores(model, DATA.batches(model.text), batch_size=16)
     for score in ("to_receiver", "to_giver"):
         moments, null = found[score]
         torch.testing.assert_close(moments.mean, null, rtol=1e-12, atol=0)
@@ -140,17 +139,18 @@ def test_a_head_that_does_not_look_at_names_scores_its_null() -> None:
 
 def test_a_head_that_prefers_a_name_whatever_its_role_moves_no_name() -> None:
     """All values are one constant vector, so each head writes the same at every sentence; roles cancel it."""
-    model = copy.deepcopy(speaker("no-norm").transformer)
+    model = speaker("no-norm")
     for layer in range(2):
-        model.block(layer).attn.part("v")[0].zero_()
-    moments, null = sentence_scores(model, DATA.batches(speaker().text), batch_size=16)["name_mover"]
+        model.transformer.block(layer).attn.part("v")[0].zero_()
+    moments, null = sentence_scores(model, DATA.batches(model.text), batch_size=16)["name_mover"]
     assert float(moments.mean.abs().max()) < 1e-12 and not null.any()
     assert float(moments.standard_error().max()) < 1e-12
 
 
 def test_a_model_without_logits_has_attention_scores_only() -> None:
-    model = perturbed(replace(CONFIGS["gpt2"], d_vocab=len(Words.words), unembed=False))
-    found = sentence_scores(model, DATA.batches(speaker().text), batch_size=16)
+    network = perturbed(replace(CONFIGS["gpt2"], d_vocab=len(Words.words), unembed=False))
+    model = HookedTransformer(network, Words())
+    found = sentence_scores(model, DATA.batches(model.text), batch_size=16)
     assert found.keys() == {"to_receiver", "to_giver"}
 
 
@@ -184,8 +184,8 @@ def test_sentences_that_cannot_be_said_are_refused_with_the_reason() -> None:
 def test_the_table_tells_why_sentences_are_absent() -> None:
     data = interp.RepeatedTokens(period=5, repeats=3, rows=2)
     table = interp.heads(HookedTransformer(build("gpt2")), data)
-    assert "to_receiver" not in table and "no tokenizer" in table.attrs["no_sentences"]
+    assert "to_receiver" not in table.score and "no tokenizer" in table.attrs["no_sentences"]
     assert interp.heads(speaker(), data, sentences=None).attrs["no_sentences"] == "not asked for"
     spoken = interp.heads(speaker(), data, sentences=DATA)
     assert spoken.attrs["sentences"] == 12 and "no_sentences" not in spoken.attrs
-    assert spoken.name_mover.attrs["unit"] == "logits"
+    assert spoken.sel(score="name_mover").unit == "logits"

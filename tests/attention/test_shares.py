@@ -6,7 +6,7 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.attention.heads import RepeatedTokens, attention_kernel
+from interp.attention import RepeatedTokens, attention_kernel
 from interp.attention.sentences import MENTIONS, mention_masks, name_attention
 from interp.attention.shares import signed_shares
 from interp.data.batch import Batch
@@ -47,30 +47,35 @@ def test_scores_on_repeats_are_those_of_a_loop_over_shares(name: str) -> None:
                 followed = [j for j in range(2, i + 1) if tokens[row, j - 1] == tokens[row, i] and j - 1 < i]
                 if i > DATA.period:
                     induction.append(sum(float(share[j]) for j in followed))
-        cell = table.sel(layer=1, head=head)
-        assert float(cell.induction) == pytest.approx(sum(induction) / len(induction), abs=1e-6)
-        assert float(cell.previous_token) == pytest.approx(sum(previous) / len(previous), abs=1e-6)
+        cell = table.value.sel(layer=1, head=head)
+        assert float(cell.sel(score="induction")) == pytest.approx(sum(induction) / len(induction), abs=1e-6)
+        assert float(cell.sel(score="previous_token")) == pytest.approx(
+            sum(previous) / len(previous), abs=1e-6
+        )
     assert "layers 0, 1: weights that are no shares" in table.attrs["no_shares"]
+    assert table.value.sel(score="entropy").isnull().all()
     for score in ("induction", "previous_token", "current_token", "first_token", "local", "duplicate_token"):
-        assert float(abs(table[score]).max()) <= 1
+        assert float(abs(table.value.sel(score=score)).max()) <= 1
 
 
 def test_pooling_has_the_scores_of_its_definition() -> None:
     """The mean of 0..i minus the token itself: 1 / (2 i) of the weight for an earlier token, -1/2 for its own."""
     table = interp.heads(HookedTransformer(build_mixed("pool")), DATA, sentences=None)
     expected = sum(1 / (2 * i) for i in range(1, DATA.length)) / (DATA.length - 1)
-    assert table.previous_token.values == pytest.approx(expected, rel=1e-5)
-    assert table.current_token.values == pytest.approx(-0.5, rel=1e-5)
+    assert table.value.sel(score="previous_token").values == pytest.approx(expected, rel=1e-5)
+    assert table.value.sel(score="current_token").values == pytest.approx(-0.5, rel=1e-5)
     kernel = attention_kernel(HookedTransformer(build_mixed("pool")), DATA)
-    assert kernel.kernel.sel(distance=0).values == pytest.approx(-0.5, rel=1e-5)
+    assert kernel.value.sel(distance=0).values == pytest.approx(-0.5, rel=1e-5)
 
 
 def test_layers_with_shares_are_left_as_they_are() -> None:
     table = interp.heads(HookedTransformer(build_mixed("pool-softmax")), DATA, sentences=None)
     assert table.attrs["no_shares"].startswith("layers 0:")
+    assert table.value.sel(score="entropy").notnull().values.tolist() == [[False] * 4, [True] * 4]
     pattern = patterns("pool-softmax", DATA.tokens(D_VOCAB, 0))
     previous = pattern.diagonal(-1, -2, -1).mean((0, 2))
-    assert table.previous_token.sel(layer=1).values == pytest.approx(previous.numpy(), abs=1e-6)
+    found = table.value.sel(layer=1, score="previous_token")
+    assert found.values == pytest.approx(previous.numpy(), abs=1e-6)
     assert "no_shares" not in interp.heads(HookedTransformer(build("gpt2")), DATA, sentences=None).attrs
 
 

@@ -9,11 +9,12 @@ from interp import HookedTransformer
 from interp.data.batch import Batch
 from interp.model import Read
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis, run_batches
 from interp.passes.observe import observe
+from interp.residual.attribution import attribution
 from interp.residual.decomposition import IncompleteSumError
-from interp.tokens.alti_logit import alti_logit, rolled_back
-from interp.tokens.token_attribution import layer_mixing, token_attribution
+from interp.tokens import layer_mixing, token_attribution
+from interp.tokens.alti_logit import credited, rolled_back
+from interp.tokens.mixing import layers_read
 from tests.configs import CONFIGS, build, some_tokens
 from tests.tolerances import assert_close
 
@@ -34,7 +35,7 @@ def test_tokens_and_the_parts_that_are_no_tokens_sum_to_the_logit_difference(nam
     last, cap = build(name)(some_tokens())[:, -1], CONFIGS[name].logit_softcap
     last = last if cap is None else cap * (last / cap).atanh()
     difference = (last.gather(1, ANSWER[:, None]) - last.gather(1, WRONG[:, None]))[:, 0]
-    parts = result.score.sum("pos") + sum(result[part] for part in PARTS)
+    parts = result.value.sum("pos") + sum(result[part] for part in PARTS)
     assert_close(torch.tensor(parts.values), difference)
     assert_close(torch.tensor(result.total.values), difference)
     assert result.attrs["completeness_error"] <= 1e-11
@@ -64,9 +65,9 @@ def test_scores_equal_what_each_layer_moved_rolled_back_by_the_layers_before(nam
             f = f * trace[f"blocks.{layer}.attn.hook_pattern"][:, h, -1, :, None]
             out = model.ln_final.frozen(f, scale[:, None]) * config.logit_scale
             moved[layer] += (out * direction[:, None]).sum(-1)
-    mixed = layer_mixing(HookedTransformer(model), tokens, kernel="alti").contribution.sel(layer=0).values
+    mixed = layer_mixing(HookedTransformer(model), tokens, kernel="alti").value.sel(layer=0).values
     expected = moved[0] + torch.einsum("bj,bjs->bs", moved[1], torch.tensor(mixed))
-    assert_close(torch.tensor(asked(name).score.values), expected)
+    assert_close(torch.tensor(asked(name).value.values), expected)
 
 
 def test_rolling_back_is_the_double_sum_of_the_definition() -> None:
@@ -88,7 +89,7 @@ def test_a_contrast_is_the_difference_of_two_logits() -> None:
         asked("llama-gqa", wrong=None),
         token_attribution(HookedTransformer(build("llama-gqa")), some_tokens(), WRONG, method="alti_logit"),
     )
-    for name in ("score", *PARTS, "total"):
+    for name in ("value", *PARTS, "total"):
         assert_close(torch.tensor(asked("llama-gqa")[name].values), torch.tensor((one - other)[name].values))
 
 
@@ -96,8 +97,8 @@ def test_an_induction_head_owes_its_answer_to_the_token_it_copies() -> None:
     """Built by hand: head 1.2 looks at the letter after the earlier `c`, which is the answer."""
     model = interp.HookedTransformer.from_pretrained("groundtruth-induction")
     result = token_attribution(model, "abcdefghabc", "d", "e", method="alti_logit")
-    assert result.token.values[0, result.score.values[0].argmax()] == "d"
-    assert float(result.score[0].max()) > 0.5 * float(result.total[0])
+    assert result.token.values[0, result.value.values[0].argmax()] == "d"
+    assert float(result.value[0].max()) > 0.5 * float(result.total[0])
 
 
 def test_parts_that_do_not_sum_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +116,8 @@ def test_parts_that_do_not_sum_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 def test_logits_that_are_not_linear_and_rows_that_end_early_are_refused() -> None:
     with pytest.raises(ValueError, match="linear in the normed stream"):
         asked("masked-lm")
-    analysis = alti_logit(CONFIGS["gpt2"])
-    assert isinstance(analysis, Analysis)
+    model, by_source = build("gpt2"), attribution(CONFIGS["gpt2"], "source")
     ragged = Batch.of([[1, 2, 3], [4, 5]]).with_answers(ANSWER[:2], None)
+    trace = observe(model, ragged, [*by_source.reads, *layers_read(model, "alti", [0])]).trace
     with pytest.raises(ValueError, match="requires rows that end in the last column"):
-        run_batches([analysis], build("gpt2"), [ragged])
+        credited(model, ragged, trace, by_source)

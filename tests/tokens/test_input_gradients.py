@@ -11,14 +11,13 @@ from interp import HookedTransformer
 from interp.data.batch import Batch
 from interp.model import Edit, Read, Tap
 from interp.passes.observe import observe
+from interp.tokens import IntegratedGradients, token_attribution
 from interp.tokens.input_gradients import (
-    IntegratedGradients,
     answer_logits,
     baseline_embedding,
     gradient_x_input,
     integrated_gradients,
 )
-from interp.tokens.token_attribution import token_attribution
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close

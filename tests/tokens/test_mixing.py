@@ -15,7 +15,7 @@ from interp.model.weights import Weights
 from interp.passes.observe import observe
 from interp.tokens import mixing
 from interp.tokens.mixing import (
-    Mixing,
+    SourceSplit,
     contributions,
     flow,
     layers_read,
@@ -91,26 +91,26 @@ def _has(trace: Trace, norm: str) -> bool:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parts_sum_to_what_the_block_made_of_the_stream(name: str) -> None:
-    assert_close(Mixing.of(build(name), 1, seen(name)).output, loop(name)["y"])
+    assert_close(SourceSplit.of(build(name), 1, seen(name)).output, loop(name)["y"])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_norms_of_every_level_equal_the_loop(name: str) -> None:
     for level in ("attn", "res", "block"):
-        found = Mixing.of(build(name), 1, seen(name), level)  # type: ignore[arg-type]
+        found = SourceSplit.of(build(name), 1, seen(name), level)  # type: ignore[arg-type]
         assert_close(found.norms(), loop(name)[level].norm(dim=-1))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_norms_of_single_heads_equal_the_loop(name: str) -> None:
-    found = Mixing.of(build(name), 1, seen(name), "attn")
+    found = SourceSplit.of(build(name), 1, seen(name), "attn")
     assert_close(found.value_norms(), loop(name)["value_norms"])
     assert_close(found.head_norms(), loop(name)["head_norms"])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_alti_equals_the_loop_whatever_the_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Mixing.of(build(name), 1, seen(name))
+    found = SourceSplit.of(build(name), 1, seen(name))
     assert_close(found.alti(), loop(name)["alti"])
     monkeypatch.setattr(mixing, "CHUNK", 2 * N * CONFIGS[name].d_model * 2)
     assert len(list(found._by_source())) == 3, "two sources at a time, of five"
@@ -124,7 +124,7 @@ def test_mixing_ratios_equal_the_loop(name: str) -> None:
         parts = loop(name)[level]
         own = parts.diagonal(dim1=1, dim2=2).mT
         others, kept = (parts.sum(2) - own).norm(dim=-1), own.norm(dim=-1)
-        found = Mixing.of(build(name), 1, seen(name), level).ratio()  # type: ignore[arg-type]
+        found = SourceSplit.of(build(name), 1, seen(name), level).ratio()  # type: ignore[arg-type]
         assert_close(found, others / (others + kept))
 
 
@@ -154,11 +154,11 @@ def _head_means(trace: Trace) -> dict[Read, Tensor]:
     return {read: mixing.head_mean(trace["blocks.1.attn.hook_pattern"])}
 
 
-def hand(pattern: Tensor, value: Tensor, out: Tensor, stream: Tensor) -> Mixing:
+def hand(pattern: Tensor, value: Tensor, out: Tensor, stream: Tensor) -> SourceSplit:
     """Parts written down by hand, in float64, without norms or biases."""
     one = torch.ones(*stream.shape[:2], 1, dtype=torch.float64)
     parts = [x.double() for x in (pattern, value, out, one, stream, torch.zeros_like(stream))]
-    return Mixing(*parts)
+    return SourceSplit(*parts)
 
 
 def test_heads_that_cancel_have_no_norm_together_and_one_each_alone() -> None:
@@ -245,4 +245,4 @@ def test_flow_refuses_long_prompts_and_layers_refuse_what_they_do_not_know() -> 
     with pytest.raises(ValueError, match="requires at most 64 tokens, got 65"):
         flow(torch.eye(65)[None], 0)
     with pytest.raises((ValueError, TypeCheckError), match="kernel"):
-        layers_read(CONFIGS["gpt2"], "norm", [0])  # type: ignore[arg-type]
+        layers_read(build("gpt2"), "norm", [0])  # type: ignore[arg-type]
