@@ -88,7 +88,7 @@ from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.residual.activation_cache import ActivationCache
 from interp.residual.attribution import attribute
-from interp.residual.decomposition import IncompleteSumError, Parts
+from interp.residual.decomposition import Decomposition, IncompleteSumError
 from interp.residual.paths import orders, path_matrix, paths, term_importance
 from interp.runs.record import Record
 from interp.runs.run import Results, run
@@ -138,6 +138,7 @@ __all__ = [
     "Circuits",
     "Continuation",
     "Contract",
+    "Decomposition",
     "Detach",
     "Edge",
     "EdgeGraph",
@@ -161,7 +162,6 @@ __all__ = [
     "Mixed",
     "ModelConfig",
     "Part",
-    "Parts",
     "Project",
     "ReLU",
     "Read",

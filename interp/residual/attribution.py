@@ -128,7 +128,7 @@ def attribute(
     output of the final norm, a floating tensor [d_model] or [prompt, d_model] (a probe, a feature). The total is then
     the model's normed final stream . u, `final_bias` beta . u, and the model needs no logits.
     pos: which token of each prompt (one number, or one per prompt), negative from its end; BOS counts. The prompt is
-    cut behind it, and its sources number the tokens that are left.
+    cut after it, and its sources number the tokens that are left.
     top: with `parts="neuron"`, only so many neurons, those of the largest mean absolute value over the prompts; the
     others of each MLP are one part `L0.mlp_rest` (`L0.mlp_before_rest`).
     Decoders of encoder-decoders: a `HookedTransformer` of `model.model.decoder`, and `model.given(source, target)`.
@@ -177,20 +177,20 @@ def _elsewhere(
                 f"one position per prompt is required, got {len(pos)} positions for {len(batch)} prompts"
             )
         pos = pos[0] if len(pos) == 1 else [pos[row] for row in rows]
-    cut = cut_behind(batch, pos, model.config)
+    cut = cut_after(batch, pos, model.config)
     last = cut.last()[:, None]
     return inner(observe(model, cut, reads, logits_at=last, answers_only=True).trace, cut, model)
 
 
-def cut_behind(batch: Batch, pos: int | Sequence[int], config: ModelConfig) -> Batch:
+def cut_after(batch: Batch, pos: int | Sequence[int], config: ModelConfig) -> Batch:
     """Each row up to one of its real tokens, negative from its end, which then stands in the last column.
 
-    In a causal model nothing behind a position changes what is computed there.
+    In a causal model nothing after a position changes what is computed there.
     Errors: ValueError for a model that is not causal, or another number of positions than of rows; IndexError for a
     position that a row lacks.
     """
     if not config.causal:
-        raise ValueError("pos requires a causal model (the prompt is cut behind it), this one sees both ways")
+        raise ValueError("pos requires a causal model (the prompt is cut after it), this one sees both ways")
     asked = torch.as_tensor(pos, device=batch.tokens.device).flatten()
     if len(asked) not in (1, len(batch)):
         raise ValueError(
@@ -349,7 +349,7 @@ class _Target:
     direction: Float[Tensor, "b d"]
     """At the output of the final norm."""
     constant: Float[Tensor, "b"]
-    """What is added behind the linear part of the final norm."""
+    """What is added after the linear part of the final norm."""
     total: Float[Tensor, "b"]
     """The model's own number."""
     largest: Float[Tensor, "b"]
