@@ -66,8 +66,16 @@ class Attribute(Question):
         directions = _directions(self.answer, self.wrong, config.d_model)
         posed = None if directions is not None else Posed.of(model.text, self.answer, self.wrong)
         found = attribution(config, self.parts, top=self.top, directions=directions)
-        counts = [None if posed is None else posed.rows, None if directions is None else len(directions)]
-        rows = next((n for n in counts if n not in (None, 1)), None)
+        held = {
+            "answers": 1 if posed is None else posed.rows or 1,
+            "directions": 1 if directions is None else len(directions),
+            "positions": 1 if isinstance(self.pos, int) else len(self.pos),
+        }
+        counts = {what: n for what, n in held.items() if n != 1}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{n} {what}" for what, n in counts.items())
+            raise ValueError(f"one of each is required for every prompt, or one for all, got {listed}")
+        rows = next(iter(counts.values()), None)
         if not (isinstance(self.pos, int) and self.pos == -1):
             compute = partial(_elsewhere, pos=self.pos, reads=found.reads, inner=found.compute)
             found = replace(found, compute=compute, reads=(), left=False)
@@ -173,9 +181,7 @@ def _elsewhere(
     if not isinstance(pos, int):
         rows = range(len(batch)) if batch.row is None else batch.row.tolist()
         if len(pos) not in (1, max(rows) + 1) and len(pos) <= max(rows):
-            raise ValueError(
-                f"one position per prompt is required, got {len(pos)} positions for {len(batch)} prompts"
-            )
+            raise ValueError(f"one position per prompt is required, got {len(pos)} for prompt {max(rows)}")
         pos = pos[0] if len(pos) == 1 else [pos[row] for row in rows]
     cut = cut_after(batch, pos, model.config)
     last = cut.last()[:, None]
@@ -335,8 +341,10 @@ def _compute(
     largest = torch.maximum(values.abs().amax(1), target.largest).clamp_min(torch.finfo(wide).tiny)
     error = (values.sum(1) - target.total).abs() / largest
     if not bool((error <= TOLERANCE[model.dtype]).all()):
+        edited = ", ".join(edit.name for edit in model.edits)
         raise IncompleteSumError(
-            f"attribution by {parts}: parts miss the total by {float(error.max()):.2e} relative",
+            f"attribution by {parts}: parts miss the total by {float(error.max()):.2e} relative"
+            + (f"; under the edits of {edited} the stream holds what none of them wrote" if edited else ""),
             float(error.max()),
         )
     return {"logits": values, "total": target.total, "error": error, **extra}
