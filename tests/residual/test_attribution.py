@@ -18,7 +18,6 @@ from interp import (
     HookedTransformer,
     IncompleteSumError,
     Scale,
-    Transformer,
     Zero,
 )
 from interp.data.text import Answers
@@ -28,6 +27,7 @@ from interp.passes.observe import observe
 from interp.residual import Attribute, attribute
 from interp.residual.attribution import labels
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
+from tests.edited import without_head
 from tests.loops import over
 from tests.model import test_encoder_decoder as pairs
 from tests.tolerances import assert_close
@@ -403,21 +403,13 @@ def test_answers_come_with_the_data_where_the_question_brings_none() -> None:
 # --- edits ----------------------------------------------------------------------------------------------------------
 
 
-def without_head(name: str) -> HookedTransformer:
-    """A copy whose W_O rows of head 2 of layer 1 are 0."""
-    network, width = Transformer(CONFIGS[name]).double().requires_grad_(False), CONFIGS[name].head_width
-    network.load_state_dict(build(name).state_dict())
-    network.block(1).attn.out.weight[:, 2 * width : 3 * width] = 0
-    return HookedTransformer(network)
-
-
 @over("parts", ["layer", "sublayer", "head", "neuron"])
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_zeroed_head_gives_the_numbers_of_the_model_without_its_output(name: str, parts: str) -> None:
     if parts == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
         return
     found = attributed(name, parts, edits=[Edit("L1H2", Zero())])
-    expected = attribute(without_head(name), some_tokens(), ANSWER, WRONG, parts=parts)  # type: ignore[arg-type]
+    expected = attribute(HookedTransformer(without_head(name)), some_tokens(), ANSWER, WRONG, parts=parts)  # type: ignore[arg-type]
     assert_close(torch.tensor(found.value.values), torch.tensor(expected.value.values))
     assert_close(torch.tensor(found.total.values), torch.tensor(expected.total.values))
     assert float(abs(found.total - attributed(name, parts).total).max()) > 1e-6
