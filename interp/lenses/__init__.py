@@ -1,14 +1,16 @@
 """What the model would say at every depth, and what gradients would write: logit, tuned, output and backward lens."""
 
 from interp.lenses.backward_lens import BackwardLens, backward_lens
-from interp.lenses.late_layers import late_layers
+from interp.lenses.late_layers import LateLayers, late_layers
 from interp.lenses.lens import LogitLens, logit_lens
-from interp.lenses.output_lens import output_lens
+from interp.lenses.output_lens import OutputLens, output_lens
 from interp.lenses.tuned_lens import TunedLens, train_tuned_lens
 
 __all__ = [
     "BackwardLens",
+    "LateLayers",
     "LogitLens",
+    "OutputLens",
     "TunedLens",
     "backward_lens",
     "late_layers",
