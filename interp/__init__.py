@@ -60,7 +60,7 @@ from interp.features.sae_metrics import sae_quality
 from interp.features.sae_training import train_sae
 from interp.features.top_examples import top_examples
 from interp.hooked import HookedTransformer
-from interp.lenses.backward_lens import BackwardLens, backward_lens
+from interp.lenses.backward_lens import backward_lens
 from interp.lenses.late_layers import late_layers
 from interp.lenses.lens import logit_lens
 from interp.lenses.output_lens import output_lens
@@ -132,7 +132,6 @@ __all__ = [
     "Add",
     "Analysis",
     "AttributionGraph",
-    "BackwardLens",
     "Batch",
     "Circuit",
     "Circuits",
