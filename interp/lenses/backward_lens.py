@@ -34,6 +34,7 @@ from interp.lenses.factors import (
     full_name,
     part_of,
 )
+from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
@@ -89,7 +90,7 @@ class BackwardLens(Question):
             self.name,
             partial(_compute, asked=self),
             Rows,
-            partial(_finish, asked=self, network=network, text=model.text),
+            partial(_finish, asked=self, config=network.config, text=model.text),
             pose=posed,
             rows=None if posed is None else posed.rows,
         )
@@ -222,9 +223,9 @@ def _read_off(
     return {"target_rank": rank, "top_token": best, "bottom_token": worst}
 
 
-def _finish(merged: Partial, asked: BackwardLens, network: Transformer, text: Text) -> "xr.Dataset":
+def _finish(merged: Partial, asked: BackwardLens, config: ModelConfig, text: Text) -> "xr.Dataset":
     assert isinstance(merged, Rows)
-    config, rows = network.config, dict(merged.rows)
+    rows = dict(merged.rows)
     token = text.words(rows.pop("token").cpu().numpy()).astype(str)
     every = chosen(config, asked.matrices, asked.layers)
     matrices = list(dict.fromkeys(matrix for _, matrix in every))
