@@ -65,7 +65,7 @@ from interp.features.sae_metrics import sae_quality
 from interp.features.sae_training import train_sae
 from interp.features.top_examples import top_examples
 from interp.hooked import HookedTransformer
-from interp.lenses.backward_lens import BackwardLens, backward_lens
+from interp.lenses.backward_lens import backward_lens
 from interp.lenses.late_layers import late_layers
 from interp.lenses.lens import logit_lens
 from interp.lenses.output_lens import output_lens
@@ -93,7 +93,7 @@ from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.residual.activation_cache import ActivationCache
 from interp.residual.attribution import attribute
-from interp.residual.decomposition import IncompleteSumError, Parts
+from interp.residual.decomposition import Decomposition, IncompleteSumError
 from interp.residual.paths import orders, path_matrix, paths, term_importance
 from interp.runs.record import Record
 from interp.runs.run import Results, run
@@ -138,11 +138,11 @@ __all__ = [
     "Add",
     "Analysis",
     "AttributionGraph",
-    "BackwardLens",
     "Batch",
     "Circuit",
     "Continuation",
     "Contract",
+    "Decomposition",
     "Detach",
     "Edge",
     "EdgeGraph",
@@ -166,7 +166,6 @@ __all__ = [
     "Mixing",
     "ModelConfig",
     "Part",
-    "Parts",
     "Project",
     "ReLU",
     "Read",

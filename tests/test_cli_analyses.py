@@ -15,6 +15,7 @@ from interp import (
     RepeatedTokens,
     backward_lens,
     causal_trace,
+    frame,
     heads,
     logit_difference,
     patch,
@@ -55,7 +56,10 @@ def test_backward_lens_prints_what_the_table_holds(capsys: pytest.CaptureFixture
     prompt, target = "The capital of France is", " R"
     assert main(["backward-lens", prompt, "--target", target]) == 0
     rows = capsys.readouterr().out.splitlines()
-    table = backward_lens(HookedTransformer.from_pretrained("demo-4l"), prompt, target).table("W_out")
+    model = HookedTransformer.from_pretrained("demo-4l")
+    found = backward_lens(model, prompt, target, matrices=["W_out"])
+    table = frame(found)
+    table["bottom"] = [" | ".join(row) for row in found.bottom_word.values[0, 0].reshape(-1, 5)]
     last = table[table.pos == table.pos.max()]
     assert len(rows) == 1 + 4 + 1
     for line, row in zip(rows[1:-1], last.itertuples(), strict=True):

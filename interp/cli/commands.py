@@ -212,18 +212,21 @@ class BackwardLens:
 
     def run(self) -> None:
         """Print one line per layer (and token), and how to read them."""
-        from interp import HookedTransformer, backward_lens
+        from interp import HookedTransformer, backward_lens, frame
 
         model = HookedTransformer.from_pretrained(self.model, device=available(self.device))
-        lens = backward_lens(model, self.prompt, self.target, wrong=self.wrong, matrices=[self.matrix])
-        table = lens.table(self.matrix)
-        if not self.every_token:
-            table = table[table.pos == int(lens.batch.last()[0])]
-        read = str(lens.project(self.matrix, k=1).attrs["read"])
-        columns = ["layer", "pos", "token", "relative_update", "target_rank", read]
-        shown = table[columns].assign(token=table.token.map(repr), **{read: table[read].map(repr)})
-        shown = shown.assign(relative_update=shown.relative_update.map("{:.3f}".format))
-        print(shown.rename(columns={read: f"{read} tokens"}).to_string(index=False))
+        found = backward_lens(model, self.prompt, self.target, self.wrong, matrices=[self.matrix])
+        read = "bottom" if str(found.side[0].values) == "delta" else "top"
+        said = found[f"{read}_word"].values[0, 0].reshape(-1, found.sizes["rank"]).tolist()
+        cells = frame(found)
+        words = [" | ".join(row) if row[0] else only for row, only in zip(said, cells.word, strict=True)]
+        table = cells[["layer", "pos", "token", "relative_update", "target_rank"]].assign(
+            token=cells.token.map(repr),
+            relative_update=cells.relative_update.map("{:.3f}".format),
+            **{f"{read} tokens": [repr(word) for word in words]},
+        )
+        table = table if self.every_token else table[table.pos == table.pos.max()]
+        print(table.to_string(index=False))
         side = "delta, which a step subtracts: read the least" if read == "bottom" else "x: read the most"
         last = model.cfg.d_vocab - 1
         print(

@@ -50,7 +50,9 @@ class Result:
     @property
     def facts(self) -> dict[str, str]:
         """How to read the numbers, as far as the result says it: metric, unit, n, interval, null, ..."""
-        return {name: str(self._dataset.attrs[name]) for name in FACTS if name in self._dataset.attrs}
+        main = self._dataset["value"].attrs if "value" in self._dataset else {}
+        said = {**{name: main[name] for name in ("unit",) if name in main}, **self._dataset.attrs}
+        return {name: str(said[name]) for name in FACTS if name in said}
 
     def plot(self, *args: object, **options: object) -> "viewer.Axes":
         """The picture of this result, by the function of `interp.plot` that suits it, which takes the options.

@@ -1,16 +1,27 @@
 """What the model would say at every depth, and what gradients would write: logit, tuned, output and backward lens."""
 
 from interp.lenses.backward_lens import BackwardLens, backward_lens
-from interp.lenses.late_layers import late_layers
-from interp.lenses.lens import LogitLens, logit_lens
-from interp.lenses.output_lens import output_lens
+from interp.lenses.factors import GradientFactors, gradient_factors
+from interp.lenses.gradients import GradientCosines, GradientRank, gradient_cosines, gradient_rank
+from interp.lenses.late_layers import LateLayers, late_layers
+from interp.lenses.lens import LogitLens, by_depth, logit_lens
+from interp.lenses.output_lens import OutputLens, output_lens
 from interp.lenses.tuned_lens import TunedLens, train_tuned_lens
 
 __all__ = [
     "BackwardLens",
+    "GradientCosines",
+    "GradientFactors",
+    "GradientRank",
+    "LateLayers",
     "LogitLens",
+    "OutputLens",
     "TunedLens",
     "backward_lens",
+    "by_depth",
+    "gradient_cosines",
+    "gradient_factors",
+    "gradient_rank",
     "late_layers",
     "logit_lens",
     "output_lens",

@@ -7,7 +7,8 @@ every matrix; no weight gradient is formed. Names are the field's: `blocks.3.mlp
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,26 +19,45 @@ from torch.func import functional_call
 
 from interp.core.precision import wide
 from interp.core.shapes import nearest
+from interp.core.stats import Partial, Rows
 from interp.data.batch import Batch
+from interp.data.text import Answers, Prompts
+from interp.data.windows import prompts_feed
 from interp.model.config import ConvMLP, ModelConfig, MoE
+from interp.model.edits import Add, Edit
 from interp.model.norm import Normalize
-from interp.model.tap import Read
+from interp.model.parts import Part
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.observe import Objective, observe
+from interp.passes.analysis import Analysis
+from interp.passes.answers import Posed
+from interp.passes.observe import Model, Objective, as_model, observe
+from interp.runs.run import reduced_over
 from interp.weights.matrices import between, held
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 Matrix = Literal["W_in", "W_gate", "W_out", "W_Q", "W_K", "W_V", "W_O"]
 MATRICES: tuple[Matrix, ...] = get_args(Matrix)
 """Those of the MLP, then those of attention. A gated MLP is `act(x W_gate) * (x W_in) W_out` (gate, up, down)."""
 WRITERS = ("W_out", "W_O")
 """The matrices whose output is as wide as the stream; the others read it."""
+_UNSEEN = {
+    **{f"W_{part}": (f"hook_{part.lower()}_input",) for part in "QKV"},
+    "W_O": ("attn.hook_result", "ln1_post.hook_scale", "ln1_post.hook_normalized"),
+    "W_out": ("ln2_post.hook_scale", "ln2_post.hook_normalized"),
+}
+"""Sites between what is recorded of a matrix and the matrix itself."""
 Pair = tuple[Float[Tensor, "b p i"], Float[Tensor, "b p o"]]
 
 
 @dataclass(frozen=True, eq=False)
-class Factors(Mapping[str, tuple[Tensor, Tensor]]):
+class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
     """x `[b p i]` and delta `[b p o]` of each matrix by its name; what heads read or give stands side by side.
+
+    The gradient of `blocks.3.mlp.W_in` is the sum over rows and tokens of the outer products of both.
 
     `rearrange(delta, "b p (h e) -> b p h e", e=d_head)` splits delta of W_Q, W_K, W_V (W_K and W_V: key/value heads)
     and x of W_O. Deltas are those of the row's own loss, 0 at padding.
@@ -62,7 +82,19 @@ class Factors(Mapping[str, tuple[Tensor, Tensor]]):
 
     def __repr__(self) -> str:
         rows, n = self.batch.tokens.shape
-        return f"Factors({len(self)} matrices, {rows} rows of {n} tokens: {', '.join(list(self)[:2])}, ...)"
+        return f"GradientFactors({len(self)} matrices, {rows} rows of {n} tokens: {', '.join(list(self)[:2])}, ...)"
+
+    def recorded(self) -> dict[Matrix, list[int]]:
+        """The layers in which each matrix was recorded."""
+        found: dict[Matrix, list[int]] = {}
+        for name in self.pairs:
+            _, layer, _, matrix = name.split(".")
+            found.setdefault(matrix, []).append(int(layer))  # type: ignore[arg-type]
+        return found
+
+    def in_stream(self, layer: int, matrix: Matrix) -> Float[Tensor, "b p d"]:
+        """The factor of a matrix that lives in the residual stream: delta of W_out and W_O, x of the others."""
+        return self[full_name(layer, matrix)][1 if matrix in WRITERS else 0]
 
     def reconstruct(self, name: str) -> Float[Tensor, "i o"]:
         """The gradient of the matrix, sum over rows and tokens of outer(x_i, delta_i), in float32 at least.
@@ -98,6 +130,70 @@ class Factors(Mapping[str, tuple[Tensor, Tensor]]):
         return wide(gradient)
 
 
+def gradient_factors(
+    model: Model,
+    data: Prompts,
+    answer: Answers | None = None,
+    wrong: Answers | None = None,
+    *,
+    matrices: Sequence[Matrix] | None = None,
+    layers: Sequence[int] | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> GradientFactors:
+    """The two factors x and delta of each weight gradient of -log p(answer) at the last token, of prompts in memory.
+
+    With `wrong` the loss is logit(wrong) - logit(answer); each prompt's loss is its own. None for `matrices` or
+    `layers`: all that the model has. It keeps vectors of every prompt and token, so it is no question for `interp.run`;
+    `backward_lens`, `gradient_rank` and `gradient_cosines` are.
+    Errors: those of `factors`, and ValueError for answers that are not one token, or none.
+
+    Example:
+        >>> found = interp.lenses.gradient_factors(model, prompt, " Mary", matrices=["W_out"])
+        >>> x, delta = found["blocks.1.mlp.W_out"]
+        >>> found.error("blocks.1.mlp.W_out") < 1e-4
+        True
+    """
+    subject = as_model(model, edits)
+    batch = subject.text.batch(data, prepend_bos=prepend_bos).to(subject.transformer.device)
+    posed = Posed.of(subject.text, answer, wrong)
+    if posed is not None and posed.rows not in (None, len(batch)):
+        raise ValueError(
+            f"one answer per prompt is required, got {posed.rows} answers for {len(batch)} prompts"
+        )
+    batch = batch if posed is None else posed(batch)
+    analysis = Analysis(
+        "gradient_factors", partial(_both_sides, matrices=matrices, layers=layers), Rows, _unlabelled
+    )
+    feed = prompts_feed(batch, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+    total = reduced_over(analysis, subject, feed)
+    assert isinstance(total, Rows)
+    names = [name.removesuffix(" x") for name in total.rows if name.endswith(" x")]
+    rows = {name: value.to(batch.tokens.device) for name, value in total.rows.items()}
+    pairs = {name: (rows[f"{name} x"], rows[f"{name} delta"]) for name in names}
+    return GradientFactors(subject.transformer, batch, pairs, answer_loss(batch))
+
+
+def _both_sides(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    matrices: Sequence[Matrix] | None,
+    layers: Sequence[int] | None,
+) -> Mapping[str, Tensor]:
+    found = factors(model, batch, matrices, layers)
+    return {
+        f"{name} {side}": each
+        for name, pair in found.items()
+        for side, each in zip(("x", "delta"), pair, strict=True)
+    }
+
+
+def _unlabelled(merged: Partial) -> "xr.Dataset":
+    raise AssertionError("factors are kept as tensors")
+
+
 def factors(
     model: Transformer,
     batch: Batch,
@@ -105,14 +201,14 @@ def factors(
     layers: Sequence[int] | None = None,
     *,
     loss: Objective | None = None,
-) -> Factors:
+) -> GradientFactors:
     """Inputs and output VJPs of these matrices in these layers (None: all that the model has), in one pass.
 
     loss: from the logits at each row's last token `[b 1 v]` to one number, a sum over rows; None = `answer_loss` of the
     batch. The backward pass goes through the norms, their scales included, as training would. A mixture's experts have
     no factors here, its attention has. In float16, VJPs below 6e-8 are lost: prefer bfloat16.
-    Errors: ValueError for matrices that the model does not have, cross-attention, no logits, packed rows, or a batch
-    without answers; IndexError for a layer that does not exist.
+    Errors: ValueError for matrices that the model does not have, cross-attention, no logits, packed rows, a batch
+    without answers, or edits of what a matrix gives; IndexError for a layer that does not exist.
 
     Example:
         >>> batch = model.text.batch(prompt).with_answers(torch.tensor([5]), None)
@@ -120,10 +216,11 @@ def factors(
         >>> found["blocks.1.mlp.W_in"][0].shape[-1] == model.cfg.d_model
         True
     """
-    chosen = _chosen(model.config, matrices, layers)
+    every = chosen(model.config, matrices, layers)
+    check_differentiable(model, every)
     batch = batch.to(model.device)
     metric = answer_loss(batch) if loss is None else loss
-    sites = {key: between(model.config, full_name(*key)) for key in chosen}
+    sites = {key: between(model.config, full_name(*key)) for key in every}
     reads = {key: (Read(given), Read(output, grad=True)) for key, (given, output) in sites.items()}
     union = list(dict.fromkeys(read for pair in reads.values() for read in pair))
     where = batch.last()[:, None]
@@ -132,7 +229,7 @@ def factors(
     for (layer, matrix), (given, gradient) in reads.items():
         x, delta = (trace[read].to(model.device).flatten(2) for read in (given, gradient))
         pairs[full_name(layer, matrix)] = x, _at_output(model, layer, matrix, x, delta)
-    return Factors(model, batch, pairs, metric)
+    return GradientFactors(model, batch, pairs, metric)
 
 
 def answer_loss(batch: Batch) -> Objective:
@@ -142,7 +239,10 @@ def answer_loss(batch: Batch) -> Objective:
     """
     answer, wrong = batch.answer, batch.wrong
     if answer is None:
-        raise ValueError("a backward lens requires batches with answers (Batch.with_answers), or a loss")
+        raise ValueError(
+            "gradients are those of a loss: an answer for every prompt is required, got none; name it, or bring it "
+            "with the data"
+        )
 
     def loss(logits: Float[Tensor, "b 1 v"]) -> Float[Tensor, ""]:
         last = wide(logits[:, -1])
@@ -178,10 +278,31 @@ def _why_not(config: ModelConfig, matrix: Matrix) -> str | None:
     return "has an MLP without a gate" if matrix == "W_gate" and not config.mlp.gated else None
 
 
-def _chosen(
+def part_of(layer: int, matrix: Matrix) -> Part:
+    """The sublayer that a matrix belongs to."""
+    return Part("mlp" if matrix in MATRICES[:3] else "attn", layer)
+
+
+def check_differentiable(model: Transformer, every: Sequence[tuple[int, Matrix]]) -> None:
+    """ValueError for a model that is edited where one of these matrices gives its output: its gradient ends there.
+
+    What is added there changes no gradient.
+    """
+    for layer, matrix in every:
+        _, output = between(model.config, full_name(layer, matrix))
+        inner = {output, *(f"blocks.{layer}.{site}" for site in _UNSEEN.get(matrix, ()))}
+        acting = [edit for edit in model.edits if edit.site in inner and not isinstance(edit.change, Add)]
+        if acting:
+            raise ValueError(
+                f"the factors of {matrix} in layer {layer} require what it gives as it gives it; the edit of "
+                f"{acting[0].name} ({type(acting[0].change).__name__}) changes that"
+            )
+
+
+def chosen(
     config: ModelConfig, matrices: Sequence[Matrix] | None, layers: Sequence[int] | None
 ) -> list[tuple[int, Matrix]]:
-    """The layers and matrices asked for, checked."""
+    """The layers and matrices asked for, checked. Errors: those of `factors`."""
     if config.cross_attention:
         raise ValueError("a backward lens of a decoder with cross-attention is not defined here")
     if not config.unembed:

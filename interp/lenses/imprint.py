@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.precision import wide
-from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.observe import Model, as_model
 from interp.residual.decomposition import not_linear
 
 
@@ -42,31 +42,30 @@ def shift(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) ->
     return eta * einsum(wide(x).square(), wide(delta), "... i, ... o -> ... i o")
 
 
-def logit_vjp(logits: Float[Tensor, "*b v"], target: Int[Tensor, "*b"]) -> Float[Tensor, "*b v"]:
-    """The gradient of -log p(target) at the logits: p_k - 1[k = target]; sums to 0, negative at the target only.
+def logit_vjp(logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b"]) -> Float[Tensor, "*b v"]:
+    """The gradient of -log p(answer) at the logits: p_k - 1[k = answer]; sums to 0, negative at the answer only.
 
     Example:
         >>> logit_vjp(torch.zeros(4), torch.tensor(2)).tolist()
         [0.25, 0.25, -0.75, 0.25]
     """
     probabilities = wide(logits).softmax(-1)
-    return probabilities - torch.nn.functional.one_hot(target, logits.shape[-1])
+    return probabilities - torch.nn.functional.one_hot(answer, logits.shape[-1])
 
 
-def top_vjp(
-    model: Transformer, logits: Float[Tensor, "*b v"], target: Int[Tensor, "*b"]
-) -> Float[Tensor, "*b d"]:
-    """The gradient of -log p(target) at the output of the final norm: sum_k (p_k - 1[k = target]) u_k.
+def top_vjp(model: Model, logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b"]) -> Float[Tensor, "*b d"]:
+    """The gradient of -log p(answer) at the output of the final norm: sum_k (p_k - 1[k = answer]) u_k.
 
-    u_k: column k of W_U; every unembedding enters with a positive weight but the target's (Lemma 5.1). The factor on
+    u_k: column k of W_U; every unembedding enters with a positive weight but the answer's (Lemma 5.1). The factor on
     the logits, and the slope 1 - (logit / cap)^2 of a soft cap, are part of it.
-    Errors: ValueError for a model whose logits are not linear in the normed stream.
+    Errors: ValueError for a model whose logits are not linear in the normed stream, or edited after its last block.
     """
-    if what := not_linear(model.config):
+    network = as_model(model).transformer
+    if what := not_linear(network.config):
         raise ValueError(
             f"the top VJP requires logits that are linear in the normed stream; this model {what}"
         )
-    found, cap = logit_vjp(logits, target), model.config.logit_softcap
+    found, cap = logit_vjp(logits, answer), network.config.logit_softcap
     if cap is not None:
         found = found * (1 - (wide(logits) / cap).square())
-    return (found * model.config.logit_scale) @ Weights(model).W_U.mT.to(found)
+    return (found * network.config.logit_scale) @ Weights(network).W_U.mT.to(found)

@@ -6,6 +6,7 @@ token, sum_t p(t) of the token's direction.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,103 +16,171 @@ from torch import Tensor
 
 from interp.attention.shares import last_attention
 from interp.core.precision import wide
-from interp.core.results import labelled
-from interp.core.stats import Means, Partial
+from interp.core.results import Score, scored
+from interp.core.stats import Means, Moments, Partial
 from interp.data.batch import Batch
-from interp.data.text import Answers, Prompts
+from interp.data.sources import Data
+from interp.data.text import Answers
+from interp.data.windows import Feed, prompts_feed
 from interp.lenses.lens import CHUNK
-from interp.lenses.output_lens import Part
 from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Zero
+from interp.model.parts import Part
 from interp.model.sites import final_stream
-from interp.model.tap import Edit, Read, Tap, Trace
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis, run_batches
-from interp.passes.observe import Subject, observe
+from interp.passes.analysis import Analysis, Question
+from interp.passes.answers import Posed
+from interp.passes.metrics import Metric, Outcome
+from interp.passes.observe import Model, Subject, text_of
+from interp.passes.sweep import Sweep
+from interp.passes.variants import Variant
 from interp.residual.decomposition import not_linear
+from interp.residual.written import check_arrives, reads_of, written_by
+from interp.runs.run import answered, reduced_over
 
 if TYPE_CHECKING:
     import xarray as xr
 
 PERMUTATIONS = 200
 """Random assignments of the frequencies to the words, for the null of the cosine."""
+SCORES = {
+    "attribution": "logits relative to the vocabulary's mean", "cosine": "cosine", "log_prob_change": "nats",
+    "rank_change": "ranks", "first_attention": "attention mass", "log_prob": "nats", "rank": "rank",
+}  # fmt: skip
+"""What is measured, each with its unit."""
+
+
+@dataclass(frozen=True, eq=False)
+class LateLayers(Question):
+    """What the last layer does to the right answer; `late_layers` describes the result."""
+
+    answer: Answers | None = None
+    """The right next token, as text or id, one for all prompts or one for each; None = that of the data."""
+    frequencies: Float[Tensor, "v"] | None = None
+    """How often each token is, counts of a corpus; None = the model's own mean prediction on `reference`."""
+    reference: Feed | Data | None = None
+    """The prompts over whose tokens the mean prediction is taken, where no frequencies are given."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The last layer's parts, and one planned sweep without each; the mean prediction is looked up beforehand."""
+        network = model.transformer
+        config = network.config
+        _check(config)
+        for group in _groups(config).values():
+            for part in group:
+                check_arrives(part, network)
+        posed = Posed.of(model.text, self.answer)
+        share = self._share(model)
+        given = "given" if self.frequencies is not None else "the model's mean prediction on the reference"
+        return Analysis(
+            self.name,
+            partial(_compute, share=share),
+            Means,
+            partial(_finish, name=self.name, config=config, frequencies=given),
+            reads=_reads(config),
+            pose=posed,
+            left=True,
+            rows=None if posed is None else posed.rows,
+        )
+
+    def _share(self, model: Subject) -> Float[Tensor, "v"]:
+        """p(t) of every token."""
+        if self.frequencies is not None:
+            return _normalised(self.frequencies, model.transformer.config.d_vocab)
+        if self.reference is None:
+            raise ValueError(
+                "late layers compare with the average token: frequencies of the words are required, or reference "
+                "prompts for the model's own mean prediction, got neither"
+            )
+        return mean_prediction(model, self.reference)
 
 
 def late_layers(
-    model: Subject,
-    prompts: Prompts,
-    answers: Answers,
+    model: Model,
+    data: Feed | Data,
+    answer: Answers | None = None,
     *,
     frequencies: Float[Tensor, "v"] | None = None,
+    reference: Feed | Data | None = None,
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
-    """What the last layer does to the right answer at the last token: means over prompts, 95 % as `_low`, `_high`.
+    """What the last layer does to the right answer at the last token of each prompt, part by part.
 
-    Dataset[component], the last layer's heads `L3H0`, `3_attn_out`, `3_mlp_out` (Macaron: and `3_mlp_before_out`) and
-    `3_block` (all of them): `attribution` to the answer, in logits relative to the vocabulary's mean at frozen norms;
-    `cosine` of the output with the average token, `cosine_null_low` and `_high` (95 % of its mean under random
-    frequencies); `log_prob_change` (nats) and `rank_change` of the answer when the output is replaced by zero: positive
-    and negative, respectively, where the part held the answer back. Dataset[head]: `first_attention`, from the last
-    token to the first (`signed_shares` where weights are none). Dataset[depth]: `lens_log_prob` of the answer by the
-    logit lens before the last layer, within and behind it.
-    Scalars: `log_prob`, `rank` (0 = most probable) of the answer.
+    Returns Dataset[part, score]: `value` (the mean over prompts), `low` and `high` (95 %), `null`, `null_sd` and `n`;
+    NaN where a part has no such score. The last layer's heads `L3H0`, its sublayers `L3.attn`, `L3.mlp` (Macaron: and
+    `L3.mlp_before`) and the whole layer `L3` have
+    `attribution` to the answer, in logits relative to the vocabulary's mean at frozen norms (null 0);
+    `cosine` of the output with the average token (null: under random frequencies, with its standard deviation);
+    `log_prob_change` (nats) and `rank_change` of the answer when the output is replaced by zero (null 0): positive and
+    negative, respectively, where the part held the answer back; heads also
+    `first_attention`, from the last token to the first (`signed_shares` where weights are none).
+    The states `L3.resid`, `L3.resid_mid` (those that the layer has) and the final stream `L3.resid_post` have
+    `log_prob` and `rank` (0 = most probable) of the answer by the logit lens, the last one those of the model itself.
     Average token: sum_t p(t) W_U[:, t] - mean_t W_U[:, t]; outputs are compared with it as the unembedding reads them,
-    behind the final norm's linear part. The mean is removed because any model's words share a direction.
-    frequencies: p(t), counts of a corpus; None = the model's own mean prediction over the tokens of these prompts.
-    Caveats: zero is off-distribution, and a zeroed attention changes what the MLP behind it reads; heads leave out b_O.
-    Errors: ValueError for answers that are not one token, frequencies that do not fit, and for models without logits
-    linear in the normed stream.
+    after the final norm's linear part. The mean is removed because any model's words share a direction.
+    frequencies: p(t), counts of a corpus; None = the model's own mean prediction over the tokens of `reference`, which
+    is the data itself unless given (then the data are read twice).
+    Caveats: zero is off-distribution, and a zeroed attention changes what the MLP after it reads; heads leave out b_O.
+    Errors: ValueError for answers that are not one token, frequencies that do not fit, an iterator without frequencies,
+    models without logits linear in the normed stream, and edits that change what the last layer's parts wrote.
 
     Example:
         >>> found = late_layers(model, ["The capital of France is", "The cat sat on"], [" Paris", " the"])
-        >>> list(found.component.values[-3:])
-        ['2_attn_out', '2_mlp_out', '2_block']
+        >>> found.value.sel(score="log_prob_change").dropna("part").part.values[-3:].tolist()
+        ['L2.attn', 'L2.mlp', 'L2']
     """
-    config = model.transformer.config
-    _check(config)
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos).left_aligned()
-    batch = batch.with_answers(model.text.targets(answers, len(batch)), None)
-    given = frequencies is not None
-    if frequencies is None:
-        frequencies = mean_prediction(model.transformer, batch, batch_size)
-    analysis = last_layer(config, frequencies)
-    found = run_batches([analysis], model.transformer, batch.split(batch_size))[analysis.name]
-    return found.assign_attrs(
-        frequencies="given" if given else "the model's mean prediction on these prompts"
-    )
+    feed = prompts_feed(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
+    if frequencies is None and reference is None:
+        reference = feed
+    return answered(LateLayers(answer, frequencies, reference), model, feed, edits=edits)
 
 
-def last_layer(config: ModelConfig, frequencies: Float[Tensor, "v"]) -> Analysis:
-    """The analysis behind `late_layers`; batches must carry answers and end in their last column."""
-    _check(config)
-    shape = list(frequencies.shape)
-    if shape != [config.d_vocab] or not bool((frequencies >= 0).all()) or not float(frequencies.sum()) > 0:
+def mean_prediction(model: Subject, reference: Feed | Data) -> Float[Tensor, "v"]:
+    """The mean over all real tokens of the model's next-token distribution, in float64.
+
+    Errors: ValueError for an iterator, which could not be read again afterwards.
+    """
+    feed = prompts_feed(reference, model.text, prepend_bos=True, batch_size=32)
+    if feed.windows is None:
         raise ValueError(
-            f"frequencies of all {config.d_vocab} words, none negative, some positive, are required; got {shape}"
+            "a mean prediction is taken over data that can be read again, a list or files, got an iterator: give "
+            "frequencies"
         )
-    share = frequencies.double() / frequencies.double().sum()
-    return Analysis(
-        name="late_layers",
-        reads=_reads(config),
-        compute=partial(_compute, share=share),
-        reduction=Means,
-        finish=partial(_finish, config=config),
+    read = Read(final_stream(model.transformer.config))
+    total = reduced_over(
+        Analysis("mean_prediction", partial(_predicted, read=read), Means, _unlabelled, (read,)), model, feed
     )
+    assert isinstance(total, Means)
+    return total.moments["sum"].mean / total.moments["count"].mean
 
 
 @torch.no_grad()
-def mean_prediction(model: Transformer, batch: Batch, batch_size: int) -> Float[Tensor, "v"]:
-    """The mean over all real tokens of a batch of the model's next-token distribution, in float64."""
-    read, count = Read(final_stream(model.config)), 0
-    total = torch.zeros(model.config.d_vocab, dtype=torch.float64, device=model.device)
-    for part in batch.split(batch_size):
-        state = observe(model, part, (read,), answers_only=True).trace[read]
-        state = state.flatten(0, 1) if part.keep is None else state[part.keep.to(state.device)]
-        count += len(state)
-        for rows in state.split(CHUNK):
-            total += wide(model.read_out(rows)).softmax(-1).sum(0)
-    return total / count
+def _predicted(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Mapping[str, Tensor]:
+    """The sum of the predictions at each row's tokens, and how many those are."""
+    cells = batch.real.nonzero()
+    state = trace[read][batch.real]
+    total = torch.zeros(len(batch), model.config.d_vocab, dtype=torch.float64, device=state.device)
+    for rows, where in zip(state.split(CHUNK), cells[:, 0].split(CHUNK), strict=True):
+        total.index_add_(0, where, wide(model.read_out(rows)).softmax(-1).double())
+    return {"sum": total, "count": batch.lengths.double()}
+
+
+def _unlabelled(merged: Partial) -> "xr.Dataset":
+    raise AssertionError("late layers go on computing with the moments")
+
+
+def _normalised(frequencies: Float[Tensor, "v"], d_vocab: int) -> Float[Tensor, "v"]:
+    """Frequencies as shares that sum to 1. ValueError unless there is one of every word, and some positive."""
+    shape = list(frequencies.shape)
+    if shape != [d_vocab] or not bool((frequencies >= 0).all()) or not float(frequencies.sum()) > 0:
+        raise ValueError(
+            f"frequencies of all {d_vocab} words, none negative, some positive, are required; got {shape}"
+        )
+    return frequencies.double() / frequencies.double().sum()
 
 
 def average_token(model: Transformer, share: Float[Tensor, "*n v"]) -> Float[Tensor, "*n d"]:
@@ -120,13 +189,13 @@ def average_token(model: Transformer, share: Float[Tensor, "*n v"]) -> Float[Ten
     return (share.to(unembedding) - 1 / share.shape[-1]) @ unembedding.mT
 
 
-def _labels(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The components, and which parts of the last layer each silences."""
+def _groups(config: ModelConfig) -> dict[Part, tuple[Part, ...]]:
+    """The parts of the last layer, and what each consists of."""
     last = config.n_layers - 1
-    heads = {f"L{last}H{h}": (f"L{last}H{h}",) for h in range(config.n_heads)}
-    sublayers = tuple(f"{last}_{name}" for name in config.sublayers)
-    block = {f"{last}_block": sublayers} if len(sublayers) > 1 else {}
-    return heads | {name: (name,) for name in sublayers} | block
+    heads = [Part("head", last, h) for h in range(config.n_heads)]
+    sublayers = [Part(name.removesuffix("_out"), last) for name in config.sublayers]
+    block = {Part("block", last): tuple(sublayers)} if len(sublayers) > 1 else {}
+    return {part: (part,) for part in (*heads, *sublayers)} | block
 
 
 def _check(config: ModelConfig) -> None:
@@ -139,87 +208,74 @@ def _check(config: ModelConfig) -> None:
         raise ValueError("a report on late layers requires a model without cross-attention")
 
 
-def _states(config: ModelConfig) -> dict[str, str]:
-    """Depths of the last layer and their sites."""
-    last = config.n_layers - 1
-    inner = ["mid"] if config.mlp is not None and not config.parallel else []
-    names = ["pre", *(["pre_attn"] if config.macaron else []), *inner]
-    return {f"{last}_{n}": f"blocks.{last}.hook_resid_{n}" for n in names} | {
-        "final_post": final_stream(config)
-    }
+def _states(config: ModelConfig) -> tuple[str, ...]:
+    """The sites of the stream before, within and after the last layer."""
+    inner = ["hook_resid_mid"] if config.mlp is not None and not config.parallel else []
+    names = ["hook_resid_pre", *(["hook_resid_pre_attn"] if config.macaron else []), *inner]
+    return (*(f"blocks.{config.n_layers - 1}.{name}" for name in names), final_stream(config))
 
 
 def _reads(config: ModelConfig) -> tuple[Read, ...]:
-    parts = {part for group in _labels(config).values() for part in group}
-    reads = [read for part in sorted(parts) for read in Part.of(part, config).reads(config)]
-    reads += [Read(site) for site in _states(config).values()]
-    return (*dict.fromkeys(reads), _pattern(config))
-
-
-def _pattern(config: ModelConfig) -> Read:
-    return last_attention(config, config.n_layers - 1)
+    single = dict.fromkeys(part for group in _groups(config).values() for part in group)
+    reads = [read for part in single for read in reads_of(part, config)]
+    reads += [Read(site) for site in _states(config)]
+    return (*dict.fromkeys(reads), last_attention(config, config.n_layers - 1))
 
 
 @torch.no_grad()
 def _compute(
     trace: Trace, batch: Batch, model: Transformer, share: Float[Tensor, "v"]
 ) -> Mapping[str, Tensor]:
-    if batch.answer is None or batch.documents is not None:
-        raise ValueError("late layers require batches of one text per row with answers (Batch.with_answers)")
+    if batch.answer is None:
+        raise ValueError(
+            "late layers require an answer for every prompt, got none: name it, or bring it with the data"
+        )
     if batch.keep is not None and not bool(batch.keep[:, -1].all()):
-        raise ValueError("late layers require rows that end in the last column (Batch.left_aligned)")
-    config, groups = model.config, _labels(model.config)
-    single = {part: None for group in groups.values() for part in group}
-    written = {part: Part.of(part, config).write(trace, model)[:, -1] for part in single}
-    out = torch.stack([sum(written[p] for p in group) for group in groups.values()], 1)  # type: ignore[misc]
+        raise ValueError("late layers require rows that end in the last column (padding on the left)")
+    config, groups = model.config, _groups(model.config)
+    single = dict.fromkeys(part for group in groups.values() for part in group)
+    written = {part: written_by(part, trace, model)[:, -1] for part in single}
+    out = torch.stack([torch.stack([written[p] for p in group]).sum(0) for group in groups.values()], 1)
     unembedding = wide(Weights(model).W_U)
     towards = (unembedding.mT[batch.answer] - unembedding.mean(1)) * config.logit_scale
-    states = torch.stack([trace[Read(site)][:, -1] for site in _states(config).values()], 1)
-    lens, ranks = _said(model.read_out(states), batch.answer)
-    removed, removed_ranks = _without(trace, batch, model)
-    dice = torch.Generator().manual_seed(0)
-    orders = torch.rand(PERMUTATIONS, len(share), generator=dice).argsort(1).to(share.device)
+    states = torch.stack([trace[Read(site)][:, -1] for site in _states(config)], 1)
+    log_prob, rank = _said(model.read_out(states), batch.answer)
+    generator = torch.Generator().manual_seed(0)
+    orders = torch.rand(PERMUTATIONS, len(share), generator=generator).argsort(1).to(share.device)
     axis, null = (average_token(model, p.to(model.device)) for p in (share, share[orders]))
     return {
         "attribution": torch.einsum("bcd,bd->bc", out, towards),
         "cosine": torch.cosine_similarity(out, axis.to(out)[None, None], dim=-1),
         "cosine_null": torch.nn.functional.normalize(out, dim=-1)
         @ torch.nn.functional.normalize(null).to(out).mT,
-        "log_prob_change": removed - lens[:, -1:],
-        "rank_change": (removed_ranks - ranks[:, -1:]).to(lens.dtype),
-        "first_attention": _to_first(wide(trace[_pattern(config)]), batch),
-        "lens_log_prob": lens,
-        "log_prob": lens[:, -1],
-        "rank": ranks[:, -1].to(lens.dtype),
-    }
+        **_without(batch, model, list(groups.values())),
+        "first_attention": _to_first(wide(trace[last_attention(config, config.n_layers - 1)]), batch),
+        "log_prob": log_prob,
+        "rank": rank.to(log_prob.dtype),
+    }  # fmt: skip
 
 
-def _without(
-    trace: Trace, batch: Batch, model: Transformer
-) -> tuple[Float[Tensor, "b c"], Int[Tensor, "b c"]]:
-    """Log probability and rank of the answer when each component's output is zero; only the last block runs again."""
-    last, n = model.config.n_layers - 1, batch.tokens.shape[1]
-    stream = trace[Read(f"blocks.{last}.hook_resid_pre")]
-    where = torch.full((len(batch), 1), n - 1, device=stream.device)
-    found = []
-    for group in _labels(model.config).values():
-        tap = Tap(edits=[_silenced(Part.of(part, model.config)) for part in group])
-        logits = model(stream, tap, last, keep=batch.keep, logits_at=where)
-        assert batch.answer is not None
-        found.append(_said(logits, batch.answer))
-    return torch.cat([log_prob for log_prob, _ in found], 1), torch.cat([rank for _, rank in found], 1)
+def _without(batch: Batch, model: Transformer, groups: Sequence[Sequence[Part]]) -> dict[str, Tensor]:
+    """By how much log probability and rank of the answer change when the output of each group is zero."""
+    sweep = Sweep(model, batch, [Variant([Edit(part, Zero()) for part in group]) for group in groups])
+    found = {}
+    for name, metric in _METRICS.items():
+        swept = sweep.run(metric)
+        found[f"{name}_change"] = (swept.values - swept.base).mT
+    return found
 
 
-def _silenced(part: Part) -> Edit:
-    """Zero for what the part adds; a head's mixed values, so that its sublayer's own norm is recomputed."""
-    if part.unit is None:
-        return Edit(f"blocks.{part.layer}.hook_{part.sublayer}", torch.zeros_like)
-    return Edit(f"blocks.{part.layer}.attn.hook_z", partial(_zero_head, head=part.unit))
+def _answers_said(outcome: Outcome) -> tuple[Float[Tensor, "r"], Float[Tensor, "r"]]:
+    """Log probability and rank of each row's answer at the last token."""
+    assert outcome.batch.answer is not None
+    log_prob, rank = _said(outcome.logits(), outcome.batch.answer.to(outcome.stream.device))
+    return log_prob[:, -1], rank[:, -1].to(log_prob)
 
 
-def _zero_head(z_bphe: Tensor, head: int) -> Tensor:
-    z_bphe[:, :, head] = 0
-    return z_bphe
+_METRICS = {
+    "log_prob": Metric("log probability", "nats", lambda outcome: _answers_said(outcome)[0]),
+    "rank": Metric("rank", "ranks", lambda outcome: _answers_said(outcome)[1]),
+}
 
 
 def _said(
@@ -239,29 +295,46 @@ def _to_first(pattern: Float[Tensor, "b h k"], batch: Batch) -> Float[Tensor, "b
     return pattern.gather(-1, first[:, None, None].expand(-1, pattern.shape[1], 1))[..., 0]
 
 
-def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
+def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str) -> "xr.Dataset":
     assert isinstance(merged, Means)
-    dims = {
-        **dict.fromkeys(("attribution", "cosine", "log_prob_change", "rank_change"), ("component",)),
-        "first_attention": ("head",), "lens_log_prob": ("depth",), "log_prob": (), "rank": (),
-    }  # fmt: skip
-    values: dict[str, tuple[Sequence[str], Tensor]] = {}
-    for name, axes in dims.items():
-        values |= merged.moments[name].cells(name, axes)
-    null = merged.moments["cosine_null"]
-    ends = torch.tensor([0.025, 0.975], dtype=torch.float64, device=null.mean.device)
-    low, high = null.mean.quantile(ends, dim=-1)
-    values |= {"cosine_null_low": (("component",), low), "cosine_null_high": (("component",), high)}
-    return labelled(
-        "late_layers",
-        values,
-        coords={
-            "component": list(_labels(config)), "head": range(config.n_heads), "depth": list(_states(config)),
-        },
+    written, states = list(_groups(config)), [Part.of(site) for site in _states(config)]
+    parts, heads = [*written, *states], config.n_heads
+    whose = {
+        "first_attention": range(heads),
+        **dict.fromkeys(("log_prob", "rank"), range(len(written), len(parts))),
+    }
+    nulls = dict.fromkeys(("attribution", "log_prob_change", "rank_change"), 0.0)
+    by_permutation = merged.moments["cosine_null"].mean
+    scores = {}
+    for score, unit in SCORES.items():
+        null = by_permutation.mean(-1) if score == "cosine" else nulls.get(score, torch.nan)
+        scores[score] = _spread(
+            merged.moments[score], unit, null, whose.get(score, range(len(written))), len(parts)
+        )
+    sd = torch.full((len(parts), len(scores)), torch.nan, dtype=torch.float64)
+    sd[: len(written), list(scores).index("cosine")] = by_permutation.std(-1).cpu()
+    return scored(
+        name,
+        scores,
+        ("part",),
+        coords={"part": [str(part) for part in parts]},
+        others={"null_sd": (("part", "score"), sd)},
         attrs={
-            "attribution_unit": "logits relative to the vocabulary's mean, norms frozen",
-            "log_prob_unit": "nats", "change": "without the component minus with it; its output is zero",
+            "change": "without the part minus with it; its output is zero", "frequencies": frequencies,
             "null": f"changes and attribution: 0; cosine: {PERMUTATIONS} permutations of the frequencies",
-            "interval": "95 % over prompts", "prompts": null.n,
+            "interval": "95 % over prompts", "prompts": merged.moments["log_prob"].n,
         },
     )  # fmt: skip
+
+
+def _spread(moments: Moments, unit: str, null: Tensor | float, where: range, count: int) -> Score:
+    """A score of some of the parts among all of them; NaN, of no prompts, for the others."""
+    some = Score.of(moments, unit, null)
+
+    def whole(values: Tensor, nothing: float) -> Tensor:
+        every = values.new_full((count,), nothing)
+        every[list(where)] = values
+        return every
+
+    value, low, high, chance = (whole(x, torch.nan) for x in (some.value, some.low, some.high, some.null))
+    return Score(value, low, high, whole(some.n, 0), chance, unit)

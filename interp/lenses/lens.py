@@ -188,7 +188,7 @@ def _compute(
     columns, real = _columns(batch, positions)
     cells = real.flatten().nonzero()[:, 0]
     row, column = cells // columns.shape[1], columns.flatten()[cells]
-    target = _targets(batch)[row, column]
+    target = targets(batch)[row, column]
     chunks: list[dict[str, Tensor]] = []
     tiles = LogitTiles(model, min(CHUNK, len(cells)))
     for part in torch.arange(len(cells), device=cells.device).split(CHUNK):
@@ -238,7 +238,7 @@ def _columns(batch: Batch, positions: Sequence[int] | None) -> tuple[Int[Tensor,
     return real_first.gather(1, index), torch.ones_like(index, dtype=torch.bool)
 
 
-def _targets(batch: Batch) -> Int[Tensor, "b p"]:
+def targets(batch: Batch) -> Int[Tensor, "b p"]:
     """The answer everywhere, or each position's next token; -1 where there is none."""
     if batch.answer is not None:
         return batch.answer[:, None].expand_as(batch.tokens)

@@ -8,7 +8,7 @@ lens. What it finds is what an affine map can read out; a trained probe may find
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from pathlib import Path
 
 import torch
@@ -19,12 +19,15 @@ from tqdm import tqdm
 from interp.core.precision import wide
 from interp.core.results import write_atomically
 from interp.data.batch import Batch
-from interp.data.text import Prompts
+from interp.data.sources import Data
+from interp.data.text import is_prompts
+from interp.data.windows import Feed, prompts_feed
 from interp.lenses.lens import CHUNK, lens_sites
+from interp.model.edits import Edit
 from interp.model.sites import final_stream
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.observe import Subject, observe
+from interp.passes.observe import Model, as_model, as_network, observe
 
 FORMAT = "interp tuned lens 1"
 SAMPLED = 16
@@ -47,14 +50,14 @@ class TunedLens:
     """KL(final || lens) in nats of each state before each step of the training; None if untrained or loaded."""
 
     @classmethod
-    def untrained(cls, model: Subject, *, sites: str | Sequence[str] = "resid_pre") -> "TunedLens":
+    def untrained(cls, model: Model, *, sites: str | Sequence[str] = "resid_pre") -> "TunedLens":
         """Translators that change nothing: the logit lens. sites: as in `logit_lens`.
 
         Example:
             >>> float(TunedLens.untrained(model).weight.abs().max())
             0.0
         """
-        network = model.transformer
+        network = as_network(model)
         if not network.config.unembed:
             raise ValueError("a lens requires an unembedding; this model ends in its residual stream")
         names, d = lens_sites(network.config, sites)[:-1], network.config.d_model
@@ -90,12 +93,13 @@ class TunedLens:
         write_atomically(Path(path), lambda file: save_file(flat, file, metadata=header))
 
     @classmethod
-    def load(cls, path: Path | str, model: Subject) -> "TunedLens":
+    def load(cls, path: Path | str, model: Model) -> "TunedLens":
         """The translators of a file. ValueError if it is none, is damaged, or belongs to another model."""
         from safetensors import SafetensorError, safe_open
 
+        network = as_network(model)
         try:
-            with safe_open(path, framework="pt", device=str(model.transformer.device)) as file:
+            with safe_open(path, framework="pt", device=str(network.device)) as file:
                 header = file.metadata() or {}
                 if header.get("format") != FORMAT:
                     raise ValueError(
@@ -105,7 +109,7 @@ class TunedLens:
                 sites = tuple(json.loads(header["sites"]))
         except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as cause:
             raise ValueError(f"{path} is not a readable tuned lens (truncated?): {cause}") from cause
-        d = model.transformer.config.d_model
+        d = network.config.d_model
         shapes = {"weight": (len(sites), d, d), "bias": (len(sites), d)}
         if bad := [name for name, shape in shapes.items() if tensors[name].shape != shape]:
             got = list(tensors[bad[0]].shape)
@@ -113,29 +117,33 @@ class TunedLens:
                 f"{path}: {bad[0]} of shape {list(shapes[bad[0]])} is required by this model, got {got}"
             )
         found = cls(sites, **tensors)
-        found.check(model.transformer, lens_sites(model.transformer.config, sites or "resid_pre")[:-1])
+        found.check(network, lens_sites(network.config, sites or "resid_pre")[:-1])
         return found
 
 
 def train_tuned_lens(
-    model: Subject,
-    data: Prompts,
+    model: Model,
+    data: Feed | Data,
     *,
     steps: int = 250,
     sites: str | Sequence[str] = "resid_pre",
     optimiser: MakeOptimiser | None = None,
-    batch_size: int = 16,
     seed: int = 0,
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
+    batch_size: int = 16,
 ) -> TunedLens:
-    """A tuned lens that minimises KL(final || lens), each state's mean over the tokens of a batch, summed over states.
+    """Train a tuned lens: minimise KL(final || lens), each state's mean over the tokens of a batch, summed over states.
 
-    A step is one batch of `batch_size` rows of `data`, shuffled anew in every epoch; its activations are computed when
-    it comes and then dropped, and no more than 128 rows of logits exist at a time. The rate falls linearly to 0.
+    A step is one batch: of prompts in memory `batch_size` rows, shuffled anew in every epoch; of a stream or of files
+    the next batch of the data, whose windows come in a new order in every epoch. Its activations are computed when it
+    comes and then dropped, and no more than 128 rows of logits exist at a time. The rate falls linearly to 0.
     optimiser: makes the torch optimiser of the parameters; None = Adam at 1e-3. Belrose et al. use SGD with Nesterov
     momentum: `lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9, nesterov=True)`.
-    The model's parameters get no gradient. The same seed gives the same bits on the same machine.
-    Errors: ValueError for no steps, a model without an unembedding, a site that does not hold the stream.
+    edits: the lens of the model under these interventions. It knows its model by the parameters, not by the edits: ask
+    it under the same. The model's parameters get no gradient. The same seed gives the same bits on the same machine.
+    Errors: ValueError for no steps, a model without an unembedding, a site that does not hold the stream, data without
+    a usable row, or an iterator that ends before the steps do.
 
     Example:
         >>> tuned = train_tuned_lens(model, ["The cat sat on the mat", "The dog sat on the cat"], steps=2)
@@ -145,14 +153,19 @@ def train_tuned_lens(
         raise ValueError(
             f"at least one step of one row is required, got steps={steps}, batch_size={batch_size}"
         )
-    found = TunedLens.untrained(model, sites=sites)
+    subject = as_model(model, edits)
+    found = TunedLens.untrained(subject, sites=sites)
     parameters = [found.weight.requires_grad_(), found.bias.requires_grad_()]
     optimise = (optimiser or _adam)(parameters)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimise, lambda step: 1 - step / steps)
-    batches = _epochs(model.text.batch(data, prepend_bos=prepend_bos), batch_size, seed)
+    if is_prompts(data):
+        batches = _epochs(subject.text.batch(data, prepend_bos=prepend_bos), batch_size, seed)
+    else:
+        feed = prompts_feed(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+        batches = _rounds(feed, steps, seed)
     losses = []
     for _ in tqdm(range(steps), desc="tuned lens", delay=1, leave=False):
-        loss, grads = loss_and_gradients(model.transformer, found, next(batches))
+        loss, grads = loss_and_gradients(subject.transformer, found, next(batches))
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad
         optimise.step()
@@ -200,7 +213,7 @@ def _adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
 
 def _epochs(batch: Batch, size: int, seed: int) -> Iterator[Batch]:
     """Batches without end: all rows in a new order, then again. The last of an epoch may be smaller."""
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
 
     def chosen(rows: Tensor) -> Batch:
         part = batch.rows(rows)
@@ -210,8 +223,31 @@ def _epochs(batch: Batch, size: int, seed: int) -> Iterator[Batch]:
         assert tokens is not None
         return Batch(tokens, keep, batch.bos, documents=documents, types=types)
 
-    orders = (torch.randperm(len(batch), generator=dice) for _ in repeat(None))
+    orders = (torch.randperm(len(batch), generator=generator) for _ in repeat(None))
     return (chosen(rows) for rows in chain.from_iterable(order.split(size) for order in orders))
+
+
+def _rounds(feed: Feed, steps: int, seed: int) -> Iterator[Batch]:
+    """The batches of a data source without end, its windows in a new order in every round; those of an iterator once.
+
+    Errors: ValueError for a source without a usable row, and at the end of an iterator.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if feed.windows is None:
+        windows = map(feed.window, count())
+        seen = 0
+        while (window := next(windows)).rows:
+            yield from window.batches
+            seen += len(window.batches)
+        raise ValueError(f"batches for {steps} steps are required, the iterator ended after {seen}")
+    while True:
+        found = False
+        for w in torch.randperm(feed.windows, generator=generator).tolist():
+            for batch in feed.window(w).batches:
+                found = True
+                yield batch
+        if not found:
+            raise ValueError("some rows that can be used are required, got none")
 
 
 def _used(keep: Bool[Tensor, "b p"] | None) -> slice:

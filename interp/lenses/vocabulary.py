@@ -23,7 +23,7 @@ class LogitTiles:
     """The logits of up to `rows` states: `values[t, r, c]` is that of token `t * width + c`, in float32 at least.
 
     Exactly the model's own arithmetic after the stream: final norm, masked-LM head, factor, soft cap, in its dtype.
-    Behind the last token stands -inf.
+    After the last token stands -inf.
     """
 
     def __init__(self, model: Transformer, rows: int) -> None:
@@ -52,7 +52,7 @@ class LogitTiles:
             torch.amax(logits.to(self.largest.dtype), 1, out=self.largest[:, t])
 
     def tile(self, t: int) -> Float[Tensor, "r c"]:
-        """The logits of one tile, without what stands behind the last token."""
+        """The logits of one tile, without what stands after the last token."""
         return self.values[t, :, : self.model.config.d_vocab - t * self.width]
 
     def of(self, token: Int[Tensor, "r"]) -> Float[Tensor, "r"]:

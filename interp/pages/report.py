@@ -320,8 +320,8 @@ def _backward_lens(model: Subject, batch: Batch, answer: int, names: list[str]) 
     """Of a matrix that writes to the stream and one that reads it: those of the MLP, if it has factors."""
     config = model.transformer.config
     matrices: tuple[Matrix, ...] = ("W_out", "W_in") if "W_out" in present(config) else ("W_O", "W_V")
-    found = backward_lens(model, batch, answer, matrices=matrices)
-    return tables.backward_lens(found, matrices, names, model.text.pieces, top=min(ENDS, config.d_vocab))
+    found = backward_lens(model, batch, answer, matrices=matrices, top=min(ENDS, config.d_vocab))
+    return tables.backward_lens(found, names, model.text.pieces)
 
 
 def _candidate(token: int, logits: Float[Tensor, "v"], model: Subject) -> Candidate:

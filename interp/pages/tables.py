@@ -11,8 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.results import frame
-from interp.lenses.backward_lens import BackwardLens
-from interp.lenses.factors import Matrix
 from interp.model.loss import next_token_loss
 from interp.model.parts import Part
 
@@ -223,21 +221,17 @@ def logit_lens(
     return table
 
 
-def backward_lens(
-    found: BackwardLens, matrices: Sequence[Matrix], names: Sequence[str], pieces: Pieces, *, top: int
-) -> pd.DataFrame:
-    """`interp.backward_lens` of one prompt: per matrix, layer and position the `top` most and least probable tokens.
+def backward_lens(found: xr.Dataset, names: Sequence[str], pieces: Pieces) -> pd.DataFrame:
+    """`interp.backward_lens` of one prompt: per matrix, layer and position the most and least probable tokens.
 
     One row per rank, the extreme token first. `x` and `delta` are norms of what the matrix read and of the gradient at
     its output, `relative_update` their product over the largest of the matrix; `answer_rank` counts from 0, the most
     probable. Where nothing would be written: ids and ranks -1, and no tokens.
     """
-    every = []
-    for matrix in matrices:
-        table = frame(found.project(matrix, k=top).isel(prompt=0, drop=True).drop_vars("last"))
-        table.insert(0, "matrix", matrix)
-        every.append(table.sort_values(["layer", "pos", "rank"], kind="stable"))
-    table = pd.concat(every, ignore_index=True).rename(columns={"target_rank": "answer_rank"})
+    shown = ["x", "delta", "relative_update", "target_rank", "top_token", "bottom_token"]
+    cells = found[shown].isel(prompt=0, drop=True).drop_vars(["part", "side", "token"])
+    table = cells.to_dataframe(dim_order=["matrix", "layer", "pos", "rank"]).reset_index()
+    table = table.rename(columns={"target_rank": "answer_rank"})
     columns = ["matrix", "layer", "pos", "x", "delta", "relative_update", "answer_rank", "rank"]
     out = table[columns].copy()
     out.insert(3, "read_token", np.array(names, dtype=object)[table.pos])

@@ -1,9 +1,10 @@
-"""Direct logit attribution: a waterfall of components, and a map of the heads."""
+"""Direct logit attribution: a waterfall of parts (or paths), and a map of the heads."""
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from interp.model.parts import Part
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
 
 FOR, AGAINST, REST = "#2166ac", "#b2182b", "#777777"
@@ -11,21 +12,24 @@ FOR, AGAINST, REST = "#2166ac", "#b2182b", "#777777"
 
 
 def attribution(result: xr.Dataset, *, prompt: int = 0, top: int = 20, ax: Axes | None = None) -> Axes:
-    """The largest components as a waterfall that ends at the total: each bar starts where the one above stopped.
+    """The largest parts as a waterfall that ends at the total: each bar starts where the one above stopped.
 
-    result: what `interp.attribute` returned, at any grain. The components after the first `top` are one bar.
+    result: what `interp.attribute` returned, at any grain, or `interp.paths`. What comes after the first `top` is one
+    bar.
     Errors: IndexError for a prompt that the result does not hold.
 
     Example:
-        >>> plot.attribution(interp.attribute(model, prompt, " Mary", " John", by="head"))
+        >>> plot.attribution(interp.attribute(model, prompt, " Mary", " John", parts="head"))
     """
-    logits = result.logits.transpose("prompt", "component").to_numpy()[prompt]
-    order = np.argsort(-np.abs(logits), kind="stable")
-    names = [str(result.component.values[i]) for i in order[:top]]
-    steps = logits[order[:top]]
+    dim = "path" if "path" in result.dims else "part"
+    unit = str(result.value.attrs.get("unit", "logits"))
+    values = result.value.transpose("prompt", dim).to_numpy()[prompt]
+    order = np.argsort(-np.abs(values), kind="stable")
+    names = [str(result[dim].values[i]) for i in order[:top]]
+    steps = values[order[:top]]
     if len(order) > top:
         names.append(f"{len(order) - top} others")
-        steps = np.append(steps, logits[order[top:]].sum())
+        steps = np.append(steps, values[order[top:]].sum())
     ax = axes(ax, 6.4, 1.2 + 0.24 * len(names))
     colours = [FOR if step >= 0 else AGAINST for step in steps]
     if len(order) > top:
@@ -35,9 +39,9 @@ def attribution(result: xr.Dataset, *, prompt: int = 0, top: int = 20, ax: Axes 
     ax.axvline(0, color=REST, linewidth=0.8)
     ax.axvline(total, color=REST, linewidth=0.8, linestyle="--")
     ax.invert_yaxis()
-    ax.set_xlabel("sum so far (logits)")
-    ax.set_ylabel("component")
-    ax.set_title(f"direct logit attribution, total {total:+.2f} logits")
+    ax.set_xlabel(f"sum so far ({unit})")
+    ax.set_ylabel(dim)
+    ax.set_title(f"direct logit attribution, total {total:+.2f} {unit}")
     return ax
 
 
@@ -47,26 +51,23 @@ def attribution_map(result: xr.Dataset, *, prompt: int = 0, ax: Axes | None = No
     Errors: ValueError unless the result is by head (or by source).
 
     Example:
-        >>> plot.attribution_map(interp.attribute(model, prompt, " Mary", " John", by="head"))
+        >>> plot.attribution_map(interp.attribute(model, prompt, " Mary", " John", parts="head"))
     """
-    if result.attrs.get("by") not in ("head", "source"):
+    if result.attrs.get("parts") not in ("head", "source"):
         raise ValueError(
-            f"attribution by='head' is required for a map of heads, got by={result.attrs.get('by')!r}"
+            f"attribution with parts='head' is required for a map of heads, got parts={result.attrs.get('parts')!r}"
         )
-    logits = result.logits.transpose("prompt", "component").to_numpy()[prompt]
-    places = [str(name) for name in result.component.values]
-    found = [
-        (*map(int, name[1:].split("H")), value)
-        for name, value in zip(places, logits, strict=True)
-        if "H" in name
-    ]
-    n_layers, n_heads = (1 + max(place[axis] for place in found) for axis in (0, 1))
-    values = np.array([value for _, _, value in sorted(found)]).reshape(n_layers, n_heads)
+    every = [Part.of(str(name)) for name in result.part.values]
+    heads = {(part.layer, part.index): i for i, part in enumerate(every) if part.kind == "head"}
+    row = result.value.transpose("prompt", "part").to_numpy()[prompt]
+    n_layers, n_heads = (1 + max(place[axis] or 0 for place in heads) for axis in (0, 1))
+    values = row[[heads[place] for place in np.ndindex(n_layers, n_heads)]].reshape(n_layers, n_heads)
     ax = axes(ax, 1.8 + 0.55 * n_heads, 1.2 + 0.42 * n_layers)
+    unit = str(result.value.attrs.get("unit", "logits"))
     image = heat_map(
-        ax, values, Scale.signed(values, "contribution (logits)"), title="direct logit attribution"
+        ax, values, Scale.signed(values, f"contribution ({unit})"), title="direct logit attribution"
     )
-    annotate(ax, image, [[f"{v:+.2f}" for v in row] for row in values])
+    annotate(ax, image, [[f"{v:+.2f}" for v in cells] for cells in values])
     name_cells(ax, rows=[str(i) for i in range(n_layers)], columns=[str(i) for i in range(n_heads)])
     ax.set_xlabel("head")
     ax.set_ylabel("layer")

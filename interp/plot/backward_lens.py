@@ -17,22 +17,29 @@ def backward_lens(
     result: xr.Dataset,
     pieces: Callable[[Sequence[int]], Sequence[str]] | None = None,
     *,
+    matrix: str | None = None,
     tokens: Sequence[str] | None = None,
     prompt: int = 0,
+    threshold: float = 0.01,
     ax: Axes | None = None,
 ) -> Axes:
-    """The norm of delta at every layer and token (log colour), with one word where the update is not negligible.
+    """The norm of delta at every layer and token of a matrix (log colour), with one word where the update is large.
 
-    result: `BackwardLens.project`, at most as fine as its `threshold` (0.01 keeps a picture readable). The word is the
-    least probable token of delta for W_out and W_O, the most probable of x for the others. A delta of exactly zero has
-    no colour and says "no update". pieces: ids to their texts, tokens: the prompt's own; None = those that the result
-    brings along. Errors: ValueError if `tokens` do not fit the result.
+    result: what `interp.backward_lens` returned. matrix: one of the result's; None = W_out if it is there, else the
+    first. The word is the least probable token of delta for W_out and W_O, the most probable of x for the others; it
+    stands where the update exceeds `threshold` times the prompt's largest. A delta of exactly zero has no colour and
+    says "no update". pieces: ids to their texts, tokens: the prompt's own; None = those that the result brings along.
+    Errors: KeyError for a matrix that the result does not hold, ValueError if `tokens` do not fit it.
 
     Example:
-        >>> lens = interp.lenses.backward_lens.backward_lens(model, prompt, " Mary", matrices=["W_out"])
-        >>> plot.backward_lens(lens.project(threshold=0.01))
+        >>> found = interp.backward_lens(model, prompt, " Mary", matrices=["W_out"])
+        >>> plot.backward_lens(found)
     """
-    cells = result.isel(prompt=prompt)
+    known = [str(each) for each in result.matrix.values]
+    which = matrix or ("W_out" if "W_out" in known else known[0])
+    if which not in known:
+        raise KeyError(f"no matrix {which!r} in this result; it has {', '.join(known)}")
+    cells = result.isel(prompt=prompt).sel(matrix=which)
     real = ~np.isnan(cells.delta.transpose("layer", "pos").to_numpy()[0])
     cells = cells.isel(pos=np.flatnonzero(real))
     norms = cells.delta.transpose("layer", "pos").to_numpy()
@@ -41,17 +48,22 @@ def backward_lens(
         raise ValueError(f"one token per position is required, {n}, got {shape_text([len(tokens)])}")
     ax = axes(ax, 2.0 + 0.8 * n, 1.8 + 0.4 * n_layers)
     logs = np.log10(np.where(norms > 0, norms, np.nan))
-    read = str(result.attrs["read"])
-    matrix, word = result.attrs["matrix"], {"bottom": "least", "top": "most"}[read]
-    title = f"backward lens of {matrix}: {word} probable token of {result.attrs['side']}"
+    side = str(cells.side.values)
+    read, word = ("bottom", "least") if side == "delta" else ("top", "most")
+    title = f"backward lens of {which}: {word} probable token of {side}"
     low, high = (float(f(logs[np.isfinite(logs)], initial=0.0)) for f in (np.min, np.max))
     pale = low - 0.15 * (high - low)  # white is left to cells without an update
     image = heat_map(ax, logs, Scale(MASS, pale, high, "log10 of the norm of delta"), title=title)
     best = cells.isel(rank=0).transpose("layer", "pos")
-    if pieces is None:
-        words = [[printable(str(word)) for word in row] for row in best[f"{read}_word"].to_numpy()]
-    else:
-        words = [[_word(int(i), pieces) for i in row] for row in best[f"{read}_token"].to_numpy()]
+    ids = best[f"{read}_token"].where(best.relative_update > threshold, -1).to_numpy().astype(int)
+    texts = best[f"{read}_word"].to_numpy()
+    words = [
+        [
+            "" if i < 0 else printable(str(text) if pieces is None else pieces([i])[0])
+            for i, text in zip(*row, strict=True)
+        ]
+        for row in zip(ids.tolist(), texts, strict=True)
+    ]
     annotate(ax, image, words, size=7.0)
     if tokens is None and "token" in cells.coords:
         tokens = [str(token) for token in cells.token.to_numpy()]
@@ -62,7 +74,3 @@ def backward_lens(
     ax.set_xlabel("position" if tokens is None else "token")
     ax.set_ylabel("layer")
     return ax
-
-
-def _word(token: int, pieces: Callable[[Sequence[int]], Sequence[str]]) -> str:
-    return "" if token < 0 else printable(pieces([token])[0])

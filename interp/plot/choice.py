@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from interp.circuits.edge_circuit import Circuit
 from interp.core import accessor
 from interp.core.factored import FactoredMatrix
-from interp.lenses.backward_lens import BackwardLens
 from interp.plot.ablation import ablation, recall_curve
 from interp.plot.attention_rows import attention_entropy, dispersion
 from interp.plot.attribution import attribution
@@ -47,12 +46,6 @@ def _strip(result: xr.Dataset, **options: object) -> Axes:
     return token_attribution({str(result.attrs.get("method", "score")): result}, **options)  # type: ignore[arg-type]
 
 
-def _backward(result: BackwardLens, matrix: str | None = None, **options: object) -> Axes:
-    recorded = [name.split(".")[-1] for name in result.factors]
-    which = matrix or ("W_out" if "W_out" in recorded else recorded[0])
-    return backward_lens(result.project(which, k=1, threshold=0.01), **options)  # type: ignore[arg-type]
-
-
 PLOTS: dict[str, Draw] = {
     "ablate": ablation,
     "attention_entropy": attention_entropy,
@@ -89,7 +82,6 @@ OVER_TRAINING: dict[str, Draw] = {"heads": heads_over_training, "in_context": lo
 """The same for results with a `step` dim, those of `over_checkpoints`."""
 
 OBJECTS: dict[type, Draw] = {
-    BackwardLens: _backward,
     Circuit: circuit,
     Contract: contract,
     FactoredMatrix: factored_spectrum,

@@ -66,25 +66,25 @@ def lens_curve(
 ) -> Axes:
     """One number of the lens against depth, the mean over prompts with its 95 % band.
 
-    result: what `lenses.lens.by_depth` returned. value: kl, entropy or target_prob. label: a name for the legend,
+    result: what `interp.lenses.by_depth` returned. value: kl, entropy or target_prob. label: a name for the legend,
     where several lenses share an Axes. Errors: KeyError for another value.
 
     Example:
         >>> found = interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])
-        >>> lens_curve(interp.lenses.lens.by_depth(found), label="logit lens")
+        >>> lens_curve(interp.lenses.by_depth(found), label="logit lens")
     """
     if value not in UNITS:
         raise KeyError(f"no value {value!r} in a lens; {nearest(value, UNITS)}")
     ax = axes(ax, 6.4, 3.8)
     place = range(result.sizes["depth"])
-    (line,) = ax.plot(place, result[value], marker="o", markersize=4, label=label)
-    low, high = result[f"{value}_low"], result[f"{value}_high"]
-    ax.fill_between(place, low, high, color=line.get_color(), alpha=0.25, linewidth=0)
+    curve = result.sel(score=value)
+    (line,) = ax.plot(place, curve.value, marker="o", markersize=4, label=label)
+    ax.fill_between(place, curve.low, curve.high, color=line.get_color(), alpha=0.25, linewidth=0)
     ax.set_xticks(list(place), [str(depth) for depth in result.depth.values])
     ax.set_xlabel("depth")
     ax.set_ylabel(UNITS[value])
     ax.set_ylim(bottom=0.0)
-    ax.set_title(f"the lens by depth: mean and 95 % over {result.attrs['prompts']} prompts")
+    ax.set_title(f"the lens by depth: mean and 95 % over {int(curve.n.max())} prompts")
     if label is not None:
         ax.legend(fontsize="small", framealpha=0.85, edgecolor="none")
     return ax

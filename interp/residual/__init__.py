@@ -2,17 +2,30 @@
 
 from interp.residual.activation_cache import ActivationCache
 from interp.residual.attribution import Attribute, attribute
-from interp.residual.decomposition import IncompleteSumError, Parts
-from interp.residual.paths import orders, path_matrix, paths, term_importance
+from interp.residual.decomposition import Decomposition, IncompleteSumError
+from interp.residual.paths import (
+    Orders,
+    Paths,
+    TermImportance,
+    orders,
+    path_matrix,
+    path_name,
+    paths,
+    term_importance,
+)
 
 __all__ = [
     "ActivationCache",
     "Attribute",
+    "Decomposition",
     "IncompleteSumError",
-    "Parts",
+    "Orders",
+    "Paths",
+    "TermImportance",
     "attribute",
     "orders",
     "path_matrix",
+    "path_name",
     "paths",
     "term_importance",
 ]

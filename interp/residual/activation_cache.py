@@ -11,10 +11,11 @@ from torch import Tensor
 
 from interp.core.shapes import nearest, shape_text
 from interp.core.viewer import Shown, fitted
+from interp.model.parts import Part
 from interp.model.sites import full_name
 from interp.model.transformer import Transformer
 from interp.residual import decomposition
-from interp.residual.decomposition import Parts
+from interp.residual.decomposition import Decomposition
 
 _BLOCK = re.compile(r"^blocks\.\d+\.")
 Key = str | tuple[str, int] | tuple[str, int, str]
@@ -81,23 +82,23 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
             raise ValueError(f"the batch axis can be dropped for one row only, got {sorted(rows)}")
         return ActivationCache({n: v[0] for n, v in self._values.items()}, self.model, batched=False)
 
-    def accumulated_resid(self, layer: int | None = None, *, incl_mid: bool = False) -> Parts:
+    def accumulated_resid(self, layer: int | None = None, *, incl_mid: bool = False) -> Decomposition:
         """The stream at each depth up to `layer`, `[depth, batch, pos, d_model]`, for a lens."""
         return decomposition.accumulated(self._rows(), self.model, layer, incl_mid=incl_mid)
 
-    def decompose_resid(self, layer: int | None = None) -> Parts:
-        """Embeddings and every sublayer's addition before depth `layer`, `[component, batch, pos, d_model]`."""
+    def decompose_resid(self, layer: int | None = None) -> Decomposition:
+        """Embeddings and every sublayer's addition before depth `layer`, `[part, batch, pos, d_model]`."""
         return decomposition.by_sublayer(self._rows(), self.model, layer)
 
-    def stack_head_results(self, layer: int | None = None) -> Parts:
-        """Every head's write and the remainder, `[component, batch, pos, d_model]`."""
+    def stack_head_results(self, layer: int | None = None) -> Decomposition:
+        """Every head's write and the remainder, `[part, batch, pos, d_model]`."""
         return decomposition.by_head(self._rows(), self.model, layer)
 
     def head_source_results(self, layer: int, pos: int = -1) -> Float[Tensor, "h k b d"]:
         """What each head moved to `pos` from each source position, `[head, source, batch, d_model]`."""
         return decomposition.by_source(self._rows(), self.model, layer, pos)
 
-    def stack_neuron_results(self, layer: int, pos: int = -1, *, before: bool = False) -> Parts:
+    def stack_neuron_results(self, layer: int, pos: int = -1, *, before: bool = False) -> Decomposition:
         """Every neuron's write at `pos`, `[neuron + 1, batch, d_model]`, the last one b_out.
 
         before: those of the MLP before attention, in Macaron blocks.
@@ -114,9 +115,14 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         return norm.frozen(stack, scale)
 
     def logit_attrs(
-        self, parts: Parts, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None = None, *, pos: int = -1
-    ) -> Parts:
-        """Each part's contribution to the logit (or logit difference) at `pos`, `[component + 1, batch]`.
+        self,
+        stack: Decomposition,
+        answer: Int[Tensor, "b"],
+        wrong: Int[Tensor, "b"] | None = None,
+        *,
+        pos: int = -1,
+    ) -> Decomposition:
+        """Each part's contribution to the logit (or logit difference) at `pos`, `[part + 1, batch]`.
 
         The last row, `final_bias`, is beta W_U + b_U. For complete parts the sum is checked against the logits that
         the final residual gives (before a soft cap). Computed in float32 at least.
@@ -126,14 +132,14 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         final = decomposition.stream(self._rows(), model, None)[:, pos]
         direction, bias = decomposition.logit_direction(model, answer, wrong)
         pulled = model.ln_final.pull_back(direction.to(wide), model.ln_final.scale(final.to(wide)))
-        values = einsum(parts.values[:, :, pos].to(wide), pulled, "c b d, b d -> c b")
-        stacked = torch.cat((values, bias[None].to(wide)))
-        if parts.complete:
+        values = einsum(stack.values[:, :, pos].to(wide), pulled, "c b d, b d -> c b")
+        whole_stack = torch.cat((values, bias[None].to(wide)))
+        if stack.complete:
             tokens = answer[None] if wrong is None else torch.stack((answer, wrong))
             terms = model.uncapped(final).gather(1, tokens.mT).to(wide)
             whole = terms[:, 0] if wrong is None else terms[:, 0] - terms[:, 1]
-            decomposition.check_sum(stacked, whole, "logit attribution", model.dtype, terms=terms)
-        return Parts(stacked, (*parts.labels, "final_bias"), complete=parts.complete)
+            decomposition.check_sum(whole_stack, whole, "logit attribution", model.dtype, terms=terms)
+        return Decomposition(whole_stack, (*stack.parts, str(Part("final_bias"))), complete=stack.complete)
 
     def _rows(self) -> Mapping[str, Tensor]:
         return self if self.batched else {name: value[None] for name, value in self._values.items()}

@@ -66,8 +66,16 @@ class Attribute(Question):
         directions = _directions(self.answer, self.wrong, config.d_model)
         posed = None if directions is not None else Posed.of(model.text, self.answer, self.wrong)
         found = attribution(config, self.parts, top=self.top, directions=directions)
-        counts = [None if posed is None else posed.rows, None if directions is None else len(directions)]
-        rows = next((n for n in counts if n not in (None, 1)), None)
+        held = {
+            "answers": 1 if posed is None else posed.rows or 1,
+            "directions": 1 if directions is None else len(directions),
+            "positions": 1 if isinstance(self.pos, int) else len(self.pos),
+        }
+        counts = {what: n for what, n in held.items() if n != 1}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{n} {what}" for what, n in counts.items())
+            raise ValueError(f"one of each is required for every prompt, or one for all, got {listed}")
+        rows = next(iter(counts.values()), None)
         if not (isinstance(self.pos, int) and self.pos == -1):
             compute = partial(_elsewhere, pos=self.pos, reads=found.reads, inner=found.compute)
             found = replace(found, compute=compute, reads=(), left=False)
@@ -128,7 +136,7 @@ def attribute(
     output of the final norm, a floating tensor [d_model] or [prompt, d_model] (a probe, a feature). The total is then
     the model's normed final stream . u, `final_bias` beta . u, and the model needs no logits.
     pos: which token of each prompt (one number, or one per prompt), negative from its end; BOS counts. The prompt is
-    cut behind it, and its sources number the tokens that are left.
+    cut after it, and its sources number the tokens that are left.
     top: with `parts="neuron"`, only so many neurons, those of the largest mean absolute value over the prompts; the
     others of each MLP are one part `L0.mlp_rest` (`L0.mlp_before_rest`).
     Decoders of encoder-decoders: a `HookedTransformer` of `model.model.decoder`, and `model.given(source, target)`.
@@ -173,24 +181,22 @@ def _elsewhere(
     if not isinstance(pos, int):
         rows = range(len(batch)) if batch.row is None else batch.row.tolist()
         if len(pos) not in (1, max(rows) + 1) and len(pos) <= max(rows):
-            raise ValueError(
-                f"one position per prompt is required, got {len(pos)} positions for {len(batch)} prompts"
-            )
+            raise ValueError(f"one position per prompt is required, got {len(pos)} for prompt {max(rows)}")
         pos = pos[0] if len(pos) == 1 else [pos[row] for row in rows]
-    cut = cut_behind(batch, pos, model.config)
+    cut = cut_after(batch, pos, model.config)
     last = cut.last()[:, None]
     return inner(observe(model, cut, reads, logits_at=last, answers_only=True).trace, cut, model)
 
 
-def cut_behind(batch: Batch, pos: int | Sequence[int], config: ModelConfig) -> Batch:
+def cut_after(batch: Batch, pos: int | Sequence[int], config: ModelConfig) -> Batch:
     """Each row up to one of its real tokens, negative from its end, which then stands in the last column.
 
-    In a causal model nothing behind a position changes what is computed there.
+    In a causal model nothing after a position changes what is computed there.
     Errors: ValueError for a model that is not causal, or another number of positions than of rows; IndexError for a
     position that a row lacks.
     """
     if not config.causal:
-        raise ValueError("pos requires a causal model (the prompt is cut behind it), this one sees both ways")
+        raise ValueError("pos requires a causal model (the prompt is cut after it), this one sees both ways")
     asked = torch.as_tensor(pos, device=batch.tokens.device).flatten()
     if len(asked) not in (1, len(batch)):
         raise ValueError(
@@ -335,8 +341,10 @@ def _compute(
     largest = torch.maximum(values.abs().amax(1), target.largest).clamp_min(torch.finfo(wide).tiny)
     error = (values.sum(1) - target.total).abs() / largest
     if not bool((error <= TOLERANCE[model.dtype]).all()):
+        edited = ", ".join(edit.name for edit in model.edits)
         raise IncompleteSumError(
-            f"attribution by {parts}: parts miss the total by {float(error.max()):.2e} relative",
+            f"attribution by {parts}: parts miss the total by {float(error.max()):.2e} relative"
+            + (f"; under the edits of {edited} the stream holds what none of them wrote" if edited else ""),
             float(error.max()),
         )
     return {"logits": values, "total": target.total, "error": error, **extra}
@@ -349,7 +357,7 @@ class _Target:
     direction: Float[Tensor, "b d"]
     """At the output of the final norm."""
     constant: Float[Tensor, "b"]
-    """What is added behind the linear part of the final norm."""
+    """What is added after the linear part of the final norm."""
     total: Float[Tensor, "b"]
     """The model's own number."""
     largest: Float[Tensor, "b"]

@@ -4,7 +4,6 @@
 depth is the embedding plus everything the heads and MLPs before it added.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from interp.model.config import MLPS, ModelConfig
 from interp.model.mixer_variants import require
 from interp.model.norm import Normalize
+from interp.model.parts import Named, Part
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.transformer import Transformer
 from interp.model.variants import FullSoftmax
@@ -35,21 +35,31 @@ class IncompleteSumError(ArithmeticError):
         self.error = error
 
 
+REMAINDER = "remainder"
+"""The name of everything that a decomposition does not split."""
+
+
 @dataclass(frozen=True, eq=False)
-class Parts:
-    """Named parts stacked along the first axis."""
+class Decomposition:
+    """What the parts of a model wrote to the residual stream (or the stream at some depths), stacked and named.
+
+    `found["L0H3"]` is what one part wrote; it takes whatever `Part.of` takes.
+    """
 
     values: Float[Tensor, "c ..."]
-    labels: tuple[str, ...]
+    """One entry per part along the first axis."""
+    parts: tuple[str, ...]
+    """The parts' names, in the order of the values: `embed`, `L0H3`, `L0.mlp`, `L0N17`, `L0.attn_bias`, `remainder`."""
     complete: bool = False
     """Whether they were checked to sum to the whole final residual stream."""
     error: float | None = None
     """By how much their checked sum misses the stream, relative; None if nothing was checked."""
 
-    def __getitem__(self, label: str) -> Float[Tensor, "..."]:
-        if label not in self.labels:
-            raise KeyError(f"no part {label!r}; parts: {', '.join(self.labels[:12])} ...")
-        return self.values[self.labels.index(label)]
+    def __getitem__(self, part: Named) -> Float[Tensor, "..."]:
+        name = REMAINDER if part == REMAINDER else str(Part.of(part))
+        if name not in self.parts:
+            raise KeyError(f"no part {name!r} here; parts: {', '.join(self.parts[:12])} ...")
+        return self.values[self.parts.index(name)]
 
 
 def sum_error(
@@ -108,38 +118,36 @@ def depth(model: Transformer, layer: int | None) -> int:
 
 def accumulated(
     cache: Cache, model: Transformer, layer: int | None = None, *, incl_mid: bool = False
-) -> Parts:
+) -> Decomposition:
     """The stream itself at each depth up to `layer`: states to look through with a lens, not parts that sum.
 
-    Labels `0_pre`, `0_mid`, ..., `final_post`. `incl_mid` is ignored where a block has no middle (parallel,
-    attention-only); a Macaron block has two, `0_pre_attn` before attention and `0_mid` behind it.
+    Names `L0.resid`, `L0.resid_mid`, ..., and that of the final stream, `L1.resid_post`. `incl_mid` is ignored where a
+    block has no middle (parallel, attention-only); a Macaron block has two, `L0.resid_pre_attn` before attention and
+    `L0.resid_mid` after it.
     """
-    n = depth(model, layer)
-    states, labels = [], []
-    has_mid = incl_mid and len(model.config.sublayers) > 1 and not model.config.parallel
+    n, config = depth(model, layer), model.config
+    has_mid = incl_mid and len(config.sublayers) > 1 and not config.parallel
+    sites = []
     for i in range(n):
-        states.append(cache[f"blocks.{i}.hook_resid_pre"])
-        labels.append(f"{i}_pre")
-        if incl_mid and model.config.macaron:
-            states.append(cache[f"blocks.{i}.hook_resid_pre_attn"])
-            labels.append(f"{i}_pre_attn")
-        if has_mid:
-            states.append(cache[f"blocks.{i}.hook_resid_mid"])
-            labels.append(f"{i}_mid")
-    states.append(stream(cache, model, n))
-    labels.append("final_post" if n == model.config.n_layers else f"{n}_pre")
-    return Parts(torch.stack(states), tuple(labels))
+        sites.append(f"blocks.{i}.hook_resid_pre")
+        sites += [f"blocks.{i}.hook_resid_pre_attn"] if incl_mid and config.macaron else []
+        sites += [f"blocks.{i}.hook_resid_mid"] if has_mid else []
+    sites.append(final_stream(config) if n == config.n_layers else f"blocks.{n}.hook_resid_pre")
+    return Decomposition(
+        torch.stack([cache[site] for site in sites]), tuple(str(Part.of(site)) for site in sites)
+    )
 
 
-def by_sublayer(cache: Cache, model: Transformer, layer: int | None = None) -> Parts:
+def by_sublayer(cache: Cache, model: Transformer, layer: int | None = None) -> Decomposition:
     """Embeddings and what each sublayer added before depth `layer`; checked to sum to the stream there.
 
     In post-norm models every part goes through the later norms of the stream at their frozen scales, and each norm's
-    beta is a part of its own (`0_ln1_bias`).
+    beta is a part of its own (`L0.ln1_bias`).
     """
 
-    def whole(i: int, sublayer: str) -> dict[str, Tensor]:
-        return {f"{i}_{sublayer}": cache[f"blocks.{i}.hook_{sublayer}"]}
+    def whole(i: int, sublayer: str) -> dict[Part, Tensor]:
+        site = f"blocks.{i}.hook_{sublayer}"
+        return {Part.of(site): cache[site]}
 
     return _collected(cache, model, depth(model, layer), whole)
 
@@ -155,8 +163,8 @@ def head_results(
     return head_parts(cache, model, layer, cross=cross).values[:-1]
 
 
-def head_parts(cache: Cache, model: Transformer, layer: int, *, cross: bool = False) -> Parts:
-    """What each head of a block adds to the stream (`L0H3`, of cross-attention `L0X3`) and, last, their `bias`."""
+def head_parts(cache: Cache, model: Transformer, layer: int, *, cross: bool = False) -> Decomposition:
+    """What each head of a block adds to the stream (`L0H3`, of cross-attention `L0X3`) and, last, their bias."""
     weights = Weights(model).layer(layer, cross=cross)
     z = cache[f"blocks.{layer}.{'cross_attn' if cross else 'attn'}.hook_z"]
     results = einsum(z, weights.W_O, "b p h e, h e d -> h b p d")
@@ -165,8 +173,13 @@ def head_parts(cache: Cache, model: Transformer, layer: int, *, cross: bool = Fa
     values = written(model, layer, sublayer, torch.cat((results, bias)))
     whole = cache[f"blocks.{layer}.hook_{sublayer}"]
     error = check_sum(values, whole, f"heads of layer {layer}", model.dtype)
-    labels = [f"L{layer}{'X' if cross else 'H'}{h}" for h in range(len(results))]
-    return Parts(values, (*labels, "bias"), error=error)
+    return Decomposition(values, tuple(map(str, _heads(model.config, layer, cross=cross))), error=error)
+
+
+def _heads(config: ModelConfig, layer: int, *, cross: bool) -> list[Part]:
+    """The heads of a layer's attention, and their bias."""
+    head, bias = ("cross_head", "cross_attn_bias") if cross else ("head", "attn_bias")
+    return [*(Part(head, layer, h) for h in range(config.n_heads)), Part(bias, layer)]
 
 
 def written(
@@ -189,25 +202,28 @@ def written(
     return parts if factor == 1 else parts * factor
 
 
-def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Parts:
+def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decomposition:
     """Every head's write before depth `layer` (`L0H3`; of cross-attention `L0X3`) and one `remainder`.
 
     The remainder holds embeddings, MLPs and biases. Checked twice: heads + bias = attn_out in each layer, and all
     parts against the stream.
     """
 
-    def split(i: int, sublayer: str) -> dict[str, Tensor]:
+    def split(i: int, sublayer: str) -> dict[Part, Tensor]:
         if sublayer in MLPS:
-            return {f"{i}_{sublayer}": cache[f"blocks.{i}.hook_{sublayer}"]}
-        parts = head_parts(cache, model, i, cross=sublayer == "cross_attn_out")
-        return dict(zip((*parts.labels[:-1], f"{i}_{sublayer}_bias"), parts.values, strict=True))
+            site = f"blocks.{i}.hook_{sublayer}"
+            return {Part.of(site): cache[site]}
+        cross = sublayer == "cross_attn_out"
+        found = head_parts(cache, model, i, cross=cross)
+        return dict(zip(_heads(model.config, i, cross=cross), found.values, strict=True))
 
     every = _collected(cache, model, depth(model, layer), split)
-    is_head = torch.tensor([re.fullmatch(r"L\d+[HX]\d+", label) is not None for label in every.labels])
-    rest = every.values[~is_head.to(every.values.device)].sum(0, keepdim=True)
-    labels = [label for label, head in zip(every.labels, is_head, strict=True) if head]
-    heads = every.values[is_head.to(every.values.device)]
-    return Parts(torch.cat((heads, rest)), (*labels, "remainder"), every.complete, every.error)
+    is_head = [Part.of(name).kind in ("head", "cross_head") for name in every.parts]
+    names = [name for name, head in zip(every.parts, is_head, strict=True) if head]
+    heads = torch.tensor(is_head, device=every.values.device)
+    rest = every.values[~heads].sum(0, keepdim=True)
+    values = torch.cat((every.values[heads], rest))
+    return Decomposition(values, (*names, REMAINDER), every.complete, every.error)
 
 
 def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Float[Tensor, "h k b d"]:
@@ -229,7 +245,9 @@ def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Fl
     return moved
 
 
-def by_neuron(cache: Cache, model: Transformer, layer: int, pos: int = -1, *, before: bool = False) -> Parts:
+def by_neuron(
+    cache: Cache, model: Transformer, layer: int, pos: int = -1, *, before: bool = False
+) -> Decomposition:
     """What each neuron of a block wrote at position `pos` (`L0N17`), and b_out; checked to sum to mlp_out.
 
     n_u w_out,u for neuron u (Geva et al. 2022). One position only: all of them would be [neuron, batch, pos, d_model].
@@ -244,13 +262,14 @@ def by_neuron(cache: Cache, model: Transformer, layer: int, pos: int = -1, *, be
     neurons = einsum(post, weights.W_out, "b m, m d -> m b d")
     stacked = written(model, layer, f"{mlp}_out", torch.cat((neurons, weights.b_out.expand_as(out)[None])))
     check_sum(stacked, out, f"neurons of layer {layer}", model.dtype)
-    labels = tuple(f"L{layer}{'B' if before else 'N'}{u}" for u in range(neurons.shape[0]))
-    return Parts(stacked, (*labels, "bias"))
+    kind = "neuron_before" if before else "neuron"
+    parts = [*(Part(kind, layer, u) for u in range(len(neurons))), Part(f"{mlp}_bias", layer)]
+    return Decomposition(stacked, tuple(map(str, parts)))
 
 
 def _collected(
-    cache: Cache, model: Transformer, n: int, split: Callable[[int, str], dict[str, Tensor]]
-) -> Parts:
+    cache: Cache, model: Transformer, n: int, split: Callable[[int, str], dict[Part, Tensor]]
+) -> Decomposition:
     """Embeddings and the parts that `split` makes of every sublayer before depth `n`, as they stand in the stream."""
     parts = _embedded(cache, model)
     for i in range(n):
@@ -259,26 +278,26 @@ def _collected(
             norm = model.block(i).sum_norm(sublayer)
             if norm is not None:
                 scale = cache[f"blocks.{i}.{norm.name}.hook_scale"]
-                parts = _through(norm, parts, scale, f"{i}_{norm.name}_bias")
+                parts = _through(norm, parts, scale, Part(f"{norm.name}_bias", i))
     stacked = torch.stack(list(parts.values()))
     error = check_sum(stacked, stream(cache, model, n), f"parts before depth {n}", model.dtype)
-    return Parts(stacked, tuple(parts), n == model.config.n_layers, error)
+    return Decomposition(stacked, tuple(map(str, parts)), n == model.config.n_layers, error)
 
 
-def _through(norm: Normalize, parts: dict[str, Tensor], scale: Tensor, bias: str) -> dict[str, Tensor]:
-    """Parts behind a norm of the whole stream, at its frozen scale, with beta as one more."""
-    new = {label: norm.frozen(part, scale) for label, part in parts.items()}
+def _through(norm: Normalize, parts: dict[Part, Tensor], scale: Tensor, bias: Part) -> dict[Part, Tensor]:
+    """Parts after a norm of the whole stream, at its frozen scale, with beta as one more."""
+    new = {part: norm.frozen(value, scale) for part, value in parts.items()}
     if norm.bias is None:
         return new
     return new | {bias: norm.bias.to(scale.device).expand_as(next(iter(new.values())))}
 
 
-def _embedded(cache: Cache, model: Transformer) -> dict[str, Tensor]:
+def _embedded(cache: Cache, model: Transformer) -> dict[Part, Tensor]:
     """The parts of the stream entering the first block."""
-    parts = {name.removeprefix("hook_"): cache[name] for name in embedding_parts(model.config)}
+    parts = {Part.of(site): cache[site] for site in embedding_parts(model.config)}
     if model.ln_embed is None:
         return parts
-    return _through(model.ln_embed, parts, cache["ln_embed.hook_scale"], "embed_bias")
+    return _through(model.ln_embed, parts, cache["ln_embed.hook_scale"], Part("embed_bias"))
 
 
 def not_linear(config: ModelConfig) -> str | None:

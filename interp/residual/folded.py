@@ -1,4 +1,4 @@
-"""A direction behind the final norm carried back through the frozen norms to where each part of the model writes.
+"""A direction after the final norm carried back through the frozen norms to where each part of the model writes.
 
 The transpose of pushing every part forwards: what a head or a neuron adds along the direction is then its activation
 times one folded vector, and nothing per head or neuron is ever as wide as d_model.
@@ -49,7 +49,7 @@ class Folded:
         self.end = end
 
     def embeddings(self) -> list[Float[Tensor, "b 1"]]:
-        """The embeddings' columns, and beta of the norm behind them."""
+        """The embeddings' columns, and beta of the norm after them."""
         norm, direction, beta = self.model.ln_embed, self.end, []
         if norm is not None:
             beta = [] if norm.bias is None else [_dot(direction, norm.bias.to(direction))]
@@ -81,7 +81,7 @@ class Folded:
         w = self.weights.layer(layer, cross=sublayer == "cross_attn_out")
         z = self.last[site(layer, f"{mixer}.hook_z")]
         output = einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
-        direction, beta = self._behind(layer, sublayer, output)
+        direction, beta = self._at_output(layer, sublayer, output)
         folded = einsum(w.W_O.to(z), direction, "h e d, b d -> b h e")
         heads = (z * folded).sum(-1)
         columns = [heads, _dot(direction, w.b_O.to(z)) + beta]
@@ -98,13 +98,13 @@ class Folded:
         w = self.weights.layer(layer, before=sublayer == "mlp_before_out")
         post = self.last[site(layer, f"{sublayer.removesuffix('_out')}.hook_post")]
         assert w.W_out is not None and w.b_out is not None
-        direction, beta = self._behind(layer, sublayer, post @ w.W_out.to(post) + w.b_out.to(post))
+        direction, beta = self._at_output(layer, sublayer, post @ w.W_out.to(post) + w.b_out.to(post))
         return [post * (direction @ w.W_out.to(post).mT), _dot(direction, w.b_out.to(post)) + beta]
 
-    def _behind(
+    def _at_output(
         self, layer: int, sublayer: str, output: Float[Tensor, "b d"]
     ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b 1"] | float]:
-        """The direction at a sublayer's bare output, and what beta of the norm behind it adds."""
+        """The direction at a sublayer's bare output, and what beta of the norm after it adds."""
         norm = self.model.block(layer).post_norm(sublayer)
         direction = self.at[layer, sublayer] * self.model.config.factor(sublayer)
         if norm is None:

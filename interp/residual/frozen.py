@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.model.config import ModelConfig
+from interp.model.edits import Scale, Span, Zero, edited
 from interp.model.mixer_variants import require
 from interp.model.norm import Normalize
 from interp.model.sites import final_stream, names
@@ -29,6 +30,39 @@ from interp.model.weights import LayerWeights, Weights
 
 _START = "blocks.0.hook_resid_pre"
 _FROZEN = ("attn.hook_pattern", "ln1.hook_scale", "ln1_post.hook_scale")
+_Z = "attn.hook_z"
+_RECORDED = (
+    "hook_q_input", "hook_k_input", "attn.hook_q", "attn.hook_k", "attn.q_norm", "attn.k_norm", "attn.hook_rot",
+    "attn.hook_smeared_k", "attn.hook_attn_scores", "attn.hook_first_pattern", "attn.hook_pattern", "ln1.hook_scale",
+    "ln1_post.hook_scale",
+)  # fmt: skip
+"""What the sites of a block begin with whose changes are in the recorded patterns and scales."""
+
+
+def check_expandable(model: Transformer) -> None:
+    """ValueError unless the model, under its edits, is a sum over paths once patterns and norm scales are given."""
+    _check(model.config)
+    for edit in model.edits:
+        inner = edit.site.partition("blocks.")[2].partition(".")[2]
+        scales = inner == _Z and isinstance(edit.change, Zero | Scale) and "e" not in edit.cells
+        if inner and not scales and edit.site != _START and not inner.startswith(_RECORDED):
+            raise ValueError(
+                f"path expansion under an edit of {edit.name} ({type(edit.change).__name__}): that model is no sum of "
+                "paths; Zero or Scale of heads, and changes of patterns, queries, keys or embeddings leave it one"
+            )
+
+
+def _times_edits(
+    pattern: Float[Tensor, "b h q k"], model: Transformer, layer: int
+) -> Float[Tensor, "b h q k"]:
+    """The pattern with what the model's edits multiply each head's z with at every position."""
+    mine = [edit for edit in model.edits if edit.site == f"blocks.{layer}.{_Z}"]
+    if not mine:
+        return pattern
+    factors = pattern.new_ones(pattern.shape[0], pattern.shape[2], pattern.shape[1], 1)
+    for edit in mine:
+        factors = edited(edit, factors, Span())
+    return pattern * factors.movedim(1, 2)
 
 
 def frozen_reads(config: ModelConfig) -> tuple[Read, ...]:
@@ -64,6 +98,7 @@ class Frozen:
         self.model, config = model, model.config
         seen = {read.site: trace[read] for read in frozen_reads(config)}
         wide = torch.promote_types(model.dtype, torch.float32)
+        check_expandable(model)
         self.start: Float[Tensor, "b p d"] = seen[_START].to(wide)
         self.final: Float[Tensor, "b p d"] = seen[final_stream(config)]
         """As the model left it, in the model's dtype."""
@@ -128,7 +163,8 @@ class FrozenLayer:
         self, model: Transformer, layer: int, pattern: Tensor, scale: Tensor, post_scale: Tensor
     ) -> None:
         block, weights = model.block(layer), Weights(model)
-        self.pattern: Float[Tensor, "b h q k"] = pattern
+        self.pattern: Float[Tensor, "b h q k"] = _times_edits(pattern, model, layer)
+        """As recorded, times what the model's edits multiply each head with."""
         self.scale: Float[Tensor, "b p 1"] = scale
         """Of the norm that attention reads through, or, in post-norm blocks, of the sum."""
         self.post_scale: Float[Tensor, "b p 1"] = post_scale

@@ -1,13 +1,14 @@
 """Attention-only models as sums of paths: the direct path, single heads, virtual heads; and what each order is worth.
 
 With frozen patterns and norm scales (`frozen`) the logits are a sum over the ways through the heads. Order k is
-everything that passed exactly k of them. Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+everything that passed exactly k of them. Elhage et al. 2021, "A Mathematical Framework for Transformer HeadCircuits".
 
 Freezing the patterns limits all this to V-composition: a head that serves another one's queries or keys (an induction
 circuit's previous-token head) shows up in the pattern of that head, not as a path of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import comb, log
@@ -18,87 +19,226 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.factored import FactoredMatrix
-from interp.core.results import labelled
+from interp.core.results import Score, labelled, scored
 from interp.core.stats import Means, Partial, Rows
 from interp.data.batch import Batch
-from interp.data.text import Answers, Prompts
+from interp.data.sources import Data
+from interp.data.text import Answers, Text
+from interp.data.windows import Feed
 from interp.model.config import ModelConfig
+from interp.model.edits import Edit
 from interp.model.loss import next_token_loss, predicted
+from interp.model.parts import Named, Part, as_part
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, run_batches
-from interp.passes.observe import Subject, observe
-from interp.residual.decomposition import check_sum, logit_direction
-from interp.residual.frozen import Frozen, FrozenLayer, Readings, frozen_reads
+from interp.passes.analysis import Analysis, Question
+from interp.passes.answers import Posed
+from interp.passes.observe import Model, Subject
+from interp.residual.decomposition import REMAINDER, check_sum, logit_direction
+from interp.residual.frozen import Frozen, FrozenLayer, Readings, check_expandable, frozen_reads
+from interp.runs.run import answered
 from interp.weights.head_circuits import HeadCircuits
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Head = tuple[int, int]
-"""Layer and head."""
-_NULL = "a uniform guess, log(d_vocab) nats"
+_FROZEN = "patterns and norm scales"
 
 
-def path_matrix(circuits: HeadCircuits, *heads: Head) -> FactoredMatrix:
-    """W_E OV_1 OV_2 ... W_U `[source token, output token]`: what a path through these heads does to each logit.
+@dataclass(frozen=True, eq=False)
+class Paths(Question):
+    """How much every path through the heads adds to the answer's logit; `paths` describes the result."""
 
-    No head: the direct path, a bigram table. One: its full OV circuit. Two: a virtual head (Elhage et al. 2021, "Two-
-    layer attention-only transformers"), whose pattern is the product of both patterns. The matrix is kept factored, the
-    circuits' conventions (`folded`, `biases`: those of the first head) apply.
-    Caveat: the norms of the stream itself, in post-norm models, are no part of it.
-    Errors: IndexError for a head that does not exist, ValueError unless each head's layer is later than the one before.
+    answer: Answers | None = None
+    """The right next token, as text or id, one for all prompts or one for each; None = that of the data."""
+    wrong: Answers | None = None
+    """The token that the answer is contrasted with."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The patterns and scales of a pass, and a reading carried back through them."""
+        check_expandable(model.transformer)
+        config = model.transformer.config
+        posed = Posed.of(model.text, self.answer, self.wrong)
+        return Analysis(
+            self.name,
+            _contributions,
+            Rows,
+            partial(_finish_paths, name=self.name, config=config),
+            reads=frozen_reads(config),
+            pose=posed,
+            left=True,
+            rows=None if posed is None else posed.rows,
+        )
+
+
+@dataclass(frozen=True)
+class Orders(Question):
+    """The logits by the number of heads that they passed; `orders` describes the result."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The patterns and scales of a pass."""
+        check_expandable(model.transformer)
+        config = model.transformer.config
+        finish = partial(_finish_orders, name=self.name, config=config, text=model.text)
+        return Analysis(self.name, _by_order, Rows, finish, reads=frozen_reads(config))
+
+
+@dataclass(frozen=True)
+class TermImportance(Question):
+    """What the terms of each order are worth in loss; `term_importance` describes the result."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The patterns and scales of a pass."""
+        check_expandable(model.transformer)
+        config = model.transformer.config
+        finish = partial(_finish_losses, name=self.name, config=config)
+        return Analysis(self.name, _losses, Means, finish, reads=frozen_reads(config))
+
+
+def paths(
+    model: Model,
+    data: Feed | Data,
+    answer: Answers | None = None,
+    wrong: Answers | None = None,
+    *,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> "xr.Dataset":
+    """How much every path adds to the answer's logit (minus the wrong answer's) at the last token of each prompt.
+
+    Returns Dataset[prompt, path] with `value` in logits (before a soft cap), and `total`[prompt], the model's own.
+    Paths: `direct` (the embeddings), `constant` (beta W_U + b_U; post-norm: also the betas in the stream), single heads
+    `L0H3` on the direct stream with their constants (b_V, the beta they read), `L0.attn_bias` (b_O), virtual heads
+    `L0H3>L1H2`, of which the second acts linearly on what the first wrote, and `L0.attn_bias>L1H2`. Models of more than
+    two layers end in one `remainder`, all longer paths. The coordinate `order` counts heads (-1: the remainder).
+    `attrs["completeness_error"]`: the largest relative difference between the sum and the model's own logits.
+    answer, wrong: one token for all prompts or one each, as text or id (None: those of the data).
+    Elhage et al. 2021, path expansion. Caveat: patterns are frozen, so Q- and K-composition is credited to nobody.
+    Errors: as `orders`, and ValueError for answers that are not one token.
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
-        >>> path_matrix(interp.weights.HeadCircuits(small), (0, 1), (1, 2))
-        FactoredMatrix([64, 64], rank <= 64)
+        >>> table = paths(small, "abcdefabc", "d", "e")
+        >>> str(table.path.values[table.value.values.argmax()])
+        'L1H2'
     """
-    layers = [layer for layer, _ in heads]
-    if any(later <= earlier for earlier, later in pairwise(layers)):
-        raise ValueError(f"heads in the order of strictly rising layers are required, got {list(heads)}")
-    if not heads:
-        return circuits.direct()
-    width, path = circuits.config.d_model, circuits.ov(heads[0])
-    for head in heads[1:]:
-        joined = path @ circuits.ov(head).rows(slice(width))  # what a head wrote carries no constant
-        assert isinstance(joined, FactoredMatrix)
-        path = joined
-    return FactoredMatrix(circuits.embedded @ path.A, path.B @ circuits.unembedding)
+    question = Paths(answer, wrong)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-def path_label(*heads: Head) -> str:
-    """The name of a path in results: `direct`, `L0H1`, `L0H1>L1H2`."""
-    return ">".join(f"L{layer}H{head}" for layer, head in heads) or "direct"
-
-
-def orders(model: Subject, prompts: Prompts, *, prepend_bos: bool = True) -> "xr.Dataset":
+def orders(
+    model: Model,
+    data: Feed | Data,
+    *,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> "xr.Dataset":
     """Logits by order of V-composition, with patterns and norm scales frozen at those of the pass.
 
-    Returns Dataset[order, prompt, pos, vocab] with `logits`; order k is what passed exactly k heads, 0 to n_layers.
-    They sum to the model's logits (before a soft cap); `attrs["completeness_error"]`: by how much they miss, relative.
+    Returns Dataset[prompt, order, pos, vocab] with `value`, in logits; order k is what passed exactly k heads, 0 to
+    n_layers. They sum to the model's logits (before a soft cap); `attrs["completeness_error"]`: by how much they miss,
+    relative. Padded positions hold NaN; `token` is the text of every token.
     The sum up to order k is what run k + 1 of Elhage et al.'s term-importance reruns gives: run 1 adds nothing to the
     stream, every later run adds what each layer's attention computed in the run before. So beta W_U + b_U (and, in
     post-norm models, the betas in the stream) are of order 0, b_V, b_O and the betas that heads read of order 1.
-    Errors: ValueError for models with an MLP, cross-attention or a masked-LM head, or without logits;
+    Every logit of every order is kept: for prompts in memory.
+    Errors: ValueError for models with an MLP, cross-attention or a masked-LM head, or without logits, and for edits
+    under which the model is no sum of paths (`Zero` and `Scale` of heads and changes of patterns are fine);
     IncompleteSumError if the sum fails.
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
         >>> dict(orders(small, "abcabc").sizes)
-        {'order': 3, 'prompt': 1, 'pos': 7, 'vocab': 64}
+        {'prompt': 1, 'order': 3, 'pos': 7, 'vocab': 64}
     """
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos)
-    reads = frozen_reads(model.transformer.config)
-    frozen = Frozen(model.transformer, observe(model.transformer, batch, reads, answers_only=True).trace)
-    values, error = order_logits(frozen)
-    unit = "logits" if model.transformer.config.logit_softcap is None else "logits before the soft cap"
-    return labelled(
-        "orders",
-        {"logits": (("order", "prompt", "pos", "vocab"), values)},
-        coords={"order": range(len(values))},
-        attrs={"unit": unit, "frozen": "patterns and norm scales", "completeness_error": error},
+    return answered(Orders(), model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def term_importance(
+    model: Model,
+    data: Feed | Data,
+    *,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> "xr.Dataset":
+    """By how much each order of terms, and each layer's heads alone, lower the loss of an attention-only model.
+
+    Returns Dataset[term, score] in nats per token: `value` with `low` and `high` (95 % over rows), `null` and `n`; each
+    row counts by its mean over predicted tokens. Terms: `order 0`, `order 1`, ... (all chains of so many heads), and
+    the chains of one head by layer, `L0.attn`, `L1.attn`; the coordinate `order` is their number of heads, `terms` how
+    many chains they are. Scores:
+    `loss`, with these terms and all those of lower orders (null: a uniform guess, log(d_vocab)); `reduction`, by how
+    much these terms lower it given those of lower orders (order 0: given a uniform guess); `given_others`, the same
+    given also all other terms of their own order. Null of both: 0.
+    Patterns stay those of the whole model (Elhage et al. 2021, term importance): the effect of heads on patterns counts
+    for nobody. Caveat: reductions depend on the order of adding; for a layer's heads the two differ for that reason.
+    Errors: as `orders`, and ValueError for a row that predicts no token.
+
+    Example:
+        >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
+        >>> found = term_importance(small, ["abcdabcdabcd", "xyzwxyzwxyzw"])
+        >>> dict(zip(found.term.values.tolist(), found.terms.values.tolist(), strict=True))
+        {'order 0': 1.0, 'order 1': 8.0, 'order 2': 16.0, 'L0.attn': 4.0, 'L1.attn': 4.0}
+    """
+    return answered(
+        TermImportance(), model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size
     )
+
+
+def path_matrix(circuits: HeadCircuits, *heads: Named) -> FactoredMatrix:
+    """W_E OV_1 OV_2 ... W_U `[source token, output token]`: what a path through these heads does to each logit.
+
+    No head: the direct path, a bigram table. One: its full OV circuit. Two: a virtual head (Elhage et al. 2021, "Two-
+    layer attention-only transformers"), whose pattern is the product of both patterns. The matrix is kept factored, the
+    circuits' conventions (`folded`, `biases`: those of the first head) apply.
+    heads: "L0H1", or whatever else names a head.
+    Caveat: the norms of the stream itself, in post-norm models, are no part of it.
+    Errors: KeyError for an unknown part, IndexError for a head that does not exist, ValueError for a part that is no
+    head, and unless each head's layer is later than the one before.
+
+    Example:
+        >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
+        >>> path_matrix(interp.HeadCircuits(small.transformer), "L0H1", "L1H2")
+        FactoredMatrix([64, 64], rank <= 64)
+    """
+    chosen = [_place(as_part(head, circuits.model.config)) for head in heads]
+    if any(later <= earlier for (earlier, _), (later, _) in pairwise(chosen)):
+        named = ", ".join(path_name(head) for head in heads)
+        raise ValueError(f"heads in the order of strictly rising layers are required, got {named}")
+    if not chosen:
+        return circuits.direct()
+    width, path = circuits.model.config.d_model, circuits.ov(*chosen[0])
+    for layer, head in chosen[1:]:
+        joined = path @ circuits.ov(layer, head).rows(slice(width))  # what a head wrote carries no constant
+        assert isinstance(joined, FactoredMatrix)
+        path = joined
+    return FactoredMatrix(circuits.embedded @ path.A, path.B @ circuits.unembedding)
+
+
+def _place(part: Part) -> tuple[int, int]:
+    """Layer and index of a head. ValueError for any other part."""
+    if part.kind != "head" or part.layer is None or part.index is None:
+        raise ValueError(f"a path goes through heads of self-attention, such as L0H1, got {part}")
+    return part.layer, part.index
+
+
+def path_name(*parts: Named) -> str:
+    """The name of a path in results: `direct`, `L0H1`, `L0H1>L1H2`."""
+    return ">".join(str(Part.of(part)) for part in parts) or "direct"
+
+
+# --- by order -------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _by_order(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    values, error = order_logits(Frozen(model, trace))
+    by_row = values.movedim(1, 0).masked_fill(~batch.real[:, None, :, None], torch.nan)
+    token = batch.tokens.masked_fill(~batch.real, -1)
+    return {"value": by_row, "token": token, "error": by_row.new_full((len(batch),), error)}
 
 
 @torch.no_grad()
@@ -110,43 +250,25 @@ def order_logits(frozen: Frozen) -> tuple[Float[Tensor, "order b p v"], float]:
     return parts, check_sum(parts, whole, "logits by order", frozen.model.dtype)
 
 
-def term_importance(
-    model: Subject, data: Prompts, *, prepend_bos: bool = True, batch_size: int = 16
-) -> "xr.Dataset":
-    """The loss of an attention-only model with all terms up to each order, and by how much each order lowers it.
-
-    Returns Dataset[order] in nats per token: `loss` with the terms of order 0 to k, `reduction` by order k given the
-    lower ones (order 0: given a uniform guess), `terms` of that order (chains of k heads). Dataset[layer]: `alone`, the
-    reduction by one layer's order-1 terms given order 0, and `given_others`, given all other terms of order <= 1. All
-    with `_low` and `_high`, 95 % over rows; each row counts by its mean over predicted tokens. `uniform`: log(d_vocab).
-    Patterns stay those of the whole model (Elhage et al. 2021, term importance): the effect of heads on patterns counts
-    for nobody. Caveat: reductions depend on the order of adding; `alone` and `given_others` differ for that reason.
-    Errors: as `orders`, and ValueError for a row that predicts no token.
-
-    Example:
-        >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
-        >>> term_importance(small, ["abcdabcdabcd", "xyzwxyzwxyzw"]).terms.values.tolist()
-        [1.0, 8.0, 16.0]
-    """
-    batch = model.text.batch(data, prepend_bos=prepend_bos)
-    analysis = order_losses(model.transformer.config)
-    return run_batches([analysis], model.transformer, batch.split(batch_size))[analysis.name]
-
-
-def order_losses(config: ModelConfig) -> Analysis:
-    """The analysis behind `term_importance`."""
-    frozen_reads(config)  # refuses what cannot be expanded
-    return Analysis(
-        name="term_importance",
-        reads=frozen_reads(config),
-        compute=_losses,
-        reduction=Means,
-        finish=partial(_finish_losses, config=config),
+def _finish_orders(merged: Partial, name: str, config: ModelConfig, text: Text) -> "xr.Dataset":
+    assert isinstance(merged, Rows)
+    words = text.words(merged.rows["token"].cpu().numpy()).astype(str)
+    return labelled(
+        name,
+        {"value": (("prompt", "order", "pos", "vocab"), merged.rows["value"])},
+        coords={"order": range(config.n_layers + 1), "token": (("prompt", "pos"), words)},
+        units=_unit(config),
+        attrs={"frozen": _FROZEN, "completeness_error": float(merged.rows["error"].max())},
     )
+
+
+def _unit(config: ModelConfig) -> str:
+    return "logits" if config.logit_softcap is None else "logits before the soft cap"
 
 
 @torch.no_grad()
 def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    """Every score of every term, first those of the orders, then those of one head by layer."""
     frozen = Frozen(model, trace)
     check_sum(frozen.orders, frozen.final, "final stream by order", model.dtype)
     upto, first = frozen.orders.cumsum(0), frozen.first_order
@@ -154,11 +276,11 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tens
     single = torch.stack([_row_loss(frozen, batch, upto[0] + part) for part in first], 1)
     without = torch.stack([_row_loss(frozen, batch, upto[1] - part) for part in first], 1)
     uniform = torch.full_like(loss[:, :1], log(model.config.d_vocab))
+    reduction = torch.cat((uniform, loss[:, :-1]), 1) - loss
     return {
-        "loss": loss,
-        "reduction": torch.cat((uniform, loss[:, :-1]), 1) - loss,
-        "alone": loss[:, :1] - single,
-        "given_others": without - loss[:, 1:2],
+        "loss": torch.cat((loss, single), 1),
+        "reduction": torch.cat((reduction, loss[:, :1] - single), 1),
+        "given_others": torch.cat((reduction, without - loss[:, 1:2]), 1),
     }
 
 
@@ -176,79 +298,41 @@ def _row_loss(frozen: Frozen, batch: Batch, stream: Float[Tensor, "b p d"]) -> F
     return loss.sum(1) / counted.sum(1)
 
 
-def _finish_losses(merged: Partial, config: ModelConfig) -> "xr.Dataset":
+def _finish_losses(merged: Partial, name: str, config: ModelConfig) -> "xr.Dataset":
     assert isinstance(merged, Means)
     n, h = config.n_layers, config.n_heads
-    axis = {"loss": "order", "reduction": "order", "alone": "layer", "given_others": "layer"}
-    values: dict[str, tuple[Sequence[str], Tensor]] = {}
-    for name, moments in merged.moments.items():
-        values |= moments.cells(name, (axis[name],))
-    counts = torch.tensor(
-        [float(comb(n, k) * h**k) for k in range(n + 1)], dtype=torch.float64
-    )  # beyond int64 in deep models
-    uniform = torch.tensor(log(config.d_vocab), dtype=torch.float64)
-    return labelled(
-        "term_importance",
-        {**values, "terms": (("order",), counts), "uniform": ((), uniform)},
-        coords={"order": range(n + 1), "layer": range(n)},
+    nulls = {"loss": log(config.d_vocab), "reduction": 0.0, "given_others": 0.0}
+    layers = [str(Part("attn", layer)) for layer in range(n)]
+    counts = [float(comb(n, k) * h**k) for k in range(n + 1)]  # beyond int64 in deep models
+    found = scored(
+        name,
+        {score: Score.of(merged.moments[score], "nats per token", null) for score, null in nulls.items()},
+        ("term",),
+        coords={
+            "term": [*(f"order {k}" for k in range(n + 1)), *layers],
+            "order": (("term",), [*range(n + 1), *[1] * n]),
+        },
+        others={"terms": (("term",), torch.tensor(counts + [float(h)] * n, dtype=torch.float64))},
         attrs={
-            "unit": "nats per token", "frozen": "patterns and norm scales", "interval": "95 % over rows",
-            "null": _NULL, "rows": next(iter(merged.moments.values())).n,
+            "frozen": _FROZEN, "interval": "95 % over rows", "rows": merged.moments["loss"].n,
+            "null": "loss: a uniform guess; reductions: 0",
         },
     )  # fmt: skip
+    found.terms.attrs["unit"] = "chains of heads"
+    return found
 
 
-def paths(
-    model: Subject,
-    prompts: Prompts,
-    answer: Answers,
-    wrong: Answers | None = None,
-    *,
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> "xr.Dataset":
-    """What every path adds to the answer's logit (minus the wrong answer's) at the last token of each prompt.
-
-    Returns Dataset[prompt, component] with `logits` in logit units (before a soft cap) and `total`, the model's own.
-    Components: `direct` (the embeddings), `constant` (beta W_U + b_U; post-norm: also the betas in the stream), single
-    heads `L0H3` on the direct stream with their constants (b_V, the beta they read), `0_attn_bias` (b_O), virtual heads
-    `L0H3>L1H2`, of which the second acts linearly on what the first wrote, and `0_attn_bias>L1H2`. Models of more than
-    two layers end in one `remainder`, all longer paths. The coordinate `order` counts heads (-1: the remainder).
-    `attrs["completeness_error"]`: the largest relative difference between the sum and the model's own logits.
-    Elhage et al. 2021, path expansion. Caveat: patterns are frozen, so Q- and K-composition is credited to nobody.
-    Errors: as `orders`, and ValueError for answers that are not one token.
-
-    Example:
-        >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
-        >>> table = paths(small, "abcdefabc", "d", "e")
-        >>> str(table.component.values[table.logits.values.argmax()])
-        'L1H2'
-    """
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos).left_aligned()
-    foils = None if wrong is None else model.text.targets(wrong, len(batch))
-    batch = batch.with_answers(model.text.targets(answer, len(batch)), foils)
-    analysis = path_expansion(model.transformer.config)
-    return run_batches([analysis], model.transformer, batch.split(batch_size))[analysis.name]
-
-
-def path_expansion(config: ModelConfig) -> Analysis:
-    """The analysis behind `paths`; batches must carry answers and end in their last column."""
-    frozen_reads(config)  # refuses what cannot be expanded
-    return Analysis(
-        name="paths",
-        reads=frozen_reads(config),
-        compute=_contributions,
-        reduction=Rows,
-        finish=partial(_finish_paths, config=config),
-    )
+# --- path by path ---------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     if batch.answer is None:
-        raise ValueError("path expansion requires batches with answers (Batch.with_answers)")
+        raise ValueError(
+            "path expansion requires an answer for every prompt, got none: name it, or bring it with the data"
+        )
     if batch.keep is not None and not bool(batch.keep[:, -1].all()):
-        raise ValueError("path expansion requires rows that end in the last column (Batch.left_aligned)")
+        raise ValueError("path expansion requires rows that end in the last column (padding on the left)")
     frozen = Frozen(model, trace)
     direction, constant = logit_direction(model, batch.answer, batch.wrong)
     last = torch.zeros_like(frozen.start[:, None, :, 0])
@@ -263,7 +347,7 @@ def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[st
         foil = logits.gather(1, batch.wrong[:, None])[:, 0]
         whole, terms = whole - foil, torch.maximum(whole.abs(), foil.abs())
     error = check_sum(values.mT, whole, "paths", model.dtype, terms=terms)
-    return {"logits": values, "total": whole, "error": torch.full_like(whole, error)}
+    return {"value": values, "total": whole, "error": torch.full_like(whole, error)}
 
 
 def path_logits(frozen: Frozen, end: Readings) -> dict[tuple[int, ...], Float[Tensor, "b c"]]:
@@ -292,7 +376,7 @@ def path_logits(frozen: Frozen, end: Readings) -> dict[tuple[int, ...], Float[Te
 
 
 def _written(layer: FrozenLayer, z: Float[Tensor, "b p h e"], readings: Readings) -> Float[Tensor, "b n"]:
-    """What each reading of the stream behind a block's heads reads of each head's z and, last, of the bias."""
+    """What each reading of the stream after a block's heads reads of each head's z and, last, of the bias."""
     added = readings.times(layer.factor)
     inner = added.before(layer.post, layer.post_scale)
     bias = inner.of_constant(layer.weights.b_O)
@@ -302,7 +386,7 @@ def _written(layer: FrozenLayer, z: Float[Tensor, "b p h e"], readings: Readings
 
 
 def _grid(config: ModelConfig) -> Iterator[tuple[int, ...]]:
-    """The blocks of components in the order of the result."""
+    """The layers of the heads of each block of paths, in the order of the result."""
     layers = range(config.n_layers)
     yield ()
     yield from ((layer,) for layer in layers)
@@ -311,31 +395,28 @@ def _grid(config: ModelConfig) -> Iterator[tuple[int, ...]]:
         yield (-1,)
 
 
-def _labels(config: ModelConfig, key: tuple[int, ...]) -> list[str]:
-    """The components of one block."""
+def _names(config: ModelConfig, key: tuple[int, ...]) -> list[str]:
+    """The paths of one block."""
     if key == ():
-        return ["direct", "constant"]
+        return [path_name(), "constant"]
     if key == (-1,):
-        return ["remainder"]
-    writes = [*(path_label((key[0], h)) for h in range(config.n_heads)), f"{key[0]}_attn_bias"]
+        return [REMAINDER]
+    writers = [*(Part("head", key[0], h) for h in range(config.n_heads)), Part("attn_bias", key[0])]
     if len(key) == 1:
-        return writes
-    return [f"{first}>{path_label((key[1], h))}" for h in range(config.n_heads) for first in writes]
+        return [path_name(writer) for writer in writers]
+    readers = [Part("head", key[1], h) for h in range(config.n_heads)]
+    return [path_name(writer, reader) for reader in readers for writer in writers]
 
 
-def _finish_paths(merged: Partial, config: ModelConfig) -> "xr.Dataset":
+def _finish_paths(merged: Partial, name: str, config: ModelConfig) -> "xr.Dataset":
     assert isinstance(merged, Rows)
-    grid = list(_grid(config))
-    names = [label for key in grid for label in _labels(config, key)]
-    depth = [-1 if key == (-1,) else len(key) for key in grid for _ in _labels(config, key)]
-    unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
-    found = labelled(
-        "paths",
-        {"logits": (("prompt", "component"), merged.rows["logits"]), "total": (("prompt",), merged.rows["total"])},
-        coords={"component": names},
-        attrs={
-            "unit": unit, "frozen": "patterns and norm scales",
-            "completeness_error": float(merged.rows["error"].max()),
-        },
-    )  # fmt: skip
-    return found.assign_coords(order=("component", depth))
+    grid = [(key, _names(config, key)) for key in _grid(config)]
+    order = [-1 if key == (-1,) else len(key) for key, names in grid for _ in names]
+    rows = merged.rows
+    return labelled(
+        name,
+        {"value": (("prompt", "path"), rows["value"]), "total": (("prompt",), rows["total"])},
+        coords={"path": [path for _, names in grid for path in names], "order": (("path",), order)},
+        units=_unit(config),
+        attrs={"frozen": _FROZEN, "completeness_error": float(rows["error"].max())},
+    )

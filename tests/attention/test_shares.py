@@ -10,7 +10,7 @@ from interp.attention import RepeatedTokens, attention_kernel
 from interp.attention.sentences import MENTIONS, mention_masks, name_attention
 from interp.attention.shares import signed_shares
 from interp.data.batch import Batch
-from interp.lenses.late_layers import late_layers
+from interp.lenses import late_layers
 from interp.model import Read, Tap
 from interp.passes.analysis import run_batches
 from tests.configs import D_VOCAB, build, some_tokens
@@ -84,7 +84,8 @@ def test_attention_of_the_last_token_counts_in_shares_too(name: str) -> None:
     tokens = some_tokens()
     share = signed_shares(patterns(name, tokens)[:, :, -1])
     late = late_layers(HookedTransformer(build_mixed(name)), tokens, [3, 14, 7])
-    assert late.first_attention.values == pytest.approx(share[:, :, 0].mean(0).numpy())
+    first = late.value.sel(score="first_attention").dropna("part")
+    assert first.values == pytest.approx(share[:, :, 0].mean(0).numpy())
     batch = Batch(tokens).with_answers(tokens[:, 1], tokens[:, 3])
     found = run_batches([name_attention(MIXERS[name])], build_mixed(name), [batch])["name_attention"]
     for i, mention in enumerate(MENTIONS):

@@ -107,18 +107,18 @@ def test_the_lens_reads_the_stream_between_first_mlp_and_attention() -> None:
         model(), some_tokens(), sites=("resid_pre", "resid_pre_attn", "resid_mid"), top=1
     )
     assert found.depth.values.tolist() == [
-        *(f"{layer}_{state}" for layer in range(2) for state in ("pre", "pre_attn", "mid")), "final_post",
+        *(f"L{layer}.resid{state}" for layer in range(2) for state in ("", "_pre_attn", "_mid")), "L1.resid_post",
     ]  # fmt: skip
     tap = Tap([Read("blocks.1.hook_resid_pre_attn")])
     build("macaron")(some_tokens(), tap)
     best = build("macaron").read_out(tap.values[tap.reads[0]]).argmax(-1)
-    assert found.top_token.sel(depth="1_pre_attn").values[..., 0].tolist() == best.tolist()
+    assert found.top_token.sel(depth="L1.resid_pre_attn").values[..., 0].tolist() == best.tolist()
 
 
 def test_states_between_the_sublayers_are_all_there() -> None:
     _, cache = model().run_with_cache(some_tokens())
     states = cache.accumulated_resid(incl_mid=True)
-    assert states.labels[:4] == ("0_pre", "0_pre_attn", "0_mid", "1_pre")
+    assert states.parts[:4] == ("L0.resid", "L0.resid_pre_attn", "L0.resid_mid", "L1.resid")
     steps = states.values[1:4] - states.values[:3]
     for step, name in zip(steps, ("mlp_before_out", "attn_out", "mlp_out"), strict=True):
         assert_close(step, cache[f"blocks.0.hook_{name}"])
@@ -133,26 +133,26 @@ def test_a_trace_of_mlps_restores_and_severs_both() -> None:
 
 def test_the_mlps_of_alti_logit_are_those_of_the_attribution() -> None:
     found = interp.token_attribution(model(), some_tokens(), ANSWER, method="alti_logit")
-    parts = interp.attribute(model(), some_tokens(), ANSWER).logits
-    mlps = [c for c in parts.component.values if "mlp" in c]
+    parts = interp.attribute(model(), some_tokens(), ANSWER).value
+    mlps = [c for c in parts.part.values if "mlp" in c]
     assert len(mlps) == 4
-    assert found.mlp.values == pytest.approx(parts.sel(component=mlps).sum("component").values)
+    assert found.mlp.values == pytest.approx(parts.sel(part=mlps).sum("part").values)
 
 
 def test_the_largest_neurons_are_chosen_among_both_mlps() -> None:
-    every = interp.attribute(model(), some_tokens(), ANSWER, by="neuron")
-    some = interp.attribute(model(), some_tokens(), ANSWER, by="neuron", top=9)
-    names = [c for c in every.component.values if c[:1] == "L"]
-    sizes = abs(every.logits.sel(component=names)).mean("prompt")
-    largest = set(sizes.component.values[sizes.values.argsort()[-9:]])
-    assert {c for c in some.component.values if c[:1] == "L"} == largest
+    every = interp.attribute(model(), some_tokens(), ANSWER, parts="neuron")
+    some = interp.attribute(model(), some_tokens(), ANSWER, parts="neuron", top=9)
+    names = [c for c in every.part.values if c[2:3] in ("B", "N")]
+    sizes = abs(every.value.sel(part=names)).mean("prompt")
+    largest = set(sizes.part.values[sizes.values.argsort()[-9:]])
+    assert {c for c in some.part.values if c[2:3] in ("B", "N")} == largest
     assert {c[2] for c in largest} == {"B", "N"}
     rest = [c for c in names if c.startswith("L1B") and c not in largest]
-    expected = every.logits.sel(component=rest).sum("component").values
-    assert some.logits.sel(component="1_mlp_before_rest").values == pytest.approx(expected)
+    expected = every.value.sel(part=rest).sum("part").values
+    assert some.value.sel(part="L1.mlp_before_rest").values == pytest.approx(expected)
     assert float(some.attrs["completeness_error"]) < 1e-12
     with pytest.raises(ValueError, match=r"top must be in \[1, 160\]"):
-        interp.attribute(model(), some_tokens(), ANSWER, by="neuron", top=161)
+        interp.attribute(model(), some_tokens(), ANSWER, parts="neuron", top=161)
 
 
 def test_spectra_have_the_matrices_of_both() -> None:

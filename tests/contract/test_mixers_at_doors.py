@@ -106,7 +106,7 @@ def test_a_page_of_macaron_blocks_has_a_column_for_either_mlp() -> None:
     expected = interp.attribute(
         model, PROMPT, *model.transformer(model.to_tokens(PROMPT))[0, -1].topk(2).indices
     )
-    first = expected.logits.sel(component="1_mlp_before_out").item()
+    first = expected.value.sel(part="L1.mlp_before").item()
     assert float(table.set_index("component").logits["1_mlp_before_out"]) == pytest.approx(first)
     heads = re.findall(r"<th scope=\"col\">(.*?)</th>", page(found))
     assert ["first MLP", "MLP"] in [heads[i : i + 2] for i in range(len(heads))]

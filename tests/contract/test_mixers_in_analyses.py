@@ -17,8 +17,8 @@ from interp.lenses.factors import present
 from interp.model import Read, Tap, Trace, Weights, sites
 from interp.model.variants import ConvMLP
 from interp.passes.sweep import Sweep
+from interp.residual import orders
 from interp.residual.frozen import frozen_reads
-from interp.residual.paths import orders
 from interp.runs.tensor_parallel import check_tensor_parallel
 from interp.tokens.mixing import Mixing, contributions, mixing_reads
 from interp.weights.matrices import held
@@ -202,7 +202,7 @@ def test_factors_of_a_matrix_are_its_gradient(name: str) -> None:
     config, model = MIXERS[name], HookedTransformer(build_mixed(name))
     live = deepcopy(build_mixed(name)).requires_grad_(True)
     loss = -live(some_tokens())[:, -1].log_softmax(-1)[torch.arange(3), ANSWER].sum()
-    found = interp.backward_lens(model, some_tokens(), ANSWER, prepend_bos=False).factors
+    found = interp.lenses.gradient_factors(model, some_tokens(), ANSWER, prepend_bos=False)
     for matrix in present(config):
         full = f"blocks.0.{'attn' if matrix in ('W_Q', 'W_K', 'W_V', 'W_O') else 'mlp'}.{matrix}"
         try:

@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[2] / "interp"
 PNG = b"\x89PNG\r\n\x1a\n"
 """How a PNG file begins."""
 WITHOUT_PLOT = {
-    "attention_kernel", "backward_lens_cosines", "backward_lens_norms", "bigram_table", "compare_methods",
+    "attention_kernel", "bigram_table", "compare_methods",
     "dictionary_match", "directions", "edge_attribution", "edge_effects", "edge_stability", "edit_table",
-    "faithfulness", "flow_routes", "gradient_rank", "head_tokens", "late_layers", "layer_mixing", "name_attention",
+    "faithfulness", "flow_routes", "gradient_cosines", "gradient_rank", "head_tokens", "late_layers", "layer_mixing", "name_attention",
     "neurons", "one_token_losses",
     "orders", "output_lens", "path_patch", "per_token_loss_pca", "phase_change", "reconstruction", "recovery",
     "sae_quality", "singular_directions", "tensors", "top_examples", "train_sae",

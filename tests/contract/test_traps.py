@@ -226,7 +226,7 @@ def test_a_window_of_4_shows_a_query_itself_and_three_before_also_with_a_cache()
 # 15
 def test_a_parallel_block_has_no_middle_and_says_so() -> None:
     cache = model("parallel").run_with_cache(TOKENS)[1]
-    assert cache.accumulated_resid(incl_mid=True).labels == ("0_pre", "1_pre", "final_post")
+    assert cache.accumulated_resid(incl_mid=True).parts == ("L0.resid", "L1.resid", "L1.resid_post")
     with pytest.raises(KeyError, match=r"has no 'blocks\.0\.hook_resid_mid'"):
         model("parallel").run_with_cache(TOKENS, "blocks.0.hook_resid_mid")
 
@@ -296,11 +296,11 @@ def test_backward_hooks_may_return_none_or_a_tensor_and_nothing_else() -> None:
 # 21
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_attributions_of_a_half_precision_model_are_summed_in_float32(dtype: torch.dtype) -> None:
-    result = interp.attribute(model("gpt2", dtype), TOKENS, ANSWER, by="head")
-    assert result.logits.dtype == "float32"
+    result = interp.attribute(model("gpt2", dtype), TOKENS, ANSWER, parts="head")
+    assert result.value.dtype == "float32"
     assert result.attrs["completeness_error"] < 0.05
-    wide = interp.attribute(model(), TOKENS, ANSWER, by="head")
-    assert abs(result.logits - wide.logits).max() < 0.3
+    wide = interp.attribute(model(), TOKENS, ANSWER, parts="head")
+    assert abs(result.value - wide.value).max() < 0.3
     assert model("gpt2", dtype).OV.svd()[1].dtype == torch.float32
 
 

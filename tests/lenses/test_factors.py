@@ -12,7 +12,8 @@ from jaxtyping import TypeCheckError
 from torch import Tensor
 
 from interp import Batch
-from interp.lenses.factors import MATRICES, Factors, factors, norm_vjp, present
+from interp.lenses import GradientFactors
+from interp.lenses.factors import MATRICES, factors, norm_vjp, present
 from interp.model import MLP, LayerNorm, ModelConfig, NoNorm, RMSNorm, Transformer
 from interp.model.norm import Normalize
 from tests.configs import CONFIGS, build, perturbed, some_tokens
@@ -26,7 +27,7 @@ ANSWERS = torch.tensor([3, 14, 7])
 RAGGED = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9]]
 
 
-def of(model: Transformer, tokens: Tensor | None = None, answers: Tensor = ANSWERS) -> Factors:
+def of(model: Transformer, tokens: Tensor | None = None, answers: Tensor = ANSWERS) -> GradientFactors:
     return factors(model, Batch(some_tokens() if tokens is None else tokens).with_answers(answers, None))
 
 
@@ -259,7 +260,7 @@ def test_bad_questions_are_refused() -> None:
         factors(model, batch, layers=[0, 2])
     with pytest.raises(ValueError, match="at least one matrix and one layer are required"):
         factors(model, batch, layers=[])
-    with pytest.raises(ValueError, match=r"requires batches with answers \(Batch.with_answers\), or a loss"):
+    with pytest.raises(ValueError, match="an answer for every prompt is required, got none"):
         factors(model, Batch(some_tokens()))
     with pytest.raises(
         KeyError, match=r"no factors of 'blocks.0.mlp.W_up' were recorded; nearest: blocks.0.mlp.W_out"

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from interp import Batch, Read
-from interp.lenses.factors import Factors, factors
+from interp.lenses import GradientFactors
+from interp.lenses.factors import factors
 from interp.lenses.imprint import imprint, logit_vjp, shift, top_vjp
 from interp.model import Transformer
 from interp.model.mlp import FeedForward
@@ -27,7 +28,7 @@ def asked(name: str, rows: int = 3) -> Batch:
 
 
 @cache
-def found(name: str) -> Factors:
+def found(name: str) -> GradientFactors:
     return factors(build(name), asked(name, 1), ["W_in", "W_out"])
 
 

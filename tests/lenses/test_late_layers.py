@@ -6,12 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import Tensor
 
 import interp
-from interp import Batch, HookedTransformer, Transformer
-from interp.lenses.late_layers import average_token, late_layers, mean_prediction
+from interp import Batch, Edit, HookedTransformer, Transformer, Zero
+from interp.lenses import LateLayers, late_layers
+from interp.lenses.late_layers import SCORES, average_token, mean_prediction
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
+from tests.edited import without_head
 from tests.tolerances import assert_close
 
 LINEAR = tuple(name for name, config in CONFIGS.items() if not config.mlm_head)
@@ -27,6 +30,11 @@ def of(values: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values))
 
 
+def score(found: xr.Dataset, name: str) -> xr.DataArray:
+    """The values of one score, of the parts that have it."""
+    return found.value.sel(score=name).dropna("part")
+
+
 def answered(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Log probability and rank of each prompt's answer at the last position."""
     logp = logits[:, -1].log_softmax(-1)
@@ -38,14 +46,13 @@ def answered(logits: Tensor) -> tuple[Tensor, Tensor]:
 def test_attribution_is_that_of_attribute_relative_to_all_words(name: str) -> None:
     model, tokens = subject(name), some_tokens(rows=1)
     found = late_layers(model, tokens, 5, frequencies=FREQUENCIES)
-    for by in ("head", "sublayer"):
-        every = interp.attribute(model, tokens.expand(D_VOCAB, -1), list(range(D_VOCAB)), by=by)  # type: ignore[arg-type]
-        centred = (every.logits - every.logits.mean("prompt")).isel(prompt=5)
-        shared = [c for c in found.component.values if c in set(every.component.values)]
-        assert len(shared) >= 1
-        assert_close(
-            of(found.attribution.sel(component=shared).values), of(centred.sel(component=shared).values)
-        )
+    for parts in ("head", "sublayer", *(["layer"] if name != "post-norm" else [])):
+        every = interp.attribute(model, tokens.expand(D_VOCAB, -1), list(range(D_VOCAB)), parts=parts)  # type: ignore[arg-type]
+        centred = (every.value - every.value.mean("prompt")).isel(prompt=5)
+        ours = score(found, "attribution")
+        shared = [c for c in ours.part.values if c in set(every.part.values)]
+        assert len(shared) >= 1 or name in ("attention-only", "post-norm")
+        assert_close(of(ours.sel(part=shared).values), of(centred.sel(part=shared).values))
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -53,8 +60,8 @@ def test_removal_is_what_hooks_on_the_whole_model_give(name: str) -> None:
     model, tokens = subject(name), some_tokens()
     found = late_layers(model, tokens, ANSWERS, frequencies=FREQUENCIES)
     before, rank = answered(model(tokens))  # type: ignore[arg-type]
-    assert float(found.log_prob) == pytest.approx(float(before.mean()), rel=1e-9)
-    assert float(found["rank"]) == float(rank.double().mean())
+    assert float(score(found, "log_prob")[-1]) == pytest.approx(float(before.mean()), rel=1e-9)
+    assert float(score(found, "rank")[-1]) == float(rank.double().mean())
 
     def silent(value: Tensor, hook: object) -> Tensor:
         return torch.zeros_like(value)
@@ -65,18 +72,19 @@ def test_removal_is_what_hooks_on_the_whole_model_give(name: str) -> None:
         return z
 
     hooks: dict[str, list[tuple[str, Callable[..., Tensor]]]] = {
-        f"1_{s}": [(f"blocks.1.hook_{s}", silent)] for s in model.cfg.sublayers
+        f"L1.{s.removesuffix('_out')}": [(f"blocks.1.hook_{s}", silent)] for s in model.cfg.sublayers
     }
     hooks["L1H2"] = [("blocks.1.attn.hook_z", without_head)]
     if len(model.cfg.sublayers) > 1:
-        hooks["1_block"] = [(f"blocks.1.hook_{s}", silent) for s in model.cfg.sublayers]
-    for component, each in hooks.items():
+        hooks["L1"] = [(f"blocks.1.hook_{s}", silent) for s in model.cfg.sublayers]
+    for part, each in hooks.items():
         after, after_rank = answered(model.run_with_hooks(tokens, fwd_hooks=each))  # type: ignore[arg-type]
-        cell = found.sel(component=component)
-        assert float(cell.log_prob_change) == pytest.approx(
+        change = found.value.sel(part=part)
+        assert float(change.sel(score="log_prob_change")) == pytest.approx(
             float((after - before).mean()), rel=1e-8, abs=1e-10
         )
-        assert float(cell.rank_change) == pytest.approx(float((after_rank - rank).double().mean()))
+        expected = float((after_rank - rank).double().mean())
+        assert float(change.sel(score="rank_change")) == pytest.approx(expected)
 
 
 def test_cosines_and_their_null_are_those_of_a_slow_loop() -> None:
@@ -91,9 +99,16 @@ def test_cosines_and_their_null_are_those_of_a_slow_loop() -> None:
         out = cache["blocks.1.hook_mlp_out"][row, -1]
         normed = (out - out.mean()) * model.transformer.ln_final.gamma  # type: ignore[operator]  # a cosine knows no scale
         cosines.append(torch.cosine_similarity(normed, axis, dim=0))
-    cell = found.sel(component="1_mlp_out")
-    assert float(cell.cosine) == pytest.approx(float(torch.stack(cosines).mean()))
-    assert float(cell.cosine_null_low) < float(cell.cosine_null_high)
+    cell = found.sel(part="L1.mlp", score="cosine")
+    assert float(cell.value) == pytest.approx(float(torch.stack(cosines).mean()))
+    generator, nulls = torch.Generator().manual_seed(0), []
+    for order in torch.rand(200, D_VOCAB, generator=generator).argsort(1):
+        axis = sum(p[order[t]] * words[t] for t in range(D_VOCAB)) - words.mean(0)
+        last = [out - out.mean() for out in cache["blocks.1.hook_mlp_out"][:, -1]]
+        gamma = model.transformer.ln_final.gamma
+        nulls.append(torch.stack([torch.cosine_similarity(x * gamma, axis, dim=0) for x in last]).mean())  # type: ignore[operator]
+    assert float(cell.null) == pytest.approx(float(torch.stack(nulls).mean()))
+    assert float(cell.null_sd) == pytest.approx(float(torch.stack(nulls).std()))
 
 
 def holding_back() -> Transformer:
@@ -109,10 +124,11 @@ def holding_back() -> Transformer:
 def test_an_mlp_that_writes_the_average_token_is_found_and_its_removal_helps_a_rare_answer() -> None:
     rare = int(FREQUENCIES.argmin())
     found = late_layers(HookedTransformer(holding_back()), some_tokens(), rare, frequencies=FREQUENCIES)
-    mlp = found.sel(component="1_mlp_out")
-    assert float(mlp.cosine) == pytest.approx(1.0, abs=1e-9)
-    assert float(mlp.cosine) > float(mlp.cosine_null_high)
-    assert float(mlp.attribution_high) < 0 < float(mlp.log_prob_change_low)
+    mlp = found.sel(part="L1.mlp")
+    cosine = mlp.sel(score="cosine")
+    assert float(cosine.value) == pytest.approx(1.0, abs=1e-9)
+    assert float(cosine.value) > float(cosine.null + 3 * cosine.null_sd)
+    assert float(mlp.high.sel(score="attribution")) < 0 < float(mlp.low.sel(score="log_prob_change"))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "parallel"])
@@ -120,9 +136,13 @@ def test_depths_are_those_of_the_logit_lens(name: str) -> None:
     model, tokens = subject(name), some_tokens()
     found = late_layers(model, tokens, ANSWERS, frequencies=FREQUENCIES)
     sites = "resid_pre" if name == "parallel" else ("resid_pre", "resid_mid")
-    lens = interp.logit_lens(model, tokens, answer=ANSWERS, sites=sites, positions=-1)
-    expected = np.log(lens.target_prob.sel(depth=found.depth.values)).mean(("prompt", "pos"))
-    assert_close(of(found.lens_log_prob.values), of(expected.values))
+    lens = interp.logit_lens(model, tokens, answer=ANSWERS, sites=sites, pos=-1)
+    depths = score(found, "log_prob").part.values
+    assert len(depths) == (2 if name == "parallel" else 3)
+    expected = np.log(lens.target_prob.sel(depth=depths)).mean(("prompt", "pos"))
+    assert_close(of(score(found, "log_prob").values), of(expected.values))
+    ranks = lens.target_rank.sel(depth=depths).mean(("prompt", "pos"))
+    assert_close(of(score(found, "rank").values), of(ranks.values))
 
 
 @pytest.mark.parametrize("batch_size", [1, 32])
@@ -134,17 +154,10 @@ def test_attention_to_the_first_token_and_all_else_survives_padding_and_splittin
         for row, a in zip(rows, (7, 2), strict=True)
     ]
     pattern = model.run_with_cache(torch.tensor([rows[0]]))[1]["blocks.1.attn.hook_pattern"]
-    assert_close(of(alone[0].first_attention.values), pattern[0, :, -1, 0])
-    for name in (
-        "first_attention",
-        "attribution",
-        "cosine",
-        "log_prob_change",
-        "rank_change",
-        "lens_log_prob",
-    ):
-        expected = (alone[0][name] + alone[1][name]) / 2
-        assert_close(of(both[name].values), of(expected.values))
+    assert_close(of(score(alone[0], "first_attention").values), pattern[0, :, -1, 0])
+    for name in SCORES:
+        expected = (score(alone[0], name) + score(alone[1], name)) / 2
+        assert_close(of(score(both, name).values), of(expected.values))
 
 
 def test_without_frequencies_the_models_own_mean_prediction_counts() -> None:
@@ -152,19 +165,25 @@ def test_without_frequencies_the_models_own_mean_prediction_counts() -> None:
     probs = model.transformer(batch.tokens, keep=batch.keep).softmax(-1)
     expected = probs[batch.keep].mean(0)
     for size in (1, 2):
-        assert_close(mean_prediction(model.transformer, batch, size), expected)
+        assert_close(mean_prediction(model, list(batch.split(size))), expected)
     own = late_layers(model, batch, [7, 2])
     given = late_layers(model, batch, [7, 2], frequencies=expected)
-    assert_close(of(own.cosine.values), of(given.cosine.values))
+    assert_close(of(score(own, "cosine").values), of(score(given, "cosine").values))
     assert own.attrs["frequencies"] != given.attrs["frequencies"] == "given"
+    other = late_layers(model, batch, [7, 2], reference=some_tokens())
+    assert not np.allclose(score(other, "cosine"), score(own, "cosine"))
+    with pytest.raises(ValueError, match="frequencies of the words are required, or reference prompts"):
+        interp.run([LateLayers(3)], model, some_tokens())
+    with pytest.raises(ValueError, match="can be read again, a list or files, got an iterator"):
+        late_layers(model, iter([[3, 1, 4]]), 3)
 
 
 def test_half_precision_weights_agree_with_float64_to_rounding() -> None:
     wide = late_layers(subject("gpt2"), some_tokens(), ANSWERS, frequencies=FREQUENCIES)
     narrow = HookedTransformer(build("gpt2", torch.bfloat16))
     found = late_layers(narrow, some_tokens(), ANSWERS, frequencies=FREQUENCIES)
-    assert_close(of(found.attribution.values), of(wide.attribution.values), torch.bfloat16)
-    assert_close(of(found.cosine.values), of(wide.cosine.values), torch.bfloat16)
+    for name in ("attribution", "cosine"):
+        assert_close(of(score(found, name).values), of(score(wide, name).values), torch.bfloat16)
 
 
 def test_bad_input_is_refused() -> None:
@@ -174,6 +193,45 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match="none negative, some positive"):
         late_layers(model, some_tokens(), 3, frequencies=torch.zeros(31))
     with pytest.raises(ValueError, match="no masked-LM head"):
-        late_layers(subject("masked-lm"), some_tokens(), 3)
-    with pytest.raises(ValueError, match="one answer per prompt is required"):
-        late_layers(model, some_tokens(), [3, 4])
+        late_layers(subject("masked-lm"), some_tokens(), 3, frequencies=FREQUENCIES)
+    with pytest.raises(ValueError, match="late_layers holds answers for 2 prompts, got 3 rows of data"):
+        late_layers(model, some_tokens(), [3, 4], frequencies=FREQUENCIES)
+
+
+def test_the_function_is_the_record_applied_and_its_table_is_narrow() -> None:
+    model, batches = subject("gpt2"), [Batch(some_tokens())]
+    found = late_layers(model, some_tokens(), ANSWERS)
+    again = interp.run([LateLayers(ANSWERS, reference=some_tokens())], model, batches)["late_layers"]
+    xr.testing.assert_identical(again, found)
+    table = interp.frame(found)
+    assert list(table) == ["part", "score", "unit", "value", "low", "high", "null", "null_sd", "n"]
+    assert table.dropna(subset="value").groupby("score").part.nunique().to_dict() == {
+        "attribution": 7, "cosine": 7, "log_prob_change": 7, "rank_change": 7, "first_attention": 4, "log_prob": 3,
+        "rank": 3,
+    }  # fmt: skip
+    assert ((found.n == 3) == found.value.notnull()).all()
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_zeroed_head_gives_the_numbers_of_the_model_without_its_output(name: str) -> None:
+    edits, copy = [Edit("L1H2", Zero())], HookedTransformer(without_head(name))
+    found = late_layers(subject(name), some_tokens(), ANSWERS, edits=edits)
+    expected = late_layers(copy, some_tokens(), ANSWERS)
+    for kept in ("value", "low", "high", "null", "null_sd"):
+        np.testing.assert_allclose(found[kept], expected[kept], rtol=1e-7, atol=1e-9, err_msg=kept)
+    silent = found.value.sel(part="L1H2")
+    for nothing in ("attribution", "log_prob_change", "rank_change"):
+        assert float(silent.sel(score=nothing)) == 0.0
+
+
+def test_an_edit_of_the_stream_that_enters_the_layer_is_carried_out_once() -> None:
+    model, steering = subject("gpt2"), Edit("L1.resid", interp.Add(torch.arange(24.0) / 8))
+    found = late_layers(model, some_tokens(), ANSWERS, frequencies=FREQUENCIES, edits=[steering])
+    with model.hooks(edits=[steering]):
+        before, _ = answered(model(some_tokens()))  # type: ignore[arg-type]
+    with model.hooks(edits=[steering, Edit("L1.mlp", Zero())]):
+        after, _ = answered(model(some_tokens()))  # type: ignore[arg-type]
+    change = found.value.sel(part="L1.mlp", score="log_prob_change")
+    assert float(change) == pytest.approx(float((after - before).mean()))
+    with pytest.raises(ValueError, match=r"what L1H0 wrote is changed on its way .* by the edit of L1\.attn"):
+        late_layers(model, some_tokens(), 3, frequencies=FREQUENCIES, edits=[Edit("L1.attn", Zero())])

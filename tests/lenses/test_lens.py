@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 import interp
-from interp import Batch, HookedTransformer
-from interp.lenses import lens, vocabulary
+from interp import Batch, Edit, HookedTransformer, Zero
+from interp.lenses import LogitLens, TunedLens, lens, vocabulary
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
+from tests.edited import without_head
 from tests.loops import over
 from tests.model.slow import slow_read_out
 from tests.tolerances import assert_close
@@ -21,7 +23,8 @@ def of(values: np.ndarray) -> torch.Tensor:
 def test_every_statistic_equals_a_loop_over_depths_and_positions(name: str) -> None:
     model, tokens = HookedTransformer(build(name)), some_tokens()
     result = interp.logit_lens(model, tokens, top=3)
-    assert result.depth.values.tolist() == ["0_pre", "1_pre", "final_post"]
+    last = "L1.normalized_resid_post" if CONFIGS[name].norm_place == "post" else "L1.resid_post"
+    assert result.depth.values.tolist() == ["L0.resid", "L1.resid", last]
     table = {key: value.values for key, value in result.data_vars.items()}
     final = model(tokens).log_softmax(-1)  # type: ignore[union-attr]
     for depth in range(3):
@@ -49,7 +52,7 @@ def test_every_statistic_equals_a_loop_over_depths_and_positions(name: str) -> N
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_last_depth_is_the_models_own_distribution(name: str) -> None:
     model = HookedTransformer(build(name))
-    last = interp.logit_lens(model, some_tokens(), top=1).sel(depth="final_post")
+    last = interp.logit_lens(model, some_tokens(), top=1).isel(depth=-1)
     probs = model(some_tokens()).softmax(-1)  # type: ignore[union-attr]
     assert_close(of(last.top_prob.values[..., 0]), probs.max(-1).values)
     assert float(abs(last.kl).max()) == 0.0
@@ -60,7 +63,7 @@ def test_an_answer_is_the_target_at_every_position() -> None:
     result = interp.logit_lens(model, some_tokens(), answer=[3, 14, 7])
     probs = model(some_tokens()).softmax(-1)  # type: ignore[union-attr]
     expected = torch.stack([probs[i, :, a] for i, a in enumerate((3, 14, 7))])
-    assert_close(of(result.target_prob.sel(depth="final_post").values), expected)
+    assert_close(of(result.target_prob.isel(depth=-1).values), expected)
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -100,10 +103,11 @@ def test_every_residual_state_is_read_as_the_model_reads_its_last(name: str) -> 
     result = interp.logit_lens(HookedTransformer(network), tokens, sites=sites, top=1)
     names_ = [*lens.lens_sites(network.config, sites)]
     order = {
-        "parallel": "0_pre 0_post 1_pre final_post",
-        "post-norm": "0_pre 0_mid 0_post 1_pre 1_mid 1_post final_post",
+        "parallel": "L0.resid L0.resid_post L1.resid L1.resid_post",
+        "post-norm": "L0.resid L0.resid_mid L0.resid_post L1.resid L1.resid_mid L1.resid_post "
+        "L1.normalized_resid_post",
     }
-    expected = order.get(name, "0_pre 0_mid 0_post 1_pre 1_mid final_post")
+    expected = order.get(name, "L0.resid L0.resid_mid L0.resid_post L1.resid L1.resid_mid L1.resid_post")
     assert result.depth.values.tolist() == expected.split()
     _, cache = HookedTransformer(network).run_with_cache(tokens)
     for depth, site in enumerate(names_):
@@ -115,7 +119,7 @@ def test_one_state_may_be_named_in_full() -> None:
     model = HookedTransformer(build("gpt2"))
     one = interp.logit_lens(model, some_tokens(), sites="blocks.1.hook_resid_mid")
     all_ = interp.logit_lens(model, some_tokens(), sites="resid_mid")
-    assert one.depth.values.tolist() == ["1_mid", "final_post"]
+    assert one.depth.values.tolist() == ["L1.resid_mid", "L1.resid_post"]
     assert_close(of(one.kl.values), of(all_.sel(depth=one.depth.values).kl.values))
 
 
@@ -123,7 +127,7 @@ def test_one_state_may_be_named_in_full() -> None:
 def test_chosen_positions_are_counted_over_each_prompts_own_tokens(side: str) -> None:
     rows = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9]]
     model = HookedTransformer(build("llama-gqa"))
-    some = interp.logit_lens(model, Batch.of(rows, side=side), positions=[0, -2])  # type: ignore[arg-type]
+    some = interp.logit_lens(model, Batch.of(rows, side=side), pos=[0, -2])  # type: ignore[arg-type]
     assert some.pos.values.tolist() == [0, -2]
     for i, row in enumerate(rows):
         alone = interp.logit_lens(model, torch.tensor(row)).isel(prompt=0, pos=[0, len(row) - 2])
@@ -163,7 +167,7 @@ def test_equal_logits_share_the_better_rank() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_weights_give_the_models_own_narrow_distribution(dtype: torch.dtype) -> None:
     model = HookedTransformer(build("gemma2", dtype))
-    last = interp.logit_lens(model, some_tokens(), top=1).sel(depth="final_post")
+    last = interp.logit_lens(model, some_tokens(), top=1).isel(depth=-1)
     probs = model(some_tokens()).float().softmax(-1)  # type: ignore[union-attr]
     assert_close(of(last.top_prob.values[..., 0]), probs.max(-1).values, torch.float32)
 
@@ -173,11 +177,13 @@ def test_the_curve_is_the_mean_over_positions_then_over_prompts() -> None:
     model = HookedTransformer(build("gpt2"))
     curve = lens.by_depth(interp.logit_lens(model, Batch.of(rows)))
     means = [interp.logit_lens(model, torch.tensor(row)).kl.mean(("prompt", "pos")).values for row in rows]
-    assert_close(of(curve.kl.values), of((means[0] + means[1]) / 2))
+    kl = curve.sel(score="kl")
+    assert_close(of(kl.value.values), of((means[0] + means[1]) / 2))
     half = (
         1.959963984540054 * abs(means[0] - means[1]) / 2
     )  # of two: their distance over 2 is the standard error
-    assert_close(of(curve.kl_high.values - curve.kl.values), of(half))
+    assert_close(of(kl.high.values - kl.value.values), of(half))
+    assert (curve.n == 2).all() and curve.unit.values.tolist() == ["nats", "nats", "probability"]
 
 
 @pytest.mark.parametrize(
@@ -186,9 +192,9 @@ def test_the_curve_is_the_mean_over_positions_then_over_prompts() -> None:
         ({"sites": "mlp_out"}, ValueError, "a lens reads the whole residual stream.*got 'mlp_out'"),
         ({"sites": "blocks.7.hook_resid_pre"}, KeyError, "layers are 0 to 1 in this model, got 7"),
         ({"sites": "normalized_resid_post"}, KeyError, "this model has no"),
-        ({"positions": 9}, IndexError, "the shortest has 9 tokens; got"),
-        ({"positions": -10}, IndexError, "the shortest has 9 tokens; got"),
-        ({"positions": []}, ValueError, "at least one position is required"),
+        ({"pos": 9}, IndexError, "the shortest has 9 tokens; got"),
+        ({"pos": -10}, IndexError, "the shortest has 9 tokens; got"),
+        ({"pos": []}, ValueError, "at least one position is required"),
     ],
 )
 def test_states_and_positions_that_do_not_exist_are_refused(
@@ -196,3 +202,29 @@ def test_states_and_positions_that_do_not_exist_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         interp.logit_lens(HookedTransformer(build("gpt2")), some_tokens(), **options)  # type: ignore[arg-type]
+
+
+def test_the_function_is_the_record_applied() -> None:
+    model, edits = HookedTransformer(build("gpt2")), [Edit("L0.mlp", Zero())]
+    for options in ({"answer": [3, 14, 7]}, {"top": 2, "sites": "resid_mid", "pos": -1}):
+        found = interp.logit_lens(model, some_tokens(), edits=edits, **options)  # type: ignore[arg-type]
+        asked = LogitLens(**options)  # type: ignore[arg-type]
+        again = interp.run([asked], model, [Batch(some_tokens())], edits=edits)["logit_lens"]
+        xr.testing.assert_identical(again, found)
+        assert len(interp.frame(found).columns) <= 12
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_zeroed_head_gives_the_lens_of_the_model_without_its_output(name: str) -> None:
+    model, copy = HookedTransformer(build(name)), HookedTransformer(without_head(name))
+    found = interp.logit_lens(model, some_tokens(), edits=[Edit("L1H2", Zero())])
+    expected = interp.logit_lens(copy, some_tokens())
+    for value in ("kl", "entropy", "top_prob", "target_prob"):
+        np.testing.assert_allclose(found[value], expected[value], rtol=1e-9, atol=1e-9)
+    assert (found.top_token == expected.top_token).all()
+    plain = interp.logit_lens(model, some_tokens())
+    assert float(abs(found.entropy - plain.entropy).isel(depth=-1).max()) > 1e-6
+    untrained = TunedLens.untrained(model)
+    xr.testing.assert_identical(
+        interp.logit_lens(model, some_tokens(), edits=[Edit("L1H2", Zero())], translators=untrained), found
+    )

@@ -2,53 +2,56 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 import interp
-from interp import Batch, HookedTransformer
-from interp.lenses.output_lens import output_lens
+from interp import Add, Batch, Edit, HookedTransformer, Part, Zero
+from interp.lenses import OutputLens, output_lens
 from interp.model import MLP
 from interp.model.weights import Weights
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
+from tests.edited import without_head
 from tests.tolerances import assert_close
 
 LINEAR = tuple(name for name, config in CONFIGS.items() if not config.mlm_head)
 
 
-def labels(name: str) -> list[tuple[str, str]]:
+def writers(name: str) -> list[tuple[str, str]]:
     """Parts of a model and the grain of `attribute` that names them."""
     config = CONFIGS[name]
-    found = [("L0H1", "head"), ("L1H3", "head"), ("0_attn_out", "sublayer")]
+    found = [("L0H1", "head"), ("L1H3", "head"), ("L0.attn", "sublayer")]
     if config.mlp is not None:
-        found += [("0_mlp_out", "sublayer"), ("1_mlp_out", "sublayer")]
+        found += [("L0.mlp", "sublayer"), ("L1.mlp", "sublayer")]
     if isinstance(config.mlp, MLP):
         found += [("L0N7", "neuron"), ("L1N35", "neuron")]
     if config.macaron:
-        found += [("0_mlp_before_out", "sublayer"), ("L1B35", "neuron")]
+        found += [("L0.mlp_before", "sublayer"), ("L1B35", "neuron")]
     return found
 
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_the_target_logit_is_the_parts_direct_attribution(name: str) -> None:
     model, tokens, answer = HookedTransformer(build(name)), some_tokens(), [3, 14, 7]
-    whole = {by: interp.attribute(model, tokens, answer, by=by) for _, by in labels(name)}  # type: ignore[arg-type]
-    for part, by in labels(name):
+    whole = {grain: interp.attribute(model, tokens, answer, parts=grain) for _, grain in writers(name)}  # type: ignore[arg-type]
+    for part, grain in writers(name):
         last = output_lens(model, tokens, part, answer=answer, top=1).isel(pos=-1)
         ours = torch.from_numpy((last.target_logit + last.vocabulary_mean).values)
-        assert_close(ours, torch.from_numpy(whole[by].logits.sel(component=part).values))
+        assert_close(ours, torch.from_numpy(whole[grain].value.sel(part=part).values))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm"])
 def test_every_position_is_the_attribution_of_the_prompt_that_ends_there(name: str) -> None:
     model, tokens = HookedTransformer(build(name)), some_tokens(rows=1)
-    for part in ("L0H2", "1_mlp_out"):
+    for part in ("L0H2", "L1.mlp"):
         found = output_lens(model, tokens, part, answer=5)
-        by = "head" if "H" in part else "sublayer"
+        grain = "head" if "H" in part else "sublayer"
         for pos in range(1, tokens.shape[1]):
-            alone = interp.attribute(model, tokens[:, : pos + 1], 5, by=by)  # type: ignore[arg-type]
+            alone = interp.attribute(model, tokens[:, : pos + 1], 5, parts=grain)  # type: ignore[arg-type]
             ours = float((found.target_logit + found.vocabulary_mean)[0, pos])
-            assert ours == pytest.approx(float(alone.logits.sel(component=part)[0]), rel=1e-8, abs=1e-9)
+            assert ours == pytest.approx(float(alone.value.sel(part=part)[0]), rel=1e-8, abs=1e-9)
 
 
 def test_heads_mlps_and_their_words_are_those_of_a_slow_loop() -> None:
@@ -97,13 +100,15 @@ def test_padded_positions_hold_nothing_and_the_others_the_unpadded_numbers(side:
 @pytest.mark.parametrize(
     ("name", "part", "error", "message"),
     [
-        ("gpt2", "3.2", ValueError, r"a part is required, L3H2 .*got '3.2'"),
-        ("gpt2", "L2H0", IndexError, "layers are 0 to 1, got 'L2H0'"),
-        ("gpt2", "L1H4", IndexError, "layer 1 has units 0 to 3, got 'L1H4'"),
-        ("gpt2", "L1N40", IndexError, "layer 1 has units 0 to 39, got 'L1N40'"),
-        ("attention-only", "0_mlp_out", ValueError, "requires a model with mlp_out"),
-        ("gpt2", "L0X1", ValueError, "requires a model with cross_attn_out"),
-        ("granite-moe", "L0N1", ValueError, "neurons require a plain or gated MLP"),
+        ("gpt2", "head 3", KeyError, "no part 'head 3': parts are written L3H5"),
+        ("gpt2", "L2H0", IndexError, "L2H0: layers are 0 to 1"),
+        ("gpt2", "L1H4", IndexError, "L1H4: the index of a head is 0 to 3"),
+        ("gpt2", "L1N40", IndexError, "L1N40: the index of a neuron is 0 to 39"),
+        ("attention-only", "L0.mlp", KeyError, r"has no 'blocks\.0\.hook_mlp_out'"),
+        ("gpt2", "L0X1", KeyError, r"has no 'blocks\.0\.cross_attn\.hook_z'"),
+        ("granite-moe", "L0N1", KeyError, r"has no 'blocks\.0\.mlp\.hook_post'"),
+        ("gpt2", "L0.resid", ValueError, r"writes to the stream is required, L3H2 .*got L0\.resid"),
+        ("gpt2", "embed", ValueError, "writes to the stream is required.*got embed"),
         ("masked-lm", "L0H1", ValueError, "no masked-LM head"),
     ],
 )
@@ -117,3 +122,67 @@ def test_parts_that_a_model_lacks_are_refused(
 def test_more_tokens_than_the_vocabulary_has_are_refused() -> None:
     with pytest.raises(ValueError, match=rf"top must be in \[1, {D_VOCAB}\], got 32"):
         output_lens(HookedTransformer(build("gpt2")), some_tokens(), "L0H1", top=32)
+
+
+def test_a_part_may_be_named_in_every_spelling_and_the_result_brings_its_words_along() -> None:
+    model = HookedTransformer(build("gpt2"))
+    found = output_lens(model, some_tokens(), "L1.mlp", top=2)
+    for spelling in ("m1", "1_mlp_out", "blocks.1.hook_mlp_out", Part("mlp", 1)):
+        xr.testing.assert_identical(output_lens(model, some_tokens(), spelling, top=2), found)
+    assert found.attrs["part"] == "L1.mlp"
+    assert found.token.values[0].tolist() == [f"<{i}>" for i in some_tokens()[0]]
+    for side in ("top", "bottom"):
+        words = [f"<{i}>" for i in found[f"{side}_token"].values.flatten()]
+        assert found[f"{side}_word"].values.flatten().tolist() == words
+
+
+def test_the_function_is_the_record_applied() -> None:
+    model, edits = HookedTransformer(build("gpt2")), [Edit("L0H1", Zero())]
+    found = output_lens(model, some_tokens(), "L1H2", answer=[3, 14, 7], top=3, edits=edits)
+    asked = OutputLens("L1H2", [3, 14, 7], 3)
+    again = interp.run([asked], model, [Batch(some_tokens())], edits=edits)["output_lens"]
+    xr.testing.assert_identical(again, found)
+    assert len(interp.frame(found).columns) <= 12
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_zeroed_head_gives_the_words_of_the_model_without_its_output(name: str) -> None:
+    model, copy = HookedTransformer(build(name)), HookedTransformer(without_head(name))
+    for part, _ in [*writers(name), ("L1H2", "")]:
+        found = output_lens(model, some_tokens(), part, edits=[Edit("L1H2", Zero())])
+        expected = output_lens(copy, some_tokens(), part)
+        for value in ("target_logit", "norm", "vocabulary_mean", "top_logit", "bottom_logit"):
+            np.testing.assert_allclose(found[value], expected[value], rtol=1e-8, atol=1e-9, err_msg=part)
+        assert bool(found.norm.any()) == (part != "L1H2")
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_under_an_edit_the_words_are_the_attribution_of_the_edited_model(name: str) -> None:
+    model, edits = HookedTransformer(build(name)), [Edit("L0.attn", Zero())]
+    whole = interp.attribute(model, some_tokens(), 5, edits=edits)
+    for part, grain in [*writers(name), ("L0.attn", "sublayer")]:
+        if grain == "sublayer":
+            last = output_lens(model, some_tokens(), part, answer=5, edits=edits).isel(pos=-1)
+            np.testing.assert_allclose(
+                last.target_logit + last.vocabulary_mean, whole.value.sel(part=part), rtol=1e-8, atol=1e-9
+            )
+
+
+def test_a_write_that_is_changed_on_its_way_has_no_words_and_an_added_vector_changes_none() -> None:
+    def asked(name: str, part: str, edit: Edit) -> object:
+        return output_lens(HookedTransformer(build(name)), some_tokens(), part, edits=[edit])
+
+    for name, part, where in (
+        ("gpt2", "L0H1", "L0.attn"), ("gpt2", "L0H1", "L1.resid"), ("gpt2", "L0N1", "L0.mlp"),
+        ("gpt2", "L0.attn", "L0.resid_mid"), ("gemma2", "L0H1", "blocks.0.ln1_post.hook_normalized"),
+        ("post-norm", "L1H1", "blocks.1.ln1.hook_normalized"), ("macaron", "L1B3", "L1.resid_pre_attn"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"what {part} wrote is changed on its way .* edit of {where}"):
+            asked(name, part, Edit(where, Zero()))
+    for name, part, where in (
+        ("gpt2", "L0.attn", "L0.attn"), ("gpt2", "L1H1", "L1.resid"), ("gpt2", "L1.mlp", "L1.resid_mid"),
+        ("gpt2", "L1H1", "L1.mlp"), ("post-norm", "L1.mlp", "blocks.1.ln1.hook_normalized"),
+        ("macaron", "L1H1", "L1.resid_pre_attn"),
+    ):  # fmt: skip
+        asked(name, part, Edit(where, Zero()))
+    asked("gpt2", "L0H1", Edit("L1.resid", Add(1.0)))

@@ -10,12 +10,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import interp
-from interp import Batch, HookedTransformer
-from interp.lenses import tuned_lens
-from interp.lenses.tuned_lens import TunedLens, loss_and_gradients, train_tuned_lens
+from interp import Batch, Edit, HookedTransformer, Zero
+from interp.data.sources import open_source
+from interp.data.stream import Stream
+from interp.lenses import TunedLens, train_tuned_lens, tuned_lens
+from interp.lenses.tuned_lens import loss_and_gradients
 from interp.model import NoNorm, Transformer
 from interp.model.weights import Weights
 from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.edited import without_head
 from tests.tolerances import assert_close
 
 EVERY = pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2", "olmo2", "post-norm", "masked-lm"])
@@ -43,9 +46,9 @@ def exact(model: HookedTransformer) -> TunedLens:
 
 
 def random_translators(model: HookedTransformer) -> TunedLens:
-    dice, found = torch.Generator().manual_seed(1), TunedLens.untrained(model)
+    generator, found = torch.Generator().manual_seed(1), TunedLens.untrained(model)
     for parameter in (found.weight, found.bias):
-        parameter += 0.1 * torch.randn(parameter.shape, generator=dice, dtype=parameter.dtype)
+        parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
     return found
 
 
@@ -61,7 +64,7 @@ def test_the_true_affine_map_of_the_later_blocks_leaves_no_divergence() -> None:
     plain, tuned = (interp.logit_lens(model, some_tokens(), translators=t) for t in (None, exact(model)))
     assert float(plain.kl[:, :-1].min()) > 1e-4
     assert float(tuned.kl.max()) < 1e-10
-    assert (tuned.top_token == tuned.top_token.sel(depth="final_post")).all()
+    assert (tuned.top_token == tuned.top_token.isel(depth=-1)).all()
 
 
 def test_training_undoes_a_planted_affine_distortion() -> None:
@@ -183,3 +186,37 @@ def test_a_state_without_a_translator_is_refused() -> None:
 def test_no_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one step of one row is required, got steps=0"):
         train_tuned_lens(HookedTransformer(build("gpt2")), some_tokens(), steps=0)
+
+
+def test_the_batches_of_a_source_come_in_rounds_of_its_windows() -> None:
+    model, rows = HookedTransformer(build("gpt2")), some_tokens(rows=12, n=6, seed=1)
+    stream = Stream(open_source(rows), model.text, tokens_per_batch=24, rows_per_window=4)
+    found = train_tuned_lens(model, stream, steps=5)
+    generator = torch.Generator().manual_seed(0)
+    order = [w for _ in range(2) for w in torch.randperm(3, generator=generator).tolist()]
+    start = tracked(TunedLens.untrained(model))
+    first, _ = loss_and_gradients(model.transformer, start, Batch(rows[4 * order[0] : 4 * order[0] + 4]))
+    assert found.losses is not None
+    assert_close(found.losses[0], first.detach())
+    by_hand = [stream.window(w).batches[0] for w in order[:5]]
+    again = train_tuned_lens(model, iter(by_hand), steps=5)
+    assert torch.equal(again.weight, found.weight)
+    with pytest.raises(ValueError, match="batches for 6 steps are required, the iterator ended after 5"):
+        train_tuned_lens(model, iter(by_hand), steps=6)
+    with pytest.raises(ValueError, match="some rows that can be used are required"):
+        train_tuned_lens(model, Stream(open_source([[99]]), model.text, tokens_per_batch=8), steps=1)
+
+
+@EVERY
+def test_the_lens_of_an_edited_model_is_that_of_the_model_without_the_head(name: str) -> None:
+    model, copy = HookedTransformer(build(name)), HookedTransformer(without_head(name, layer=0))
+    edits = [Edit("L0H2", Zero())]
+    found = train_tuned_lens(model, some_tokens(), steps=3, edits=edits)
+    expected = train_tuned_lens(copy, some_tokens(), steps=3)
+    assert_close(found.weight, expected.weight)
+    assert found.losses is not None and expected.losses is not None
+    assert_close(found.losses, expected.losses)
+    plain = train_tuned_lens(model, some_tokens(), steps=3)
+    assert not torch.allclose(found.weight, plain.weight)
+    within = train_tuned_lens(model.edited(edits), some_tokens(), steps=3)
+    assert torch.equal(within.weight, found.weight)

@@ -148,7 +148,7 @@ def test_what_takes_an_mlp_for_a_function_of_one_position_refuses_it() -> None:
     with pytest.raises(ValueError, match="requires an MLP of single positions"):
         model.block(0).without_attention(torch.zeros(2, 24, dtype=torch.float64))
     with pytest.raises(ValueError, match="this model is an MLP with a convolution"):
-        interp.attribute(hooked, some_tokens(), torch.tensor([1, 2, 3]), by="neuron")
+        interp.attribute(hooked, some_tokens(), torch.tensor([1, 2, 3]), parts="neuron")
     with pytest.raises(ValueError, match="an MLP with a convolution, whose matrices"):
         held(model, "blocks.0.mlp.W_in")
     with pytest.raises(AttributeError, match="no W_in"):

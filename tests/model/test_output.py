@@ -16,9 +16,8 @@ from interp import HookedTransformer
 from interp.compat.hooked_export import to_hooked_state
 from interp.data.batch import Batch
 from interp.families import load
+from interp.lenses import late_layers, output_lens
 from interp.lenses.imprint import top_vjp
-from interp.lenses.late_layers import late_layers
-from interp.lenses.output_lens import output_lens
 from interp.model import Edit, ModelConfig, Read, Tap, Transformer, Weights
 from interp.model.loss import next_token_loss, next_token_loss_of
 from interp.model.output import AdaptiveOutput, TreeOutput

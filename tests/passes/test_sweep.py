@@ -308,6 +308,21 @@ def test_the_models_own_edits_come_first_and_are_in_every_run() -> None:
     assert model.edits == ()
 
 
+@pytest.mark.parametrize("name", ["gpt2", "post-norm", "parallel", "macaron"])
+def test_an_edit_of_the_stream_where_a_variant_enters_is_carried_out_once(name: str) -> None:
+    """Doubling is not idempotent, so that a second time would show."""
+    metric, batch = logit_difference(), Batch(some_tokens()).with_answers(*torch.tensor([[3] * 3, [5] * 3]))
+    last = "hook_normalized_resid_post" if name == "post-norm" else "hook_resid_post"
+    for where in ("L1.resid", "blocks.0.hook_resid_post", f"blocks.0.{last}"):
+        steered = build(name).edited([Edit(where, Scale(2.0))])
+        found = Sweep(steered, batch, [Variant([Edit("L1H1", Zero())]), Variant([Edit("L0H1", Zero())])]).run(
+            metric
+        )
+        for value, part in zip(found.values, ("L1H1", "L0H1"), strict=True):
+            logits = steered.edited([Edit(part, Zero())])(batch.tokens)[:, -1]
+            assert_close(value, logits[:, 3] - logits[:, 5])
+
+
 def test_the_axes_of_an_edit_are_known_by_its_site() -> None:
     with pytest.raises(KeyError, match="has the dims pos, d_model, not 'head'"):
         put("blocks.0.hook_resid_pre", torch.zeros(3, 9, 24), {"h": 0})

@@ -14,7 +14,7 @@ from matplotlib import image
 
 import interp
 from interp.core import accessor
-from interp.lenses.lens import lens
+from interp.lenses import LogitLens
 from interp.plot import cards, choice
 from interp.runs.step_files import decoded, encoded
 from interp.verify import Line
@@ -31,7 +31,7 @@ def model() -> interp.HookedTransformer:
 
 @pytest.fixture(scope="module")
 def result(model: interp.HookedTransformer) -> xr.Dataset:
-    return interp.attribute(model, some_tokens(rows=2, n=6), 3, 4, by="head")
+    return interp.attribute(model, some_tokens(rows=2, n=6), 3, 4, parts="head")
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_xarrays_own_interpolation_is_left_alone(result: xr.Dataset) -> None:
 
 def test_a_dataset_of_others_has_no_plot_and_no_name() -> None:
     other = xr.Dataset({"t": ("x", [1.0, 2.0])})
-    with pytest.raises(ValueError, match=r"not a result of interp; there is one for BackwardLens.*attribute"):
+    with pytest.raises(ValueError, match=r"not a result of interp; there is one for Circuit.*attribute"):
         other.view.plot()
     with pytest.raises(ValueError, match="required"):
         str(other.view)
@@ -101,7 +101,7 @@ def test_a_name_survives_files_selections_and_merges(result: xr.Dataset) -> None
     back = decoded("dataset", next(iter(stored.values())))
     netcdf = xr.load_dataset(io.BytesIO(result.to_netcdf(engine="h5netcdf")))
     merged = result.merge(xr.Dataset({"more": ((), 1.0)}))
-    for each in (back, netcdf, merged, result.isel(prompt=0), result[["logits"]]):
+    for each in (back, netcdf, merged, result.isel(prompt=0), result[["value"]]):
         assert isinstance(each, xr.Dataset)
         assert each.view.analysis == "attribute"
 
@@ -150,7 +150,8 @@ def test_objects_have_a_text_a_plot_and_a_card(model: interp.HookedTransformer) 
         "m", (Line("a", 1e-6, 1e-4), Line("b", 1.0, 0.0), Line("c", None, note="x" * 99))
     )
     backward = interp.backward_lens(model, some_tokens(rows=1, n=5), 3)
-    for each in (circuit, contract, backward, interp.HeadCircuits(model).ov("L0H1")):
+    assert len(pictures(cards.card(backward))) == 1 and backward.view.plot().has_data()
+    for each in (circuit, contract, interp.HeadCircuits(model.transformer).ov("L0H1")):
         if each is not contract:  # a line for each claim, as the command line prints it
             assert max(map(len, str(each).splitlines())) <= 80
         assert len(pictures(each._repr_html_())) == 1
@@ -188,7 +189,7 @@ def test_models_caches_and_runs_are_cards_of_text(model: interp.HookedTransforme
     _, cache = model.run_with_cache(some_tokens(rows=1, n=4))
     assert "blocks.*.attn.hook_pattern" in str(cache) and "2 layers" in str(cache)
     batches = interp.Batch(some_tokens(rows=4, n=6)).numbered().split(2)
-    found = interp.run([lens], model, list(batches))
+    found = interp.run([LogitLens()], model, list(batches))
     for each, says in ((model, "d_model"), (cache, "hook_pattern"), (found, "Results of")):
         assert says in each._repr_html_()
         assert max(map(len, str(each).splitlines())) <= 80

@@ -8,7 +8,7 @@ import xarray as xr
 
 import interp
 from interp import plot
-from interp.residual.paths import paths, term_importance
+from interp.residual import paths, term_importance
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def test_bars_are_the_guess_and_the_loss_of_every_order(result: xr.Dataset) -> N
     figure.canvas.draw()
     bars = ax.containers[-1]
     heights = [bar.get_height() for bar in bars]
-    assert heights == pytest.approx([np.log(64), *result.loss.values])
+    assert heights == pytest.approx([np.log(64), *result.value.sel(score="loss").values[:3]])
     names = [label.get_text() for label in ax.get_xticklabels()]
     assert names == [
         "uniform\nguess", "direct path", "+ 8 terms\nof order 1", "+ 16 terms\nof order 2\n= the model",
@@ -36,14 +36,14 @@ def test_whiskers_are_the_intervals(result: xr.Dataset) -> None:
     ax = plot.loss_by_order(result)
     (lines,) = ax.collections
     ends = np.array([segment[:, 1] for segment in lines.get_segments()])
-    np.testing.assert_allclose(ends[1:, 0], result.loss_low)
-    np.testing.assert_allclose(ends[1:, 1], result.loss_high)
+    np.testing.assert_allclose(ends[1:, 0], result.low.sel(score="loss")[:3])
+    np.testing.assert_allclose(ends[1:, 1], result.high.sel(score="loss")[:3])
     assert ends[0, 0] == ends[0, 1], "a guess has no spread"
 
 
 def test_one_row_without_an_interval_is_drawn_and_nothing_global_changes(result: xr.Dataset) -> None:
     before = dict(mpl.rcParams)
-    bare = result.assign(loss_low=result.loss * np.nan, loss_high=result.loss * np.nan)
+    bare = result.assign(low=result.low * np.nan, high=result.high * np.nan)
     ax = plot.loss_by_order(bare)
     ax.figure.canvas.draw()
     assert len(ax.texts) == 4

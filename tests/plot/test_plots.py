@@ -24,7 +24,7 @@ def model() -> interp.HookedTransformer:
 
 @pytest.fixture(scope="module")
 def by_head(model: interp.HookedTransformer) -> xr.Dataset:
-    return interp.attribute(model, PROMPT, "d", "e", by="head")
+    return interp.attribute(model, PROMPT, "d", "e", parts="head")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_signed_maps_are_centred_on_zero(by_head: xr.Dataset) -> None:
     low, high = ax.images[0].get_clim()
     values = np.asarray(ax.images[0].get_array())
     assert low == -high == -np.abs(values).max()
-    assert values[1, 2] == float(by_head.logits.sel(component="L1H2")[0])
+    assert values[1, 2] == float(by_head.value.sel(part="L1H2")[0])
 
 
 def test_the_waterfall_ends_at_the_total(by_head: xr.Dataset) -> None:
@@ -110,7 +110,7 @@ def test_the_waterfall_ends_at_the_total(by_head: xr.Dataset) -> None:
     assert last.get_x() + last.get_width() == pytest.approx(float(by_head.total[0]), rel=1e-5)
     labels = [label.get_text() for label in ax.get_yticklabels()]
     assert labels[0] == "L1H2"
-    assert labels[-1] == f"{by_head.sizes['component'] - 4} others"
+    assert labels[-1] == f"{by_head.sizes['part'] - 4} others"
 
 
 def test_the_pattern_is_drawn_query_down_key_across(model: interp.HookedTransformer) -> None:
@@ -134,9 +134,9 @@ def test_the_lens_shows_the_top_token_of_every_cell(model: interp.HookedTransfor
 
 def test_a_map_without_any_signal_is_still_centred() -> None:
     zeros = xr.Dataset(
-        {"logits": (("prompt", "component"), np.zeros((1, 2))), "total": ("prompt", [0.0])},
-        coords={"component": ["L0H0", "L0H1"]},
-        attrs={"by": "head"},
+        {"value": (("prompt", "part"), np.zeros((1, 2))), "total": ("prompt", [0.0])},
+        coords={"part": ["L0H0", "L0H1"]},
+        attrs={"parts": "head"},
     )
     low, high = plot.attribution_map(zeros).images[0].get_clim()
     assert low == -high < 0
@@ -158,8 +158,8 @@ def test_errors_say_what_was_required_and_what_arrived(
         plot.attention(torch.zeros(2, 3, 3))
     with pytest.raises(ValueError, match="2 tokens do not fit"):
         plot.attention(torch.eye(3), ["a", "b"])
-    with pytest.raises(ValueError, match=r"by='head' is required.*got by='sublayer'"):
-        plot.attribution_map(interp.attribute(model, PROMPT, "d", by="sublayer"))
+    with pytest.raises(ValueError, match=r"parts='head' is required.*got parts='sublayer'"):
+        plot.attribution_map(interp.attribute(model, PROMPT, "d", parts="sublayer"))
     with pytest.raises(ValueError, match="one token per position"):
         plot.logit_lens(interp.logit_lens(model, "abc"), model.text.pieces, tokens=["a"])
     _, ax = plt.subplots()

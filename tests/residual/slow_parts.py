@@ -37,13 +37,13 @@ def frozen(norm: Normalize, part: Tensor, whole: Tensor) -> Tensor:
 
 @functools.cache
 def embeddings(name: str) -> dict[str, Tensor]:
-    """The embeddings that are summed, by label."""
+    """The embeddings that are summed, by name."""
     sites = ("hook_embed", "hook_pos_embed", "hook_type_embed")
     return {s.removeprefix("hook_"): everything(name)[s] for s in sites if s in everything(name)}
 
 
 def norms_of_the_sum(name: str) -> Iterator[tuple[Place, str, Normalize, Tensor]]:
-    """Every norm that the stream itself goes through before its end: place, label of its beta, the norm, its input."""
+    """Every norm that the stream itself goes through before its end: place, name of its beta, the norm, its input."""
     config, model, seen = CONFIGS[name], build(name), everything(name)
     if model.ln_embed is not None:
         yield EMBEDDING, "embed_bias", model.ln_embed, torch.stack(list(embeddings(name).values())).sum(0)
@@ -51,8 +51,8 @@ def norms_of_the_sum(name: str) -> Iterator[tuple[Place, str, Normalize, Tensor]
         return
     for layer in range(config.n_layers):
         block = model.blocks[layer]
-        yield (layer, 0), f"{layer}_ln1_bias", block.ln1, seen[f"blocks.{layer}.hook_resid_mid"]
-        yield (layer, 1), f"{layer}_ln2_bias", block.ln2, seen[f"blocks.{layer}.hook_resid_post"]
+        yield (layer, 0), f"L{layer}.ln1_bias", block.ln1, seen[f"blocks.{layer}.hook_resid_mid"]
+        yield (layer, 1), f"L{layer}.ln2_bias", block.ln2, seen[f"blocks.{layer}.hook_resid_post"]
 
 
 def pushed(name: str, part: Tensor, since: Place, depth: int = 2, *, behind: bool = False) -> Tensor:
@@ -104,11 +104,13 @@ def written(name: str, layer: int, sublayer: str, part: Tensor, pos: int | slice
 
 @functools.cache
 def sublayers(name: str, depth: int = 2) -> dict[str, Tensor]:
-    """Every part of the stream entering block `depth`, by label: embeddings, sublayers, betas."""
+    """Every part of the stream entering block `depth`, by name: embeddings, sublayers, betas."""
     parts = {label: pushed(name, value, EMBEDDING, depth) for label, value in embeddings(name).items()}
     for layer in range(depth):
         for sublayer, i in SUBLAYERS.items():
             site = f"blocks.{layer}.hook_{sublayer}"
             if site in everything(name):
-                parts[f"{layer}_{sublayer}"] = pushed(name, everything(name)[site], (layer, i), depth)
+                parts[f"L{layer}.{sublayer.removesuffix('_out')}"] = pushed(
+                    name, everything(name)[site], (layer, i), depth
+                )
     return parts | betas(name, depth)

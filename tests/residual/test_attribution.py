@@ -5,16 +5,29 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import interp
-from interp import Batch, HookedEncoderDecoder, HookedTransformer
+from interp import (
+    Add,
+    Batch,
+    Edit,
+    HookedEncoderDecoder,
+    HookedTransformer,
+    IncompleteSumError,
+    Scale,
+    Zero,
+)
+from interp.data.text import Answers
 from interp.model import MLP
 from interp.model.norm import Normalize
-from interp.passes.analysis import run_batches
-from interp.residual.attribution import Answers, labels
+from interp.passes.observe import observe
+from interp.residual import Attribute, attribute
+from interp.residual.attribution import labels
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
+from tests.edited import without_head
 from tests.loops import over
 from tests.model import test_encoder_decoder as pairs
 from tests.tolerances import assert_close
@@ -24,9 +37,9 @@ GRAINS = ("layer", "sublayer", "head", "source", "neuron")
 ANSWER, WRONG = torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
 
 
-def attributed(name: str, by: str, dtype: torch.dtype = torch.float64, **options: object):  # type: ignore[no-untyped-def]
+def attributed(name: str, parts: str, dtype: torch.dtype = torch.float64, **options: object):  # type: ignore[no-untyped-def]
     return interp.attribute(
-        HookedTransformer(build(name, dtype)), some_tokens(), ANSWER, WRONG, by=by, **options
+        HookedTransformer(build(name, dtype)), some_tokens(), ANSWER, WRONG, parts=parts, **options
     )
 
 
@@ -37,18 +50,18 @@ def logit_difference(name: str) -> torch.Tensor:
     return last.gather(1, ANSWER[:, None])[:, 0] - last.gather(1, WRONG[:, None])[:, 0]
 
 
-@over("by", GRAINS)
+@over("parts", GRAINS)
 @pytest.mark.parametrize("name", LINEAR)
-def test_components_sum_to_the_logit_difference_at_every_grain(name: str, by: str) -> None:
-    if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
+def test_components_sum_to_the_logit_difference_at_every_grain(name: str, parts: str) -> None:
+    if parts == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
         kind = "attention-only" if CONFIGS[name].mlp is None else "a mixture of experts"
         with pytest.raises(ValueError, match=f"requires a plain or gated MLP, this model is {kind}"):
-            attributed(name, by)
+            attributed(name, parts)
         return
-    result = attributed(name, by)
-    assert_close(torch.tensor(result.logits.sum("component").values), logit_difference(name))
+    result = attributed(name, parts)
+    assert_close(torch.tensor(result.value.sum("part").values), logit_difference(name))
     assert result.attrs["completeness_error"] <= 1e-11
-    assert tuple(result.component.values) == labels(CONFIGS[name], by)  # type: ignore[arg-type]
+    assert tuple(result.part.values) == labels(CONFIGS[name], parts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
@@ -60,18 +73,18 @@ def test_the_completeness_error_is_below_one_in_a_hundred_thousand_in_float32(na
 def test_a_heads_attribution_equals_pushing_its_write_through_the_frozen_norm(name: str) -> None:
     model = HookedTransformer(build(name))
     cache = model.run_with_cache(some_tokens())[1]
-    parts = cache.apply_ln_to_stack(cache.stack_head_results().values)[:, :, -1]
+    written = cache.apply_ln_to_stack(cache.stack_head_results().values)[:, :, -1]
     direction = model.W_U.mT[ANSWER] - model.W_U.mT[WRONG]
     result = attributed(name, "head")
-    for i, label in enumerate(cache.stack_head_results().labels[:-1]):
-        expected = (parts[i] * direction).sum(-1)
-        assert_close(torch.tensor(result.logits.sel(component=label).values), expected)
+    for i, label in enumerate(cache.stack_head_results().parts[:-1]):
+        expected = (written[i] * direction).sum(-1)
+        assert_close(torch.tensor(result.value.sel(part=label).values), expected)
 
 
 def test_logits_behind_a_masked_lm_head_have_no_linear_parts() -> None:
-    for by in GRAINS:
+    for parts in GRAINS:
         with pytest.raises(ValueError, match=r"linear in the normed stream \(no masked-LM head\)"):
-            attributed("masked-lm", by)
+            attributed("masked-lm", parts)
 
 
 def test_under_a_soft_cap_the_parts_sum_to_the_logits_before_it() -> None:
@@ -90,7 +103,7 @@ def test_sources_sum_to_their_heads_and_masked_sources_give_nothing(name: str) -
             summed = result.by_source.sel(layer=layer, head=head).sum("source")
             assert_close(
                 torch.tensor(summed.values),
-                torch.tensor(result.logits.sel(component=f"L{layer}H{head}").values),
+                torch.tensor(result.value.sel(part=f"L{layer}H{head}").values),
             )
     config = CONFIGS[name]
     for layer in range(2):
@@ -104,9 +117,9 @@ def test_a_single_logit_counts_the_final_bias_and_a_batch_of_answers_is_one_each
     result = interp.attribute(model, some_tokens(), [3, 14, 7])
     logits = model(some_tokens())[:, -1].gather(1, ANSWER[:, None])[:, 0]  # type: ignore[union-attr]
     assert_close(torch.tensor(result.total.values), logits)
-    assert_close(torch.tensor(result.logits.sum("component").values), logits)
+    assert_close(torch.tensor(result.value.sum("part").values), logits)
     bias = model.b_U[ANSWER] + model.W_U.mT[ANSWER] @ model.transformer.ln_final.bias
-    assert_close(torch.tensor(result.logits.sel(component="final_bias").values), bias)
+    assert_close(torch.tensor(result.value.sel(part="final_bias").values), bias)
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -114,15 +127,15 @@ def test_a_single_logit_counts_the_final_bias_and_a_batch_of_answers_is_one_each
 def test_padding_on_either_side_changes_no_attribution(name: str, side: str) -> None:
     rows = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9], [7, 9]]
     model = HookedTransformer(build(name))
-    padded = interp.attribute(model, Batch.of(rows, side=side), ANSWER, WRONG, by="head")  # type: ignore[arg-type]
+    padded = interp.attribute(model, Batch.of(rows, side=side), ANSWER, WRONG, parts="head")  # type: ignore[arg-type]
     for i, row in enumerate(rows):
-        alone = interp.attribute(model, torch.tensor(row), ANSWER[i : i + 1], WRONG[i : i + 1], by="head")
-        assert_close(torch.tensor(padded.logits.values[i]), torch.tensor(alone.logits.values[0]))
+        alone = interp.attribute(model, torch.tensor(row), ANSWER[i : i + 1], WRONG[i : i + 1], parts="head")
+        assert_close(torch.tensor(padded.value.values[i]), torch.tensor(alone.value.values[0]))
 
 
 def test_answers_must_fit_the_prompts_and_the_vocabulary() -> None:
     model = HookedTransformer(build("gpt2"))
-    with pytest.raises(ValueError, match="one answer per prompt is required, got 2 answers for 3"):
+    with pytest.raises(ValueError, match="attribute holds answers for 2 prompts, got 3 rows of data"):
         interp.attribute(model, some_tokens(), [1, 2])
     with pytest.raises(ValueError, match=r"must be in \[0, 30\], got 31"):
         interp.attribute(model, some_tokens(), 31)
@@ -135,19 +148,19 @@ def directions(rows: int = 3) -> Tensor:
     return torch.randn(rows, 24, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
-@over("by", GRAINS)
+@over("parts", GRAINS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_components_sum_to_the_normed_final_stream_on_each_prompts_direction(name: str, by: str) -> None:
+def test_components_sum_to_the_normed_final_stream_on_each_prompts_direction(name: str, parts: str) -> None:
     """Behind a masked-LM head too: the normed stream is in front of it."""
-    if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
+    if parts == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
         return
     normed = build(name).ln_final(build(name)(some_tokens(), stop=2)[:, -1])
-    result = interp.attribute(HookedTransformer(build(name)), some_tokens(), directions(), by=by)  # type: ignore[arg-type]
+    result = interp.attribute(HookedTransformer(build(name)), some_tokens(), directions(), parts=parts)  # type: ignore[arg-type]
     expected = (normed * directions()).sum(-1)
     assert_close(torch.tensor(result.total.values), expected)
-    assert_close(torch.tensor(result.logits.sum("component").values), expected)
+    assert_close(torch.tensor(result.value.sum("part").values), expected)
     assert result.attrs["completeness_error"] <= 1e-11
-    assert result.attrs["unit"] == "projection on the direction"
+    assert result.value.attrs["unit"] == "projection on the direction"
 
 
 def test_a_model_without_logits_has_directions() -> None:
@@ -155,17 +168,17 @@ def test_a_model_without_logits_has_directions() -> None:
     model = HookedTransformer(perturbed(encoder))
     with pytest.raises(ValueError, match=r"requires logits .* or a direction"):
         interp.attribute(model, some_tokens(), 3)
-    result = interp.attribute(model, some_tokens(), directions()[0], by="neuron")
+    result = interp.attribute(model, some_tokens(), directions()[0], parts="neuron")
     normed = model.transformer(some_tokens())[:, -1]
-    assert_close(torch.tensor(result.logits.sum("component").values), normed @ directions()[0])
+    assert_close(torch.tensor(result.value.sum("part").values), normed @ directions()[0])
 
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_the_direction_of_a_logit_difference_gives_what_the_tokens_give_but_b_u(name: str) -> None:
     model = HookedTransformer(build(name))
     columns = (model.W_U.mT[ANSWER] - model.W_U.mT[WRONG]) * CONFIGS[name].logit_scale
-    on_direction = interp.attribute(model, some_tokens(), columns, by="head").logits
-    of_tokens = attributed(name, "head").logits
+    on_direction = interp.attribute(model, some_tokens(), columns, parts="head").value
+    of_tokens = attributed(name, "head").value
     np.testing.assert_allclose(on_direction[:, :-1], of_tokens[:, :-1], rtol=1e-9, atol=1e-9)
     b_U = (model.b_U[ANSWER] - model.b_U[WRONG]) * CONFIGS[name].logit_scale
     np.testing.assert_allclose(of_tokens[:, -1] - on_direction[:, -1], b_U, rtol=1e-9, atol=1e-9)
@@ -177,20 +190,22 @@ def test_directions_belong_to_their_prompts_in_batches_of_any_size_and_dtype(dty
     together = interp.attribute(model, some_tokens(), directions(), batch_size=2)
     for i in range(3):
         alone = interp.attribute(model, some_tokens()[i], directions()[i])
-        assert_close(torch.tensor(together.logits.values[i]), torch.tensor(alone.logits.values[0]), dtype)
+        assert_close(torch.tensor(together.value.values[i]), torch.tensor(alone.value.values[0]), dtype)
 
 
 def test_a_direction_that_nothing_writes_is_no_error() -> None:
-    result = interp.attribute(HookedTransformer(build("gpt2")), some_tokens(), torch.zeros(24), by="source")
-    assert not result.logits.values.any() and result.attrs["completeness_error"] == 0
+    result = interp.attribute(
+        HookedTransformer(build("gpt2")), some_tokens(), torch.zeros(24), parts="source"
+    )
+    assert not result.value.values.any() and result.attrs["completeness_error"] == 0
 
 
 @pytest.mark.parametrize(
     ("answer", "wrong", "message"),
     [
-        (torch.ones(23), None, r"\[d_model\] = \[24\] or \[prompt, d_model\] = \[3, 24\], got \[23\]"),
-        (torch.ones(2, 24), None, r"= \[3, 24\], got \[2, 24\]"),
-        (torch.tensor([3.0, 14.0, 7.0]), None, r"= \[3, 24\], got \[3\]"),
+        (torch.ones(23), None, r"\[d_model\] = \[24\] or \[prompt, d_model\] = \[prompt, 24\], got \[23\]"),
+        (torch.ones(2, 24), None, "attribute holds answers for 2 prompts, got 3 rows of data"),
+        (torch.tensor([3.0, 14.0, 7.0]), None, r"= \[prompt, 24\], got \[3\]"),
         (torch.full((24,), torch.nan), None, "finite numbers"),
         (torch.ones(24), 5, "a direction has no wrong answer: pass the difference of two"),
         (ANSWER, torch.ones(24), "a direction has no wrong answer: pass the difference of two"),
@@ -211,12 +226,12 @@ def test_a_direction_that_does_not_fit_is_refused_by_its_shape(
 def test_a_position_of_each_prompt_gives_the_models_logits_there(name: str, side: str) -> None:
     rows, positions = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9], [7, 9]], [-3, 5, -2]
     model, batch = HookedTransformer(build(name)), Batch.of(rows, side=side)  # type: ignore[arg-type]
-    result = interp.attribute(model, batch, ANSWER, WRONG, by="source", pos=positions)
+    result = interp.attribute(model, batch, ANSWER, WRONG, parts="source", pos=positions)
     for i, (row, pos) in enumerate(zip(rows, positions, strict=True)):
         logits, cap = model(torch.tensor([row]))[0, pos], CONFIGS[name].logit_softcap  # type: ignore[call-overload]
         logits = logits if cap is None else cap * (logits / cap).atanh()
         assert_close(torch.tensor(result.total.values[i]), logits[ANSWER[i]] - logits[WRONG[i]])
-    np.testing.assert_allclose(result.logits.sum("component"), result.total, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(result.value.sum("part"), result.total, rtol=1e-9, atol=1e-9)
     assert result.sizes["source"] == 6
     assert (result.by_source.values[2, ..., :-1] == 0).all(), "the first token sees itself alone"
 
@@ -226,12 +241,16 @@ def test_positions_that_a_prompt_lacks_or_that_see_what_follows_are_refused() ->
     for pos in (2, -3):
         with pytest.raises(IndexError, match=rf"prompts of \[3, 2\] tokens are required, got {pos}"):
             interp.attribute(model, batch, 3, pos=pos)
-    with pytest.raises(
-        ValueError, match="one position per prompt is required, got 3 positions for 2 prompts"
-    ):
+    with pytest.raises(ValueError, match="attribute holds answers for 3 prompts, got 2 rows of data"):
         interp.attribute(model, batch, 3, pos=[0, 1, 0])
+    with pytest.raises(ValueError, match=r"one of each is required for every prompt.*2 answers, 3 positions"):
+        interp.attribute(model, batch, [3, 4], pos=[0, 1, 0])
     with pytest.raises(ValueError, match="pos requires a causal model"):
         interp.attribute(HookedTransformer(build("bidirectional")), batch, 3, pos=0)
+
+
+def is_neuron(part: str) -> bool:
+    return interp.Part.of(part).kind == "neuron"
 
 
 # --- neurons --------------------------------------------------------------------------------------------------------
@@ -239,27 +258,28 @@ def test_positions_that_a_prompt_lacks_or_that_see_what_follows_are_refused() ->
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm", "parallel"])
 def test_the_largest_neurons_stand_alone_and_the_others_of_each_layer_together(name: str) -> None:
-    every, some = attributed(name, "neuron").logits, attributed(name, "neuron", top=7, batch_size=2)
-    size = {c: abs(every.sel(component=c)).mean() for c in every.component.values if c.startswith("L")}
+    every, some = attributed(name, "neuron").value, attributed(name, "neuron", top=7, batch_size=2)
+    neurons = [c for c in every.part.values.tolist() if is_neuron(c)]
+    size = {c: abs(every.sel(part=c)).mean() for c in neurons}
     largest = sorted(size, key=lambda c: -float(size[c]))[:7]
-    found = some.component.values.tolist()
-    assert [c for c in found if c.startswith("L")] == [c for c in size if c in largest]
-    for component in set(found) & set(every.component.values):
-        one = some.logits.sel(component=component)
-        np.testing.assert_allclose(one, every.sel(component=component), rtol=1e-12, atol=1e-12)
+    found = some.part.values.tolist()
+    assert [c for c in found if is_neuron(c)] == [c for c in size if c in largest]
+    for part in set(found) & set(every.part.values):
+        one = some.value.sel(part=part)
+        np.testing.assert_allclose(one, every.sel(part=part), rtol=1e-12, atol=1e-12)
     for layer in range(2):
         others = [c for c in size if c.startswith(f"L{layer}N") and c not in largest]
-        rest = some.logits.sel(component=f"{layer}_mlp_rest")
-        np.testing.assert_allclose(rest, every.sel(component=others).sum("component"), rtol=1e-12, atol=1e-12)
-    assert len(found) == len(every.component) - len(size) + 7 + 2
-    np.testing.assert_allclose(some.logits.sum("component"), some.total, rtol=1e-9, atol=1e-9)
+        rest = some.value.sel(part=f"L{layer}.mlp_rest")
+        np.testing.assert_allclose(rest, every.sel(part=others).sum("part"), rtol=1e-12, atol=1e-12)
+    assert len(found) == len(every.part) - len(size) + 7 + 2
+    np.testing.assert_allclose(some.value.sum("part"), some.total, rtol=1e-9, atol=1e-9)
 
 
 def test_the_number_of_neurons_must_fit_the_model_and_the_grain() -> None:
     for top in (0, 81):
         with pytest.raises(ValueError, match=rf"top must be in \[1, 80\] neurons, got {top}"):
             attributed("gpt2", "neuron", top=top)
-    with pytest.raises(ValueError, match="top requires by='neuron', got by='head'"):
+    with pytest.raises(ValueError, match="top requires parts='neuron', got parts='head'"):
         attributed("gpt2", "head", top=3)
 
 
@@ -275,39 +295,41 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("by", ["head", "neuron"])
-def test_nothing_of_every_head_or_neuron_is_as_wide_as_the_stream(by: str) -> None:
+@pytest.mark.parametrize("parts", ["head", "neuron"])
+def test_nothing_of_every_head_or_neuron_is_as_wide_as_the_stream(parts: str) -> None:
     """Rows of one token, so that all activations at all positions are smaller than that."""
-    rows, units, d_model = 64, 40 if by == "neuron" else 4, 24
+    rows, units, d_model = 64, 40 if parts == "neuron" else 4, 24
     with Largest() as largest:  # type: ignore[no-untyped-call]
-        interp.attribute(HookedTransformer(build("gpt2")), some_tokens(rows, 1), 3, by=by, batch_size=rows)  # type: ignore[arg-type]
+        interp.attribute(
+            HookedTransformer(build("gpt2")), some_tokens(rows, 1), 3, parts=parts, batch_size=rows
+        )  # type: ignore[arg-type]
     assert rows * 3 * d_model <= largest.values < rows * units * d_model
 
 
 # --- encoder-decoders -----------------------------------------------------------------------------------------------
 
 
-@over("by", GRAINS)
+@over("parts", GRAINS)
 @pytest.mark.parametrize("name", pairs.CONFIGS)
-def test_a_decoders_parts_sum_to_the_logits_of_the_encoder_decoder(name: str, by: str) -> None:
+def test_a_decoders_parts_sum_to_the_logits_of_the_encoder_decoder(name: str, parts: str) -> None:
     """Sources and targets of different lengths; each at a position of its own."""
-    if by == "neuron" and pairs.CONFIGS[name].decoder.mlp is None:
+    if parts == "neuron" and pairs.CONFIGS[name].decoder.mlp is None:
         return
     network, positions = pairs.model(name), [8, 3, 0]
     model = HookedEncoderDecoder(network)
     source = Batch(pairs.SOURCE, pairs.KEEP)
     target = Batch(pairs.TARGET, torch.arange(9) < torch.tensor([[9], [6], [2]]))
     given, decoder = model.given(source, target), HookedTransformer(network.decoder)
-    result = interp.attribute(decoder, given, ANSWER, WRONG, by=by, pos=positions)  # type: ignore[arg-type]
+    result = interp.attribute(decoder, given, ANSWER, WRONG, parts=parts, pos=positions)  # type: ignore[arg-type]
     rows = torch.arange(3)
     logits = network(pairs.SOURCE, pairs.TARGET, source_keep=pairs.KEEP)[rows, positions]
     expected = logits[rows, ANSWER] - logits[rows, WRONG]
     assert_close(torch.tensor(result.total.values), expected)
-    assert_close(torch.tensor(result.logits.sum("component").values), expected)
-    if by == "source":
+    assert_close(torch.tensor(result.value.sum("part").values), expected)
+    if parts == "source":
         memory = torch.tensor(result.by_memory.values)
         crossed = [f"L{layer}X{head}" for layer in range(3) for head in range(4)]
-        heads = torch.tensor(result.logits.sel(component=crossed).values).unflatten(1, (3, 4))
+        heads = torch.tensor(result.value.sel(part=crossed).values).unflatten(1, (3, 4))
         assert_close(memory.sum(-1), heads)
         assert (
             not memory.masked_select(~pairs.KEEP[:, None, None]).any() and memory.abs().min(-1)[0].max() > 0
@@ -319,7 +341,7 @@ def test_a_head_of_cross_attention_moves_what_the_formula_says_from_each_source_
     network = pairs.model("pre-norm")
     given = HookedEncoderDecoder(network).given(pairs.SOURCE, pairs.TARGET)
     decoder = HookedTransformer(network.decoder)
-    result = interp.attribute(decoder, given, directions(), by="source")
+    result = interp.attribute(decoder, given, directions(), parts="source")
     seen = HookedEncoderDecoder(network).run_with_cache(pairs.SOURCE, pairs.TARGET)[1]["decoder"]
     pattern, v = (seen[f"blocks.2.cross_attn.hook_{part}"] for part in ("pattern", "v"))
     stream = seen["blocks.2.hook_resid_post"][:, -1]
@@ -338,19 +360,84 @@ def through(norm: Normalize, part: Tensor, whole: Tensor) -> Tensor:
     return (part - part.mean(-1, keepdim=True)) / sigma * norm.weight
 
 
-def test_a_pass_holds_as_many_prompts_as_fit_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+# --- the question ---------------------------------------------------------------------------------------------------
+
+
+def test_a_pass_holds_as_many_prompts_as_asked_and_no_number_depends_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, tokens, sizes = HookedTransformer(build("gpt2")), some_tokens(5, 7), list[int]()
 
-    def watched(analyses, network, batches):  # type: ignore[no-untyped-def]
-        rows = list(batches)
-        sizes.extend(len(batch) for batch in rows)
-        return run_batches(analyses, network, rows)
+    def watched(network, batch, *args, **options):  # type: ignore[no-untyped-def]
+        sizes.append(len(batch))
+        return observe(network, batch, *args, **options)
 
-    monkeypatch.setattr("interp.residual.attribution.run_batches", watched)
-    whole = interp.attribute(model, tokens, 3, batch_size=5)
-    for limit, expected in ((20, [2, 2, 1]), (3, [1] * 5), (512, [5])):
+    monkeypatch.setattr("interp.passes.analysis.observe", watched)
+    whole = attribute(model, tokens, 3)
+    for size, expected in ((2, [2, 2, 1]), (1, [1] * 5), (5, [5])):
         sizes.clear()
-        monkeypatch.setattr("interp.residual.attribution.TOKENS", limit)
-        found = interp.attribute(model, tokens, 3)
+        found = attribute(model, tokens, 3, batch_size=size)
         assert sizes == expected
-        np.testing.assert_allclose(found.logits, whole.logits, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(found.value, whole.value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("parts", GRAINS)
+def test_the_function_is_the_record_applied(parts: str) -> None:
+    model = HookedTransformer(build("gpt2"))
+    asked = Attribute(ANSWER, WRONG, parts=parts)  # type: ignore[arg-type]
+    for options in ({}, {"edits": [Edit("L0H1", Zero())]}) if parts != "source" else ({},):
+        found = attribute(model, some_tokens(), ANSWER, WRONG, parts=parts, **options)  # type: ignore[arg-type]
+        again = interp.run([asked], model, [Batch(some_tokens())], **options)["attribute"]  # type: ignore[arg-type]
+        xr.testing.assert_identical(again, found)
+    assert len(interp.frame(found).columns) <= 12
+
+
+def test_answers_come_with_the_data_where_the_question_brings_none() -> None:
+    model = HookedTransformer(build("gpt2"))
+    found = attribute(model, Batch(some_tokens()).with_answers(ANSWER, WRONG))
+    xr.testing.assert_identical(found, attribute(model, some_tokens(), ANSWER, WRONG))
+    with pytest.raises(ValueError, match="requires an answer for every prompt, got none"):
+        attribute(model, some_tokens())
+
+
+# --- edits ----------------------------------------------------------------------------------------------------------
+
+
+@over("parts", ["layer", "sublayer", "head", "neuron"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_zeroed_head_gives_the_numbers_of_the_model_without_its_output(name: str, parts: str) -> None:
+    if parts == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
+        return
+    found = attributed(name, parts, edits=[Edit("L1H2", Zero())])
+    expected = attribute(HookedTransformer(without_head(name)), some_tokens(), ANSWER, WRONG, parts=parts)  # type: ignore[arg-type]
+    assert_close(torch.tensor(found.value.values), torch.tensor(expected.value.values))
+    assert_close(torch.tensor(found.total.values), torch.tensor(expected.total.values))
+    assert float(abs(found.total - attributed(name, parts).total).max()) > 1e-6
+    if parts == "head":
+        assert not found.value.sel(part="L1H2").any()
+
+
+def test_edits_that_hold_around_a_call_are_those_of_its_argument() -> None:
+    model, edit = HookedTransformer(build("gpt2")), Edit("L1H2", Zero())
+    expected = attributed("gpt2", "head", edits=[edit])
+    with model.hooks(edits=[edit]):
+        xr.testing.assert_identical(attribute(model, some_tokens(), ANSWER, WRONG, parts="head"), expected)
+    again = attribute(model.edited([edit]), some_tokens(), ANSWER, WRONG, parts="head")
+    xr.testing.assert_identical(again, expected)
+
+
+def test_what_no_part_wrote_is_refused_by_the_name_of_its_edit() -> None:
+    steering = Edit("L1.resid", Add(1.5 * torch.arange(24.0)))
+    with pytest.raises(IncompleteSumError, match=r"under the edits of L1\.resid the stream holds what none"):
+        attributed("gpt2", "head", edits=[steering])
+    silent = Edit("L1.attn", Zero())
+    assert_close(
+        torch.tensor(attributed("gpt2", "sublayer", edits=[silent]).value.sum("part").values),
+        torch.tensor(attributed("gpt2", "sublayer", edits=[silent]).total.values),
+    )
+    with pytest.raises(IncompleteSumError, match=r"edits of L1\.attn"):
+        attributed("gpt2", "head", edits=[silent])
+    with pytest.raises(IncompleteSumError, match=r"sources of layer 1.*was the pass edited"):
+        attributed("gpt2", "source", edits=[Edit("L1H2", Zero())])
+    with pytest.raises(ValueError, match="edit inside the blocks"):
+        attributed("gpt2", "head", edits=[Edit("ln_final.hook_normalized", Scale(2.0))])

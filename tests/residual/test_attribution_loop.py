@@ -1,4 +1,4 @@
-"""Every component of an attribution, again, from the formulas: one prompt, one component at a time.
+"""Every part of an attribution, again, from the formulas: one prompt, one part at a time.
 
 c . ((x - mean x) / sigma * gamma), sigma that of the whole final residual, c the difference of two unembedding columns
 times the factor on the logits; x is the part as it stands at the end of the stream (`slow_parts`).
@@ -38,7 +38,7 @@ def model(name: str) -> HookedTransformer:
 
 @functools.cache
 def column(name: str) -> Tensor:
-    """The direction of the logit difference behind the final norm."""
+    """The direction of the logit difference after the final norm."""
     return (model(name).W_U[:, ANSWER] - model(name).W_U[:, WRONG]) * CONFIGS[name].logit_scale
 
 
@@ -48,15 +48,15 @@ def end_of_stream(name: str) -> Tensor:
 
 
 def contribution(name: str, part: Tensor, direction: Tensor | None = None, pos: int = -1) -> float:
-    """The formula above, for a part `[row, pos, d]` of the stream at its end; or another direction behind the norm."""
+    """The formula above, for a part `[row, pos, d]` of the stream at its end; or another direction after the norm."""
     norm = model(name).transformer.ln_final
     part = slow_parts.frozen(norm, part[ROW, pos], end_of_stream(name)[pos])
     return float(part @ (column(name) if direction is None else direction))
 
 
 def beta_of(name: str, layer: int, sublayer: str) -> Columns:
-    """The beta of the norm of the sum behind a sublayer, where there is one."""
-    label = f"{layer}_{'ln1' if sublayer == 'attn_out' else 'ln2'}_bias"
+    """The beta of the norm of the sum after a sublayer, where there is one."""
+    label = f"L{layer}.{'ln1' if sublayer == 'attn_out' else 'ln2'}_bias"
     betas = slow_parts.betas(name)
     return {label: betas[label]} if label in betas else {}
 
@@ -64,7 +64,7 @@ def beta_of(name: str, layer: int, sublayer: str) -> Columns:
 def sublayers_of(name: str, layer: int) -> Columns:
     parts: Columns = {}
     for sublayer in CONFIGS[name].sublayers:
-        label = f"{layer}_{sublayer}"
+        label = f"L{layer}.{sublayer.removesuffix('_out')}"
         parts |= {label: slow_parts.sublayers(name)[label]} | beta_of(name, layer, sublayer)
     return parts
 
@@ -72,7 +72,7 @@ def sublayers_of(name: str, layer: int) -> Columns:
 def split(name: str, layer: int, sublayer: str, pieces: Columns) -> Columns:
     """Pieces of a sublayer's bare output, and its bias, at the end of the stream."""
     place = (layer, slow_parts.SUBLAYERS[sublayer])
-    bias = f"{layer}_{sublayer.removesuffix('_out')}_bias"
+    bias = f"L{layer}.{sublayer.removesuffix('_out')}_bias"
     pieces = pieces | {bias: bias_of(name, layer, sublayer).expand(3, 9, -1)}
     return {
         label: pushed(name, written(name, layer, sublayer, piece), place) for label, piece in pieces.items()
@@ -82,12 +82,12 @@ def split(name: str, layer: int, sublayer: str, pieces: Columns) -> Columns:
 def with_heads(name: str, layer: int) -> Columns:
     z, W_O = everything(name)[f"blocks.{layer}.attn.hook_z"], model(name).W_O[layer]
     heads = split(name, layer, "attn_out", {f"L{layer}H{h}": z[:, :, h] @ W_O[h] for h in range(4)})
-    whole = {k: v for k, v in sublayers_of(name, layer).items() if not k.endswith("attn_out")}
+    whole = {k: v for k, v in sublayers_of(name, layer).items() if not k.endswith(".attn")}
     return heads | whole
 
 
 def with_neurons(name: str, layer: int) -> Columns:
-    parts = {k: v for k, v in sublayers_of(name, layer).items() if "_mlp_" not in k}
+    parts = {k: v for k, v in sublayers_of(name, layer).items() if ".mlp" not in k}
     for sublayer, letter in (("mlp_out", "N"), ("mlp_before_out", "B")):
         if sublayer in CONFIGS[name].sublayers:
             mlp = sublayer.removesuffix("_out")
@@ -99,7 +99,7 @@ def with_neurons(name: str, layer: int) -> Columns:
 
 
 def whole_layer(name: str, layer: int) -> Columns:
-    return {f"{layer}_block": torch.stack(list(sublayers_of(name, layer).values())).sum(0)}
+    return {f"L{layer}": torch.stack(list(sublayers_of(name, layer).values())).sum(0)}
 
 
 GRAINS: dict[str, Callable[[str, int], Columns]] = {
@@ -111,29 +111,29 @@ GRAINS: dict[str, Callable[[str, int], Columns]] = {
 }
 
 
-def every_part(name: str, by: str) -> Columns:
+def every_part(name: str, grain: str) -> Columns:
     """All components but the final bias, at the end of the stream."""
     parts = slow_parts.sublayers(name)
     parts = {
         label: part for label, part in parts.items() if label.partition("_")[0] in ("embed", "pos", "type")
     }
     for layer in range(2):
-        parts |= GRAINS[by](name, layer)
+        parts |= GRAINS[grain](name, layer)
     return parts
 
 
 def columns(result: xr.Dataset) -> dict[str, float]:
     """The only prompt's value of every component."""
-    return dict(zip(result.component.values.tolist(), result.logits.values[0].tolist(), strict=True))
+    return dict(zip(result.part.values.tolist(), result.value.values[0].tolist(), strict=True))
 
 
 @EVERY
-@over("by", GRAINS)
-def test_every_component_equals_its_formula(name: str, by: str) -> None:
-    if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
+@over("parts", GRAINS)
+def test_every_component_equals_its_formula(name: str, parts: str) -> None:
+    if parts == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
         return
-    result = interp.attribute(model(name), some_tokens()[ROW], ANSWER, WRONG, by=by)  # type: ignore[arg-type]
-    expected = {label: contribution(name, part) for label, part in every_part(name, by).items()}
+    result = interp.attribute(model(name), some_tokens()[ROW], ANSWER, WRONG, parts=parts)  # type: ignore[arg-type]
+    expected = {label: contribution(name, part) for label, part in every_part(name, parts).items()}
     found = columns(result)
     constant = found.pop("final_bias")
     assert found == pytest.approx(expected, abs=1e-10)
@@ -143,15 +143,15 @@ def test_every_component_equals_its_formula(name: str, by: str) -> None:
 
 
 @EVERY
-@over("by, pos", [("layer", -4), ("head", 5), ("neuron", 0), ("sublayer", -1)])
-def test_on_any_direction_and_at_any_position_too(name: str, by: str, pos: int) -> None:
-    """Of the whole prompt's activations, the tokens behind the position included; gamma and beta as in the formula."""
-    if by == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
+@over("parts, pos", [("layer", -4), ("head", 5), ("neuron", 0), ("sublayer", -1)])
+def test_on_any_direction_and_at_any_position_too(name: str, parts: str, pos: int) -> None:
+    """Of the whole prompt's activations, the tokens after the position included; gamma and beta as in the formula."""
+    if parts == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
         return
     direction = torch.randn(24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    result = interp.attribute(model(name), some_tokens()[ROW], direction, by=by, pos=pos)  # type: ignore[arg-type]
-    parts = every_part(name, by)
-    expected = {label: contribution(name, part, direction, pos) for label, part in parts.items()}
+    result = interp.attribute(model(name), some_tokens()[ROW], direction, parts=parts, pos=pos)  # type: ignore[arg-type]
+    every = every_part(name, parts)
+    expected = {label: contribution(name, part, direction, pos) for label, part in every.items()}
     beta = model(name).transformer.ln_final.bias
     expected["final_bias"] = 0.0 if beta is None else float(beta @ direction)
     assert columns(result) == pytest.approx(expected, abs=1e-10)
@@ -161,7 +161,7 @@ def test_on_any_direction_and_at_any_position_too(name: str, by: str, pos: int) 
 @EVERY
 def test_every_source_of_every_head_equals_its_formula(name: str) -> None:
     """a_j (v_j W_O), pushed through the same frozen norms."""
-    result = interp.attribute(model(name), some_tokens()[ROW], ANSWER, WRONG, by="source")
+    result = interp.attribute(model(name), some_tokens()[ROW], ANSWER, WRONG, parts="source")
     group = CONFIGS[name].n_heads // CONFIGS[name].kv_heads
     for layer in range(2):
         pattern, v = (everything(name)[f"blocks.{layer}.attn.hook_{part}"] for part in ("pattern", "v"))
@@ -183,20 +183,20 @@ def test_a_common_part_of_both_logits_raises_no_false_alarm() -> None:
     network.unembed.weight[[ANSWER, WRONG]] += 1000.0
     subject = HookedTransformer(network)
     result = interp.attribute(subject, some_tokens(), ANSWER, WRONG)
-    assert float(abs(result.logits).max()) < 50
+    assert float(abs(result.value).max()) < 50
     assert float(network(some_tokens())[:, -1, ANSWER].abs().min()) > 1e4
     cache = subject.run_with_cache(some_tokens())[1]
     answer, wrong = torch.full((3,), ANSWER), torch.full((3,), WRONG)
     parts = cache.logit_attrs(cache.decompose_resid(), answer, wrong)
-    assert_close(parts.values.mT, torch.tensor(result.logits.values))
+    assert_close(parts.values.mT, torch.tensor(result.value.values))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_caches_attribution_of_a_half_precision_model_is_that_of_the_door(dtype: torch.dtype) -> None:
+def test_the_caches_attribution_of_a_half_precision_model_is_that_of_the_function(dtype: torch.dtype) -> None:
     subject = HookedTransformer(build("gpt2", dtype))
     fused = ["*embed", "blocks.*.hook_attn_out", "blocks.*.hook_mlp_out", "blocks.*.hook_resid_post"]
     cache = subject.run_with_cache(some_tokens(), fused)[1]
     found = cache.logit_attrs(cache.decompose_resid(), torch.full((3,), ANSWER), torch.full((3,), WRONG))
     assert found.values.dtype == torch.float32
-    door = interp.attribute(subject, some_tokens(), ANSWER, WRONG)
-    assert_close(found.values.mT, torch.tensor(door.logits.values))
+    given = interp.attribute(subject, some_tokens(), ANSWER, WRONG)
+    assert_close(found.values.mT, torch.tensor(given.value.values))

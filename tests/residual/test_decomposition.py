@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp import ActivationCache, HookedTransformer, IncompleteSumError
+from interp import ActivationCache, HookedTransformer, IncompleteSumError, Part
 from interp.model import MLP, MoE
 from interp.residual import decomposition as residual
 from tests.configs import CONFIGS, build, some_tokens
@@ -41,7 +41,7 @@ def test_sublayers_sum_to_the_stream_at_every_depth(name: str, depth: int) -> No
 def test_every_part_of_the_stream_equals_its_formula(name: str, depth: int) -> None:
     """Each pushed through the norms behind it one by one, at the statistics of the stream that stood there."""
     parts, expected = cached(name).decompose_resid(depth), slow_parts.sublayers(name, depth)
-    assert set(parts.labels) == set(expected)
+    assert set(parts.parts) == set(expected)
     for label, value in expected.items():
         assert_close(parts[label], value)
 
@@ -51,7 +51,7 @@ def test_every_part_of_the_stream_equals_its_formula(name: str, depth: int) -> N
 def test_heads_and_remainder_sum_to_the_stream(name: str, depth: int) -> None:
     cache = cached(name)
     parts = cache.stack_head_results(depth)
-    assert parts.labels == (*(f"L{i}H{h}" for i in range(depth) for h in range(4)), "remainder")
+    assert parts.parts == (*(f"L{i}H{h}" for i in range(depth) for h in range(4)), "remainder")
     assert_close(parts.values.sum(0), residual.stream(cache, cache.model, depth))
 
 
@@ -78,7 +78,7 @@ def test_head_writes_equal_a_loop_over_heads_and_sources(name: str, layer: int, 
 def test_neurons_and_their_bias_sum_to_the_mlp(name: str) -> None:
     cache = cached(name)
     parts = cache.stack_neuron_results(0, pos=3)
-    assert parts.labels[-1] == "bias" and parts.labels[7] == "L0N7"
+    assert parts.parts[-1] == "L0.mlp_bias" and parts.parts[7] == "L0N7"
     assert_close(parts.values.sum(0), cache["mlp_out", 0][:, 3])
     w_out = HookedTransformer(cache.model).W_out[0]
     alone = cache["post", 0][:, 3, 7, None] * w_out[7]
@@ -88,7 +88,7 @@ def test_neurons_and_their_bias_sum_to_the_mlp(name: str) -> None:
 def test_neurons_of_the_first_mlp_of_a_macaron_block_sum_to_its_half() -> None:
     cache = cached("macaron")
     parts = cache.stack_neuron_results(1, pos=3, before=True)
-    assert parts.labels[7] == "L1B7"
+    assert parts.parts[7] == "L1B7" and parts.parts[-1] == "L1.mlp_before_bias"
     assert_close(parts.values.sum(0), cache["mlp_before_out", 1][:, 3])
     first = cache.model.block(1).mlp_before
     post = cache["blocks.1.mlp_before.hook_post"][:, 3, 7, None]
@@ -122,7 +122,7 @@ def test_logit_attributions_of_complete_parts_sum_to_the_models_logits(name: str
     whole = whole if wrong is None else whole - logits.gather(1, wrong[:, None])[:, 0]
     for parts in (cache.decompose_resid(), cache.stack_head_results()):
         found = cache.logit_attrs(parts, answer, wrong, pos=4)
-        assert found.labels[-1] == "final_bias"
+        assert found.parts[-1] == "final_bias"
         assert_close(found.values.sum(0), whole)
 
 
@@ -165,10 +165,11 @@ def test_nan_never_passes_for_a_sum() -> None:
 def test_accumulated_states_are_the_cached_stream_with_and_without_middles() -> None:
     cache = cached("gpt2")
     plain, full = cache.accumulated_resid(), cache.accumulated_resid(incl_mid=True)
-    assert plain.labels == ("0_pre", "1_pre", "final_post")
-    assert full.labels == ("0_pre", "0_mid", "1_pre", "1_mid", "final_post")
-    assert_close(full["1_mid"], cache["resid_mid", 1])
-    assert cached("parallel").accumulated_resid(incl_mid=True).labels == plain.labels
+    assert plain.parts == ("L0.resid", "L1.resid", "L1.resid_post")
+    assert full.parts == ("L0.resid", "L0.resid_mid", "L1.resid", "L1.resid_mid", "L1.resid_post")
+    assert_close(full["L1.resid_mid"], cache["resid_mid", 1])
+    assert cached("parallel").accumulated_resid(incl_mid=True).parts == plain.parts
+    assert cached("gpt2").accumulated_resid(1).parts == ("L0.resid", "L1.resid")
 
 
 def test_accessors_work_without_the_batch_axis() -> None:
@@ -199,3 +200,25 @@ def test_a_huge_position_hides_no_error_elsewhere() -> None:
     whole = parts.sum(0)
     whole[0, 2, 1] += 0.01
     assert residual.sum_error(parts, whole) == pytest.approx(0.01 / 2.01, rel=1e-3)
+
+
+def test_a_part_is_found_under_every_spelling_of_it_and_an_unknown_one_is_named() -> None:
+    cache = cached("gpt2")
+    heads, sublayers = cache.stack_head_results(), cache.decompose_resid()
+    for spelling in ("L0H3", "a0.h3", (0, 3), Part("head", 0, 3)):
+        assert torch.equal(heads[spelling], heads.values[3])
+    for spelling in ("L1.mlp", "1_mlp_out", "blocks.1.hook_mlp_out"):
+        assert torch.equal(sublayers[spelling], sublayers.values[-1])
+    assert torch.equal(heads["remainder"], heads.values[-1])
+    with pytest.raises(KeyError, match=r"no part 'L0\.mlp' here; parts: L0H0, L0H1"):
+        heads["L0.mlp"]
+    with pytest.raises(KeyError, match="no part 'no_part'"):
+        heads["no_part"]
+
+
+def test_every_name_of_a_part_is_the_canonical_one() -> None:
+    for name in CONFIGS:
+        cache = cached(name)
+        every = [*cache.decompose_resid().parts, *cache.stack_head_results().parts[:-1]]
+        every += cache.accumulated_resid(incl_mid=True).parts
+        assert every == [str(Part.of(part)) for part in every]

@@ -9,12 +9,35 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import xarray as xr
 from torch import Tensor
 
-from interp import FactoredMatrix, HeadCircuits, HookedTransformer, IncompleteSumError, Read, observe
+import interp
+from interp import (
+    Add,
+    HeadCircuits,
+    Edit,
+    FactoredMatrix,
+    HookedTransformer,
+    IncompleteSumError,
+    Read,
+    Scale,
+    Zero,
+    observe,
+)
 from interp.data.batch import Batch
+from interp.residual import (
+    Orders,
+    Paths,
+    TermImportance,
+    orders,
+    path_matrix,
+    path_name,
+    paths,
+    term_importance,
+)
 from interp.residual.frozen import Frozen, Readings, frozen_reads
-from interp.residual.paths import order_logits, orders, path_label, path_matrix, paths, term_importance
+from interp.residual.paths import order_logits
 from tests.configs import CONFIGS, perturbed
 from tests.loops import over
 from tests.residual.reruns import BATCH, PLAIN, VARIANTS, Rerun, model
@@ -35,9 +58,15 @@ def by_rerun(name: str) -> tuple[list[Tensor], Rerun]:
     return found, rerun
 
 
+def by_order(name: str = "framework") -> Tensor:
+    """Logits by order, `[order b p v]`."""
+    result = orders(model(name), BATCH)
+    return torch.from_numpy(result.value.transpose("order", "prompt", "pos", "vocab").values)
+
+
 @EACH
 def test_the_sum_up_to_each_order_is_the_literal_rerun(name: str) -> None:
-    found = torch.from_numpy(orders(model(name), BATCH).logits.values)
+    found = by_order(name)
     runs, rerun = by_rerun(name)
     assert len(found) == rerun.n + 1
     assert (found.cumsum(0) - torch.stack(runs)).abs().max() < 1e-10
@@ -49,7 +78,7 @@ def test_the_orders_sum_to_the_models_own_logits(name: str) -> None:
     result = orders(model(name), BATCH)
     site = Rerun(model(name)).logits_site
     logits = observe(model(name).transformer, BATCH, [Read(site)]).trace[site]
-    assert np.abs(result.logits.sum("order").values - logits.numpy()).max() < 1e-10
+    assert np.abs(result.value.sum("order").values - logits.numpy()).max() < 1e-10
     assert result.attrs["completeness_error"] < 1e-11
 
 
@@ -60,7 +89,7 @@ def measured(name: str, last: Tensor) -> dict[str, Tensor]:
     found = {"order 0": (base.logits * last).sum((1, 2))}
     for first in range(rerun.n):
         writes = {f"L{first}H{h}": rerun.as_added(first, r) for h, r in enumerate(base.heads[first])}
-        writes[f"{first}_attn_bias"] = base.added[first] - sum(writes.values())  # type: ignore[call-overload]
+        writes[f"L{first}.attn_bias"] = base.added[first] - sum(writes.values())  # type: ignore[call-overload]
         for label, write in writes.items():
             effect = rerun.alone(first, write, base)
             found[label] = (effect.logits * last).sum((1, 2))
@@ -83,7 +112,7 @@ def picked(*, wrong: bool) -> Tensor:
 @EACH
 def test_every_path_is_the_difference_of_two_literal_reruns(name: str) -> None:
     table = paths(model(name), BATCH, ANSWER, WRONG)
-    found = {str(c): torch.from_numpy(table.logits.sel(component=c).values) for c in table.component.values}
+    found = {str(c): torch.from_numpy(table.value.sel(path=c).values) for c in table.path.values}
     expected = measured(name, picked(wrong=True))
     found["order 0"] = found.pop("direct") + found.pop("constant")
     rest = found.pop("remainder", None)
@@ -91,7 +120,7 @@ def test_every_path_is_the_difference_of_two_literal_reruns(name: str) -> None:
     for label, value in expected.items():
         assert (found[label] - value).abs().max() < 1e-10, label
     if rest is not None:
-        long = torch.from_numpy(orders(model(name), BATCH).logits[3:].sum("order").values)
+        long = by_order(name)[3:].sum(0)
         assert_close(rest, (long * picked(wrong=True)).sum((1, 2)))
         assert rest.abs().max() > 1e-4
 
@@ -103,17 +132,17 @@ def test_the_paths_sum_to_the_logit_asked_for(name: str, wrong: bool) -> None:
     site = Rerun(model(name)).logits_site
     logits = observe(model(name).transformer, BATCH, [Read(site)]).trace[site]
     expected = (logits * picked(wrong=wrong)).sum((1, 2)).numpy()
-    assert np.abs(table.logits.sum("component").values - expected).max() < 1e-10
+    assert np.abs(table.value.sum("path").values - expected).max() < 1e-10
     np.testing.assert_allclose(table.total.values, expected, rtol=0, atol=1e-12)
     assert table.attrs["completeness_error"] < 1e-11
 
 
 def test_the_paper_s_two_layer_model_has_1_and_24_and_144_terms() -> None:
     table = paths(model(), BATCH, ANSWER, WRONG)
-    biases = table.component.str.contains("bias")
-    assert float(np.abs(table.logits.where(biases, 0)).max()) == 0, "this model has none"
-    counts = [int(((table.order == k) & ~biases & (table.component != "constant")).sum()) for k in range(3)]
-    assert counts == [1, 24, 144] == term_importance(model(), BATCH).terms.values.tolist()
+    biases = table.path.str.contains("bias")
+    assert float(np.abs(table.value.where(biases, 0)).max()) == 0, "this model has none"
+    counts = [int(((table.order == k) & ~biases & (table.path != "constant")).sum()) for k in range(3)]
+    assert counts == [1, 24, 144] == term_importance(model(), BATCH).terms.values[:3].tolist()
 
 
 # the framework, by dense matrices: a head is A x OV, and the logits are the direct path, every head, every pair
@@ -144,7 +173,7 @@ def dense(*heads: tuple[int, int]) -> Tensor:
 def test_orders_are_the_direct_path_the_heads_and_the_virtual_heads_multiplied_out() -> None:
     single = sum(dense((layer, h)) for layer in range(2) for h in range(12))
     virtual = sum(dense((0, first), (1, second)) for first in range(12) for second in range(12))
-    found = torch.from_numpy(orders(model(), BATCH).logits.values)
+    found = by_order()
     for order, expected in zip(found, (dense(), single, virtual), strict=True):
         assert isinstance(expected, Tensor)
         assert (order - expected).abs().max() < 1e-10
@@ -182,11 +211,14 @@ def test_path_matrices_are_the_products_of_embedding_circuits_and_unembedding() 
     circuits, m = HeadCircuits(model().transformer), model()
     first, second = m.OV[0, 3].AB, m.OV[1, 7].AB
     for heads, inner in {
-        (): torch.eye(24).double(), ((1, 7),): second, ((0, 3), (1, 7)): first @ second,
+        (): torch.eye(24).double(), ("L1H7",): second, ("L0H3", "L1H7"): first @ second,
     }.items():  # fmt: skip
         assert_close(path_matrix(circuits, *heads).AB, m.W_E @ inner @ m.W_U)
-    assert path_matrix(circuits, (0, 3), (1, 7)).A.shape == (31, 6), "a virtual head keeps its rank"
-    assert_close(path_matrix(circuits, (1, 7)).AB, circuits.full_ov("L1H7").AB)
+    assert torch.equal(
+        path_matrix(circuits, (0, 3), interp.Part("head", 1, 7)).AB, path_matrix(circuits, "L0H3", "L1H7").AB
+    )
+    assert path_matrix(circuits, "L0H3", "L1H7").A.shape == (31, 6), "a virtual head keeps its rank"
+    assert_close(path_matrix(circuits, "L1H7").AB, circuits.full_ov("L1H7").AB)
     assert_close(path_matrix(circuits).AB, circuits.direct().AB)
 
 
@@ -195,7 +227,7 @@ def test_only_the_first_head_of_a_path_reads_the_constant() -> None:
     circuits = HeadCircuits(model("rotary-biases").transformer, folded=True, biases=True)
     first, second = circuits.ov("L0H1").AB, circuits.ov("L1H2").AB[:24]
     expected = circuits.embedded @ first @ second @ circuits.unembedding
-    assert_close(path_matrix(circuits, (0, 1), (1, 2)).AB, expected)
+    assert_close(path_matrix(circuits, "L0H1", "L1H2").AB, expected)
     assert first.shape == (25, 24) and path_matrix(circuits).shape == (31, 31)
 
 
@@ -210,25 +242,27 @@ def test_path_matrices_and_patterns_give_the_paths_on_data() -> None:
         rerun.seen[f"blocks.{i}.attn.hook_pattern"] / scales[i].movedim(-1, 1)[:, :, None] for i in range(2)
     ]
     table = paths(subject, BATCH, ANSWER)
-    for heads in ((), ((0, 1),), ((1, 2),), ((0, 1), (1, 2))):
+    for heads in ((), ("L0H1",), ("L1H2",), ("L0H1", "L1H2")):
         mix = torch.eye(8).double().expand(2, -1, -1)
-        for layer, head in heads:
-            mix = moved[layer][:, head] @ mix
+        for part in map(interp.Part.of, heads):
+            mix = moved[part.layer][:, part.index] @ mix
         columns = path_matrix(circuits, *heads).AB[:, ANSWER].T
         of_tokens = columns.gather(1, BATCH.tokens)
         expected = (mix[:, -1] * of_tokens).sum(-1) / scales[2][:, -1, 0]
-        assert_close(torch.from_numpy(table.logits.sel(component=path_label(*heads)).values), expected)
+        assert_close(torch.from_numpy(table.value.sel(path=path_name(*heads)).values), expected)
 
 
 def test_paths_and_matrices_that_do_not_exist_are_refused() -> None:
     circuits = HeadCircuits(model().transformer)
-    with pytest.raises(ValueError, match=r"strictly rising layers are required, got \[\(1, 0\), \(0, 0\)\]"):
-        path_matrix(circuits, (1, 0), (0, 0))
+    with pytest.raises(ValueError, match="strictly rising layers are required, got L1H0, L0H0"):
+        path_matrix(circuits, "L1H0", "L0H0")
     with pytest.raises(ValueError, match="strictly rising"):
-        path_matrix(circuits, (1, 0), (1, 2))
-    with pytest.raises(IndexError, match="L1H12: the index of a head is 0 to 11 in this model"):
-        path_matrix(circuits, (0, 0), (1, 12))
-    assert path_label() == "direct" and path_label((0, 3), (1, 2)) == "L0H3>L1H2"
+        path_matrix(circuits, "L1H0", "L1H2")
+    with pytest.raises(IndexError, match="L1H12: the index of a head is 0 to 11"):
+        path_matrix(circuits, "L0H0", "L1H12")
+    with pytest.raises(ValueError, match=r"goes through heads of self-attention, such as L0H1, got L0\.attn"):
+        path_matrix(circuits, "L0.attn")
+    assert path_name() == "direct" and path_name("L0H3", (1, 2)) == "L0H3>L1H2"
 
 
 # what each order is worth
@@ -248,20 +282,28 @@ def test_term_importance_is_the_loss_bookkeeping_of_the_reruns(name: str) -> Non
         run = rerun(writes)
         losses.append(row_losses(run.capped))
         writes = run.added
-    of_rows = {"loss": losses[1:], "reduction": [a - b for a, b in itertools.pairwise(losses)]}
     once = rerun([None] * rerun.n).added
     only = [[w if i == at else None for i, w in enumerate(once)] for at in range(rerun.n)]
     without = [[None if i == at else w for i, w in enumerate(once)] for at in range(rerun.n)]
-    of_rows["alone"] = [losses[1] - row_losses(rerun(w).capped) for w in only]
-    of_rows["given_others"] = [row_losses(rerun(w).capped) - losses[2] for w in without]
+    alone = [row_losses(rerun(w).capped) for w in only]
+    by_order = [a - b for a, b in itertools.pairwise(losses)]
+    of_rows = {
+        "loss": [*losses[1:], *alone],
+        "reduction": [*by_order, *(losses[1] - loss for loss in alone)],
+        "given_others": [*by_order, *(row_losses(rerun(w).capped) - losses[2] for w in without)],
+    }
+    assert result.term.values.tolist() == [
+        *(f"order {k}" for k in range(rerun.n + 1)), *(f"L{layer}.attn" for layer in range(rerun.n)),
+    ]  # fmt: skip
     for key, rows in of_rows.items():
-        values = torch.stack(rows).numpy()
+        values, found = torch.stack(rows).numpy(), result.sel(score=key)
         half = 1.959963984540054 * values.std(1, ddof=1) / math.sqrt(2)
-        np.testing.assert_allclose(result[key], values.mean(1), atol=1e-10, err_msg=key)
-        np.testing.assert_allclose(result[f"{key}_low"], values.mean(1) - half, atol=1e-10)
-        np.testing.assert_allclose(result[f"{key}_high"], values.mean(1) + half, atol=1e-10)
-    assert float(result.loss[-1]) == pytest.approx(float(row_losses(model(name)(BATCH)).mean()), abs=1e-10)
-    assert float(result.uniform) == pytest.approx(math.log(31))
+        np.testing.assert_allclose(found.value, values.mean(1), atol=1e-10, err_msg=key)
+        np.testing.assert_allclose(found.low, values.mean(1) - half, atol=1e-10)
+        np.testing.assert_allclose(found.high, values.mean(1) + half, atol=1e-10)
+        assert (found.null == (math.log(31) if key == "loss" else 0.0)).all() and (found.n == 2).all()
+    whole = result.value.sel(term=f"order {rerun.n}", score="loss")
+    assert float(whole) == pytest.approx(float(row_losses(model(name)(BATCH)).mean()), abs=1e-10)
 
 
 def padded(side: str) -> Batch:
@@ -282,18 +324,20 @@ def test_padding_and_splitting_change_no_number(name: str, side: str) -> None:
         np.testing.assert_allclose(found[key], plain[key], atol=1e-10, err_msg=str(key))
     whole = paths(model(name), BATCH, ANSWER, WRONG)
     parts = paths(model(name), padded(side), ANSWER, WRONG, batch_size=1)
-    np.testing.assert_allclose(parts.logits, whole.logits, atol=1e-10)
+    np.testing.assert_allclose(parts.value, whole.value, atol=1e-10)
 
 
 def test_the_planted_model_s_loss_is_in_its_induction_head() -> None:
     planted = HookedTransformer.from_pretrained("groundtruth-induction")
     rows = planted.text.batch(["abcdefgh" * 12, "qwertyui" * 12])
     result = term_importance(planted, rows)
-    assert int(np.argmax(result.reduction.values)) == 1
-    assert int(np.argmax(result.alone.values)) == int(np.argmax(result.given_others.values)) == 1
+    orders_, layers = result.isel(term=slice(0, 3)), result.isel(term=slice(3, None))
+    assert int(np.argmax(orders_.value.sel(score="reduction").values)) == 1
+    for score in ("reduction", "given_others"):
+        assert int(np.argmax(layers.value.sel(score=score).values)) == 1
     table = paths(planted, "abcdefabc", "d", "e")
-    others = table.logits[0].drop_sel(component="L1H2")
-    assert float(table.logits.sel(component="L1H2")[0]) > 15 > 10 * float(np.abs(others).max())
+    others = table.value[0].drop_sel(path="L1H2")
+    assert float(table.value.sel(path="L1H2")[0]) > 15 > 10 * float(np.abs(others).max())
 
 
 # precision, promises, refusals
@@ -302,9 +346,9 @@ def test_the_planted_model_s_loss_is_in_its_induction_head() -> None:
 @pytest.mark.parametrize("name", ["learned", "gqa-rms", "post-norm", "three-layers"])
 def test_single_precision_agrees_with_double(name: str) -> None:
     wide, narrow = (paths(model(name, d), BATCH, ANSWER, WRONG) for d in (torch.float64, torch.float32))
-    np.testing.assert_allclose(narrow.logits, wide.logits, atol=1e-4)
+    np.testing.assert_allclose(narrow.value, wide.value, atol=1e-4)
     half = orders(model(name, torch.bfloat16), BATCH)
-    assert half.logits.dtype == np.float32 and half.attrs["completeness_error"] < 5e-2
+    assert half.value.dtype == np.float32 and half.attrs["completeness_error"] < 5e-2
 
 
 def test_a_recording_that_is_not_of_this_model_is_refused() -> None:
@@ -356,4 +400,82 @@ def test_a_row_that_predicts_nothing_is_refused() -> None:
 
 
 def test_the_matrix_product_of_factors_stays_factored() -> None:
-    assert isinstance(path_matrix(HeadCircuits(model().transformer), (0, 0), (1, 1)), FactoredMatrix)
+    assert isinstance(path_matrix(HeadCircuits(model().transformer), "L0H0", "L1H1"), FactoredMatrix)
+
+
+# questions
+
+
+def test_each_function_is_its_record_applied() -> None:
+    subject, batches = model("rotary-biases"), [Batch(BATCH.tokens)]
+    for question, found in (
+        (Paths(ANSWER, WRONG), paths(subject, BATCH, ANSWER, WRONG)),
+        (Orders(), orders(subject, BATCH)),
+        (TermImportance(), term_importance(subject, BATCH)),
+    ):
+        again = interp.run([question], subject, batches)[question.name]
+        assert question.name == found.attrs["interp_analysis"]
+        xr.testing.assert_identical(again, found)
+        assert len(interp.frame(found).columns) <= 12
+
+
+def test_prompts_of_any_lengths_keep_their_orders_and_padding_holds_nothing() -> None:
+    rows = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9]]
+    both = orders(model("learned"), Batch.of(rows), batch_size=1)
+    for i, row in enumerate(rows):
+        alone = orders(model("learned"), torch.tensor(row))
+        np.testing.assert_allclose(both.value[i, :, : len(row)], alone.value[0], atol=1e-10)
+    assert np.isnan(both.value[0, :, 5:]).all()
+    assert both.token.values[0].tolist() == [*(f"<{i}>" for i in rows[0]), "", "", ""]
+
+
+# edits
+
+
+def without_head(subject: HookedTransformer, layer: int, head: int, factor: float = 0.0) -> HookedTransformer:
+    """A copy whose W_O rows of one head are so many times as large."""
+    network = perturbed(subject.cfg)
+    network.load_state_dict(subject.transformer.state_dict())
+    width = subject.cfg.head_width
+    with torch.no_grad():
+        network.block(layer).attn.out.weight[:, head * width : (head + 1) * width] *= factor
+    return HookedTransformer(network)
+
+
+@pytest.mark.parametrize("name", ["learned", "gqa-rms", "sandwich", "post-norm", "three-layers"])
+def test_a_zeroed_or_scaled_head_gives_the_paths_of_the_model_without_its_output(name: str) -> None:
+    subject = model(name)
+    for change, factor in ((Zero(), 0.0), (Scale(0.5), 0.5)):
+        edits, copy = [Edit("L1H1", change)], without_head(subject, 1, 1, factor)
+        found, expected = paths(subject, BATCH, ANSWER, WRONG, edits=edits), paths(copy, BATCH, ANSWER, WRONG)
+        np.testing.assert_allclose(found.value, expected.value, rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(found.total, expected.total, rtol=1e-10)
+        assert abs(float(found.value.sel(path="L1H1")[0])) > 1e-3 or not factor
+        for ask in (orders, term_importance):
+            np.testing.assert_allclose(
+                ask(subject, BATCH, edits=edits).value, ask(copy, BATCH).value, rtol=1e-8, atol=1e-10
+            )
+
+
+def test_a_head_scaled_at_one_position_is_carried_through_the_later_heads() -> None:
+    subject = model("three-layers").edited([Edit("L0H1", Scale(3.0), at={"pos": 2})])
+    found = paths(subject, BATCH, ANSWER, WRONG)
+    assert found.attrs["completeness_error"] < 1e-11
+    assert not np.allclose(
+        found.value.sel(path="L0H1>L1H0"),
+        paths(model("three-layers"), BATCH, ANSWER, WRONG).value.sel(path="L0H1>L1H0"),
+    )
+
+
+def test_edits_of_patterns_are_frozen_and_those_that_leave_no_sum_of_paths_are_refused() -> None:
+    found = paths(model(), BATCH, ANSWER, edits=[Edit("L1.pattern", Scale(0.5), at={"head": 3})])
+    assert found.attrs["completeness_error"] < 1e-11
+    for where, change in (
+        ("L0.attn", Zero()),
+        ("L1.resid", Scale(2.0)),
+        ("L0H1", Add(1.0)),
+        ("L0.v", Zero()),
+    ):
+        for ask in (orders, term_importance, functools.partial(paths, answer=3)):
+            with pytest.raises(ValueError, match=f"path expansion under an edit of {where}"):
+                ask(model(), BATCH, edits=[Edit(where, change)])

@@ -141,7 +141,7 @@ def experiments(model: Transformer, name: str) -> Answers:
     }
     found["generated"] = generate(model, batch(), 6).tokens
     found["attribution"] = torch.from_numpy(
-        interp.attribute(hooked, tokens, 3, 5, by="head")["logits"].values
+        interp.attribute(hooked, tokens, 3, 5, parts="head")["value"].values
     )
     layer = Weights(model).layer(1)
     views = {field.name: getattr(layer, field.name) for field in fields(layer)}
