@@ -340,7 +340,8 @@ def _scores(
         )
         for name in SCORES
     }  # fmt: skip
-    return table, torch.stack([x.std(0) for x in shuffled.values()], -1)
+    spread = {name: x.std(0) if len(x) > 1 else nothing[0] for name, x in shuffled.items()}
+    return table, torch.stack(list(spread.values()), -1)
 
 
 def _names(neuron: Int[Tensor, "l s k"]) -> list[list[list[str]]]:
