@@ -47,7 +47,7 @@ class Cell:
 
 
 def top_examples_page(result: "xr.Dataset", *, most: int = 100) -> str:
-    """A result of `interp.features.top_examples.top_examples` as one HTML page that opens from disk, fetching nothing.
+    """A result of `interp.features.top_examples` as one HTML page that opens from disk, fetching nothing.
 
     Tokens are shaded by the activation of their cell, up to the largest size among the cell's own contexts: shades of
     different cells do not compare. Red is below 0. The token that made the list is underlined; pointing at a token
@@ -55,7 +55,7 @@ def top_examples_page(result: "xr.Dataset", *, most: int = 100) -> str:
     Errors: ValueError for another result.
 
     Example:
-        >>> found = interp.features.top_examples.top_examples(model, [prompt], "blocks.1.mlp.hook_post", cells=[3], top=1)
+        >>> found = interp.features.top_examples(model, [prompt], "L1.post", cells=[3], top=1)
         >>> "neuron 3" in top_examples_page(found)
         True
     """
