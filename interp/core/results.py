@@ -110,10 +110,11 @@ def scored(
     coords: Coords | None = None,
     attrs: Mapping[str, str | float | int] | None = None,
     others: Variables | None = None,
+    units: Mapping[str, str] | None = None,
 ) -> "xr.Dataset":
     """A Dataset of several quantities: `value`, `low`, `high`, `null`, `n` over the dims and `score`, and their `unit`.
 
-    others: further variables, such as labels or indices.
+    others: further variables, such as labels or indices. units: of those that are not over `score`.
     """
     where = (*dims, "score")
     values = {
@@ -121,12 +122,14 @@ def scored(
         for name in ("value", "low", "high", "null")
     }
     counts = torch.stack([score.n.cpu() for score in scores.values()], -1)
-    units = ("score", [score.unit for score in scores.values()])
+    listed = ("score", [score.unit for score in scores.values()])
+    every = {**values, "n": (where, counts), **(others or {})}
+    of_scores = {name: "see the coordinate unit" for name, (its, _) in every.items() if "score" in its}
     return labelled(
         analysis,
-        {**values, "n": (where, counts), **(others or {})},
-        coords={**(coords or {}), "score": list(scores), "unit": units},
-        units="see the coordinate unit",
+        every,
+        coords={**(coords or {}), "score": list(scores), "unit": listed},
+        units={**of_scores, **(units or {})},
         attrs=attrs,
     )
 

@@ -5,7 +5,8 @@ x_j) x_j). From a hemisphere they meet; under a causal mask they go to the first
 has no MLPs and no residual growth; `consensus` measures what a model does, `flow` is the theory itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,75 +16,91 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.core.precision import wide
-from interp.core.results import labelled
+from interp.core.results import Score, scored
 from interp.core.shapes import shape_text
 from interp.core.stats import Means, Partial
 from interp.data.batch import Batch
-from interp.data.text import Prompts
-from interp.dynamics.switched_blocks import Switches, entering, one_text_of_two_tokens, pass_through
-from interp.model.config import ModelConfig
+from interp.data.sources import Data
+from interp.data.windows import Feed
+from interp.dynamics.switched_blocks import Switch, entering, one_text_of_two_tokens, pass_through
+from interp.model.edits import Edit
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, run_batches
-from interp.passes.observe import Subject
+from interp.passes.analysis import Analysis, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
 
 ANGLES = ("min_cosine", "mean_cosine", "to_first", "to_first_start", "distance_to_first", "norm")
 """What `angles` gives, in order."""
+UNITS = dict(zip(ANGLES, ("cosine",) * 4 + ("units of the stream",) * 2, strict=True))
+
+
+@dataclass(frozen=True)
+class Consensus(Question):
+    """How alike the directions of a text's tokens are in the stream, by depth; `consensus` describes the result."""
+
+    layer: int | None = None
+    """One block alone; None = the whole stack in order."""
+    repeats: int = 1
+    """How often it is applied; what leaves it enters it again."""
+    mlp: bool = True
+    """Whether the MLPs are there; otherwise they add 0."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """One pass per repeat, each from the stream that the one before left."""
+        config, layer, repeats = model.transformer.config, self.layer, self.repeats
+        if layer is not None and not 0 <= layer < config.n_layers:
+            raise IndexError(f"layers are 0 to {config.n_layers - 1} in this model, got {layer}")
+        if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
+            raise ValueError(f"repeats >= 1 is required, got {repeats!r}")
+        if not self.mlp and config.mlp is None:
+            raise ValueError("mlp=False requires MLPs to leave out; this model is attention-only")
+        layers = range(config.n_layers) if layer is None else range(layer, layer + 1)
+        off: tuple[Switch, ...] = () if self.mlp else ("mlp",)
+        return Analysis(
+            name=self.name,
+            reads=(Read(entering(layers[0])),),
+            compute=partial(_compute, layers=layers, repeats=repeats, off=off),
+            reduction=Means,
+            finish=partial(_finish, name=self.name, depths=len(layers) * repeats + 1),
+        )
 
 
 def consensus(
-    model: Subject,
-    prompts: Prompts,
+    model: Model,
+    data: Feed | Data,
     *,
-    block: int | None = None,
+    layer: int | None = None,
     repeats: int = 1,
     mlp: bool = True,
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
-    """How alike the directions of a text's tokens are in the stream, by depth; each with a 95 % interval over texts.
+    """How alike the directions of a text's tokens are in the stream, by depth.
 
-    Returns Dataset[depth], each variable with `_low` and `_high`: `min_cosine` and `mean_cosine` over all pairs of
-    tokens (1 = consensus); of the other tokens, mean cosine `to_first` token at the same depth and `to_first_start`,
-    the first token at depth 0; `distance_to_first`, their mean Euclidean distance to it, and `norm`, the mean length of
-    all tokens, in the units of the stream. Source: Rodríguez Abella et al. 2024/25, who iterate trained blocks.
-    block: one block alone, None = the whole stack in order. repeats: how often it is applied; what leaves it enters it
+    Returns Dataset[depth, score]: `value` with `low` and `high` (95 % over texts), `n` and the coordinate `unit`, of
+    `min_cosine` and `mean_cosine` over all pairs of tokens (1 = consensus); of the other tokens, mean cosine `to_first`
+    token at the same depth and `to_first_start`, the first token at depth 0; `distance_to_first`, their mean Euclidean
+    distance to it, and `norm`, the mean length of all tokens, in the units of the stream. Source: Rodríguez Abella et
+    al. 2024/25, who iterate trained blocks.
+    layer: one block alone, None = the whole stack in order. repeats: how often it is applied; what leaves it enters it
     again, with the same positions and mask. mlp: False leaves the MLPs out (they add 0).
-    Depth 0 is the stream that enters the model's first block (or `block`), one more for every block applied.
+    Depth 0 is the stream that enters the model's first block (or block `layer`), one more for every block applied.
     Caveats: in blocks without a norm of the sum the stream grows, and high cosines may come from one common direction;
-    subtracting it is a choice, made here nowhere. Errors: IndexError for a block that does not exist; ValueError for
-    repeats < 1, mlp=False without MLPs, packed rows, rows of a single token.
+    subtracting it is a choice, made here nowhere. An edit of the stream that enters the first block acts once, at depth
+    0. Errors: IndexError for a layer that does not exist; ValueError for repeats < 1, mlp=False without MLPs, packed
+    rows, rows of a single token.
 
     Example:
-        >>> consensus(model, prompt, repeats=3).min_cosine.sizes["depth"]
+        >>> consensus(model, prompt, repeats=3).value.sizes["depth"]
         10
     """
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos)
-    analysis = token_angles(model.transformer.config, block=block, repeats=repeats, mlp=mlp)
-    return run_batches([analysis], model.transformer, batch.split(batch_size))[analysis.name]
-
-
-def token_angles(
-    config: ModelConfig, *, block: int | None = None, repeats: int = 1, mlp: bool = True
-) -> Analysis:
-    """The analysis behind `consensus`: its passes run inside `compute`, one per repeat."""
-    if block is not None and not 0 <= block < config.n_layers:
-        raise IndexError(f"blocks are 0 to {config.n_layers - 1} in this model, got {block}")
-    if repeats < 1:
-        raise ValueError(f"repeats >= 1 is required, got {repeats}")
-    if not mlp and config.mlp is None:
-        raise ValueError("mlp=False requires MLPs to leave out; this model is attention-only")
-    layers = range(config.n_layers) if block is None else range(block, block + 1)
-    return Analysis(
-        name="consensus",
-        reads=(Read(entering(layers[0])),),
-        compute=partial(_compute, layers=layers, repeats=repeats, mlp=mlp),
-        reduction=Means,
-        finish=partial(_finish, depths=len(layers) * repeats + 1),
-    )
+    question = Consensus(layer, repeats, mlp)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 def angles(
@@ -163,7 +180,7 @@ def _first(real: Bool[Tensor, "b p"]) -> Tensor:
 
 
 def _compute(
-    trace: Trace, batch: Batch, model: Transformer, layers: range, repeats: int, mlp: bool
+    trace: Trace, batch: Batch, model: Transformer, layers: range, repeats: int, off: tuple[Switch, ...]
 ) -> Mapping[str, Tensor]:
     one_text_of_two_tokens(batch, "token consensus")
     stream = trace[entering(layers[0])]
@@ -172,20 +189,20 @@ def _compute(
     via = partial(angles, real=real, start=start)
     found = [via(stream)]
     for _ in range(repeats):
-        by_depth, stream = pass_through(model, batch, layers, stream=stream, on=Switches(mlp=mlp), via=via)
+        by_depth, stream = pass_through(model, batch, layers, stream=stream, off=off, via=via)
         found += by_depth
     return dict(zip(ANGLES, torch.stack(found, 1).unbind(-1), strict=True))
 
 
-def _finish(merged: Partial, depths: int) -> "xr.Dataset":
+def _finish(merged: Partial, name: str, depths: int) -> "xr.Dataset":
     assert isinstance(merged, Means)
-    cells = {k: v for name in ANGLES for k, v in merged.moments[name].cells(name, ("depth",)).items()}
-    return labelled(
-        "consensus",
-        cells,
+    return scored(
+        name,
+        {angle: Score.of(merged.moments[angle], UNITS[angle]) for angle in ANGLES},
+        ("depth",),
         coords={"depth": range(depths)},
         attrs={
-            "rows": merged.moments["norm"].n, "unit": "cosine", "interval": "95 % over texts",
+            "rows": merged.moments["norm"].n, "interval": "95 % over texts",
             "null": "min_cosine = 1: all tokens in one direction",
         },
     )  # fmt: skip

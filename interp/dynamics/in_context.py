@@ -4,7 +4,8 @@ A model that learns from its context predicts the 500th token of a text better t
 the last residual stream, some rows of logits at a time, and dies with its batch: only its moments per index remain.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,132 +14,206 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.results import labelled
-from interp.core.stats import MaskedMeans, MaskedMoments, Means, Partial, Rows
+from interp.core.results import Score, labelled, scored
+from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Replicates, Rows
 from interp.data.batch import Batch
-from interp.data.text import Prompts
+from interp.data.sources import Data
+from interp.data.windows import Feed
 from interp.dynamics.checkpoints import over_checkpoints
 from interp.lenses.lens import CHUNK
 from interp.model.config import ModelConfig
+from interp.model.edits import Edit
 from interp.model.loss import predicted
 from interp.model.mask import Layout
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, NotFiniteError, run_batches
-from interp.passes.observe import Subject
+from interp.passes.analysis import Analysis, NotFiniteError, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Data = Prompts | Iterable[Batch]
-"""Texts, token ids, a batch, or a stream of batches."""
 INDEX = "tokens before it in its text: 1 for the first after BOS"
+SHORTEST = 3
+"""Tokens of a text that has two indices to compare."""
+
+
+@dataclass(frozen=True)
+class InContext(Question):
+    """The loss at every token index, and what context does for it; `in_context` describes the result."""
+
+    early: int | None = None
+    """The token index that the others are compared with; None = n / 8."""
+    late: int | None = None
+    """The token index of the in-context-learning score; None = n - n / 8. n is the context or its half, quarter, ...,
+    the longest whose late index half of the texts reach."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The losses of every text by index, read off the final stream."""
+        config = model.transformer.config
+        _check(config)
+        compared = compared_indices(config.n_ctx, self.early, self.late)
+        return Analysis(
+            name=self.name,
+            reads=_reads(config),
+            compute=partial(_curves, early=[early for early, _ in compared]),
+            reduction=MaskedMeans,
+            finish=partial(_finish, name=self.name, compared=compared),
+        )
+
+
+@dataclass(frozen=True)
+class OneTokenLosses(Question):
+    """The loss of one token of every text, always the same one; `one_token_losses` describes the result."""
+
+    seed: int = 0
+    """Of the choice of tokens."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The losses of every text, of which one is kept."""
+        config = model.transformer.config
+        _check(config)
+        generator = torch.Generator().manual_seed(self.seed)
+        keys = torch.randint(1, 2**31, (config.n_ctx,), generator=generator)
+        return Analysis(
+            name=self.name,
+            reads=_reads(config),
+            compute=partial(_chosen, keys=keys),
+            reduction=Rows,
+            finish=partial(_finish_chosen, name=self.name, seed=self.seed),
+        )
 
 
 def in_context(
-    model: Subject,
-    data: Data,
+    model: Model,
+    data: Feed | Data,
     *,
-    early: int = 50,
-    late: int = 500,
+    early: int | None = None,
+    late: int | None = None,
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
-    """The loss at every token index, and the in-context-learning score loss(late) - loss(early).
+    """The loss at every token index, and how far context lowers it: loss(index) - loss(early).
 
-    Returns Dataset[index]: `loss` in nats, mean over the texts that reach the index, with `loss_low` and `loss_high`
-    (95 % over texts; NaN for fewer than two) and `count`, how many they are; and `score` (Olsson et al. 2022, there
-    500 and 50 of 512), the mean of the difference in each text that has both indices, with `score_low`, `score_high`.
-    Negative = context helps; a model that uses none scores 0 where both indices see the same kind of token.
+    Returns Dataset[index, score]: `value` in nats with `low` and `high` (95 % over texts; NaN for fewer than two), `n`,
+    how many texts they are over, and `null`. Scores: `loss`, the mean over the texts that reach the index;
+    `in_context`, the mean of loss(index) - loss(early) over the texts that have both indices (null: 0, no use of
+    context), negative where context helps. Its value at index `late` is the in-context-learning score (Olsson et al.
+    2022, there of 500 and 50 of 512): `found.value.sel(score="in_context", index=found.attrs["late"])`.
     index = how many tokens stand before it: with BOS in front it is the k-th token of the text, and BOS is index 0,
     which has no loss. Padded and packed rows count where they have a token; every packed text is one.
-    Caveats: what makes late tokens easier counts, be it induction, topic or layout; compare the same texts only.
+    early, late: None = n / 8 and n - n / 8 (at least 1 from either end), where n is the model's context or its half,
+    quarter, eighth, ..., the longest whose late index at least half of the texts reach. Given one of them, the other
+    follows in the same way. attrs["early"] and attrs["late"] say which they are.
+    Caveats: what makes late tokens easier counts, be it induction, topic or layout; compare the same texts only, at the
+    same indices.
     Errors: ValueError if no text reaches `late`, for a model that is not causal or has no unembedding, NaN losses.
 
     Example:
         >>> rows = interp.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
-        >>> interp.dynamics.in_context.in_context(model, rows, early=5, late=25).score
+        >>> found = in_context(model, rows)
+        >>> found.attrs["early"], found.attrs["late"], found.value.dims
+        (4, 28, ('index', 'score'))
     """
-    analysis = position_losses(model.transformer.config, early=early, late=late)
-    batches = _batches(model, data, prepend_bos, batch_size)
-    return run_batches([analysis], model.transformer, batches)[analysis.name]
-
-
-def position_losses(config: ModelConfig, *, early: int = 50, late: int = 500) -> Analysis:
-    """The analysis behind `in_context`."""
-    _check(config)
-    if not 1 <= early < late < config.n_ctx:
-        raise ValueError(
-            f"1 <= early < late < {config.n_ctx}, the model's context, is required, got early={early}, late={late}"
-        )
-    return Analysis(
-        name="in_context",
-        reads=_reads(config),
-        compute=partial(_curves, early=early, late=late),
-        reduction=MaskedMeans,
-        finish=partial(_finish, early=early, late=late),
-    )
+    question = InContext(early, late)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 def loss_map(
-    load: Callable[[str], Subject],
+    load: Callable[[str], Model],
     revisions: Sequence[str],
-    data: Data,
+    data: Feed | Data,
     *,
-    early: int = 50,
-    late: int = 500,
+    early: int | None = None,
+    late: int | None = None,
     span: float = 2.0,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
 ) -> "xr.Dataset":
     """The loss by token index and training step, and how fast it falls with the logarithm of the index.
 
-    Returns Dataset[step, index]: all of `in_context` at each checkpoint, and `slope` = d loss / d log(index) in nats
-    per e-fold (Olsson et al. 2022), the least-squares slope over the indices from index / span to index * span; a wider
-    span smooths more. load, revisions: as in `over_checkpoints`.
+    Returns Dataset[step, index, score]: all of `in_context` at each checkpoint, and `slope`[step, index] = d loss /
+    d log(index) in nats per e-fold (Olsson et al. 2022), the least-squares slope over the indices from index / span to
+    index * span; a wider span smooths more. load, revisions: as in `over_checkpoints`.
 
     Example:
         >>> rows = interp.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
-        >>> loss_map({"step10": model}.__getitem__, ["step10"], rows, early=5, late=25).slope
+        >>> loss_map({"step10": model}.__getitem__, ["step10"], rows).slope.dims
+        ('step', 'index')
     """
     if isinstance(data, Iterator):
         data = list(data)  # it must last for every checkpoint
-    found = over_checkpoints(load, revisions, partial(in_context, data=data, early=early, late=late))
-    loss = torch.tensor(found.loss.transpose("step", "index").to_numpy())
+    found = over_checkpoints(
+        load,
+        revisions,
+        InContext(early, late),
+        data,
+        edits=edits,
+        prepend_bos=prepend_bos,
+        batch_size=batch_size,
+    )
+    loss = torch.tensor(found.value.sel(score="loss").transpose("step", "index").to_numpy())
     slope = log_index_slope(loss, torch.tensor(found.index.to_numpy()), span=span)
-    return found.assign(slope=(("step", "index"), slope.numpy())).assign_attrs(
+    attrs = {"unit": "nats per e-fold of the index"}
+    return found.assign(slope=(("step", "index"), slope.numpy(), attrs)).assign_attrs(
         interp_analysis="loss_map", span=span
     )
 
 
 def one_token_losses(
-    model: Subject, data: Data, *, seed: int = 0, prepend_bos: bool = True, batch_size: int = 32
+    model: Model,
+    data: Feed | Data,
+    *,
+    seed: int = 0,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
 ) -> "xr.Dataset":
     """The loss of one token of every text, always the same one: the coordinates of a snapshot of training.
 
-    Returns Dataset[example]: `loss` in nats and `index` of the token. Which token depends on the text and the seed
-    alone, so that all checkpoints are asked about the same ones. Feed the results of several checkpoints
-    (`over_checkpoints`) to `per_token_loss_pca`. Errors: ValueError for packed rows and texts of a single token.
+    Returns Dataset[prompt]: `value`, the loss in nats, and `index` of the token. Which token depends on the text and
+    the seed alone, so that all checkpoints are asked about the same ones. Feed the values of several checkpoints
+    (`over_checkpoints`) to `per_token_loss_pca`.
+    Errors: ValueError for packed rows and texts of a single token, and as in `in_context`.
 
     Example:
-        >>> interp.dynamics.in_context.one_token_losses(model, ["When Mary went", "The cat sat on"]).loss
+        >>> one_token_losses(model, ["When Mary went", "The cat sat on"]).value.dims
+        ('prompt',)
     """
-    analysis = chosen_losses(model.transformer.config, seed=seed)
-    batches = _batches(model, data, prepend_bos, batch_size)
-    return run_batches([analysis], model.transformer, batches)[analysis.name]
+    question = OneTokenLosses(seed)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-def chosen_losses(config: ModelConfig, *, seed: int = 0) -> Analysis:
-    """The analysis behind `one_token_losses`."""
-    _check(config)
-    dice = torch.Generator().manual_seed(seed)
-    keys = torch.randint(1, 2**31, (config.n_ctx,), generator=dice)
-    return Analysis(
-        name="one_token_losses",
-        reads=_reads(config),
-        compute=partial(_chosen, keys=keys),
-        reduction=Rows,
-        finish=partial(_finish_chosen, seed=seed),
-    )
+def compared_indices(n_ctx: int, early: int | None, late: int | None) -> list[tuple[int, int]]:
+    """The pairs of indices that may be compared, those of the longest texts first; one pair if both are given.
+
+    Errors: ValueError for indices that no text of the context has.
+
+    Example:
+        >>> compared_indices(32, None, None)
+        [(4, 28), (2, 14), (1, 7), (1, 3)]
+    """
+    if early is not None and late is not None:
+        pairs = [(early, late)]
+    elif late is not None:
+        pairs = [(max(1, late // 7), late)]
+    else:
+        halves = [n_ctx >> i for i in range(n_ctx.bit_length()) if n_ctx >> i >= SHORTEST]
+        first = [max(1, n // 8) for n in halves]
+        pairs = [
+            (e if early is None else early, n - e)
+            for n, e in zip(halves, first, strict=True)
+            if early is None or early < n - e
+        ]
+    if not pairs or not all(1 <= one < other < n_ctx for one, other in pairs):
+        raise ValueError(
+            f"1 <= early < late < {n_ctx}, the model's context, is required, got early={early}, late={late}"
+        )
+    return pairs
 
 
 def by_text(losses: Float[Tensor, "b n"], batch: Batch) -> Float[Tensor, "t n"]:
@@ -196,29 +271,6 @@ def _check(config: ModelConfig) -> None:
         raise ValueError("a loss requires an unembedding; this model ends in its residual stream")
 
 
-def _batches(model: Subject, data: Data, prepend_bos: bool, batch_size: int) -> Iterator[Batch]:
-    """Any data as batches of at most `batch_size` rows, checked against the model."""
-    for prompts in _stream(data):
-        yield from model.text.batch(prompts, prepend_bos=prepend_bos).split(batch_size)
-
-
-def _stream(data: Data) -> Iterator[Prompts]:
-    if isinstance(data, str | Tensor | Batch):
-        yield data
-        return
-    if isinstance(data, Sequence):
-        texts = [item for item in data if isinstance(item, str)]
-        if len(texts) == len(data):
-            yield texts
-            return
-    for item in data:
-        if not isinstance(item, Batch):
-            raise ValueError(
-                f"texts, token ids or batches are required, got {type(item).__name__} in a stream"
-            )
-        yield item
-
-
 def _reads(config: ModelConfig) -> tuple[Read, ...]:
     return (Read(final_stream(config)),)
 
@@ -239,40 +291,55 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Float[Tensor, "b 
     return found
 
 
-def _curves(trace: Trace, batch: Batch, model: Transformer, early: int, late: int) -> Mapping[str, Tensor]:
+def _curves(trace: Trace, batch: Batch, model: Transformer, early: Sequence[int]) -> Mapping[str, Tensor]:
+    """The losses of every text `[t n]`, and what is left of each after that at every early index `[t e n]`."""
     loss = by_text(_losses(trace, batch, model), batch)
     none = loss.new_full((len(loss),), torch.nan)
-    return {"loss": loss, "score": none if loss.shape[1] < late else loss[:, late - 1] - loss[:, early - 1]}
+    first = torch.stack([loss[:, i - 1] if i <= loss.shape[1] else none for i in early], 1)
+    return {"loss": loss, "in_context": loss[:, None] - first[..., None]}
 
 
-def _finish(merged: Partial, early: int, late: int) -> "xr.Dataset":
-    assert isinstance(merged, Means)
-    loss, score = merged.moments["loss"], merged.moments["score"]
-    assert isinstance(loss, MaskedMoments) and isinstance(score, MaskedMoments)
+def _finish(merged: Partial, name: str, compared: Sequence[tuple[int, int]]) -> "xr.Dataset":
+    assert isinstance(merged, MaskedMeans)
+    loss, changes = merged.moments["loss"], merged.moments["in_context"]
+    assert isinstance(loss, MaskedMoments) and isinstance(changes, MaskedMoments)
     seen = loss.counts > 0
     n = int((torch.arange(1, len(seen) + 1, device=seen.device) * seen).amax()) if len(seen) else 0
-    rows = int(score.counts)
-    if rows == 0:
+    reach = [int(changes.counts[i, late - 1]) if late <= n else 0 for i, (_, late) in enumerate(compared)]
+    enough = next((i for i, texts in enumerate(reach) if texts and 2 * texts >= loss.n), None)
+    which = enough if enough is not None else max(range(len(reach)), key=reach.__getitem__)
+    early, late = compared[which]
+    if not reach[which]:
         raise ValueError(
             f"texts with token index {late} are required (late={late}), the longest ends at index {n}"
         )
-    low, high = loss.interval()
-    least, most = score.interval()
-    curves = {
-        "loss": loss.mean.masked_fill(~seen, torch.nan), "loss_low": low, "loss_high": high,
-        "count": loss.counts.long(),
-    }  # fmt: skip
-    return labelled(
-        "in_context",
-        {name: (("index",), value[:n]) for name, value in curves.items()}
-        | {"score": ((), score.mean), "score_low": ((), least), "score_high": ((), most)},
+    return scored(
+        name,
+        {"loss": _score(loss, n), "in_context": _score(_of(changes, which), n, 0.0)},
+        ("index",),
         coords={"index": range(1, n + 1)},
         attrs={
-            "early": early, "late": late, "rows": rows, "unit": "nats", "token_index": INDEX,
-            "contrast": "loss(late) - loss(early) within a text; negative = context helps",
+            "early": early, "late": late, "rows": reach[which], "unit": "nats", "token_index": INDEX,
+            "contrast": "in_context is loss(index) - loss(early) within a text; negative = context helps",
             "null": "0: no use of context", "interval": "95 % over texts",
         },
     )  # fmt: skip
+
+
+def _of(moments: MaskedMoments, which: int) -> MaskedMoments:
+    """Those of one row of the cells."""
+    drawn = moments.replicates
+    if drawn is not None:
+        drawn = Replicates(drawn.per_cell()[:, which], drawn.total[:, which])
+    mean, spread, counts = (x[which] for x in (moments.mean, moments.spread, moments.counts))
+    return MaskedMoments(moments.n, mean, spread, drawn, counts=counts)
+
+
+def _score(moments: MaskedMoments, n: int, null: float = torch.nan) -> Score:
+    """The first `n` indices; NaN where no text has one."""
+    found, absent = Score.of(moments, "nats", null), moments.counts == 0
+    value, low, high = (x.masked_fill(absent, torch.nan)[:n] for x in (found.value, found.low, found.high))
+    return Score(value, low, high, found.n[:n], found.null[:n], "nats")
 
 
 def _chosen(trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, "c"]) -> Mapping[str, Tensor]:
@@ -288,15 +355,14 @@ def _chosen(trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, "c
         mixed = mixed * batch.keep
     index = 1 + mixed.sum(1) % (lengths - 1)
     loss = by_text(_losses(trace, batch, model), batch)
-    return {"loss": loss.gather(1, index[:, None] - 1)[:, 0], "index": index}
+    return {"value": loss.gather(1, index[:, None] - 1)[:, 0], "index": index}
 
 
-def _finish_chosen(merged: Partial, seed: int) -> "xr.Dataset":
+def _finish_chosen(merged: Partial, name: str, seed: int) -> "xr.Dataset":
     assert isinstance(merged, Rows)
-    loss = merged.rows["loss"]
     return labelled(
-        "one_token_losses",
-        {name: (("example",), value) for name, value in merged.rows.items()},
-        coords={"example": range(len(loss))},
+        name,
+        {variable: (("prompt",), value) for variable, value in merged.rows.items()},
+        units="nats",
         attrs={"unit": "nats", "token_index": INDEX, "seed": seed},
     )

@@ -6,7 +6,9 @@ at most.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,76 +20,90 @@ from interp.core.results import labelled
 from interp.core.shapes import nearest
 from interp.core.stats import Means, Partial
 from interp.data.batch import Batch
-from interp.data.text import Prompts
-from interp.dynamics.switched_blocks import Switches, entering, one_text_of_two_tokens, pass_through
-from interp.model.config import ModelConfig
+from interp.data.sources import Data
+from interp.data.windows import Feed
+from interp.dynamics.switched_blocks import Switch, entering, one_text_of_two_tokens, pass_through
+from interp.model.edits import Edit
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, run_batches
-from interp.passes.observe import Subject
+from interp.passes.analysis import Analysis, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
 
-LINES = {
-    "SAN": Switches(skip=False, mlp=False),
-    "SAN+MLP": Switches(skip=False, mlp=True),
-    "SAN+skip": Switches(skip=True, mlp=False),
-    "transformer": Switches(skip=True, mlp=True),
-}
-"""What is left of every block, under the paper's names (SAN: self-attention network)."""
+LINES: Mapping[str, tuple[Switch, ...]] = MappingProxyType(
+    {"SAN": ("skip", "mlp"), "SAN+MLP": ("skip",), "SAN+skip": ("mlp",), "transformer": ()}
+)
+"""What is switched off in every block, under the paper's names of what is left (SAN: self-attention network)."""
 ROUNDINGS = 10
 """Below this many roundings of the model's dtype a residual is noise."""
 
 
+@dataclass(frozen=True)
+class RankCollapse(Question):
+    """How far the tokens of a text are from being all alike, by depth; `rank_collapse` describes the result."""
+
+    lines: Sequence[str] | None = None
+    """What is left of every block, of `LINES`; None: all, or those without MLPs in attention-only models."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """One pass per line, each from the stream that enters the first block."""
+        network = model.transformer
+        config = network.config
+        every = [name for name, off in LINES.items() if config.mlp is not None or "mlp" in off]
+        if isinstance(self.lines, str):
+            raise ValueError(
+                f"lines are required in a list, got {self.lines!r}: write lines=[{self.lines!r}]"
+            )
+        names = every if self.lines is None else list(self.lines)
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"distinct lines are required, got {names}")
+        for name in names:
+            if name not in LINES:
+                raise KeyError(f"unknown line {name!r}; {nearest(name, LINES)}")
+            if name not in every:
+                raise ValueError(f"the line {name!r} requires MLPs; this attention-only model has {every}")
+        floor = ROUNDINGS * torch.finfo(network.dtype).eps
+        return Analysis(
+            name=self.name,
+            reads=(Read(entering(0)),),
+            compute=partial(_compute, lines=names),
+            reduction=Means,
+            finish=partial(_finish, name=self.name, lines=names, depths=config.n_layers + 1, floor=floor),
+        )
+
+
 def rank_collapse(
-    model: Subject,
-    prompts: Prompts,
+    model: Model,
+    data: Feed | Data,
     *,
     lines: Sequence[str] | None = None,
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
     """How far the tokens of a text are from being all alike, by depth, with skips and MLPs on and off.
 
-    Returns Dataset[line, depth]: `residual` = |X - 1 x^T| / |X| with x the mean of the tokens and the composite norm
-    sqrt(|.|_1 |.|_inf), its mean over texts, with `residual_low` and `residual_high` (95 % over texts). Depth 0 is the
-    stream entering the first block, l the stream after l blocks. 0 = all tokens alike. Source: Dong et al. 2021,
-    section 4 (relative residual of a SAN, with MLPs, with skips, and of the transformer).
+    Returns Dataset[line, depth]: `value`, the relative residual |X - 1 x^T| / |X| with x the mean of the tokens and the
+    composite norm sqrt(|.|_1 |.|_inf): its mean over texts, with `low` and `high` (95 % over texts), `n` and the `null`
+    0 = all tokens alike. Depth 0 is the stream entering the first block, l the stream after l blocks. Source: Dong et
+    al. 2021, section 4 (relative residual of a SAN, with MLPs, with skips, and of the transformer).
     lines: "SAN", "SAN+MLP", "SAN+skip", "transformer"; None: all, or those without MLPs in attention-only models.
     A switched-off MLP adds 0; a switched-off skip leaves what the sublayer adds. Norms stay where the family has them.
     Caveats: numbers at or below `attrs["floor"]` (10 roundings of the model's dtype) are rounding, not a residual: use
     a float64 model to look deeper. Not a true norm; a mean of ratios that span decades is ruled by the largest. The
-    stream of a causal model never collapses doubly exponentially. Errors: KeyError for an unknown line; ValueError for
-    MLPs switched in a model without them, packed rows, rows of a single token.
+    stream of a causal model never collapses doubly exponentially.
+    Errors: KeyError for an unknown line; ValueError for MLPs switched in a model without them, packed rows, rows of a
+    single token.
 
     Example:
-        >>> rank_collapse(model, prompt, lines=["SAN", "transformer"]).residual.sizes["depth"]
+        >>> rank_collapse(model, prompt, lines=["SAN", "transformer"]).value.sizes["depth"]
         4
     """
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos)
-    analysis = residuals(model.transformer.config, lines=lines)
-    return run_batches([analysis], model.transformer, batch.split(batch_size))[analysis.name]
-
-
-def residuals(config: ModelConfig, *, lines: Sequence[str] | None = None) -> Analysis:
-    """The analysis behind `rank_collapse`: one pass per line, inside `compute`."""
-    every = [name for name, on in LINES.items() if config.mlp is not None or not on.mlp]
-    names = every if lines is None else list(lines)
-    if not names or len(set(names)) != len(names):
-        raise ValueError(f"distinct lines are required, got {names}")
-    for name in names:
-        if name not in LINES:
-            raise KeyError(f"unknown line {name!r}; {nearest(name, LINES)}")
-        if name not in every:
-            raise ValueError(f"the line {name!r} requires MLPs; this attention-only model has {every}")
-    return Analysis(
-        name="rank_collapse",
-        reads=(Read(entering(0)),),
-        compute=partial(_compute, lines=names),
-        reduction=Means,
-        finish=partial(_finish, lines=names, depths=config.n_layers + 1),
-    )
+    question = RankCollapse(lines)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 def composite_norm(x: Float[Tensor, "*b p d"]) -> Float[Tensor, "*b"]:
@@ -121,21 +137,21 @@ def _compute(trace: Trace, batch: Batch, model: Transformer, lines: Sequence[str
     via = partial(relative_residual, real=batch.real)
     first, layers, found = via(stream), range(model.config.n_layers), []
     for name in lines:
-        by_depth, _ = pass_through(model, batch, layers, stream=stream, on=LINES[name], via=via)
+        by_depth, _ = pass_through(model, batch, layers, stream=stream, off=LINES[name], via=via)
         found.append(torch.stack([first, *by_depth], 1))
-    floor = ROUNDINGS * torch.finfo(model.dtype).eps
-    return {"residual": torch.stack(found, 1), "floor": first.new_full((len(first),), floor)}
+    return {"residual": torch.stack(found, 1)}
 
 
-def _finish(merged: Partial, lines: Sequence[str], depths: int) -> "xr.Dataset":
+def _finish(merged: Partial, name: str, lines: Sequence[str], depths: int, floor: float) -> "xr.Dataset":
     assert isinstance(merged, Means)
-    residual, floor = merged.moments["residual"], merged.moments["floor"]
+    residual = merged.moments["residual"]
     return labelled(
-        "rank_collapse",
-        residual.cells("residual", ("line", "depth")),
+        name,
+        residual.estimate(("line", "depth"), null=0.0),
         coords={"line": lines, "depth": range(depths)},
+        units="relative residual",
         attrs={
-            "rows": residual.n, "floor": float(floor.mean), "unit": "relative residual",
+            "rows": residual.n, "floor": floor, "unit": "relative residual",
             "interval": "95 % over texts", "null": "0: all tokens alike",
         },
     )  # fmt: skip

@@ -1,12 +1,13 @@
 """The blocks of a model with skip connections or MLPs switched off, alone or applied again and again.
 
-The switches are edits at sites; no weight is touched. Skip off: the sum of stream and sublayer is replaced by what the
+A switch is a list of edits; no weight is touched. Skip off: the sum of stream and sublayer is replaced by what the
 sublayer added (its norm, bias and factor included), so nothing is subtracted and nothing rounds. MLP off: it adds 0.
 In blocks that norm the sum (post-norm) the norm stays. Parallel blocks: the sum is attention plus MLP.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -14,17 +15,45 @@ from torch import Tensor
 
 from interp.data.batch import Batch
 from interp.model.config import MLPS, ModelConfig
-from interp.model.tap import Edit, Read, Tap
+from interp.model.edits import Edit, Function, Set, Zero
+from interp.model.parts import Part
+from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
+
+Switch = Literal["skip", "mlp"]
+"""What can be switched off in a block besides attention: the skip connections of all sublayers, or the MLPs."""
 
 
 @dataclass(frozen=True)
-class Switches:
-    """Which parts of every block are on, besides attention."""
+class Kept:
+    """A change that leaves a value and keeps it for the rest of the pass."""
 
-    skip: bool = True
-    """The skip connections of all sublayers."""
-    mlp: bool = True
+    def at_site(self, site: str, memory: dict[str, object]) -> Function:
+        """The function for this site in this pass."""
+
+        def keep(value: Tensor) -> Tensor:
+            memory[site] = value
+            return value
+
+        return keep
+
+
+@dataclass(frozen=True)
+class SumOf:
+    """A change that puts the sum of values that the pass has kept in place of another."""
+
+    sites: tuple[str, ...]
+    """Where they were kept, earlier in the pass."""
+
+    def at_site(self, site: str, memory: dict[str, object]) -> Function:
+        """The function for this site in this pass."""
+
+        def replaced(stream: Tensor) -> Tensor:
+            held = [memory.pop(name) for name in self.sites]
+            values = [value for value in held if isinstance(value, Tensor)]
+            return torch.stack(values).sum(0) if len(values) > 1 else values[0]
+
+        return replaced
 
 
 def entering(layer: int) -> str:
@@ -38,22 +67,28 @@ def leaving(config: ModelConfig, layer: int) -> str:
     return f"blocks.{layer}.hook_{'normalized_' if post else ''}resid_post"
 
 
-def switch_edits(config: ModelConfig, layer: int, on: Switches) -> list[Edit]:
-    """The edits that leave only these parts of a block; for a single pass, as they hold what it computed.
+def switched_off(config: ModelConfig, layer: int, off: Collection[Switch]) -> list[Edit]:
+    """The edits that switch parts of a block off, in any pass that begins before it.
 
     A model without MLPs is the same with them on and off.
+
+    Example:
+        >>> [edit.name for edit in switched_off(model.cfg, 1, ("mlp",))]
+        ['L1.mlp']
+        >>> without = [edit for layer in range(3) for edit in switched_off(model.cfg, layer, ("skip", "mlp"))]
+        >>> interp.logit_lens(model, prompt, edits=without).sizes["depth"]
+        4
     """
-    prefix = f"blocks.{layer}.hook_"
-    edits, off = [], [name for name in config.sublayers if not on.mlp and name in MLPS]
-    edits += [Edit(prefix + name, torch.zeros_like) for name in off]
-    if on.skip:
+    parts = {name: Part.of(f"blocks.{layer}.hook_{name}") for name in config.sublayers}
+    silent = [name for name in config.sublayers if "mlp" in off and name in MLPS]
+    edits = [Edit(parts[name], Zero()) for name in silent]
+    if "skip" not in off:
         return edits
-    adding = [name for name in config.sublayers if name not in off]
-    groups = [adding] if config.parallel else [[name] for name in adding]
-    for group in groups:
-        held: list[Tensor] = []
-        edits += [Edit(prefix + name, _keeping(held)) for name in group]
-        edits.append(Edit(prefix + _sum_after(config, group[-1]), _sum_of(held)))
+    adding = [name for name in config.sublayers if name not in silent]
+    for group in [adding] if config.parallel else [[name] for name in adding]:
+        edits += [Edit(parts[name], Kept()) for name in group]
+        total = f"blocks.{layer}.hook_{_sum_after(config, group[-1])}"
+        edits.append(Edit(Part.of(total), SumOf(tuple(parts[name].site for name in group))))
     return edits
 
 
@@ -64,20 +99,24 @@ def pass_through(
     layers: range,
     *,
     stream: Float[Tensor, "b p d"],
-    on: Switches,
+    off: Collection[Switch],
     via: Callable[[Tensor], Tensor],
 ) -> tuple[list[Tensor], Float[Tensor, "b p d"]]:
     """`via` of the stream after every one of these blocks, and the stream itself after the last.
 
+    The model's own forward pass, with what is off switched off. A model's own edits hold, and come before the switches
+    where they act on the same value, but where a sum is replaced: there they come after. An edit of the stream that
+    enters the first of the blocks has been applied to `stream`.
     stream: what enters the first of them, in place of what the model would have there.
     """
     first, config = layers[0], model.config
     reads = [Read(leaving(config, layer), via) for layer in layers]
     last = Read(leaving(config, layers[-1]))
-    edits = [edit for layer in layers for edit in switch_edits(config, layer, on)]
-    begin = Edit(entering(first), lambda old: stream.to(old))
-    tap = Tap([*reads, last], [begin, *edits], answers_only=True)
-    model(
+    switches = [edit for layer in layers for edit in switched_off(config, layer, off)]
+    sums = [edit for edit in switches if isinstance(edit.change, SumOf)]
+    switched = model.unedited.edited([*sums, *model.edits, *(edit for edit in switches if edit not in sums)])
+    tap = Tap([*reads, last], [Edit(entering(first), Set(stream))], answers_only=True)
+    switched(
         stream if first else batch.tokens, tap, first, layers[-1] + 1,
         keep=batch.keep, types=batch.types if first == 0 else None, memory=batch.memory,
     )  # fmt: skip
@@ -102,20 +141,3 @@ def _sum_after(config: ModelConfig, sublayer: str) -> str:
         return "resid_post"
     sums = {"mlp_before_out": "resid_pre_attn", "attn_out": "resid_mid", "cross_attn_out": "resid_mid_cross"}
     return sums[sublayer]
-
-
-def _keeping(held: list[Tensor]) -> Callable[[Tensor], Tensor]:
-    def keep(out: Tensor) -> Tensor:
-        held.append(out)
-        return out
-
-    return keep
-
-
-def _sum_of(held: list[Tensor]) -> Callable[[Tensor], Tensor]:
-    def replaced(stream: Tensor) -> Tensor:
-        total = torch.stack(held).sum(0) if len(held) > 1 else held[0]
-        held.clear()
-        return total
-
-    return replaced

@@ -1,4 +1,4 @@
-"""Which k neurons should a sparse probe read? The selectors of Gurnee et al. 2023, "Finding neurons in a haystack".
+"""Which few neurons should a sparse probe read? The selectors of Gurnee et al. 2023, "Finding neurons in a haystack".
 
 A selector sees training examples only and names neurons, the best first. scikit-learn does the statistics and the fits.
 """
@@ -34,8 +34,8 @@ def selected(
     nearest-neighbour estimate, whose noise `seed` draws; slow, some 10 ms per neuron and thousand examples).
     l1: the largest coefficients at the strongest L1 penalty (of those that double C) that leaves k neurons.
     adaptive: a probe is fitted on all neurons, only the largest coefficients are kept, and so on with half as many,
-    pausing at every k (adaptive thresholding; how fast to shrink is not in the paper).
-    random: k at random. Coefficients are those of activations in standard deviations. A constant neuron has difference,
+    pausing at every size (adaptive thresholding; how fast to shrink is not in the paper).
+    random: any k. Coefficients are those of activations in standard deviations. A constant neuron has difference,
     F and coefficient 0. Errors: ValueError for sizes outside 1 to m, an unknown selector, labels that are all the same.
 
     Example:
@@ -45,19 +45,23 @@ def selected(
         >>> selected(neurons, labels, [1], select="f_statistic")[0].tolist()
         [3]
     """
-    m = activations.shape[1]
-    if not sizes or min(sizes) < 1 or max(sizes) > m:
-        raise ValueError(f"k from 1 to {m}, the neurons there are, is required, got {list(sizes)}")
+    check_selection(sizes, select, activations.shape[1])
     if bool(labels.all()) or not bool(labels.any()):
         raise ValueError("examples with and without the feature are required, all labels are the same")
     if select == "l1":
         return _by_l1(activations, labels, sizes)
     if select == "adaptive":
         return _by_adaptive_thresholding(activations, labels, sizes)
-    if select not in get_args(Selection):
-        raise ValueError(f"select must be one of {', '.join(get_args(Selection))}, got {select!r}")
     order = _descending(_SCORES[select](activations, labels, seed))
     return [order[:k] for k in sizes]
+
+
+def check_selection(sizes: Sequence[int], select: str, neurons: int) -> None:
+    """ValueError for sizes of probes that so many neurons do not allow, or an unknown selector."""
+    if select not in get_args(Selection):
+        raise ValueError(f"select must be one of {', '.join(get_args(Selection))}, got {select!r}")
+    if not sizes or min(sizes) < 1 or max(sizes) > neurons:
+        raise ValueError(f"sizes from 1 to {neurons}, the neurons there are, are required, got {list(sizes)}")
 
 
 def standard(activations: Float[Tensor, "n m"]) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]]:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from interp.core.stats import Z95
 
+SCORES = ("f1", "precision", "recall", "accuracy", "balanced_accuracy", "mcc")
+"""What `scores` gives, in order."""
+UNITS = {name: "correlation" if name == "mcc" else "share of test examples" for name in SCORES}
 DRAWS = 2000
 """Bootstrap samples behind the interval of the correlation (MCC)."""
 
@@ -82,5 +85,5 @@ def _resampled(counts: Int[Tensor, "4"], draws: int, seed: int) -> Int[Tensor, "
     import numpy as np
 
     n = int(counts.sum())
-    dice = np.random.default_rng(seed)
-    return torch.from_numpy(dice.multinomial(n, counts.double().numpy() / n, size=draws))
+    generator = np.random.default_rng(seed)
+    return torch.from_numpy(generator.multinomial(n, counts.double().numpy() / n, size=draws))

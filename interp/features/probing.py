@@ -1,7 +1,7 @@
 """Is a feature in a few neurons? k-sparse probes (Gurnee et al. 2023, "Finding neurons in a haystack").
 
-A probe is a logistic regression on k chosen neurons. Choosing and fitting see the training examples, scores come from
-the test examples; a second number, with shuffled labels, says what the same procedure finds where there is nothing.
+A probe is a logistic regression on a few chosen neurons. Choosing and fitting see the training examples, scores come
+from the test examples; a second number, with shuffled labels, says what the same procedure finds in noise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,121 +13,155 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.results import labelled
+from interp.core.results import Score, scored
 from interp.core.shapes import describe
+from interp.core.stats import Partial, Rows
 from interp.data.batch import Batch
-from interp.data.text import Prompts
-from interp.features.neuron_selection import Selection, logistic, selected, standard
-from interp.features.probe_scores import intervals, scores
+from interp.data.sources import Data
+from interp.data.windows import Feed
+from interp.features.neuron_selection import Selection, check_selection, logistic, selected, standard
+from interp.features.probe_scores import SCORES, UNITS, intervals, scores
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
 from interp.model.mask import Layout
+from interp.model.parts import KINDS, Part, axis_size
 from interp.model.sites import find, full_name
-from interp.model.tap import Read
-from interp.passes.observe import Subject, deepest, observe
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.observe import Model, Subject, deepest, observe
+from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
 
 Labels = Sequence[bool] | Sequence[int] | Tensor
 """Whether each example has the feature: booleans, or 0 and 1."""
-Position = Literal["mean", "last"] | int
-"""What stands for a text: the mean over its tokens (BOS aside), the last, or one by number, negative from the end."""
-KS = (1, 2, 4, 8, 16)
-Variables = dict[str, tuple[Sequence[str], Tensor]]
+Position = Literal["mean"] | int
+"""What stands for a text: the mean over its tokens (BOS aside), or one token by number, negative from the end."""
+SIZES = (1, 2, 4, 8, 16)
+"""How many neurons the probes read, unless told otherwise."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeNeurons(Question):
+    """How well a few neurons of each layer tell prompts with a feature from those without; see `probe_neurons`."""
+
+    labels: Labels
+    """Whether each prompt has the feature."""
+    site: str = "post"
+    """The site in every layer, with one vector per position."""
+    pos: Position = "mean"
+    """What stands for a prompt: the mean over its tokens, or one token, negative from the end."""
+    sizes: Sequence[int] = SIZES
+    """How many neurons the probes read."""
+    select: Selection = "mean_difference"
+    """How neurons are chosen."""
+    test_share: float = 0.3
+    """The share of each class that is set aside for the scores."""
+    shuffles: int = 5
+    """How often the procedure is repeated with shuffled training labels, for the null."""
+    seed: int = 0
+    """Of the split, the shuffles and the bootstrap."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """One vector per prompt and layer, reduced where it arises; the probes are made of all of them at the end."""
+        config = model.transformer.config
+        layers = range(config.n_layers)
+        sites = [
+            f"blocks.{i}.{self.site}" if "hook_" in self.site else full_name(self.site, i) for i in layers
+        ]
+        if isinstance(self.pos, bool) or not (self.pos == "mean" or isinstance(self.pos, int)):
+            raise ValueError(f"pos must be 'mean' or the number of a token, got {self.pos!r}")
+        procedure = Procedure(tuple(self.sizes), self.select, self.test_share, self.shuffles, self.seed)
+        labels = as_labels(self.labels)
+        check_selection(self.sizes, self.select, _width(sites, config))
+        held_out(labels, self.test_share, self.seed)
+        return Analysis(
+            self.name,
+            partial(_compute, sites=sites, pos=self.pos),
+            Rows,
+            partial(
+                _finish, name=self.name, sites=sites, labels=labels, procedure=procedure,
+                attrs={"site": self.site, "pos": self.pos},
+            ),
+            rows=len(labels),
+        )  # fmt: skip
 
 
 def probe_neurons(
-    model: Subject,
-    prompts: Prompts,
+    model: Model,
+    data: Feed | Data,
     labels: Labels,
     *,
     site: str = "post",
-    positions: Position = "mean",
-    k: Sequence[int] = KS,
+    pos: Position = "mean",
+    sizes: Sequence[int] = SIZES,
     select: Selection = "mean_difference",
     test_share: float = 0.3,
     shuffles: int = 5,
     seed: int = 0,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
-    """How well k neurons of each layer tell prompts with a feature from those without: Dataset[layer, k].
+    """How well a few neurons of each layer tell prompts with a feature from those without.
 
-    What `probe` gives, at every layer. site: one with a vector per position, `mlp.hook_post` or a stream, whose
-    dimensions then are the neurons. positions: the mean over the tokens suits features of a whole text (its language),
-    which is what Gurnee et al. do; the BOS that a batch has does not count. For labels of single tokens write the
-    activations to a store and `probe` them. Errors: those of `probe`, KeyError for a site that the model lacks,
-    IndexError for a position that a prompt lacks.
+    Returns Dataset[layer, n_neurons, score]: what `probe` gives, at every layer. The coordinate `part` names the
+    neurons chosen, where the site holds neurons.
+    labels: one per prompt, in the order of the data. site: one with a vector per position in every layer, the neurons
+    ("post") or a stream, whose dimensions then are the neurons. pos: the mean over the tokens suits features of a whole
+    text (its language), which is what Gurnee et al. do, and the BOS that a batch has does not count; or one token of
+    each prompt. For labels of single tokens write the activations to a store and `probe` them.
+    Errors: those of `probe`; KeyError for a site that the model lacks; IndexError for a position that a prompt lacks;
+    ValueError for packed rows and sites without one vector per position.
 
     Example:
         >>> texts = ["The cat sat on the mat", "When Mary went to the shop"] * 8
-        >>> found = probe_neurons(model, texts, [True, False] * 8, k=(1, 2))
-        >>> found.f1.dims
-        ('layer', 'k')
+        >>> found = probe_neurons(model, texts, [True, False] * 8, sizes=(1, 2))
+        >>> found.value.dims
+        ('layer', 'n_neurons', 'score')
     """
-    import xarray as xr
-
-    layers = range(model.transformer.config.n_layers)
-    sites = [f"blocks.{i}.{site}" if "hook_" in site else full_name(site, i) for i in layers]
-    values = pooled(model, prompts, sites, positions=positions, batch_size=batch_size)
-    ask = partial(
-        probe, labels=labels, k=k, select=select, test_share=test_share, shuffles=shuffles, seed=seed
-    )
-    parts = [ask(values[name]) for name in sites]
-    joined = xr.concat(parts, dim="layer", combine_attrs="identical")
-    return joined.assign_coords(layer=list(layers)).assign_attrs(
-        interp_analysis="probe_neurons", site=site, positions=positions
-    )
+    question = ProbeNeurons(labels, site, pos, sizes, select, test_share, shuffles, seed)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 def probe(
     activations: Float[Tensor, "n m"],
     labels: Labels,
     *,
-    k: Sequence[int] = KS,
+    sizes: Sequence[int] = SIZES,
     select: Selection = "mean_difference",
     test_share: float = 0.3,
     shuffles: int = 5,
     seed: int = 0,
 ) -> "xr.Dataset":
-    """How well probes on k of the neurons find the feature in examples they were not made from: Dataset[k].
+    """How well probes on a few of the neurons find the feature in examples they were not made from.
 
-    Variables: `f1`, `precision`, `recall`, `accuracy`, `balanced_accuracy` and `mcc` (Matthews' correlation), all of
-    the test examples, 0 where undefined; each with `_low` and `_high`, a 95 % interval, and `_null`, its mean over
-    `shuffles` repetitions of the whole procedure with the training labels shuffled. `neuron` and `weight` [k, rank]:
-    the neurons chosen, best first, and their coefficients (log odds per standard deviation); -1 and NaN beyond k.
+    Returns Dataset[n_neurons, score] for probes on so many neurons (`sizes`): `value`, `low`, `high` (95 %), `null` and
+    `null_sd`, the mean and deviation over `shuffles` repetitions of the whole procedure with the training labels
+    shuffled, and `n`, the test examples. Scores: `f1`, `precision`, `recall`, `accuracy`, `balanced_accuracy` and `mcc`
+    (Matthews' correlation), 0 where undefined. `neuron` and `weight` [n_neurons, rank]: the neurons chosen, best first,
+    and their coefficients (log odds per standard deviation); -1 and NaN beyond the last.
 
     A `test_share` of each class is set aside by `seed`; scaling, choice and fit see the rest. Classes weigh the same.
     Intervals: Wilson's for the shares (of F1 by 2 j / (1 + j), j = TP / (TP + FP + FN)), Newcombe's for their mean
     (balanced accuracy), the bootstrap over test examples for MCC, which has no width where no example is wrong. They
-    hold the probe fixed. Caveats: several neurons may carry the feature, and k alone never says that none other does;
-    what is found is a correlation: ablate the neurons to see whether the model uses them.
+    hold the probe fixed. Caveats: several neurons may carry the feature, and a size alone never says that none other
+    does; what is found is a correlation: ablate the neurons to see whether the model uses them.
     Errors: ValueError for labels other than true and false or one per example, a class without examples in one of the
-    parts, k beyond the neurons, activations that are not finite.
+    parts, sizes beyond the neurons, activations that are not finite.
 
     Example:
         >>> labels = torch.arange(40) % 2 == 0
         >>> neurons = torch.randn(40, 5)
         >>> neurons[:, 3] += 9 * labels
-        >>> found = probe(neurons, labels, k=(1, 2))
-        >>> found.neuron.values[0].tolist(), float(found.f1[0])
+        >>> found = probe(neurons, labels, sizes=(1, 2))
+        >>> found.neuron.values[0].tolist(), float(found.value.sel(score="f1")[0])
         ([3, -1], 1.0)
     """
-    x, y = _checked(activations, labels)
-    split = Split.of(x, y, test_share, seed)
-    dice = torch.Generator().manual_seed(seed)
-    made = split.probes(k, select, seed)
-    nulls = [split.shuffled(dice).probes(k, select, seed + i) for i in range(shuffles)]
-    return labelled(
-        "probe",
-        _scored(made, nulls, seed) | _choices(made, max(k)),
-        coords={"k": list(k), "rank": range(max(k))},
-        attrs={
-            "select": select, "train": len(split.train_y), "test": len(split.test_y),
-            "positive_share": float(y.double().mean()), "shuffles": shuffles, "seed": seed,
-            "unit": "share of test examples; mcc a correlation; weight in log odds per standard deviation",
-            "interval": "95 % over test examples: Wilson, balanced accuracy Newcombe, mcc bootstrap",
-            "null": "mean with shuffled training labels",
-        },
-    )  # fmt: skip
+    procedure = Procedure(tuple(sizes), select, test_share, shuffles, seed)
+    return _table("probe", [procedure.probed(activations, as_labels(labels))], procedure, {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,21 +186,12 @@ class Split:
     @classmethod
     def of(cls, x: Float[Tensor, "n m"], y: Bool[Tensor, "n"], test_share: float, seed: int) -> "Split":
         """A share of each class is set aside at random. Errors: ValueError if that leaves a class without examples."""
-        dice = torch.Generator().manual_seed(seed)
-        test = torch.zeros_like(y)
-        for group in (y.nonzero()[:, 0], (~y).nonzero()[:, 0]):
-            n = round(test_share * len(group))
-            if not 1 <= n < len(group):
-                raise ValueError(
-                    f"both classes must have examples to train on and to test on: {int(y.sum())} positive and "
-                    f"{int((~y).sum())} negative examples with a test share of {test_share} do not suffice"
-                )
-            test[group[torch.randperm(len(group), generator=dice)[:n]]] = True
+        test = held_out(y, test_share, seed)
         return cls(x[~test], y[~test], x[test], y[test])
 
-    def shuffled(self, dice: torch.Generator) -> "Split":
+    def shuffled(self, generator: torch.Generator) -> "Split":
         """The same with the training labels in random order."""
-        order = torch.randperm(len(self.train_y), generator=dice)
+        order = torch.randperm(len(self.train_y), generator=generator)
         return Split(self.train_x, self.train_y[order], self.test_x, self.test_y)
 
     def probes(self, sizes: Sequence[int], select: Selection, seed: int) -> list[Probe]:
@@ -183,76 +208,200 @@ class Split:
         return Probe(neurons, weights, torch.stack([(a & b).sum() for a, b in pairs]))
 
 
-def _scored(made: Sequence[Probe], nulls: Sequence[Sequence[Probe]], seed: int) -> Variables:
-    """The scores of some probes, the ends of their intervals, and what shuffled labels give on average."""
-    counts = torch.stack([each.confusion for each in made])
-    low, high = intervals(counts, seed=seed)
-    columns = {"": scores(counts), "_low": low, "_high": high}
-    if nulls:
-        shuffled = torch.stack([torch.stack([each.confusion for each in null]) for null in nulls])
-        columns["_null"] = {name: each.mean(0) for name, each in scores(shuffled).items()}
-    return {name + end: (("k",), value) for end, found in columns.items() for name, value in found.items()}
+def held_out(labels: Bool[Tensor, "n"], test_share: float, seed: int) -> Bool[Tensor, "n"]:
+    """Which examples are set aside, a share of each class. ValueError if that leaves a class without examples."""
+    generator = torch.Generator().manual_seed(seed)
+    test = torch.zeros_like(labels)
+    for group in (labels.nonzero()[:, 0], (~labels).nonzero()[:, 0]):
+        n = round(test_share * len(group))
+        if not 1 <= n < len(group):
+            raise ValueError(
+                f"both classes must have examples to train on and to test on: {int(labels.sum())} positive and "
+                f"{int((~labels).sum())} negative examples with a test share of {test_share} do not suffice"
+            )
+        test[group[torch.randperm(len(group), generator=generator)[:n]]] = True
+    return test
 
 
-def _choices(made: Sequence[Probe], width: int) -> Variables:
-    """The neurons that each probe reads and their weights, -1 and NaN behind the last."""
-    neuron = torch.full((len(made), width), -1)
-    weight = torch.full((len(made), width), torch.nan, dtype=torch.float64)
-    for i, each in enumerate(made):
-        neuron[i, : len(each.neurons)], weight[i, : len(each.neurons)] = each.neurons, each.weights
-    return {"neuron": (("k", "rank"), neuron), "weight": (("k", "rank"), weight)}
+def as_labels(labels: Labels) -> Bool[Tensor, "n"]:
+    """Labels as booleans on the host. ValueError for anything but a list of true and false."""
+    given = torch.as_tensor(labels).detach().cpu()
+    if given.ndim != 1:
+        raise ValueError(f"one label per example is required, got {list(given.shape)}")
+    if given.dtype != torch.bool and not bool(((given == 0) | (given == 1)).all()):
+        raise ValueError(f"labels must be true or false (1 or 0), got {sorted(set(given.tolist()))[:5]}")
+    return given.bool()
 
 
-@torch.no_grad()
-def pooled(
-    model: Subject,
-    prompts: Prompts,
-    sites: Sequence[str],
-    *,
-    positions: Position = "mean",
-    batch_size: int = 32,
-) -> Mapping[str, Float[Tensor, "n m"]]:
-    """One vector per prompt at each site, by site: the mean over its tokens, or one token's; reduced at the site.
+@dataclass(frozen=True)
+class Procedure:
+    """How probes are made and judged; `probe` says what each field means."""
 
-    Errors: ValueError for packed rows and sites without one vector per position, IndexError for a missing position.
+    sizes: tuple[int, ...]
+    select: Selection
+    test_share: float
+    shuffles: int
+    seed: int
 
-    Example:
-        >>> pooled(model, prompt, ["blocks.0.hook_resid_post"], positions="last")["blocks.0.hook_resid_post"].shape
-        torch.Size([1, 24])
-    """
-    config = model.transformer.config
+    def probed(self, activations: Float[Tensor, "n m"], labels: Bool[Tensor, "n"]) -> "Probed":
+        """The probes of some examples, and those with shuffled labels. Errors: see `probe`."""
+        x = activations.detach().cpu()
+        if len(labels) != len(x):
+            raise ValueError(f"one label per example is required, got {list(labels.shape)} for {len(x)}")
+        if not bool(x.isfinite().all()):
+            raise ValueError("finite activations are required, got NaN or infinity")
+        split = Split.of(x, labels, self.test_share, self.seed)
+        generator = torch.Generator().manual_seed(self.seed)
+        made = split.probes(self.sizes, self.select, self.seed)
+        nulls = [
+            split.shuffled(generator).probes(self.sizes, self.select, self.seed + i)
+            for i in range(self.shuffles)
+        ]
+        return Probed(made, nulls, split)
+
+
+@dataclass(frozen=True, eq=False)
+class Probed:
+    """The probes of one set of activations, by size, and those of every repetition with shuffled labels."""
+
+    made: Sequence[Probe]
+    nulls: Sequence[Sequence[Probe]]
+    split: Split
+
+    def chosen(self, width: int) -> tuple[Int[Tensor, "s k"], Float[Tensor, "s k"]]:
+        """The neurons that each probe reads and their weights, -1 and NaN after the last."""
+        neuron = torch.full((len(self.made), width), -1)
+        weight = torch.full((len(self.made), width), torch.nan, dtype=torch.float64)
+        for i, each in enumerate(self.made):
+            neuron[i, : len(each.neurons)], weight[i, : len(each.neurons)] = each.neurons, each.weights
+        return neuron, weight
+
+
+def _table(
+    name: str,
+    found: Sequence[Probed],
+    procedure: Procedure,
+    attrs: Mapping[str, str | int | float],
+    sites: Sequence[str] | None = None,
+) -> "xr.Dataset":
+    """The scores of probes: of one set of activations, or of one per layer."""
+    split, width = found[0].split, max(procedure.sizes)
+    dims = ("layer", "n_neurons") if sites is not None else ("n_neurons",)
+    neuron, weight = (torch.stack(each) for each in zip(*(one.chosen(width) for one in found), strict=True))
+    coords: dict[str, object] = {"n_neurons": procedure.sizes, "rank": range(width)}
+    if sites is None:
+        neuron, weight = neuron[0], weight[0]
+    else:
+        coords["layer"] = range(len(sites))
+        if Part.of(sites[0]).kind == KINDS["neuron"].site:
+            coords["part"] = ((*dims, "rank"), _names(neuron))
+    table, null_sd = _scores(found, procedure.seed, layered=sites is not None)
+    y = torch.cat((split.train_y, split.test_y))
+    return scored(
+        name,
+        table,
+        dims,
+        coords=coords,
+        others={
+            "null_sd": ((*dims, "score"), null_sd),
+            "neuron": ((*dims, "rank"), neuron),
+            "weight": ((*dims, "rank"), weight),
+        },
+        units={"weight": "log odds per standard deviation"},
+        attrs={
+            "select": procedure.select, "train": len(split.train_y), "test": len(split.test_y),
+            "positive_share": float(y.double().mean()), "shuffles": procedure.shuffles, "seed": procedure.seed,
+            "interval": "95 % over test examples: Wilson, balanced accuracy Newcombe, mcc bootstrap",
+            "null": "mean with shuffled training labels", **attrs,
+        },
+    )  # fmt: skip
+
+
+def _scores(
+    found: Sequence[Probed], seed: int, *, layered: bool
+) -> tuple[dict[str, Score], Float[Tensor, "..."]]:
+    """Every score of the probes `[layer size]` (without layers `[size]`), and the deviation of its null."""
+    counts = torch.stack([torch.stack([each.confusion for each in one.made]) for one in found])
+    shape = counts.shape[:-1] if layered else counts.shape[1:-1]
+    low, high = intervals(counts.flatten(0, 1), seed=seed)
+    value = scores(counts)
+    n = torch.full(shape, len(found[0].split.test_y))
+    nothing = torch.full((1, *shape), torch.nan, dtype=torch.float64)
+    shuffled = dict.fromkeys(SCORES, nothing)
+    if found[0].nulls:
+        nulls = [
+            torch.stack([torch.stack([e.confusion for e in null]) for null in one.nulls]) for one in found
+        ]
+        shuffled = {name: x.reshape(-1, *shape) for name, x in scores(torch.stack(nulls, 1)).items()}
+    table = {
+        name: Score(
+            value[name].reshape(shape), low[name].reshape(shape), high[name].reshape(shape), n,
+            shuffled[name].mean(0), UNITS[name],
+        )
+        for name in SCORES
+    }  # fmt: skip
+    spread = {name: x.std(0) if len(x) > 1 else nothing[0] for name, x in shuffled.items()}
+    return table, torch.stack(list(spread.values()), -1)
+
+
+def _names(neuron: Int[Tensor, "l s k"]) -> list[list[list[str]]]:
+    """The neurons of every layer by name, "" for none."""
+    return [
+        [[str(Part("neuron", layer, i)) if i >= 0 else "" for i in ranks] for ranks in sizes]
+        for layer, sizes in enumerate(neuron.tolist())
+    ]
+
+
+def _width(sites: Sequence[str], config: ModelConfig) -> int:
+    """How many neurons a site has at one position. ValueError for one without one vector per position."""
     for site in sites:
         axes = find(site, config)[0].axes
         if axes not in ("b p m", "b p d"):
             raise ValueError(f"a site with one vector per position is required, {site!r} is {describe(axes)}")
-    stop, parts = deepest(sites, config), []
-    for batch in model.text.batch(prompts).split(batch_size):
-        share = _shares(batch, positions).to(model.transformer.device)
-        reads = [Read(site, partial(_weighted, share_bp=share)) for site in sites]
-        trace = observe(model.transformer, batch, reads, stop=stop, answers_only=True).trace
-        parts.append({read.site: trace[read].cpu() for read in reads})
-    return {site: torch.cat([part[site] for part in parts]) for site in sites}
+    return axis_size("m", config) if axes.endswith("m") else config.d_model
 
 
-def _shares(batch: Batch, positions: Position) -> Float[Tensor, "b p"]:
+def _compute(
+    trace: Trace, batch: Batch, model: Transformer, sites: Sequence[str], pos: Position
+) -> Mapping[str, Tensor]:
+    return pooled(model, batch, sites, pos)
+
+
+@torch.no_grad()
+def pooled(
+    model: Transformer, batch: Batch, sites: Sequence[str], pos: Position
+) -> dict[str, Float[Tensor, "b m"]]:
+    """One vector per prompt at each site, by site: the mean over its tokens, or one token's; reduced at the site.
+
+    Errors: ValueError for packed rows, IndexError for a missing position.
+
+    Example:
+        >>> site = "blocks.0.hook_resid_post"
+        >>> pooled(model.transformer, model.text.batch(prompt), [site], -1)[site].shape
+        torch.Size([1, 24])
+    """
+    share = _shares(batch, pos).to(model.device)
+    reads = [Read(site, partial(_weighted, share_bp=share)) for site in sites]
+    trace = observe(model, batch, reads, stop=deepest(sites, model.config), answers_only=True).trace
+    return {read.site: trace[read] for read in reads}
+
+
+def _shares(batch: Batch, pos: Position) -> Float[Tensor, "b p"]:
     """How much each token counts in the vector of its text."""
     if batch.documents is not None:
         raise ValueError("one vector per prompt requires one text per row, this batch is packed")
     tokens, real, length = batch.tokens, batch.real, batch.lengths[:, None]
     place = Layout(batch.keep).positions(tokens.shape[1], 0, tokens.device).expand_as(tokens)
-    if positions == "mean":
+    if isinstance(pos, str):
         counted = real & (place > 0) if batch.bos else real
         if not bool(counted.any(1).all()):
             raise ValueError("a token besides BOS is required in every prompt to take the mean over")
         return counted.double() / counted.sum(1, keepdim=True)
-    wanted = -1 if positions == "last" else positions
-    if isinstance(wanted, str):
-        raise ValueError(f"positions must be mean, last or a number, got {wanted!r}")
-    if not -int(length.min()) <= wanted < int(length.min()):
+    if not -int(length.min()) <= pos < int(length.min()):
         raise IndexError(
-            f"a position that every prompt has is required, the shortest has {int(length.min())} tokens; got {wanted}"
+            f"a position that every prompt has is required, the shortest has {int(length.min())} tokens; got {pos}"
         )
-    return (real & (place == wanted % length)).double()
+    return (real & (place == pos % length)).double()
 
 
 def _weighted(value: Float[Tensor, "b p m"], *, share_bp: Float[Tensor, "b p"]) -> Float[Tensor, "b m"]:
@@ -260,12 +409,18 @@ def _weighted(value: Float[Tensor, "b p m"], *, share_bp: Float[Tensor, "b p"]) 
     return torch.einsum("bpm, bp -> bm", value.to(wide), share_bp.to(value.device, wide))
 
 
-def _checked(activations: Float[Tensor, "n m"], labels: Labels) -> tuple[Tensor, Bool[Tensor, "n"]]:
-    y = torch.as_tensor(labels).detach().cpu()
-    if y.shape != activations.shape[:1]:
-        raise ValueError(f"one label per example is required, got {list(y.shape)} for {len(activations)}")
-    if y.dtype != torch.bool and not bool(((y == 0) | (y == 1)).all()):
-        raise ValueError(f"labels must be true or false (1 or 0), got {sorted(set(y.tolist()))[:5]}")
-    if not bool(activations.isfinite().all()):
-        raise ValueError("finite activations are required, got NaN or infinity")
-    return activations.detach().cpu(), y.bool()
+def _finish(
+    merged: Partial,
+    name: str,
+    sites: Sequence[str],
+    labels: Bool[Tensor, "n"],
+    procedure: Procedure,
+    attrs: Mapping[str, str | int | float],
+) -> "xr.Dataset":
+    """Probes of all prompts, layer by layer."""
+    assert isinstance(merged, Rows)
+    ids = torch.arange(len(merged.rows[sites[0]])) if merged.ids is None else merged.ids.cpu()
+    if int(ids.max()) >= len(labels):
+        raise ValueError(f"one label per prompt is required, got {len(labels)} for prompt {int(ids.max())}")
+    found = [procedure.probed(merged.rows[site], labels[ids]) for site in sites]
+    return _table(name, found, procedure, attrs, sites)

@@ -1,4 +1,4 @@
-"""Sparse autoencoders: a site's vectors as sums of few directions out of many, and those features as sites.
+"""Sparse autoencoders write a site's vectors as sums of few directions out of many; their features are read and edited.
 
 f = act((x - b_dec) W_enc + b_enc), x_hat = f W_dec + b_dec. What `act` is tells the kinds apart: ReLU (Bricken et al.
 2023), TopK (Gao et al. 2024), JumpReLU (Rajamanoharan et al. 2024). Names and layouts are SAELens', so its files load
@@ -16,10 +16,11 @@ from torch.autograd.function import FunctionCtx
 
 from interp.core.shapes import shape_text
 from interp.model.config import Json
-from interp.model.tap import Edit, Read
+from interp.model.tap import Read
 
 Normalisation = Literal["none", "layer_norm", "constant_norm_rescale"]
-Change = Callable[[Tensor], Tensor]
+FeatureChange = Callable[[Tensor], Tensor]
+"""From features `[.. s]` to what they become, in the same shape; it gets a tensor of its own and may write into it."""
 LAYER_NORM_EPS = 1e-5
 
 
@@ -127,13 +128,21 @@ class SAE(nn.Module):
     brought to mean 0 and standard deviation 1 ("layer_norm", the n - 1 one, plus 1e-5) or to norm sqrt(d)
     ("constant_norm_rescale"), and the reconstruction is brought back. metadata: where it belongs, as SAELens keeps it
     (`hook_name`, `model_name`, ...); no number depends on it.
+
+    It intervenes through `Edit` alone: `Edit(site, sae.reconstruct)` puts the reconstruction in place of a site, and
+    `Edit(site, sae.on_features(change))` changes features. What goes along decoder directions needs no encoder and is a
+    closed change: `Add(sae.W_dec[7], scale=3.0)` steers with feature 7, `Project(sae.W_dec[7])` removes its direction,
+    and `Swap(sae.W_dec[[3, 7]], values)` puts other values into the span of two.
     Errors: ValueError for weights that are missing, unknown, of a wrong shape or not finite, and for k > s.
 
     Example:
-        >>> eye, zero = torch.eye(3), torch.zeros(3)
+        >>> eye, zero = torch.eye(24), torch.zeros(24)
         >>> sae = SAE(ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
-        >>> sae.encode(torch.tensor([1.0, -1.0, 2.0])).tolist()
-        [1.0, 0.0, 2.0]
+        >>> sae.encode(torch.arange(24.0) - 21).count_nonzero().item()
+        2
+        >>> steer = interp.Edit("L1.resid", interp.Add(sae.W_dec[7], scale=3.0))
+        >>> interp.logit_lens(model, prompt, edits=[steer, interp.Edit("L2.resid", sae.reconstruct)]).sizes["depth"]
+        4
     """
 
     W_enc: nn.Parameter
@@ -245,49 +254,40 @@ class SAE(nn.Module):
         """
         return Read(site, via=self.features)
 
-    def edit(self, site: str, change: Change, *, error: bool = True) -> Edit:
-        """An edit of the features of a site: it encodes, lets `change` alter `[b p s]`, and decodes.
+    def on_features(self, change: FeatureChange, *, error: bool = True) -> "OnFeatures":
+        """What to do with a site to change its features: the change of an `Edit`, a function of the site's cells.
 
-        With `error` what the autoencoder does not explain stays as it is: x + decode(changed) - decode(f), so that a
-        change of nothing gives x back bit for bit. Without it, decode(changed) alone.
+        change: gets the features `[b p s]` and returns them changed. With `error` what the autoencoder does not explain
+        stays as it is: x + decode(changed) - decode(f), so that a change of nothing gives x back bit for bit. Without
+        it, decode(changed) alone.
         Errors (when it runs): ValueError for a change of another shape, or a site that does not fit.
+
+        Example:
+            >>> eye, zero = torch.eye(24), torch.zeros(24)
+            >>> sae = SAE(ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+            >>> doubled = interp.Edit("L1.resid", sae.on_features(lambda features: 2 * features))
+            >>> interp.logit_lens(model, prompt, edits=[doubled]).sizes["prompt"]
+            1
         """
-
-        def altered(value: Tensor) -> Tensor:
-            x = self.vectors(value)
-            features = self.encode(x)
-            before = self.decode(features, x) if error else None  # `change` may write into what it gets
-            changed = change(features)
-            if changed.shape != features.shape:
-                raise ValueError(
-                    f"the change must return features of shape {shape_text(features.shape)}, "
-                    f"got {shape_text(changed.shape)}"
-                )
-            after = self.decode(changed, x)
-            return (after if before is None else x + (after - before)).view_as(value)
-
-        return Edit(site, altered)
-
-    def splice(self, site: str) -> Edit:
-        """An edit that replaces a site by its reconstruction; the error is lost."""
-        return Edit(site, self.reconstruction)
+        return OnFeatures(self, change, error)
 
     def features(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ..."]:
         """The features of a site's value, see `read`."""
         return self.encode(self.vectors(value))
 
-    def reconstruction(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ..."]:
-        """The reconstruction of a site's value, in its shape and dtype."""
+    def reconstruct(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ..."]:
+        """The reconstruction of a site's value, in its shape and dtype; its error is lost."""
         return self(self.vectors(value)).view_as(value).to(value.dtype)
 
-    def vectors(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p ... d"]:
+    def vectors(self, value: Float[Tensor, "b ..."]) -> Float[Tensor, "b ... d"]:
         """A site's value as the vectors that it reads: heads side by side where together they are as wide as it reads.
 
+        Cells of a site, such as one position of it, are read where they are vectors of that width.
         Errors: ValueError for a site that is neither so wide nor made of heads that are.
         """
         if value.ndim == 4 and value.shape[2] * value.shape[3] == self.d_in:
             return value.flatten(2)
-        if value.ndim < 3 or value.shape[-1] != self.d_in:
+        if value.ndim < 2 or value.shape[-1] != self.d_in:
             raise ValueError(
                 f"this autoencoder reads {self.d_in} numbers per position, the site has shape {shape_text(value.shape)}"
             )
@@ -296,6 +296,31 @@ class SAE(nn.Module):
     def extra_repr(self) -> str:
         """What `print` says of it."""
         return f"{self.kind}, d_in={self.d_in}, d_sae={self.d_sae}"
+
+
+@dataclass(frozen=True, eq=False)
+class OnFeatures:
+    """A change of a site by way of the features that an autoencoder finds there; `SAE.on_features` describes it."""
+
+    sae: SAE
+    change: FeatureChange
+    error: bool = True
+    """Whether what the autoencoder does not explain is kept."""
+
+    def __call__(self, cells: Float[Tensor, "b ..."]) -> Float[Tensor, "b ..."]:
+        """The cells with their features changed."""
+        sae = self.sae
+        x = sae.vectors(cells)
+        features = sae.encode(x)
+        before = sae.decode(features, x) if self.error else None  # the change may write into what it gets
+        changed = self.change(features)
+        if changed.shape != features.shape:
+            raise ValueError(
+                f"the change must return features of shape {shape_text(features.shape)}, "
+                f"got {shape_text(changed.shape)}"
+            )
+        after = sae.decode(changed, x)
+        return (after if before is None else x + (after - before)).view_as(cells)
 
 
 def _check_weights(kind: Kind, weights: Mapping[str, Tensor]) -> None:

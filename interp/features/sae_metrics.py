@@ -13,26 +13,171 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.results import labelled
+from interp.core.covariance import Covariance, Covariances
+from interp.core.named import Parts, Several
+from interp.core.results import Score, labelled, scored
 from interp.core.stats import Z95, Partial
 from interp.data.batch import Batch
-from interp.data.text import Prompts
+from interp.data.sources import Data
+from interp.data.windows import Feed, prompts_feed
 from interp.features.sae import SAE
+from interp.model.edits import Edit
 from interp.model.loss import next_token_loss, predicted
 from interp.model.mask import Layout
-from interp.model.tap import Edit, Read, Trace
+from interp.model.parts import as_site
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, run_batches
+from interp.passes.analysis import Analysis, NotFiniteError, Question
 from interp.passes.metrics import Metric, Outcome
-from interp.passes.observe import Subject
+from interp.passes.observe import Model, Subject, text_of
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
+from interp.runs.run import answered, reduced_over
 
 if TYPE_CHECKING:
     import xarray as xr
 
 RUNS = ("clean", "sae", "zero", "mean")
-"""What stands at the site: itself, its reconstruction, 0, or its mean over the evaluation set."""
+"""What stands at the site: itself, its reconstruction, 0, or its mean over the reference data."""
+NO_MEAN = "no reference data to take the mean of"
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction(Question):
+    """How sparse and how exact an autoencoder is at a site; `reconstruction` describes the result."""
+
+    sae: SAE
+    """The autoencoder, on the device of the model."""
+    site: str
+    """What it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`."""
+    skip_bos: bool = True
+    """Whether a BOS in front of a text does not count."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Sums over the vectors of every text, where they arise."""
+        site = as_site(self.site, model.transformer.config)
+        return Analysis(
+            name=self.name,
+            reads=(Read(site),),
+            compute=partial(
+                _by_text, sae=self.sae, site=site, bos_id=model.text.bos_id, skip_bos=self.skip_bos
+            ),
+            reduction=Fit,
+            finish=partial(_finish, name=self.name),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SaeQuality(Question):
+    """What an autoencoder is worth at a site, and what the model loses by it; `sae_quality` describes the result."""
+
+    sae: SAE
+    """The autoencoder, on the device of the model."""
+    site: str
+    """What it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`."""
+    reference: Feed | Data | None = None
+    """The data over which the mean is taken that stands at the site in `ce_mean`; None = no such run."""
+    skip_bos: bool = True
+    """Whether a BOS in front of a text keeps its value and does not count."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The sums of `Reconstruction`, and a sweep of every batch with the site replaced."""
+        config = model.transformer.config
+        if not config.causal or not config.unembed:
+            raise ValueError("the loss an autoencoder costs requires a causal model with an unembedding")
+        exact = Reconstruction(self.sae, self.site, self.skip_bos).asked(model)
+        mean = None
+        if self.reference is not None:
+            feed = prompts_feed(self.reference, model.text, prepend_bos=True, batch_size=32)
+            over = reduced_over(exact, model, feed)
+            assert isinstance(over, Fit)
+            mean = over.checked().mean
+        return Analysis(
+            name=self.name,
+            reads=exact.reads,
+            compute=partial(
+                _quality, sae=self.sae, site=exact.reads[0].site, bos_id=model.text.bos_id,
+                skip_bos=self.skip_bos, mean=mean,
+            ),
+            reduction=Several({"fit": Fit, "losses": Covariances("losses")}),
+            finish=partial(_finish_quality, name=self.name, runs=RUNS if mean is not None else RUNS[:3]),
+        )  # fmt: skip
+
+
+def reconstruction(
+    model: Model,
+    data: Feed | Data,
+    sae: SAE,
+    site: str,
+    *,
+    skip_bos: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> "xr.Dataset":
+    """How sparse and how exact an autoencoder is at a site, over data of any size.
+
+    Returns what `reconstruction_quality` does of given activations, for those of the site at every token that counts
+    (see `sae_quality`). Several autoencoders share a pass: `interp.run({"a": Reconstruction(...), ...}, model, data)`.
+    Errors: KeyError for an unknown site; ValueError where `sae` does not fit the site, and for no vectors.
+
+    Example:
+        >>> eye, zero = torch.eye(24), torch.zeros(24)
+        >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+        >>> found = reconstruction(model, [prompt, "The cat sat on the mat"], sae, "L1.resid")
+        >>> found.value.sel(score="l0").dims
+        ()
+    """
+    question = Reconstruction(sae, site, skip_bos)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def sae_quality(
+    model: Model,
+    data: Feed | Data,
+    sae: SAE,
+    site: str,
+    *,
+    reference: Feed | Data | None = None,
+    skip_bos: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> "xr.Dataset":
+    """What an autoencoder is worth at a site: all of `reconstruction_quality`, and what the model loses by it.
+
+    Returns Dataset[score]: `value`, `low`, `high`, `null`, `n` and the coordinate `unit`. Besides those scores:
+    `ce_clean`, `ce_sae`, `ce_zero`, `ce_mean`, the next-token loss in nats per predicted token with the site as it is,
+    replaced by its reconstruction, by 0, or by its mean; `loss_recovered_zero` and `loss_recovered_mean`,
+    (CE_ablated - CE_sae) / (CE_ablated - CE_clean) for either ablation: 1 = nothing is lost, 0 (the null) = as bad as
+    the ablation. Their intervals are 95 % over texts (of the ratio of sums, linearised; NaN for a single text).
+    Zero-ablating a residual stream ruins the model, so that any autoencoder recovers almost everything; the mean is the
+    stricter null. `density`[feature] and `mean`[coordinate] as there.
+    site: the full name of a site, or a part that is a whole one, such as "L1.resid".
+    reference: the data over which the mean is taken; None = the data themselves, which are read twice. (The record
+    `SaeQuality` takes it as it is: without it, it has no mean and attrs["no_mean"] says so.)
+    Padding never counts. With `skip_bos` a BOS in front of a text keeps its value and does not count: its activations
+    are unlike all others. It is the first token of a text, where the batch says that one was prepended, or where it has
+    the tokenizer's BOS id; attrs["skipped"] says how many there were.
+    Errors: ValueError for a model that is not causal or has no unembedding, where `sae` does not fit the site, and for
+    an iterator without reference data; KeyError for an unknown site.
+
+    Example:
+        >>> eye, zero = torch.eye(24), torch.zeros(24)
+        >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+        >>> found = sae_quality(model, [prompt, "The cat sat on the mat"], sae, "blocks.1.hook_resid_pre")
+        >>> found.value.sel(score="loss_recovered_mean").dims
+        ()
+    """
+    text = text_of(model)
+    feed = prompts_feed(data, text, prepend_bos=prepend_bos, batch_size=batch_size)
+    if reference is None and feed.windows is None:
+        raise ValueError(
+            "the mean over the data requires reading them twice, an iterator gives every row once: name reference data"
+        )
+    other = feed if reference is None else reference
+    other = prompts_feed(other, text, prepend_bos=prepend_bos, batch_size=batch_size)
+    return answered(SaeQuality(sae, site, other, skip_bos), model, feed, edits=edits)
 
 
 @dataclass(frozen=True)
@@ -76,32 +221,44 @@ class Fit:
         """The sums whose `tensors` these are."""
         return cls(**tensors)
 
-    def result(self) -> "xr.Dataset":
-        """The sums as labelled scores, see `reconstruction_quality`; ValueError for no vectors, or NaN."""
-        n, d_in = int(self.vectors), len(self.mean)
-        if n == 0:
+    def checked(self) -> "Fit":
+        """Itself; ValueError for no vectors, or NaN."""
+        if int(self.vectors) == 0:
             raise ValueError("at least one vector is required, got none")
         if not bool(self.error.isfinite()):
             raise ValueError("finite activations are required, some are NaN or infinite")
+        return self
+
+    def scores(self) -> dict[str, Score]:
+        """The scores of the reconstruction, without intervals; n counts vectors, and of `dead_fraction` features."""
+        n, d_in, d_sae = int(self.vectors), len(self.mean), len(self.active)
         density = self.active.double() / n
-        return labelled(
-            "reconstruction",
-            {
-                "l0": ((), density.sum()),
-                "mse": ((), self.error / (n * d_in)),
-                "explained_variance": ((), 1 - self.error / self.spread),
-                "dead_fraction": ((), (self.active == 0).double().mean()),
-                "density": (("feature",), density),
-                "mean": (("coordinate",), self.mean),
-            },
-            coords={"feature": range(len(density)), "coordinate": range(d_in)},
+        return {
+            "l0": _plain(density.sum(), n, "active features per vector"),
+            "mse": _plain(self.error / (n * d_in), n, "squared units of the site per coordinate"),
+            "explained_variance": _plain(1 - self.error / self.spread, n, "share of the variance", 0.0),
+            "dead_fraction": _plain((self.active == 0).double().mean(), d_sae, "share of features"),
+        }
+
+    def result(self, name: str, more: Mapping[str, Score], attrs: Mapping[str, str | int]) -> "xr.Dataset":
+        """The sums as labelled scores with some more, see `reconstruction_quality`; ValueError as in `checked`."""
+        self.checked()
+        density = self.active.double() / self.vectors
+        return scored(
+            name,
+            {**self.scores(), **more},
+            (),
+            coords={"feature": range(len(density)), "coordinate": range(len(self.mean))},
+            others={"density": (("feature",), density), "mean": (("coordinate",), self.mean)},
+            units={"density": "share of vectors", "mean": "units of the site"},
             attrs={
-                "vectors": n,
+                "vectors": int(self.vectors),
                 "explained_variance": "1 - sum ||x - x_hat||^2 / sum ||x - mean||^2, mean over all vectors",
-                "mse_per": "coordinate", "dead": "active on none of these vectors",
+                "dead": "active on none of these vectors",
                 "null": "explained variance 0: the mean alone",
+                **attrs,
             },
-        )  # fmt: skip
+        )
 
 
 @torch.no_grad()
@@ -127,15 +284,16 @@ def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int) 
 def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> "xr.Dataset":
     """How sparse and how exact an autoencoder is on activations `[n d]`, a tensor or a stream of chunks.
 
-    Returns Dataset: `l0`, active features per vector; `mse`, mean squared error per coordinate; `explained_variance` =
-    1 - sum ||x - x_hat||^2 / sum ||x - mean||^2 with the mean over all vectors; `density`[feature], the share of
-    vectors on which it is active; `dead_fraction`, the share of features active on none; `mean`[coordinate].
+    Returns Dataset[score]: `value`, `n` (vectors) and the coordinate `unit` of `l0`, active features per vector; `mse`,
+    mean squared error per coordinate; `explained_variance` = 1 - sum ||x - x_hat||^2 / sum ||x - mean||^2 with the mean
+    over all vectors (null: 0); `dead_fraction`, the share of features active on none. They have no interval: `low` and
+    `high` are NaN. Besides, `density`[feature], the share of vectors on which it is active, and `mean`[coordinate].
     Errors: ValueError for no vectors, and NaN.
 
     Example:
         >>> eye, zero = torch.eye(3), torch.zeros(3)
         >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
-        >>> float(reconstruction_quality(sae, torch.rand(10, 3)).explained_variance)
+        >>> float(reconstruction_quality(sae, torch.rand(10, 3)).value.sel(score="explained_variance"))
         1.0
     """
     found: Fit | None = None
@@ -145,84 +303,7 @@ def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> 
         found = part if found is None else found.merge(part)
     if found is None:
         raise ValueError("at least one vector is required, got none")
-    return found.result()
-
-
-def reconstruction(sae: SAE, site: str, *, bos_id: int | None = None, skip_bos: bool = True) -> Analysis:
-    """The analysis of `reconstruction_quality` at a site, for `interp.run`; see `sae_quality` for what is skipped.
-
-    The autoencoder must be on the device of the model. Several in one pass need names of their own:
-    `dataclasses.replace(analysis, name=...)`.
-
-    Example:
-        >>> eye, zero = torch.eye(24), torch.zeros(24)
-        >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
-        >>> batches = model.text.batch([prompt, "The cat sat on the mat"]).split(1)
-        >>> found = run_batches([reconstruction(sae, "blocks.1.hook_resid_pre")], model.transformer, batches)
-    """
-    return Analysis(
-        name="reconstruction",
-        reads=(Read(site),),
-        compute=partial(_by_text, sae=sae, site=site, bos_id=bos_id, skip_bos=skip_bos),
-        reduction=Fit,
-        finish=_finish,
-    )
-
-
-def sae_quality(
-    model: Subject,
-    sae: SAE,
-    site: str,
-    prompts: Prompts,
-    *,
-    skip_bos: bool = True,
-    prepend_bos: bool = True,
-    batch_size: int = 16,
-) -> "xr.Dataset":
-    """What an autoencoder is worth at a site: all of `reconstruction_quality`, and what the model loses by it.
-
-    Returns Dataset: besides those, `ce_clean`, `ce_sae`, `ce_zero`, `ce_mean`, the next-token loss in nats per
-    predicted token with the site as it is, replaced by its reconstruction, by 0, or by its mean over the whole
-    evaluation set; `loss_recovered_zero` and `loss_recovered_mean`, (CE_ablated - CE_sae) / (CE_ablated - CE_clean) for
-    either ablation: 1 = nothing is lost, 0 = as bad as the ablation. Each with `_low` and `_high`, 95 % over texts
-    (of the ratio of sums, linearised; NaN for a single row). Zero-ablating a residual stream ruins the model, so
-    that any autoencoder recovers almost everything; the mean is the stricter null.
-    Padding never counts. With `skip_bos` a BOS in front of a text keeps its value and does not count: its activations
-    are unlike all others. It is the first token of a text, where the batch says that one was prepended, or where it has
-    the tokenizer's BOS id; attrs["skipped"] says how many there were.
-    Errors: ValueError for a model that is not causal or has no unembedding, and where `sae` does not fit the site;
-    KeyError for an unknown site.
-
-    Example:
-        >>> eye, zero = torch.eye(24), torch.zeros(24)
-        >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
-        >>> found = sae_quality(model, sae, "blocks.1.hook_resid_pre", [prompt, "The cat sat on the mat"])
-        >>> found.loss_recovered_mean.dims
-        ()
-    """
-    network = model.transformer
-    if not network.config.causal or not network.config.unembed:
-        raise ValueError("the loss an autoencoder costs requires a causal model with an unembedding")
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos).to(network.device)
-    analysis = reconstruction(sae, site, bos_id=model.text.bos_id, skip_bos=skip_bos)
-    found = run_batches([analysis], network, batch.split(batch_size))[analysis.name]
-    mean = torch.tensor(found["mean"].to_numpy(), device=network.device)
-    counted = counted_tokens(batch, model.text.bos_id, skip_bos)
-    parts = zip(batch.split(batch_size), counted.split(batch_size), strict=True)
-    losses = torch.cat([_losses(network, sae, site, part, at, mean) for part, at in parts], 1)
-    known = predicted(batch.keep, batch.documents)
-    tokens = torch.ones_like(batch.tokens[:, 1:]) if known is None else known
-    scores = _scores(losses, tokens.sum(1))
-    return found.merge(
-        labelled("sae_quality", {name: ((), value) for name, value in scores.items()})
-    ).assign_attrs(
-        found.attrs,
-        interp_analysis="sae_quality",
-        skipped=int((batch.real & ~counted).sum()),
-        predicted_tokens=int(tokens.sum()),
-        unit="nats (ce), 1 (loss_recovered)",
-        interval="95 % over rows",
-    )
+    return found.result("reconstruction", {}, {})
 
 
 def dictionary_match(W_dec: Float[Tensor, "s d"], truth: Float[Tensor, "t d"]) -> "xr.Dataset":
@@ -248,6 +329,7 @@ def dictionary_match(W_dec: Float[Tensor, "s d"], truth: Float[Tensor, "t d"]) -
         "dictionary_match",
         {name: (("true",), value) for name, value in columns.items()},
         coords={"true": range(len(truth))},
+        units="cosine",
         attrs={"unit": "cosine", "assignment": "one to one, greatest sum"},
     )
 
@@ -264,14 +346,26 @@ def counted_tokens(batch: Batch, bos_id: int | None, skip_bos: bool) -> Bool[Ten
     return batch.real & ~(first & is_bos)
 
 
-def ratio(top: Float[Tensor, "n"], bottom: Float[Tensor, "n"]) -> Sequence[Float[Tensor, ""]]:
-    """sum(top) / sum(bottom) over rows, and the ends of its 95 % interval (linearised; NaN for fewer than two rows)."""
-    n, value = len(top), top.sum() / bottom.sum()
-    if n < 2:
-        return value, value.new_tensor(torch.nan), value.new_tensor(torch.nan)
-    squares = (top - value * bottom).square().sum()
-    half = Z95 * (squares * n / (n - 1)).sqrt() / bottom.sum().abs()
-    return value, value - half, value + half
+def ratio(
+    sums: Covariance, top: Float[Tensor, "f"], bottom: Float[Tensor, "f"], unit: str, null: float = torch.nan
+) -> Score:
+    """sum(x . top) / sum(x . bottom) over rows x, with its 95 % interval (linearised; NaN for fewer than two rows).
+
+    The residuals x . (top - value bottom) sum to 0, so their squares are a form in the products of deviations.
+    """
+    n, mean = sums.n, sums.mean
+    top, bottom = top.to(mean), bottom.to(mean)
+    value, whole = (mean @ top) / (mean @ bottom), (n * (mean @ bottom)).abs()
+    residual = top - value * bottom
+    squares = (residual @ sums.scatter @ residual).clamp_min(0.0)
+    half = (Z95 * (squares * n / (n - 1)).sqrt() / whole).masked_fill(n < 2, torch.nan)
+    return Score(value, value - half, value + half, n, torch.full_like(value, null), unit)
+
+
+def _plain(value: Float[Tensor, ""], n: int, unit: str, null: float = torch.nan) -> Score:
+    """A number of which nobody knows an interval."""
+    none = torch.full_like(value, torch.nan)
+    return Score(value, none, none, torch.tensor(n), torch.full_like(value, null), unit)
 
 
 def _by_text(
@@ -294,28 +388,92 @@ def _text_of(batch: Batch) -> Int[Tensor, "b p"]:
     return (starts & batch.real).flatten().cumsum(0).view_as(batch.tokens) - 1
 
 
-def _finish(merged: Partial) -> "xr.Dataset":
+def _finish(merged: Partial, name: str) -> "xr.Dataset":
     assert isinstance(merged, Fit)
-    return merged.result()
+    return merged.result(name, {}, {})
+
+
+def _quality(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    sae: SAE,
+    site: str,
+    bos_id: int | None,
+    skip_bos: bool,
+    mean: Float[Tensor, "d"] | None,
+) -> Mapping[str, Tensor]:
+    """The sums of every text, and what its tokens cost with the site replaced: the losses of the runs, how many tokens
+    were predicted, and how many BOS were skipped."""
+    sums = _by_text(trace, batch, model, sae, site, bos_id, skip_bos)
+    texts = _unpacked(batch)
+    counted = counted_tokens(texts, bos_id, skip_bos)
+    losses = _losses(model, sae, site, texts, counted, mean)
+    if not bool(losses.isfinite().all()):
+        raise NotFiniteError(f"finite losses are required, some are NaN or infinite with {site} replaced")
+    known = predicted(texts.keep, texts.documents)
+    tokens = torch.ones_like(texts.tokens[:, 1:]) if known is None else known
+    counts = torch.stack((tokens.sum(1), (texts.real & ~counted).sum(1)))
+    return {**sums, "losses": torch.cat((losses.double(), counts.to(losses.device))).mT}
+
+
+def _unpacked(batch: Batch) -> Batch:
+    """The same texts, one per row, in the order in which they stand."""
+    if batch.documents is None:
+        return batch
+    text = _text_of(batch).masked_fill(~batch.real, -1)
+    rows = [batch.tokens[text == i].tolist() for i in range(int(text.max()) + 1)]
+    return Batch.of(rows, bos=batch.bos).to(batch.tokens.device)
+
+
+def _finish_quality(merged: Partial, name: str, runs: Sequence[str]) -> "xr.Dataset":
+    assert isinstance(merged, Parts)
+    fit, sums = merged.parts["fit"], merged.parts["losses"]
+    assert isinstance(fit, Fit) and isinstance(sums, Covariance)
+    one = dict(zip((*runs, "tokens", "skipped"), torch.eye(len(runs) + 2).double(), strict=True))
+    scores = {f"ce_{run}": ratio(sums, one[run], one["tokens"], "nats per predicted token") for run in runs}
+    for run in runs[2:]:
+        scores[f"loss_recovered_{run}"] = ratio(
+            sums, one[run] - one["sae"], one[run] - one["clean"], "share of the loss", 0.0
+        )
+    tokens, skipped = (round(float(sums.mean[i] * sums.n)) for i in (-2, -1))
+    return fit.result(
+        name,
+        scores,
+        {
+            "skipped": skipped,
+            "predicted_tokens": tokens,
+            "interval": "95 % over texts, of losses",
+            **({} if "mean" in runs else {"no_mean": NO_MEAN}),
+        },
+    )
 
 
 def _losses(
-    model: Transformer, sae: SAE, site: str, batch: Batch, at: Bool[Tensor, "b p"], mean: Float[Tensor, "d"]
-) -> Float[Tensor, "4 b"]:
-    """The summed next-token loss of every row, in the order of `RUNS`."""
+    model: Transformer,
+    sae: SAE,
+    site: str,
+    batch: Batch,
+    at: Bool[Tensor, "b p"],
+    mean: Float[Tensor, "d"] | None,
+) -> Float[Tensor, "r b"]:
+    """The summed next-token loss of every row, in the order of `RUNS`, as far as there is a mean."""
 
     def placed(value: Tensor, new: Tensor) -> Tensor:
         return torch.where(at.view(*at.shape, *[1] * (value.ndim - 2)), new.to(value), value)
 
     def with_mean(value: Tensor) -> Tensor:
-        return placed(value, mean.expand_as(sae.vectors(value)).reshape(value.shape))
+        assert mean is not None
+        return placed(value, mean.to(value.device).expand_as(sae.vectors(value)).reshape(value.shape))
 
     edits = [
-        Edit(site, lambda value: placed(value, sae.reconstruction(value))),
+        Edit(site, lambda value: placed(value, sae.reconstruct(value))),
         Edit(site, lambda value: placed(value, torch.zeros_like(value))),
-        Edit(site, with_mean),
+        *([] if mean is None else [Edit(site, with_mean)]),
     ]
-    swept = Sweep(model, batch, [Variant(edits=[edit]) for edit in edits]).run(SUMMED_LOSS)
+    if batch.tokens.shape[1] < 2:  # single tokens: nothing is predicted
+        return torch.zeros(1 + len(edits), len(batch), device=batch.tokens.device)
+    swept = Sweep(model, batch, [Variant([edit]) for edit in edits]).run(SUMMED_LOSS)
     return torch.cat((swept.base[None], swept.values))
 
 
@@ -325,20 +483,6 @@ def _summed_loss(outcome: Outcome) -> Float[Tensor, "r"]:
 
 
 SUMMED_LOSS = Metric("summed next-token loss", "nats", _summed_loss, everywhere=True)
-
-
-def _scores(losses: Float[Tensor, "4 b"], tokens: Int[Tensor, "b"]) -> dict[str, Tensor]:
-    """The loss of every run and what the autoencoder recovers, each with the ends of its interval."""
-    run = dict(zip(RUNS, losses.double(), strict=True))
-    ratios = {f"ce_{name}": (loss, tokens.double()) for name, loss in run.items()}
-    for name in ("zero", "mean"):
-        ratios[f"loss_recovered_{name}"] = (run[name] - run["sae"], run[name] - run["clean"])
-    ends = ("", "_low", "_high")
-    return {
-        name + end: value
-        for name, pair in ratios.items()
-        for end, value in zip(ends, ratio(*pair), strict=True)
-    }
 
 
 def _directions(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:

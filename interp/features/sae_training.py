@@ -26,6 +26,11 @@ AUX_COEFFICIENT = 1 / 32
 """What the dead features' reconstruction of the error weighs (Gao et al. 2024)."""
 RESAMPLED = 0.2
 """Norm of a resampled feature's encoder, in that of the mean living one (Bricken et al. 2023)."""
+UNITS = {
+    **dict.fromkeys(("loss", "error", "penalty"), "unit of training, per vector"),
+    "l0": "active features per vector", "dead": "share of features",
+}  # fmt: skip
+"""Of the numbers of the history."""
 SAMPLE = 4096
 """Vectors from which the scale and the first b_dec are estimated."""
 
@@ -63,8 +68,8 @@ def train_sae(
     columns have norm 1, and the gradient along them is removed; b_dec begins at the geometric median.
     A feature that was silent for `dead_after` steps is dead. In the first half of training, every `dead_after` steps,
     dead ReLU and JumpReLU features restart at inputs drawn with probability ~ (squared error)^2 (Bricken et al. 2023).
-    activations: a tensor, shuffled in every epoch, or chunks (an activation store, a generator), each shuffled when it
-    comes; they are gone through again if they can be. device: None = that of the activations.
+    activations: a tensor, shuffled in every epoch, or chunks (`store.batches(site, size, epochs=None)`, a generator),
+    each shuffled when it comes; they are gone through again if they can be. device: None = that of the activations.
     The result is in the unit of the activations; the history is in that of training: `loss`, `error` (of d_in),
     `penalty` before its weight, `l0` (active features per vector), `dead` (share of features); attrs["scale"] is the
     factor. The bandwidth of a JumpReLU and the threshold it begins with, as large, are in training's unit too.
@@ -78,6 +83,11 @@ def train_sae(
         ('step',)
     """
     _check(kind, d_sae, steps, sparsity, batch_size)
+    if not isinstance(activations, Tensor | Iterable):
+        raise ValueError(
+            "activations are required, a tensor [n, d] or chunks of it such as `store.batches(site, size)`, got "
+            f"{type(activations).__name__}"
+        )
     batches = _batches(activations, batch_size, seed)
     first = list(islice(batches, min(steps, -(-SAMPLE // batch_size))))
     if not first:
@@ -92,6 +102,7 @@ def train_sae(
         "train_sae",
         {name: (("step",), value) for name, value in found.items()},
         coords={"step": range(steps)},
+        units=UNITS,
         attrs={
             "kind": repr(kind), "sparsity": sparsity or 0.0, "lr": lr, "batch_size": batch_size, "seed": seed,
             "scale": float(scale), "unit": "that of training: activations times scale, mean square norm d_in",
@@ -157,17 +168,14 @@ def _check(kind: Kind, d_sae: int, steps: int, sparsity: float | None, batch_siz
 
 def _batches(activations: Tensor | Iterable[Tensor], size: int, seed: int) -> Iterator[Tensor]:
     """Batches of exactly `size` rows without end, or until a stream that cannot be repeated ends."""
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     rest: Tensor | None = None
     repeatable = isinstance(activations, Tensor) or not isinstance(activations, Iterator)
     while True:
         seen = 0
         for chunk in (activations,) if isinstance(activations, Tensor) else activations:
-            if chunk.ndim != 2 or not chunk.is_floating_point():
-                raise ValueError(
-                    f"activations of shape [n, d] are required, got {chunk.dtype} {shape_text(chunk.shape)}"
-                )
-            rows = chunk[torch.randperm(len(chunk), generator=dice).to(chunk.device)]
+            _check_chunk(chunk)
+            rows = chunk[torch.randperm(len(chunk), generator=generator).to(chunk.device)]
             rows = rows if rest is None else torch.cat((rest, rows))
             whole = len(rows) // size * size
             for start in range(0, whole, size):
@@ -177,10 +185,22 @@ def _batches(activations: Tensor | Iterable[Tensor], size: int, seed: int) -> It
             return
 
 
+def _check_chunk(chunk: object) -> None:
+    """ValueError for anything but activations."""
+    if not isinstance(chunk, Tensor):
+        raise ValueError(
+            f"activations are required, a tensor [n, d] or chunks of it, got chunks of {type(chunk).__name__}"
+        )
+    if chunk.ndim != 2 or not chunk.is_floating_point():
+        raise ValueError(
+            f"activations of shape [n, d] are required, got {chunk.dtype} {shape_text(chunk.shape)}"
+        )
+
+
 def _initial(sample: Float[Tensor, "n d"], kind: Kind, d_sae: int, seed: int) -> SAE:
     """Random unit directions, the encoder their transpose; b_dec at the geometric median."""
-    dice = torch.Generator().manual_seed(seed)
-    directions = torch.randn(d_sae, sample.shape[1], generator=dice, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.randn(d_sae, sample.shape[1], generator=generator, dtype=torch.float64)
     W_dec = (directions / directions.norm(dim=1, keepdim=True)).to(sample)
     weights = {
         "W_enc": W_dec.mT.contiguous(),
@@ -203,7 +223,7 @@ def _train(
     seed: int,
 ) -> list[Tensor]:
     """Train in place; returns loss, error, penalty, L0 and the share of dead features of each step."""
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam(sae.requires_grad_(True).parameters(), lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda n: _rate(n, steps))
     idle = torch.zeros(sae.d_sae, dtype=torch.long, device=sae.W_enc.device)
@@ -221,7 +241,7 @@ def _train(
         shares = torch.stack((active.sum(1).to(x.dtype).mean(), (idle >= dead_after).to(x.dtype).mean()))
         history.append(torch.cat((torch.stack(terms[:3]).detach(), shares)))
         if n % dead_after == 0 and n <= steps // 2 and not isinstance(sae.kind, TopK):
-            idle = _resample(sae, optimiser, x, idle, dead_after, dice)
+            idle = _resample(sae, optimiser, x, idle, dead_after, generator)
     sae.requires_grad_(False)
     return history
 
@@ -254,14 +274,14 @@ def _resample(
     x: Float[Tensor, "n d"],
     idle: Int[Tensor, "s"],
     dead_after: int,
-    dice: torch.Generator,
+    generator: torch.Generator,
 ) -> Int[Tensor, "s"]:
     """Let dead features restart at badly explained inputs; returns for how long each was idle."""
     dead = (idle >= dead_after).nonzero()[:, 0]
     if len(dead) == 0:
         return idle
     weight = (x - sae(x)).square().sum(1).square().double().cpu()
-    drawn = weight.multinomial(len(dead), replacement=True, generator=dice).to(x.device)
+    drawn = weight.multinomial(len(dead), replacement=True, generator=generator).to(x.device)
     directions = x[drawn] - sae.b_dec
     directions = directions / directions.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
     living = (idle < dead_after).nonzero()[:, 0]

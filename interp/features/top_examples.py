@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from interp.core.contexts import Examples, InContext, absent
 from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
-from interp.core.results import labelled
+from interp.core.results import Score, scored
 from interp.core.sketches import Histogram, quantiles
 from interp.core.stats import Z95, Means, Partial, Reduction
 from interp.data.batch import Batch
@@ -27,14 +28,15 @@ from interp.data.text import Text
 from interp.data.windows import Feed
 from interp.features.sae import SAE
 from interp.features.sae_metrics import counted_tokens
-from interp.model.config import ModelConfig
+from interp.model.edits import Edit
 from interp.model.mask import Layout
+from interp.model.parts import Part, as_site
 from interp.model.sites import find
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, NotFiniteError
-from interp.passes.observe import Subject
-from interp.runs.run import run
+from interp.passes.analysis import Analysis, NotFiniteError, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,144 +51,136 @@ ROUNDING = 1e-12
 _BOTH = " + counted"
 MARKS = ("«", "»")
 """What stands around the token of an entry in its text."""
+IN_CONTEXT = ("tokens", "activation")
+"""What is kept along the context of every entry."""
+
+
+@dataclass(frozen=True)
+class TopExamples(Question):
+    """The places where each cell of a site is largest, with their contexts; `top_examples` describes the result."""
+
+    site: str
+    """The full name of a site, or a part that is a whole one, such as `L1.post`."""
+    cells: Sequence[int] | None = None
+    """Which neurons (heads, features), in this order; None = all."""
+    top: int = 10
+    """How many places are listed for each cell."""
+    context: tuple[int, int] = (10, 3)
+    """How many tokens before and after each are kept."""
+    sae: SAE | None = None
+    """An autoencoder of the site, on the device of the model: its features are the cells."""
+    skip_bos: bool = True
+    """Whether a BOS in front of a text does not count."""
+    largest: bool = True
+    """Whether the largest values are listed; otherwise the smallest."""
+    once_per_row: bool = True
+    """Whether a row is listed at its best token only."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The values of the cells, chosen at the site, and lists that merge."""
+        site = as_site(self.site, model.transformer.config)
+        axes = find(site, model.transformer.config)[0].axes
+        dim = _dim(site, axes, self.sae)
+        cells = None if self.cells is None else tuple(int(i) for i in self.cells)
+        if cells is not None and (not cells or len(set(cells)) < len(cells)):
+            raise ValueError(
+                f"cells that are distinct, and at least one, are required, got {list(cells)[:9]}"
+            )
+        if isinstance(self.top, bool) or not isinstance(self.top, int) or self.top < 1:
+            raise ValueError(f"top must be a number of places, at least 1, got {self.top!r}")
+        read = Read(site, _Attention(cells) if axes == "b h q k" else _Activation(axes, cells, self.sae))
+        reads_keys = axes == "b h q k"
+        return Analysis(
+            name=self.name,
+            reads=(read,),
+            compute=partial(_values, read=read, bos_id=model.text.bos_id, skip_bos=self.skip_bos),
+            reduction=self._reduction(("key", "key_token") if reads_keys else ()),
+            finish=partial(
+                _finish,
+                name=self.name,
+                site=site,
+                dim=dim,
+                cells=cells,
+                skip_bos=self.skip_bos,
+                text=model.text,
+            ),
+        )
+
+    def _reduction(self, attended: tuple[str, ...]) -> Several:
+        """The lists, the distribution that they end, and the sums behind density and mean."""
+        before, after = self.context
+        top = TopRows(self.top, "activation", 1, self.largest, self.once_per_row, before=before, after=after)
+        sums = ("counted", *(f"{name}{more}" for name in ("active", "total") for more in ("", _BOTH)))
+        parts: dict[str, Reduction] = {
+            "examples": InContext(top, IN_CONTEXT, attended),
+            "spread": quantiles("activation", cells=1, relative_error=RELATIVE_ERROR, low=1e-4, high=1e4),
+            "sums": Only(sums, Means),
+        }
+        return Several(parts)
 
 
 def top_examples(
-    model: Subject,
+    model: Model,
     data: Feed | Data,
     site: str,
     *,
     cells: Sequence[int] | None = None,
-    k: int = 10,
+    top: int = 10,
     context: tuple[int, int] = (10, 3),
     sae: SAE | None = None,
     skip_bos: bool = True,
     largest: bool = True,
     once_per_row: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
 ) -> "xr.Dataset":
-    """The k places where each cell of a site is largest, with their contexts, and the distribution they end.
-
-    data: what `interp.run` takes; positions count the tokens of a text, BOS as 0. All else: `top_activations`.
-    Returns Dataset[neuron, rank] (or head, feature, coordinate, ...): `value`; `row` of the data and `pos` of the token
-    (-1 where there are fewer than k); `text`, the context with the token between «». [neuron, rank, offset]: `tokens`
-    (-1 beyond the ends of the text), `piece`, and the `activation` at each (NaN where it does not count). [neuron]:
-    `density`, the share of tokens with a value above 0, and `mean`, each with `_low` and `_high` (95 % over texts; NaN
-    for a single one); `max` (`min` for the smallest). [neuron, q]: `quantiles`, to 5 % of the value, those below 1e-4
-    in size as 0. For patterns also `key`, `key_token`, `key_piece`.
-    `examples_table` gives the tidy table, `interp.pages.top_examples.top_examples_page` a page; attrs["rejected"] says
-    how many rows were set aside.
-    Caveats: the top of a distribution is not a summary of it (Bolukbasi et al. 2021, "An interpretability illusion for
-    BERT"): look at the quantiles, and at texts in the middle, before naming a cell.
-    Errors: those of `top_activations` and `interp.run`; ValueError if no text has a token that counts.
-
-    Example:
-        >>> texts = [prompt, "The cat sat on the mat and the dog sat on the cat."]
-        >>> found = top_examples(model, texts, "blocks.1.mlp.hook_post", cells=[3, 17], k=2)
-        >>> found.value.dims, found.activation.sizes["offset"]
-        (('neuron', 'rank'), 14)
-    """
-    analysis = top_activations(
-        model.transformer.config, site, cells=cells, k=k, context=context, sae=sae, bos_id=model.text.bos_id,
-        skip_bos=skip_bos, largest=largest, once_per_row=once_per_row,
-    )  # fmt: skip
-    found = run([analysis], model, data)
-    counts = {"rows": found.rows, "rejected": len(found.rejected)}
-    return with_text(found[analysis.name].assign_attrs(counts), model.text)
-
-
-def top_activations(
-    config: ModelConfig,
-    site: str,
-    *,
-    cells: Sequence[int] | None = None,
-    k: int = 10,
-    context: tuple[int, int] = (10, 3),
-    sae: SAE | None = None,
-    bos_id: int | None = None,
-    skip_bos: bool = True,
-    largest: bool = True,
-    once_per_row: bool = True,
-    name: str | None = None,
-) -> Analysis:
-    """The analysis of `top_examples`, for `interp.run`; `with_text` adds the words to its result.
+    """The places where each cell of a site is largest, with their contexts, and the distribution they end.
 
     What the value of a cell at a token is depends on the site. Neurons, coordinates of the stream, logits: the number
     itself. Sites with a vector per head (`attn.hook_z`, `attn.hook_result`, ...): its norm; that of `hook_result`,
     ||z W_O||, is how much the head writes. `attn.hook_pattern`: the largest attention that the query pays, and to which
     `key`. With `sae`: its features of the site.
+    Returns Dataset; the dim of cells is `neuron`, `head`, `feature`, `coordinate`, ...
+    [neuron, rank]: `peak`, the value there; `row` of the data and `pos` of the token, counted in its text with BOS as 0
+    (-1 where there are fewer than `top`); `text`, the context with the token between «». [neuron, rank, offset]:
+    `tokens` (-1 beyond the ends of the text), `piece`, and the `activation` at each (NaN where it does not count).
+    [neuron, score]: `value`, `low`, `high`, `n` of `density`, the share of tokens with a value above 0, of `mean` (95 %
+    over texts; NaN for a single one), and of `max` (`min` for the smallest), which has no interval. [neuron, q]:
+    `quantiles`, to 5 % of the value, those below 1e-4 in size as 0. For patterns also `key`, `key_token`, `key_piece`.
+    `examples_table` gives the tidy table of the lists, `interp.pages.top_examples.top_examples_page` a page.
     cells: which neurons (heads, features), in this order; None = all. Only these leave their layer, so a few cells of a
     wide site cost little. context: how many tokens before and after. once_per_row: a row is listed at its best token
     only. largest=False lists the smallest. Ties go to the smaller row, then to the smaller position.
-    skip_bos: a BOS in front of a text, the first token if the batch says that it has one or if it is `bos_id`, does not
-    count, as a query or as a key: attention and activations there are unlike all others. Its activation is NaN.
-    name: of the result; by default "top_" and the site. An autoencoder must be on the device of the model.
+    skip_bos: a BOS in front of a text, the first token if the batch says that it has one or if it is the tokenizer's,
+    does not count, as a query or as a key: attention and activations there are unlike all others.
     Memory: what `TopRows` states, 12 bytes per token of context and entry, and 3 kB per cell for the quantiles.
+    Caveats: the top of a distribution is not a summary of it (Bolukbasi et al. 2021, "An interpretability illusion for
+    BERT"): look at the quantiles, and at texts in the middle, before naming a cell.
     Errors: KeyError for an unknown site; ValueError for one that has no such cells, a cell twice or (when it runs) not
-    there, and numbers that are not finite.
+    there, numbers that are not finite, and if no text has a token that counts.
 
     Example:
-        >>> asked = partial(top_activations, site="blocks.0.attn.hook_result", k=1)
-        >>> sorted(interp.run([asked], model, [prompt])["top_blocks.0.attn.hook_result"].value.sizes.items())
-        [('head', 8), ('rank', 1)]
+        >>> texts = [prompt, "The cat sat on the mat and the dog sat on the cat."]
+        >>> found = top_examples(model, texts, "blocks.1.mlp.hook_post", cells=[3, 17], top=2)
+        >>> found.peak.dims, found.activation.sizes["offset"]
+        (('neuron', 'rank'), 14)
     """
-    axes = find(site, config)[0].axes
-    dim = _dim(site, axes, sae)
-    chosen = None if cells is None else tuple(int(i) for i in cells)
-    if chosen is not None and (not chosen or len(set(chosen)) < len(chosen)):
-        raise ValueError(f"cells that are distinct, and at least one, are required, got {list(chosen)[:9]}")
-    read = Read(site, _Attention(chosen) if axes == "b h q k" else _Activation(axes, chosen, sae))
-    top = TopRows(k, "activation", 1, largest, once_per_row, before=context[0], after=context[1])
-    attended = ("key", "key_token") if axes == "b h q k" else ()
-    reductions: dict[str, Reduction] = {
-        "examples": InContext(top, ("tokens", "activation"), attended),
-        "spread": quantiles("activation", cells=1, relative_error=RELATIVE_ERROR, low=1e-4, high=1e4),
-        "sums": Only(
-            ("counted", *(f"{name}{more}" for name in ("active", "total") for more in ("", _BOTH))), Means
-        ),
-    }
-    return Analysis(
-        name=name or f"top_{site}",
-        reads=(read,),
-        compute=partial(_values, read=read, bos_id=bos_id, skip_bos=skip_bos),
-        reduction=Several(reductions),
-        finish=partial(_finish, site=site, dim=dim, cells=chosen, skip_bos=skip_bos),
-    )
-
-
-def with_text(result: "xr.Dataset", text: Text) -> "xr.Dataset":
-    """A result of `top_activations` with its words: `piece`, the text of every token, and `text`, the whole context.
-
-    In `text` the token stands between «»; a character that several tokens share shows as �.
-
-    Example:
-        >>> made = top_activations(model.cfg, "blocks.1.mlp.hook_post", cells=[3], k=1, name="n")
-        >>> "«" in with_text(interp.run([made], model, [prompt])["n"], model.text).text.item()
-        True
-    """
-    dims = result.tokens.dims
-    found = {"piece": (dims, text.words(result.tokens.to_numpy()))}
-    offset, (open_, close) = result.offset.to_numpy(), MARKS
-    marked = found["piece"][1].copy()
-    marked[..., offset == 0] = open_ + marked[..., offset == 0] + close
-    texts = marked.sum(-1)
-    texts[result.row.to_numpy() < 0] = ""
-    found["text"] = (dims[:-1], texts)
-    if "key_token" in result:
-        found["key_piece"] = (dims[:-1], text.words(result.key_token.to_numpy()))
-    return result.assign({name: (dims, value.astype(str)) for name, (dims, value) in found.items()})
+    question = TopExamples(site, cells, top, context, sae, skip_bos, largest, once_per_row)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 def examples_table(result: "xr.Dataset") -> "pd.DataFrame":
-    """The lists of a result with words as a table: cell, rank, value, row, pos, text; without empty places.
+    """The lists of a result as a table: cell, rank, peak, row, pos, text; without empty places.
 
     Example:
-        >>> table = examples_table(top_examples(model, [prompt], "blocks.0.attn.hook_pattern", cells=[2], k=1))
+        >>> table = examples_table(top_examples(model, [prompt], "blocks.0.attn.hook_pattern", cells=[2], top=1))
         >>> list(table.columns)
-        ['head', 'rank', 'value', 'row', 'pos', 'key', 'key_piece', 'text']
+        ['head', 'rank', 'peak', 'row', 'pos', 'key', 'key_piece', 'text']
     """
-    names = ["value", "row", "pos", *(n for n in ("key", "key_piece") if n in result), "text"]
+    names = ["peak", "row", "pos", *(n for n in ("key", "key_piece") if n in result), "text"]
     table = result[names].to_dataframe().reset_index()
-    columns = [str(result.value.dims[0]), "rank", *names]
+    columns = [str(result.peak.dims[0]), "rank", *names]
     return table[table.row >= 0][columns].reset_index(drop=True)
 
 
@@ -303,10 +297,10 @@ def _by_text(value: Shaped[Tensor, "b p ..."], batch: Batch) -> Shaped[Tensor, "
 
 
 def _finish(
-    merged: Partial, site: str, dim: str, cells: tuple[int, ...] | None, skip_bos: bool
+    merged: Partial, name: str, site: str, dim: str, cells: tuple[int, ...] | None, skip_bos: bool, text: Text
 ) -> "xr.Dataset":
     assert isinstance(merged, Parts)
-    examples, spread, sums = (merged.parts[name] for name in ("examples", "spread", "sums"))
+    examples, spread, sums = (merged.parts[part] for part in ("examples", "spread", "sums"))
     assert isinstance(examples, Examples) and isinstance(spread, Histogram) and isinstance(sums, Means)
     top, counted = examples.top, sums.moments["counted"]
     if not bool(counted.mean > 0):
@@ -314,34 +308,70 @@ def _finish(
     rule, entry, best = top.rule, (dim, "rank"), top.values[:, :1]
     known = torch.minimum if rule.largest else torch.maximum  # no quantile is beyond the exact end
     values: dict[str, tuple[Sequence[str], Tensor]] = {
-        "value": (entry, top.values), "row": (entry, top.rows), "pos": (entry, top.positions),
-        **_per_token("density", sums, "active", dim), **_per_token("mean", sums, "total", dim),
-        "max" if rule.largest else "min": ((dim,), best[:, 0]),
+        "peak": (entry, top.values), "row": (entry, top.rows), "pos": (entry, top.positions),
         "quantiles": ((dim, "q"), known(torch.stack([spread.quantile(q) for q in QUANTILES], 1), best)),
-    }  # fmt: skip
-    for name, x in examples.along.items():
-        along = name in ("tokens", "activation")
-        values[name] = ((*entry, "offset"), x) if along else (entry, x[..., 0])
-    found = labelled(
-        "top_examples",
-        values,
-        coords={
-            dim: range(len(top.rows)) if cells is None else cells, "rank": range(rule.k),
-            "offset": range(-rule.before, rule.after + 1),
+        **{
+            part: ((*entry, "offset"), x) if part in IN_CONTEXT else (entry, x[..., 0])
+            for part, x in examples.along.items()
         },
+    }  # fmt: skip
+    chosen = range(len(top.rows)) if cells is None else cells
+    parts = _parts(site, dim, chosen)
+    scores = {
+        "density": _per_token(sums, "active", "share of tokens"),
+        "mean": _per_token(sums, "total", "units of the site"),
+        "max" if rule.largest else "min": Score.exact(best[:, 0], "units of the site"),
+    }
+    found = scored(
+        name,
+        scores,
+        (dim,),
+        coords={
+            dim: chosen, "rank": range(rule.k), "offset": range(-rule.before, rule.after + 1), "q": QUANTILES,
+            **({} if parts is None else {"part": ((dim,), parts)}),
+        },
+        others=values,
+        units=dict.fromkeys(("peak", "activation", "quantiles"), "units of the site"),
         attrs={
             "site": site, "tokens_counted": round(float(counted.mean) * counted.n), "texts": counted.n,
             "pos": "tokens before it in its text", "bos": "does not count" if skip_bos else "counts",
             "order": f"the {'largest' if rule.largest else 'smallest'} first; ties by row, then pos",
             "density": "share of tokens with a value above 0", "quantiles": f"to {RELATIVE_ERROR:.0%} of the value",
+            "interval": "95 % over texts",
             "null": "none: the largest of many values is large by chance; compare with the quantiles",
         },
     )  # fmt: skip
-    return found.assign_coords(q=list(QUANTILES))
+    return found.assign(_words(found, text))
 
 
-def _per_token(name: str, sums: Means, part: str, dim: str) -> dict[str, tuple[Sequence[str], Tensor]]:
-    """A sum over tokens that count, by their number, with the ends of its 95 % interval over texts (linearised).
+def _parts(site: str, dim: str, cells: Sequence[int]) -> list[str] | None:
+    """The names of the cells as parts of the model, where they are such."""
+    kinds = {
+        ("neuron", "mlp"): "neuron", ("neuron", "mlp_before"): "neuron_before", ("head", "attn"): "head",
+        ("head", "cross_attn"): "cross_head", ("expert", "mlp"): "expert",
+    }  # fmt: skip
+    at = site.split(".")
+    kind = kinds.get((dim, at[2])) if len(at) == 4 else None
+    return None if kind is None else [str(Part(kind, int(at[1]), i)) for i in cells]
+
+
+def _words(result: "xr.Dataset", text: Text) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    """The text of every token, and the whole contexts with their token marked; what several share shows as �."""
+    dims = tuple(str(dim) for dim in result.tokens.dims)
+    found = {"piece": (dims, text.words(result.tokens.to_numpy()))}
+    offset, (open_, close) = result.offset.to_numpy(), MARKS
+    marked = found["piece"][1].copy()
+    marked[..., offset == 0] = open_ + marked[..., offset == 0] + close
+    texts = marked.sum(-1)
+    texts[result.row.to_numpy() < 0] = ""
+    found["text"] = (dims[:-1], texts)
+    if "key_token" in result:
+        found["key_piece"] = (dims[:-1], text.words(result.key_token.to_numpy()))
+    return {name: (its, value.astype(str)) for name, (its, value) in found.items()}
+
+
+def _per_token(sums: Means, part: str, unit: str) -> Score:
+    """A sum over tokens that count, by their number, with its 95 % interval over texts (linearised).
 
     The variance of total - ratio * number needs their covariance, which that of total + number holds.
     """
@@ -352,8 +382,4 @@ def _per_token(name: str, sums: Means, part: str, dim: str) -> dict[str, tuple[S
     spread = whole - 2 * ratio * covariance
     spread = spread.masked_fill(spread < ROUNDING * whole, 0.0)
     half = Z95 * (spread / (top.n - 1) / top.n).sqrt() / number.mean if top.n > 1 else ratio * torch.nan
-    return {
-        name: ((dim,), ratio),
-        f"{name}_low": ((dim,), ratio - half),
-        f"{name}_high": ((dim,), ratio + half),
-    }
+    return Score(ratio, ratio - half, ratio + half, top.count(), torch.full_like(ratio, torch.nan), unit)

@@ -220,6 +220,21 @@ def as_parts(given: Named | Sequence[Named], config: ModelConfig, kinds: Sequenc
     return parts
 
 
+def as_site(given: Part | str, config: ModelConfig) -> str:
+    """The full name of the site that is meant: a site of this model by name, or a part that is a whole one, `L1.resid`.
+
+    Errors: KeyError for a name that the model lacks, IndexError for a layer that it lacks; ValueError for a part that
+    is one member of its site, such as a head.
+    """
+    if isinstance(given, str) and "hook_" in given:
+        sites.find(given, config)
+        return given
+    part = Part.of(given).within(config)
+    if part.axis is not None:
+        raise ValueError(f"a whole site is required, {part} is one of several at {part.site!r}")
+    return part.site
+
+
 def axis_size(axis: str, config: ModelConfig) -> int:
     """How many members an axis that tells parts apart has: heads, key/value heads, neurons or experts."""
     mlp = config.mlp

@@ -47,21 +47,21 @@ class Cell:
 
 
 def top_examples_page(result: "xr.Dataset", *, most: int = 100) -> str:
-    """A result of `interp.features.top_examples.top_examples` as one HTML page that opens from disk, fetching nothing.
+    """A result of `interp.features.top_examples` as one HTML page that opens from disk, fetching nothing.
 
     Tokens are shaded by the activation of their cell, up to the largest size among the cell's own contexts: shades of
     different cells do not compare. Red is below 0. The token that made the list is underlined; pointing at a token
     gives its number. most: how many cells are drawn, the first ones; the page says how many there are.
-    Errors: ValueError for a result without words (`with_text` adds them).
+    Errors: ValueError for another result.
 
     Example:
-        >>> found = interp.features.top_examples.top_examples(model, [prompt], "blocks.1.mlp.hook_post", cells=[3], k=1)
+        >>> found = interp.features.top_examples(model, [prompt], "L1.post", cells=[3], top=1)
         >>> "neuron 3" in top_examples_page(found)
         True
     """
     if "piece" not in result:
-        raise ValueError("a result with words is required (`piece`): add them by `with_text`")
-    dim = str(result.value.dims[0])
+        raise ValueError("the result of top_examples is required, got one without `piece`")
+    dim = str(result.peak.dims[0])
     shown = result.isel({dim: slice(most)})
     return (
         environment()
@@ -91,13 +91,14 @@ def _cell(one: "xr.Dataset", dim: str) -> Cell:
     activation = one.activation.to_numpy()
     largest = float(np.nanmax(np.abs(activation), initial=0.0))
     entries = [_entry(one.isel(rank=i), largest) for i in range(one.sizes["rank"]) if int(one.row[i]) >= 0]
-    end = "max" if "max" in one else "min"
+    value = dict(zip(one.score.values.tolist(), one.value.values.tolist(), strict=True))
+    end = "max" if "max" in value else "min"
     facts = [
-        ("active on", f"{100 * float(one.density):.3g} % of tokens"),
-        ("mean", _short(float(one["mean"]))),
+        ("active on", f"{100 * value['density']:.3g} % of tokens"),
+        ("mean", _short(value["mean"])),
     ]
     facts += [(f"{100 * float(q):g} % up to", _short(float(one.quantiles.sel(q=q)))) for q in one.q]
-    facts.append((end, _short(float(one[end]))))
+    facts.append((end, _short(value[end])))
     return Cell(f"{dim} {int(one[dim])}".replace("_", " "), facts, entries, _short(largest))
 
 
@@ -106,7 +107,7 @@ def _entry(one: "xr.Dataset", largest: float) -> Entry:
     tokens = [_token(piece, value, largest, offset == 0)
               for piece, value, offset, token in zip(*columns, strict=True) if token >= 0]  # fmt: skip
     key = f"attends to {visible(str(one.key_piece.item()))} at {int(one.key)}" if "key_piece" in one else ""
-    return Entry(_short(float(one.value)), f"row {int(one.row)}, pos {int(one.pos)}", tokens, key)
+    return Entry(_short(float(one.peak)), f"row {int(one.row)}, pos {int(one.pos)}", tokens, key)
 
 
 def _token(piece: str, value: float, largest: float, chosen: bool) -> Token:

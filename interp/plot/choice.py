@@ -78,7 +78,9 @@ PLOTS: dict[str, Draw] = {
 }
 """The plot of every labelled result that has one, by the analysis that it names."""
 
-OVER_TRAINING: dict[str, Draw] = {"heads": heads_over_training, "in_context": loss_map}
+OVER_TRAINING: dict[str, Draw] = {
+    "heads": heads_over_training, "in_context": loss_map, "loss_map": loss_map,
+}  # fmt: skip
 """The same for results with a `step` dim, those of `over_checkpoints`."""
 
 OBJECTS: dict[type, Draw] = {

@@ -21,23 +21,22 @@ LABELS = {
 def rank_collapse(result: xr.Dataset, *, title: str = "rank collapse", ax: Axes | None = None) -> Axes:
     """The relative residual by depth, one line for each choice of parts, with 95 % bands; logarithmic.
 
-    result: what `dynamics.rank_collapse.rank_collapse` returned. A line ends where the residual reaches the rounding
+    result: what `dynamics.rank_collapse` returned. A line ends where the residual reaches the rounding
     floor of the model's dtype: its last point is a triangle on the floor, which is dotted.
 
     Example:
-        >>> from interp.dynamics.rank_collapse import rank_collapse as measured
-        >>> rank_collapse(measured(model, prompt))
+        >>> ax = rank_collapse(interp.dynamics.rank_collapse(model, prompt))
     """
     ax = axes(ax, 5.6, 3.8)
     floor, reached = float(result.attrs["floor"]), False
     for line in result.line.values:
         values = result.sel(line=line)
-        mean = values.residual.to_numpy()
+        mean = values.value.to_numpy()
         below = np.flatnonzero(mean <= floor)
         shown = slice(int(below[0]) + 1 if len(below) else None)
         depth, mean = values.depth.to_numpy()[shown], mean[shown].clip(floor)
         (drawn,) = ax.plot(depth, mean, marker="o", markersize=3.5, linewidth=1.4, label=str(line))
-        low, high = (values[f"residual_{end}"].to_numpy()[shown].clip(floor) for end in ("low", "high"))
+        low, high = (values[end].to_numpy()[shown].clip(floor) for end in ("low", "high"))
         ax.fill_between(depth, low, high, color=drawn.get_color(), alpha=0.2, linewidth=0)
         if len(below):
             reached = True
@@ -54,31 +53,29 @@ def rank_collapse(result: xr.Dataset, *, title: str = "rank collapse", ax: Axes 
 
 def consensus(
     result: xr.Dataset,
-    value: str = "min_cosine",
+    score: str = "min_cosine",
     *,
     label: str | None = None,
     title: str = "token consensus",
     ax: Axes | None = None,
 ) -> Axes:
-    """One number of `dynamics.consensus.consensus` by depth with its 95 % band.
+    """One score of `dynamics.consensus` by depth with its 95 % band.
 
-    label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown value.
+    label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown score.
 
     Example:
-        >>> from interp.dynamics.consensus import consensus as measured
-        >>> consensus(measured(model, prompt, repeats=4))
+        >>> ax = consensus(interp.dynamics.consensus(model, prompt, repeats=4))
     """
-    if value not in LABELS:
-        raise KeyError(f"no value {value!r} in this result; {nearest(value, LABELS)}")
+    if score not in LABELS:
+        raise KeyError(f"no score {score!r} in this result; {nearest(score, LABELS)}")
     ax = axes(ax, 5.6, 3.8)
-    depth = result.depth.to_numpy()
-    (line,) = ax.plot(depth, result[value], linewidth=1.4, label=label)
-    ends = (result[f"{value}_low"], result[f"{value}_high"])
-    ax.fill_between(depth, *ends, color=line.get_color(), alpha=0.2, linewidth=0)
-    if value in COSINES:
+    depth, cells = result.depth.to_numpy(), result.sel(score=score)
+    (line,) = ax.plot(depth, cells.value, linewidth=1.4, label=label)
+    ax.fill_between(depth, cells.low, cells.high, color=line.get_color(), alpha=0.2, linewidth=0)
+    if score in COSINES:
         ax.axhline(1.0, color=REST, linewidth=0.8, linestyle=":")
     _blocks(ax)
-    ax.set_ylabel(f"{LABELS[value]} ({'cosine' if value in COSINES else 'units of the stream'})")
+    ax.set_ylabel(f"{LABELS[score]} ({cells.unit.item()})")
     ax.set_title(title)
     if label is not None:
         ax.legend(fontsize="small", framealpha=0.85, edgecolor="none")

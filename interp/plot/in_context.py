@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
 from interp.core.shapes import nearest
+from interp.model.parts import Part
 from interp.plot.canvas import Scale, axes
 
 REST = "#999999"
@@ -20,14 +21,13 @@ def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | No
 
     Example:
         >>> rows = interp.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
-        >>> found = interp.dynamics.in_context.in_context(model, rows, early=5, late=25)
-        >>> plot.loss_by_index(found)
+        >>> ax = plot.loss_by_index(interp.dynamics.in_context(model, rows))
     """
     ax = axes(ax, 6.4, 3.6)
-    index = result["index"].to_numpy()
+    index, loss = result["index"].to_numpy(), result.sel(score="loss")
     name = _score_line(result) if label is None else f"{label}: {_score_line(result)}"
-    (line,) = ax.plot(index, result.loss, linewidth=1.4, label=name)
-    ax.fill_between(index, result.loss_low, result.loss_high, color=line.get_color(), alpha=0.25, linewidth=0)
+    (line,) = ax.plot(index, loss.value, linewidth=1.4, label=name)
+    ax.fill_between(index, loss.low, loss.high, color=line.get_color(), alpha=0.25, linewidth=0)
     for place in (result.attrs["early"], result.attrs["late"]):
         ax.axvline(place, color=REST, linewidth=0.8, linestyle=":")
     ax.set_xlim(0, int(index[-1]) + 1)
@@ -41,17 +41,18 @@ def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | No
 def loss_map(result: xr.Dataset, value: str = "loss", *, ax: Axes | None = None) -> Axes:
     """The `loss` by training step and token index (logarithmic), or its `slope` d loss / d log(index), signed.
 
-    result: what `dynamics.in_context.loss_map` returned. One row per checkpoint, the first on top, however far apart.
+    result: what `dynamics.loss_map` returned. One row per checkpoint, the first on top, however far apart.
     Errors: KeyError for another value.
 
     Example:
         >>> rows = interp.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
         >>> load = {"step10": model, "step20": model}.__getitem__
-        >>> plot.loss_map(interp.dynamics.in_context.loss_map(load, ["step10", "step20"], rows, early=5, late=25))
+        >>> ax = plot.loss_map(interp.dynamics.loss_map(load, ["step10", "step20"], rows))
     """
     if value not in ("loss", "slope"):
         raise KeyError(f"no value {value!r} in a loss map; {nearest(value, ('loss', 'slope'))}")
-    values = result[value].transpose("step", "index").to_numpy()
+    cells = result.value.sel(score="loss") if value == "loss" else result[value]
+    values = cells.transpose("step", "index").to_numpy()
     index, steps = result["index"].to_numpy(), [str(step) for step in result.step.values]
     ax = axes(ax, 6.8, 1.6 + min(0.36 * len(steps), 5.0))
     scale = _loss_scale(values) if value == "loss" else Scale.signed(values, "d loss / d log index (nats)")
@@ -77,36 +78,40 @@ def heads_over_training(
 ) -> Axes:
     """One score of every head against the training step: the best heads named, with their bands, the rest in grey.
 
-    result: `over_checkpoints` of `interp.heads`. top: how many heads are named, the best at the last checkpoint. The
-    dashed line is the chance level of the best head, where the result has one. Errors: KeyError for an unknown score.
+    result: `over_checkpoints` of `Heads`. top: how many heads are named, the best at the last checkpoint. The
+    dashed line is the chance level of the best head, where the score has one. Errors: KeyError for an unknown score.
 
     Example:
+        >>> from interp.attention import Heads
         >>> load = {"step10": model, "step20": model}.__getitem__
-        >>> table = interp.dynamics.checkpoints.over_checkpoints(load, ["step10", "step20"], interp.heads)
-        >>> plot.heads_over_training(table, "previous_token")
+        >>> table = interp.dynamics.over_checkpoints(load, ["step10", "step20"], Heads())
+        >>> ax = plot.heads_over_training(table, "previous_token")
     """
-    known = [str(name) for name, cells in result.items() if set(cells.dims) == {"step", "layer", "head"}]
+    dims = {"step", "layer", "head", "score"}
+    known = result.score.values.tolist() if dims == set(result.value.dims) else []
     if score not in known:
         raise KeyError(f"no score {score!r} over steps, layers and heads; {nearest(score, known)}")
     ax = axes(ax, 6.4, 3.8)
-    lines = result.stack(place=("layer", "head")).transpose("place", "step")
+    kept = [name for name in ("value", "low", "high", "null") if name in result]
+    table = result[kept].sel(score=score)
+    lines = table.stack(place=("layer", "head")).transpose("place", "step")
     steps = result.step.to_numpy()
-    order = np.argsort(-lines[score].to_numpy()[:, -1], kind="stable")
+    order = np.argsort(-lines.value.to_numpy()[:, -1], kind="stable")
     for place in order[top:]:
-        ax.plot(steps, lines[score][place], color=REST, linewidth=0.8, alpha=0.6)
+        ax.plot(steps, lines.value[place], color=REST, linewidth=0.8, alpha=0.6)
     for place in order[:top]:
-        layer, head = lines.place.values[place]
-        (line,) = ax.plot(steps, lines[score][place], marker=".", label=f"{layer}.{head}")
-        if f"{score}_low" in lines and f"{score}_high" in lines:
-            band = (lines[f"{score}_low"][place], lines[f"{score}_high"][place])
+        name = str(Part("head", *map(int, lines.place.values[place])))
+        (line,) = ax.plot(steps, lines.value[place], marker=".", label=name)
+        if "low" in lines and "high" in lines:
+            band = (lines.low[place], lines.high[place])
             ax.fill_between(steps, *band, color=line.get_color(), alpha=0.2, linewidth=0)
-    if f"{score}_null" in lines:
-        chance = lines[f"{score}_null"].broadcast_like(lines[score])[order[0]]
+    if "null" in lines and bool(lines.null[order[0]].notnull().all()):
+        chance = lines.null[order[0]]
         ax.plot(steps, chance, color="black", linewidth=0.8, linestyle="--", label="chance")
-    ax.legend(title="head (layer.head)", fontsize="small", framealpha=0.85, edgecolor="none")
+    ax.legend(title="head", fontsize="small", framealpha=0.85, edgecolor="none")
     ax.set_xlabel("training step")
     words = score.replace("_", " ")
-    ax.set_ylabel(f"{words} ({result[score].attrs.get('unit', result.attrs.get('unit', 'score'))})")
+    ax.set_ylabel(f"{words} ({result.unit.sel(score=score).item()})")
     ax.set_title(f"{words} over training: {len(order)} heads, best {min(top, len(order))} named")
     return ax
 
@@ -117,6 +122,7 @@ def _loss_scale(values: Float[np.ndarray, "s n"]) -> Scale:
 
 
 def _score_line(result: xr.Dataset) -> str:
-    score, low, high = (float(result[f"score{end}"]) for end in ("", "_low", "_high"))
+    late = result.sel(score="in_context", index=result.attrs["late"])
+    score, low, high = (float(late[name]) for name in ("value", "low", "high"))
     indices = f"loss({result.attrs['late']}) - loss({result.attrs['early']})"
     return f"{indices} = {score:+.2f} [{low:+.2f}, {high:+.2f}]"

@@ -15,38 +15,39 @@ WORDS = {
 
 
 def probing(result: xr.Dataset, score: str = "f1", *, ax: Axes | None = None) -> Axes:
-    """A score of sparse probes against k, with its 95 % interval; dashed in the same colour, with shuffled labels.
+    """A score of sparse probes by the neurons they read, with its 95 % interval; dashed, that with shuffled labels.
 
-    result: what `probe_neurons` (one line per layer) or `probe` returned. Points of several layers at one k stand
+    result: what `probe_neurons` (one line per layer) or `probe` returned. Points of several layers at one size stand
     a little apart, so that their intervals can be told. Errors: KeyError for an unknown score.
 
     Example:
         >>> texts = ["The cat sat on the mat", "When Mary went to the shop"] * 8
-        >>> found = interp.features.probing.probe_neurons(model, texts, [True, False] * 8, k=(1, 2, 4))
-        >>> probing(found, "balanced_accuracy")
+        >>> found = interp.features.probe_neurons(model, texts, [True, False] * 8, sizes=(1, 2, 4))
+        >>> ax = probing(found, "balanced_accuracy")
     """
     if score not in WORDS:
         raise KeyError(f"no score {score!r} of a probe; {nearest(score, WORDS)}")
-    layered = result if "layer" in result.dims else result.expand_dims(layer=[-1])
+    cells = result[["value", "low", "high", "null"]].sel(score=score)
+    layered = cells if "layer" in cells.dims else cells.expand_dims(layer=[-1])
     layers = layered.layer.values.tolist()
     ax = axes(ax, 6.4, 3.8)
     colours = plt.get_cmap("viridis")(np.linspace(0.0, 0.9, len(layers)))
     for i, (layer, colour) in enumerate(zip(layers, colours, strict=True)):
         line = layered.sel(layer=layer)
-        k = line.k.to_numpy() * 2 ** (0.06 * (i - (len(layers) - 1) / 2))
-        value = line[score].to_numpy()
-        ends = np.abs(np.stack([line[f"{score}_low"] - value, line[f"{score}_high"] - value]))
+        size = line.n_neurons.to_numpy() * 2 ** (0.06 * (i - (len(layers) - 1) / 2))
+        value = line.value.to_numpy()
+        ends = np.abs(np.stack([line.low - value, line.high - value]))
         name = f"layer {layer}" if layer >= 0 else "probe"
-        ax.errorbar(k, value, ends, color=colour, marker=".", linewidth=1.2, elinewidth=0.8, label=name)
-        if f"{score}_null" in line:
+        ax.errorbar(size, value, ends, color=colour, marker=".", linewidth=1.2, elinewidth=0.8, label=name)
+        if bool(line.null.notnull().all()):
             last = i == len(layers) - 1
             shuffled = "labels shuffled" if last else None
-            ax.plot(k, line[f"{score}_null"], color=colour, linewidth=0.8, linestyle="--", label=shuffled)
+            ax.plot(size, line.null, color=colour, linewidth=0.8, linestyle="--", label=shuffled)
     ax.set_xscale("log", base=2)
-    ax.set_xticks(layered.k.to_numpy(), [str(k) for k in layered.k.values])
+    ax.set_xticks(layered.n_neurons.to_numpy(), [str(size) for size in layered.n_neurons.values])
     ax.minorticks_off()
-    ax.set_ylim(-1.02 if score == "mcc" and float(layered[f"{score}_low"].min()) < 0 else -0.02, 1.02)
-    ax.set_xlabel("neurons read (k)")
+    ax.set_ylim(-1.02 if score == "mcc" and float(layered.low.min()) < 0 else -0.02, 1.02)
+    ax.set_xlabel("neurons read")
     ax.set_ylabel(f"{WORDS[score]} of the test examples")
     ax.set_title(f"sparse probes, neurons by {result.attrs['select'].replace('_', ' ')}")
     ax.legend(fontsize="small", framealpha=0.85, edgecolor="none", ncols=1 + len(layers) // 8)

@@ -368,6 +368,8 @@ def _results(questions: Questions, feed: Feed, progress: Progress) -> Results:
         total = {name: p.ordered() if isinstance(p, Rows) else p for name, p in total.items()}
     finished = questions.finished(total)
     datasets = {name: _numbered(value, total[name]) for name, value in finished.items()}
+    if rejected:  # a function gives its result alone, and rows must not get lost unseen
+        datasets = {name: each.assign_attrs(rejected=len(rejected)) for name, each in datasets.items()}
     complete = feed.windows is None or len(progress.tree) == feed.windows
     return Results(datasets, tally.rows, tally.tokens, tally.cut, complete, _rejected_table(rejected))
 

@@ -10,8 +10,9 @@ import xarray as xr
 
 import interp
 from interp import HookedTransformer, RepeatedTokens
-from interp.dynamics.checkpoints import over_checkpoints, per_token_loss_pca, phase_change, step_of
-from interp.dynamics.in_context import in_context
+from interp.attention import Heads
+from interp.dynamics import InContext, in_context, over_checkpoints, per_token_loss_pca, phase_change
+from interp.dynamics.checkpoints import step_of
 from interp.zoo import revisions
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 
@@ -35,20 +36,37 @@ def series(values: list[float], steps: list[int]) -> xr.DataArray:
 
 
 def test_every_checkpoint_has_its_own_result_in_ascending_order() -> None:
-    found = over_checkpoints(load, list(NAMES), lambda m: interp.heads(m, DATA, sentences=None))
+    found = over_checkpoints(load, list(NAMES), Heads(DATA, None))
     assert found.step.values.tolist() == [4, 30, 200]
     for revision in NAMES:
         alone = interp.heads(load(revision), DATA, sentences=None)
         xr.testing.assert_identical(found.sel(step=step_of(revision), drop=True), alone)
     assert {cells.dims[0] for cells in found.data_vars.values()} == {"step"}
+    same = over_checkpoints(load, list(NAMES), lambda m: interp.heads(m, DATA, sentences=None))
+    xr.testing.assert_identical(same, found)
+
+
+def test_a_question_about_data_is_asked_of_every_checkpoint_under_the_same_edits() -> None:
+    silent = [interp.Edit("L0.attn", interp.Zero())]
+    found = over_checkpoints(
+        load, ["step30", "step4"], InContext(2, 7), some_tokens(), edits=silent, batch_size=2
+    )
+    for revision in ("step30", "step4"):
+        alone = in_context(load(revision), some_tokens(), early=2, late=7, edits=silent, batch_size=2)
+        xr.testing.assert_identical(found.sel(step=step_of(revision), drop=True), alone)
+    with pytest.raises(ValueError, match="an iterator gives every row once: a list is required"):
+        over_checkpoints(load, ["step30", "step4"], InContext(2, 7), iter(some_tokens()))
+    with pytest.raises(ValueError, match="data and edits belong to a question as a record"):
+        over_checkpoints(load, ["step30"], curve, some_tokens())
 
 
 def test_one_checkpoint_has_the_dim_too_and_variables_keep_their_attributes() -> None:
     found = over_checkpoints(
-        load, ["step4"], lambda m: curve(m).assign(unit=("index", [0] * 8, {"unit": "u"}))
+        load, ["step4"], lambda m: curve(m).assign(more=("index", [0] * 8, {"unit": "u"}))
     )
-    assert found.sizes == {"step": 1, "index": 8} and found.score.dims == ("step",)
-    assert found["unit"].attrs == {"unit": "u"}
+    assert found.sizes == {"step": 1, "index": 8, "score": 2}
+    assert found.value.dims == ("step", "index", "score")
+    assert found["more"].attrs == {"unit": "u"}
 
 
 def test_an_attribute_that_differs_becomes_a_variable_and_a_shared_one_stays() -> None:
@@ -95,13 +113,13 @@ def test_what_cannot_be_joined_is_refused() -> None:
         over_checkpoints(
             load, ["step4", "step30"], lambda m: curve(m).isel(index=slice(4 + (m.cfg.n_kv_heads == 1)))
         )
-    with pytest.raises(ValueError, match=r"same variables at every step.*\['count'\]"):
+    with pytest.raises(ValueError, match=r"same variables at every step.*\['low'\]"):
         over_checkpoints(
-            load, ["step4", "step30"], lambda m: curve(m).drop_vars("count" if m.cfg.n_kv_heads == 1 else [])
+            load, ["step4", "step30"], lambda m: curve(m).drop_vars("low" if m.cfg.n_kv_heads == 1 else [])
         )
-    with pytest.raises(ValueError, match=r"\['loss'\] are variables already"):
+    with pytest.raises(ValueError, match=r"\['value'\] are variables already"):
         over_checkpoints(
-            load, ["step4", "step30"], lambda m: curve(m).assign_attrs(loss=m.cfg.n_kv_heads or 0)
+            load, ["step4", "step30"], lambda m: curve(m).assign_attrs(value=m.cfg.n_kv_heads or 0)
         )
     with pytest.raises(KeyError, match="step5"):
         over_checkpoints(load, ["step5"], curve)
@@ -140,6 +158,14 @@ def test_every_head_has_its_own_phase_change_and_keeps_its_label() -> None:
             assert float(cell.rate) == pytest.approx(max(rates))
 
 
+def test_a_selected_score_names_the_series_and_parts_keep_their_names() -> None:
+    table = over_checkpoints(load, ["step30", "step4"], Heads(DATA, None))
+    found = phase_change(table.value.sel(score="induction"))
+    assert (found.attrs["of"], found.attrs["unit"]) == ("induction", "attention mass")
+    assert found.rate.attrs["unit"] == "attention mass per step"
+    assert str(found.part.sel(layer=1, head=2).item()) == "L1H2"
+
+
 def test_a_series_without_two_ascending_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="a dim 'step' with at least two checkpoints"):
         phase_change(series([1.0], [1]))
@@ -154,20 +180,23 @@ def test_the_demo_models_induction_rises_and_its_in_context_score_falls_where_it
     rows = RepeatedTokens(rows=16)
 
     def both(model: HookedTransformer) -> xr.Dataset:
-        tokens = rows.tokens(model.cfg.d_vocab, 0)
-        best = interp.heads(model, rows, sentences=None).induction.max()
-        return in_context(model, tokens, early=20, late=95).assign(induction=best)  # type: ignore[arg-type]
+        own = rows.tokens(model.cfg.d_vocab, 0)
+        best = interp.heads(model, rows, sentences=None).value.sel(score="induction", drop=True).max()
+        return in_context(model, own, early=20, late=95).assign(
+            induction=best.drop_vars("unit", errors="ignore")
+        )
 
     shipped = revisions("demo-attn-2l")
     found = over_checkpoints(
         lambda r: HookedTransformer.from_pretrained("demo-attn-2l", revision=r), shipped, both
     )
     assert [int(step) for step in found.step] == [step_of(r) for r in shipped]
-    first, last = found.isel(step=0), found.isel(step=-1)
+    score = found.sel(score="in_context", index=95)
+    first, last = score.isel(step=0), score.isel(step=-1)
     assert float(first.induction) < 0.1 < 0.5 < float(last.induction)
-    assert float(last.score_high) < float(first.score_low), "the intervals are apart"
-    assert (found.induction.diff("step") > 0).all() and (found.score.diff("step") < 0).all()
-    for rising in (found.induction, -found.score):
+    assert float(last.high) < float(first.low), "the intervals are apart"
+    assert (score.induction.diff("step") > 0).all() and (score.value.diff("step") < 0).all()
+    for rising in (found.induction, -score.value):
         change = phase_change(rising)
         assert 1200 <= int(change.before) < int(change.after) <= 3250
 
@@ -177,7 +206,7 @@ def test_the_demo_models_induction_rises_and_its_in_context_score_falls_where_it
 
 def test_components_are_the_eigenvectors_of_the_covariance_with_the_stated_signs() -> None:
     losses = np.random.default_rng(0).normal(size=(6, 20)) * np.linspace(3, 1, 20) + 5
-    found = per_token_loss_pca(xr.DataArray(losses, dims=("step", "example")), components=4)
+    found = per_token_loss_pca(xr.DataArray(losses, dims=("step", "prompt")), components=4)
     values, vectors = np.linalg.eigh(np.cov(losses, rowvar=False))
     for c in range(4):
         direction = vectors[:, -1 - c] * np.sign(vectors[np.abs(vectors[:, -1 - c]).argmax(), -1 - c])
@@ -193,7 +222,7 @@ def test_a_planted_trajectory_that_turns_at_a_right_angle_is_recovered() -> None
     one, two = np.linalg.qr(dice.normal(size=(50, 2)))[0].T
     along = np.array([[0, 0], [4, 0], [8, 0], [8, 1], [8, 2.0]])
     losses = xr.DataArray(
-        4 + along @ np.stack((one, two)), dims=("step", "example"), coords={"step": [1, 2, 3, 4, 5]}
+        4 + along @ np.stack((one, two)), dims=("step", "prompt"), coords={"step": [1, 2, 3, 4, 5]}
     )
     found = per_token_loss_pca(losses)
     assert float(found.explained.sum()) == pytest.approx(1)
@@ -210,27 +239,27 @@ def test_a_planted_trajectory_that_turns_at_a_right_angle_is_recovered() -> None
 def test_several_models_are_fitted_jointly_and_keep_their_dims() -> None:
     losses = np.random.default_rng(2).normal(size=(3, 4, 9))
     cube = xr.DataArray(
-        losses, dims=("model", "step", "example"), coords={"model": ["a", "b", "c"], "step": range(4)}
+        losses, dims=("model", "step", "prompt"), coords={"model": ["a", "b", "c"], "step": range(4)}
     )
-    joint = per_token_loss_pca(cube.transpose("example", "model", "step"))
-    flat = per_token_loss_pca(xr.DataArray(losses.reshape(12, 9), dims=("step", "example")))
+    joint = per_token_loss_pca(cube.transpose("prompt", "model", "step"))
+    flat = per_token_loss_pca(xr.DataArray(losses.reshape(12, 9), dims=("step", "prompt")))
     assert joint.projection.dims == ("model", "step", "component")
     np.testing.assert_allclose(joint.projection.to_numpy().reshape(12, 2), flat.projection, atol=1e-12)
     assert joint.model.values.tolist() == ["a", "b", "c"]
 
 
 def test_losses_that_never_change_explain_nothing() -> None:
-    found = per_token_loss_pca(xr.DataArray(np.full((3, 4), 2.5), dims=("step", "example")), components=1)
+    found = per_token_loss_pca(xr.DataArray(np.full((3, 4), 2.5), dims=("step", "prompt")), components=1)
     assert float(found.explained.sum()) == 0.0 and not found.projection.any()
 
 
 def test_what_has_no_components_is_refused() -> None:
-    losses = xr.DataArray(np.random.default_rng(0).normal(size=(3, 9)), dims=("step", "example"))
+    losses = xr.DataArray(np.random.default_rng(0).normal(size=(3, 9)), dims=("step", "prompt"))
     with pytest.raises(
-        ValueError, match="1 to 2 components are required for 3 snapshots of 9 examples, got 3"
+        ValueError, match="1 to 2 components are required for 3 snapshots of 9 prompts, got 3"
     ):
         per_token_loss_pca(losses, components=3)
     with pytest.raises(ValueError, match="without gaps"):
         per_token_loss_pca(losses.where(losses > 0))
-    with pytest.raises(ValueError, match=r"a dim 'example' are required, got dims \['step', 'index'\]"):
-        per_token_loss_pca(losses.rename(example="index"))
+    with pytest.raises(ValueError, match=r"a dim 'prompt' are required, got dims \['step', 'index'\]"):
+        per_token_loss_pca(losses.rename(prompt="index"))

@@ -6,12 +6,15 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import Tensor
 
-from interp import Batch, HookedTransformer
-from interp.dynamics.consensus import ANGLES, consensus, flow
-from interp.model import Transformer
-from interp.model.tap import Edit, Read, Tap
+import interp
+from interp import Add, Batch, Edit, HookedTransformer
+from interp.dynamics import Consensus, consensus, flow
+from interp.dynamics.consensus import ANGLES
+from interp.model import Read, Tap, Transformer
+from interp.passes import observe
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 
 N, D = 10, 3
@@ -93,18 +96,20 @@ def test_angles_by_depth_are_those_of_a_slow_loop(name: str) -> None:
     for depth in range(found.sizes["depth"]):
         each = [slow_angles(s[depth][0].numpy(), s[0][0, 0].numpy()) for s in streams]
         for name_, expected in zip(ANGLES, np.mean(each, 0), strict=True):
-            assert float(found[name_][depth]) == pytest.approx(expected, rel=1e-8, abs=1e-9), name_
+            assert float(found.value.sel(score=name_)[depth]) == pytest.approx(
+                expected, rel=1e-8, abs=1e-9
+            ), name_
 
 
 def test_one_block_iterated_is_that_block_and_no_other() -> None:
     network, rows = build("llama-gqa"), some_tokens(rows=2)
-    found = consensus(HookedTransformer(network), rows, block=1, repeats=3)
+    found = consensus(HookedTransformer(network), rows, layer=1, repeats=3)
     x = network(rows, stop=1)
     starts = x[:, 0].numpy()
     for depth in range(4):
         each = [slow_angles(r.numpy(), s) for r, s in zip(x, starts, strict=True)]
         expected = np.mean(each, 0)
-        np.testing.assert_allclose([float(found[a][depth]) for a in ANGLES], expected, rtol=1e-8)
+        np.testing.assert_allclose(found.value[depth].sel(score=list(ANGLES)), expected, rtol=1e-8)
         x = network(x, None, 1, 2)
 
 
@@ -119,14 +124,45 @@ def test_without_mlps_is_the_model_whose_mlps_write_nothing() -> None:
             parameter.zero_()
     silent = consensus(HookedTransformer(network), rows, repeats=2)
     for name in ANGLES:
-        np.testing.assert_allclose(found[name], silent[name], rtol=1e-10)
-        assert not np.allclose(found[name][1:], before[name][1:])
+        mine, theirs, whole = (each.value.sel(score=name) for each in (found, silent, before))
+        np.testing.assert_allclose(mine, theirs, rtol=1e-10)
+        assert not np.allclose(mine[1:], whole[1:])
+
+
+def test_intervals_are_over_texts_and_the_function_is_the_record_applied() -> None:
+    model, rows = HookedTransformer(build("gpt2")), some_tokens(rows=4)
+    found = consensus(model, rows, layer=1, repeats=2, batch_size=2)
+    batches = list(Batch(rows).numbered().split(2))
+    xr.testing.assert_identical(interp.run([Consensus(1, 2)], model, batches)["consensus"], found)
+    each = np.stack([consensus(model, row[None], layer=1, repeats=2).value for row in rows])
+    half = 1.959963984540054 * each.std(0, ddof=1) / 2
+    np.testing.assert_allclose(found.high - found.value, half, rtol=1e-6, atol=1e-12)
+    assert (found.n == 4).all() and found.unit.sel(score="norm") == "units of the stream"
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_an_edited_model_is_the_one_that_is_applied_again_and_again(layer: int) -> None:
+    """The streams of a slow loop with the same edit in every pass; an edit of the stream that enters acts once."""
+    network, rows = build("llama-gqa"), some_tokens(rows=2)
+    shift = torch.linspace(-1, 1, network.config.d_model, dtype=torch.float64)
+    inside = Edit(f"L{layer}.mlp", Add(shift))
+    entering = Edit(f"L{layer}.resid", Add(shift))
+    for edits, first in (([inside], 0.0), ([entering], shift)):
+        found = consensus(HookedTransformer(network), rows, layer=layer, repeats=3, edits=edits)
+        site = f"blocks.{layer}.hook_resid_pre"
+        x = observe(network, Batch(rows), [Read(site)]).trace[site] + first
+        for depth in range(4):
+            size = x.norm(dim=-1).mean()
+            assert float(found.value.sel(score="norm")[depth]) == pytest.approx(float(size), rel=1e-9)
+            put = Edit(site, partial(_put, x))
+            again = [edit for edit in edits if edit is inside]
+            x = observe(network, Batch(rows), edits=[put, *again], stop=layer + 1).output
 
 
 def test_what_has_no_meaning_is_refused() -> None:
     plain, bare = HookedTransformer(build("gpt2")), HookedTransformer(build("attention-only"))
-    with pytest.raises(IndexError, match="blocks are 0 to 1 in this model, got 2"):
-        consensus(plain, some_tokens(), block=2)
+    with pytest.raises(IndexError, match="layers are 0 to 1 in this model, got 2"):
+        consensus(plain, some_tokens(), layer=2)
     with pytest.raises(ValueError, match="repeats >= 1"):
         consensus(plain, some_tokens(), repeats=0)
     with pytest.raises(ValueError, match="this model is attention-only"):

@@ -10,18 +10,13 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from interp import Batch, HookedTransformer, RepeatedTokens, run
-from interp.core.stats import Moments
-from interp.dynamics.in_context import (
-    MaskedMoments,
-    by_text,
-    in_context,
-    log_index_slope,
-    loss_map,
-    one_token_losses,
-    position_losses,
-)
-from interp.lenses.lens import lens
+import interp
+from interp import Batch, Edit, HookedTransformer, RepeatedTokens, Stream, Zero, run
+from interp.core.stats import MaskedMoments, Moments
+from interp.data import open_source
+from interp.dynamics import InContext, OneTokenLosses, in_context, loss_map, one_token_losses
+from interp.dynamics.in_context import by_text, compared_indices, log_index_slope
+from interp.lenses import LogitLens
 from interp.model import NoPosition, Transformer
 from interp.zoo import groundtruth
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
@@ -60,6 +55,15 @@ def agree(one: xr.Dataset, other: xr.Dataset) -> None:
         np.testing.assert_allclose(one[name], other[name], rtol=1e-9, atol=1e-9, err_msg=str(name))
 
 
+def loss_of(found: xr.Dataset, variable: str = "value") -> xr.DataArray:
+    return found[variable].sel(score="loss")
+
+
+def score_of(found: xr.Dataset, variable: str = "value") -> float:
+    """The in-context-learning score, or an end of its interval."""
+    return float(found[variable].sel(score="in_context", index=found.attrs["late"]))
+
+
 def found_of(name: str, data: object) -> xr.Dataset:
     return in_context(HookedTransformer(build(name)), data, early=EARLY, late=LATE)  # type: ignore[arg-type]
 
@@ -72,13 +76,17 @@ def test_the_curve_is_the_mean_over_texts_of_each_text_alone(name: str) -> None:
     found = found_of(name, Batch.of(ROWS))
     by_index, differences = slow_curve(build(name), ROWS)
     assert found["index"].values.tolist() == list(range(1, 11))
-    assert found["count"].values.tolist() == [len(each) for each in by_index] == [5, *[4] * 2, *[3] * 5, 1, 1]
-    np.testing.assert_allclose(found.loss, [np.mean(each) for each in by_index], rtol=1e-6)
+    assert (
+        loss_of(found, "n").values.tolist()
+        == [len(each) for each in by_index]
+        == [5, *[4] * 2, *[3] * 5, 1, 1]
+    )
+    np.testing.assert_allclose(loss_of(found), [np.mean(each) for each in by_index], rtol=1e-6)
     ends = np.array([interval(each) for each in by_index])
-    np.testing.assert_allclose(found.loss_low, ends[:, 0], rtol=1e-6)
-    np.testing.assert_allclose(found.loss_high, ends[:, 1], rtol=1e-6)
-    assert float(found.score) == pytest.approx(np.mean(differences), rel=1e-6)
-    assert (float(found.score_low), float(found.score_high)) == pytest.approx(interval(differences), rel=1e-6)
+    np.testing.assert_allclose(loss_of(found, "low"), ends[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(loss_of(found, "high"), ends[:, 1], rtol=1e-6)
+    assert score_of(found) == pytest.approx(np.mean(differences), rel=1e-6)
+    assert (score_of(found, "low"), score_of(found, "high")) == pytest.approx(interval(differences), rel=1e-6)
     assert (found.attrs["rows"], found.attrs["early"], found.attrs["late"]) == (3, EARLY, LATE)
 
 
@@ -90,14 +98,14 @@ def test_every_way_to_read_the_stream_out_gives_the_loss_of_the_models_own_logit
     model = HookedTransformer(build(name))
     own = model(tokens, return_type="loss", loss_per_token=True)
     assert isinstance(own, Tensor)
-    assert_close(torch.tensor(found_of(name, tokens).loss.values), own.double().mean(0), torch.float64)
+    assert_close(torch.tensor(loss_of(found_of(name, tokens)).values), own.double().mean(0), torch.float64)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_losses_of_a_narrow_model_are_taken_in_float32_and_averaged_in_float64(dtype: torch.dtype) -> None:
     tokens = some_tokens(rows=4)
     model = HookedTransformer(build("llama-gqa", dtype))
-    found = in_context(model, tokens, early=EARLY, late=LATE).loss
+    found = loss_of(in_context(model, tokens, early=EARLY, late=LATE))
     logits = model(tokens)
     assert isinstance(logits, Tensor)
     own = -logits.float().log_softmax(-1)[:, :-1].gather(2, tokens[:, 1:, None])[..., 0]
@@ -112,9 +120,9 @@ def test_uniform_logits_cost_log_v_at_every_index() -> None:
     assert network.unembed is not None
     network.unembed.weight.zero_()
     found = in_context(HookedTransformer(network), some_tokens(rows=5, n=20), early=3, late=15)
-    np.testing.assert_allclose(found.loss, math.log(D_VOCAB), rtol=1e-12)
-    np.testing.assert_allclose(found.loss_high - found.loss_low, 0, atol=1e-12)
-    assert float(found.score) == float(found.score_low) == float(found.score_high) == 0.0
+    np.testing.assert_allclose(loss_of(found), math.log(D_VOCAB), rtol=1e-12)
+    np.testing.assert_allclose(loss_of(found, "high") - loss_of(found, "low"), 0, atol=1e-12)
+    assert score_of(found) == score_of(found, "low") == score_of(found, "high") == 0.0
 
 
 def without_context() -> HookedTransformer:
@@ -128,14 +136,14 @@ def without_context() -> HookedTransformer:
 def test_a_model_that_uses_no_context_scores_exactly_zero_where_both_indices_see_the_same_tokens() -> None:
     rows = RepeatedTokens(period=10, repeats=4, rows=6).tokens(D_VOCAB, 0)
     found = in_context(without_context(), rows, early=5, late=35)
-    assert float(abs(found.score)) < 1e-12 and float(found.score_high - found.score_low) < 1e-12
-    assert float(found.loss.std()) > 0.05, "its losses differ by token"
+    assert abs(score_of(found)) < 1e-12 and score_of(found, "high") - score_of(found, "low") < 1e-12
+    assert float(loss_of(found).std()) > 0.05, "its losses differ by token"
 
 
 def test_a_model_that_uses_no_context_scores_zero_within_the_interval_on_random_tokens() -> None:
     found = in_context(without_context(), some_tokens(rows=200, n=40), early=5, late=35)
-    assert float(found.score_low) < 0 < float(found.score_high)
-    assert 0 < float(found.score_high - found.score_low) < 1
+    assert score_of(found, "low") < 0 < score_of(found, "high")
+    assert 0 < score_of(found, "high") - score_of(found, "low") < 1
 
 
 def test_the_planted_induction_head_is_at_chance_in_the_first_copy_and_certain_in_the_second() -> None:
@@ -153,10 +161,10 @@ def test_the_planted_induction_head_is_at_chance_in_the_first_copy_and_certain_i
     total = np.log(seen * np.exp(20 / seen) + vocabulary - seen)
     total[-1] -= 20 / seen[-1]  # the first token of the second copy is among those seen
     certain = math.log1p((vocabulary - 1) * math.exp(-20))
-    np.testing.assert_allclose(found.loss[: period + 1], total, rtol=1e-4)
-    np.testing.assert_allclose(found.loss[period + 1 :], certain, atol=1e-6)
-    assert float(found.score) == pytest.approx(certain - total[period - 1], rel=1e-4)
-    assert float(found.score_high) < -3.0
+    np.testing.assert_allclose(loss_of(found)[: period + 1], total, rtol=1e-4)
+    np.testing.assert_allclose(loss_of(found)[period + 1 :], certain, atol=1e-6)
+    assert score_of(found) == pytest.approx(certain - total[period - 1], rel=1e-4)
+    assert score_of(found, "high") < -3.0
 
 
 def test_noise_in_the_other_heads_leaves_the_planted_answer_and_a_silenced_head_takes_it_away() -> None:
@@ -164,12 +172,12 @@ def test_noise_in_the_other_heads_leaves_the_planted_answer_and_a_silenced_head_
     rows = RepeatedTokens(period=8, repeats=2, rows=2).tokens(len(groundtruth.SYMBOLS), 0)
     found = in_context(HookedTransformer(network), rows, early=8, late=14)
     slow = np.mean([slow_losses(network, row) for row in rows.tolist()], axis=0)
-    np.testing.assert_allclose(found.loss, slow, rtol=1e-4, atol=1e-5)
-    assert float(found.loss[9:].max()) < 0.01 and float(found.score_high) < -3.0
+    np.testing.assert_allclose(loss_of(found), slow, rtol=1e-4, atol=1e-5)
+    assert float(loss_of(found)[9:].max()) < 0.01 and score_of(found, "high") < -3.0
     layer, head = groundtruth.INDUCTION
     network.block(layer).attn.out.weight[:, head * groundtruth.WIDTH : (head + 1) * groundtruth.WIDTH] = 0
     broken = in_context(HookedTransformer(network), rows, early=8, late=14)
-    assert abs(float(broken.score)) < 0.5
+    assert abs(score_of(broken)) < 0.5
 
 
 # --- rows, padding, packing, batches ------------------------------------------------------------------------------
@@ -195,10 +203,10 @@ def test_texts_get_bos_as_index_0_and_equal_their_token_ids() -> None:
     found = in_context(model, texts, early=1, late=8)
     agree(found, in_context(model, Batch.of(rows), early=1, late=8))
     first = [slow_losses(model.transformer, row[:2])[0] for row in rows]
-    assert float(found.loss.sel(index=1)) == pytest.approx(np.mean(first))
+    assert float(loss_of(found).sel(index=1)) == pytest.approx(np.mean(first))
     bare = in_context(model, texts, early=1, late=8, prepend_bos=False)
     second = [slow_losses(model.transformer, row[1:3])[0] for row in rows]
-    assert float(bare.loss.sel(index=1)) == pytest.approx(np.mean(second))
+    assert float(loss_of(bare).sel(index=1)) == pytest.approx(np.mean(second))
 
 
 def test_a_hole_in_a_row_leaves_the_indices_beside_it_without_a_loss() -> None:
@@ -212,15 +220,16 @@ def test_a_hole_in_a_row_leaves_the_indices_beside_it_without_a_loss() -> None:
 
 def test_one_text_has_a_curve_but_no_interval() -> None:
     found = found_of("gpt2", some_tokens(rows=1))
-    assert found.loss.notnull().all() and found.attrs["rows"] == 1
-    assert all(found[name].isnull().all() for name in ("loss_low", "loss_high", "score_low", "score_high"))
+    assert loss_of(found).notnull().all() and found.attrs["rows"] == 1
+    later = found.sel(index=slice(EARLY + 1, None))
+    assert later.low.isnull().all() and later.high.isnull().all()
 
 
 def test_the_loss_shares_its_pass_with_other_analyses() -> None:
-    config, network, tokens = CONFIGS["gpt2"], build("gpt2"), some_tokens(rows=5)
+    network, tokens = build("gpt2"), some_tokens(rows=5)
     calls = []
     network_hook = network.embed.register_forward_hook(lambda *_: calls.append(1))
-    both = [position_losses(config, early=EARLY, late=LATE), lens(config, top=2)]
+    both = [InContext(EARLY, LATE), LogitLens(top=2)]
     found = run(both, network, Batch(tokens).split(2))
     network_hook.remove()
     assert len(calls) == 3
@@ -282,12 +291,12 @@ def test_the_map_holds_the_curve_of_every_checkpoint_ascending() -> None:
 
     found = loss_map(models.__getitem__, list(models), stream(), early=EARLY, late=LATE, span=3.0)
     assert found.step.values.tolist() == [4, 30]
-    assert found.loss.dims == found.slope.dims == ("step", "index")
+    assert loss_of(found).dims == found.slope.dims == ("step", "index")
     for step, model in ((30, hooked("gpt2")), (4, hooked("llama-gqa"))):
         alone = in_context(model, Batch.of(ROWS), early=EARLY, late=LATE)
-        np.testing.assert_allclose(found.loss.sel(step=step), alone.loss, rtol=1e-9)
-        assert float(found.score.sel(step=step)) == pytest.approx(float(alone.score))
-        slope = log_index_slope(torch.tensor(alone.loss.values), torch.arange(1, 11), span=3.0)
+        np.testing.assert_allclose(loss_of(found).sel(step=step), loss_of(alone), rtol=1e-9)
+        assert score_of(found.sel(step=step)) == pytest.approx(score_of(alone))
+        slope = log_index_slope(torch.tensor(loss_of(alone).values), torch.arange(1, 11), span=3.0)
         np.testing.assert_allclose(found.slope.sel(step=step), slope, rtol=1e-9)
     assert found.attrs["span"] == 3.0 and found.attrs["unit"] == "nats"
 
@@ -299,7 +308,7 @@ def test_one_token_of_every_text_is_the_same_one_in_every_batch_and_model() -> N
     rows = [row for row in ROWS if len(row) > 2]
     model = HookedTransformer(build("gpt2"))
     whole = one_token_losses(model, Batch.of(rows), seed=3)
-    for index, loss, row in zip(whole["index"].values, whole.loss.values, rows, strict=True):
+    for index, loss, row in zip(whole["index"].values, whole.value.values, rows, strict=True):
         assert float(loss) == pytest.approx(slow_losses(build("gpt2"), row)[int(index) - 1])
     for other in (
         one_token_losses(model, Batch.of(rows, side="left"), seed=3, batch_size=1),
@@ -326,7 +335,7 @@ def test_the_chosen_tokens_reach_every_index_and_depend_on_the_seed() -> None:
 def test_what_has_no_answer_is_refused_by_name() -> None:
     model = HookedTransformer(build("gpt2"))
     with pytest.raises(ValueError, match=r"1 <= early < late < 24.*early=50, late=500"):
-        in_context(model, some_tokens())
+        in_context(model, some_tokens(), early=50, late=500)
     with pytest.raises(ValueError, match="got early=5, late=5"):
         in_context(model, some_tokens(), early=5, late=5)
     with pytest.raises(ValueError, match=r"token index 12 are required.*the longest ends at index 8"):
@@ -335,14 +344,14 @@ def test_what_has_no_answer_is_refused_by_name() -> None:
         in_context(model, some_tokens(n=1), early=2, late=12)
     with pytest.raises(ValueError, match="at least one prompt is required"):
         in_context(model, [], early=2, late=5)
-    with pytest.raises(ValueError, match="at least one batch is required"):
+    with pytest.raises(ValueError, match="at least one row is required"):
         in_context(model, iter([]), early=2, late=5)
-    with pytest.raises(ValueError, match="texts, token ids or batches are required, got int in a stream"):
-        in_context(model, iter([1, 2]), early=2, late=5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="2 rows, all set aside: row 0: the row is int, neither a text"):
+        in_context(model, iter([1, 2]), early=2, late=5)
     with pytest.raises(ValueError, match="requires a causal model"):
         in_context(HookedTransformer(build("bidirectional")), some_tokens(), early=2, late=5)
     with pytest.raises(ValueError, match="requires an unembedding"):
-        position_losses(replace(CONFIGS["gpt2"], unembed=False))
+        in_context(perturbed(replace(CONFIGS["gpt2"], unembed=False)), some_tokens())
     with pytest.raises(ValueError, match="one text per row, got a packed batch"):
         one_token_losses(model, Batch.packed(ROWS, 24))
     with pytest.raises(ValueError, match="got one of a single token"):
@@ -356,3 +365,68 @@ def test_a_model_of_nan_weights_is_an_error_and_not_a_gap() -> None:
     network.block(0).attn.out.weight[0, 0] = torch.nan
     with pytest.raises(ValueError, match="finite losses are required"):
         in_context(HookedTransformer(network), some_tokens(), early=2, late=5)
+
+
+# --- the indices that are compared --------------------------------------------------------------------------------
+
+
+def test_indices_that_nobody_names_are_an_eighth_from_either_end_of_what_half_of_the_texts_reach() -> None:
+    model = HookedTransformer(build("gpt2"))  # a context of 24
+    for lengths, pair in (
+        ([24] * 3, (3, 21)), ([22] * 3, (3, 21)), ([21] * 3, (1, 11)), ([24, 24, 9, 9], (3, 21)),
+        ([24, 9, 9, 9], (1, 5)), ([9] * 5, (1, 5)), ([4, 4, 4], (1, 2)), ([3], (1, 2)), ([24, 2, 2], (3, 21)),
+    ):  # fmt: skip
+        rows = [some_tokens(rows=1, n=n)[0].tolist() for n in lengths]
+        found = in_context(model, rows)
+        assert (found.attrs["early"], found.attrs["late"]) == pair, lengths
+        named = in_context(model, rows, early=pair[0], late=pair[1])
+        agree(found, named)
+        assert found.attrs["rows"] == sum(n > pair[1] for n in lengths)
+    with pytest.raises(ValueError, match="token index 21 are required"):
+        in_context(model, [[1, 2], [3, 4]])
+
+
+def test_an_index_that_is_named_brings_the_other() -> None:
+    assert compared_indices(128, None, None)[:3] == [(16, 112), (8, 56), (4, 28)]
+    assert compared_indices(128, None, 70) == [(10, 70)]
+    assert compared_indices(128, 20, None) == [(20, 112), (20, 56), (20, 28)]
+    assert compared_indices(128, 5, 9) == [(5, 9)]
+    for early, late in ((0, 5), (5, 128), (None, 1), (127, None)):
+        with pytest.raises(ValueError, match="1 <= early < late < 128"):
+            compared_indices(128, early, late)
+
+
+@pytest.mark.parametrize("name", interp.DEMOS)
+def test_the_defaults_work_on_the_models_that_come_with_the_package(name: str) -> None:
+    model = HookedTransformer.from_pretrained(name)
+    n = model.cfg.n_ctx
+    rows = torch.randint(1, model.cfg.d_vocab, (2, n))
+    found = in_context(model, rows)
+    assert (found.attrs["early"], found.attrs["late"]) == (n // 8, n - n // 8)
+    assert one_token_losses(model, rows).value.notnull().all()
+
+
+def test_the_function_is_the_record_applied_and_streams_give_the_same() -> None:
+    model = hooked()
+    texts = [f"{text}{' and the cat' * (i % 3)}" for i, text in enumerate(list(CORPUS) * 3)]
+    batches = list(model.text.batch(texts).split(4))
+    found = in_context(model, texts, batch_size=4)
+    xr.testing.assert_identical(run([InContext()], model, batches)["in_context"], found)
+    one = one_token_losses(model, texts, seed=2, batch_size=4)
+    xr.testing.assert_identical(run([OneTokenLosses(2)], model, batches)["one_token_losses"], one)
+    source = Stream(open_source(texts), model.text, tokens_per_batch=50, rows_per_window=4)
+    agree(in_context(model, source), found)
+    np.testing.assert_allclose(one_token_losses(model, source, seed=2).value, one.value, rtol=1e-9)
+    drawn = run([InContext()], model, source, bootstrap=60)["in_context"]
+    np.testing.assert_allclose(drawn.value, found.value, rtol=1e-9)
+    assert (drawn.low <= drawn.value + 1e-12).all() and (
+        drawn.low.sel(index=5) != found.low.sel(index=5)
+    ).all()
+
+
+def test_an_edited_model_pays_its_own_losses() -> None:
+    network, tokens = build("gpt2"), some_tokens(rows=3)
+    silent = [Edit("L1.mlp", Zero())]
+    found = in_context(HookedTransformer(network), tokens, early=EARLY, late=LATE, edits=silent)
+    expected = np.mean([slow_losses(network.edited(silent), row) for row in tokens.tolist()], 0)
+    np.testing.assert_allclose(loss_of(found), expected, rtol=1e-6)

@@ -6,16 +6,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interp.features.sae import SAE, JumpReLU, Kind, Normalisation, ReLU, TopK
+from interp.features import SAE, JumpReLU, ReLU, TopK
+from interp.features.sae import Kind, Normalisation
 
 KINDS: tuple[Kind, ...] = (ReLU(), TopK(3), JumpReLU(0.5))
 
 
 def random_weights(kind: Kind, d_in: int, d_sae: int, seed: int = 0) -> dict[str, Tensor]:
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=dice, dtype=torch.float64)
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     weights = {
         "W_enc": normal(d_in, d_sae) / d_in**0.5, "b_enc": 0.3 * normal(d_sae),
@@ -32,8 +33,8 @@ def random_sae(kind: Kind, d_in: int = 24, d_sae: int = 40, normalize: Normalisa
 
 def identity_sae(d: int) -> SAE:
     """Square, orthogonal and without a threshold that any vector falls below: it gives back what it gets."""
-    dice = torch.Generator().manual_seed(1)
-    q = torch.linalg.qr(torch.randn(d, d, generator=dice, dtype=torch.float64)).Q
+    generator = torch.Generator().manual_seed(1)
+    q = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64)).Q
     lift = torch.full((d,), 1e4, dtype=torch.float64)
     return SAE(
         ReLU(), {"W_enc": q, "b_enc": lift, "W_dec": q.T, "b_dec": -lift @ q.T}, apply_b_dec_to_input=False

@@ -8,6 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from scipy import stats
 from sklearn import metrics
 from sklearn.linear_model import LogisticRegression
@@ -15,12 +16,15 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from interp import Batch, HookedTransformer
+import interp
+from interp import Batch, Edit, HookedTransformer, Stream, Zero
+from interp.data import open_source
+from interp.features import ProbeNeurons, probe, probe_neurons
 from interp.features.neuron_selection import Selection, selected
 from interp.features.probe_scores import intervals, scores, wilson
-from interp.features.probing import Position, Split, pooled, probe, probe_neurons
-from interp.model.tap import Read, Tap
-from interp.runs.store_writer import store_activations
+from interp.features.probing import Position, Split, pooled
+from interp.model import Read, Tap
+from interp.runs import store_activations
 from tests.configs import build, some_tokens
 from tests.loops import over
 from tests.tiny import CORPUS, hooked
@@ -37,10 +41,10 @@ def planted(shifts: Sequence[float], seed: int = 0) -> tuple[Tensor, Tensor, lis
 
     Returns activations, labels, and the neurons shifted, one per shift (in standard deviations).
     """
-    dice = torch.Generator().manual_seed(seed)
-    labels = torch.rand(EXAMPLES, generator=dice) < 0.4
-    support = torch.randperm(NEURONS, generator=dice)[: len(shifts)]
-    noise = torch.randn(EXAMPLES, NEURONS, generator=dice)
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.rand(EXAMPLES, generator=generator) < 0.4
+    support = torch.randperm(NEURONS, generator=generator)[: len(shifts)]
+    noise = torch.randn(EXAMPLES, NEURONS, generator=generator)
     noise[:, support] += labels[:, None] * torch.tensor(shifts)
     return noise * torch.sigmoid(1.702 * noise), labels, support.tolist()
 
@@ -127,7 +131,7 @@ def test_a_shift_that_all_neurons_share_and_their_scale_change_no_choice_that_we
 def test_what_cannot_be_selected_is_refused() -> None:
     x, y, _ = planted([])
     with pytest.raises(
-        ValueError, match=r"k from 1 to 30, the neurons there are, is required, got \[1, 31\]"
+        ValueError, match=r"sizes from 1 to 30, the neurons there are, are required, got \[1, 31\]"
     ):
         selected(x, y, [1, 31])
     with pytest.raises(ValueError, match="all labels are the same"):
@@ -138,8 +142,8 @@ def test_what_cannot_be_selected_is_refused() -> None:
 
 
 def random_guesses() -> list[tuple[np.ndarray, np.ndarray]]:
-    dice = np.random.default_rng(0)
-    pairs = [(dice.random(17) < 0.4, dice.random(17) < p) for p in (0.1, 0.4, 0.9)]
+    generator = np.random.default_rng(0)
+    pairs = [(generator.random(17) < 0.4, generator.random(17) < p) for p in (0.1, 0.4, 0.9)]
     truth = pairs[0][0]
     return [*pairs, (truth, truth), (truth, ~truth), (truth, truth & False), (truth, truth | True)]
 
@@ -178,9 +182,9 @@ def test_intervals_of_the_scores_hold_the_true_value_nineteen_times_in_twenty() 
 
 
 def test_the_bootstrap_is_that_of_resampled_examples() -> None:
-    counts, dice = [12, 4, 3, 21], np.random.default_rng(0)
+    counts, generator = [12, 4, 3, 21], np.random.default_rng(0)
     truth, guess = np.repeat([1, 0, 1, 0], counts), np.repeat([1, 1, 0, 0], counts)
-    picks = dice.integers(0, 40, (1000, 40))
+    picks = generator.integers(0, 40, (1000, 40))
     slow = [metrics.matthews_corrcoef(truth[pick], guess[pick]) for pick in picks]
     low, high = intervals(torch.tensor([counts]), draws=20_000)
     for end, quantile in ((low, 0.025), (high, 0.975)):
@@ -199,22 +203,28 @@ def test_a_perfect_probe_of_few_examples_is_not_certain() -> None:
 # -- probes
 
 
+def of(found: xr.Dataset, score: str, variable: str = "value") -> xr.DataArray:
+    return found[variable].sel(score=score)
+
+
 @pytest.mark.parametrize("select", SELECTIONS)
 def test_a_probe_is_scikit_learns_on_the_neurons_chosen(select: Selection) -> None:
     x, y, _ = planted([0.8, 0.5, 0.4])
-    found = probe(x, y, k=(1, 3), select=select, shuffles=0, seed=3)
+    found = probe(x, y, sizes=(1, 3), select=select, shuffles=0, seed=3)
     split = Split.of(x, y, 0.3, 3)
     for k in (1, 3):
-        neurons = found.neuron.sel(k=k).values[:k]
+        neurons = found.neuron.sel(n_neurons=k).values[:k]
         model = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=1000))
         model.fit(split.train_x[:, neurons].double().numpy(), split.train_y.numpy())
         guess = model.predict(split.test_x[:, neurons].double().numpy())
-        assert float(found.f1.sel(k=k)) == pytest.approx(metrics.f1_score(split.test_y, guess))
-        assert float(found.mcc.sel(k=k)) == pytest.approx(metrics.matthews_corrcoef(split.test_y, guess))
+        assert float(of(found, "f1").sel(n_neurons=k)) == pytest.approx(metrics.f1_score(split.test_y, guess))
+        assert float(of(found, "mcc").sel(n_neurons=k)) == pytest.approx(
+            metrics.matthews_corrcoef(split.test_y, guess)
+        )
         weights = model[-1].coef_[0]
-        np.testing.assert_allclose(found.weight.sel(k=k).values[:k], weights, rtol=1e-4, atol=1e-4)
-    assert found.neuron.sel(k=1).values[1:].tolist() == [-1, -1]
-    assert np.isnan(found.weight.sel(k=1).values[1:]).all()
+        np.testing.assert_allclose(found.weight.sel(n_neurons=k).values[:k], weights, rtol=1e-4, atol=1e-4)
+    assert found.neuron.sel(n_neurons=1).values[1:].tolist() == [-1, -1]
+    assert np.isnan(found.weight.sel(n_neurons=1).values[1:]).all()
 
 
 def test_a_split_sets_aside_a_share_of_each_class_and_loses_no_example() -> None:
@@ -233,20 +243,28 @@ def test_test_examples_have_no_part_in_choice_or_fit(select: Selection) -> None:
     split = Split.of(x, y, 0.3, 0)
     held_out = (x[:, None] == split.test_x[None]).all(-1).any(1)
     changed = torch.where(held_out[:, None], 5.0 * torch.randn_like(x) + 7.0 * y[:, None], x)
-    one, other = (probe(each, y, k=(2,), select=select, shuffles=0) for each in (x, changed))
+    one, other = (probe(each, y, sizes=(2,), select=select, shuffles=0) for each in (x, changed))
     assert int(held_out.sum()) == one.attrs["test"]
     np.testing.assert_array_equal(one.neuron, other.neuron)
     np.testing.assert_array_equal(one.weight, other.weight)
-    assert float(one.f1[0]) != float(other.f1[0])
+    assert float(of(one, "f1")[0]) != float(of(other, "f1")[0])
 
 
 def test_random_labels_are_predicted_at_chance_although_choosing_on_all_examples_would_not_be() -> None:
     honest, cheating = [], []
     for seed in range(20):
         x, y = torch.randn(60, 300), torch.rand(60) < 0.5
-        honest.append(float(probe(x, y, k=(8,), shuffles=0, seed=seed).balanced_accuracy[0]))
+        honest.append(
+            float(probe(x, y, sizes=(8,), shuffles=0, seed=seed).value.sel(score="balanced_accuracy")[0])
+        )
         seen = selected(x, y, [8])[0]
-        cheating.append(float(probe(x[:, seen], y, k=(8,), shuffles=0, seed=seed).balanced_accuracy[0]))
+        cheating.append(
+            float(
+                probe(x[:, seen], y, sizes=(8,), shuffles=0, seed=seed).value.sel(score="balanced_accuracy")[
+                    0
+                ]
+            )
+        )
     error = np.std(honest, ddof=1) / 20**0.5
     assert abs(np.mean(honest) - 0.5) < 3 * error
     assert np.mean(cheating) > 0.5 + 5 * error
@@ -254,20 +272,21 @@ def test_random_labels_are_predicted_at_chance_although_choosing_on_all_examples
 
 def test_a_planted_feature_stands_clear_of_the_null_and_noise_does_not() -> None:
     x, y, support = planted([3.0, 3.0])
-    found = probe(x, y, k=(1, 2), shuffles=8)
+    found = probe(x, y, sizes=(1, 2), shuffles=8)
     assert set(found.neuron.values[1].tolist()) == set(support)
-    assert float(found.f1_low.min()) > float(found.f1_null.max()) + 0.2
-    assert abs(float(found.balanced_accuracy_null.mean()) - 0.5) < 0.1
-    assert (found.f1_low <= found.f1).all() and (found.f1 <= found.f1_high).all()
+    assert float(of(found, "f1", "low").min()) > float(of(found, "f1", "null").max()) + 0.2
+    assert abs(float(of(found, "balanced_accuracy", "null").mean()) - 0.5) < 0.1
+    assert (found.low <= found.value).all() and (found.value <= found.high).all()
+    assert (found.null_sd > 0).all() and (found.n == found.attrs["test"]).all()
 
 
 def test_the_null_is_the_mean_of_the_same_procedure_on_shuffled_training_labels() -> None:
     x, y, _ = planted([1.0])
-    found = probe(x, y, k=(1, 2), shuffles=3, seed=4)
-    split, dice = Split.of(x, y, 0.3, 4), torch.Generator().manual_seed(4)
+    found = probe(x, y, sizes=(1, 2), shuffles=3, seed=4)
+    split, generator = Split.of(x, y, 0.3, 4), torch.Generator().manual_seed(4)
     slow = []
     for _ in range(3):
-        order = torch.randperm(len(split.train_y), generator=dice)
+        order = torch.randperm(len(split.train_y), generator=generator)
         chosen = selected(split.train_x, split.train_y[order], [1, 2])
         fitted = [
             make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced")).fit(
@@ -279,7 +298,8 @@ def test_the_null_is_the_mean_of_the_same_procedure_on_shuffled_training_labels(
             m.predict(split.test_x[:, c].double().numpy()) for m, c in zip(fitted, chosen, strict=True)
         ]
         slow.append([metrics.f1_score(split.test_y, guess) for guess in guesses])
-    np.testing.assert_allclose(found.f1_null, np.mean(slow, 0), atol=1e-12)
+    np.testing.assert_allclose(of(found, "f1", "null"), np.mean(slow, 0), atol=1e-12)
+    np.testing.assert_allclose(of(found, "f1", "null_sd"), np.std(slow, 0, ddof=1), atol=1e-12)
 
 
 def test_bad_examples_are_refused() -> None:
@@ -299,70 +319,108 @@ def test_bad_examples_are_refused() -> None:
 # -- models
 
 
-def vectors(model: HookedTransformer, row: list[int], site: str, positions: Position, bos: bool) -> Tensor:
+def vectors(model: HookedTransformer, row: list[int], site: str, pos: Position, bos: bool) -> Tensor:
     """The vector of one prompt that the model sees alone."""
     tap = Tap([Read(site)])
     model.transformer(torch.tensor([row]), tap)
     values = tap.values[tap.reads[0]][0]
-    if positions == "mean":
-        return values[int(bos) :].mean(0)
-    return values[-1] if positions == "last" else values[int(positions)]
+    return values[int(bos) :].mean(0) if pos == "mean" else values[pos]
 
 
-@over("positions", ["mean", "last", 0, 2, -2])
+def all_pooled(model: HookedTransformer, batch: Batch, site: str, pos: Position, size: int = 32) -> Tensor:
+    """The vectors of all rows, some at a time."""
+    return torch.cat([pooled(model.transformer, part, [site], pos)[site] for part in batch.split(size)])
+
+
+@over("pos", ["mean", -1, 0, 2, -2])
 @over("bos", [True, False])
-def test_the_vector_of_a_prompt_does_not_depend_on_padding_or_batches(positions: Position, bos: bool) -> None:
+def test_the_vector_of_a_prompt_does_not_depend_on_padding_or_batches(pos: Position, bos: bool) -> None:
     model = HookedTransformer(build("gpt2"))
     rows = [[3, 1, 4, 1, 5, 9], [2, 7, 1], [1, 8, 2, 8]]
     for site in ("blocks.1.mlp.hook_post", "blocks.0.hook_resid_pre"):
-        expected = torch.stack([vectors(model, row, site, positions, bos) for row in rows])
+        expected = torch.stack([vectors(model, row, site, pos, bos) for row in rows])
         for side in ("left", "right"):
             batch = Batch.of(rows, side=side, bos=bos)
             for size in (1, 2, 32):
-                found = pooled(model, batch, [site], positions=positions, batch_size=size)
-                assert_close(found[site], expected)
+                assert_close(all_pooled(model, batch, site, pos, size), expected)
+
+
+def driven(model: HookedTransformer, layer: int, neuron: int) -> tuple[Tensor, list[int]]:
+    """Prompts that drive a neuron most and least, labelled by that."""
+    tokens = some_tokens(rows=160)
+    order = all_pooled(model, Batch(tokens), f"blocks.{layer}.mlp.hook_post", "mean")[:, neuron].argsort()
+    return tokens[torch.cat((order[:24], order[-24:]))], [0] * 24 + [1] * 24
 
 
 def test_a_neuron_that_carries_the_feature_is_found_in_its_layer() -> None:
     """The feature is the neuron's own activity: prompts are those that drive it most and least."""
     model, layer, neuron = HookedTransformer(build("gpt2", torch.float32)), 1, 17
-    tokens = some_tokens(rows=160)
-    site = f"blocks.{layer}.mlp.hook_post"
-    order = pooled(model, tokens, [site])[site][:, neuron].argsort()
-    prompts, labels = tokens[torch.cat((order[:24], order[-24:]))], [0] * 24 + [1] * 24
-    found = probe_neurons(model, prompts, labels, k=(1, 2), select="f_statistic", shuffles=2)
-    assert found.f1.dims == ("layer", "k") and found.neuron.dims == ("layer", "k", "rank")
+    prompts, labels = driven(model, layer, neuron)
+    found = probe_neurons(model, prompts, labels, sizes=(1, 2), select="f_statistic", shuffles=2)
+    assert found.value.dims == ("layer", "n_neurons", "score")
+    assert found.neuron.dims == ("layer", "n_neurons", "rank")
     assert found.layer.values.tolist() == [0, 1] and found.attrs["site"] == "post"
-    assert int(found.neuron.sel(layer=layer, k=1)[0]) == neuron
-    assert float(found.f1.sel(layer=layer, k=1)) == 1.0
+    assert int(found.neuron.sel(layer=layer, n_neurons=1)[0]) == neuron
+    assert found.part.sel(layer=layer, n_neurons=1).values.tolist() == ["L1N17", ""]
+    assert float(of(found, "f1").sel(layer=layer, n_neurons=1)) == 1.0
     full = probe_neurons(
-        model, prompts, labels, site="mlp.hook_post", k=(1, 2), select="f_statistic", shuffles=2
+        model, prompts, labels, site="mlp.hook_post", sizes=(1, 2), select="f_statistic", shuffles=2
     )
     assert full.drop_attrs().identical(found.drop_attrs())
+
+
+def test_every_layer_is_probed_as_its_activations_are() -> None:
+    model = HookedTransformer(build("gpt2"))
+    tokens, labels = some_tokens(rows=40), torch.arange(40) % 2
+    found = probe_neurons(model, tokens, labels, site="resid_pre", pos=-1, sizes=(1, 3), shuffles=2, seed=1)
+    for layer in range(2):
+        x = all_pooled(model, Batch(tokens), f"blocks.{layer}.hook_resid_pre", -1)
+        alone = probe(x, labels, sizes=(1, 3), shuffles=2, seed=1)
+        for name in alone.data_vars:
+            np.testing.assert_array_equal(found[name].sel(layer=layer), alone[name], err_msg=str(name))
+
+
+def test_the_function_is_the_record_applied_and_rows_keep_their_labels() -> None:
+    model = HookedTransformer(build("gpt2"))
+    tokens, labels = some_tokens(rows=40), torch.arange(40) % 2 == 0
+    options = {"sizes": (1, 2), "shuffles": 1}
+    found = probe_neurons(model, tokens, labels, **options, batch_size=8)  # type: ignore[arg-type]
+    batches = list(Batch(tokens).numbered().split(8))
+    asked = ProbeNeurons(labels, **options)  # type: ignore[arg-type]
+    xr.testing.assert_identical(interp.run([asked], model, batches)["probe_neurons"], found)
+    source = Stream(open_source(tokens), model.text, tokens_per_batch=45, rows_per_window=7)
+    streamed = probe_neurons(model, source, labels, **options)  # type: ignore[arg-type]
+    xr.testing.assert_allclose(streamed, found)
+    edited = probe_neurons(model, tokens, labels, **options, edits=[Edit("L1.post", Zero())])  # type: ignore[arg-type]
+    assert (edited.weight.sel(layer=1).fillna(0) == 0).all()
+    with pytest.raises(ValueError, match="probe_neurons holds answers for 40 prompts, got 39 rows"):
+        probe_neurons(model, tokens[1:], labels)
 
 
 def test_texts_are_prompts_and_a_store_gives_the_same_activations(tmp_path: Path) -> None:
     model, site = hooked("gpt2"), "blocks.0.mlp.hook_post"
     texts = [*CORPUS, "The capital of Italy"]
     batch = model.text.batch(texts)
-    assert torch.equal(pooled(model, texts, [site])[site], pooled(model, batch, [site])[site])
-    store = store_activations(model, batch.split(2), [site], tmp_path, dtype=torch.float32, positions="last")
+    store = store_activations(model, texts, [site], tmp_path, dtype=torch.float32, pos="last", batch_size=2)
     assert store.read("row").tolist() == [0, 1, 2, 3]
-    assert_close(store.read(site), pooled(model, texts, [site], positions="last")[site].float())
+    assert_close(store.read(site), all_pooled(model, batch, site, -1).float())
 
 
 def test_prompts_that_cannot_be_probed_are_refused() -> None:
     model = HookedTransformer(build("gpt2"))
-    site = ["blocks.0.mlp.hook_post"]
-    batch = Batch.of([[3, 1, 4], [2, 7]])
+    batch, labels = Batch.of([[3, 1, 4], [2, 7]] * 4), [0, 1] * 4
     for wanted in (2, -3):
         with pytest.raises(IndexError, match=f"the shortest has 2 tokens; got {wanted}"):
-            pooled(model, batch, site, positions=wanted)
+            probe_neurons(model, batch, labels, pos=wanted)
+    with pytest.raises(ValueError, match="pos must be 'mean' or the number of a token, got 'last'"):
+        probe_neurons(model, batch, labels, pos="last")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="one text per row, this batch is packed"):
-        pooled(model, Batch.packed([[3, 1], [2]], 4), site)
+        probe_neurons(model, Batch.packed([[3, 1], [2]] * 4, 4), labels)
     with pytest.raises(ValueError, match="a token besides BOS is required"):
-        pooled(model, replace(Batch.of([[3], [2]]), bos=True), site)
+        probe_neurons(model, replace(Batch.of([[3], [2]] * 4), bos=True), labels)
     with pytest.raises(ValueError, match=r"'blocks.0.attn.hook_z' is \[batch row, position, query head"):
-        pooled(model, batch, ["blocks.0.attn.hook_z"])
+        probe_neurons(model, batch, labels, site="z")
+    with pytest.raises(ValueError, match=r"sizes from 1 to 40, the neurons there are, are required"):
+        probe_neurons(model, batch, labels, sizes=(1, 41))
     with pytest.raises(KeyError, match=r"has no 'blocks.0.mlp.hook_post'"):
-        probe_neurons(HookedTransformer(build("attention-only")), batch, [0, 1])
+        probe_neurons(HookedTransformer(build("attention-only")), batch, labels)

@@ -1,14 +1,15 @@
 """Sparse autoencoders compute what a slow loop does, differentiate by the published formula, and act as sites."""
 
+import pickle
 import re
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from interp import Batch, Edit, HookedTransformer, Read
-from interp.features.sae import SAE, JumpReLU, Kind, Normalisation, ReLU, TopK, jump_relu, step
+from interp import Add, Batch, Edit, HookedTransformer, Project, Read, Swap
+from interp.features import SAE, JumpReLU, ReLU, TopK
+from interp.features.sae import Kind, Normalisation, jump_relu, step
 from interp.passes.observe import observe
 from tests.configs import build, some_tokens
 from tests.features.sae_cases import KINDS, arrays, random_sae, random_weights, slow_forward
@@ -58,10 +59,10 @@ def test_a_threshold_below_zero_counts_as_zero() -> None:
 
 
 def test_the_jump_and_the_step_have_the_published_gradients() -> None:
-    dice = torch.Generator().manual_seed(0)
-    z = torch.rand(4, 3, 5, generator=dice, dtype=torch.float64).requires_grad_()
-    threshold = torch.rand(5, generator=dice, dtype=torch.float64).requires_grad_()
-    grad = torch.randn(4, 3, 5, generator=dice, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    z = torch.rand(4, 3, 5, generator=generator, dtype=torch.float64).requires_grad_()
+    threshold = torch.rand(5, generator=generator, dtype=torch.float64).requires_grad_()
+    grad = torch.randn(4, 3, 5, generator=generator, dtype=torch.float64)
     width = 0.4
     near = torch.zeros(5, dtype=torch.float64)
     for j in range(5):
@@ -108,7 +109,7 @@ def test_heads_are_read_side_by_side_or_one_by_one() -> None:
     flat = torch.cat([z[:, :, head] for head in range(4)], -1)
     assert_close(trace[together.read(HEADS)], together.encode(flat))
     assert_close(trace[alone.read(HEADS)][:, :, 2], alone.encode(z[:, :, 2]))
-    spliced = value(HEADS, together.splice(HEADS), model="mqa")
+    spliced = value(HEADS, Edit(HEADS, together.reconstruct), model="mqa")
     assert_close(spliced, torch.stack(together(flat).split(10, -1), 2))
 
 
@@ -116,7 +117,7 @@ def test_heads_are_read_side_by_side_or_one_by_one() -> None:
 @pytest.mark.parametrize("site", [STREAM, HEADS])
 def test_a_change_of_nothing_gives_the_original_bit_for_bit(kind: Kind, site: str) -> None:
     sae = random_sae(kind, normalize="layer_norm")
-    edit = sae.edit(site, lambda features: features)
+    edit = Edit(site, sae.on_features(lambda features: features))
     assert torch.equal(value(site, edit), value(site))
     plain, edited = (observe(build("gpt2"), BATCH, edits=edits).output for edits in ([], [edit]))
     assert torch.equal(plain, edited)
@@ -135,21 +136,53 @@ def test_silencing_a_feature_takes_away_its_direction_and_nothing_else(kind: Kin
 
     taken = features[..., loudest, None] * sae.W_dec[loudest]
     assert float(taken.abs().max()) > 0.1
-    assert_close(value(STREAM, sae.edit(STREAM, silence)), original - taken)
-    assert_close(value(STREAM, sae.edit(STREAM, silence, error=False)), sae(original) - taken)
+    assert_close(value(STREAM, Edit(STREAM, sae.on_features(silence))), original - taken)
+    assert_close(value(STREAM, Edit(STREAM, sae.on_features(silence, error=False))), sae(original) - taken)
 
 
 @EVERY
-def test_without_the_error_a_change_of_nothing_is_the_splice(kind: Kind) -> None:
+def test_without_the_error_a_change_of_nothing_is_the_reconstruction(kind: Kind) -> None:
     sae, original = random_sae(kind), value(STREAM)
-    spliced = value(STREAM, sae.splice(STREAM))
-    assert_close(spliced, sae(original))
-    assert_close(value(STREAM, sae.edit(STREAM, lambda f: f, error=False)), spliced)
-    assert float((spliced - original).abs().max()) > 0.1
+    replaced = value(STREAM, Edit(STREAM, sae.reconstruct))
+    assert_close(replaced, sae(original))
+    assert_close(value(STREAM, Edit(STREAM, sae.on_features(lambda f: f, error=False))), replaced)
+    assert float((replaced - original).abs().max()) > 0.1
+
+
+@EVERY
+def test_features_of_one_position_are_changed_at_that_position(kind: Kind) -> None:
+    sae, original = random_sae(kind), value(STREAM)
+    doubled = Edit(STREAM, sae.on_features(lambda features: 2 * features), at={"pos": 4})
+    expected = original.clone()
+    expected[:, 4] += sae.encode(original[:, 4]) @ sae.W_dec
+    assert_close(value(STREAM, doubled), expected)
+    there = Edit(STREAM, sae.reconstruct, at={"pos": (0, 4)})
+    expected = original.clone()
+    expected[:, [0, 4]] = sae(original[:, [0, 4]])
+    assert_close(value(STREAM, there), expected)
+
+
+def test_closed_changes_along_decoder_directions_need_no_encoder() -> None:
+    sae, original = random_sae(ReLU()), value(STREAM)
+    along = sae.W_dec[7].detach()
+    assert_close(value(STREAM, Edit(STREAM, Add(along, scale=3.0))), original + 3 * along)
+    unit = along / along.norm()
+    without = original - (original @ unit)[..., None] * unit
+    assert_close(value(STREAM, Edit(STREAM, Project(along))), without)
+    other = original.flip(0)
+    swapped = value(STREAM, Edit(STREAM, Swap(along, other)))
+    assert_close(swapped, without + (other @ unit)[..., None] * unit)
+
+
+def test_a_change_of_features_travels_to_other_processes() -> None:
+    sae = random_sae(TopK(3))
+    for change in (sae.on_features(torch.zeros_like), sae.reconstruct):
+        there = pickle.loads(pickle.dumps(change))
+        assert_close(there(value(STREAM)), change(value(STREAM)))
 
 
 def test_an_edit_may_concern_some_rows_only() -> None:
-    edit = replace(random_sae(ReLU()).splice(STREAM), rows=(1,))
+    edit = Edit(STREAM, random_sae(ReLU()).reconstruct, rows=(1,))
     same = (value(STREAM, edit) == value(STREAM)).flatten(1).all(1)
     assert same.tolist() == [True, False, True]
 
@@ -157,7 +190,7 @@ def test_an_edit_may_concern_some_rows_only() -> None:
 def test_a_half_precision_site_keeps_its_dtype() -> None:
     network = build("gpt2", torch.bfloat16)
     sae = random_sae(ReLU()).float()
-    edits = [sae.edit(STREAM, lambda features: features * 1.0)]
+    edits = [Edit(STREAM, sae.on_features(lambda features: features * 1.0))]
     plain, edited = (observe(network, BATCH, edits=e).output for e in ([], edits))
     assert edited.dtype == torch.bfloat16 and torch.equal(plain, edited)
 
@@ -198,7 +231,7 @@ def test_a_site_or_a_change_that_does_not_fit_is_named() -> None:
     sae = random_sae(ReLU(), 7, 9)
     with pytest.raises(ValueError, match=r"reads 7 numbers per position, the site has shape \[3, 9, 24\]"):
         observe(build("gpt2"), BATCH, [sae.read(STREAM)])
-    edit = random_sae(ReLU()).edit(STREAM, lambda features: features[..., :3])
+    edit = Edit(STREAM, random_sae(ReLU()).on_features(lambda features: features[..., :3]))
     with pytest.raises(RuntimeError, match=r"features of shape \[3, 9, 40\], got \[3, 9, 3\]"):
         value(STREAM, edit)
 
@@ -211,6 +244,6 @@ def test_decoding_after_a_normalisation_requires_the_input() -> None:
 
 def test_it_works_from_the_front_door() -> None:
     model, sae = HookedTransformer(build("gpt2")), random_sae(ReLU())
-    logits = model.run_with_hooks(BATCH, [(STREAM, lambda x, hook: sae.reconstruction(x))])
+    logits = model.run_with_hooks(BATCH, [(STREAM, lambda x, hook: sae.reconstruct(x))])
     assert isinstance(logits, Tensor)
-    assert_close(logits, observe(build("gpt2"), BATCH, edits=[sae.splice(STREAM)]).output)
+    assert_close(logits, observe(build("gpt2"), BATCH, edits=[Edit(STREAM, sae.reconstruct)]).output)

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK
-from interp.features.sae_files import load_sae, save_sae
+from interp.features import SAE, JumpReLU, ReLU, TopK, load_sae, save_sae
+from interp.features.sae import Kind
 from tests.features.sae_cases import KINDS, arrays, random_weights, slow_forward
 from tests.tolerances import assert_close
 

@@ -1,6 +1,5 @@
 """What an autoencoder is worth: identities hold, numbers are those of a slow loop, no split matters."""
 
-from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -9,21 +8,25 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from interp import Batch, Edit, HookedTransformer, Read
+import interp
+from interp import Batch, Edit, HookedTransformer, Read, Stream, Zero
+from interp.core.covariance import Covariance
 from interp.core.stats import Moments
-from interp.features.sae import SAE, JumpReLU, ReLU, TopK
-from interp.features.sae_metrics import (
-    Fit,
-    counted_tokens,
+from interp.data import open_source
+from interp.features import (
+    SAE,
+    JumpReLU,
+    Reconstruction,
+    ReLU,
+    SaeQuality,
+    TopK,
     dictionary_match,
-    fitted,
-    ratio,
     reconstruction,
     reconstruction_quality,
     sae_quality,
 )
-from interp.passes.analysis import run_batches
-from interp.passes.observe import observe
+from interp.features.sae_metrics import Fit, counted_tokens, fitted, ratio
+from interp.passes import Analysis, observe
 from tests.configs import build
 from tests.features.sae_cases import constant_sae, identity_sae, random_sae
 from tests.loops import over
@@ -49,74 +52,93 @@ def activations(site: str, rows: list[list[int]]) -> Tensor:
     return torch.cat(found)
 
 
+def score(found: xr.Dataset, name: str, variable: str = "value") -> float:
+    return float(found[variable].sel(score=name))
+
+
+def shares(top: Tensor, bottom: Tensor) -> list[float]:
+    """A ratio of sums over rows and the ends of its interval, from the rows themselves."""
+    value, n = float(top.sum() / bottom.sum()), len(top)
+    half = 1.959963984540054 * float(
+        ((top - value * bottom).square().sum() * n / (n - 1)).sqrt() / bottom.sum().abs()
+    )
+    return [value, value - half, value + half]
+
+
 def agree(one: xr.Dataset, other: xr.Dataset) -> None:
     assert set(one) == set(other)
     for name in one:
         np.testing.assert_allclose(one[name], other[name], rtol=1e-9, atol=1e-9, err_msg=str(name))
 
 
-def slow_loss(rows: list[list[int]], edits: list[Edit]) -> float:
-    """Nats per predicted token, each row alone."""
-    total, count = 0.0, 0
+def slow_losses(rows: list[list[int]], edits: list[Edit]) -> Tensor:
+    """Summed nats of every row alone."""
+    found = []
     for row in rows:
         logits = observe(build("gpt2"), Batch.of([row]), edits=edits).output[0]
-        for i in range(len(row) - 1):
-            total -= float(logits[i].log_softmax(-1)[row[i + 1]])
-            count += 1
-    return total / count
+        found.append(-sum(float(logits[i].log_softmax(-1)[row[i + 1]]) for i in range(len(row) - 1)))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def slow_loss(rows: list[list[int]], edits: list[Edit]) -> float:
+    """Nats per predicted token, each row alone."""
+    return float(slow_losses(rows, edits).sum()) / sum(len(row) - 1 for row in rows)
 
 
 @over("site", [STREAM, HEADS, LAST, "blocks.0.mlp.hook_post"])
 @over("kind", [ReLU(), TopK(3), JumpReLU()])
 def test_every_number_is_that_of_the_slow_loop(site: str, kind: ReLU | TopK | JumpReLU) -> None:
     sae = random_sae(kind, dims(site), 30)
-    found = sae_quality(model(), sae, site, Batch.of(ROWS), batch_size=2)
+    found = sae_quality(model(), Batch.of(ROWS), sae, site, batch_size=2)
     vectors = activations(site, ROWS)
     features, output, x = sae.encode(vectors).numpy(), sae(vectors).numpy(), vectors.numpy()
     error, mean = ((x - output) ** 2).sum(), x.mean(0)
-    assert float(found.l0) == pytest.approx((features > 0).sum() / len(x), rel=1e-12)
-    assert float(found.mse) == pytest.approx(error / x.size, rel=1e-9)
-    assert float(found.explained_variance) == pytest.approx(1 - error / ((x - mean) ** 2).sum(), rel=1e-9)
+    assert score(found, "l0") == pytest.approx((features > 0).sum() / len(x), rel=1e-12)
+    assert score(found, "mse") == pytest.approx(error / x.size, rel=1e-9)
+    assert score(found, "explained_variance") == pytest.approx(1 - error / ((x - mean) ** 2).sum(), rel=1e-9)
     np.testing.assert_allclose(found.density, (features > 0).mean(0), rtol=1e-12)
-    assert float(found.dead_fraction) == pytest.approx((features.max(0) == 0).mean())
+    assert score(found, "dead_fraction") == pytest.approx((features.max(0) == 0).mean())
     np.testing.assert_allclose(found["mean"], mean, rtol=1e-9, atol=1e-12)
     edits = {
-        "clean": [], "sae": [sae.splice(site)], "zero": [Edit(site, torch.zeros_like)],
+        "clean": [], "sae": [Edit(site, sae.reconstruct)], "zero": [Edit(site, Zero())],
         "mean": [Edit(site, lambda value: torch.tensor(mean).view(1, 1, *value.shape[2:]).expand_as(value))],
     }  # fmt: skip
-    ce = {name: slow_loss(ROWS, edit) for name, edit in edits.items()}
-    for name, loss in ce.items():
-        assert float(found[f"ce_{name}"]) == pytest.approx(loss, rel=1e-9)
+    ce = {name: slow_losses(ROWS, edit) for name, edit in edits.items()}
+    tokens = torch.tensor([len(row) - 1 for row in ROWS]).double()
+    expected = {f"ce_{name}": shares(loss, tokens) for name, loss in ce.items()}
     for name in ("zero", "mean"):
-        recovered = (ce[name] - ce["sae"]) / (ce[name] - ce["clean"])
-        assert float(found[f"loss_recovered_{name}"]) == pytest.approx(recovered, rel=1e-7)
+        expected[f"loss_recovered_{name}"] = shares(ce[name] - ce["sae"], ce[name] - ce["clean"])
+    for name, ends in expected.items():
+        got = [score(found, name, variable) for variable in ("value", "low", "high")]
+        np.testing.assert_allclose(got, ends, rtol=1e-7, err_msg=name)
+        assert score(found, name, "n") == len(ROWS)
     assert found.attrs["vectors"] == len(x) and found.attrs["predicted_tokens"] == len(x) - len(ROWS)
 
 
 def test_a_perfect_autoencoder_recovers_everything() -> None:
-    found = sae_quality(model(), identity_sae(24), STREAM, Batch.of(ROWS))
-    assert float(found.explained_variance) == pytest.approx(1, abs=1e-12)
-    assert float(found.loss_recovered_zero) == pytest.approx(1, abs=1e-9)
-    assert float(found.loss_recovered_mean) == pytest.approx(1, abs=1e-9)
-    assert float(found.l0) == 24 and float(found.dead_fraction) == 0
+    found = sae_quality(model(), Batch.of(ROWS), identity_sae(24), STREAM)
+    assert score(found, "explained_variance") == pytest.approx(1, abs=1e-12)
+    assert score(found, "loss_recovered_zero") == pytest.approx(1, abs=1e-9)
+    assert score(found, "loss_recovered_mean") == pytest.approx(1, abs=1e-9)
+    assert score(found, "l0") == 24 and score(found, "dead_fraction") == 0
 
 
 def test_an_autoencoder_that_knows_the_mean_alone_explains_nothing() -> None:
     mean = activations(STREAM, ROWS).mean(0)
-    found = sae_quality(model(), constant_sae(mean), STREAM, Batch.of(ROWS))
-    assert float(found.explained_variance) == pytest.approx(0, abs=1e-12)
-    assert float(found.loss_recovered_mean) == pytest.approx(0, abs=1e-9)
-    assert float(found.l0) == 0 and float(found.dead_fraction) == 1
+    found = sae_quality(model(), Batch.of(ROWS), constant_sae(mean), STREAM)
+    assert score(found, "explained_variance") == pytest.approx(0, abs=1e-12)
+    assert score(found, "loss_recovered_mean") == pytest.approx(0, abs=1e-9)
+    assert score(found, "l0") == 0 and score(found, "dead_fraction") == 1
 
 
 def test_an_autoencoder_that_answers_nothing_recovers_nothing_of_the_zero_ablation() -> None:
-    found = sae_quality(model(), constant_sae(torch.zeros(24).double()), STREAM, Batch.of(ROWS))
-    assert float(found.loss_recovered_zero) == pytest.approx(0, abs=1e-12)
-    assert float(found.ce_sae) == float(found.ce_zero) != float(found.ce_clean)
+    found = sae_quality(model(), Batch.of(ROWS), constant_sae(torch.zeros(24).double()), STREAM)
+    assert score(found, "loss_recovered_zero") == pytest.approx(0, abs=1e-12)
+    assert score(found, "ce_sae") == score(found, "ce_zero") != score(found, "ce_clean")
 
 
 def test_l0_of_topk_is_at_most_k() -> None:
-    assert float(sae_quality(model(), random_sae(TopK(3)), STREAM, Batch.of(ROWS)).l0) <= 3
+    assert score(sae_quality(model(), Batch.of(ROWS), random_sae(TopK(3)), STREAM), "l0") <= 3
 
 
 @pytest.mark.parametrize("skip_bos", [True, False])
@@ -124,31 +146,31 @@ def test_neither_padding_nor_batches_nor_packing_change_a_number(skip_bos: bool)
     sae, subject = random_sae(ReLU()), model()
 
     def quality(batch: Batch, size: int = 16) -> xr.Dataset:
-        return sae_quality(subject, sae, STREAM, batch, batch_size=size, skip_bos=skip_bos)
+        return sae_quality(subject, batch, sae, STREAM, batch_size=size, skip_bos=skip_bos)
 
     right = quality(Batch.of(ROWS, bos=True))
     agree(right, quality(Batch.of(ROWS, bos=True), 1))
     agree(right, quality(Batch.of(ROWS, bos=True, side="left"), 3))
     agree(right, quality(Batch.of(ROWS[::-1], bos=True)))
     packed = Batch.packed(ROWS, 20, pad_id=3)
-    found = sae_quality(subject, sae, STREAM, Batch(packed.tokens, packed.keep, True, documents=packed.documents),
-                        skip_bos=skip_bos)  # fmt: skip
-    same = [name for name in found if not str(name).endswith(("_low", "_high"))]
-    agree(right[same], found[same])
+    packed = Batch(packed.tokens, packed.keep, True, documents=packed.documents)
+    agree(right, sae_quality(subject, packed, sae, STREAM, skip_bos=skip_bos))
 
 
 def test_bos_keeps_its_value_and_does_not_count() -> None:
     sae, batch = random_sae(ReLU()), Batch.of(ROWS, bos=True)
-    found = sae_quality(model(), sae, STREAM, batch)
+    found = sae_quality(model(), batch, sae, STREAM)
     without_first = torch.cat([activations(STREAM, [row])[1:] for row in ROWS])
     assert found.attrs["skipped"] == len(ROWS) and found.attrs["vectors"] == len(without_first)
-    agree(found[["mse", "density"]], reconstruction_quality(sae, without_first)[["mse", "density"]])
+    other = reconstruction_quality(sae, without_first)
+    assert score(found, "mse") == pytest.approx(score(other, "mse"), rel=1e-9)
+    np.testing.assert_allclose(found.density, other.density, rtol=1e-9)
 
     def spliced(value: Tensor) -> Tensor:
-        return torch.cat((value[:, :1], sae.reconstruction(value)[:, 1:]), 1)
+        return torch.cat((value[:, :1], sae.reconstruct(value)[:, 1:]), 1)
 
-    assert float(found.ce_sae) == pytest.approx(slow_loss(ROWS, [Edit(STREAM, spliced)]), rel=1e-9)
-    assert sae_quality(model(), sae, STREAM, batch, skip_bos=False).attrs["skipped"] == 0
+    assert score(found, "ce_sae") == pytest.approx(slow_loss(ROWS, [Edit(STREAM, spliced)]), rel=1e-9)
+    assert sae_quality(model(), batch, sae, STREAM, skip_bos=False).attrs["skipped"] == 0
 
 
 def test_a_bos_is_one_by_the_batch_or_by_its_id_but_only_in_front() -> None:
@@ -169,7 +191,7 @@ def test_a_bos_is_one_by_the_batch_or_by_its_id_but_only_in_front() -> None:
 
 def test_texts_come_with_a_bos_that_is_left_out() -> None:
     subject = hooked()
-    found = sae_quality(subject, random_sae(ReLU()), STREAM, list(CORPUS))
+    found = sae_quality(subject, list(CORPUS), random_sae(ReLU()), STREAM)
     texts = [subject.text.ids(text) for text in CORPUS]
     bos = subject.text.bos_id
     assert found.attrs["skipped"] == sum(ids[0] == bos for ids in texts)
@@ -178,17 +200,17 @@ def test_texts_come_with_a_bos_that_is_left_out() -> None:
 
 def test_heads_one_by_one_are_vectors_of_their_own() -> None:
     sae, rows = random_sae(ReLU(), 6, 9), Batch.of(ROWS)
-    found = sae_quality(model(), sae, HEADS, rows)
+    found = sae_quality(model(), rows, sae, HEADS)
     z = activations(HEADS, ROWS).view(-1, 4, 6)
     expected = reconstruction_quality(sae, z.flatten(0, 1))
-    agree(found[list(expected)], expected)
-    assert float(found.ce_sae) == pytest.approx(slow_loss(ROWS, [sae.splice(HEADS)]), rel=1e-9)
+    agree(found.sel(score=expected.score), expected)
+    assert score(found, "ce_sae") == pytest.approx(slow_loss(ROWS, [Edit(HEADS, sae.reconstruct)]), rel=1e-9)
 
 
 def test_several_autoencoders_are_measured_in_one_pass() -> None:
     saes = {"relu": random_sae(ReLU()), "topk": random_sae(TopK(3))}
-    analyses = [replace(reconstruction(sae, STREAM), name=name) for name, sae in saes.items()]
-    found = run_batches(analyses, build("gpt2"), Batch.of(ROWS).split(2))
+    asked = {name: Reconstruction(sae, STREAM) for name, sae in saes.items()}
+    found = interp.run(asked, model(), list(Batch.of(ROWS).split(2)))
     for name, sae in saes.items():
         agree(found[name], reconstruction_quality(sae, activations(STREAM, ROWS)))
 
@@ -196,7 +218,8 @@ def test_several_autoencoders_are_measured_in_one_pass() -> None:
 def test_packed_texts_keep_their_identities() -> None:
     batch, read = Batch.packed(ROWS, 12).numbered(), Read(STREAM)
     trace = observe(build("gpt2"), batch, [read]).trace
-    analysis = reconstruction(random_sae(ReLU()), STREAM)
+    analysis = Reconstruction(random_sae(ReLU()), STREAM).asked(model())
+    assert isinstance(analysis, Analysis)
     texts, values = batch.identities(), analysis.compute(trace, batch, build("gpt2"))
     assert texts is not None and batch.tokens.shape[0] > 1 and batch.keep is not None
     assert values["vectors"].tolist() == [len(ROWS[i]) for i in texts.tolist()]
@@ -228,30 +251,50 @@ def test_chunks_of_activations_give_the_numbers_of_the_whole() -> None:
 
 def test_a_row_without_counted_tokens_changes_nothing() -> None:
     sae = random_sae(ReLU())
-    with_lone_bos = sae_quality(model(), sae, STREAM, Batch.of([*ROWS, [9]], bos=True), batch_size=2)
+    with_lone_bos = sae_quality(model(), Batch.of([*ROWS, [9]], bos=True), sae, STREAM, batch_size=2)
     names = ["mse", "explained_variance", *NATS]
-    agree(with_lone_bos[names], sae_quality(model(), sae, STREAM, Batch.of(ROWS, bos=True))[names])
+    without = sae_quality(model(), Batch.of(ROWS, bos=True), sae, STREAM)
+    agree(with_lone_bos[["value"]].sel(score=names), without[["value"]].sel(score=names))
+
+
+def ratio_of(top: Tensor, bottom: Tensor) -> list[float]:
+    """The same from the sums that merge."""
+    sums = Covariance.of(torch.stack((top, bottom), 1))
+    found = ratio(sums, torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), "unit")
+    return [float(x) for x in found[:3]]
 
 
 def test_the_interval_of_a_ratio_is_that_of_a_mean_where_it_is_one() -> None:
     top = torch.randn(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    value, low, high = ratio(top, torch.full((40,), 2.5).double())
+    found = ratio_of(top, torch.full((40,), 2.5).double())
     mean = Moments.of(top / 2.5)
-    assert_close(torch.stack([value, low, high]), torch.stack([mean.mean, *mean.interval()]))
-    assert ratio(top[:1], top[:1])[1].isnan()
+    np.testing.assert_allclose(found, [float(x) for x in (mean.mean, *mean.interval())], rtol=1e-9)
+    assert np.isnan(ratio_of(top[:1], top[:1])[1:]).all()
+
+
+def test_the_interval_of_a_ratio_is_that_of_its_rows_however_they_are_split() -> None:
+    generator = torch.Generator().manual_seed(1)
+    top, bottom = (5 + torch.randn(60, generator=generator, dtype=torch.float64) for _ in range(2))
+    np.testing.assert_allclose(ratio_of(top, bottom), shares(top, bottom), rtol=1e-12)
+    parts = [Covariance.of(torch.stack(each, 1)) for each in zip(top.split(7), bottom.split(7), strict=True)]
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = merged.merge(part)
+    found = ratio(merged, torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), "unit")
+    np.testing.assert_allclose([float(x) for x in found[:3]], shares(top, bottom), rtol=1e-12)
 
 
 def test_the_interval_of_a_ratio_covers_it() -> None:
-    dice = torch.Generator().manual_seed(0)
-    bottom = 1 + torch.rand(500, 60, generator=dice, dtype=torch.float64)
-    top = bottom * (0.7 + torch.randn(500, 60, generator=dice, dtype=torch.float64))
-    hits = [float(low) < 0.7 < float(high) for _, low, high in map(ratio, top, bottom)]
+    generator = torch.Generator().manual_seed(0)
+    bottom = 1 + torch.rand(500, 60, generator=generator, dtype=torch.float64)
+    top = bottom * (0.7 + torch.randn(500, 60, generator=generator, dtype=torch.float64))
+    hits = [low < 0.7 < high for _, low, high in map(ratio_of, top, bottom)]
     assert 0.91 < sum(hits) / 500 < 0.98
 
 
 def test_true_directions_are_assigned_one_to_one_as_well_as_can_be() -> None:
-    dice = torch.Generator().manual_seed(3)
-    truth, W_dec = (torch.randn(4, 3, generator=dice, dtype=torch.float64) for _ in range(2))
+    generator = torch.Generator().manual_seed(3)
+    truth, W_dec = (torch.randn(4, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     cosines = torch.nn.functional.cosine_similarity(truth[:, None], W_dec[None], dim=-1)
     best = max(
         permutations(range(4)), key=lambda order: sum(float(cosines[i, j]) for i, j in enumerate(order))
@@ -272,14 +315,50 @@ def test_too_few_features_leave_true_directions_alone() -> None:
         dictionary_match(torch.zeros(2, 3), torch.eye(3))
 
 
+def test_the_function_is_the_record_applied_and_edits_are_those_of_the_model() -> None:
+    sae, rows = random_sae(ReLU()), Batch.of(ROWS)
+    found = sae_quality(model(), rows, sae, "L1.resid", batch_size=2)
+    batches = list(rows.numbered().split(2))
+    asked = SaeQuality(sae, STREAM, reference=batches)
+    xr.testing.assert_identical(interp.run([asked], model(), batches)["sae_quality"], found)
+    plain = interp.run([Reconstruction(sae, STREAM)], model(), batches)["reconstruction"]
+    xr.testing.assert_identical(plain, reconstruction(model(), rows, sae, STREAM, batch_size=2))
+    edits = [Edit("L0.mlp", Zero())]
+    edited = sae_quality(model(), rows, sae, STREAM, edits=edits)
+    assert score(edited, "ce_clean") == pytest.approx(slow_loss(ROWS, edits), rel=1e-9)
+    there = Edit(STREAM, sae.reconstruct)
+    assert score(edited, "ce_sae") == pytest.approx(slow_loss(ROWS, [*edits, there]), rel=1e-9)
+
+
+def test_without_reference_data_there_is_no_mean_and_other_data_give_theirs() -> None:
+    sae, rows = random_sae(ReLU()), Batch.of(ROWS)
+    found = interp.run([SaeQuality(sae, STREAM)], model(), rows)["sae_quality"]
+    assert "ce_mean" not in found.score and found.attrs["no_mean"] == "no reference data to take the mean of"
+    other = sae_quality(model(), rows, sae, STREAM, reference=Batch.of(ROWS[:2]))
+    mean = activations(STREAM, ROWS[:2]).mean(0)
+    expected = slow_loss(ROWS, [Edit(STREAM, lambda value: mean.expand_as(value))])
+    assert score(other, "ce_mean") == pytest.approx(expected, rel=1e-9)
+    with pytest.raises(ValueError, match="an iterator gives every row once: name reference data"):
+        sae_quality(model(), iter([rows]), sae, STREAM)
+    once = sae_quality(model(), iter([rows]), sae, STREAM, reference=rows)
+    agree(once, sae_quality(model(), rows, sae, STREAM))
+
+
+def test_data_of_any_size_give_the_same_numbers() -> None:
+    subject, sae = hooked(), random_sae(ReLU())
+    texts = list(CORPUS) * 3
+    source = Stream(open_source(texts), subject.text, tokens_per_batch=40, rows_per_window=4)
+    agree(sae_quality(subject, source, sae, STREAM), sae_quality(subject, texts, sae, STREAM))
+
+
 def test_what_cannot_be_measured_is_refused() -> None:
     sae = random_sae(ReLU())
     with pytest.raises(ValueError, match="requires a causal model"):
-        sae_quality(model("bidirectional"), sae, STREAM, Batch.of(ROWS))
+        sae_quality(model("bidirectional"), Batch.of(ROWS), sae, STREAM)
     with pytest.raises(ValueError, match="reads 24 numbers per position"):
-        sae_quality(model(), sae, "blocks.0.attn.hook_pattern", Batch.of(ROWS))
-    with pytest.raises(KeyError, match="unknown site"):
-        sae_quality(model(), sae, "blocks.0.hook_rseid_pre", Batch.of(ROWS))
+        sae_quality(model(), Batch.of(ROWS), sae, "blocks.0.attn.hook_pattern")
+    with pytest.raises(KeyError, match="nearest"):
+        sae_quality(model(), Batch.of(ROWS), sae, "blocks.0.hook_rseid_pre")
     with pytest.raises(ValueError, match="at least one vector is required"):
         reconstruction_quality(sae, [])
     with pytest.raises(ValueError, match="at least one vector is required"):

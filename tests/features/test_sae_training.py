@@ -6,10 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.features import sae_training
-from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK
-from interp.features.sae_metrics import dictionary_match, reconstruction_quality
-from interp.features.sae_training import dead_error, geometric_median, objective, train_sae
+from interp.features import (
+    SAE,
+    JumpReLU,
+    ReLU,
+    TopK,
+    dictionary_match,
+    reconstruction_quality,
+    sae_training,
+    train_sae,
+)
+from interp.features.sae import Kind
+from interp.features.sae_training import dead_error, geometric_median, objective
 from tests.features.sae_cases import KINDS, random_sae
 from tests.tolerances import assert_close
 
@@ -18,11 +26,11 @@ EVERY = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: type(kind).__nam
 
 def sparse_data(n: int = 20_000, features: int = 32, d: int = 24) -> tuple[Tensor, Tensor, Tensor]:
     """Directions [t d], how strong each is on every vector [n t] (p = 0.05, else 0), and the vectors [n d]."""
-    dice = torch.Generator().manual_seed(0)
-    directions = torch.randn(features, d, generator=dice)
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(features, d, generator=generator)
     directions = directions / directions.norm(dim=1, keepdim=True)
-    strength = (torch.rand(n, features, generator=dice) < 0.05) * (
-        0.5 + torch.rand(n, features, generator=dice)
+    strength = (torch.rand(n, features, generator=generator) < 0.05) * (
+        0.5 + torch.rand(n, features, generator=generator)
     )
     return directions, strength, strength @ directions
 
@@ -56,7 +64,7 @@ def test_it_finds_the_dictionary_that_the_data_were_made_of(kind: Kind, sparsity
     match = dictionary_match(sae.W_dec, truth)
     assert float(match.cosine.mean()) > 0.95 and float((match.cosine > 0.9).mean()) > 0.9
     true_l0 = float((strength > 0).sum(1).double().mean())
-    assert float(reconstruction_quality(sae, x).l0) == pytest.approx(true_l0, rel=0.5)
+    assert float(reconstruction_quality(sae, x).value.sel(score="l0")) == pytest.approx(true_l0, rel=0.5)
     # A feature rises and falls with the one it stands for.
     matched = sae.encode(x)[:, match.feature.values]
     found, true = (values - values.mean(0) for values in (matched, strength))
@@ -247,3 +255,7 @@ def test_activations_of_another_shape_are_refused() -> None:
         quick([noise()[..., None]])
     with pytest.raises(ValueError, match="at least one vector"):
         quick(noise()[:0])
+    with pytest.raises(ValueError, match=r"a tensor \[n, d\] or chunks of it, got chunks of str"):
+        quick(["The cat sat"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"such as `store.batches\(site, size\)`, got int"):
+        quick(3)  # type: ignore[arg-type]

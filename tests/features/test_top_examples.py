@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +17,8 @@ from interp import Batch, HookedTransformer
 from interp.core.contexts import Examples
 from interp.data.sources import open_source
 from interp.data.stream import Layout, Stream
-from interp.features.sae import SAE, ReLU
-from interp.features.sae_metrics import ratio
-from interp.features.top_examples import (
-    QUANTILES,
-    RELATIVE_ERROR,
-    examples_table,
-    top_activations,
-    top_examples,
-)
+from interp.features import SAE, ReLU, TopExamples, examples_table, top_examples
+from interp.features.top_examples import QUANTILES, RELATIVE_ERROR
 from interp.model import Read
 from tests.configs import CONFIGS, perturbed
 from tests.loops import over
@@ -36,7 +29,7 @@ TEXTS = [
     for i in range(14)
 ]
 """Of many lengths; the first letter keeps two texts from having equal numbers anywhere but at BOS."""
-K, BEFORE, AFTER = 4, 3, 2
+TOP, BEFORE, AFTER = 4, 3, 2
 BLOCK = "blocks.1."
 CELLS = {"neuron": [3, 0, 17], "coordinate": [5, 2], "head": [1, 3], "kv_head": [1]}
 SITES: dict[str, tuple[str, Callable[[Tensor], Tensor] | None]] = {
@@ -73,9 +66,17 @@ def stream(tokens: int = 64, window: int = 5, layout: Layout = "padded") -> Stre
     return Stream(source, model().text, tokens_per_batch=tokens, rows_per_window=window, layout=layout)
 
 
+def shares(top: Tensor, bottom: Tensor) -> list[float]:
+    """A ratio of sums over texts and the ends of its interval, from the texts themselves."""
+    value, n = float(top.sum() / bottom.sum()), len(top)
+    squares = float((top - value * bottom).square().sum())
+    half = 1.959963984540054 * (squares * n / (n - 1)) ** 0.5 / float(bottom.sum().abs())
+    return [value, value - half, value + half]
+
+
 def check(found: xr.Dataset, every: Curves, first: int = 1, largest: bool = True, once: bool = True) -> None:
     """The result against sorting every token of every text; `first`: the first position that counts."""
-    dim = str(found.value.dims[0])
+    dim = str(found.peak.dims[0])
     for cell in found[dim].values:
         one, sign = found.sel({dim: cell}), 1 if largest else -1
         scored = [
@@ -89,7 +90,7 @@ def check(found: xr.Dataset, every: Curves, first: int = 1, largest: bool = True
                 kept.append(entry)
         kept = kept[: one.sizes["rank"]]
         assert list(zip(one.row.values, one.pos.values, strict=True)) == [(n, p) for _, n, p in kept]
-        np.testing.assert_allclose(one.value, [-sign * s for s, _, _ in kept], rtol=1e-9)
+        np.testing.assert_allclose(one.peak, [-sign * s for s, _, _ in kept], rtol=1e-9)
         for rank, (_, n, p) in enumerate(kept):
             ids, curve = every[n]
             around = [p + int(w) for w in one.offset]
@@ -102,17 +103,18 @@ def check(found: xr.Dataset, every: Curves, first: int = 1, largest: bool = True
             sums = torch.tensor(
                 [float(value(curve[first:, cell]).sum()) for _, curve in every], dtype=torch.float64
             )
-            ends = ratio(sums, torch.tensor([len(ids) - first for ids, _ in every], dtype=torch.float64))
-            got = [float(one[f"{name}{end}"]) for end in ("", "_low", "_high")]
-            np.testing.assert_allclose(got, [float(x) for x in ends], rtol=1e-9, atol=1e-12)
+            ends = shares(sums, torch.tensor([len(ids) - first for ids, _ in every], dtype=torch.float64))
+            got = [float(one[variable].sel(score=name)) for variable in ("value", "low", "high")]
+            np.testing.assert_allclose(got, ends, rtol=1e-9, atol=1e-12)
+            assert int(one.n.sel(score=name)) == len(every)
         values = np.array([-sign * s for s, _, _ in scored])
-        ends_at = float(one.value[0])
+        ends_at = float(one.peak[0])
         assert float(one.quantiles.max() if largest else -one.quantiles.min()) <= (
             ends_at if largest else -ends_at
         )
-        assert float(one.density) == pytest.approx((values > 0).mean(), rel=1e-12)
-        assert float(one["mean"]) == pytest.approx(values.mean(), rel=1e-9, abs=1e-12)
-        assert float(one["max" if largest else "min"]) == pytest.approx(
+        assert float(one.value.sel(score="density")) == pytest.approx((values > 0).mean(), rel=1e-12)
+        assert float(one.value.sel(score="mean")) == pytest.approx(values.mean(), rel=1e-9, abs=1e-12)
+        assert float(one.value.sel(score="max" if largest else "min")) == pytest.approx(
             values.max() if largest else values.min()
         )
         for q in QUANTILES:
@@ -124,14 +126,14 @@ def check(found: xr.Dataset, every: Curves, first: int = 1, largest: bool = True
 
 def asked(site: str, **options: object) -> xr.Dataset:
     dim = SITES[site][0] if site in SITES else "head"
-    options = {"cells": CELLS[dim], "k": K, "context": (BEFORE, AFTER), "data": stream()} | options
+    options = {"cells": CELLS[dim], "top": TOP, "context": (BEFORE, AFTER), "data": stream()} | options
     return top_examples(model(), site=BLOCK + site, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("site", SITES)
 def test_the_lists_are_those_of_a_slow_loop(site: str) -> None:
     found = asked(site)
-    assert found.value.dims == (SITES[site][0], "rank")
+    assert found.peak.dims == (SITES[site][0], "rank")
     assert found.value.coords[SITES[site][0]].values.tolist() == CELLS[SITES[site][0]]
     check(found, curves(site))
 
@@ -150,7 +152,7 @@ def test_a_pattern_gives_the_key_that_is_attended_most() -> None:
     check(found, best)
     for head in found["head"].values:
         one = found.sel(head=head)
-        for rank in range(K):
+        for rank in range(TOP):
             ids, pattern = every[int(one.row[rank])]
             key = 1 + int(pattern[head, int(one.pos[rank]), 1:].argmax())
             assert (int(one.key[rank]), int(one.key_token[rank])) == (key, ids[key])
@@ -187,7 +189,7 @@ def test_equal_values_go_to_the_smaller_row_and_the_smaller_position() -> None:
     """Every row twice, each in a batch of its own, so that equal texts have equal bits."""
     rows = [[5, 6, 5, 6], [9, 9, 8, 9], [5, 6, 5, 6], [9, 9, 8, 9]]
     data = [replace(Batch(torch.tensor([rows[i]])), row=torch.tensor([i])) for i in (3, 2, 1, 0)]
-    found = top_examples(model(), data, "hook_embed", cells=[0, 1, 2, 3], k=4, skip_bos=False)
+    found = top_examples(model(), data, "hook_embed", cells=[0, 1, 2, 3], top=4, skip_bos=False)
     for i in range(4):
         one = found.isel(coordinate=i)
         best = 5 if model().transformer.embed.weight[5, i] > model().transformer.embed.weight[6, i] else 6
@@ -201,12 +203,12 @@ def test_equal_values_go_to_the_smaller_row_and_the_smaller_position() -> None:
 
 
 def test_shards_and_a_journal_give_the_same_bits(tmp_path: Path) -> None:
-    made = [
-        partial(top_activations, site=BLOCK + "mlp.hook_post", k=3),
-        partial(top_activations, site=BLOCK + "attn.hook_pattern", k=2, once_per_row=False),
-    ]
+    made = {
+        "neurons": TopExamples(BLOCK + "mlp.hook_post", top=3),
+        "heads": TopExamples("L1.pattern", top=2, once_per_row=False),
+    }
     whole = interp.run(made, model(), stream())
-    assert list(whole) == ["top_blocks.1.mlp.hook_post", "top_blocks.1.attn.hook_pattern"]
+    assert list(whole) == ["neurons", "heads"]
     for shard in ("0/2", "1/2"):
         interp.run(made, model(), stream(), out=tmp_path / "run", shard=shard)
     again = interp.run(made, model(), stream(), out=tmp_path / "run", resume=True)
@@ -214,8 +216,19 @@ def test_shards_and_a_journal_give_the_same_bits(tmp_path: Path) -> None:
         xr.testing.assert_identical(again[name], whole[name])
 
 
+def test_the_function_is_the_record_applied() -> None:
+    found = top_examples(model(), TEXTS, BLOCK + "mlp.hook_post", cells=[3, 17], top=2, batch_size=5)
+    batches = list(model().text.batch(TEXTS).split(5))
+    asked = TopExamples("L1.post", [3, 17], 2)
+    xr.testing.assert_identical(interp.run([asked], model(), batches)["top_examples"], found)
+    assert found.part.values.tolist() == ["L1N3", "L1N17"]
+    silent = [interp.Edit("L1.post", interp.Zero())]
+    edited = top_examples(model(), TEXTS, "L1.post", cells=[3], top=2, edits=silent)
+    assert (edited.peak == 0).all() and (edited.value == 0).all()
+
+
 def test_only_the_chosen_cells_leave_their_layer_and_it_travels_to_other_processes() -> None:
-    made = top_activations(model().cfg, BLOCK + "mlp.hook_post", cells=[3, 17], k=2)
+    made = TopExamples(BLOCK + "mlp.hook_post", cells=[3, 17], top=2).asked(model())
     analysis = pickle.loads(pickle.dumps(made))
     batch = model().text.batch(TEXTS[:3])
     trace = interp.observe(model().transformer, batch, analysis.reads).trace
@@ -237,17 +250,17 @@ def test_a_bos_counts_only_if_asked() -> None:
     largest = bool(above.max() > below.max())
     margin, cell = (above if largest else below).max(0)
     assert margin > 0, "BOS stands out"
-    counted = asked(site, cells=[int(cell)], skip_bos=False, k=2, largest=largest)
-    skipped = asked(site, cells=[int(cell)], k=2, largest=largest)
+    counted = asked(site, cells=[int(cell)], skip_bos=False, top=2, largest=largest)
+    skipped = asked(site, cells=[int(cell)], top=2, largest=largest)
     assert (counted.attrs["bos"], skipped.attrs["bos"]) == ("counts", "does not count")
     assert counted.pos.values.tolist() == [[0, 0]] and not (skipped.pos == 0).any()
-    np.testing.assert_allclose(counted.value, float(at_bos[cell]), rtol=1e-9)
+    np.testing.assert_allclose(counted.peak, float(at_bos[cell]), rtol=1e-9)
     both = torch.cat([curve[:, cell] for _, curve in every])
     for found, values in ((counted, both), (skipped, rest[:, cell])):
         assert found.attrs["tokens_counted"] == len(values)
-        assert float(found["mean"][0]) == pytest.approx(float(values.mean()), rel=1e-9)
+        assert float(found.value.sel(score="mean")[0]) == pytest.approx(float(values.mean()), rel=1e-9)
         end, name = (values.max(), "max") if largest else (values.min(), "min")
-        assert float(found[name][0]) == pytest.approx(float(end), rel=1e-9)
+        assert float(found.value.sel(score=name)[0]) == pytest.approx(float(end), rel=1e-9)
 
 
 def test_a_bos_is_known_by_its_id_and_no_other_first_token_is_left_out() -> None:
@@ -266,31 +279,32 @@ def test_features_of_an_autoencoder_are_found_where_they_were_planted() -> None:
         "W_dec": embedding.clone(), "b_dec": torch.zeros(24, dtype=torch.float64),
     }  # fmt: skip
     sae = SAE(ReLU(), weights, apply_b_dec_to_input=False)
-    found = top_examples(model(), rows, "hook_embed", sae=sae, k=9, once_per_row=False, context=(1, 0))
-    assert found.value.dims == ("feature", "rank")
+    found = top_examples(model(), rows, "hook_embed", sae=sae, top=9, once_per_row=False, context=(1, 0))
+    assert found.peak.dims == ("feature", "rank")
     for token in range(1, 8):
         one = found.isel(feature=token - 1)
-        active = one.value.values > 0
+        active = one.peak.values > 0
         places = {(n, p) for n, row in enumerate(rows) for p, t in enumerate(row) if t == token}
         assert set(zip(one.row.values[active], one.pos.values[active], strict=True)) == places
-        np.testing.assert_allclose(one.value.values[active], 0.5, rtol=1e-9)
+        np.testing.assert_allclose(one.peak.values[active], 0.5, rtol=1e-9)
         assert set(one.tokens.values[active][:, 1]) == {token}
-        assert float(one.density) == pytest.approx(len(places) / sum(map(len, rows)))
+        assert float(one.value.sel(score="density")) == pytest.approx(len(places) / sum(map(len, rows)))
     some = top_examples(
-        model(), rows, "hook_embed", sae=sae, k=9, cells=[2], once_per_row=False, context=(1, 0)
+        model(), rows, "hook_embed", sae=sae, top=9, cells=[2], once_per_row=False, context=(1, 0)
     )
     np.testing.assert_allclose(some.activation, found.activation.sel(feature=[2]), rtol=1e-9, atol=1e-12)
 
 
 def test_a_single_text_has_no_interval() -> None:
     found = asked("mlp.hook_post", data=TEXTS[:1])
-    assert bool(found.mean_low.isnull().all() and found.density_high.isnull().all())
-    assert bool(found["mean"].notnull().all())
+    ends = found.sel(score=["density", "mean"])
+    assert bool(ends.low.isnull().all() and ends.high.isnull().all())
+    assert bool(found.value.notnull().all())
 
 
 def test_a_text_shows_its_context_with_the_token_between_marks() -> None:
     found = asked("mlp.hook_post")
-    for rank in range(K):
+    for rank in range(TOP):
         one = found.isel(neuron=1, rank=rank)
         ids, at = curves("mlp.hook_post")[int(one.row)][0], int(one.pos)
         pieces = model().text.pieces(ids)
@@ -300,14 +314,14 @@ def test_a_text_shows_its_context_with_the_token_between_marks() -> None:
 
 
 def test_the_table_has_a_line_for_every_entry_and_none_for_empty_places() -> None:
-    found = asked("mlp.hook_post", k=20)
+    found = asked("mlp.hook_post", top=20)
     assert (found.row.values[:, 14:] == -1).all() and (found.text.values[:, 14:] == "").all()
     table = examples_table(found)
-    assert list(table.columns) == ["neuron", "rank", "value", "row", "pos", "text"]
+    assert list(table.columns) == ["neuron", "rank", "peak", "row", "pos", "text"]
     assert len(table) == 3 * len(TEXTS)
     line = table[(table.neuron == 0) & (table["rank"] == 2)].iloc[0]
     one = found.sel(neuron=0, rank=2)
-    assert (line.value, line.row, line.pos, line.text) == (one.value, one.row, one.pos, one.text)
+    assert (line.peak, line.row, line.pos, line.text) == (one.peak, one.row, one.pos, one.text)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -323,7 +337,12 @@ def test_the_table_has_a_line_for_every_entry_and_none_for_empty_places() -> Non
         ("blocks.1.mlp.hook_post", {"cells": [1, 1]}, ValueError, r"distinct.* got \[1, 1\]"),
         ("blocks.1.mlp.hook_post", {"cells": [40]}, ValueError, "cells are 0 to 39 at this site, got 40"),
         ("blocks.1.mlp.hook_post", {"cells": [-1]}, ValueError, "cells are 0 to 39 at this site, got -1"),
-        ("blocks.1.mlp.hook_post", {"k": 0}, ValueError, "k >= 1"),
+        (
+            "blocks.1.mlp.hook_post",
+            {"top": 0},
+            ValueError,
+            "top must be a number of places, at least 1, got 0",
+        ),
         (
             "blocks.1.mlp.hook_post",
             {"data": [[0], [0]]},
@@ -354,6 +373,6 @@ def test_a_row_whose_numbers_are_not_finite_is_set_aside() -> None:
     broken = HookedTransformer(network, model().text.tokenizer)
     rows = [[1, 2, 3], [4, 9, 5], [6, 7]]
     data = Stream(open_source(rows), broken.text, tokens_per_batch=9)
-    found = top_examples(broken, data, BLOCK + "mlp.hook_post", cells=[3], k=5)
-    assert found.attrs["rejected"] == 1 and found.attrs["rows"] == 2
+    found = top_examples(broken, data, BLOCK + "mlp.hook_post", cells=[3], top=5)
+    assert found.attrs["rejected"] == 1 and found.attrs["texts"] == 2
     assert found.row.values[0].tolist()[:2] in ([0, 2], [2, 0]) and (found.row.values[0, 2:] == -1).all()

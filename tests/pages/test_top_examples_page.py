@@ -28,12 +28,14 @@ def result(low: float = -1.0, cells: int = 1) -> xr.Dataset:
     run[0, 1] = low
     one = xr.Dataset(
         {
-            "value": (entry, [[4.0, 2.0, np.nan]]), "row": (entry, [[8, 5, -1]]), "pos": (entry, [[6, 1, -1]]),
+            "peak": (entry, [[4.0, 2.0, np.nan]]), "row": (entry, [[8, 5, -1]]), "pos": (entry, [[6, 1, -1]]),
             "piece": (at, [[*PIECES, [""] * 3]]), "tokens": (at, [[[-1, 3, 4], [0, 5, -1], [-1] * 3]]),
-            "activation": (at, run[None]), "density": ("neuron", [0.125]), "mean": ("neuron", [-0.5]),
-            "max": ("neuron", [4.0]), "quantiles": (("neuron", "q"), [[0.25, 1.5, 3.0, 3.5]]),
+            "activation": (at, run[None]), "value": (("neuron", "score"), [[0.125, -0.5, 4.0]]),
+            "quantiles": (("neuron", "q"), [[0.25, 1.5, 3.0, 3.5]]),
         },
-        coords={"neuron": [17], "offset": [-1, 0, 1], "q": list(QUANTILES)},
+        coords={
+            "neuron": [17], "offset": [-1, 0, 1], "q": list(QUANTILES), "score": ["density", "mean", "max"],
+        },
         attrs={"site": f"site {EVIL}", "texts": 1234, "tokens_counted": 5, "bos": "counts",
                "order": "the largest first"},
     )  # fmt: skip
@@ -101,7 +103,7 @@ def test_a_key_is_shown_with_its_entry() -> None:
 
 
 def test_a_result_without_words_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a result with words is required .* add them by `with_text`"):
+    with pytest.raises(ValueError, match="the result of top_examples is required, got one without `piece`"):
         top_examples_page(result().drop_vars("piece"))
 
 

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 
 from interp import HookedTransformer
 from interp.attention import attention_rows as rows
-from interp.dynamics import consensus as meeting
-from interp.dynamics import rank_collapse as collapse
+from interp.dynamics import consensus, rank_collapse
+from interp.dynamics.rank_collapse import LINES
 from interp.plot import attention_rows, depth
 from interp.plot.spectra import singular_values, spectra_map
 from interp.weights import spectra
@@ -35,8 +35,8 @@ def model() -> HookedTransformer:
 def results(model: HookedTransformer) -> dict[str, xr.Dataset]:
     tokens = some_tokens(rows=4)
     return {
-        "collapse": collapse.rank_collapse(model, tokens),
-        "consensus": meeting.consensus(model, tokens, repeats=3),
+        "collapse": rank_collapse(model, tokens),
+        "consensus": consensus(model, tokens, repeats=3),
         "entropy": rows.attention_entropy(model, tokens),
         "dispersion": rows.dispersion(model, tokens),
         "spectra": spectra(model, top=3),
@@ -73,12 +73,12 @@ def lines(ax: Axes) -> dict[str, np.ndarray]:
 
 def test_curves_are_the_numbers_of_the_results(results: dict[str, xr.Dataset]) -> None:
     found = lines(PLOTS["rank_collapse"](results, None))
-    for name in collapse.LINES:
-        np.testing.assert_array_equal(found[name], results["collapse"].residual.sel(line=name))
+    for name in LINES:
+        np.testing.assert_array_equal(found[name], results["collapse"].value.sel(line=name))
     assert "rounding floor" not in found
-    for value in depth.LABELS:
-        drawn = lines(depth.consensus(results["consensus"], value, label="x"))
-        np.testing.assert_array_equal(drawn["x"], results["consensus"][value])
+    for score in depth.LABELS:
+        drawn = lines(depth.consensus(results["consensus"], score, label="x"))
+        np.testing.assert_array_equal(drawn["x"], results["consensus"].value.sel(score=score))
     found = lines(PLOTS["dispersion"](results, None))
     wanted = results["dispersion"].max_weight.sel(layer=1, head=2)
     np.testing.assert_array_equal(found["1.2"], wanted)
@@ -88,7 +88,7 @@ def test_curves_are_the_numbers_of_the_results(results: dict[str, xr.Dataset]) -
 
 def test_a_collapsing_line_ends_at_the_rounding_floor() -> None:
     residual = np.array([[1.0, 1e-3, 1e-9, 3e-15, 2e-15], [1.0, 0.9, 0.8, 0.7, 0.6]])
-    values = {f"residual{end}": (("line", "depth"), residual) for end in ("", "_low", "_high")}
+    values = dict.fromkeys(("value", "low", "high"), (("line", "depth"), residual))
     result = xr.Dataset(values, {"line": ["SAN", "SAN+skip"], "depth": range(5)}, {"floor": 1e-14})
     found = lines(depth.rank_collapse(result))
     np.testing.assert_array_equal(found["SAN"], [1.0, 1e-3, 1e-9, 1e-14])
@@ -122,7 +122,7 @@ def test_two_results_share_axes_with_one_line_for_even_attention(results: dict[s
 
 
 def test_what_a_result_does_not_hold_is_refused_by_name(results: dict[str, xr.Dataset]) -> None:
-    with pytest.raises(KeyError, match="no value 'min_cosin' in this result; nearest: min_cosine"):
+    with pytest.raises(KeyError, match="no score 'min_cosin' in this result; nearest: min_cosine"):
         depth.consensus(results["consensus"], "min_cosin")
     with pytest.raises(KeyError, match="no score 'label'"):
         attention_rows.attention_entropy(results["entropy"], "label")

@@ -10,9 +10,10 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 
-from interp import Batch, HookedTransformer, RepeatedTokens, heads, plot
-from interp.dynamics.checkpoints import over_checkpoints
-from interp.dynamics.in_context import in_context, loss_map
+from interp import Batch, HookedTransformer, RepeatedTokens, plot
+from interp.attention import Heads
+from interp.dynamics import in_context, loss_map, over_checkpoints
+from interp.plot import choice
 from tests.configs import build, some_tokens
 
 MODELS = {"step4": "gpt2", "step30": "mqa", "step200": "bloom"}
@@ -35,7 +36,7 @@ def over_training() -> xr.Dataset:
 @pytest.fixture(scope="module")
 def scores() -> xr.Dataset:
     data = RepeatedTokens(period=6, repeats=3, rows=3)
-    return over_checkpoints(load, list(MODELS), lambda m: heads(m, data, sentences=None))
+    return over_checkpoints(load, list(MODELS), Heads(data, None))
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +82,18 @@ def test_the_curve_its_band_and_the_compared_indices_are_drawn(curve: xr.Dataset
     ax = plot.loss_by_index(curve)
     line, *marks = ax.lines
     np.testing.assert_array_equal(line.get_xdata(), curve["index"])
-    np.testing.assert_array_equal(line.get_ydata(), curve.loss)
+    loss = curve.sel(score="loss")
+    np.testing.assert_array_equal(line.get_ydata(), loss.value)
     assert [mark.get_xdata()[0] for mark in marks] == [2, 7]
     corners = ax.collections[0].get_paths()[0].vertices
-    assert {*curve.loss_low.values, *curve.loss_high.values} <= set(corners[:, 1])
+    assert {*loss.low.values, *loss.high.values} <= set(corners[:, 1])
     assert ax.get_ylabel() == "loss (nats)"
 
 
 def test_the_legend_says_the_score_with_its_interval_and_whose_it_is(curve: xr.Dataset) -> None:
-    low, high = float(curve.score_low), float(curve.score_high)
-    text = f"loss(7) - loss(2) = {float(curve.score):+.2f} [{low:+.2f}, {high:+.2f}]"
+    late = curve.sel(score="in_context", index=7)
+    value, low, high = (float(late[name]) for name in ("value", "low", "high"))
+    text = f"loss(7) - loss(2) = {value:+.2f} [{low:+.2f}, {high:+.2f}]"
     assert legend(plot.loss_by_index(curve)) == [text]
     ax = plot.loss_by_index(curve, label="a")
     assert legend(plot.loss_by_index(curve, label="b", ax=ax)) == [f"a: {text}", f"b: {text}"]
@@ -102,7 +105,8 @@ def test_a_map_has_a_row_per_checkpoint_and_cells_around_their_index(
 ) -> None:
     ax = plot.loss_map(over_training, value)
     mesh = mesh_of(ax)
-    np.testing.assert_array_equal(np.asarray(mesh.get_array()), over_training[value])
+    cells = over_training.value.sel(score="loss") if value == "loss" else over_training.slope
+    np.testing.assert_array_equal(np.asarray(mesh.get_array()), cells)
     corners = mesh.get_coordinates()
     np.testing.assert_array_equal(corners[0, :, 0], np.arange(9) + 0.5)
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["4", "30", "200"]
@@ -113,9 +117,18 @@ def test_the_slope_is_centred_on_zero_and_the_loss_is_not(over_training: xr.Data
     slope, loss = (mesh_of(plot.loss_map(over_training, value)) for value in ("slope", "loss"))
     reach = float(abs(over_training.slope).max())
     assert slope.get_clim() == (-reach, reach)
-    assert loss.get_clim() == (float(over_training.loss.min()), float(over_training.loss.max()))
+    own = over_training.value.sel(score="loss")
+    assert loss.get_clim() == (float(own.min()), float(own.max()))
     units = [mesh.colorbar.ax.get_ylabel() for mesh in (slope, loss) if mesh.colorbar is not None]
     assert units == ["d loss / d log index (nats)", "loss (nats)"]
+
+
+def test_results_over_training_know_their_pictures(
+    curve: xr.Dataset, over_training: xr.Dataset, scores: xr.Dataset
+) -> None:
+    assert choice.draw_of(over_training) is plot.loss_map
+    assert choice.draw_of(scores) is plot.heads_over_training
+    assert choice.draw_of(curve) is plot.loss_by_index
 
 
 def test_many_checkpoints_get_few_tick_labels(over_training: xr.Dataset) -> None:
@@ -126,27 +139,27 @@ def test_many_checkpoints_get_few_tick_labels(over_training: xr.Dataset) -> None
 
 def test_the_best_heads_of_the_last_checkpoint_are_named_with_their_bands(scores: xr.Dataset) -> None:
     ax = plot.heads_over_training(scores, "previous_token", top=2)
-    last = scores.previous_token.isel(step=-1)
+    last = scores.value.sel(score="previous_token").isel(step=-1)
     best = sorted(((float(last[i, j]), i, j) for i in range(2) for j in range(4)), reverse=True)[:2]
-    assert legend(ax) == [*(f"{layer}.{head}" for _, layer, head in best), "chance"]
+    assert legend(ax) == [*(f"L{layer}H{head}" for _, layer, head in best), "chance"]
     assert len(ax.lines) == 8 + 1 and len(ax.collections) == 2
     drawn = {line.get_label(): line for line in ax.lines}
     for _, layer, head in best:
-        values = scores.previous_token.sel(layer=layer, head=head)
-        np.testing.assert_array_equal(drawn[f"{layer}.{head}"].get_ydata(), values)
-        np.testing.assert_array_equal(drawn[f"{layer}.{head}"].get_xdata(), [4, 30, 200])
+        values = scores.value.sel(score="previous_token", layer=layer, head=head)
+        np.testing.assert_array_equal(drawn[f"L{layer}H{head}"].get_ydata(), values)
+        np.testing.assert_array_equal(drawn[f"L{layer}H{head}"].get_xdata(), [4, 30, 200])
     assert ax.get_ylabel() == "previous token (attention mass)"
 
 
 def test_scores_without_intervals_and_chance_are_drawn_as_lines(scores: xr.Dataset) -> None:
-    ax = plot.heads_over_training(scores[["induction"]], top=100)
+    ax = plot.heads_over_training(scores[["value"]], top=100)
     assert len(ax.lines) == 8 and not ax.collections
 
 
 def test_errors_name_the_nearest_valid_thing(over_training: xr.Dataset, scores: xr.Dataset) -> None:
     with pytest.raises(KeyError, match=r"no score 'inductoin'.*nearest: induction"):
         plot.heads_over_training(scores, "inductoin")
-    with pytest.raises(KeyError, match="no score 'score'"):
-        plot.heads_over_training(over_training, "score")
+    with pytest.raises(KeyError, match="no score 'loss'"):
+        plot.heads_over_training(over_training, "loss")
     with pytest.raises(KeyError, match="no value 'slop' in a loss map; nearest: slope"):
         plot.loss_map(over_training, "slop")
