@@ -7,13 +7,14 @@ from interp.causal.causal_trace import causal_trace
 from interp.causal.contrast import batches
 from interp.causal.graph import EdgeGraph
 from interp.causal.knockout import knock_out
-from interp.causal.patching import Patch, patch, patch_preset
+from interp.causal.patching import PRESETS, Patch, patch, patch_preset
 from interp.causal.path_patching import path_patch
 from interp.causal.recall import recall
 from interp.causal.short_circuit import short_circuit
 from interp.causal.spans import Mention
 
 __all__ = [
+    "PRESETS",
     "Ablate",
     "AttributionPatch",
     "EdgeGraph",

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Literal, get_args
 
-from interp.causal.effects import Measured, Table, causal, swept
+from interp.causal.effects import Measured, Table, causal, part_names, swept
 from interp.causal.stand_ins import Put, StandIn, StandIns, as_stand_in, clean_patterns, completed
 from interp.core.shapes import nearest
 from interp.data.batch import Batch
@@ -227,12 +227,7 @@ def _of_kind(kind: str, config: ModelConfig, layers: Sequence[int] | None, by: S
         at = dict(zip([dim for dim in dims if dim != "pos"], index, strict=True))
         mine = [at["layer"]] if "layer" in at else which
         groups.append(tuple(_part(kind, layer, at.get(unit)) for layer in mine))
-    if "layer" in dims and (axis is None or unit in dims):
-        inner = [dim for dim in dims if dim != "pos"]
-        names = [str(group[0]) for group in groups]
-        width = len(names) // len(which)
-        table = [names[i : i + width] for i in range(0, len(names), width)] if len(inner) > 1 else names
-        coords["part"] = (tuple(inner), table)
+    coords |= part_names([f"blocks.{layer}.{KINDS[kind].site}" for layer in which], dims, config)
     return Grid(dims, coords, tuple(groups))
 
 

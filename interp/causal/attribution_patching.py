@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.causal.contrast import Direction, Watched, check_direction, paired, site_names
-from interp.causal.effects import Measured, Table, causal, dims_of
+from interp.causal.effects import Measured, Table, causal, dims_of, layer_coord, part_names
 from interp.core.precision import wide
 from interp.core.shapes import nearest
 from interp.data.batch import Batch
@@ -60,14 +60,14 @@ class AttributionPatch(Question):
                 f"{metric.name} compares with the clean run, where its gradient is 0: use direction='denoise'"
             )
         names = site_names(self.site, config)
-        layers = [int(name.split(".")[1]) for name in names if name.startswith("blocks.")]
+        layers = layer_coord(names)
         dims = _kept(sites.find(names[0], config)[0].axes.split()[1:], self.by, self.site, bool(layers))
         attrs: dict[str, str | int | float] = {
             "site": self.site,
             "direction": self.direction,
             "order": "first",
         }
-        table = Table(self.name, dims, {"layer": layers}, metric, model.text, attrs)
+        table = Table(self.name, dims, layers | part_names(names, dims, config), metric, model.text, attrs)
         measure = partial(_measured, names=names, metric=metric, direction=self.direction, dims=dims)
         return causal(model, table, measure, each=self.each, pairs=True)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from interp.causal.contrast import Direction, Watched, check_direction, paired, site_names
-from interp.causal.effects import Measured, Table, causal, dims_of
+from interp.causal.effects import Measured, Table, causal, dims_of, layer_coord, part_names
 from interp.core.shapes import nearest
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -60,9 +60,11 @@ class Patch(Question):
     def asked(self, model: Subject) -> Analysis:
         """One planned sweep per batch of pairs."""
         check_direction(self.direction)
-        cells, metric = Cells.of(self.site, self.by, model.transformer.config), as_metric(self.metric)
+        config, metric = model.transformer.config, as_metric(self.metric)
+        cells = Cells.of(self.site, self.by, config)
+        coords = layer_coord(cells.names) | part_names(cells.names, cells.dims, config)
         attrs: dict[str, str | int | float] = {"site": self.site, "direction": self.direction}
-        table = Table(self.name, cells.dims, cells.coords, metric, model.text, attrs)
+        table = Table(self.name, cells.dims, coords, metric, model.text, attrs)
         measure = partial(_measured, cells=cells, metric=metric, direction=self.direction)
         return causal(model, table, measure, each=self.each, pairs=True)
 
@@ -135,12 +137,6 @@ class Cells:
                     f"{site} has the dims {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}"
                 )
         return cls(names, tuple(dim for dim in possible if dim in wanted))
-
-    @property
-    def coords(self) -> dict[str, object]:
-        """The layer of every name; nothing for a site outside the blocks."""
-        layers = [int(name.split(".")[1]) for name in self.names if name.startswith("blocks.")]
-        return {"layer": layers} if layers else {}
 
     def variants(self, donors: Mapping[str, Tensor]) -> tuple[list[Variant], tuple[int, ...]]:
         """One variant per cell in the order of `dims`, and the length of every dim."""
