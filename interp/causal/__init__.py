@@ -8,7 +8,7 @@ from interp.causal.contrast import batches
 from interp.causal.graph import EdgeGraph
 from interp.causal.knockout import knock_out
 from interp.causal.patching import PRESETS, Patch, patch, patch_preset
-from interp.causal.path_patching import path_patch
+from interp.causal.path_patching import PathPatch, path_patch
 from interp.causal.recall import recall
 from interp.causal.short_circuit import short_circuit
 from interp.causal.spans import Mention
@@ -20,6 +20,7 @@ __all__ = [
     "EdgeGraph",
     "Mention",
     "Patch",
+    "PathPatch",
     "ablate",
     "agreement",
     "attribution_patch",

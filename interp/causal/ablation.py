@@ -12,7 +12,7 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Literal, get_args
 
-from interp.causal.effects import Measured, Table, causal, part_names, swept
+from interp.causal.effects import Measured, Table, causal, dims_asked, part_names, swept
 from interp.causal.stand_ins import Put, StandIn, StandIns, as_stand_in, clean_patterns, completed
 from interp.core.shapes import nearest
 from interp.data.batch import Batch
@@ -116,7 +116,8 @@ def ablate(
     layers: the layers concerned; None = all. Not for named parts.
     reference: the prompts that means are taken over (None: the prompts themselves), or the corrupted prompt of each
     prompt for `Resample` (None: each takes another prompt of its group). groups: the template of each prompt.
-    each=False keeps only the moments. Caveat: an effect near 0 does not show that a part is unused: another may stand in.
+    each=False keeps only the moments.
+    Caveat: an effect near 0 does not show that a part is unused: another may stand in.
     Errors: ValueError for a change without the data it requires, cells by position although lengths differ; KeyError
     for an unknown part or dim; IndexError for a layer, head or neuron that does not exist.
 
@@ -276,13 +277,9 @@ def _together(given: Named | Sequence[Named]) -> list[Named]:
 
 
 def _kept(possible: Mapping[str, object], by: Sequence[str] | None) -> tuple[str, ...]:
-    """The dims of the result, in their order. Errors: ValueError for a single word, KeyError for an unknown dim."""
-    if isinstance(by, str):
-        raise ValueError(f"dims are required in a list, got {by!r}: write by=({by!r},)")
-    for dim in by or ():
-        if dim not in possible:
-            raise KeyError(f"the dims here are {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}")
-    return tuple(dim for dim in possible if (dim != "pos" if by is None else dim in by))
+    """The dims of the result, in their order."""
+    usual = [dim for dim in possible if dim != "pos"]
+    return dims_asked(usual if by is None else by, list(possible), "this ablation")
 
 
 def chosen_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:

@@ -16,9 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.causal.contrast import Direction, Watched, check_direction, paired, site_names
-from interp.causal.effects import Measured, Table, causal, dims_of, layer_coord, part_names
+from interp.causal.effects import Measured, Table, causal, dims_asked, dims_of, layer_coord, part_names
 from interp.core.precision import wide
-from interp.core.shapes import nearest
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.text import Prompts
@@ -116,14 +115,7 @@ def attribution_patch(
 def _kept(axes: Sequence[str], by: Sequence[str] | None, site: str, layered: bool) -> tuple[str, ...]:
     """The dims of the result: the layer, then the site's axes in their order."""
     possible = ["layer"] * layered + dims_of(axes)
-    if isinstance(by, str):
-        raise ValueError(f"dims are required in a list, got {by!r}: write by=({by!r},)")
-    for dim in by or ():
-        if dim not in possible:
-            raise KeyError(
-                f"{site} has the dims {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}"
-            )
-    return tuple(dim for dim in possible if by is None or dim in by)
+    return tuple(possible) if by is None else dims_asked(by, possible, site)
 
 
 def _measured(

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.core.results import labelled
+from interp.core.shapes import nearest
 from interp.core.stats import Means, Moments, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.text import Text
@@ -138,7 +139,9 @@ def _finish(merged: Partial, table: Table) -> "xr.Dataset":
     if "clean" in found.means:
         values["normalised"] = (dims, _normalised(found.moments.mean, found.means, table))
     counted = {dim: range(size) for dim, size in zip(dims, sizes, strict=True)}
-    given = {name: labels for name, labels in table.coords.items() if name in dims or isinstance(labels, tuple)}
+    given = {
+        name: labels for name, labels in table.coords.items() if name in dims or isinstance(labels, tuple)
+    }
     return labelled(
         table.name,
         {**found.moments.estimate(dims), **values},
@@ -220,6 +223,21 @@ def _normalised(
     return (effect + start - means["corrupt"]) / total if total else torch.full_like(effect, torch.nan)
 
 
+def dims_asked(by: Sequence[str], possible: Sequence[str], what: str) -> tuple[str, ...]:
+    """The dims of `by`, in the order of the result.
+
+    Errors: ValueError for a single word, KeyError for an unknown dim.
+    """
+    if isinstance(by, str):
+        raise ValueError(f"dims are required in a list, got {by!r}: write by=({by!r},)")
+    for dim in by:
+        if dim not in possible:
+            raise KeyError(
+                f"{what} has the dims {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}"
+            )
+    return tuple(dim for dim in possible if dim in by)
+
+
 def dims_of(axes: Sequence[str]) -> list[str]:
     """The dims along which cells of a site are told apart."""
     return [DIMS[axis] for axis in axes if axis in DIMS]
@@ -252,4 +270,6 @@ def part_names(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -
         return {}
     kind = kinds[-1 if config.kv_heads < config.n_heads else 0]  # keys and values that heads share: by group
     indices = range(axis_size(own[0], config))
-    return {"part": (("layer", DIMS[own[0]]), [[str(Part(kind, p.layer, i)) for i in indices] for p in whole])}
+    return {
+        "part": (("layer", DIMS[own[0]]), [[str(Part(kind, p.layer, i)) for i in indices] for p in whole])
+    }

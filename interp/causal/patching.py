@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from interp.causal.contrast import Direction, Watched, check_direction, paired, site_names
-from interp.causal.effects import Measured, Table, causal, dims_of, layer_coord, part_names
+from interp.causal.effects import Measured, Table, causal, dims_asked, dims_of, layer_coord, part_names
 from interp.core.shapes import nearest
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -128,15 +128,7 @@ class Cells:
         names = site_names(site, config)
         axes = sites.find(names[0], config)[0].axes
         possible = ["layer"] * names[0].startswith("blocks.") + dims_of(axes.split()[1:])
-        if isinstance(by, str):
-            raise ValueError(f"dims are required in a list, got {by!r}: write by=({by!r},)")
-        wanted = _usual(axes, possible) if by is None else tuple(by)
-        for dim in wanted:
-            if dim not in possible:
-                raise KeyError(
-                    f"{site} has the dims {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}"
-                )
-        return cls(names, tuple(dim for dim in possible if dim in wanted))
+        return cls(names, dims_asked(_usual(axes, possible) if by is None else by, possible, site))
 
     def variants(self, donors: Mapping[str, Tensor]) -> tuple[list[Variant], tuple[int, ...]]:
         """One variant per cell in the order of `dims`, and the length of every dim."""

@@ -100,7 +100,9 @@ def by_hand(
     for site, index in cells:
         values = CASES[case][2](own[site], other[site])
 
-        def put(value: Tensor, hook: interp.HookPoint, index: tuple = index, values: Tensor = values) -> Tensor:
+        def put(
+            value: Tensor, hook: interp.HookPoint, index: tuple = index, values: Tensor = values
+        ) -> Tensor:
             value[(slice(None), *index)] = values[(slice(None), *index)]
             return value
 
@@ -218,7 +220,9 @@ def test_sets_by_position() -> None:
     assert_close(torch.from_numpy(found["each"].values)[:, 0, 4], by_hand(model, cells, "zero"))
 
 
-@pytest.mark.parametrize("case", ["mean", "mean of templates of a reference", "one mean", "corrupted", "rows"])
+@pytest.mark.parametrize(
+    "case", ["mean", "mean of templates of a reference", "one mean", "corrupted", "rows"]
+)
 def test_splitting_the_prompts_changes_no_number(case: str) -> None:
     change, given, _ = CASES[case]
     joined, split = (

@@ -232,9 +232,9 @@ def test_positions_of_prompts_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match=r"by pos require prompts of one length, got lengths \[5, 7\]"):
         attribution_patch(model, *pair, metric=METRIC)
     summed = attribution_patch(model, *pair, metric=METRIC, by=("layer", "head"))["each"][1]
-    alone = attribution_patch(
-        model, CLEAN[1:2, :5], CORRUPT[1:2, :5], metric=METRIC, by=("layer", "head")
-    )["each"][0]
+    alone = attribution_patch(model, CLEAN[1:2, :5], CORRUPT[1:2, :5], metric=METRIC, by=("layer", "head"))[
+        "each"
+    ][0]
     np.testing.assert_allclose(summed, alone, atol=1e-12)
 
 
@@ -245,7 +245,9 @@ def test_what_cannot_be_estimated_is_refused_by_name() -> None:
     ):
         attribution_patch(model, CLEAN, CORRUPT, metric=kl_divergence(), direction="noise")
     with pytest.raises(ValueError, match="its gradient at z is zero in every prompt"):
-        attribution_patch(model, CLEAN, CORRUPT, metric=of_logits(lambda x: x[:, 0].argmax(-1) + 0 * x[:, 0, 0]))
+        attribution_patch(
+            model, CLEAN, CORRUPT, metric=of_logits(lambda x: x[:, 0].argmax(-1) + 0 * x[:, 0, 0])
+        )
     with pytest.raises(ValueError, match="is 0 for clean and corrupted runs alike in every prompt"):
         attribution_patch(model, CLEAN, CORRUPT, metric=of_logits(lambda x: 0 * x[:, 0, 0]))
     with pytest.raises(
