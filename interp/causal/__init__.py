@@ -6,7 +6,7 @@ from interp.causal.attribution_patching import AttributionPatch, attribution_pat
 from interp.causal.causal_trace import causal_trace
 from interp.causal.contrast import batches
 from interp.causal.graph import EdgeGraph
-from interp.causal.knockout import knock_out
+from interp.causal.knockout import KnockOut, knock_out
 from interp.causal.patching import PRESETS, Patch, patch, patch_preset
 from interp.causal.path_patching import PathPatch, path_patch
 from interp.causal.recall import recall
@@ -18,6 +18,7 @@ __all__ = [
     "Ablate",
     "AttributionPatch",
     "EdgeGraph",
+    "KnockOut",
     "Mention",
     "Patch",
     "PathPatch",

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Literal, get_args
 
-from interp.causal.effects import Measured, Table, causal, dims_asked, part_names, swept
+from interp.causal.effects import Measured, Table, causal, dims_asked, listed, part_names, swept
 from interp.causal.stand_ins import Put, StandIn, StandIns, as_stand_in, clean_patterns, completed
 from interp.core.shapes import nearest
 from interp.data.batch import Batch
@@ -23,7 +23,7 @@ from interp.data.windows import Feed
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Mean, Resample, Set, Zero
-from interp.model.parts import KINDS, Named, Part, as_part, axis_size, is_part
+from interp.model.parts import KINDS, Named, Part, as_part, axis_size
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.edit_text import change_to_json
@@ -248,7 +248,7 @@ def _named(
     """One cell per named part, or per list of them."""
     if layers is not None:
         raise ValueError(f"parts name their layers themselves: layers={list(layers)} has no meaning")
-    sets = [_together(each) for each in given]
+    sets = [listed(each) for each in given]
     if not sets or not all(sets):
         raise ValueError(
             f"parts by name, or lists of at least one that go together, are required, ['L0H1', ['L0H1', 'L2.mlp']], "
@@ -265,15 +265,6 @@ def _named(
     if "part" not in dims:
         raise KeyError("named parts are told apart in every result: 'part' is required in `by`")
     return Grid(dims, {"part": list(parts)}, tuple(parts.values()))
-
-
-def _together(given: Named | Sequence[Named]) -> list[Named]:
-    """Parts that are ablated together: one, or those of a list."""
-    if is_part(given):
-        return [given]
-    if not isinstance(given, Sequence):
-        raise ValueError(f"a part or a list of parts is required, got {given!r}")
-    return list(given)  # type: ignore[arg-type]
 
 
 def _kept(possible: Mapping[str, object], by: Sequence[str] | None) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from interp.core.stats import Means, Moments, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.model.config import ModelConfig
-from interp.model.parts import KINDS, Part, axis_size
+from interp.model.parts import KINDS, Named, Part, axis_size, is_part
 from interp.model.sites import DIMS
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
@@ -236,6 +236,15 @@ def dims_asked(by: Sequence[str], possible: Sequence[str], what: str) -> tuple[s
                 f"{what} has the dims {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}"
             )
     return tuple(dim for dim in possible if dim in by)
+
+
+def listed(given: Named | Sequence[Named]) -> list[Named]:
+    """The parts that are meant: one, or those of a list. ValueError for anything else."""
+    if is_part(given):
+        return [given]
+    if not isinstance(given, Sequence):
+        raise ValueError(f"a part or a list of parts is required, got {given!r}")
+    return list(given)  # type: ignore[arg-type]
 
 
 def dims_of(axes: Sequence[str]) -> list[str]:

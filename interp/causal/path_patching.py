@@ -12,14 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from interp.causal.contrast import Direction, Watched, check_direction, paired
-from interp.causal.effects import Measured, Table, causal, dims_asked
+from interp.causal.effects import Measured, Table, causal, dims_asked, listed
 from interp.causal.graph import LOGITS
 from interp.causal.path_runs import PathRuns, Routes
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.text import Prompts
 from interp.model.edits import Edit
-from interp.model.parts import Named, is_part
+from interp.model.parts import Named
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
@@ -54,8 +54,8 @@ class PathPatch(Question):
     def asked(self, model: Subject) -> Analysis:
         """Two planned sweeps per batch of pairs."""
         check_direction(self.direction)
-        ends = [self.receivers] if is_part(self.receivers) else list(self.receivers)  # type: ignore[arg-type]
-        routes = Routes.of(model.transformer.config, ends, self.senders, freeze_mlps=self.freeze_mlps)
+        ends, config = listed(self.receivers), model.transformer.config
+        routes = Routes.of(config, ends, self.senders, freeze_mlps=self.freeze_mlps)
         metric, dims = as_metric(self.metric), dims_asked(self.by, ("part", "pos"), "path patching")
         if "part" not in dims:
             raise KeyError("senders are told apart in every result: 'part' is required in `by`")
