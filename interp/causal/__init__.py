@@ -9,11 +9,12 @@ from interp.causal.graph import EdgeGraph
 from interp.causal.knockout import KnockOut, knock_out
 from interp.causal.patching import PRESETS, Patch, patch, patch_preset
 from interp.causal.path_patching import PathPatch, path_patch
-from interp.causal.recall import recall
-from interp.causal.short_circuit import short_circuit
+from interp.causal.recall import MEASURES, Recall, continuations, recall
+from interp.causal.short_circuit import ShortCircuit, identity, short_circuit
 from interp.causal.spans import Mention
 
 __all__ = [
+    "MEASURES",
     "PRESETS",
     "Ablate",
     "AttributionPatch",
@@ -22,11 +23,15 @@ __all__ = [
     "Mention",
     "Patch",
     "PathPatch",
+    "Recall",
+    "ShortCircuit",
     "ablate",
     "agreement",
     "attribution_patch",
     "batches",
     "causal_trace",
+    "continuations",
+    "identity",
     "knock_out",
     "patch",
     "patch_preset",
