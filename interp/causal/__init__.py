@@ -3,7 +3,7 @@
 from interp.causal.ablation import Ablate, ablate
 from interp.causal.agreement import agreement
 from interp.causal.attribution_patching import AttributionPatch, attribution_patch
-from interp.causal.causal_trace import causal_trace
+from interp.causal.causal_trace import CausalTrace, causal_trace, subject_spread
 from interp.causal.contrast import batches
 from interp.causal.graph import EdgeGraph
 from interp.causal.knockout import KnockOut, knock_out
@@ -18,6 +18,7 @@ __all__ = [
     "PRESETS",
     "Ablate",
     "AttributionPatch",
+    "CausalTrace",
     "EdgeGraph",
     "KnockOut",
     "Mention",
@@ -38,4 +39,5 @@ __all__ = [
     "path_patch",
     "recall",
     "short_circuit",
+    "subject_spread",
 ]
