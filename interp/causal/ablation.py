@@ -2,7 +2,7 @@
 
 The classic question of necessity. Two cautions come with it: redundant parts show nothing one by one (McGrath et al.
 2023, "The Hydra Effect"; hence sets of parts), and the number depends on what stands in for the part (hence the
-protocol, a record that the result carries). Every cell is a variant of one planned sweep.
+change, a record that the result carries). Every cell is a variant of one planned sweep.
 """
 
 import json

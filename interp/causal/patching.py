@@ -130,15 +130,15 @@ class Cells:
         possible = ["layer"] * names[0].startswith("blocks.") + dims_of(axes.split()[1:])
         return cls(names, dims_asked(_usual(axes, possible) if by is None else by, possible, site))
 
-    def variants(self, donors: Mapping[str, Tensor]) -> tuple[list[Variant], tuple[int, ...]]:
+    def variants(self, values: Mapping[str, Tensor]) -> tuple[list[Variant], tuple[int, ...]]:
         """One variant per cell in the order of `dims`, and the length of every dim."""
         axes = sites.axes_of(self.names[0]).split()
-        shape = donors[self.names[0]].shape
+        shape = values[self.names[0]].shape
         inner = [dim for dim in self.dims if dim != "layer"]
         lengths = [shape[axes.index(_AXES[dim])] for dim in inner]
         cells = [dict(zip(inner, index, strict=True)) for index in product(*map(range, lengths))]
         groups = [[name] for name in self.names] if "layer" in self.dims else [list(self.names)]
-        put = {name: Set(donors[name]) for name in self.names}
+        put = {name: Set(values[name]) for name in self.names}
         found = [Variant([Edit(name, put[name], at) for name in group]) for group in groups for at in cells]
         return found, (*([len(groups)] if "layer" in self.dims else []), *lengths)
 

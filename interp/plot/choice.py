@@ -39,7 +39,7 @@ def _copying(result: xr.Dataset, **options: object) -> Axes:
 
 
 def _effects(result: xr.Dataset, *args: object, **options: object) -> Axes:
-    return patching(result, *(args or ("effect",)), **options)  # type: ignore[arg-type]
+    return patching(result, *(args or ("value",)), **options)  # type: ignore[arg-type]
 
 
 def _spectra(result: xr.Dataset, *args: object, **options: object) -> Axes:
@@ -78,6 +78,7 @@ PLOTS: dict[str, Draw] = {
     "logit_lens": logit_lens,
     "loss_map": loss_map,
     "patch": patching,
+    "path_patch": patching,
     "paths": attribution,
     "probe": probing,
     "probe_neurons": probing,

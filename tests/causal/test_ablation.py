@@ -172,11 +172,11 @@ def test_positions_one_at_a_time(name: str) -> None:
     for layer, p, h in ((0, 3, 1), (1, 8, 2), (1, 2, 0)):
         cells = [(f"blocks.{layer}.attn.hook_z", (p, h))]
         assert_close(torch.from_numpy(found["each"].values)[:, layer, p, h], by_hand(model, cells, "mean"))
-    behind = {"layer": 1, "pos": slice(0, 7)}
+    unread = {"layer": 1, "pos": slice(0, 7)}
     np.testing.assert_allclose(
-        found.value.sel(behind), 0, atol=1e-9, err_msg="nothing after the last block reads them"
+        found.value.sel(unread), 0, atol=1e-9, err_msg="nothing after the last block reads them"
     )
-    assert not found.changed.sel(behind).any() and found.changed.sel(layer=0).all()
+    assert not found.changed.sel(unread).any() and found.changed.sel(layer=0).all()
 
 
 def test_dims_that_are_not_named_are_ablated_at_once() -> None:

@@ -251,7 +251,7 @@ def test_what_cannot_be_estimated_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="is 0 for clean and corrupted runs alike in every prompt"):
         attribution_patch(model, CLEAN, CORRUPT, metric=of_logits(lambda x: 0 * x[:, 0, 0]))
     with pytest.raises(
-        ValueError, match=r"before the final norm is required, 'unembed.hook_out' comes behind"
+        ValueError, match=r"before the final norm is required, 'unembed.hook_out' comes after"
     ):
         patched(build("gpt2"), "unembed.hook_out")
     with pytest.raises(KeyError, match="z has the dims layer, pos, head, not 'heads'; nearest: head"):

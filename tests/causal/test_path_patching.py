@@ -191,7 +191,7 @@ def test_the_direct_path_is_the_senders_change_added_where_the_receiver_reads(na
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
-def test_what_has_no_heads_behind_it_is_activation_patching(name: str) -> None:
+def test_what_has_no_heads_after_it_is_activation_patching(name: str) -> None:
     hooked, last = HookedTransformer(deep(name)), {"layer": 2}
     for direction in ("noise", "denoise"):
         table = patched(name, "logits", direction)

@@ -95,7 +95,7 @@ def test_an_exact_match_is_what_greedy_decoding_writes(layers: list[int]) -> Non
         np.testing.assert_allclose(found.sel(score="token_accuracy"), accuracy)
 
 
-def test_continuations_stand_behind_their_prompts() -> None:
+def test_continuations_follow_their_prompts() -> None:
     model = hooked()
     pairs = [("The cat sat", " on the mat"), ("The capital of France is", " Paris.")]
     batch, span = continuations(model, pairs)
