@@ -27,7 +27,7 @@ from interp.data.windows import Feed
 from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
+from interp.passes.analysis import Analysis, NotFiniteError, Question
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.sweep import Sweep
@@ -120,6 +120,8 @@ def _compute(
     values, changes = [], []
     for measure in MEASURES.values():
         found = sweep.run(measure.metric(mine))
+        if not bool(found.base.isfinite().all()):
+            raise NotFiniteError("the whole model predicts some prompt with NaN or infinity")
         change = torch.cat((torch.zeros_like(found.base)[None], found.values - found.base)).mT
         values.append(found.base[:, None] + change)
         changes.append(change)
