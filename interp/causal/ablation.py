@@ -130,17 +130,8 @@ def ablate(
     given = None if reference is None else text.batch(reference, prepend_bos=prepend_bos)
     if is_prompts(data):
         data, given = completed(change, text.batch(data, prepend_bos=prepend_bos), given, groups)
-    question = Ablate(
-        parts,
-        change,
-        metric,
-        by,
-        layers,
-        freeze_patterns,
-        given if isinstance(change, Mean) else None,
-        groups,
-        each,
-    )
+    given = given if isinstance(change, Mean) else None
+    question = Ablate(parts, change, metric, by, layers, freeze_patterns, given, groups, each)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
