@@ -2,7 +2,7 @@
 
 The classic question of necessity. Two cautions come with it: redundant parts show nothing one by one (McGrath et al.
 2023, "The Hydra Effect"; hence sets of parts), and the number depends on what stands in for the part (hence the
-protocol, a record that the result carries). Every cell is a variant of one planned sweep.
+change, a record that the result carries). Every cell is a variant of one planned sweep.
 """
 
 import json
@@ -12,7 +12,7 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Literal, get_args
 
-from interp.causal.effects import Measured, Table, causal, swept
+from interp.causal.effects import Measured, Table, causal, dims_asked, listed, part_names, swept
 from interp.causal.stand_ins import Put, StandIn, StandIns, as_stand_in, clean_patterns, completed
 from interp.core.shapes import nearest
 from interp.data.batch import Batch
@@ -23,7 +23,7 @@ from interp.data.windows import Feed
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Mean, Resample, Set, Zero
-from interp.model.parts import KINDS, Named, Part, as_part, axis_size, is_part
+from interp.model.parts import KINDS, Named, Part, as_part, axis_size
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.edit_text import change_to_json
@@ -116,7 +116,8 @@ def ablate(
     layers: the layers concerned; None = all. Not for named parts.
     reference: the prompts that means are taken over (None: the prompts themselves), or the corrupted prompt of each
     prompt for `Resample` (None: each takes another prompt of its group). groups: the template of each prompt.
-    each=False keeps only the moments. Caveat: an effect near 0 does not show that a part is unused: another may stand in.
+    each=False keeps only the moments.
+    Caveat: an effect near 0 does not show that a part is unused: another may stand in.
     Errors: ValueError for a change without the data it requires, cells by position although lengths differ; KeyError
     for an unknown part or dim; IndexError for a layer, head or neuron that does not exist.
 
@@ -129,17 +130,8 @@ def ablate(
     given = None if reference is None else text.batch(reference, prepend_bos=prepend_bos)
     if is_prompts(data):
         data, given = completed(change, text.batch(data, prepend_bos=prepend_bos), given, groups)
-    question = Ablate(
-        parts,
-        change,
-        metric,
-        by,
-        layers,
-        freeze_patterns,
-        given if isinstance(change, Mean) else None,
-        groups,
-        each,
-    )
+    given = given if isinstance(change, Mean) else None
+    question = Ablate(parts, change, metric, by, layers, freeze_patterns, given, groups, each)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
@@ -227,12 +219,7 @@ def _of_kind(kind: str, config: ModelConfig, layers: Sequence[int] | None, by: S
         at = dict(zip([dim for dim in dims if dim != "pos"], index, strict=True))
         mine = [at["layer"]] if "layer" in at else which
         groups.append(tuple(_part(kind, layer, at.get(unit)) for layer in mine))
-    if "layer" in dims and (axis is None or unit in dims):
-        inner = [dim for dim in dims if dim != "pos"]
-        names = [str(group[0]) for group in groups]
-        width = len(names) // len(which)
-        table = [names[i : i + width] for i in range(0, len(names), width)] if len(inner) > 1 else names
-        coords["part"] = (tuple(inner), table)
+    coords |= part_names([f"blocks.{layer}.{KINDS[kind].site}" for layer in which], dims, config)
     return Grid(dims, coords, tuple(groups))
 
 
@@ -252,7 +239,7 @@ def _named(
     """One cell per named part, or per list of them."""
     if layers is not None:
         raise ValueError(f"parts name their layers themselves: layers={list(layers)} has no meaning")
-    sets = [_together(each) for each in given]
+    sets = [listed(each) for each in given]
     if not sets or not all(sets):
         raise ValueError(
             f"parts by name, or lists of at least one that go together, are required, ['L0H1', ['L0H1', 'L2.mlp']], "
@@ -271,23 +258,10 @@ def _named(
     return Grid(dims, {"part": list(parts)}, tuple(parts.values()))
 
 
-def _together(given: Named | Sequence[Named]) -> list[Named]:
-    """Parts that are ablated together: one, or those of a list."""
-    if is_part(given):
-        return [given]
-    if not isinstance(given, Sequence):
-        raise ValueError(f"a part or a list of parts is required, got {given!r}")
-    return list(given)  # type: ignore[arg-type]
-
-
 def _kept(possible: Mapping[str, object], by: Sequence[str] | None) -> tuple[str, ...]:
-    """The dims of the result, in their order. Errors: ValueError for a single word, KeyError for an unknown dim."""
-    if isinstance(by, str):
-        raise ValueError(f"dims are required in a list, got {by!r}: write by=({by!r},)")
-    for dim in by or ():
-        if dim not in possible:
-            raise KeyError(f"the dims here are {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}")
-    return tuple(dim for dim in possible if (dim != "pos" if by is None else dim in by))
+    """The dims of the result, in their order."""
+    usual = [dim for dim in possible if dim != "pos"]
+    return dims_asked(usual if by is None else by, list(possible), "this ablation")
 
 
 def chosen_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:

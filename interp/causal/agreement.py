@@ -16,26 +16,26 @@ class Agreement:
     rank_correlation: float
     """Spearman's: the correlation of the signed effects' ranks, equal ones sharing theirs; NaN if one is constant."""
     overlap: float
-    """The share of the `k` largest exact effects (by absolute value) that are among the `k` largest estimates."""
+    """The share of the `top` largest exact effects (by absolute value) that are among the `top` largest estimates."""
     same_sign: float
-    """The share of the `k` largest exact effects whose estimates have their sign; the overlap ignores signs."""
-    k: int
+    """The share of the `top` largest exact effects whose estimates have their sign; the overlap ignores signs."""
+    top: int
     n: int
     """How many things were compared."""
 
     @property
     def chance(self) -> float:
         """The overlap expected of a random ranking."""
-        return self.k / self.n
+        return self.top / self.n
 
 
-def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, k: int) -> Agreement:
-    """Rank correlation and top-k overlap of two tensors of effects; cells that are NaN in both (no edge) do not count.
+def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, top: int) -> Agreement:
+    """How well two tensors of effects agree in rank and in their largest; cells that are NaN in both do not count.
 
-    Errors: ValueError for other shapes, for cells that only one of them has, or for a `k` outside 1 to n.
+    Errors: ValueError for other shapes, for cells that only one of them has, or for a `top` outside 1 to n.
 
     Example:
-        >>> agreement(torch.tensor([3.0, -2.0, 0.1]), torch.tensor([30.0, -20.0, 0.2]), k=2).overlap
+        >>> agreement(torch.tensor([3.0, -2.0, 0.1]), torch.tensor([30.0, -20.0, 0.2]), top=2).overlap
         1.0
     """
     if estimate.shape != exact.shape:
@@ -48,14 +48,14 @@ def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, k:
         raise ValueError("effects of the same things are required, got cells that only one of the two has")
     ours, theirs = estimate[known].double(), exact[known].double()
     n = len(ours)
-    if not 1 <= k <= n:
-        raise ValueError(f"k in [1, {n}] is required, got {k}")
-    tops = [set(x.abs().topk(k).indices.tolist()) for x in (ours, theirs)]
+    if not 1 <= top <= n:
+        raise ValueError(f"top in [1, {n}] is required, got {top}")
+    tops = [set(x.abs().topk(top).indices.tolist()) for x in (ours, theirs)]
     pair = torch.stack((ranks(ours), ranks(theirs)))
     correlation = float(torch.corrcoef(pair)[0, 1]) if n > 1 else float("nan")
     largest = torch.tensor(sorted(tops[1]))
     same = float((ours[largest].sign() == theirs[largest].sign()).double().mean())
-    return Agreement(correlation, len(tops[0] & tops[1]) / k, same, k, n)
+    return Agreement(correlation, len(tops[0] & tops[1]) / top, same, top, n)
 
 
 def ranks(values: Float[Tensor, "n"]) -> Float[Tensor, "n"]:

@@ -16,9 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.causal.contrast import Direction, Watched, check_direction, paired, site_names
-from interp.causal.effects import Measured, Table, causal, dims_of
+from interp.causal.effects import Measured, Table, causal, dims_asked, dims_of, layer_coord, part_names
 from interp.core.precision import wide
-from interp.core.shapes import nearest
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.text import Prompts
@@ -60,14 +59,14 @@ class AttributionPatch(Question):
                 f"{metric.name} compares with the clean run, where its gradient is 0: use direction='denoise'"
             )
         names = site_names(self.site, config)
-        layers = [int(name.split(".")[1]) for name in names if name.startswith("blocks.")]
+        layers = layer_coord(names)
         dims = _kept(sites.find(names[0], config)[0].axes.split()[1:], self.by, self.site, bool(layers))
         attrs: dict[str, str | int | float] = {
             "site": self.site,
             "direction": self.direction,
             "order": "first",
         }
-        table = Table(self.name, dims, {"layer": layers}, metric, model.text, attrs)
+        table = Table(self.name, dims, layers | part_names(names, dims, config), metric, model.text, attrs)
         measure = partial(_measured, names=names, metric=metric, direction=self.direction, dims=dims)
         return causal(model, table, measure, each=self.each, pairs=True)
 
@@ -116,14 +115,7 @@ def attribution_patch(
 def _kept(axes: Sequence[str], by: Sequence[str] | None, site: str, layered: bool) -> tuple[str, ...]:
     """The dims of the result: the layer, then the site's axes in their order."""
     possible = ["layer"] * layered + dims_of(axes)
-    if isinstance(by, str):
-        raise ValueError(f"dims are required in a list, got {by!r}: write by=({by!r},)")
-    for dim in by or ():
-        if dim not in possible:
-            raise KeyError(
-                f"{site} has the dims {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}"
-            )
-    return tuple(dim for dim in possible if by is None or dim in by)
+    return tuple(possible) if by is None else dims_asked(by, possible, site)
 
 
 def _measured(

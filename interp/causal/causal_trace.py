@@ -10,9 +10,9 @@ all prompts the same draws, and its averages over roles weigh tokens instead of 
 first and last, and one token after it as first after and last.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from functools import reduce
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,57 +20,136 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.causal.effects import SIGN
 from interp.causal.spans import ROLES, Where, roles, spans, within
-from interp.causal.tracing import Kind, Noised, Severed, Tracing
+from interp.causal.tracing import Kind, Noised, Severed, Tracing, usual_window
 from interp.core.precision import wide
 from interp.core.results import labelled
-from interp.core.stats import Moments, Rows
+from interp.core.stats import MaskedMeans, MaskedMoments, Moments, Partial, Rows
 from interp.data.batch import Batch
-from interp.data.text import Answers, Prompts
+from interp.data.sources import Data
+from interp.data.text import Answers, Text
+from interp.data.windows import Feed
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
 from interp.model.mask import picked
-from interp.model.tap import Read
+from interp.model.parts import Part
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.metrics import Metric, Outcome, answer_probability
-from interp.passes.observe import Subject, observe
+from interp.passes.analysis import Analysis, NotFiniteError, Question
+from interp.passes.answers import Posed
+from interp.passes.metrics import LogitFunction, Metric, Outcome, answer_probability, as_metric
+from interp.passes.observe import Model, Subject, observe, text_of
 from interp.passes.sweep import Sweep, Swept
+from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
 
+CELLS, TOKENS = ("layer", "role"), ("prompt", "layer", "pos")
+ESTIMATE = ("value", "low", "high")
+"""A number and the ends of its interval."""
+
+
+@dataclass(frozen=True, eq=False)
+class CausalTrace(Question):
+    """Which clean states bring a fact back whose subject is corrupted; `causal_trace` describes the result."""
+
+    subject: Where | Sequence[Where]
+    """The words whose embeddings are corrupted, one for all prompts or one for each."""
+    answer: Answers | None = None
+    """The fact's object; None = the answers that the data bring."""
+    kind: Kind = "state"
+    """What is restored: the output of a layer, its MLP or its attention."""
+    window: int | None = None
+    """How many MLPs or attentions are restored at once; None = a fifth of the layers, at least one."""
+    noise: float = 3.0
+    """Standard deviation of the noise, in units of `sigma`."""
+    samples: int = 10
+    """Draws of the noise per prompt."""
+    seed: int = 0
+    """Of the draws."""
+    sigma: float | None = None
+    """The standard deviation of the subjects' embeddings; a run requires it, `subject_spread` gives it."""
+    severed: Severed | None = None
+    """The sublayers that keep their corrupted outputs after the restored one."""
+    metric: Metric | LogitFunction | None = None
+    """None = the probability of the answer."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The clean, the corrupted and all restored runs, batch by batch."""
+        config, text = model.transformer.config, model.text
+        if not config.unembed:
+            raise ValueError(
+                "causal tracing requires a model with an unembedding, to tell which facts it knows"
+            )
+        window = usual_window(config.n_layers) if self.window is None else self.window
+        tracing = Tracing(self.kind, window, self.noise, self.samples, self.seed, self.severed)
+        tracing.check(config)
+        if self.sigma is None or not 0 < self.sigma < float("inf"):
+            raise ValueError(
+                "sigma is required, the standard deviation of the subjects' embeddings, above 0: "
+                f"subject_spread(model, data, subject) gives it; got {self.sigma}"
+            )
+        metric = answer_probability() if self.metric is None else as_metric(self.metric)
+        posed = _posed(text, self.answer, metric)
+        per_prompt = None if isinstance(self.subject, Where) else len(self.subject)
+        counts = {n for n in (per_prompt, None if posed is None else posed.rows) if n is not None}
+        if len(counts) > 1:
+            raise ValueError(
+                f"subjects and answers of the same prompts are required, got {sorted(counts)} of them"
+            )
+        return Analysis(
+            self.name,
+            partial(_compute, question=self, text=text, tracing=tracing, metric=metric),
+            Rows if self.each else MaskedMeans,
+            partial(_finish, question=self, config=config, text=text, tracing=tracing, metric=metric),
+            pose=None if posed is None else partial(_with_answers, posed=posed),
+            rows=next(iter(counts), None),
+        )
+
 
 def causal_trace(
-    model: Subject,
-    prompts: Prompts,
+    model: Model,
+    data: Feed | Data,
     subject: Where | Sequence[Where],
-    answer: Answers,
+    answer: Answers | None = None,
     *,
     kind: Kind = "state",
-    window: int = 10,
+    window: int | None = None,
     noise: float = 3.0,
     samples: int = 10,
     seed: int = 0,
-    metric: Metric | None = None,
+    sigma: float | None = None,
     severed: Severed | None = None,
+    metric: Metric | LogitFunction | None = None,
+    each: bool = True,
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 8,
 ) -> "xr.Dataset":
     """How much of a fact comes back when one clean state is restored in a run whose subject is corrupted.
 
     Corrupted run: token embeddings of all subject tokens + noise * sigma * N(0, 1), sigma the standard deviation over
-    all entries of the subjects' embeddings in the prompts given. Restored run: the same noise, and clean values at one
-    token. Total effect = metric(clean) - metric(corrupted); indirect effect = metric(restored) - metric(corrupted),
-    the mean over the noise samples of a prompt, then over prompts (Meng et al. 2022, section 2).
-    Returns Dataset in the metric's unit, p(answer) by default; `_low` and `_high` are 95 % intervals over prompts.
-    `effect` [layer, role], `total`: indirect and total effect. Roles: `spans.ROLES`, tokens of one role averaged inside
-    a prompt; `prompts` [role] have it; `spread` [layer, role] is the pooled standard deviation over noise samples.
-    `each`, `each_spread` [prompt, layer, pos]: the same per prompt, NaN at padding; `changed`, `changed_role`: whether
-    restoring changed anything that reaches the metric (False: the effect is 0 by construction).
-    `clean`, `corrupt` [prompt]; `token`, `subject` [prompt, pos] say which tokens; `prompt` counts the prompts given.
+    all entries of the subjects' embeddings in the data. Restored run: the same noise, and clean values at one token.
+    Total effect = metric(clean) - metric(corrupted); indirect effect = metric(restored) - metric(corrupted), the mean
+    over the noise samples of a prompt, then over prompts (Meng et al. 2022, section 2).
+    Returns Dataset[layer, role] in the metric's unit, p(answer) by default: `value`, the indirect effect, with `low`
+    and `high` (95 % over prompts) and `n`, the prompts that have the role. Roles: `interp.causal.ROLES`, tokens of one role
+    averaged inside a prompt. `spread` is the pooled standard deviation over noise samples; `changed`, whether restoring
+    changed anything that reaches the metric (False: the effect is 0 by construction); the coordinate `part` names what
+    was restored. `each`, `each_spread`, `each_changed` [prompt, layer, pos]: the same per prompt, NaN at padding.
+    `total` [estimate]: the total effect, its `low` and `high`; `clean`, `corrupt` [prompt], the metric of the two runs;
+    `subject` [prompt, pos], which tokens are corrupted.
     subject: a word that the prompt holds once, `Mention(word, index)`, or a range of tokens (BOS counts); one for all
     prompts, or one for each. A token that holds any part of the word belongs to it.
-    answer: facts whose answer is not the model's most probable next token are dropped; `attrs["dropped"]` counts them.
-    kind: "state" restores the output of block l; "mlp" and "attn" the outputs, as added to the stream, of the layers
-    max(0, l - w/2) .. min(L, l + w/2) - 1, all at that token. 10 at once are much in a small model: choose the window.
+    answer: facts whose answer is not the model's most probable next token are dropped; `attrs["dropped"]` counts them,
+    and `prompt` numbers those that are left. None: the answers of the data.
+    kind: "state" restores the output of layer l; "mlp" and "attn" the outputs, as added to the stream, of the layers
+    max(0, l - w/2) .. min(L, l + w/2) - 1, all at that token, for a window w; None: a fifth of the layers, at least 1.
+    sigma: None = taken from the data, in a pass of its own. each=False keeps only the moments, for data of any size.
     severed: later MLPs (attention) that are not restored keep their corrupted outputs there; what is gone used them.
     metric: one that compares (KL divergence) compares with the clean run. Memory grows with batch_size * samples.
     Caveats: noise is unlike anything the model has seen. ROME's files hold restored values as `scores`, see above.
@@ -78,68 +157,145 @@ def causal_trace(
 
     Example:
         >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())
-        >>> causal_trace(model, prompt, "Mary", best, samples=2).effect.dims
+        >>> causal_trace(model, prompt, "Mary", best, samples=2).value.dims
         ('layer', 'role')
     """
-    tracing = Tracing(kind, window, noise, samples, seed, severed)
-    metric = answer_probability() if metric is None else metric
-    batch = _asked(model, prompts, answer, metric, prepend_bos=prepend_bos)
-    return _traced(model.transformer, batch, spans(model.text, batch, subject), tracing, metric, batch_size)
-
-
-def _traced(
-    model: Transformer, batch: Batch, span: Int[Tensor, "b 2"], tracing: Tracing, metric: Metric, size: int
-) -> "xr.Dataset":
-    sigma = subject_spread(model, batch, within(batch, span), size)
-    asked, known = len(batch), _known(model, batch, size)
-    batch, span = batch.rows(known), span[known.to(span.device)]
-    parts = [
-        Rows.of(_some(model, some, where, sigma, tracing, metric))
-        for some, where in zip(batch.split(size), span.split(size), strict=True)
-    ]
-    attrs = _attrs(tracing, metric, sigma, asked=asked, n=len(known))
-    return _table(reduce(Rows.merge, parts).rows, batch, span, known, attrs)
+    if sigma is None:
+        sigma = subject_spread(
+            model, data, subject, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size
+        )
+    question = CausalTrace(subject, answer, kind, window, noise, samples, seed, sigma, severed, metric, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 def subject_spread(
-    model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], batch_size: int = 32
+    model: Model,
+    data: Feed | Data,
+    subject: Where | Sequence[Where],
+    *,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
 ) -> float:
-    """The standard deviation over all entries of the token embeddings of these tokens: the sigma of the noise."""
-    embed = Read("hook_embed")
-    found = [
-        observe(model, some, [embed], answers_only=True).trace[embed][mine.to(model.device)]
-        for some, mine in zip(batch.split(batch_size), where.split(batch_size), strict=True)
-    ]
-    return float(torch.cat(found).double().std())
+    """The standard deviation over all entries of the token embeddings of the subjects: the sigma of `causal_trace`.
 
+    Errors: ValueError for a subject that is not found or ambiguous, and for data that can be read only once.
 
-def _asked(model: Subject, prompts: Prompts, answer: Answers, metric: Metric, *, prepend_bos: bool) -> Batch:
-    """The prompts with their answers; ValueError if the metric brings others."""
-    if not model.transformer.config.unembed:
-        raise ValueError("causal tracing requires a model with an unembedding, to tell which facts it knows")
-    batch = model.text.batch(prompts, prepend_bos=prepend_bos)
-    answers, posed = model.text.targets(answer, len(batch)), metric.posed(batch, model.text)
-    if metric.answer is not None and posed.answer is not None and not torch.equal(posed.answer, answers):
-        raise ValueError(f"the metric {metric.name!r} brings other answers than those asked about")
-    return posed.with_answers(answers, posed.wrong)
-
-
-def _known(model: Transformer, batch: Batch, batch_size: int) -> Int[Tensor, "n"]:
-    """Which prompts the model continues with their answer; ValueError if there is none."""
-    assert batch.answer is not None
-    best = torch.cat(
-        [
-            observe(model, some, logits_at=some.last()[:, None]).output[:, 0].argmax(-1).cpu()
-            for some in batch.split(batch_size)
-        ]
-    )
-    known = (best == batch.answer.cpu()).nonzero()[:, 0]
-    if not len(known):
+    Example:
+        >>> subject_spread(model, prompt, "Mary") > 0
+        True
+    """
+    if isinstance(data, Iterator):
         raise ValueError(
-            f"a fact that the model knows is required: of {len(best)} none has its answer as the most probable next "
-            f"token; the first answer is {int(batch.answer[0])}, the model says {int(best[0])}"
+            "data that can be read twice are required to take sigma from them, got an iterator: say sigma"
         )
-    return known
+    per_prompt = None if isinstance(subject, Where) else len(subject)
+    compute = partial(_embedded, text=text_of(model), subject=subject)
+    analysis = Analysis(
+        "subject_spread", compute, Rows, _deviation, reads=(Read("hook_embed"),), rows=per_prompt
+    )
+    found = answered(analysis, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+    return float(found.value)
+
+
+def _embedded(
+    trace: Trace, batch: Batch, model: Transformer, text: Text, subject: Where | Sequence[Where]
+) -> Mapping[str, Tensor]:
+    """The entries of each subject's embeddings: how many, their mean, and their summed squared deviations from it."""
+    value = trace[Read("hook_embed")].double()
+    where = (
+        within(batch, spans(text, batch, _of_rows(subject, batch)))
+        .to(value.device)[..., None]
+        .expand(value.shape)
+    )
+    count = where.sum((1, 2))
+    mean = (value * where).sum((1, 2)) / count
+    spread = ((value - mean[:, None, None]).square() * where).sum((1, 2))
+    return {"count": count.double(), "mean": mean, "spread": spread}
+
+
+def _deviation(merged: Partial) -> "xr.Dataset":
+    assert isinstance(merged, Rows)
+    count, mean, spread = (merged.rows[name] for name in ("count", "mean", "spread"))
+    centre = (count * mean).sum() / count.sum()
+    total = spread.sum() + (count * (mean - centre).square()).sum()
+    return labelled("subject_spread", {"value": ((), (total / (count.sum() - 1)).sqrt())})
+
+
+def _of_rows(subject: Where | Sequence[Where], batch: Batch) -> Where | Sequence[Where]:
+    """The subjects of a batch's rows."""
+    if isinstance(subject, Where):
+        return subject
+    rows = range(len(batch)) if batch.row is None else batch.row.tolist()
+    if max(rows) >= len(subject):
+        raise ValueError(f"one subject per prompt is required, got {len(subject)} for prompt {max(rows)}")
+    return [subject[row] for row in rows]
+
+
+def _posed(text: Text, answer: Answers | None, metric: Metric) -> Posed | None:
+    """The answers of the question, else of its metric; ValueError if the two differ."""
+    own, asked = Posed.of(text, metric.answer, metric.wrong), Posed.of(text, answer)
+    if own is None or asked is None:
+        return own if asked is None else asked
+    one, other = asked.answer, own.answer
+    if (1 not in (len(one), len(other)) and len(one) != len(other)) or bool((one != other).any()):
+        raise ValueError(f"the metric {metric.name!r} brings other answers than those asked about")
+    return Posed(one, own.wrong)
+
+
+def _with_answers(batch: Batch, posed: Posed) -> Batch:
+    """The batch with the answers asked about; wrong ones that the data bring stay where there are no others."""
+    found = posed(batch)
+    return replace(found, wrong=batch.wrong) if found.wrong is None else found
+
+
+def _compute(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    question: CausalTrace,
+    text: Text,
+    tracing: Tracing,
+    metric: Metric,
+) -> Mapping[str, Tensor]:
+    """Everything about the facts that the model knows; NaN for the others."""
+    if batch.answer is None:
+        raise ValueError(
+            "causal tracing requires the answer of every prompt, got none: name it, or bring it with the data"
+        )
+    span = spans(text, batch, _of_rows(question.subject, batch))
+    logits = observe(model, batch, logits_at=batch.last()[:, None]).output[:, 0]
+    if bool(logits.isnan().any()):
+        raise NotFiniteError("a logit at the last token of some prompt is NaN")
+    best = logits.argmax(-1).cpu()
+    known = best == batch.answer.cpu()
+    rows, columns = known.nonzero()[:, 0], batch.tokens.shape[1]
+    found: dict[str, Tensor] = {}
+    if len(rows):
+        assert question.sigma is not None
+        found = _some(model, batch.rows(rows), span[rows.to(span.device)], question.sigma, tracing, metric)
+    layers, values = model.config.n_layers, {}
+    shapes: dict[str, tuple[int, ...]] = {
+        "clean": (), "corrupt": (),
+        **dict.fromkeys(("by_role", "role_variance", "role_changed"), (layers, len(ROLES))),
+        **dict.fromkeys(("each", "each_spread", "each_changed") if question.each else (), (layers, columns)),
+    }  # fmt: skip
+    dtype = torch.promote_types(model.dtype, torch.float32)
+    for name, shape in shapes.items():
+        values[name] = torch.full((len(batch), *shape), torch.nan, dtype=dtype)
+        if found:
+            values[name][rows] = found[name].to(dtype)
+    values["total"] = values["clean"] - values["corrupt"]
+    values["known"] = known.double()
+    if question.each:
+        real = batch.real.cpu()
+        values |= {
+            "best": best,
+            "answer": batch.answer.cpu(),
+            "token": batch.tokens.cpu().masked_fill(~real, -1),
+        }
+        values["subject"] = within(batch, span).cpu().double()
+    return values
 
 
 @torch.no_grad()
@@ -165,7 +321,7 @@ def _some(
     changed = rearrange(swept.changed, "(l p) (b n) -> b n l p", p=p, n=n).any(1)
     found = {
         **_by_token(effect, changed, batch.real.to(home.device)),
-        **_by_role(effect, roles(batch, span).to(home.device)),
+        **_by_role(effect, changed, roles(batch, span).to(home.device)),
         "clean": value[::n],
         "corrupt": swept.base.unflatten(0, (-1, n)).mean(1),
     }
@@ -188,15 +344,18 @@ def _by_token(
     return {
         "each": effect.mean(1).masked_fill(padding, torch.nan),
         "each_spread": _variance(effect).sqrt().masked_fill(padding, torch.nan),
-        "changed": changed & ~padding,
+        "each_changed": (changed & ~padding).double(),
     }
 
 
-def _by_role(effect: Float[Tensor, "b n l p"], role: Bool[Tensor, "b r p"]) -> dict[str, Tensor]:
+def _by_role(
+    effect: Float[Tensor, "b n l p"], changed: Bool[Tensor, "b l p"], role: Bool[Tensor, "b r p"]
+) -> dict[str, Tensor]:
     """Mean and variance over the samples of the mean over a role's tokens; NaN where a prompt has none."""
     share = role.to(effect) / role.sum(2, keepdim=True)
     by_role = einsum(effect, share, "b n l p, b r p -> b n l r")
-    return {"by_role": by_role.mean(1), "role_variance": _variance(by_role)}
+    reached = einsum(changed.double(), role.double(), "b l p, b r p -> b l r") > 0
+    return {"by_role": by_role.mean(1), "role_variance": _variance(by_role), "role_changed": reached.double()}
 
 
 def _variance(samples: Float[Tensor, "b n *rest"]) -> Float[Tensor, "b *rest"]:
@@ -204,63 +363,101 @@ def _variance(samples: Float[Tensor, "b n *rest"]) -> Float[Tensor, "b *rest"]:
     return samples.var(1) if samples.shape[1] > 1 else torch.full_like(samples[:, 0], torch.nan)
 
 
-def _over_prompts(by_role: Float[Tensor, "b l r"]) -> dict[str, tuple[Sequence[str], Tensor]]:
-    """The moments of every role over the prompts that have it."""
-    columns = [each[~each.isnan().any(1)] for each in by_role.unbind(2)]
-    cells = [Moments.of(each).cells("effect", ("layer",)) for each in columns]
-    return {
-        **{name: (("layer", "role"), torch.stack([cell[name][1] for cell in cells], 1)) for name in cells[0]},
-        "prompts": (("role",), torch.tensor([len(each) for each in columns])),
-    }
-
-
-def _table(
-    found: Mapping[str, Tensor],
-    batch: Batch,
-    span: Int[Tensor, "b 2"],
-    known: Int[Tensor, "b"],
-    attrs: dict[str, str | float | int],
+def _finish(
+    merged: Partial,
+    question: CausalTrace,
+    config: ModelConfig,
+    text: Text,
+    tracing: Tracing,
+    metric: Metric,
 ) -> "xr.Dataset":
-    role = roles(batch, span).to(found["changed"].device)
-    per_token, per_role = ("prompt", "layer", "pos"), ("layer", "role")
-    reached = einsum(found["changed"].int(), role.int(), "b l p, b r p -> l r") > 0
-    total = Moments.of(found["clean"] - found["corrupt"])
+    own: dict[str, tuple[Sequence[str], Tensor]] = {}
+    coords: dict[str, object] = {}
+    if isinstance(merged, Rows):
+        known = merged.rows["known"] > 0
+        _check_known(len(known), known, merged.rows)
+        kept = {name: value[known] for name, value in merged.rows.items()}
+        moments: dict[str, Moments] = {
+            name: MaskedMoments.of(kept[name])
+            for name in ("by_role", "role_variance", "role_changed", "total")
+        }
+        asked, dropped = len(known), int((~known).sum())
+        own, coords = _per_prompt(kept, merged.ids, known, text)
+    else:
+        assert isinstance(merged, MaskedMeans)
+        moments = dict(merged.moments)
+        asked = moments["known"].n
+        dropped = round(asked * (1 - float(moments["known"].mean)))
+        _check_known(asked, moments["known"].mean)
+    none = moments["by_role"].count() == 0
+    estimate = moments["by_role"].estimate(CELLS)
+    estimate["value"] = (CELLS, moments["by_role"].mean.masked_fill(none, torch.nan))
+    total = torch.stack((moments["total"].mean, *moments["total"].interval()))
+    variance = moments["role_variance"]
+    spread = variance.mean.masked_fill(variance.count() == 0, torch.nan).sqrt()
+    layers = range(config.n_layers)
+    restored = ["+".join(str(Part.of(site)) for site in tracing.restored(layer, config)) for layer in layers]
     return labelled(
-        "causal_trace",
+        question.name,
         {
-            **_over_prompts(found["by_role"]),
-            "spread": (per_role, found["role_variance"].double().nanmean(0).sqrt()),
-            "changed_role": (per_role, reached),
-            **{name: (per_token, found[name]) for name in ("each", "each_spread", "changed")},
-            **{name: (("prompt",), found[name]) for name in ("clean", "corrupt")},
-            **total.cells("total", ()),
-            "token": (("prompt", "pos"), batch.tokens),
-            "subject": (("prompt", "pos"), within(batch, span)),
+            **estimate,
+            "spread": (CELLS, spread),
+            "changed": (CELLS, moments["role_changed"].mean > 0),
+            **own,
+            "total": (("estimate",), total),
         },
         coords={
-            "layer": list(range(found["each"].shape[1])),
-            "role": list(ROLES),
-            "prompt": known.tolist(),
+            "layer": layers, "part": (("layer",), restored), "role": list(ROLES), "estimate": list(ESTIMATE), **coords,
         },
-        attrs=attrs,
+        units=metric.unit,
+        attrs={
+            **_attrs(question, tracing), "metric": metric.name, "unit": metric.unit, "dropped": dropped,
+        },
+    )  # fmt: skip
+
+
+def _per_prompt(
+    kept: Mapping[str, Tensor], ids: Int[Tensor, "n"] | None, known: Bool[Tensor, "n"], text: Text
+) -> tuple[dict[str, tuple[Sequence[str], Tensor]], dict[str, object]]:
+    """What is kept of every known fact, and its labels."""
+    words = text.words(kept["token"].numpy()).astype(str)
+    values: dict[str, tuple[Sequence[str], Tensor]] = {
+        "each": (TOKENS, kept["each"]),
+        "each_spread": (TOKENS, kept["each_spread"]),
+        "each_changed": (TOKENS, kept["each_changed"] > 0),
+        "subject": (("prompt", "pos"), kept["subject"] > 0),
+        **{name: (("prompt",), kept[name]) for name in ("clean", "corrupt")},
+    }
+    numbers = known.nonzero()[:, 0] if ids is None else ids.cpu()[known]
+    return values, {
+        "prompt": numbers.tolist(), "pos": range(words.shape[1]), "token": (("prompt", "pos"), words),
+    }  # fmt: skip
+
+
+def _check_known(asked: int, known: Tensor, rows: Mapping[str, Tensor] | None = None) -> None:
+    """ValueError if the model knows no fact at all."""
+    if bool(known.any()):
+        return
+    first = "" if rows is None else (
+        f"; the first answer is {int(rows['answer'][0])}, the model says {int(rows['best'][0])}"
+    )  # fmt: skip
+    raise ValueError(
+        f"a fact that the model knows is required: of {asked} none has its answer as the most probable next token"
+        f"{first}"
     )
 
 
-def _attrs(
-    tracing: Tracing, metric: Metric, sigma: float, *, asked: int, n: int
-) -> dict[str, str | float | int]:
-    """The protocol and the conventions."""
-    protocol = asdict(tracing) | {"severed": tracing.severed or "nothing"}
+def _attrs(question: CausalTrace, tracing: Tracing) -> dict[str, str | float | int]:
+    """How the trace was made, and the conventions."""
+    made = asdict(tracing) | {"severed": tracing.severed or "nothing"}
     if tracing.kind == "state":
-        protocol["window"] = 1
+        made["window"] = 1
+    assert question.sigma is not None
     return {
-        **protocol,
-        "sigma": sigma,
-        "metric": metric.name,
-        "unit": metric.unit,
-        "n": n,
-        "dropped": asked - n,
-        "effect": "indirect effect, restored - corrupted; ROME's result files hold the restored value itself",
+        **made,
+        "sigma": question.sigma,
+        "direction": "denoise",
+        "effect": f"indirect effect, restored - corrupted: {SIGN}",
         "interval": "95 % over prompts, normal approximation, after the mean over noise samples",
         "null": "0: what is restored brings nothing back",
         "roles": "every token has one at most; tokens of a role averaged inside a prompt",

@@ -18,7 +18,7 @@ from interp.model.mask import picked
 from interp.model.tap import Edit, Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import Metric, Outcome
-from interp.passes.observe import Observation, Subject, observe
+from interp.passes.observe import Model, Observation, Subject, observe, text_of
 
 Direction = Literal["denoise", "noise"]
 """denoise: clean activations into the corrupted run; noise: corrupted ones into the clean run."""
@@ -35,7 +35,7 @@ class AlignedPairs(Protocol):
 
     @property
     def corrupt_tokens(self) -> Int[Tensor, "n p"]:
-        """Their twins."""
+        """The corrupted prompts."""
         ...
 
     @property
@@ -54,18 +54,19 @@ class AlignedPairs(Protocol):
         ...
 
 
-def batches(model: Subject, pairs: AlignedPairs) -> tuple[Batch, Batch]:
+def batches(model: Model, pairs: AlignedPairs) -> tuple[Batch, Batch]:
     """The clean and the corrupted prompts of some pairs as batches, both with the answers of the clean ones.
 
     Example:
         >>> demo = interp.HookedTransformer.from_pretrained("demo-4l")
         >>> pairs = interp.zoo.pairs.indirect_objects(demo.text.tokenizer, 4)
-        >>> interp.patch(demo, *batches(demo, pairs), "z").effect.shape
+        >>> interp.patch(demo, *batches(demo, pairs), "z").value.shape
         (4, 8)
     """
     first = torch.zeros_like(pairs.answer) if pairs.keep is None else pairs.keep.int().argmax(1)
     begins = pairs.clean_tokens.gather(1, first[:, None])
-    bos = model.text.bos_id is not None and bool((begins == model.text.bos_id).all())
+    start = text_of(model).bos_id
+    bos = start is not None and bool((begins == start).all())
     both = (
         Batch(tokens, pairs.keep, bos).numbered() for tokens in (pairs.clean_tokens, pairs.corrupt_tokens)
     )
@@ -169,7 +170,7 @@ class Watched:
 def site_names(site: str, config: ModelConfig) -> tuple[str, ...]:
     """The full names of a site in every layer, or the one name of a site outside the blocks.
 
-    A full name with a layer stands for that layer alone. KeyError for unknown sites; ValueError for those behind the
+    A full name with a layer stands for that layer alone. KeyError for unknown sites; ValueError for those after the
     final stream.
     """
     name = site if "hook_" in site else sites.full_name(site)
@@ -178,7 +179,7 @@ def site_names(site: str, config: ModelConfig) -> tuple[str, ...]:
         sites.find(names[0], config)
         return names
     if sites.find(name, config)[1] is None and name not in sites.EMBEDDING_SITES:
-        raise ValueError(f"a site before the final norm is required, {name!r} comes behind it")
+        raise ValueError(f"a site before the final norm is required, {name!r} comes after it")
     return (name,)
 
 

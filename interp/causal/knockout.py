@@ -6,7 +6,8 @@ of layers, because one layer's loss is made good by its neighbours).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,80 +15,128 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.causal.ablation_effects import Effects, alike, chosen, chosen_layers, effects
-from interp.causal.effects import check_one_length
-from interp.core.shapes import nearest, shape_text
+from interp.causal.ablation import chosen, chosen_layers
+from interp.causal.effects import Measured, Table, causal, dims_asked, swept
+from interp.causal.spans import check_mask, rows_of_mask
 from interp.data.batch import Batch
-from interp.data.text import Prompts
+from interp.data.sources import Data
+from interp.data.windows import Feed
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
+from interp.model.parts import Part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.metrics import Metric, logit_difference
-from interp.passes.observe import Subject, observe
+from interp.passes.analysis import Analysis, Question
+from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.observe import Model, Subject, observe
 from interp.passes.variants import Variant
+from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
 
 T = TypeVar("T")
-Columns = Sequence[int] | Bool[Tensor, "b p"]
-"""The same columns in every prompt, or a mask that says which in each."""
+Columns = Sequence[int] | Bool[Tensor, "prompt p"]
+"""The same tokens of every prompt, negative from its end, or a mask that says which columns of each."""
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""The columns of the queries and of the keys in one prompt."""
+DIMS = ("layer", "head", "query", "key")
+
+
+@dataclass(frozen=True, eq=False)
+class KnockOut(Question):
+    """How far a metric moves when some tokens cannot attend to others; `knock_out` describes the result."""
+
+    queries: Columns
+    """The tokens that read: of every prompt alike, or a mask `[prompt, pos]`."""
+    keys: Columns
+    """The tokens that they cannot attend to."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    by: Sequence[str] = ("layer",)
+    """Which cuts are made one at a time: of `layer`, `head`, `query` and `key`."""
+    layers: Sequence[int] | None = None
+    """The layers concerned; None = all."""
+    heads: Sequence[int] | None = None
+    """The heads concerned, in every layer; None = all."""
+    window: int = 1
+    """With `layer`, how many layers are cut at once."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """A planned sweep for the prompts of each layout in a batch."""
+        config, metric = model.transformer.config, as_metric(self.metric)
+        cuts = Cuts(
+            dims_asked(self.by, DIMS, "a knock-out"),
+            tuple(chosen_layers(self.layers, config.n_layers)),
+            tuple(
+                range(config.n_heads) if self.heads is None else chosen(self.heads, config.n_heads, "head")
+            ),
+            self.window,
+            config,
+        )
+        given = {"query": self.queries, "key": self.keys}
+        for what, columns in given.items():
+            _check_columns(columns, what)
+        masks = [len(columns) for columns in given.values() if isinstance(columns, Tensor)]
+        if masks and {"query", "key"} & set(cuts.by):
+            raise ValueError("cuts by query or key require columns that are alike in all prompts, got a mask")
+        attrs: dict[str, str | int | float] = {
+            "intervention": "attention scores = -inf",
+            "window": self.window,
+        }
+        coords = cuts.coords(self.queries, self.keys)
+        table = Table(self.name, cuts.by, coords, metric, model.text, attrs)
+        measure = partial(_measured, cuts=cuts, queries=self.queries, keys=self.keys, metric=metric)
+        found = causal(model, table, measure, each=self.each)
+        counts = {*masks, *([] if found.rows is None else [found.rows])}
+        if len(counts) > 1:
+            raise ValueError(
+                f"masks and answers for the same prompts are required, got {sorted(counts)} of them"
+            )
+        return replace(found, rows=next(iter(counts), None))
 
 
 def knock_out(
-    model: Subject,
-    prompts: Prompts,
+    model: Model,
+    data: Feed | Data,
     queries: Columns,
     keys: Columns,
     *,
-    metric: Metric | None = None,
+    metric: Metric | LogitFunction | None = None,
     by: Sequence[str] = ("layer",),
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     window: int = 1,
+    each: bool = True,
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
     """How far the metric moves when `queries` cannot attend to `keys`: Dataset over the dims `by`.
 
     score[q, k] = -inf before the softmax, for every q of `queries` and k of `keys`, so that each row still sums to 1.
-    Variables as in `ablate`, in the metric's unit: `effect` with its interval, `each`, `base`, and `changed` (False
-    where no such edge exists, as in a causal model from an earlier query to a later key).
-    queries, keys: columns, alike in all prompts (from the end if negative), or masks `[prompt, pos]` of their own
-    columns, such as the spans of `interp.zoo.pairs`.
-    by: which cuts are made one at a time, of `layer`, `head`, `query` and `key` (the last two for columns alike in all
-    prompts); along dims that are not named all are cut at once.
+    Variables as in `ablate`, in the metric's unit: `value` with its interval and `n`, `each`, `base`, and `changed`
+    (False where no such edge exists, as in a causal model from an earlier query to a later key).
+    queries, keys: which of each prompt's tokens, negative from its end (BOS counts), or masks `[prompt, pos]` of each
+    prompt's own columns, such as the spans of `interp.zoo.pairs`.
+    by: which cuts are made one at a time, of `layer`, `head`, `query` and `key` (the last two for tokens that are alike
+    in all prompts, labelled as they were asked for); along dims that are not named all are cut at once.
     layers, heads: those concerned; None = all. window: with `layer`, how many layers are cut at once, those around the
     layer that labels the cell (from layer - window // 2, as many as there are).
-    Errors: ValueError for a query that would be left without any key, negative columns of prompts that differ in
-    length, or masks with `query` or `key` in `by`; IndexError for a column, layer or head that does not exist;
-    KeyError for an unknown dim.
+    metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers.
+    each=False keeps only the moments over prompts, for data of any size.
+    Errors: ValueError for a query that would be left without any key, padding, or masks with `query` or `key` in `by`;
+    IndexError for a token, layer or head that does not exist; KeyError for an unknown dim.
 
     Example:
         >>> answer = interp.logit_difference(" Mary", " John")
-        >>> knock_out(model, prompt, [-1], [1, 2], metric=answer, by=("layer", "key")).effect.dims
+        >>> knock_out(model, prompt, [-1], [1, 2], metric=answer, by=("layer", "key")).value.dims
         ('layer', 'key')
     """
-    metric = logit_difference() if metric is None else metric
-    network = model.transformer
-    batch = metric.posed(model.text.batch(prompts, prepend_bos=prepend_bos), model.text)
-    config = network.config
-    cuts = Cuts(
-        tuple(by),
-        tuple(chosen_layers(layers, config.n_layers)),
-        tuple(range(config.n_heads) if heads is None else chosen(heads, config.n_heads, "head")),
-        window,
-        config,
-    )
-    masks = [_mask(columns, batch, what) for columns, what in ((queries, "query"), (keys, "key"))]
-    if {"query", "key"} & set(by) and any(isinstance(x, Tensor) for x in (queries, keys)):
-        raise ValueError("cuts by query or key require columns that are alike in all prompts, got a mask")
-    check_sight(network, batch, cuts, *masks, batch_size=batch_size)
-    found = _by_layout(network, batch, metric, cuts, masks, batch_size)
-    edges = [mask[0].nonzero()[:, 0].tolist() for mask in masks]
-    attrs: dict[str, str | int] = {"intervention": "attention scores = -inf", "window": window}
-    return found.table("knock_out", cuts.coords(*edges), metric, attrs)
+    question = KnockOut(queries, keys, metric, by, layers, heads, window, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 @dataclass(frozen=True)
@@ -101,10 +150,6 @@ class Cuts:
     config: ModelConfig
 
     def __post_init__(self) -> None:
-        dims = ("layer", "head", "query", "key")
-        for dim in self.by:
-            if dim not in dims:
-                raise KeyError(f"the dims here are {', '.join(dims)}, not {dim!r}; {nearest(dim, dims)}")
         if self.window < 1 or (self.window > 1 and "layer" not in self.by):
             raise ValueError(
                 f"a window of 1 or more layers is required, with 'layer' in `by`, got {self.window}"
@@ -118,12 +163,16 @@ class Cuts:
         starts = [layer - self.window // 2 for layer in self.layers]
         return [list(range(max(0, s), min(self.config.n_layers, s + self.window))) for s in starts]
 
-    def coords(self, queries: Sequence[int], keys: Sequence[int]) -> dict[str, Sequence[int]]:
-        """The dims of a result with their labels."""
+    def coords(self, queries: Columns, keys: Columns) -> dict[str, object]:
+        """The labels of every dim; heads that are cut singly have their names."""
         possible = {"layer": self.layers, "head": self.heads, "query": queries, "key": keys}
-        return {dim: list(labels) for dim, labels in possible.items() if dim in self.by}
+        found: dict[str, object] = {dim: list(possible[dim]) for dim in self.by}
+        if self.window == 1 and self.by[:2] == ("layer", "head"):
+            names = [[str(Part("head", layer, h)) for h in self.heads] for layer in self.layers]
+            found["part"] = (("layer", "head"), names)
+        return found
 
-    def variants(self, queries: Sequence[int], keys: Sequence[int], columns: int) -> list[Variant]:
+    def variants(self, queries: Sequence[int], keys: Sequence[int]) -> list[Variant]:
         """One variant per cell, in the order of the dims."""
         hidden = Set(-torch.inf)
         singly = "head" in self.by or len(self.heads) < self.config.n_heads
@@ -150,32 +199,55 @@ def _split(items: Sequence[T], singly: bool) -> list[Sequence[T]]:
     return [[item] for item in items] if singly else [items]
 
 
-def check_sight(
-    model: Transformer,
-    batch: Batch,
-    cuts: Cuts,
-    queries: Bool[Tensor, "b p"],
-    keys: Bool[Tensor, "b p"],
-    *,
-    batch_size: int = 32,
-) -> None:
+def _measured(
+    model: Transformer, batch: Batch, cuts: Cuts, queries: Columns, keys: Columns, metric: Metric
+) -> Measured:
+    """The effects in every prompt; those with the same columns share a sweep."""
+    both = (_columns(queries, batch, "query"), _columns(keys, batch, "key"))
+    layouts: list[Layout] = list(zip(*both, strict=True))
+    check_sight(model, batch, cuts, layouts)
+    rows = {
+        each: [i for i, layout in enumerate(layouts) if layout == each] for each in dict.fromkeys(layouts)
+    }
+    parts = [
+        swept(model, batch.rows(torch.tensor(some)), metric, cuts.variants(*layout))
+        for layout, some in rows.items()
+    ]
+    order = torch.tensor([i for some in rows.values() for i in some]).argsort()
+    found = [torch.cat(column)[order.to(column[0].device)] for column in zip(
+        *((part.effect, part.changed, part.runs["base"]) for part in parts), strict=True
+    )]  # fmt: skip
+    counts = {
+        "layer": len(cuts.layers),
+        "head": len(cuts.heads),
+        "query": len(both[0][0]),
+        "key": len(both[1][0]),
+    }
+    shape = [counts[dim] for dim in cuts.by]
+    effect, changed = (x.unflatten(1, shape) if shape else x[:, 0] for x in found[:2])
+    return Measured(effect, changed, {"base": found[2]})
+
+
+def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[Layout]) -> None:
     """ValueError for a query to which a cut would leave no key; in models with sinks the sink takes what is left."""
     if model.config.sinks:
         return
+    queries, keys = torch.zeros(2, *batch.tokens.shape, dtype=torch.bool)
+    for row, (starts, ends) in enumerate(layouts):
+        queries[row, list(starts)] = True
+        keys[row, list(ends)] = True
     layers = sorted({layer for group in cuts.groups for layer in group})
     reads = [Read(f"blocks.{layer}.attn.hook_attn_scores", via=_finite) for layer in layers]
-    parts = zip(*(x.split(batch_size) for x in (queries, keys)), batch.split(batch_size), strict=True)
-    for some, cut, rows in parts:
-        trace = observe(model, rows, reads, answers_only=True).trace
-        for layer, read in zip(layers, reads, strict=True):
-            seen = trace[read].cpu() & some[:, :, None]
-            hit = seen & cut[:, None, :]
-            blind = hit.any(-1) & (seen.sum(-1) == (1 if "key" in cuts.by else hit.sum(-1)))
-            if bool(blind.any()):
-                raise ValueError(
-                    f"every query must keep a key, but query {int(blind.nonzero()[0, 1])} of layer {layer} sees none "
-                    f"besides those that are to be cut"
-                )
+    trace = observe(model, batch, reads, answers_only=True).trace
+    for layer, read in zip(layers, reads, strict=True):
+        seen = trace[read].cpu() & queries[:, :, None]
+        hit = seen & keys[:, None, :]
+        blind = hit.any(-1) & (seen.sum(-1) == (1 if "key" in cuts.by else hit.sum(-1)))
+        if bool(blind.any()):
+            raise ValueError(
+                f"every query must keep a key, but query {int(blind.nonzero()[0, 1])} of layer {layer} sees none "
+                f"besides those that are to be cut"
+            )
 
 
 def _finite(scores: Float[Tensor, "b h q k"]) -> Bool[Tensor, "b q k"]:
@@ -183,42 +255,22 @@ def _finite(scores: Float[Tensor, "b h q k"]) -> Bool[Tensor, "b q k"]:
     return scores[:, 0].isfinite()
 
 
-def _by_layout(
-    model: Transformer,
-    batch: Batch,
-    metric: Metric,
-    cuts: Cuts,
-    masks: Sequence[Bool[Tensor, "b p"]],
-    batch_size: int,
-) -> Effects:
-    """The effects in every prompt; those with the same columns share a sweep."""
-    layouts, which = torch.cat(list(masks), 1).unique(dim=0, return_inverse=True)
-    columns, parts, order = batch.tokens.shape[1], [], []
-    for i, layout in enumerate(layouts):
-        rows = (which == i).nonzero()[:, 0]
-        starts, ends = (mask.nonzero()[:, 0].tolist() for mask in layout.split(columns))
-        planned = alike(cuts.variants(starts, ends, columns))
-        order.append(rows)
-        parts.append(effects(model, batch.rows(rows), metric, planned, batch_size=batch_size))
-    return Effects.joined(parts).rows(torch.cat(order).argsort())
-
-
-def _mask(columns: Columns, batch: Batch, what: str) -> Bool[Tensor, "b p"]:
-    """The columns of each prompt as a mask."""
-    shape = batch.tokens.shape
-    if not isinstance(columns, Tensor):
-        if any(i < 0 for i in columns):
-            check_one_length(batch, "columns counted from the end")
-        wanted = torch.tensor(chosen(columns, shape[1], what))
-        mask = torch.zeros(shape, dtype=torch.bool)
-        mask[:, wanted] = True
-    elif columns.dtype != torch.bool or columns.shape != shape:
+def _check_columns(columns: Columns, what: str) -> None:
+    if isinstance(columns, Tensor):
+        check_mask(columns, f"{what} columns")
+    elif isinstance(columns, str) or not all(isinstance(i, int) for i in columns):
         raise ValueError(
-            f"a mask of the {what} columns must be boolean of shape {shape_text(shape)}, got {columns.dtype} of shape "
-            f"{shape_text(columns.shape)}"
+            f"a list of tokens' numbers or a mask is required for the {what} columns, got {columns!r}"
         )
-    else:
-        mask = columns.cpu()
-    if bool((mask & ~batch.real.cpu()).any()):
-        raise ValueError(f"{what} columns must be tokens of every prompt, got padding")
-    return mask
+
+
+def _columns(given: Columns, batch: Batch, what: str) -> list[tuple[int, ...]]:
+    """The columns of each prompt."""
+    if isinstance(given, Tensor):
+        mask = rows_of_mask(given, batch, f"{what} columns")
+        return [tuple(row.nonzero()[:, 0].tolist()) for row in mask]
+    first = batch.real.int().argmax(1).tolist()
+    return [
+        tuple(start + i for i in chosen(given, length, what))
+        for start, length in zip(first, batch.lengths.tolist(), strict=True)
+    ]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from interp.causal.contrast import Direction, Watched, check_direction, paired, site_names
-from interp.causal.effects import Measured, Table, causal, dims_of
+from interp.causal.effects import Measured, Table, causal, dims_asked, dims_of, layer_coord, part_names
 from interp.core.shapes import nearest
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -60,9 +60,11 @@ class Patch(Question):
     def asked(self, model: Subject) -> Analysis:
         """One planned sweep per batch of pairs."""
         check_direction(self.direction)
-        cells, metric = Cells.of(self.site, self.by, model.transformer.config), as_metric(self.metric)
+        config, metric = model.transformer.config, as_metric(self.metric)
+        cells = Cells.of(self.site, self.by, config)
+        coords = layer_coord(cells.names) | part_names(cells.names, cells.dims, config)
         attrs: dict[str, str | int | float] = {"site": self.site, "direction": self.direction}
-        table = Table(self.name, cells.dims, cells.coords, metric, model.text, attrs)
+        table = Table(self.name, cells.dims, coords, metric, model.text, attrs)
         measure = partial(_measured, cells=cells, metric=metric, direction=self.direction)
         return causal(model, table, measure, each=self.each, pairs=True)
 
@@ -126,31 +128,17 @@ class Cells:
         names = site_names(site, config)
         axes = sites.find(names[0], config)[0].axes
         possible = ["layer"] * names[0].startswith("blocks.") + dims_of(axes.split()[1:])
-        if isinstance(by, str):
-            raise ValueError(f"dims are required in a list, got {by!r}: write by=({by!r},)")
-        wanted = _usual(axes, possible) if by is None else tuple(by)
-        for dim in wanted:
-            if dim not in possible:
-                raise KeyError(
-                    f"{site} has the dims {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}"
-                )
-        return cls(names, tuple(dim for dim in possible if dim in wanted))
+        return cls(names, dims_asked(_usual(axes, possible) if by is None else by, possible, site))
 
-    @property
-    def coords(self) -> dict[str, object]:
-        """The layer of every name; nothing for a site outside the blocks."""
-        layers = [int(name.split(".")[1]) for name in self.names if name.startswith("blocks.")]
-        return {"layer": layers} if layers else {}
-
-    def variants(self, donors: Mapping[str, Tensor]) -> tuple[list[Variant], tuple[int, ...]]:
+    def variants(self, values: Mapping[str, Tensor]) -> tuple[list[Variant], tuple[int, ...]]:
         """One variant per cell in the order of `dims`, and the length of every dim."""
         axes = sites.axes_of(self.names[0]).split()
-        shape = donors[self.names[0]].shape
+        shape = values[self.names[0]].shape
         inner = [dim for dim in self.dims if dim != "layer"]
         lengths = [shape[axes.index(_AXES[dim])] for dim in inner]
         cells = [dict(zip(inner, index, strict=True)) for index in product(*map(range, lengths))]
         groups = [[name] for name in self.names] if "layer" in self.dims else [list(self.names)]
-        put = {name: Set(donors[name]) for name in self.names}
+        put = {name: Set(values[name]) for name in self.names}
         found = [Variant([Edit(name, put[name], at) for name in group]) for group in groups for at in cells]
         return found, (*([len(groups)] if "layer" in self.dims else []), *lengths)
 

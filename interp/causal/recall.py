@@ -7,6 +7,7 @@ et al. 2025 (arXiv:2501.05078) measure the same: exact match, token accuracy, en
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -15,32 +16,70 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.causal.ablation_effects import Metrics, alike, effects
-from interp.causal.short_circuit import INTERVENTION, Blocks, block_groups, block_variants
-from interp.core.results import labelled
-from interp.core.shapes import shape_text
-from interp.core.stats import Moments
+from interp.causal.effects import SIGN
+from interp.causal.short_circuit import INTERVENTION, Layers, layer_groups, variants
+from interp.causal.spans import check_mask, rows_of_mask
+from interp.core.results import Score, scored
+from interp.core.stats import Means, Moments, Partial, Rows
 from interp.data.batch import Batch
-from interp.data.text import Prompts
+from interp.data.sources import Data
+from interp.data.windows import Feed
+from interp.model.edits import Edit
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, NotFiniteError, Question
 from interp.passes.metrics import Metric, Outcome
-from interp.passes.observe import Subject
+from interp.passes.observe import Model, Subject, text_of
+from interp.passes.sweep import Sweep
+from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
 
+WHOLE = "none"
+"""The label of the whole model, in which no part is short-circuited."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recall(Question):
+    """How well a model recites given continuations, whole and short-circuited; `recall` describes the result."""
+
+    span: Bool[Tensor, "prompt p"]
+    """True at the continuation in each prompt."""
+    layers: Layers | None = None
+    """One entry per variant: a layer, or a range of layers short-circuited together; None = each layer alone."""
+    each: bool = True
+    """Whether every prompt's numbers are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """One planned sweep per batch and measure."""
+        check_mask(self.span, "span")
+        groups = layer_groups(self.layers, model.transformer.config.n_layers)
+        return Analysis(
+            self.name,
+            partial(_compute, span=self.span, groups=groups),
+            Rows if self.each else Means,
+            partial(_finish, name=self.name, parts=[WHOLE, *groups]),
+            rows=len(self.span),
+        )
+
 
 def recall(
-    model: Subject,
-    prompts: Prompts,
-    span: Bool[Tensor, "b p"],
-    blocks: Blocks | None = None,
+    model: Model,
+    data: Feed | Data,
+    span: Bool[Tensor, "prompt p"],
+    layers: Layers | None = None,
     *,
+    each: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
-    """How well a model recites given continuations, whole and short-circuited: Dataset[block], the first block "none".
+    """How well a model recites given continuations, whole and short-circuited, the whole model as the part "none".
 
-    For each of `MEASURES` its value, the mean over prompts, with `_low` and `_high`, 95 %; `_each` [prompt, block]; and
-    `_change`, value minus that of the whole model, with the interval of that difference over prompts:
+    Returns Dataset[part, score]: `value`, the mean over prompts, with `low` and `high` (95 %), `n`, and the coordinate
+    `unit`; `each` [prompt, part, score]. Scores are those of `MEASURES`, and of each the change, such as `loss_change`,
+    the number minus that of the whole model, with the interval of that difference over prompts:
 
         exact_match     1 where every token of the continuation is the most probable one, else 0
         token_accuracy  the share of its tokens that are
@@ -48,48 +87,69 @@ def recall(
         entropy         the mean entropy of the distributions that predict its tokens, nats
 
     The model reads the true continuation (teacher forcing); greedy decoding writes it exactly if `exact_match` is 1.
-    prompts: with their continuations. span: `[prompt, pos]`, True at the continuation; `continuations` makes both.
-    blocks: as in `short_circuit`.
+    data: prompts with their continuations. span: `[prompt, pos]`, True at the continuation; `continuations` makes both.
+    layers: as in `short_circuit`. each=False keeps only the moments over prompts, for data of any size.
     Errors: ValueError for a span of another shape, without a token in some prompt, in the first column or at padding;
     and those of `short_circuit`.
 
     Example:
-        >>> found = recall(model, *continuations(model, [("The cat sat", " on the mat")]), blocks=[0, range(1, 3)])
-        >>> found.exact_match.block.values.tolist()
-        ['none', '0', '1-2']
+        >>> found = recall(model, *continuations(model, [("The cat sat", " on the mat")]), layers=[0, range(1, 3)])
+        >>> found.part.values.tolist()
+        ['none', 'L0.attn', 'L1.attn+L2.attn']
     """
-    network = model.transformer
-    batch = model.text.batch(prompts)
-    _check_span(span, batch)
-    groups = block_groups(
-        range(network.config.n_layers) if blocks is None else blocks, network.config.n_layers
-    )
-    variants = block_variants(groups, network.config.n_heads, batch.tokens.shape[1])
-    table: dict[str, tuple[Sequence[str], Tensor]] = {}
-    for name, measure in MEASURES.items():
-        found = effects(
-            network,
-            batch,
-            measure.of(span),
-            alike(variants),
-            batch_size=batch_size,
+    question = Recall(span, layers, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@torch.no_grad()
+def _compute(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    span: Bool[Tensor, "prompt p"],
+    groups: Mapping[str, list[int]],
+) -> Mapping[str, Tensor]:
+    mine = rows_of_mask(span, batch, "span")
+    before = (batch.real.roll(1, 1) & batch.real).to(mine.device)
+    before[:, 0] = False
+    if not bool(mine.any(1).all()) or bool((mine & ~before).any()):
+        raise ValueError(
+            "a span of at least one token in every prompt is required, none of them the first or padding"
         )
-        change = torch.cat((torch.zeros_like(found.effect[:, :1]), found.effect), 1)
-        each = found.base[:, None] + change
-        table |= {**Moments.of(each).cells(name, ("block",)), f"{name}_each": (("prompt", "block"), each)}
-        table |= Moments.of(change).cells(f"{name}_change", ("block",))
-    result = labelled(
-        "recall",
-        table,
-        coords={"block": ["none", *groups]},
-        attrs={"intervention": INTERVENTION, "n": len(batch), "interval": "95 % over prompts"},
+    sweep = Sweep(model, batch, variants(groups, model.config.n_heads, batch.tokens.shape[1]))
+    values, changes = [], []
+    for measure in MEASURES.values():
+        found = sweep.run(measure.metric(mine))
+        if not bool(found.base.isfinite().all()):
+            raise NotFiniteError("the whole model predicts some prompt with NaN or infinity")
+        change = torch.cat((torch.zeros_like(found.base)[None], found.values - found.base)).mT
+        values.append(found.base[:, None] + change)
+        changes.append(change)
+    return {"each": torch.stack((*values, *changes), -1)}
+
+
+def _finish(merged: Partial, name: str, parts: Sequence[str]) -> "xr.Dataset":
+    others: dict[str, tuple[Sequence[str], Tensor]] = {}
+    if isinstance(merged, Rows):
+        moments = Moments.of(merged.rows["each"])
+        others["each"] = (("prompt", "part", "score"), merged.rows["each"])
+    else:
+        assert isinstance(merged, Means)
+        moments = merged.moments["each"]
+    units = {name: measure.unit for name, measure in MEASURES.items()}
+    units |= {f"{name}_change": unit for name, unit in units.items()}
+    estimates = zip(
+        *(x.unbind(-1) for x in (moments.mean, *moments.interval(), moments.count())), strict=True
     )
-    for name, measure in MEASURES.items():
-        result[name].attrs["unit"] = measure.unit
-    return result
+    scores = {
+        score: Score(value, low, high, n, torch.full_like(value, torch.nan), unit)
+        for (score, unit), (value, low, high, n) in zip(units.items(), estimates, strict=True)
+    }
+    attrs = {"intervention": INTERVENTION, "effect": SIGN, "interval": "95 % over prompts"}
+    return scored(name, scores, ("part",), coords={"part": list(parts)}, attrs=attrs, others=others)
 
 
-def continuations(model: Subject, pairs: Sequence[tuple[str, str]]) -> tuple[Batch, Bool[Tensor, "b p"]]:
+def continuations(model: Model, pairs: Sequence[tuple[str, str]]) -> tuple[Batch, Bool[Tensor, "b p"]]:
     """Prompts with their continuations as one batch (BOS first), and where the continuations stand.
 
     Both are tokenised apart, as if the model had been given the prompt alone.
@@ -101,8 +161,9 @@ def continuations(model: Subject, pairs: Sequence[tuple[str, str]]) -> tuple[Bat
     """
     if not pairs or not all(text for _, text in pairs):
         raise ValueError("at least one prompt with a continuation is required, got none")
-    rows = [(model.text.ids(prompt), model.text.tokenizer.encode(more)) for prompt, more in pairs]
-    batch = model.text.batch(Batch.of([[*start, *more] for start, more in rows]))
+    text = text_of(model)
+    rows = [(text.ids(prompt), text.tokenizer.encode(more)) for prompt, more in pairs]
+    batch = text.batch(Batch.of([[*start, *more] for start, more in rows]))
     column = torch.arange(batch.tokens.shape[1])
     starts = torch.tensor([len(start) for start, _ in rows])[:, None]
     return batch, (column >= starts) & batch.real
@@ -117,10 +178,6 @@ class Measure:
     """From logits and the tokens that they should predict."""
     whole: bool = False
     """Whether the worst token counts instead of the mean."""
-
-    def of(self, span: Bool[Tensor, "b p"]) -> Metrics:
-        """The measure of any of the prompts with these spans."""
-        return lambda rows: self.metric(span[rows])
 
     def metric(self, span: Bool[Tensor, "b p"]) -> Metric:
         """The measure as a metric of prompts with these spans."""
@@ -160,17 +217,3 @@ MEASURES: Mapping[str, Measure] = MappingProxyType(
     }
 )
 """What `recall` measures."""
-
-
-def _check_span(span: Bool[Tensor, "b p"], batch: Batch) -> None:
-    if span.dtype != torch.bool or span.shape != batch.tokens.shape:
-        raise ValueError(
-            f"a boolean span of shape {shape_text(batch.tokens.shape)} is required, got {span.dtype} of shape "
-            f"{shape_text(span.shape)}"
-        )
-    before = (batch.real.roll(1, 1) & batch.real).to(span.device)
-    before[:, 0] = False
-    if not bool(span.any(1).all()) or bool((span & ~before).any()):
-        raise ValueError(
-            "a span of at least one token in every prompt is required, none of them the first or padding"
-        )

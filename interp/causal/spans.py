@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from interp.core.shapes import shape_text
 from interp.data.batch import Batch
 from interp.data.text import Text, Tokenizer
 
@@ -63,6 +64,33 @@ def within(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b p"]:
     """True at the columns of each row's span."""
     column = torch.arange(batch.tokens.shape[1], device=span.device)
     return (column >= span[:, :1]) & (column < span[:, 1:])
+
+
+def check_mask(mask: Tensor, what: str) -> None:
+    """ValueError unless this is a mask `[prompt, pos]`."""
+    if mask.dtype != torch.bool or mask.ndim != 2:
+        raise ValueError(
+            f"a mask of the {what} must be boolean of shape [prompt, pos], got {mask.dtype} of shape "
+            f"{shape_text(mask.shape)}"
+        )
+
+
+def rows_of_mask(mask: Bool[Tensor, "prompt n"], batch: Batch, what: str) -> Bool[Tensor, "b p"]:
+    """The rows of a mask over all prompts that belong to a batch of them, on the CPU.
+
+    Errors: ValueError for a prompt that the mask has no row for, too few columns, or padding in the mask.
+    """
+    rows = torch.arange(len(batch)) if batch.row is None else batch.row.cpu()
+    width = batch.tokens.shape[1]
+    if int(rows.max()) >= len(mask) or mask.shape[1] < width:
+        raise ValueError(
+            f"a mask of the {what} must be boolean of shape {shape_text((int(rows.max()) + 1, width))} at least, got "
+            f"{shape_text(mask.shape)}"
+        )
+    mine = mask.cpu()[rows]
+    if bool((mine[:, :width] & ~batch.real.cpu()).any()) or bool(mine[:, width:].any()):
+        raise ValueError(f"{what} must be tokens of every prompt, got padding")
+    return mine[:, :width]
 
 
 def roles(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b r p"]:

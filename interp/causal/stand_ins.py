@@ -188,11 +188,11 @@ def other_rows(group_of_row: Int[Tensor, "b"], seed: int) -> Int[Tensor, "b"]:
         >>> sorted(other_rows(torch.tensor([0, 0, 0]), seed=1).tolist())
         [0, 1, 2]
     """
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     partner = torch.arange(len(group_of_row))
     for group in group_of_row.unique():
         rows = (group_of_row == group).nonzero()[:, 0]
-        circle = rows[torch.randperm(len(rows), generator=dice)]
+        circle = rows[torch.randperm(len(rows), generator=generator)]
         partner[circle] = circle.roll(1)
     return partner
 

@@ -17,6 +17,7 @@ from interp.core.precision import wide
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
+from interp.model.sites import find
 from interp.model.transformer import Transformer
 from interp.passes.variants import Variant
 
@@ -27,10 +28,10 @@ Severed = Literal["mlp", "attn"]
 
 @dataclass(frozen=True)
 class Tracing:
-    """The protocol of a trace: how the subject is corrupted, what is restored, what stays corrupted."""
+    """How a trace is made: how the subject is corrupted, what is restored, what stays corrupted."""
 
     kind: Kind = "state"
-    window: int = 10
+    window: int = 1
     """MLP or attention outputs restored together, around the named layer; a block's output is restored alone."""
     noise: float = 3.0
     """Standard deviation of the noise, in standard deviations of the subjects' embeddings."""
@@ -38,7 +39,7 @@ class Tracing:
     """Draws of the noise per prompt."""
     seed: int = 0
     severed: Severed | None = None
-    """The sub-layers behind the first restored one that keep their corrupted outputs at that token."""
+    """The sublayers after the first restored one that keep their corrupted outputs at that token."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind) or self.severed not in (None, *get_args(Severed)):
@@ -59,6 +60,12 @@ class Tracing:
         half = self.window // 2
         return range(max(0, layer - half), min(n_layers, layer + self.window - half))
 
+    def check(self, config: ModelConfig) -> None:
+        """KeyError for a sublayer, restored or severed, that the model lacks."""
+        for layer in range(config.n_layers):
+            for name in (*self.restored(layer, config), *self.frozen(layer, config)):
+                find(name, config)
+
     def restored(self, layer: int, config: ModelConfig) -> list[str]:
         """The sites put back to their clean values."""
         post = "hook_normalized_resid_post" if config.norm_place == "post" else "hook_resid_post"
@@ -66,7 +73,7 @@ class Tracing:
         return [f"blocks.{i}.{name}" for i in self.layers(layer, config.n_layers) for name in names]
 
     def frozen(self, layer: int, config: ModelConfig) -> list[str]:
-        """The sites kept at their corrupted values: behind the first restored one, and not restored themselves."""
+        """The sites kept at their corrupted values: after the first restored one, and not restored themselves."""
         if self.severed is None:
             return []
         first = self.layers(layer, config.n_layers).start
@@ -88,6 +95,11 @@ class Tracing:
             for layer in range(config.n_layers)
             for column in range(columns)
         ]
+
+
+def usual_window(n_layers: int) -> int:
+    """A fifth of the layers, at least one: 10 of 48, as Meng et al. 2022 restore at once in GPT-2 XL."""
+    return max(1, round(n_layers / 5))
 
 
 def _outputs(config: ModelConfig, part: Severed) -> list[str]:
@@ -119,9 +131,9 @@ class Noised:
             noise, batch.tokens.cpu(), batch.real.cpu(), where.cpu(), strict=True
         ):
             seed = zlib.crc32(tokens[real].numpy().tobytes(), tracing.seed % 2**32)
-            dice = torch.Generator().manual_seed(seed)
+            generator = torch.Generator().manual_seed(seed)
             row[:, mine] = scale * torch.randn(
-                tracing.samples, int(mine.sum()), row.shape[-1], generator=dice
+                tracing.samples, int(mine.sum()), row.shape[-1], generator=generator
             )
         rows = batch.rows(torch.arange(len(batch)).repeat_interleave(tracing.samples))
         return cls(model, rows.to(model.device), noise.flatten(0, 1).to(model.device))

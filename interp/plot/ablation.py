@@ -1,10 +1,13 @@
-"""What is lost without a part: effects of ablations, knockouts and short-circuits as maps and bars, recall by block."""
+"""What is lost without a part: effects of ablations, knockouts and short-circuits as maps and bars, recall by layer."""
+
+import json
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.core.shapes import nearest
+from interp.model.parts import Part
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
 
 BAR = "#2166ac"
@@ -20,10 +23,9 @@ def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Errors: ValueError for a result of another number of dims.
 
     Example:
-        >>> from interp.causal.ablation import Zero, ablate
-        >>> ablation(ablate(model, prompt, protocol=Zero(), metric=interp.kl_divergence()))
+        >>> ablation(interp.ablate(model, prompt, change=interp.Zero(), metric=interp.kl_divergence()))
     """
-    effect = result.effect
+    effect = result.value
     if effect.ndim not in (1, 2):
         raise ValueError(
             f"effects over one or two dims are required, got {effect.dims}: select or name fewer in `by`"
@@ -42,76 +44,75 @@ def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         name_cells(ax, rows=names[0], columns=names[1])
         ax.set_ylabel(str(effect.dims[0]))
     ax.set_xlabel(str(effect.dims[-1]))
-    ax.set_title(f"{result.attrs.get('what', result.attrs.get('intervention'))}, n = {result.attrs['n']}")
+    ax.set_title(f"{_intervention(result)}, n = {int(result.n.max())}")
     return ax
 
 
 def recall_curve(
-    result: xr.Dataset, measure: str = "token_accuracy", *, label: str | None = None, ax: Axes | None = None
+    result: xr.Dataset, score: str = "token_accuracy", *, label: str | None = None, ax: Axes | None = None
 ) -> Axes:
-    """A measure of `recall` with its 95 % interval: for the whole model, and with each single block short-circuited.
+    """A score of `recall` with its 95 % interval: for the whole model, and with each single layer short-circuited.
 
-    Errors: KeyError for a measure that the result does not hold.
+    Errors: KeyError for a score that the result does not hold.
 
     Example:
-        >>> from interp.causal.recall import continuations, recall
+        >>> from interp.causal import continuations, recall
         >>> recall_curve(recall(model, *continuations(model, [("The cat sat", " on the mat")])))
     """
-    _check(result, measure)
-    names = [str(b) for b in result.block.values if str(b) == "none" or str(b).isdigit()]
+    some = _scored(result, score)
+    names = [str(part) for part in result.part.values if "+" not in str(part)]  # the whole model first
     ax = axes(ax, 1.6 + 0.7 * len(names), 3.4)
-    some = result.sel(block=names)  # the whole model first
-    value = some[measure].to_numpy()
-    ends = np.abs(np.stack((some[f"{measure}_low"], some[f"{measure}_high"])) - value)
+    some = some.sel(part=names)
+    value = some.value.to_numpy()
+    ends = np.abs(np.stack((some.low, some.high)) - value)
     (line,) = ax.plot(range(1, len(names)), value[1:])
     ax.errorbar(range(len(names)), value, yerr=ends, fmt="o", capsize=3, label=label, color=line.get_color())
     ax.set_xticks(range(len(names)), names)
-    ax.set_xlabel("short-circuited block")
-    ax.set_ylabel(f"{measure.replace('_', ' ')} ({result[measure].attrs['unit']})")
+    ax.set_xlabel("short-circuited part")
+    ax.set_ylabel(f"{score.replace('_', ' ')} ({some.unit.item()})")
     ax.grid(alpha=0.3)
     return ax
 
 
-def recall_map(result: xr.Dataset, measure: str = "token_accuracy", *, ax: Axes | None = None) -> Axes:
-    """A measure of `recall` for every range of short-circuited blocks, first block downwards, last one to the right.
+def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | None = None) -> Axes:
+    """A score of `recall` for every range of short-circuited layers, first layer downwards, last one to the right.
 
-    Errors: KeyError for a measure that the result does not hold.
+    Errors: KeyError for a score that the result does not hold.
 
     Example:
-        >>> from interp.causal.recall import continuations, recall
+        >>> from interp.causal import continuations, recall
         >>> pair = [("The cat sat", " on the mat")]
         >>> recall_map(recall(model, *continuations(model, pair), [0, 1, range(2)]), "loss")
     """
-    _check(result, measure)
-    found = {}
-    for block in map(str, result.block.values):
-        first, _, last = block.partition("-")
-        if first.isdigit():
-            found[int(first), int(last or first)] = float(result[measure].sel(block=block))
+    some, found = _scored(result, score), {}
+    for name in map(str, result.part.values[1:]):
+        layers = [Part.of(part).layer or 0 for part in name.split("+")]
+        if layers == list(range(layers[0], layers[-1] + 1)):
+            found[layers[0], layers[-1]] = float(some.value.sel(part=name))
     size = 1 + max(last for _, last in found)
     values = np.full((size, size), np.nan)
     for place, value in found.items():
         values[place] = value
-    unit = str(result[measure].attrs["unit"])
-    label = f"{measure.replace('_', ' ')} ({unit})"
+    unit = str(some.unit.item())
+    label = f"{score.replace('_', ' ')} ({unit})"
     scale = (
         Scale.mass(label)
         if unit.startswith("share")
         else Scale("viridis", 0.0, float(np.nanmax(values)), label)
     )
     ax = axes(ax, 1.8 + 0.7 * size, 1.2 + 0.6 * size)
-    image = heat_map(ax, values, scale, title=f"whole model: {float(result[measure].sel(block='none')):.2f}")
+    image = heat_map(ax, values, scale, title=f"whole model: {float(some.value.sel(part='none')):.2f}")
     annotate(ax, image, [["" if np.isnan(v) else f"{v:.2f}" for v in row] for row in values])
     name_cells(ax, rows=[str(i) for i in range(size)], columns=[str(i) for i in range(size)])
-    ax.set_xlabel("last short-circuited block")
-    ax.set_ylabel("first short-circuited block")
+    ax.set_xlabel("last short-circuited layer")
+    ax.set_ylabel("first short-circuited layer")
     return ax
 
 
 def _bars(result: xr.Dataset, names: list[str], ax: Axes | None) -> Axes:
     ax = axes(ax, 1.6 + 0.5 * len(names), 3.4)
-    mean = result.effect.to_numpy()
-    ends = np.abs(np.stack((result.effect_low, result.effect_high)) - mean)
+    mean = result.value.to_numpy()
+    ends = np.abs(np.stack((result.low, result.high)) - mean)
     ax.bar(range(len(names)), mean, yerr=ends, color=BAR, capsize=3, ecolor="black", width=0.7)
     ax.axhline(0, color="black", linewidth=0.8)
     turned = max(map(len, names)) > 6
@@ -119,7 +120,17 @@ def _bars(result: xr.Dataset, names: list[str], ax: Axes | None) -> Axes:
     return ax
 
 
-def _check(result: xr.Dataset, measure: str) -> None:
-    known = [str(name) for name in result if f"{name}_low" in result and not str(name).endswith("_change")]
-    if measure not in known:
-        raise KeyError(f"no measure {measure!r} in this result; {nearest(measure, known)}")
+def _intervention(result: xr.Dataset) -> str:
+    """What was done, in words."""
+    if "change" not in result.attrs:
+        return str(result.attrs["intervention"])
+    parts = {"named": "named parts"}.get(result.attrs["parts"], f"every {result.attrs['parts']}")
+    return f"{parts}: {json.loads(result.attrs['change'])['change']}"
+
+
+def _scored(result: xr.Dataset, score: str) -> xr.Dataset:
+    """The numbers of one score. KeyError for one that the result does not hold."""
+    known = [str(name) for name in result.score.values]
+    if score not in known:
+        raise KeyError(f"no score {score!r} in this result; {nearest(score, known)}")
+    return result.sel(score=score)

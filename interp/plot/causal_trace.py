@@ -1,6 +1,6 @@
 """Causal traces: which layer and token, restored, brings a fact back; as a map, and as curves with their intervals."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
@@ -19,7 +19,6 @@ def causal_trace(
     result: xr.Dataset,
     *,
     prompt: int | None = None,
-    pieces: Callable[[Sequence[int]], Sequence[str]] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """The indirect effect of restoring each layer at each token: of one prompt, or by role over all prompts.
@@ -27,26 +26,25 @@ def causal_trace(
     result: that of `causal_trace`. Cells by role show the half-width of their 95 % interval where there is room (curves
     show it always), and a dash where restoring can change nothing.
     prompt: place among the prompts of the result; its subject's tokens bear a star.
-    pieces: ids to their texts, `model.text.pieces`; without it tokens are named by their ids.
 
     Example:
         >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())
-        >>> found = interp.causal.causal_trace.causal_trace(model, prompt, "Mary", best, samples=2)
-        >>> drawn = causal_trace(found), causal_trace(found, prompt=0, pieces=model.text.pieces)
+        >>> found = interp.causal_trace(model, prompt, "Mary", best, samples=2)
+        >>> drawn = causal_trace(found), causal_trace(found, prompt=0)
     """
     if prompt is not None:
-        return _of_one(result.isel(prompt=prompt), pieces, ax)
+        return _of_one(result.isel(prompt=prompt), ax)
     ax = axes(ax, 3.2 + 0.62 * min(result.sizes["layer"], 20), 1.5 + 0.5 * result.sizes["role"])
-    values = result.effect.transpose("role", "layer").to_numpy()
-    half = (result.effect_high - result.effect).transpose("role", "layer").to_numpy()
-    of = result.attrs["n"]
+    values = result.value.transpose("role", "layer").to_numpy()
+    half = (result.high - result.value).transpose("role", "layer").to_numpy()
+    of, counts = int(result.n.max()), result.n.max("layer").to_numpy()
     names = [
         f"{role} ({count} of {of})" if count < of else str(role)
-        for role, count in zip(result.role.values, result.prompts.values, strict=True)
+        for role, count in zip(result.role.values, counts, strict=True)
     ]
-    image = _map(ax, result, values, names, f"mean over {of} prompts, total effect {float(result.total):.2f}")
+    image = _map(ax, result, values, names, f"mean over {of} prompts, total effect {_total(result):.2f}")
     if result.sizes["layer"] <= ANNOTATED:
-        rows = zip(values, half, result.changed_role.transpose("role", "layer").to_numpy(), strict=True)
+        rows = zip(values, half, result.changed.transpose("role", "layer").to_numpy(), strict=True)
         annotate(ax, image, [_texts(*row) for row in rows], size=7.0)
     ax.set_ylabel("token role (-: nothing can change)")
     return ax
@@ -61,7 +59,7 @@ def causal_trace_curves(
 
     Example:
         >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())
-        >>> found = interp.causal.causal_trace.causal_trace(model, prompt, "Mary", best, samples=2)
+        >>> found = interp.causal_trace(model, prompt, "Mary", best, samples=2)
         >>> drawn = causal_trace_curves(found, ["last subject", "last token"])
     """
     known = [str(role) for role in result.role.values]
@@ -71,28 +69,27 @@ def causal_trace_curves(
     layers = result.layer.to_numpy()
     for role in known:
         cell = result.sel(role=role)
-        if (roles is not None and role not in roles) or not int(cell.prompts):
+        if (roles is not None and role not in roles) or not int(cell.n.max()):
             continue
-        (line,) = ax.plot(layers, cell.effect, marker="o", markersize=4, label=role)
-        ax.fill_between(
-            layers, cell.effect_low, cell.effect_high, color=line.get_color(), alpha=0.2, linewidth=0
-        )
-    ax.axhline(float(result.total), color="black", linewidth=0.8, linestyle="--", label="total effect")
+        (line,) = ax.plot(layers, cell.value, marker="o", markersize=4, label=role)
+        ax.fill_between(layers, cell.low, cell.high, color=line.get_color(), alpha=0.2, linewidth=0)
+    ax.axhline(_total(result), color="black", linewidth=0.8, linestyle="--", label="total effect")
     ax.axhline(0, color="grey", linewidth=0.8)
     ax.set_xticks(layers if len(layers) <= 2 * ANNOTATED else layers[:: len(layers) // ANNOTATED])
     ax.set_xlabel(_restored(result))
     ax.set_ylabel(f"indirect effect ({result.attrs['unit']})")
-    ax.set_title(_title(result, f"mean and 95 % over {result.attrs['n']} prompts"))
+    ax.set_title(_title(result, f"mean and 95 % over {int(result.n.max())} prompts"))
     ax.legend(fontsize="small", framealpha=0.85, edgecolor="none")
     return ax
 
 
-def _of_one(
-    cell: xr.Dataset, pieces: Callable[[Sequence[int]], Sequence[str]] | None, ax: Axes | None
-) -> Axes:
+def _total(result: xr.Dataset) -> float:
+    return float(result.total.sel(estimate="value"))
+
+
+def _of_one(cell: xr.Dataset, ax: Axes | None) -> Axes:
     cell = cell.isel(pos=np.flatnonzero(cell.each.isel(layer=0).notnull()))
-    ids = [int(i) for i in cell.token.values]
-    words = [f"<{i}>" for i in ids] if pieces is None else [printable(word) for word in pieces(ids)]
+    words = [printable(str(word)) for word in cell.token.values]
     names = [f"{word}*" if mine else word for word, mine in zip(words, cell.subject.values, strict=True)]
     ax = axes(ax, 3.2 + 0.62 * min(cell.sizes["layer"], 20), 1.5 + 0.3 * len(names))
     between = f"{float(cell.corrupt):.2f} corrupted, {float(cell.clean):.2f} clean"

@@ -33,7 +33,7 @@ Draw = Callable[..., Axes]
 
 
 def _effects(result: xr.Dataset, *args: object, **options: object) -> Axes:
-    return patching(result, *(args or ("effect",)), **options)  # type: ignore[arg-type]
+    return patching(result, *(args or ("value",)), **options)  # type: ignore[arg-type]
 
 
 def _spectra(result: xr.Dataset, *args: object, **options: object) -> Axes:
@@ -66,6 +66,7 @@ PLOTS: dict[str, Draw] = {
     "logit_lens": logit_lens,
     "loss_map": loss_map,
     "patch": patching,
+    "path_patch": patching,
     "paths": attribution,
     "probe": probing,
     "probe_neurons": probing,

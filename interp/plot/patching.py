@@ -1,4 +1,4 @@
-"""A patching map: what putting each cell of one run into the other does to the metric."""
+"""Patching maps: what putting each cell of one run into the other does to the metric."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
+from interp.model.parts import Part
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, printable
 
 UNCHANGED = "·"
@@ -25,8 +26,9 @@ def patching(
 ) -> Axes:
     """A map of two dims, coloured around 0; a dot marks cells where nothing was changed.
 
-    result: what `interp.patch` (or another causal door) returned; select from a third dim first, `result.sel(layer=3)`.
-    value: "normalised" (0 = like the corrupted run, 1 = like the clean one) or "effect" in the metric's unit.
+    result: that of `patch`, `attribution_patch` or another causal question; select from a third dim first,
+    `result.sel(layer=3)`. The senders of `path_patch` are laid out by layer: their heads, then the other parts.
+    value: "normalised" (0 = like the corrupted run, 1 = like the clean one) or "value", in the metric's unit.
     tokens: the prompt's, to name the positions. numbers: write the values on the cells; None = where they fit.
     reach: where the colours end, so that several maps can share them; None = the largest value.
     Errors: KeyError for a value that the result lacks; ValueError for another number of dims, or of tokens.
@@ -37,6 +39,7 @@ def patching(
     """
     if value not in result:
         raise KeyError(f"this result has {', '.join(str(name) for name in result)}, not {value!r}")
+    result = _by_layer(result) if result[value].dims == ("part",) and "kind" in result.coords else result
     table = result[value]
     if table.ndim != 2:
         raise ValueError(f"a map has two dims, select from the others: got {', '.join(map(str, table.dims))}")
@@ -59,6 +62,28 @@ def patching(
     return ax
 
 
+def _by_layer(result: xr.Dataset) -> xr.Dataset:
+    """Senders by layer: the heads by their numbers, then the other kinds of parts; NaN for those not asked for."""
+    parts = [Part.of(str(name)) for name in result.part.values]
+    own = [part.index if part.kind == "head" else part.kind for part in parts]
+    columns = [
+        *sorted(i for i in set(own) if isinstance(i, int)),
+        *dict.fromkeys(k for k in own if isinstance(k, str)),
+    ]
+    layers = sorted({part.layer or 0 for part in parts})
+    found = {}
+    for name in ("value", "normalised", "changed"):
+        cells = np.full((len(layers), len(columns)), np.nan)
+        for part, which, number in zip(parts, own, result[name].to_numpy(), strict=True):
+            cells[layers.index(part.layer or 0), columns.index(which)] = number
+        found[name] = (("layer", "part"), cells)
+    coords = {"layer": layers, "part": [str(each) for each in columns]}
+    laid_out = xr.Dataset(
+        found, coords=coords, attrs={**result.attrs, "site": f"to {result.attrs['receivers']}"}
+    )
+    return laid_out.assign(changed=laid_out.changed != 0)
+
+
 def _label(result: xr.Dataset, value: str) -> str:
     if value == "normalised":
         return f"{result.attrs['metric']}\n0 = corrupted, 1 = clean"
@@ -75,7 +100,7 @@ def _write(ax: Axes, image: AxesImage, values: np.ndarray, result: xr.Dataset, n
     changed = result["changed"].to_numpy() if "changed" in result else np.ones(values.shape, dtype=bool)
     texts = [
         [
-            (f"{round(v, 2) + 0.0:.2f}" if fit else "") if c else UNCHANGED
+            (f"{round(v, 2) + 0.0:.2f}" if fit and not np.isnan(v) else "") if c else UNCHANGED
             for v, c in zip(row, mask, strict=True)
         ]
         for row, mask in zip(values, changed, strict=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.causal.ablation import ablate
+from interp.causal import ablate
 from interp.causal.stand_ins import StandIn, other_rows
 from interp.data.batch import Batch
 from interp.model.edits import Mean, Resample, Zero
@@ -69,8 +69,8 @@ def one_mean(values: Tensor) -> Tensor:
 
 
 Case = tuple[StandIn, dict[str, object], Callable[[Tensor, Tensor], Tensor]]
-"""The protocol, what the door is given with it, and the value by hand from the prompts' own and the reference's."""
-PROTOCOLS: dict[str, Case] = {
+"""What stands in, what is given with it, and the value by hand from the prompts' own and the reference's."""
+CASES: dict[str, Case] = {
     "zero": (Zero(), {}, lambda own, _: torch.zeros_like(own)),
     "mean": (Mean(), {}, lambda own, _: by_mean_of(own, ["all"] * 4)),
     "mean of a reference": (
@@ -81,7 +81,7 @@ PROTOCOLS: dict[str, Case] = {
         Mean("template"), {"groups": GROUPS, "reference": OTHER}, lambda _, other: by_mean_of(other, GROUPS),
     ),
     "one mean": (Mean("reference"), {"reference": OTHER}, lambda _, other: one_mean(other)),
-    "twins": (Resample(), {"reference": OTHER}, lambda _, other: other),
+    "corrupted": (Resample(), {"reference": OTHER}, lambda _, other: other),
     "rows": (
         Resample(3), {}, lambda own, _: own[other_rows(torch.zeros(4, dtype=torch.long), 3)],
     ),
@@ -98,10 +98,12 @@ def by_hand(
     own, other = recorded(model)
     hooks = []
     for site, index in cells:
-        donor = PROTOCOLS[case][2](own[site], other[site])
+        values = CASES[case][2](own[site], other[site])
 
-        def put(value: Tensor, hook: interp.HookPoint, index: tuple = index, donor: Tensor = donor) -> Tensor:
-            value[(slice(None), *index)] = donor[(slice(None), *index)]
+        def put(
+            value: Tensor, hook: interp.HookPoint, index: tuple = index, values: Tensor = values
+        ) -> Tensor:
+            value[(slice(None), *index)] = values[(slice(None), *index)]
             return value
 
         hooks.append((site, put))
@@ -125,13 +127,13 @@ def recorded(model: HookedTransformer) -> tuple[Values, Values]:
     return own, other
 
 
-@over("case", PROTOCOLS)
+@over("case", CASES)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_protocol_is_what_hooks_give(name: str, case: str) -> None:
-    check(name, case, SITES if name == "gpt2" or case == "twins" else ("head", "mlp"), freeze=False)
+def test_every_change_is_what_hooks_give(name: str, case: str) -> None:
+    check(name, case, SITES if name == "gpt2" or case == "corrupted" else ("head", "mlp"), freeze=False)
 
 
-@over("case", ["zero", "mean", "twins"])
+@over("case", ["zero", "mean", "corrupted"])
 @pytest.mark.parametrize("name", MODELS)
 def test_frozen_patterns_are_put_back_everywhere(name: str, case: str) -> None:
     check(name, case, ("head", "mlp"), freeze=True)
@@ -139,7 +141,7 @@ def test_frozen_patterns_are_put_back_everywhere(name: str, case: str) -> None:
 
 def check(name: str, case: str, kinds: Iterable[str], *, freeze: bool) -> None:
     """One part of each kind in either layer against hooks."""
-    model, (change, given, _) = subject(name), PROTOCOLS[case]
+    model, (change, given, _) = subject(name), CASES[case]
     for kind in kinds:
         site, index, some = SITES[kind]
         found = ablate(
@@ -166,15 +168,15 @@ def test_frozen_patterns_differ_from_free_ones() -> None:
 def test_positions_one_at_a_time(name: str) -> None:
     model = subject(name)
     found = ablate(model, TOKENS, "head", change=Mean(), metric=METRIC, by=("pos", "head", "layer"))
-    assert found.effect.dims == ("layer", "pos", "head")
+    assert found.value.dims == ("layer", "pos", "head")
     for layer, p, h in ((0, 3, 1), (1, 8, 2), (1, 2, 0)):
         cells = [(f"blocks.{layer}.attn.hook_z", (p, h))]
         assert_close(torch.from_numpy(found["each"].values)[:, layer, p, h], by_hand(model, cells, "mean"))
-    behind = {"layer": 1, "pos": slice(0, 7)}
+    unread = {"layer": 1, "pos": slice(0, 7)}
     np.testing.assert_allclose(
-        found.effect.sel(behind), 0, atol=1e-9, err_msg="nothing after the last block reads them"
+        found.value.sel(unread), 0, atol=1e-9, err_msg="nothing after the last block reads them"
     )
-    assert not found.changed.sel(behind).any() and found.changed.sel(layer=0).all()
+    assert not found.changed.sel(unread).any() and found.changed.sel(layer=0).all()
 
 
 def test_dims_that_are_not_named_are_ablated_at_once() -> None:
@@ -185,7 +187,7 @@ def test_dims_that_are_not_named_are_ablated_at_once() -> None:
     z = [f"blocks.{layer}.attn.hook_z" for layer in range(2)]
     everything = (slice(None),)
     assert_close(torch.from_numpy(heads["each"].values)[:, 1], by_hand(model, [(z[1], everything)], "zero"))
-    assert every.effect.dims == () and every["each"].dims == ("prompt",)
+    assert every.value.dims == () and every["each"].dims == ("prompt",)
     assert_close(torch.from_numpy(every["each"].values), by_hand(model, [(s, everything) for s in z], "zero"))
     pair = [(s, (slice(None), 2)) for s in z]
     assert_close(torch.from_numpy(both["each"].values)[:, 2], by_hand(model, pair, "zero"))
@@ -207,7 +209,7 @@ def test_sets_are_ablated_together(name: str) -> None:
         [("blocks.0.hook_resid_pre", everything)],
     ]  # fmt: skip
     for i, some in enumerate(cells):
-        assert_close(torch.from_numpy(found["each"].values)[:, i], by_hand(model, some, "twins"))
+        assert_close(torch.from_numpy(found["each"].values)[:, i], by_hand(model, some, "corrupted"))
 
 
 def test_sets_by_position() -> None:
@@ -218,15 +220,17 @@ def test_sets_by_position() -> None:
     assert_close(torch.from_numpy(found["each"].values)[:, 0, 4], by_hand(model, cells, "zero"))
 
 
-@pytest.mark.parametrize("case", ["mean", "mean of templates of a reference", "one mean", "twins", "rows"])
+@pytest.mark.parametrize(
+    "case", ["mean", "mean of templates of a reference", "one mean", "corrupted", "rows"]
+)
 def test_splitting_the_prompts_changes_no_number(case: str) -> None:
-    protocol, given, _ = PROTOCOLS[case]
+    change, given, _ = CASES[case]
     joined, split = (
-        ablate(subject("gpt2"), TOKENS, change=protocol, metric=METRIC, batch_size=n, **given)  # type: ignore[arg-type]
+        ablate(subject("gpt2"), TOKENS, change=change, metric=METRIC, batch_size=n, **given)  # type: ignore[arg-type]
         for n in (32, 3)
     )
     np.testing.assert_allclose(split["each"].values, joined["each"].values, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(joined.effect, joined["each"].mean("prompt"), rtol=1e-9)
+    np.testing.assert_allclose(joined.value, joined["each"].mean("prompt"), rtol=1e-9)
 
 
 def padded(tokens: Tensor, lengths: tuple[int, ...]) -> Batch:
@@ -274,15 +278,15 @@ def test_what_changes_nothing_is_said_to() -> None:
         subject("gpt2"), TOKENS, "head", change=Mean(), metric=METRIC, reference=TOKENS[:1].expand(4, 9)
     )
     assert same.changed.all()
-    twin = TOKENS.clone()
-    twin[:, 6:] = OTHER[:, 6:]
+    corrupt = TOKENS.clone()
+    corrupt[:, 6:] = OTHER[:, 6:]
     found = ablate(
         subject("gpt2"),
         TOKENS,
         "head",
         change=Resample(),
         metric=METRIC,
-        reference=twin,
+        reference=corrupt,
         by=("layer", "pos"),
     )
     assert found.changed.sel(pos=slice(0, 5)).sum() == 0 and bool(found.changed.sel(layer=0, pos=6))

@@ -10,11 +10,11 @@ import xarray as xr
 from torch import Tensor
 
 from interp import Edit, HookedTransformer, Read, observe
-from interp.causal.attribution_patching import attribution_patch
-from interp.causal.contrast import DIMS, site_names
+from interp.causal import attribution_patch
+from interp.causal.contrast import site_names
 from interp.data.batch import Batch
 from interp.model import Tap, Transformer
-from interp.model.sites import BLOCK_SITES, EMBEDDING_SITES, names
+from interp.model.sites import BLOCK_SITES, DIMS, EMBEDDING_SITES, names
 from interp.passes.metrics import kl_divergence, logit_difference, next_token_loss, of_logits
 from tests.causal.slow_edges import ANSWER, WRONG, difference
 from tests.circuits.test_edge_attribution import CLEAN, CORRUPT, linear, padded
@@ -77,7 +77,8 @@ def test_every_site_s_sum_is_the_slope_of_the_metric(name: str, direction: str) 
         expected = slope(model, own, site, towards)
         if not bool(expected.any()):
             continue  # positions and token types are the same in both runs
-        found = patched(model, short, direction=direction, by=())
+        layered = ("layer",) if site.startswith("blocks.") else ()
+        found = patched(model, short, direction=direction, by=layered)
         each = torch.from_numpy(found["each"].values)
         each = each[:, 1] if "layer" in found["each"].dims else each
         assert (each - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max())), site
@@ -108,7 +109,7 @@ def test_a_cell_is_the_slope_as_that_cell_alone_moves(site: str, cell: tuple[int
 def test_in_a_linear_network_it_is_exact_patching(site: str, direction: str) -> None:
     model = linear()
     own, other = (CORRUPT, CLEAN) if direction == "denoise" else (CLEAN, CORRUPT)
-    each = torch.from_numpy(patched(model, site, direction=direction, by=("pos",))["each"].values)
+    each = torch.from_numpy(patched(model, site, direction=direction, by=("layer", "pos"))["each"].values)
     for layer, full in enumerate(site_names(site, model.config)):
         given = recorded(model, other, full)
         for pos in (1, 6):
@@ -125,11 +126,11 @@ def test_in_a_linear_network_it_is_exact_patching(site: str, direction: str) -> 
 def test_results_are_labelled_by_the_site_s_axes() -> None:
     model = build("llama-gqa")
     table = patched(model, "pattern")
-    assert table.effect.dims == ("layer", "head", "query", "key")
+    assert table.value.dims == ("layer", "head", "query", "key")
     assert table["each"].dims == ("prompt", "layer", "head", "query", "key")
-    assert patched(model, "k").effect.dims == ("layer", "pos", "kv_head")
-    assert patched(model, "embed").effect.dims == ("pos",)
-    assert patched(model, "blocks.1.attn.hook_z").effect.dims == ("layer", "pos", "head")
+    assert patched(model, "k").value.dims == ("layer", "pos", "kv_head")
+    assert patched(model, "embed").value.dims == ("pos",)
+    assert patched(model, "blocks.1.attn.hook_z").value.dims == ("layer", "pos", "head")
     assert patched(model, "blocks.1.attn.hook_z").layer.values.tolist() == [1]
     assert table.attrs["unit"] == "logits" and table.attrs["direction"] == "denoise"
     for site in BLOCK_SITES:
@@ -140,8 +141,10 @@ def test_results_are_labelled_by_the_site_s_axes() -> None:
 def test_dims_left_out_are_summed_over() -> None:
     model = build("gpt2")
     whole = patched(model)["each"]
-    np.testing.assert_allclose(patched(model, by=("head",))["each"], whole.sum("pos"), atol=1e-12)
+    np.testing.assert_allclose(patched(model, by=("head", "layer"))["each"], whole.sum("pos"), atol=1e-12)
     np.testing.assert_allclose(patched(model, by=("layer",))["each"], whole.sum(("pos", "head")), atol=1e-12)
+    np.testing.assert_allclose(patched(model, by=("head",))["each"], whole.sum(("pos", "layer")), atol=1e-12)
+    np.testing.assert_allclose(patched(model, by=())["each"], whole.sum(("pos", "layer", "head")), atol=1e-12)
 
 
 def test_the_mean_comes_with_its_interval_and_the_metric_of_both_runs() -> None:
@@ -150,8 +153,8 @@ def test_the_mean_comes_with_its_interval_and_the_metric_of_both_runs() -> None:
         table = patched(model, direction=direction)
         each = table["each"].values
         half = 1.959963984540054 * each.std(0, ddof=1) / np.sqrt(3)
-        np.testing.assert_allclose(table.effect, each.mean(0), atol=1e-12)
-        np.testing.assert_allclose(table.effect_high - table.effect, half, atol=1e-12)
+        np.testing.assert_allclose(table.value, each.mean(0), atol=1e-12)
+        np.testing.assert_allclose(table.high - table.value, half, atol=1e-12)
         np.testing.assert_allclose(table.clean, difference(model(CLEAN)), atol=1e-12)
         np.testing.assert_allclose(table.corrupt, difference(model(CORRUPT)), atol=1e-12)
 
@@ -200,10 +203,10 @@ def test_texts_are_prompts_too() -> None:
     lengths = [model.text.batch(text).tokens.shape[1] for text in pair]
     assert lengths[0] == lengths[1]
     table = attribution_patch(model, *pair, metric=logit_difference(3, 4))
-    assert table.effect.shape == (2, lengths[0], 4)
+    assert table.value.shape == (2, lengths[0], 4)
     differing = model.text.batch(pair[0]).tokens[0] != model.text.batch(pair[1]).tokens[0]
     first = int(differing.int().argmax())
-    assert float(abs(table.effect[:, :first]).max()) == 0, "nothing differs before the first other token"
+    assert float(abs(table.value[:, :first]).max()) == 0, "nothing differs before the first other token"
 
 
 # refusals
@@ -228,8 +231,10 @@ def test_positions_of_prompts_of_different_lengths_are_refused() -> None:
     pair = Batch(CLEAN, keep), Batch(CORRUPT, keep)
     with pytest.raises(ValueError, match=r"by pos require prompts of one length, got lengths \[5, 7\]"):
         attribution_patch(model, *pair, metric=METRIC)
-    summed = attribution_patch(model, *pair, metric=METRIC, by=("head",))["each"][1]
-    alone = attribution_patch(model, CLEAN[1:2, :5], CORRUPT[1:2, :5], metric=METRIC, by=("head",))["each"][0]
+    summed = attribution_patch(model, *pair, metric=METRIC, by=("layer", "head"))["each"][1]
+    alone = attribution_patch(model, CLEAN[1:2, :5], CORRUPT[1:2, :5], metric=METRIC, by=("layer", "head"))[
+        "each"
+    ][0]
     np.testing.assert_allclose(summed, alone, atol=1e-12)
 
 
@@ -240,12 +245,16 @@ def test_what_cannot_be_estimated_is_refused_by_name() -> None:
     ):
         attribution_patch(model, CLEAN, CORRUPT, metric=kl_divergence(), direction="noise")
     with pytest.raises(ValueError, match="its gradient at z is zero in every prompt"):
+        attribution_patch(
+            model, CLEAN, CORRUPT, metric=of_logits(lambda x: x[:, 0].argmax(-1) + 0 * x[:, 0, 0])
+        )
+    with pytest.raises(ValueError, match="is 0 for clean and corrupted runs alike in every prompt"):
         attribution_patch(model, CLEAN, CORRUPT, metric=of_logits(lambda x: 0 * x[:, 0, 0]))
     with pytest.raises(
-        ValueError, match=r"before the final norm is required, 'unembed.hook_out' comes behind"
+        ValueError, match=r"before the final norm is required, 'unembed.hook_out' comes after"
     ):
         patched(build("gpt2"), "unembed.hook_out")
-    with pytest.raises(KeyError, match="z has the dims pos, head, not 'heads'; nearest: head"):
+    with pytest.raises(KeyError, match="z has the dims layer, pos, head, not 'heads'; nearest: head"):
         patched(build("gpt2"), by=("heads",))
     with pytest.raises(KeyError, match="unknown site shorthand 'zz'"):
         patched(build("gpt2"), "zz")

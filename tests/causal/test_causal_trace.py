@@ -1,7 +1,7 @@
 """Causal traces equal the slow loop, one pass per cell and draw, and find the planted path of a fact."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -9,12 +9,13 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+import interp
 from interp import Batch, HookedTransformer
-from interp.causal.causal_trace import causal_trace, subject_spread
+from interp.causal import CausalTrace, causal_trace, subject_spread
 from interp.causal.spans import ROLES, spans, within
-from interp.causal.tracing import Noised, Tracing
+from interp.causal.tracing import Noised, Tracing, usual_window
 from interp.data.text import Side
-from interp.model.edits import Edit, Set
+from interp.model.edits import Edit, Scale, Set, Zero
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import answer_probability, kl_divergence, logit_difference
@@ -43,8 +44,8 @@ class Asked:
     def batch(self, side: Side = "right") -> Batch:
         return Batch.of([row.tolist() for row in self.rows], side=side)
 
-    def trace(self, side: Side = "right", **protocol: object) -> xr.Dataset:
-        given: dict = {"samples": SAMPLES, "noise": NOISE} | protocol
+    def trace(self, side: Side = "right", **how: object) -> xr.Dataset:
+        given: dict = {"samples": SAMPLES, "noise": NOISE} | how
         return causal_trace(self.model, self.batch(side), SUBJECTS, self.answers, **given)
 
 
@@ -75,7 +76,7 @@ def block_output(model: Transformer) -> str:
     return "hook_normalized_resid_post" if model.config.norm_place == "post" else "hook_resid_post"
 
 
-def slow(a: Asked, i: int, protocol: Tracing, windows: dict[int, list[int]]) -> tuple[Tensor, float, float]:
+def slow(a: Asked, i: int, tracing: Tracing, windows: dict[int, list[int]]) -> tuple[Tensor, float, float]:
     """The indirect effects `[sample, layer, pos]` of one prompt, and the metric of its clean and corrupted runs."""
     model, row, answer, where = a.model.transformer, a.rows[i], a.answers[i], SUBJECTS[i]
     part = {"state": block_output(model), "mlp": "hook_mlp_out", "attn": "hook_attn_out"}
@@ -89,7 +90,7 @@ def slow(a: Asked, i: int, protocol: Tracing, windows: dict[int, list[int]]) -> 
     )
     mask = torch.zeros(1, len(row), dtype=torch.bool)
     mask[0, list(where)] = True
-    noise = Noised.of(model, Batch(row[None]), mask, NOISE * float(entries.std()), protocol).noise
+    noise = Noised.of(model, Batch(row[None]), mask, NOISE * float(entries.std()), tracing).noise
     corrupted = Edit("hook_embed", lambda x: x + noise)
     drawn = Batch(row.repeat(SAMPLES, 1))
     base = observe(model, drawn, [Read(name) for name in names], [corrupted]).trace
@@ -98,11 +99,11 @@ def slow(a: Asked, i: int, protocol: Tracing, windows: dict[int, list[int]]) -> 
     for layer, column in itertools.product(range(2), range(len(row))):
         edits = [corrupted]
         for k in windows[layer]:
-            name = f"blocks.{k}.{part[protocol.kind]}"
+            name = f"blocks.{k}.{part[tracing.kind]}"
             edits.append(put(name, clean[name], column))
-        if protocol.severed:  # as ROME's code does, in every layer: those below hold these values anyway
+        if tracing.severed:  # as ROME's code does, in every layer: those below hold these values anyway
             restored = {edit.site for edit in edits}
-            names = [f"blocks.{k}.{part[protocol.severed]}" for k in range(2)]
+            names = [f"blocks.{k}.{part[tracing.severed]}" for k in range(2)]
             edits += [put(name, base[name], column) for name in names if name not in restored]
         effects[:, layer, column] = probability(model, row, answer, edits) - low
     return effects, float(probability(model, row, answer, [])[0]), float(low.mean())
@@ -130,14 +131,14 @@ CASES: dict[str, tuple[Tracing, dict[int, list[int]]]] = {
     [(n, c) for i, c in enumerate(CASES) for j, n in enumerate(FAMILIES) if c == "state" or i % 3 == j],
 )
 def test_every_cell_is_that_of_the_slow_loop(name: str, case: str) -> None:
-    protocol, windows = CASES[case]
+    tracing, windows = CASES[case]
     a = asked(name)
-    found = a.trace(kind=protocol.kind, window=protocol.window, severed=protocol.severed)
+    found = a.trace(kind=tracing.kind, window=tracing.window, severed=tracing.severed)
     for i, n in enumerate(LENGTHS):
-        effects, clean, corrupt = slow(a, i, protocol, windows)
+        effects, clean, corrupt = slow(a, i, tracing, windows)
         each = torch.from_numpy(found.each.values[i])
         assert_close(each[:, :n], effects.mean(0))
-        assert each[:, n:].isnan().all() and not found.changed.values[i, :, n:].any()
+        assert each[:, n:].isnan().all() and not found.each_changed.values[i, :, n:].any()
         assert_close(torch.from_numpy(found.each_spread.values[i, :, :n]), effects.std(0))
         assert (float(found.clean[i]), float(found.corrupt[i])) == pytest.approx((clean, corrupt), abs=1e-9)
     assert abs(found.each).max() > 1e-4
@@ -145,10 +146,10 @@ def test_every_cell_is_that_of_the_slow_loop(name: str, case: str) -> None:
 
 @pytest.mark.parametrize("name", ["post-norm", "bidirectional", "parallel", "window"])
 def test_other_families_and_left_padding(name: str) -> None:
-    a, protocol = asked(name), Tracing(samples=SAMPLES, severed="mlp")
+    a, tracing = asked(name), Tracing(samples=SAMPLES, severed="mlp")
     found = a.trace("left", severed="mlp")
     for i, n in enumerate(LENGTHS):
-        assert_close(torch.from_numpy(found.each.values[i, :, -n:]), slow(a, i, protocol, ALONE)[0].mean(0))
+        assert_close(torch.from_numpy(found.each.values[i, :, -n:]), slow(a, i, tracing, ALONE)[0].mean(0))
 
 
 def test_the_layers_of_a_window_are_those_of_the_paper() -> None:
@@ -158,6 +159,14 @@ def test_the_layers_of_a_window_are_those_of_the_paper() -> None:
         assert wide.layers(layer, 48) == range(max(0, layer - 5), min(48, layer + 5))
     assert Tracing("attn", 1).layers(7, 48) == range(7, 8)
     assert Tracing("state", 10).layers(7, 48) == range(7, 8)
+
+
+def test_the_usual_window_is_a_fifth_of_the_layers_as_in_the_paper() -> None:
+    assert [usual_window(n) for n in (1, 2, 4, 12, 48)] == [1, 1, 1, 2, 10]
+    a = asked("gpt2")
+    xr.testing.assert_identical(a.trace(kind="mlp"), a.trace(kind="mlp", window=1))
+    names = [a.trace(kind=kind, window=2).part.values.tolist() for kind in ("state", "mlp")]
+    assert names == [["L0.resid_post", "L1.resid_post"], ["L0.mlp", "L0.mlp+L1.mlp"]]
 
 
 @pytest.mark.parametrize("name", [n for n, c in CONFIGS.items() if c.unembed])
@@ -187,17 +196,16 @@ def test_the_last_state_is_everything_and_what_cannot_reach_it_nothing(name: str
     total = found.clean - found.corrupt
     for i, (n, subject) in enumerate(zip(LENGTHS, SUBJECTS, strict=True)):
         assert float(found.each[i, -1, n - 1]) == pytest.approx(float(total[i]), abs=1e-9)
-        assert (found.each[i, -1, : n - 1] == 0).all() and not found.changed[i, -1, : n - 1].any()
+        assert (found.each[i, -1, : n - 1] == 0).all() and not found.each_changed[i, -1, : n - 1].any()
         before = found.each[i, 0, : subject.start]
         assert bool((before == 0).all()) is causal
-        assert bool(found.changed[i, 0, : subject.start].any()) is not causal
-        assert found.changed[i, 0, subject.start]
+        assert bool(found.each_changed[i, 0, : subject.start].any()) is not causal
+        assert found.each_changed[i, 0, subject.start]
     last = found.sel(role="last token", layer=1)
-    assert float(last.effect) == pytest.approx(float(found.total), abs=1e-9)
-    assert (float(last.effect_low), float(last.effect_high)) == pytest.approx(
-        (float(found.total_low), float(found.total_high)), abs=1e-9
-    )
-    assert not found.changed_role.sel(layer=1, role="first subject") and last.changed_role
+    assert found.estimate.values.tolist() == ["value", "low", "high"]
+    for name in found.estimate.values:
+        assert float(last[name]) == pytest.approx(float(found.total.sel(estimate=name)), abs=1e-9)
+    assert not found.changed.sel(layer=1, role="first subject") and last.changed
 
 
 def test_roles_are_means_inside_a_prompt_then_over_prompts() -> None:
@@ -210,14 +218,14 @@ def test_roles_are_means_inside_a_prompt_then_over_prompts() -> None:
     for role, each in columns.items():
         rows = np.stack([found.each.values[i][:, c].mean(1) for i, c in enumerate(each) if c])
         cell = found.sel(role=role)
-        np.testing.assert_allclose(cell.effect, rows.mean(0), atol=1e-12)
-        assert int(cell.prompts) == len(rows)
+        np.testing.assert_allclose(cell.value, rows.mean(0), atol=1e-12)
+        assert (cell.n == len(rows)).all()
         if len(rows) > 1:
             half = 1.959964 * rows.std(0, ddof=1) / len(rows) ** 0.5
-            np.testing.assert_allclose(cell.effect_high - cell.effect, half, rtol=1e-6, atol=1e-12)
-            np.testing.assert_allclose(cell.effect - cell.effect_low, half, rtol=1e-6, atol=1e-12)
+            np.testing.assert_allclose(cell.high - cell.value, half, rtol=1e-6, atol=1e-12)
+            np.testing.assert_allclose(cell.value - cell.low, half, rtol=1e-6, atol=1e-12)
         else:
-            assert cell.effect_low.isnull().all()
+            assert cell.low.isnull().all()
     spread = [found.each_spread.values[i][:, c[0]] for i, c in enumerate(columns["last token"])]
     np.testing.assert_allclose(
         found.spread.sel(role="last token"), np.sqrt(np.square(spread).mean(0)), atol=1e-12
@@ -228,8 +236,8 @@ def test_noise_is_normal_on_the_subjects_alone_and_hangs_on_the_tokens_and_the_s
     model, batch = build("gpt2"), Batch(torch.cat((some_tokens(2, 9), some_tokens(1, 9))))
     where = torch.zeros(3, 9, dtype=torch.bool)
     where[:, 2:6] = True
-    protocol = Tracing(samples=400)
-    noise = Noised.of(model, batch, where, 0.7, protocol).noise.unflatten(0, (3, 400))
+    tracing = Tracing(samples=400)
+    noise = Noised.of(model, batch, where, 0.7, tracing).noise.unflatten(0, (3, 400))
     assert not noise[:, :, ~where[0]].any()
     drawn = noise[:, :, where[0]].double()
     count = drawn[0].numel()
@@ -239,7 +247,7 @@ def test_noise_is_normal_on_the_subjects_alone_and_hangs_on_the_tokens_and_the_s
     padded = Batch.of([batch.tokens[1].tolist(), [1] * 12], side="left")
     moved = torch.zeros(2, 12, dtype=torch.bool)
     moved[0, 5:9] = True
-    alone = Noised.of(model, padded, moved, 0.7, protocol).noise.unflatten(0, (2, 400))
+    alone = Noised.of(model, padded, moved, 0.7, tracing).noise.unflatten(0, (2, 400))
     assert torch.equal(alone[0, :, 3:], noise[1])
     other = Noised.of(model, batch, where, 0.7, Tracing(samples=400, seed=1)).noise
     assert not torch.equal(other, noise.flatten(0, 1))
@@ -248,7 +256,8 @@ def test_noise_is_normal_on_the_subjects_alone_and_hangs_on_the_tokens_and_the_s
 def test_sigma_is_that_of_all_entries_of_the_subjects() -> None:
     a = asked("gemma2")
     span = spans(a.model.text, a.batch(), SUBJECTS)
-    found = subject_spread(a.model.transformer, a.batch(), within(a.batch(), span), batch_size=2)
+    found = subject_spread(a.model, a.batch(), SUBJECTS, batch_size=2)
+    assert int(within(a.batch(), span).sum()) == 6
     weights = a.model.transformer.embed.weight * 24**0.5
     parts = [weights[row[sub.start : sub.stop]] for row, sub in zip(a.rows, SUBJECTS, strict=True)]
     assert found == pytest.approx(float(torch.cat(parts).std()), rel=1e-12)
@@ -268,14 +277,14 @@ def test_neither_the_split_nor_the_order_of_the_prompts_changes_a_number(kind: s
         kind=kind, window=1, samples=SAMPLES, noise=NOISE,
     )  # fmt: skip
     np.testing.assert_allclose(moved.each, whole.each[order], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(moved.effect, whole.effect, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(moved.value, whole.value, rtol=1e-9, atol=1e-12)
     xr.testing.assert_identical(a.trace(kind=kind, window=1), whole)
     assert abs(a.trace(kind=kind, window=1, seed=1).each - whole.each).max() > 1e-6
 
 
 def test_facts_that_the_model_gets_wrong_are_dropped_and_counted() -> None:
     whole, some = asked("gpt2").trace(), asked("gpt2", wrong=(1,)).trace()
-    assert some.attrs["dropped"] == 1 and some.attrs["n"] == 2 and whole.attrs["dropped"] == 0
+    assert some.attrs["dropped"] == 1 and int(some.n.max()) == 2 and whole.attrs["dropped"] == 0
     assert some.prompt.values.tolist() == [0, 2]
     np.testing.assert_allclose(some.each, whole.each[[0, 2]], atol=1e-12)
     assert some.attrs["sigma"] == whole.attrs["sigma"], "the fact set is what was given"
@@ -297,9 +306,56 @@ def test_other_metrics_are_watched_and_a_comparing_one_compares_with_the_clean_r
         a.trace(metric=answer_probability(torch.tensor(wrong)))
 
 
+def test_the_question_has_the_numbers_of_the_function_over_any_data() -> None:
+    a = asked("gpt2", wrong=(1,))
+    whole = a.trace()
+    question = CausalTrace(SUBJECTS, a.answers, samples=SAMPLES, noise=NOISE, sigma=whole.attrs["sigma"])
+    xr.testing.assert_identical(interp.run([question], a.model, a.batch())["causal_trace"], whole)
+    rows = [row.tolist() for row in a.rows]
+    stream = interp.Stream(interp.open_source(rows), a.model.text, tokens_per_batch=8)
+    assert subject_spread(a.model, stream, SUBJECTS) == pytest.approx(question.sigma, rel=1e-12)
+    kept = interp.run([question], a.model, stream)["causal_trace"]
+    assert kept.prompt.values.tolist() == [0, 2] and kept.attrs["dropped"] == 1
+    np.testing.assert_allclose(kept["each"], whole["each"], rtol=1e-9, atol=1e-12)
+    small = interp.run([replace(question, each=False)], a.model, stream)["causal_trace"]
+    for found in (kept, small):
+        for name in ("value", "low", "high", "n", "spread", "changed", "total"):
+            np.testing.assert_allclose(found[name], whole[name], rtol=1e-9, atol=1e-12, err_msg=name)
+    assert "each" not in small and small.attrs["dropped"] == 1
+    with pytest.raises(ValueError, match=r"sigma is required.*subject_spread\(model, data, subject\)"):
+        interp.run([replace(question, sigma=None)], a.model, rows)
+    with pytest.raises(
+        ValueError, match=r"subjects and answers of the same prompts are required, got \[2, 3\]"
+    ):
+        interp.run([replace(question, answer=a.answers[:2])], a.model, rows)
+    with pytest.raises(ValueError, match="got an iterator: say sigma"):
+        causal_trace(a.model, iter(rows), SUBJECTS, a.answers)
+
+
+def test_answers_may_come_with_the_data() -> None:
+    a = asked("gpt2")
+    batch = a.batch().with_answers(torch.tensor(a.answers), None)
+    found = causal_trace(a.model, batch, SUBJECTS, samples=SAMPLES, noise=NOISE)
+    xr.testing.assert_identical(found, a.trace())
+    with pytest.raises(ValueError, match="requires the answer of every prompt, got none"):
+        causal_trace(a.model, a.batch(), SUBJECTS)
+
+
+def test_an_edited_model_has_its_own_facts_and_its_own_sigma() -> None:
+    a, edits = asked("gpt2"), [Edit("embed", Scale(2.0)), Edit("L0.mlp", Zero())]
+    network = a.model.transformer.edited(edits)
+    answers = [int(network(row[None])[0, -1].argmax()) for row in a.rows]
+    given = {"samples": SAMPLES, "edits": edits}
+    found = causal_trace(a.model, a.batch(), SUBJECTS, answers, **given)  # type: ignore[arg-type]
+    assert found.attrs["sigma"] == pytest.approx(2 * a.trace().attrs["sigma"], rel=1e-12)
+    xr.testing.assert_identical(found, causal_trace(network, a.batch(), SUBJECTS, answers, samples=SAMPLES))
+    assert abs(found["each"] - a.trace(noise=3.0)["each"]).max() > 1e-6
+
+
 def test_float32_agrees_with_float64() -> None:
     narrow, whole = asked("gpt2", dtype=torch.float32).trace(), asked("gpt2").trace()
     np.testing.assert_allclose(narrow.each, whole.each, rtol=1e-4, atol=2e-5)
+    np.testing.assert_array_equal(narrow.each_changed, whole.each_changed)
     np.testing.assert_array_equal(narrow.changed, whole.changed)
 
 
@@ -310,12 +366,10 @@ def test_the_path_of_a_planted_fact_is_found() -> None:
     differs = [(row >= 1) & (row <= 8) for row in planted.clean]
     subjects = [range(i := int(d.int().argmax()), i + 1) for d in differs]
 
-    def at_end(**protocol: object) -> list[float]:
-        found = causal_trace(
-            model, planted.clean, subjects, planted.answer, noise=20.0, samples=4, **protocol
-        )  # type: ignore[arg-type]
-        assert found.attrs["dropped"] == 0 and float(found.total_low) > 0.3
-        return (found.effect.sel(role="last token") / found.total).values.tolist()
+    def at_end(**how: object) -> list[float]:
+        found = causal_trace(model, planted.clean, subjects, planted.answer, noise=20.0, samples=4, **how)  # type: ignore[arg-type]
+        assert found.attrs["dropped"] == 0 and float(found.total.sel(estimate="low")) > 0.3
+        return (found.value.sel(role="last token") / found.total.sel(estimate="value")).values.tolist()
 
     assert at_end() == pytest.approx([1, 1], abs=0.05)
     assert at_end(severed="attn") == pytest.approx([1, 1], abs=0.05)
@@ -327,22 +381,24 @@ def test_the_path_of_a_planted_fact_is_found() -> None:
 def test_a_single_draw_or_prompt_has_no_spread_or_interval() -> None:
     a = asked("gpt2", wrong=(0, 2))
     found = a.trace(samples=1)
-    assert found.spread.isnull().all() and found.effect_low.isnull().all() and found.sizes["prompt"] == 1
-    assert found.effect.sel(role="last token").notnull().all()
+    assert found.spread.isnull().all() and found.low.isnull().all() and found.sizes["prompt"] == 1
+    assert found.value.sel(role="last token").notnull().all()
 
 
 @pytest.mark.parametrize(
-    ("protocol", "message"),
+    ("how", "message"),
     [
         ({"samples": 0}, "samples=0"),
         ({"noise": 0.0}, "noise=0.0"),
         ({"noise": float("nan")}, "noise=nan"),
         ({"window": 0, "kind": "mlp"}, "window=0"),
+        ({"sigma": 0.0}, "sigma is required.*got 0.0"),
+        ({"kind": "neuron"}, "kind must be one of"),
     ],
 )
-def test_protocols_without_a_meaning_are_refused(protocol: dict[str, float], message: str) -> None:
+def test_traces_without_a_meaning_are_refused(how: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        asked("gpt2").trace(**protocol)
+        asked("gpt2").trace(**how)
 
 
 def test_missing_parts_are_refused_by_name() -> None:

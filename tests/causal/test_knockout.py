@@ -1,6 +1,8 @@
 """A cut edge equals a score of -inf set by a hook, whatever is cut together; what nobody could see is refused."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -9,8 +11,11 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.causal.knockout import Cuts, knock_out
+from interp.causal import KnockOut, knock_out
+from interp.causal.knockout import Cuts
 from interp.data.batch import Batch
+from interp.data.sources import open_source
+from interp.data.stream import Stream
 from interp.model.edits import Edit, Set
 from interp.model.tap import Read
 from interp.passes.metrics import logit_difference
@@ -61,15 +66,18 @@ def test_every_cut_is_what_hooks_give(name: str) -> None:
     edges = [(8, 5), (8, 7), (6, 5), (6, 7)]
     joint = knock_out(model, TOKENS, queries, keys, metric=METRIC)
     each = torch.from_numpy(joint["each"].values)
-    assert joint.effect.dims == ("layer",)
+    assert joint.value.dims == ("layer",)
     for layer in range(2):
         assert_close(each[:, layer], by_hand(model, edges, [layer]))
     everywhere = knock_out(model, TOKENS, queries, keys, metric=METRIC, by=())
     assert_close(torch.from_numpy(everywhere["each"].values), by_hand(model, edges, [0, 1]))
     single = knock_out(model, TOKENS, queries, keys, metric=METRIC, by=("key", "head", "layer", "query"))
-    assert single.effect.dims == ("layer", "head", "query", "key")
-    cell = torch.from_numpy(single["each"].sel(layer=1, head=2, query=8, key=5).values)
+    assert single.value.dims == ("layer", "head", "query", "key")
+    cell = torch.from_numpy(single["each"].sel(layer=1, head=2, query=-1, key=5).values)
     assert_close(cell, by_hand(model, [(8, 5)], [1], [2]))
+    assert (
+        single["query"].values.tolist() == queries and str(single.part.sel(layer=1, head=2).values) == "L1H2"
+    )
     some = knock_out(model, TOKENS, queries, keys, metric=METRIC, heads=[1, 3], layers=[1])
     assert_close(torch.from_numpy(some["each"].values)[:, 0], by_hand(model, edges, [1], [1, 3]))
 
@@ -129,7 +137,7 @@ def test_rows_still_sum_to_1_and_what_was_cut_is_spread_over_the_rest() -> None:
     model, batch = build("gpt2"), Batch(TOKENS)
     cuts = Cuts(("layer",), (0,), (0, 1, 2, 3), 1, model.config)
     read = Read("blocks.0.attn.hook_pattern")
-    cut = Sweep(model, batch, cuts.variants([4], [1, 2], 9)).read([read])[read][0]
+    cut = Sweep(model, batch, cuts.variants([4], [1, 2])).read([read])[read][0]
     whole = HookedTransformer(model, None).run_with_cache(TOKENS)[1][read.site].clone()
     whole[:, :, 4, [1, 2]] = 0
     whole[:, :, 4] /= whole[:, :, 4].sum(-1, keepdim=True)
@@ -163,6 +171,9 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, object]]] = {
     "unknown dim": (KeyError, "nearest: key", {"by": ("keys",)}),
     "no such head": (IndexError, r"head must be in \[0, 3\], got 4", {"heads": [4]}),
     "window without layers": (ValueError, "with 'layer' in `by`", {"window": 2, "by": ()}),
+    "mask of numbers": (ValueError, "must be boolean of shape", {"keys": torch.zeros(3, 9)}),
+    "a word for tokens": (ValueError, "a list of tokens' numbers or a mask", {"keys": "end"}),
+    "a word for dims": (ValueError, r"write by=\('layer',\)", {"by": "layer"}),
     "mask of another shape": (ValueError, r"boolean of shape \[3, 9\]", {"keys": torch.ones(3, 8, dtype=torch.bool)}),
     "masks one by one": (
         ValueError, "alike in all prompts", {"keys": torch.eye(9, dtype=torch.bool)[:3], "by": ("key",)},
@@ -177,12 +188,51 @@ def test_what_has_no_meaning_is_refused_by_name(case: str) -> None:
         knock_out(subject("gpt2"), TOKENS, **{"queries": [8], "keys": [3], "metric": METRIC, **given})  # type: ignore[arg-type]
 
 
-def test_padding_is_no_column() -> None:
-    batch = Batch.of([[1, 2, 3, 4], [1, 2, 3], [1, 2, 3, 4]])
-    with pytest.raises(ValueError, match="columns counted from the end require prompts of one length"):
-        knock_out(subject("gpt2"), batch, [-1], [1], metric=METRIC)
-    with pytest.raises(ValueError, match="got padding"):
+RAGGED = ([1, 2, 3, 4], [1, 2, 3], [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_tokens_are_counted_in_each_prompt_by_itself(side: Literal["left", "right"]) -> None:
+    model, batch = subject("gpt2"), Batch.of(RAGGED, side=side)
+    found = knock_out(model, batch, [-1, 1], [0], metric=METRIC, by=("query", "layer"))
+    assert found["query"].values.tolist() == [-1, 1]
+    for row, ids in enumerate(RAGGED):
+        tokens = torch.tensor([ids]).expand(3, -1)
+        for layer in range(2):
+            expected = by_hand(model, [(len(ids) - 1, 0)], [layer], tokens=tokens)[row]
+            assert_close(torch.from_numpy(found["each"].sel(query=-1, layer=layer).values)[row], expected)
+
+
+def test_padding_is_no_token() -> None:
+    batch = Batch.of(RAGGED)
+    with pytest.raises(IndexError, match=r"query must be in \[0, 2\], got 3"):
         knock_out(subject("gpt2"), batch, [3], [1], metric=METRIC)
+    mask = torch.zeros(3, 4, dtype=torch.bool)
+    mask[:, 3] = True
+    with pytest.raises(ValueError, match="got padding"):
+        knock_out(subject("gpt2"), batch, mask, [1], metric=METRIC)
+    with pytest.raises(ValueError, match="at least one query and none twice"):
+        knock_out(subject("gpt2"), batch, [-1, 3], [1], metric=METRIC)
+
+
+def test_masks_find_their_prompts_in_a_stream() -> None:
+    """Rows of a stream are sorted by length, and its batches are as wide as their longest row."""
+    model, lengths = subject("gpt2"), (9, 5, 8, 6)
+    rows = [row[:n].tolist() for row, n in zip(some_tokens(rows=4), lengths, strict=True)]
+    queries, keys = torch.zeros(2, 4, 9, dtype=torch.bool)
+    for row, n in enumerate(lengths):
+        queries[row, n - 1], keys[row, 1 + row % 2] = True, True
+    asked = KnockOut(queries, keys, logit_difference([3, 4, 5, 6], [6, 7, 8, 9]), by=("layer",))
+    stream = Stream(open_source(rows), model.text, tokens_per_batch=16)
+    found = interp.run([asked], model, stream)["knock_out"].sortby("prompt")
+    whole = knock_out(model, Batch.of(rows), queries, keys, metric=asked.metric)
+    np.testing.assert_allclose(found["each"].values, whole["each"].values, rtol=1e-9, atol=1e-12)
+    with pytest.raises(ValueError, match="answers for 4 prompts, got 3 rows"):
+        interp.run([asked], model, rows[:3])
+    with pytest.raises(
+        ValueError, match=r"masks and answers for the same prompts are required, got \[3, 4\]"
+    ):
+        interp.run([replace(asked, metric=METRIC)], model, rows)
 
 
 def test_the_planted_head_needs_the_edge_from_the_end_to_the_name() -> None:
@@ -196,4 +246,4 @@ def test_the_planted_head_needs_the_edge_from_the_end_to_the_name() -> None:
     one = knock_out(model, circuit.clean, end, small, metric=metric, by=())
     both = knock_out(model, circuit.clean, end, small | where, metric=metric, by=())
     whole = float(one.base.mean())
-    assert abs(float(one.effect)) < 0.1 * whole and float(both.effect) < -0.9 * whole
+    assert abs(float(one.value)) < 0.1 * whole and float(both.value) < -0.9 * whole

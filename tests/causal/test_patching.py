@@ -6,7 +6,7 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.causal.patching import PRESETS, patch, patch_preset
+from interp.causal import PRESETS, patch, patch_preset
 from interp.passes.metrics import Metric, choice_difference, kl_divergence, logit_difference
 from tests.configs import build, some_tokens
 from tests.loops import over
@@ -34,10 +34,10 @@ def by_hooks(model: HookedTransformer, site: str, index: tuple, direction: str) 
     """The effect of one cell `[prompt]`, from three whole passes."""
     own, other = (CORRUPT, CLEAN) if direction == "denoise" else (CLEAN, CORRUPT)
     _, cache = model.run_with_cache(other, names=site)
-    donor = cache[site]
+    given = cache[site]
 
     def put(value: Tensor, hook: interp.HookPoint) -> Tensor:
-        value[(slice(None), *index)] = donor[(slice(None), *index)]
+        value[(slice(None), *index)] = given[(slice(None), *index)]
         return value
 
     return difference(model.run_with_hooks(own, fwd_hooks=[(site, put)])) - difference(model(own))
@@ -63,17 +63,17 @@ def test_every_cell_is_what_hooks_give(name: str, site: str, direction: str) -> 
             expected = by_hooks(model, f"blocks.{layer}.{full}", index(cell), direction)
             each = torch.from_numpy(found.each.values)[:, layer, cell]
             assert_close(each, expected)
-            assert_close(torch.tensor(found.effect.values[layer, cell]), expected.mean())
+            assert_close(torch.tensor(found.value.values[layer, cell]), expected.mean())
 
 
 def test_two_dims_at_once_and_layers_together() -> None:
     model = subject("llama-gqa")
     both = patch(model, CLEAN, CORRUPT, "k", metric=METRIC, by=("layer", "pos", "kv_head"))
-    assert both.effect.dims == ("layer", "pos", "kv_head")
+    assert both.value.dims == ("layer", "pos", "kv_head")
     expected = by_hooks(model, "blocks.1.attn.hook_k", (4, 1), "denoise")
     assert_close(torch.from_numpy(both.each.values)[:, 1, 4, 1], expected)
     whole = patch(model, CLEAN, CORRUPT, "resid_pre", metric=METRIC, by=("pos",))
-    assert whole.effect.dims == ("pos",)
+    assert whole.value.dims == ("pos",)
 
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
@@ -91,8 +91,8 @@ def test_cells_that_are_alike_in_both_runs_are_said_to_be_unchanged() -> None:
     found = patch(subject("gpt2"), CLEAN, CORRUPT, "resid_pre", metric=METRIC)
     alike = torch.tensor([True, True, False, False, False, True, False, False, False])
     assert torch.equal(~torch.from_numpy(found.changed.values)[0], alike)
-    assert (found.effect.values[0][alike.numpy()] == 0).all()
-    assert (found.effect.values[0][~alike.numpy()] != 0).all()
+    assert (found.value.values[0][alike.numpy()] == 0).all()
+    assert (found.value.values[0][~alike.numpy()] != 0).all()
 
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
@@ -118,7 +118,7 @@ def test_presets_have_the_dims_of_their_names(name: str, preset: str) -> None:
     for site, table in found.items():
         own = site in ("k", "v")
         wanted = [("kv_head" if own and dim == "head" else dim) for dim in dict(PRESETS[preset])[site]]
-        assert set(table.effect.dims) == set(wanted)
+        assert set(table.value.dims) == set(wanted)
 
 
 def test_eighteen_presets() -> None:
@@ -138,7 +138,7 @@ def test_what_has_no_meaning_is_refused() -> None:
     with pytest.raises(ValueError, match="requires an answer"):
         patch(model, CLEAN, CORRUPT)
     constant = Metric("constant", "", lambda outcome: outcome.stream.new_ones(len(outcome.stream)))
-    with pytest.raises(ValueError, match="nothing that a patch could bring back"):
+    with pytest.raises(ValueError, match="nothing that an intervention could bring back"):
         patch(model, CLEAN, CORRUPT, metric=constant)
 
 

@@ -10,10 +10,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from interp import HookedTransformer, Read, observe
-from interp.causal.graph import EdgeGraph
-from interp.causal.patching import patch
-from interp.causal.path_patching import path_patch
+from interp import Edge, HookedTransformer, Read, observe
+from interp.causal import EdgeGraph, patch, path_patch
 from interp.data.batch import Batch
 from interp.model import Tap, Transformer
 from interp.model.config import ModelConfig
@@ -46,39 +44,33 @@ def deep(name: str) -> Transformer:
     return perturbed(replace(CONFIGS[name], n_layers=3))
 
 
-def patched(name: str, receivers: str | Sequence[str], **how: object) -> xr.Dataset:
-    return path_patch(HookedTransformer(deep(name)), CLEAN, CORRUPT, receivers, metric=METRIC, **how)  # type: ignore[arg-type]
+def patched(name: str, receivers: str | Sequence[str], direction: str = "noise", **how: object) -> xr.Dataset:
+    given: dict = {"metric": METRIC, "direction": direction} | how
+    return path_patch(HookedTransformer(deep(name)), CLEAN, CORRUPT, receivers, **given)
 
 
 def by_sender(table: xr.Dataset, name: str = "each") -> dict[str, Tensor]:
-    """Every sender's values; those without a way are left out."""
-    found = {}
-    for layer in table.layer.values:
-        for head in table["head"].values:
-            found[f"a{layer}.h{head}"] = table[name].sel(layer=layer, head=head)
-        if f"{name}_mlp" in table:
-            found[f"m{layer}"] = table[f"{name}_mlp"].sel(layer=layer)
-    found["input"] = table[f"{name}_input"]
-    return {k: torch.from_numpy(v.values) for k, v in found.items() if not np.isnan(v.values).all()}
+    """Every sender's values."""
+    return {str(part): torch.from_numpy(table[name].sel(part=part).values) for part in table.part.values}
 
 
 # the definition, one sender after the other
 
 
 def site_of(sender: str) -> tuple[str, int | None]:
-    if sender == "input":
+    if sender == "L0.resid":
         return "blocks.0.hook_resid_pre", None
-    if sender.startswith("m"):
-        return f"blocks.{sender[1:]}.hook_mlp_out", None
-    layer, head = sender[1:].split(".h")
+    if sender.endswith(".mlp"):
+        return f"blocks.{sender[1]}.hook_mlp_out", None
+    layer, head = sender[1:].split("H")
     return f"blocks.{layer}.attn.hook_z", int(head)
 
 
 def input_of(receiver: str) -> tuple[str, int | None]:
-    if receiver.startswith("m"):
-        return f"blocks.{receiver[1:]}.hook_mlp_in", None
-    node, part = receiver[1:-1].split("<")
-    layer, head = node.replace("g", "h").split(".h")
+    node, part = receiver[1:].split(".")
+    if part == "mlp":
+        return f"blocks.{node}.hook_mlp_in", None
+    layer, head = node.replace("G", "H").split("H")
     return f"blocks.{layer}.attn.hook_{part}", int(head)
 
 
@@ -131,9 +123,9 @@ def slow(
 
 
 def receiver_sets(config: ModelConfig) -> list[list[str]]:
-    shared = "h" if config.kv_heads == config.n_heads else "g"
-    sets = [["logits"], ["a2.h1<q>"], [f"a2.{shared}0<v>", f"a2.{shared}0<k>", "a1.h3<q>"]]
-    return sets + ([["m1"], ["m2", "m1", "a2.h0<q>"]] if config.mlp is not None else [])
+    shared = "H" if config.kv_heads == config.n_heads else "G"
+    sets = [["logits"], ["L2H1.q"], [f"L2{shared}0.v", f"L2{shared}0.k", "L1H3.q"]]
+    return sets + ([["L1.mlp"], ["L2.mlp", "L1.mlp", "L2H0.q"]] if config.mlp is not None else [])
 
 
 @pytest.mark.parametrize(
@@ -151,8 +143,8 @@ def test_every_effect_is_that_of_the_definition(name: str, direction: str) -> No
 
 
 def test_one_position_at_a_time() -> None:
-    for receivers in (["logits"], ["a2.g1<k>"]):
-        for sender, each in by_sender(patched("llama-gqa", receivers, by_pos=True)).items():
+    for receivers in (["logits"], ["L2G1.k"]):
+        for sender, each in by_sender(patched("llama-gqa", receivers, by=("part", "pos"))).items():
             for pos in (0, 3, 6):
                 wanted = slow(deep("llama-gqa"), (CLEAN, CORRUPT), sender, receivers, pos=pos)
                 assert_close(each[:, pos], wanted)
@@ -160,7 +152,7 @@ def test_one_position_at_a_time() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm"])
 def test_with_mlps_held_as_well(name: str) -> None:
-    for receivers in (["logits"], ["a2.h1<q>", "m2"]):
+    for receivers in (["logits"], ["L2H1.q", "L2.mlp"]):
         for sender, each in by_sender(patched(name, receivers, freeze_mlps=True)).items():
             wanted = slow(deep(name), (CLEAN, CORRUPT), sender, receivers, freeze_mlps=True)
             assert_close(each, wanted)
@@ -170,7 +162,7 @@ def test_with_mlps_held_as_well(name: str) -> None:
 
 
 def added(model: Transformer) -> Values:
-    """What each sender's value of the corrupted run adds to the stream that is read behind it in the clean one."""
+    """What each sender's value of the corrupted run adds to the stream that is read after it in the clean one."""
     here, there = writes(model, CLEAN), writes(model, CORRUPT)
     change = {name: there[name] - here[name] for name in here}
     if model.config.norm_place != "sandwich":
@@ -182,7 +174,7 @@ def added(model: Transformer) -> Values:
         for head in range(model.config.n_heads):
             site = f"blocks.{layer}.attn.hook_z"
             edit = Edit(site, set_to(z[site], head))
-            change[f"a{layer}.h{head}"] = observe(model, Batch(CLEAN), [read], [edit]).trace[read] - before
+            change[f"L{layer}H{head}"] = observe(model, Batch(CLEAN), [read], [edit]).trace[read] - before
     return change
 
 
@@ -190,7 +182,7 @@ def added(model: Transformer) -> Values:
 def test_the_direct_path_is_the_senders_change_added_where_the_receiver_reads(name: str) -> None:
     model = deep(name)
     change, graph = added(model), EdgeGraph.of(model.config)
-    for receiver in [*graph.receivers[graph.inputs(2)][1::5], "m1", "logits"]:
+    for receiver in [*graph.receivers[graph.inputs(2)][1::5], "L1.mlp", "logits"]:
         found = by_sender(patched(name, receiver, freeze_mlps=True))
         seen = int(graph.visible[graph.receivers.index(receiver)])
         assert set(found) == set(graph.senders[:seen])
@@ -199,40 +191,29 @@ def test_the_direct_path_is_the_senders_change_added_where_the_receiver_reads(na
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
-def test_what_has_no_heads_behind_it_is_activation_patching(name: str) -> None:
-    hooked = HookedTransformer(deep(name))
-    table = patched(name, "logits")
-    for ending, site in (("", "z"), ("_mlp", "mlp_out")):
-        plain = patch(
-            hooked,
-            CLEAN,
-            CORRUPT,
-            site,
-            metric=METRIC,
-            direction="noise",
-            by=["layer", *["head"] * (not ending)],
-        )
-        for variable in ("effect", "effect_low", "normalised", "each", "changed"):
-            mine = table[
-                variable.replace("effect", f"effect{ending}") if "effect" in variable else variable + ending
-            ]
-            xr.testing.assert_allclose(
-                mine.isel(layer=2, drop=True).drop_vars("head", errors="ignore"),
-                plain[variable].isel(layer=2, drop=True),
-            )
+def test_what_has_no_heads_after_it_is_activation_patching(name: str) -> None:
+    hooked, last = HookedTransformer(deep(name)), {"layer": 2}
+    for direction in ("noise", "denoise"):
+        table = patched(name, "logits", direction)
+        for site, parts in (("z", [f"L2H{h}" for h in range(4)]), ("mlp_out", "L2.mlp")):
+            by = ["layer", *["head"] * (site == "z")]
+            plain = patch(hooked, CLEAN, CORRUPT, site, metric=METRIC, direction=direction, by=by)  # type: ignore[arg-type]
+            for variable in ("value", "low", "high", "n", "normalised", "each", "changed"):
+                mine, theirs = table[variable].sel(part=parts), plain[variable].sel(last)
+                np.testing.assert_allclose(mine.values, theirs.values, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(
     ("circuit", "receiver", "senders"),
     [
-        ("two_hop", "a1.h0<v>", {"a0.h2"}),
-        ("two_hop", "logits", {"a1.h0"}),
-        ("induction", "a1.h2<k>", {"a0.h1"}),
-        ("induction", "a1.h2<q>", {"input"}),
-        ("induction", "logits", {"a1.h2"}),
-        ("fact_memory", "m1", {"a0.h1", "input"}),
-        ("backup", "a1.h2<q>", {"a0.h3"}),
-        ("backup", "logits", {"a0.h3", "a1.h1"}),
+        ("two_hop", "L1H0.v", {"L0H2"}),
+        ("two_hop", "logits", {"L1H0"}),
+        ("induction", "L1H2.k", {"L0H1"}),
+        ("induction", "L1H2.q", {"L0.resid"}),
+        ("induction", "logits", {"L1H2"}),
+        ("fact_memory", "L1.mlp", {"L0H1", "L0.resid"}),
+        ("backup", "L1H2.q", {"L0H3"}),
+        ("backup", "logits", {"L0H3", "L1H1"}),
     ],
 )
 def test_exactly_the_planted_senders_come_out(circuit: str, receiver: str, senders: set[str]) -> None:
@@ -240,16 +221,14 @@ def test_exactly_the_planted_senders_come_out(circuit: str, receiver: str, sende
     metric = logit_difference(planted.answer, planted.wrong)
     table = path_patch(
         HookedTransformer(planted.model), planted.clean, planted.corrupt, receiver, metric=metric,
-        prepend_bos=False, freeze_mlps=True,
+        direction="noise", prepend_bos=False, freeze_mlps=True,
     )  # fmt: skip
     total = float((table.clean - table.corrupt).mean())
     found = {name: abs(float(each.mean())) / total for name, each in by_sender(table).items()}
     assert {name for name, share in found.items() if share > 0.2} == senders
     assert max([share for name, share in found.items() if name not in senders]) < 0.02
-    written = {
-        edge.partition("->")[0] for edge in planted.edges - planted.hidden if edge.endswith(f"->{receiver}")
-    }
-    assert written == senders
+    shown = [Edge.of(edge) for edge in planted.edges - planted.hidden]
+    assert {str(edge.sender) for edge in shown if str(edge).endswith(f"->{receiver}")} == senders
 
 
 # the table
@@ -257,7 +236,7 @@ def test_exactly_the_planted_senders_come_out(circuit: str, receiver: str, sende
 
 def test_normalised_counts_from_the_corrupted_run_to_the_clean_one() -> None:
     for direction, start in (("noise", "clean"), ("denoise", "corrupt")):
-        table = patched("gpt2", "a2.h1<q>", direction=direction)
+        table = patched("gpt2", "L2H1.q", direction)
         total = table.clean.mean() - table.corrupt.mean()
         moved = table[start].mean() + table["each"].mean("prompt") - table.corrupt.mean()
         xr.testing.assert_allclose(table.normalised, moved / total)
@@ -273,37 +252,38 @@ def test_comparing_metrics_compare_with_the_clean_run(metric: object, direction:
     plain = patch(model, CLEAN, CORRUPT, "z", metric=metric, direction=direction)  # type: ignore[arg-type]
     for variable in ("clean", "corrupt"):
         xr.testing.assert_allclose(table[variable], plain[variable])
-    found, wanted = (
-        x["each"].isel(layer=2, drop=True).drop_vars("head", errors="ignore") for x in (table, plain)
-    )
-    xr.testing.assert_allclose(found, wanted)
+    found = table["each"].sel(part=[f"L2H{h}" for h in range(4)])
+    np.testing.assert_allclose(found.values, plain["each"].sel(layer=2).values, rtol=1e-9, atol=1e-12)
 
 
 def test_a_sender_that_is_alike_in_both_runs_changes_nothing_and_says_so() -> None:
     corrupt = torch.cat((CLEAN[:, :4], CORRUPT[:, 4:]), 1)
     model = HookedTransformer(deep("gpt2"))
-    for receiver in ("logits", "a2.h1<k>"):
-        table = path_patch(model, CLEAN, corrupt, receiver, metric=METRIC, by_pos=True)
-        for ending in ("", "_mlp", "_input"):
-            asked = table[f"effect{ending}"].notnull()
-            changed = table[f"changed{ending}"]
-            assert not changed.isel(pos=slice(4)).any() and not changed.where(~asked, False).any()
-            assert (changed == asked).isel(pos=-1).all()
-            early = {"pos": 4} | ({"layer": slice(2)} if "layer" in changed.dims else {})
-            assert (changed == asked).isel(early).all()  # the last block does not carry it to the last token
-            assert (table[f"each{ending}"].isel(pos=slice(4)).fillna(0) == 0).all()
+    for receiver in ("logits", "L2H1.k"):
+        table = path_patch(
+            model, CLEAN, corrupt, receiver, metric=METRIC, direction="noise", by=("part", "pos")
+        )
+        changed = table.changed
+        assert not changed.sel(pos=slice(0, 3)).any() and changed.sel(pos=6).all()
+        assert changed.sel(pos=4, part=changed.layer < 2).all(), (
+            "the last block does not carry it to the last token"
+        )
+        assert (table["each"].sel(pos=slice(0, 3)) == 0).all()
 
 
-def test_only_the_senders_asked_for() -> None:
-    table, whole = patched("gpt2", "logits", senders=["m1", "a0.h2"]), patched("gpt2", "logits")
-    assert np.isnan(table.effect_input) and list(table.effect.notnull().values.nonzero()) == [[0], [2]]
-    xr.testing.assert_allclose(table.effect[0, 2], whole.effect[0, 2])
-    xr.testing.assert_allclose(table.effect_mlp[1], whole.effect_mlp[1])
-    assert np.isnan(table.effect_mlp[0]) and "effect_mlp" not in patched("attention-only", "logits")
+def test_only_the_senders_asked_for_in_their_order() -> None:
+    table = patched("gpt2", "logits", senders=["m1", (0, 2), "L0.resid"])
+    whole = patched("gpt2", "logits")
+    assert table.part.values.tolist() == ["L1.mlp", "L0H2", "L0.resid"]
+    assert (table.layer.values.tolist(), table.kind.values.tolist()) == ([1, 0, 0], ["mlp", "head", "resid"])
+    xr.testing.assert_allclose(table.value, whole.value.sel(part=table.part))
+    assert whole.part.values.tolist() == list(EdgeGraph.of(deep("gpt2").config).senders)
+    assert "mlp" not in patched("attention-only", "logits").kind
+    assert set(patched("gpt2", "L1H0.q").layer.values) == {0}, "no sender without a way"
 
 
 def test_the_batch_size_changes_nothing() -> None:
-    for receiver in ("logits", ["a2.h0<k>", "m1"]):
+    for receiver in ("logits", ["L2H0.k", "L1.mlp"]):
         xr.testing.assert_allclose(patched("gpt2", receiver, batch_size=2), patched("gpt2", receiver))
 
 
@@ -315,26 +295,33 @@ def test_padded_pairs_have_the_numbers_of_each_alone() -> None:
     kept = [i for i in range(3) if sizes[0][i] == sizes[1][i]]
     assert len({sizes[0][i] for i in kept}) > 1
     metric = logit_difference(3, 4)
-    whole = path_patch(model, [clean[i] for i in kept], [corrupt[i] for i in kept], "a1.h0<q>", metric=metric)
+    whole = path_patch(model, [clean[i] for i in kept], [corrupt[i] for i in kept], "L1H0.q", metric=metric)
     for row, i in enumerate(kept):
-        alone = path_patch(model, [clean[i]], [corrupt[i]], "a1.h0<q>", metric=metric)
-        for variable in ("each", "each_mlp", "each_input"):
-            xr.testing.assert_allclose(whole[variable][row], alone[variable][0])
+        alone = path_patch(model, [clean[i]], [corrupt[i]], "L1H0.q", metric=metric)
+        np.testing.assert_allclose(whole["each"][row], alone["each"][0], rtol=1e-9, atol=1e-12)
     with pytest.raises(ValueError, match="prompts of one length, got lengths"):
-        path_patch(model, [clean[i] for i in kept], [corrupt[i] for i in kept], metric=metric, by_pos=True)
+        path_patch(
+            model, [clean[i] for i in kept], [corrupt[i] for i in kept], metric=metric, by=("part", "pos")
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "how", "error", "message"),
     [
-        ("gpt2", {"receivers": "a2.h9<q>"}, KeyError, "no receiver 'a2.h9<q>'.*nearest: a2.h"),
-        ("gpt2", {"receivers": "a2.h0"}, KeyError, "no receiver 'a2.h0'"),
-        ("llama-gqa", {"receivers": "a2.h0<k>"}, KeyError, "nearest: .*a2.g0<k>"),
-        ("gpt2", {"receivers": ["logits", "m1"]}, ValueError, "or 'logits' alone, got"),
+        ("gpt2", {"receivers": "L2H9.q"}, IndexError, "L2H9.q: the index of a query is 0 to 3"),
+        ("gpt2", {"receivers": "L3H0.q"}, IndexError, "layers are 0 to 2"),
+        ("gpt2", {"receivers": "L2H0"}, KeyError, "L2H0 is no receiver of paths.*nearest: L2H0"),
+        ("llama-gqa", {"receivers": "L2H0.k"}, KeyError, "this head's are L2G0.k"),
+        ("gpt2", {"receivers": ["logits", "L1.mlp"]}, ValueError, "or 'logits' alone, got"),
         ("gpt2", {"receivers": []}, ValueError, "at least one"),
-        ("gpt2", {"receivers": "a1.h0<q>", "senders": ["a1.h1"]}, ValueError, "a1.h1 has no way to a1.h0<q>"),
-        ("gpt2", {"receivers": "m1", "senders": []}, ValueError, "at least one sender"),
-        ("gpt2", {"receivers": "m1", "senders": ["z1"]}, KeyError, "no sender 'z1'"),
+        ("gpt2", {"receivers": "L1H0.q", "senders": ["L1H1"]}, ValueError, "L1H1 has no way to L1H0.q"),
+        ("gpt2", {"receivers": "L1.mlp", "senders": []}, ValueError, "at least one sender"),
+        ("gpt2", {"receivers": "L1.mlp", "senders": ["L0H1", (0, 1)]}, ValueError, "none twice"),
+        ("gpt2", {"receivers": "L1.mlp", "senders": ["z1"]}, KeyError, "no part 'z1'"),
+        ("gpt2", {"receivers": "L1.mlp", "senders": ["embed"]}, KeyError, "embed is no sender of paths"),
+        ("gpt2", {"receivers": "logits", "by": ("pos",)}, KeyError, "'part' is required in `by`"),
+        ("gpt2", {"receivers": "logits", "by": "part"}, ValueError, "write by=\\('part',\\)"),
+        ("gpt2", {"receivers": "logits", "direction": "both"}, ValueError, "denoise or noise, got 'both'"),
     ],
 )
 def test_what_has_no_meaning_is_refused(name: str, how: dict, error: type[Exception], message: str) -> None:

@@ -1,20 +1,25 @@
-"""What a model recites, against a loop over prompts, blocks and tokens, and against what it writes by itself."""
+"""What a model recites, against a loop over prompts, layers and tokens, and against what it writes by itself."""
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from interp import HookedTransformer, observe
-from interp.causal.recall import MEASURES, continuations, recall
-from interp.causal.short_circuit import short_circuit_edits
+import interp
+from interp import Edit, HookedTransformer, observe
+from interp.causal import MEASURES, Recall, continuations, identity, recall
 from interp.data.batch import Batch
 from interp.passes.generate import generate
 from tests.configs import build, some_tokens
 from tests.tiny import hooked
 
 LENGTHS, STARTS = (9, 7, 9, 6), (4, 5, 8, 1)
-BLOCKS = [0, 1, range(2)]
+ENTRIES = [0, 1, range(2)]
+PARTS = {"none": [], "L0.attn": [0], "L1.attn": [1], "L0.attn+L1.attn": [0, 1]}
+
+
+def rewire(layers: list[int]) -> list[Edit]:
+    return [Edit(f"L{layer}.pattern", identity) for layer in layers]
 
 
 def prompts() -> tuple[Batch, Tensor]:
@@ -30,7 +35,7 @@ def slowly(name: str, row: int, layers: list[int]) -> dict[str, float]:
     """The measures of one prompt, token by token."""
     batch, _ = prompts()
     tokens = batch.tokens[row, : LENGTHS[row]]
-    logits = observe(build(name), Batch(tokens[None]), edits=short_circuit_edits(layers)).output[0]
+    logits = observe(build(name), Batch(tokens[None]), edits=rewire(layers)).output[0]
     hits, losses, entropies = [], [], []
     for column in range(STARTS[row], LENGTHS[row]):
         p = (logits[column - 1].exp() / logits[column - 1].exp().sum()).tolist()
@@ -47,25 +52,30 @@ def slowly(name: str, row: int, layers: list[int]) -> dict[str, float]:
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
 def test_every_measure_is_that_of_a_loop_over_tokens(name: str) -> None:
     batch, span = prompts()
-    found = recall(HookedTransformer(build(name), None), batch, span, BLOCKS, batch_size=3)
-    assert found.block.values.tolist() == ["none", "0", "1", "0-1"]
+    found = recall(HookedTransformer(build(name), None), batch, span, ENTRIES, batch_size=3)
+    assert found.part.values.tolist() == list(PARTS)
     for row in range(4):
-        for i, layers in enumerate(([], [0], [1], [0, 1])):
+        for part, layers in PARTS.items():
             for measure, value in slowly(name, row, layers).items():
-                np.testing.assert_allclose(found[f"{measure}_each"][row, i], value, rtol=1e-9, atol=1e-9)
+                each = found["each"].sel(part=part, score=measure).values[row]
+                np.testing.assert_allclose(each, value, rtol=1e-9, atol=1e-9)
 
 
 def test_values_and_changes_are_means_over_prompts_with_intervals() -> None:
     batch, span = prompts()
-    found = recall(HookedTransformer(build("gpt2"), None), batch, span, BLOCKS)
+    found = recall(HookedTransformer(build("gpt2"), None), batch, span, ENTRIES)
     for name in MEASURES:
-        each = found[f"{name}_each"].values
-        np.testing.assert_allclose(found[name], each.mean(0))
+        mine, moved = found.sel(score=name), found.sel(score=f"{name}_change")
+        each = mine["each"].values
+        np.testing.assert_allclose(mine.value, each.mean(0))
         change = each - each[:, :1]
-        np.testing.assert_allclose(found[f"{name}_change"], change.mean(0), atol=1e-12)
+        np.testing.assert_allclose(moved["each"], change, atol=1e-12)
+        np.testing.assert_allclose(moved.value, change.mean(0), atol=1e-12)
         half = 1.959963984540054 * change.std(0, ddof=1) / 2
-        np.testing.assert_allclose(found[f"{name}_change_high"], change.mean(0) + half, atol=1e-9)
-        assert found[name].attrs["unit"]
+        np.testing.assert_allclose(moved.high, change.mean(0) + half, atol=1e-9)
+        np.testing.assert_allclose(moved.low, change.mean(0) - half, atol=1e-9)
+        assert str(mine.unit.values) == str(moved.unit.values) == MEASURES[name].unit
+    assert (found.n == 4).all() and interp.frame(found).shape == (4 * 8, 8)
 
 
 @pytest.mark.parametrize("layers", [[], [1]])
@@ -73,19 +83,19 @@ def test_an_exact_match_is_what_greedy_decoding_writes(layers: list[int]) -> Non
     """What the model writes itself, whole or short-circuited, it recites exactly in that state."""
     model = build("gpt2")
     start = Batch(some_tokens(rows=6)[:, :3])
-    written = generate(model, start, 5, edits=short_circuit_edits(layers)).tokens
+    written = generate(model, start, 5, edits=rewire(layers)).tokens
     other = written.clone()
     other[:, -1] = (other[:, -1] + 1) % 31
     span = torch.zeros(6, 8, dtype=torch.bool)
     span[:, 3:] = True
-    block = "1" if layers else "none"
+    part = "L1.attn" if layers else "none"
     for tokens, match, accuracy in ((written, 1.0, 1.0), (other, 0.0, 0.8)):
-        found = recall(HookedTransformer(model, None), tokens, span, [1]).sel(block=block)
-        assert (found.exact_match_each == match).all()
-        np.testing.assert_allclose(found.token_accuracy_each, accuracy)
+        found = recall(HookedTransformer(model, None), tokens, span, [1])["each"].sel(part=part)
+        assert (found.sel(score="exact_match") == match).all()
+        np.testing.assert_allclose(found.sel(score="token_accuracy"), accuracy)
 
 
-def test_continuations_stand_behind_their_prompts() -> None:
+def test_continuations_follow_their_prompts() -> None:
     model = hooked()
     pairs = [("The cat sat", " on the mat"), ("The capital of France is", " Paris.")]
     batch, span = continuations(model, pairs)
@@ -101,10 +111,26 @@ def test_spans_without_meaning_are_refused() -> None:
     model, (batch, span) = HookedTransformer(build("gpt2"), None), prompts()
     first, empty, beyond = (span.clone() for _ in range(3))
     first[0, 0], empty[1], beyond[1, 8] = True, False, True
-    for bad in (first, empty, beyond):
+    for bad in (first, empty):
         with pytest.raises(ValueError, match="at least one token in every prompt"):
             recall(model, batch, bad)
-    with pytest.raises(ValueError, match=r"boolean span of shape \[4, 9\]"):
-        recall(model, batch, span[:, :8])
+    with pytest.raises(ValueError, match="span must be tokens of every prompt, got padding"):
+        recall(model, batch, beyond)
+    for bad in (span[:, :8], span.int()):
+        with pytest.raises(ValueError, match=r"mask of the span must be boolean of shape \["):
+            recall(model, batch, bad)
     with pytest.raises(ValueError, match="with a continuation is required"):
         continuations(hooked(), [("The cat", "")])
+
+
+def test_a_stream_of_any_size_keeps_the_moments() -> None:
+    model, (batch, span) = HookedTransformer(build("gpt2"), None), prompts()
+    rows = [row[:n].tolist() for row, n in zip(batch.tokens, LENGTHS, strict=True)]
+    whole = recall(model, batch, span, ENTRIES)
+    stream = interp.Stream(interp.open_source(rows), model.text, tokens_per_batch=18)
+    kept = interp.run([Recall(span, ENTRIES)], model, stream)["recall"]
+    np.testing.assert_allclose(kept.sortby("prompt")["each"], whole["each"], rtol=1e-9, atol=1e-9)
+    small = interp.run([Recall(span, ENTRIES, each=False)], model, stream)["recall"]
+    for name in ("value", "low", "high", "n"):
+        np.testing.assert_allclose(small[name], whole[name], rtol=1e-9, atol=1e-9)
+    assert "each" not in small

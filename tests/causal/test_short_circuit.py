@@ -1,4 +1,4 @@
-"""The identities of a short-circuit hold in every variant of the model; the door is a loop of edited passes."""
+"""The identities of a short-circuit hold in every variant of the model; the question is a loop of edited passes."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from interp import HookedTransformer, observe
-from interp.causal.short_circuit import identity, short_circuit, short_circuit_edits
+from interp.causal import identity, short_circuit
 from interp.data.batch import Batch
 from interp.model.tap import Edit, Read
 from interp.model.transformer import Transformer
@@ -19,6 +19,11 @@ from tests.tolerances import assert_close
 TOKENS = some_tokens()
 METRIC = logit_difference([3, 4, 5], [6, 7, 8])
 WITH_LOGITS = [name for name in CONFIGS if build(name).unembed is not None]
+
+
+def rewire(*layers: int) -> list[Edit]:
+    """The one line of the manual."""
+    return [Edit(f"L{layer}.pattern", identity) for layer in layers]
 
 
 def rewired(model: Transformer, tokens: Tensor, layers: list[int]) -> Tensor:
@@ -35,10 +40,10 @@ def rewired(model: Transformer, tokens: Tensor, layers: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", WITH_LOGITS)
-def test_with_all_blocks_logits_depend_on_token_and_position_alone(name: str) -> None:
+def test_with_all_layers_logits_depend_on_token_and_position_alone(name: str) -> None:
     model, other = build(name), some_tokens(seed=1)
     other[:, 4] = TOKENS[:, 4]
-    both = (observe(model, Batch(x), edits=short_circuit_edits([0, 1])).output for x in (TOKENS, other))
+    both = (observe(model, Batch(x), edits=rewire(0, 1)).output for x in (TOKENS, other))
     one, two = both
     assert_close(one[:, 4], two[:, 4])
     apart = (one - two).abs().amax(-1)[other != TOKENS]
@@ -46,13 +51,13 @@ def test_with_all_blocks_logits_depend_on_token_and_position_alone(name: str) ->
 
 
 @pytest.mark.parametrize("name", WITH_LOGITS)
-def test_the_door_with_all_blocks_sees_the_last_token_alone(name: str) -> None:
+def test_with_all_layers_the_metric_sees_the_last_token_alone(name: str) -> None:
     model = HookedTransformer(build(name), None)
     metric = of_logits(lambda logits: logits[:, -1, 3], name="a logit")
     other = some_tokens(seed=1)
     other[:, -1] = TOKENS[:, -1]
     found = [short_circuit(model, x, [range(2)], metric=metric) for x in (TOKENS, other)]
-    one, two = ((x["each"].sel(block="0-1") + x.base).values for x in found)
+    one, two = ((x["each"].sel(part="L0.attn+L1.attn") + x.base).values for x in found)
     np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-9)
     assert not np.allclose(found[0].base, found[1].base)
 
@@ -60,7 +65,7 @@ def test_the_door_with_all_blocks_sees_the_last_token_alone(name: str) -> None:
 @pytest.mark.parametrize("name", CAUSAL)
 def test_the_first_position_of_a_causal_model_never_changes(name: str) -> None:
     model = build(name)
-    before, after = (observe(model, Batch(TOKENS), edits=e).output for e in ((), short_circuit_edits([0, 1])))
+    before, after = (observe(model, Batch(TOKENS), edits=e).output for e in ((), rewire(0, 1)))
     assert (before[:, 1:] != after[:, 1:]).any()
     if CONFIGS[name].sinks:
         assert (before[:, 0] != after[:, 0]).any(), "the sink loses what it took"
@@ -69,10 +74,10 @@ def test_the_first_position_of_a_causal_model_never_changes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "mqa", "parallel", "window", "bidirectional", "tied"])
-def test_a_block_adds_x_times_values_times_output_and_the_biases(name: str) -> None:
+def test_a_layer_adds_x_times_values_times_output_and_the_biases(name: str) -> None:
     model = build(name)
     reads = [Read("blocks.1.ln1.hook_normalized"), Read("blocks.1.hook_attn_out")]
-    x, out = observe(model, Batch(TOKENS), reads, short_circuit_edits([1])).trace.answers.values()
+    x, out = observe(model, Batch(TOKENS), reads, rewire(1)).trace.answers.values()
     weights = Weights(model)
     w = weights.layer(1)
     expected = w.b_O.expand(x.shape).clone()
@@ -82,10 +87,10 @@ def test_a_block_adds_x_times_values_times_output_and_the_biases(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "parallel", "bidirectional", "gemma2", "gpt-oss"])
-def test_the_door_is_a_loop_of_edited_passes(name: str) -> None:
+def test_the_effects_are_those_of_a_loop_of_edited_passes(name: str) -> None:
     model = HookedTransformer(build(name), None)
     found = short_circuit(model, TOKENS, [0, 1, range(2)], metric=METRIC, batch_size=2)
-    assert found.block.values.tolist() == ["0", "1", "0-1"] and found.changed.all()
+    assert found.part.values.tolist() == ["L0.attn", "L1.attn", "L0.attn+L1.attn"] and found.changed.all()
     rows, answer, wrong = torch.arange(3), torch.tensor([3, 4, 5]), torch.tensor([6, 7, 8])
 
     def difference(layers: list[int]) -> Tensor:
@@ -97,10 +102,10 @@ def test_the_door_is_a_loop_of_edited_passes(name: str) -> None:
         assert_close(torch.from_numpy(found["each"].values)[:, i], difference(layers) - difference([]))
 
 
-def test_each_block_alone_is_the_default_and_metrics_of_every_column_work() -> None:
+def test_each_layer_alone_is_the_default_and_metrics_of_every_column_work() -> None:
     model = HookedTransformer(build("gpt2"), None)
     found = short_circuit(model, TOKENS, metric=next_token_loss())
-    assert found.block.values.tolist() == ["0", "1"]
+    assert found.part.values.tolist() == ["L0.attn", "L1.attn"]
     for i in range(2):
         logits = [rewired(model.transformer, TOKENS, x).log_softmax(-1) for x in ([i], [])]
         taken = [-x[:, :-1].gather(2, TOKENS[:, 1:, None])[..., 0].mean(1) for x in logits]
@@ -116,8 +121,7 @@ def test_a_prompt_of_one_token_is_unchanged_and_said_to_be() -> None:
 def test_decoding_with_a_cache_attends_to_the_current_key(name: str) -> None:
     model, batch = build(name), Batch(TOKENS[:, :4])
     with_cache, without = (
-        generate(model, batch, 4, edits=short_circuit_edits([1]), use_cache=cache).tokens
-        for cache in (True, False)
+        generate(model, batch, 4, edits=rewire(1), use_cache=cache).tokens for cache in (True, False)
     )
     assert torch.equal(with_cache, without)
     best = rewired(model, without, [1])[:, 3:-1].argmax(-1)
@@ -135,7 +139,7 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
     model = HookedTransformer(build("gpt2"), None)
     with pytest.raises(IndexError, match=r"layer must be in \[0, 1\], got 2"):
         short_circuit(model, TOKENS, [range(1, 3)], metric=METRIC)
-    with pytest.raises(ValueError, match="got 1 twice"):
+    with pytest.raises(ValueError, match=r"got L1\.attn twice"):
         short_circuit(model, TOKENS, [1, range(1, 2)], metric=METRIC)
     for nothing in ([], [range(0)]):
         with pytest.raises(ValueError, match="at least one"):

@@ -1,4 +1,4 @@
-"""Protocols are records that results carry, refuse what they cannot mean, and see redundant circuits in sets only."""
+"""What stands in is a record that results carry; what it cannot mean is refused, and sets show redundant circuits."""
 
 import json
 from collections.abc import Iterator
@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from interp import HookedTransformer
-from interp.causal.ablation import ablate
-from interp.causal.graph import EdgeGraph
+from interp.causal import EdgeGraph, ablate
 from interp.causal.stand_ins import other_rows, slot_means
 from interp.data.batch import Batch
 from interp.model.edits import Mean, Resample, Zero
@@ -64,10 +63,10 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, object]]] = {
     ),
     "no reference": (ValueError, r"Mean\(over='reference'\) requires reference", {"change": Mean("reference")}),
     "one row": (ValueError, r"Resample\(\) requires reference prompts", {"change": Resample(), "n": 1}),
-    "another number of twins": (
+    "another number of corrupted prompts": (
         ValueError, "one reference prompt per prompt, got 3", {"change": Resample(), "reference": OTHER[:3]},
     ),
-    "shorter twins": (ValueError, "token for token", {"change": Resample(), "reference": OTHER[:, :8]}),
+    "shorter corrupted prompts": (ValueError, "token for token", {"change": Resample(), "reference": OTHER[:, :8]}),
     "short reference": (
         ValueError, "reach as far as the prompts, got 8 tokens for 9", {"change": Mean(), "reference": OTHER[:, :8]},
     ),
@@ -97,7 +96,7 @@ def test_what_has_no_meaning_is_refused_by_name(case: str) -> None:
 
 def test_prompts_of_several_lengths_have_no_cells_by_position_and_no_other_row() -> None:
     model, batch = subject("gpt2"), padded(TOKENS, (9, 7, 8, 5))
-    with pytest.raises(ValueError, match="cells by pos require prompts of one length"):
+    with pytest.raises(ValueError, match="effects by pos require prompts of one length"):
         ablate(model, batch, change=Zero(), metric=METRIC, by=("layer", "pos"))
     with pytest.raises(ValueError, match="token for token"):
         ablate(model, batch, change=Resample(), metric=METRIC)
@@ -115,6 +114,7 @@ def test_a_model_without_neurons_says_so() -> None:
 def test_the_spellings_of_other_tools_are_read() -> None:
     names = EdgeGraph.of(build("gpt2").config).senders
     assert [Part.of(name).site.split(".")[1] for name in names[1:]] == [name[1] for name in names[1:]]
+    assert [str(Part.of(name)) for name in names] == list(names)
     found = ablate(
         subject("gpt2"),
         TOKENS,
@@ -127,19 +127,19 @@ def test_the_spellings_of_other_tools_are_read() -> None:
 
 # --- planted circuits -------------------------------------------------------------------------------------------------
 
-HIDDEN = {"either": ("a0.h1", "a1.h3"), "backup": ("a0.h3", "a1.h2")}
+HIDDEN = {"either": ("L0H1", "L1H3"), "backup": ("L0H3", "L1H2")}
 
 
-@pytest.mark.parametrize("twins", [False, True])
+@pytest.mark.parametrize("resampled", [False, True])
 @pytest.mark.parametrize("name", HIDDEN)
-def test_redundant_heads_show_nothing_singly_and_everything_together(name: str, twins: bool) -> None:
+def test_redundant_heads_show_nothing_singly_and_everything_together(name: str, resampled: bool) -> None:
     circuit = PLANTED[name](0, 16)
     model, heads = HookedTransformer(circuit.model, None), HIDDEN[name]
     metric = logit_difference(circuit.answer, circuit.wrong)
-    given = {"change": Resample(), "reference": circuit.corrupt} if twins else {"change": Zero()}
+    given = {"change": Resample(), "reference": circuit.corrupt} if resampled else {"change": Zero()}
     found = ablate(model, circuit.clean, [[h] for h in heads] + [list(heads)], metric=metric, **given)  # type: ignore[arg-type]
     whole = float(found.base.mean())
-    first, second, both = found.effect.values
+    first, second, both = found.value.values
     assert abs(first) < 0.1 * whole and abs(second) < 0.1 * whole
     assert both < -0.9 * whole
 
@@ -148,6 +148,6 @@ def test_the_negative_head_is_the_one_whose_loss_raises_the_answer() -> None:
     circuit = PLANTED["backup"](0, 16)
     metric = logit_difference(circuit.answer, circuit.wrong)
     found = ablate(HookedTransformer(circuit.model, None), circuit.clean, change=Zero(), metric=metric)
-    largest = found.effect.stack(part=("layer", "head")).idxmax("part").item()
-    assert largest == (1, 1)
-    assert float(found.effect_low.sel(layer=1, head=1)) > 0
+    largest = found.stack(cell=("layer", "head"))
+    assert largest.part[int(largest.value.values.argmax())] == "L1H1"
+    assert float(found.low.sel(layer=1, head=1)) > 0

@@ -59,9 +59,9 @@ def test_ablating_either_mlp_is_zeroing_its_weights() -> None:
         found = interp.ablate(model(), some_tokens(), what, change=Zero(), metric=METRIC)  # type: ignore[arg-type]
         for layer in range(2):
             assert_close(torch.from_numpy(found.each.values[:, layer]), without(first, (layer,)) - whole)
-        assert float(found.effect.max() - found.effect.min()) > 1e-3
+        assert float(found.value.max() - found.value.min()) > 1e-3
     found = interp.ablate(model(), some_tokens(), "neuron_before", change=Zero(), metric=METRIC, layers=[1])
-    assert found.effect.dims == ("layer", "neuron") and found.sizes["neuron"] == 40
+    assert found.value.dims == ("layer", "neuron") and found.sizes["neuron"] == 40
     assert_close(torch.from_numpy(found.each.values[:, 0, 17]), without(True, (1,), 17) - whole)
 
 
@@ -128,7 +128,7 @@ def test_a_trace_of_mlps_restores_and_severs_both() -> None:
     both = [f"blocks.{i}.hook_mlp{part}_out" for i in range(2) for part in ("_before", "")]
     assert Tracing("mlp", window=1).restored(1, CONFIG) == both[2:]
     assert Tracing("state", severed="mlp").frozen(0, CONFIG) == both
-    assert Tracing("attn").restored(0, CONFIG) == ["blocks.0.hook_attn_out", "blocks.1.hook_attn_out"]
+    assert Tracing("attn", 10).restored(0, CONFIG) == ["blocks.0.hook_attn_out", "blocks.1.hook_attn_out"]
 
 
 def test_the_mlps_of_alti_logit_are_those_of_the_attribution() -> None:
@@ -170,7 +170,9 @@ def test_a_sweep_is_planned_with_the_cost_of_both() -> None:
 REFUSED: dict[str, Callable[[], object]] = {
     "edge graph": lambda: EdgeGraph.of(CONFIG),
     "edges": lambda: interp.edge_attribution(model(), some_tokens(), some_tokens(seed=1), metric=METRIC),
-    "paths": lambda: interp.path_patch(model(), some_tokens(), some_tokens(seed=1), ["m1"], metric=METRIC),
+    "paths": lambda: interp.path_patch(
+        model(), some_tokens(), some_tokens(seed=1), ["L1.mlp"], metric=METRIC
+    ),
     "TransformerLens": lambda: to_hooked_state(build("macaron")),
     "tensor parallel": lambda: check_tensor_parallel(CONFIG, 2),
     "neurons in words": lambda: neurons(model(), "L0N3"),

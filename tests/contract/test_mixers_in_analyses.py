@@ -157,7 +157,7 @@ def test_weights_only_doors_refuse_circuits_that_do_not_exist(name: str) -> None
 @EVERY
 def test_edges_into_heads_are_refused_where_heads_read_in_other_ways(name: str) -> None:
     config, model = MIXERS[name], HookedTransformer(build_mixed(name))
-    end = "a1.h0<v>" if config.kv_heads == config.n_heads else "a1.g0<v>"
+    end = "L1H0.v" if config.kv_heads == config.n_heads else "L1G0.v"
     if reads_by_qkv(config):
         assert len(EdgeGraph.of(config)) > 0
         return

@@ -15,8 +15,8 @@ WITHOUT_PLOT = {
     "dictionary_match", "directions", "edge_attribution", "edge_effects", "edge_stability", "edit_table",
     "faithfulness", "flow_routes", "gradient_cosines", "gradient_rank", "head_tokens", "late_layers", "layer_mixing", "name_attention",
     "neurons", "one_token_losses",
-    "orders", "output_lens", "path_patch", "per_token_loss_pca", "phase_change", "reconstruction", "recovery",
-    "sae_quality", "singular_directions", "tensors", "top_examples", "train_sae",
+    "orders", "output_lens", "per_token_loss_pca", "phase_change", "reconstruction", "recovery",
+    "sae_quality", "singular_directions", "subject_spread", "tensors", "top_examples", "train_sae",
 }  # fmt: skip
 """Results that are read as tables: a card without a picture."""
 MAKERS = ("labelled", "_labelled", "table")

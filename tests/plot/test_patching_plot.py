@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from interp import HookedTransformer, logit_difference, patch, plot
+from interp import HookedTransformer, logit_difference, patch, path_patch, plot
 from tests.configs import build
 
 CLEAN, CORRUPT = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[5, 9, 7, 8]])
 FOUND = patch(HookedTransformer(build("gpt2"), None), CLEAN, CORRUPT, metric=logit_difference(3, 4))
 
 
-@pytest.mark.parametrize("value", ["normalised", "effect"])
+@pytest.mark.parametrize("value", ["normalised", "value"])
 def test_colours_and_words_are_the_numbers(value: str) -> None:
     ax = plot.patching(FOUND, value, tokens=["a", "b", "c", "$d"])
     expected = FOUND[value].to_numpy()
@@ -34,3 +34,19 @@ def test_what_is_no_map_is_refused() -> None:
         plot.patching(FOUND.isel(layer=0))
     with pytest.raises(ValueError, match="one token per position"):
         plot.patching(FOUND, tokens=["a"])
+
+
+def test_senders_of_paths_are_laid_out_by_layer() -> None:
+    model = HookedTransformer(build("gpt2"), None)
+    found = path_patch(
+        model, CLEAN, CORRUPT, metric=logit_difference(3, 4), senders=["L1H2", "L0H0", "L0.mlp"]
+    )
+    ax = plot.patching(found, "value")
+    shown = np.ma.filled(np.ma.asarray(ax.images[0].get_array()), np.nan)
+    head, early, mlp = found.value.values
+    np.testing.assert_array_equal(shown, [[early, np.nan, mlp], [np.nan, head, np.nan]])
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "2", "mlp"]
+    words = [text.get_text() for text in ax.texts]
+    assert words == [f"{early:.2f}", "", f"{mlp:.2f}", "", f"{head:.2f}", ""]
+    assert ax.get_title() == "to logits: clean into corrupted" and ax.get_ylabel() == "layer"
+    assert found.view.plot().images
