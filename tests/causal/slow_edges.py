@@ -4,6 +4,7 @@ An edge is corrupted by adding the sender's change to the receiver's own copy of
 gradient at such a copy is autograd's, `[batch, pos, head, d_model]` and all.
 """
 
+import re
 from collections.abc import Mapping
 
 import torch
@@ -26,16 +27,16 @@ def difference(logits: Tensor) -> Tensor:
 
 def edges(config: ModelConfig) -> list[str]:
     """Every edge by the definition: from what was added to the stream before it is read."""
-    letter, found = "h" if config.kv_heads == config.n_heads else "g", []
-    written = ["input"]
+    letter, found = "H" if config.kv_heads == config.n_heads else "G", []
+    written = ["L0.resid"]
     for layer in range(config.n_layers):
-        heads = [f"a{layer}.h{h}" for h in range(config.n_heads)]
-        queries = [f"a{layer}.h{h}<q>" for h in range(config.n_heads)]
-        groups = [f"a{layer}.{letter}{g}<{part}>" for part in "kv" for g in range(config.kv_heads)]
+        heads = [f"L{layer}H{h}" for h in range(config.n_heads)]
+        queries = [f"L{layer}H{h}.q" for h in range(config.n_heads)]
+        groups = [f"L{layer}{letter}{g}.{part}" for part in "kv" for g in range(config.kv_heads)]
         found += [f"{u}->{v}" for v in queries + groups for u in written]
         if config.mlp is not None:
-            found += [f"{u}->m{layer}" for u in (written if config.parallel else written + heads)]
-        written += heads + ([] if config.mlp is None else [f"m{layer}"])
+            found += [f"{u}->L{layer}.mlp" for u in (written if config.parallel else written + heads)]
+        written += heads + ([] if config.mlp is None else [f"L{layer}.mlp"])
     return found + [f"{u}->logits" for u in written]
 
 
@@ -47,27 +48,27 @@ def writes(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
     if config.norm_place in ("sandwich", "output"):
         sites += [f"blocks.{i}.ln1_post.hook_scale" for i in layers]
     seen = observe(model, Batch(tokens), [Read(site) for site in sites]).trace
-    found = {"input": seen[START]}
+    found = {"L0.resid": seen[START]}
     for i in layers:
         result, norm = seen[f"blocks.{i}.attn.hook_result"], model.block(i).post_norm("attn_out")
         for h in range(config.n_heads):
             out = result[:, :, h]
             out = out if norm is None else norm.frozen(out, seen[f"blocks.{i}.ln1_post.hook_scale"])
-            found[f"a{i}.h{h}"] = out * config.residual_scale
+            found[f"L{i}H{h}"] = out * config.residual_scale
         if config.mlp is not None:
-            found[f"m{i}"] = seen[f"blocks.{i}.hook_mlp_out"]
+            found[f"L{i}.mlp"] = seen[f"blocks.{i}.hook_mlp_out"]
     return found
 
 
 def place(config: ModelConfig, receiver: str) -> tuple[str, int | None]:
     """The site of a receiver's own copy of the stream, and which head (or group) of it."""
-    node, _, part = receiver.rstrip(">").partition("<")
+    node, _, part = receiver.partition(".")
     if node == "logits":
         return final_stream(config), None
-    if not part:
+    if part == "mlp":
         return f"blocks.{node[1:]}.hook_mlp_in", None
-    layer, _, head = node[1:].partition(".")
-    return f"blocks.{layer}.hook_{part}_input", int(head[1:])
+    layer, head = re.split("[HG]", node[1:])
+    return f"blocks.{layer}.hook_{part}_input", int(head)
 
 
 def exact(model: Transformer, tokens: Tensor, edge: str, change: Mapping[str, Tensor]) -> Tensor:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from interp.causal.graph import EdgeGraph
+from interp.causal import EdgeGraph
 from interp.model.config import MLP, ModelConfig
+from interp.model.parts import Edge
 from tests.causal.slow_edges import edges
 from tests.configs import CONFIGS
 
@@ -33,15 +34,15 @@ def test_the_edges_are_those_of_the_definition(name: str) -> None:
 def test_shared_keys_and_values_are_one_input_per_group() -> None:
     graph = EdgeGraph.of(CONFIGS["llama-gqa"])
     found = {graph.receivers[i]: graph.nodes_of(i) for i in range(len(graph.receivers))}
-    assert found["a1.g1<k>"] == found["a1.g1<v>"] == ("a1.h2", "a1.h3")
-    assert found["a0.h3<q>"] == ("a0.h3",) and found["m1"] == ("m1",) and found["logits"] == ("logits",)
+    assert found["L1G1.k"] == found["L1G1.v"] == ("L1H2", "L1H3")
+    assert found["L0H3.q"] == ("L0H3",) and found["L1.mlp"] == ("L1.mlp",) and found["logits"] == ("logits",)
     plain = EdgeGraph.of(CONFIGS["gpt2"])
-    assert plain.nodes_of(plain.receivers.index("a1.h3<v>")) == ("a1.h3",)
+    assert plain.nodes_of(plain.receivers.index("L1H3.v")) == ("L1H3",)
 
 
 def test_a_mask_is_made_of_names_and_names_of_a_mask() -> None:
     graph = EdgeGraph.of(CONFIGS["gpt2"])
-    some = ["input->m0", "a0.h1->a1.h2<q>", "m1->logits"]
+    some = ["L0.resid->L0.mlp", "L0H1->L1H2.q", "L1.mlp->logits"]
     mask = graph.chosen(some)
     assert int(mask.sum()) == 3 and list(graph.names(mask)) == some
     assert list(graph.names(torch.ones_like(mask))) == list(graph.names()), "only edges that exist have names"
@@ -49,18 +50,29 @@ def test_a_mask_is_made_of_names_and_names_of_a_mask() -> None:
 
 def test_parts_of_a_layer_are_where_the_names_say() -> None:
     graph = EdgeGraph.of(CONFIGS["mqa"])
-    assert graph.senders[graph.heads(1)] == ("a1.h0", "a1.h1", "a1.h2", "a1.h3")
-    assert graph.senders[graph.mlp_sender(1)] == graph.receivers[graph.mlp_receiver(1)] == "m1"
-    assert graph.receivers[graph.inputs(1)][-2:] == ("a1.g0<k>", "a1.g0<v>")
+    assert graph.senders[graph.heads(1)] == ("L1H0", "L1H1", "L1H2", "L1H3")
+    assert graph.senders[graph.mlp_sender(1)] == graph.receivers[graph.mlp_receiver(1)] == "L1.mlp"
+    assert graph.receivers[graph.inputs(1)][-2:] == ("L1G0.k", "L1G0.v")
 
 
 def test_edges_that_do_not_exist_are_refused() -> None:
     graph = EdgeGraph.of(CONFIGS["gpt2"])
-    for edge in ("a1.h2->m0", "a0.h1->a0.h2<q>", "m1", "logits->m1"):
+    for edge in ("L1H2->L0.mlp", "L0H1->L0H2.q", "L1.mlp", "logits->L1.mlp"):
         with pytest.raises(KeyError, match=r"no (edge|sender)"):
             graph.index(edge)
-    with pytest.raises(KeyError, match=r"no receiver 'a1.h2'.*nearest: a1.h2"):
-        graph.index("a0.h1->a1.h2")
+    with pytest.raises(KeyError, match=r"no receiver 'L1H2'.*nearest: L1H2"):
+        graph.index("L0H1->L1H2")
+
+
+def test_edges_are_found_in_every_spelling() -> None:
+    graph, grouped = EdgeGraph.of(CONFIGS["gpt2"]), EdgeGraph.of(CONFIGS["llama-gqa"])
+    for older, edge in (
+        ("input->m0", "L0.resid->L0.mlp"), ("a0.h1->a1.h2<k>", "L0H1->L1H2.k"), ("m0->logits", "L0.mlp->logits"),
+    ):  # fmt: skip
+        place = graph.index(edge)
+        assert graph.index(older) == graph.index(Edge.of(older)) == graph.index(Edge.of(edge)) == place
+        assert graph.name(*place) == edge
+    assert grouped.name(*grouped.index("m0->a1.g1<v>")) == "L0.mlp->L1G1.v"
 
 
 @pytest.mark.parametrize(
