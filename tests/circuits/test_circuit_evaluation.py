@@ -68,7 +68,7 @@ def test_a_planted_circuit_is_faithful_complete_and_minimal_and_random_ones_are_
     found, random, _ = result.faithfulness.values
     assert abs(found - 1) < 0.05 and abs(random) < 0.05
     assert float(result.completeness.max()) < 0.05
-    nodes = planted(name).nodes - {"input", "logits"}
+    nodes = planted(name).nodes - {"L0.resid", "logits"}
     assert set(result.node.values.tolist()) == nodes
     assert float(result.needed.min()) > 0.25, "every node of it does something, once its stand-in is gone"
 
@@ -76,8 +76,8 @@ def test_a_planted_circuit_is_faithful_complete_and_minimal_and_random_ones_are_
 def test_a_backup_is_not_minimal_alone_and_an_or_neither() -> None:
     """What the notes of the planted models say of ablating one part."""
     for name, idle in (
-        ("backup", {"a0.h3": 0.0, "a1.h2": 0.0, "a1.h1": -1 / 3}),
-        ("either", {"a0.h1": 0.0, "a1.h3": 0.0}),
+        ("backup", {"L0H3": 0.0, "L1H2": 0.0, "L1H1": -1 / 3}),
+        ("either", {"L0H1": 0.0, "L1H3": 0.0}),
     ):
         task = task_of(name)
         circuit = Circuit(task.graph, dict.fromkeys(planted(name).edges, 1.0))
@@ -88,7 +88,7 @@ def test_a_backup_is_not_minimal_alone_and_an_or_neither() -> None:
 
 def test_half_a_circuit_is_incomplete() -> None:
     """One branch of an OR is faithful, but the model does without it and the branch does not."""
-    task, branch = task_of("either"), {e: 1.0 for e in planted("either").edges if "a1.h3" not in e}
+    task, branch = task_of("either"), {e: 1.0 for e in planted("either").edges if "L1H3" not in e}
     result = evaluate_circuit(task, Circuit(task.graph, branch), draws=1, resamples=20)
     assert result.removed.values.tolist() == [[False, False], [True, False], [False, True], [True, True]]
     assert abs(float(result.faithfulness[0]) - 1) < 0.05
@@ -153,7 +153,7 @@ def test_prompts_are_resampled_together() -> None:
 def test_one_prompt_has_no_interval() -> None:
     task = Interchange.of(HookedTransformer(build("gpt2")), CLEAN[:1], CORRUPT[:1], metric=METRIC)
     result = evaluate_circuit(
-        task, Circuit(task.graph, {"input->m0": 1.0, "m0->logits": 1.0}), subsets=2, draws=1
+        task, Circuit(task.graph, {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0}), subsets=2, draws=1
     )
     assert np.isfinite(result.faithfulness).all() and np.isnan(result.faithfulness_low).all()
 
@@ -200,7 +200,7 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="scores of the task's own graph"):
         faithfulness_curve(task, scores.isel(sender=slice(1)))
     with pytest.raises(ValueError, match="a circuit of EdgeGraph"):
-        evaluate_circuit(task, Circuit(EdgeGraph.of(CONFIGS["gpt2"]), {"input->m0": 1.0}))
+        evaluate_circuit(task, Circuit(EdgeGraph.of(CONFIGS["gpt2"]), {"L0.resid->L0.mlp": 1.0}))
     flat = of_logits(lambda x: 0 * x[:, 0, 0])
     constant = Interchange.of(HookedTransformer(build("llama-gqa")), CLEAN, CORRUPT, metric=flat)
     with pytest.raises(ValueError, match="nothing to explain"):

@@ -51,7 +51,7 @@ def test_a_chain_is_found_edge_by_edge(name: str, search: str, method: str) -> N
 def test_exact_effects_find_what_a_saturated_softmax_hides_from_gradients() -> None:
     edges = planted("induction").edges
     assert found("induction", edges=len(edges), method="exact") == edges
-    assert "a0.h1->a1.h2<k>" not in found("induction", edges=len(edges), method="eap")
+    assert "L0H1->L1H2.k" not in found("induction", edges=len(edges), method="eap")
 
 
 @pytest.mark.parametrize("name", ["fact_memory", "two_hop"])
@@ -64,8 +64,8 @@ def test_the_iterative_search_finds_the_chain_and_one_branch_of_an_or() -> None:
     edges = planted("induction").edges
     assert found("induction", 2, edges=len(edges), search="iterative") == edges
     left = found("either", 2, threshold=5.0, search="iterative")
-    branches = [{e for e in planted("either").hidden if head in e} for head in ("a0.h1", "a1.h3")]
-    assert left in [branch | {"m1->logits"} for branch in branches]
+    branches = [{e for e in planted("either").hidden if head in e} for head in ("L0H1", "L1H3")]
+    assert left in [branch | {"L1.mlp->logits"} for branch in branches]
 
 
 # the searches themselves

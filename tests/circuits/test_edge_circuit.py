@@ -34,8 +34,8 @@ def on_a_path(graph: EdgeGraph, kept: Tensor) -> set[str]:
     for edge in graph.names(kept):
         s, r = graph.index(edge)
         drawn.add_edges_from((graph.senders[s], node) for node in graph.nodes_of(r))
-    drawn.add_nodes_from(["input", "logits"])
-    alive = (nx.descendants(drawn, "input") | {"input"}) & (nx.ancestors(drawn, "logits") | {"logits"})
+    drawn.add_nodes_from(["L0.resid", "logits"])
+    alive = (nx.descendants(drawn, "L0.resid") | {"L0.resid"}) & (nx.ancestors(drawn, "logits") | {"logits"})
     found = set()
     for edge in graph.names(kept):
         s, r = graph.index(edge)
@@ -67,21 +67,21 @@ def test_pruning_changes_no_number_of_a_resampled_circuit(name: str) -> None:
 
 
 def test_a_circuit_knows_its_edges_nodes_share_and_mask() -> None:
-    scores = {"a1.h2->logits": 2.0, "input->a0.h1<v>": -1.0, "a0.h1->a1.h2<k>": 0.5, "input->m1": 0.1}
+    scores = {"L1H2->logits": 2.0, "L0.resid->L0H1.v": -1.0, "L0H1->L1H2.k": 0.5, "L0.resid->L1.mlp": 0.1}
     circuit = Circuit(GRAPH, scores)
-    assert circuit.edges == ("input->a0.h1<v>", "input->m1", "a0.h1->a1.h2<k>", "a1.h2->logits")
+    assert circuit.edges == ("L0.resid->L0H1.v", "L0.resid->L1.mlp", "L0H1->L1H2.k", "L1H2->logits")
     assert circuit.scores == scores and circuit.share == 4 / len(GRAPH)
-    assert circuit.nodes == ("input", "a0.h1", "a1.h2", "m1", "logits")
+    assert circuit.nodes == ("L0.resid", "L0H1", "L1H2", "L1.mlp", "logits")
     assert set(GRAPH.names(circuit.mask())) == set(scores)
-    assert circuit.pruned().nodes == ("input", "a0.h1", "a1.h2", "logits")
+    assert circuit.pruned().nodes == ("L0.resid", "L0H1", "L1H2", "logits")
     mask = circuit.mask()
     mask[:] = False
     assert circuit.mask().sum() == 4, "nobody can change a circuit"
 
 
 def test_a_head_that_only_shares_keys_is_no_node() -> None:
-    circuit = Circuit(GROUPED, {"input->a1.g1<k>": 1.0, "a1.h3->logits": 1.0, "input->a1.h3<q>": 1.0})
-    assert circuit.nodes == ("input", "a1.h3", "logits") and circuit.pruned() == circuit
+    circuit = Circuit(GROUPED, {"L0.resid->L1G1.k": 1.0, "L1H3->logits": 1.0, "L0.resid->L1H3.q": 1.0})
+    assert circuit.nodes == ("L0.resid", "L1H3", "logits") and circuit.pruned() == circuit
 
 
 @pytest.mark.parametrize("graph", [GRAPH, GROUPED])
@@ -100,19 +100,19 @@ def test_a_circuit_survives_its_file(graph: EdgeGraph, tmp_path: Path) -> None:
 
 def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
-    Circuit(GRAPH, {"input->m0": 1.0}).save(path)
+    Circuit(GRAPH, {"L0.resid->L0.mlp": 1.0}).save(path)
     held = json.loads(path.read_text())
     for other in (held | {"format": 2}, held | {"more": 1}, [1]):
         path.write_text(json.dumps(other))
         with pytest.raises(ValueError, match=r"a circuit of format 1 .* is required"):
             Circuit.load(path)
-    path.write_text(json.dumps(held | {"edges": {"m0->input": 1.0}}))
+    path.write_text(json.dumps(held | {"edges": {"L0.mlp->input": 1.0}}))
     with pytest.raises(KeyError, match="no receiver 'input'"):
         Circuit.load(path)
 
 
 def test_what_is_no_edge_or_no_number_is_refused() -> None:
     with pytest.raises(KeyError, match="leads forwards"):
-        Circuit(GRAPH, {"m1->m0": 1.0})
-    with pytest.raises(ValueError, match="finite number is required for every edge, input->m0 has none"):
-        Circuit(GRAPH, {"input->m0": float("nan")})
+        Circuit(GRAPH, {"L1.mlp->L0.mlp": 1.0})
+    with pytest.raises(ValueError, match="finite number is required for every edge, L0.resid->m0 has none"):
+        Circuit(GRAPH, {"L0.resid->L0.mlp": float("nan")})

@@ -56,9 +56,9 @@ def test_auroc_has_its_ends() -> None:
     with pytest.raises(ValueError, match="planted edges among others are required, got 0"):
         edge_auroc(table_of(here), [])
     with pytest.raises(ValueError, match="planted edges among others"):
-        edge_auroc(table_of(here), ["m1->m0"])
+        edge_auroc(table_of(here), ["L1.mlp->L0.mlp"])
     with pytest.raises(KeyError, match="nobody"):
-        edge_auroc(table_of(here), ["nobody->m0"])
+        edge_auroc(table_of(here), ["nobody->L0.mlp"])
 
 
 @pytest.mark.parametrize("name", PLANTED)

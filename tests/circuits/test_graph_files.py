@@ -15,8 +15,8 @@ from interp.circuits.graph_files import GraphPrompt, read_attribution_graph, wri
 PROTOCOL = CircuitProtocol("logit difference", "logits", "eap-ig-inputs", "top_n", "resample", 1)
 ASKED = GraphPrompt("When Mary", ("<bos>", "When", " Mary"), ' "quoted"', 0.25, " John")
 SCORES = {
-    "input->m0": -1.5, "m0->a1.h1<q>": 0.1, "m0->a1.h1<k>": 0.2, "m0->a1.h1<v>": -0.7, "a1.h1->logits": 0.0,
-    "m0->logits": -2.0,
+    "L0.resid->L0.mlp": -1.5, "L0.mlp->L1H1.q": 0.1, "L0.mlp->L1H1.k": 0.2, "L0.mlp->L1H1.v": -0.7, "L1H1->logits": 0.0,
+    "L0.mlp->logits": -2.0,
 }  # fmt: skip
 SCHEMA = {
     "type": "object",
@@ -123,8 +123,8 @@ def saved(held: object, folder: Path) -> Path:
     ("graph", "scores"),
     [
         (EdgeGraph(2, 2, 2), SCORES),
-        (EdgeGraph(2, 4, 2), {"a0.h3->a1.g0<k>": 1 / 3, "a0.h3->a1.g0<v>": 2.0, "a1.h1->logits": -1e-300}),
-        (EdgeGraph(1, 2, 2, mlp=False), {"input->a0.h1<v>": 0.1 + 0.2, "a0.h1->logits": 3.0}),
+        (EdgeGraph(2, 4, 2), {"L0H3->L1G0.k": 1 / 3, "L0H3->L1G0.v": 2.0, "L1H1->logits": -1e-300}),
+        (EdgeGraph(1, 2, 2, mlp=False), {"L0.resid->L0H1.v": 0.1 + 0.2, "L0H1->logits": 3.0}),
     ],
 )
 def test_a_circuit_comes_back_as_it_was(graph: EdgeGraph, scores: dict[str, float], tmp_path: Path) -> None:
@@ -149,13 +149,13 @@ def test_links_are_unique_and_sum_what_enters_a_head_with_the_sign_that_speaks_f
     links = written(circuit(), tmp_path)["links"]
     weights = {(link["source"], link["target"]): link["weight"] for link in links}
     assert len(weights) == len(links) == 4
-    assert weights["m0", "a1.h1"] == pytest.approx(-(0.1 + 0.2 - 0.7))
-    assert weights["m0", "logits"] == 2.0
+    assert weights["L0.mlp", "L1H1"] == pytest.approx(-(0.1 + 0.2 - 0.7))
+    assert weights["L0.mlp", "logits"] == 2.0
 
 
 def test_nodes_have_their_layers_and_nothing_that_they_are_not(tmp_path: Path) -> None:
     nodes = {node["node_id"]: node for node in written(circuit(), tmp_path)["nodes"]}
-    assert list(nodes) == ["input", "m0", "a1.h1", "logits"]
+    assert list(nodes) == ["L0.resid", "L0.mlp", "L1H1", "logits"]
     assert [node["layer"] for node in nodes.values()] == ["E", "0", "1", "3"]
     assert [node["feature"] for node in nodes.values()] == [None, None, 1, None]
     assert {node["ctx_idx"] for node in nodes.values()} == {2}
