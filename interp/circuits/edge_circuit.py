@@ -1,6 +1,7 @@
 """A circuit: some edges of a model's graph with what each is worth, and how they were found; kept in JSON."""
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -52,7 +53,8 @@ class CircuitProtocol:
 class Circuit(Viewable):
     """Edges of a model with their scores, in the order of the graph, by name in any spelling.
 
-    Errors: KeyError for an edge that the graph does not have; ValueError for a score that is no number.
+    Errors: KeyError for an edge that the graph does not have; ValueError for a score that is no number, or an edge that
+    comes twice.
 
     Example:
         >>> graph = EdgeGraph.of(model.cfg)
@@ -74,6 +76,9 @@ class Circuit(Viewable):
             raise ValueError(f"a score that is a finite number is required for every edge, {bad[0]} has none")
         places = {edge: self.graph.index(edge) for edge in self.scores}
         order = sorted(places, key=lambda edge: places[edge])
+        for one, other in itertools.pairwise(order):
+            if places[one] == places[other]:
+                raise ValueError(f"{self.graph.name(*places[one])} comes twice, as {one} and {other}")
         scores = {self.graph.name(*places[edge]): self.scores[edge] for edge in order}
         object.__setattr__(self, "scores", MappingProxyType(scores))
         object.__setattr__(self, "_known", self.graph.chosen(scores))
