@@ -28,7 +28,7 @@ from interp.causal.path_patching import path_patch
 from interp.causal.recall import recall
 from interp.causal.short_circuit import short_circuit
 from interp.causal.spans import Mention
-from interp.circuits.circuit_evaluation import evaluate_circuit, faithfulness_curve
+from interp.circuits.circuit_evaluation import circuit_curve, evaluate_circuit
 from interp.circuits.discovery import find_circuit
 from interp.circuits.edge_attribution import edge_attribution
 from interp.circuits.edge_circuit import Circuit
@@ -40,7 +40,6 @@ from interp.circuits.graph_files import (
     read_attribution_graph,
     write_attribution_graph,
 )
-from interp.circuits.interchange import Interchange
 from interp.core.factored import FactoredMatrix
 from interp.core.permutation import permutation_test
 from interp.core.results import frame
@@ -158,7 +157,6 @@ __all__ = [
     "IncompleteSumError",
     "IndirectObjects",
     "IntegratedGradients",
-    "Interchange",
     "JumpReLU",
     "Mean",
     "Mention",
@@ -202,6 +200,7 @@ __all__ = [
     "bigram_table",
     "causal_trace",
     "choice_difference",
+    "circuit_curve",
     "compare_methods",
     "composition",
     "composition_directions",
@@ -217,7 +216,7 @@ __all__ = [
     "eigenvalue_scores",
     "erasure",
     "evaluate_circuit",
-    "faithfulness_curve",
+    "faithfulness",
     "find_circuit",
     "finetune_edit",
     "flow_routes",

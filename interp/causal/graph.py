@@ -22,7 +22,7 @@ from torch import Tensor
 from interp.core.shapes import nearest
 from interp.model.config import ModelConfig
 from interp.model.mixer_variants import LongTermMemory
-from interp.model.parts import Part
+from interp.model.parts import Edge, Part
 from interp.model.sites import names
 
 INPUT, LOGITS = "L0.resid", "logits"
@@ -141,18 +141,18 @@ class EdgeGraph:
         which = self.exists if chosen is None else self.exists & chosen.cpu()
         return (self.name(s, r) for s, r in which.nonzero().tolist())
 
-    def index(self, edge: str) -> tuple[int, int]:
-        """Sender and receiver of a named edge, in any spelling. KeyError for one that this graph does not have."""
-        source, arrow, target = edge.partition("->")
+    def index(self, edge: str | Edge) -> tuple[int, int]:
+        """Sender and receiver of an edge, named in any spelling. KeyError for one that this graph does not have."""
+        source, arrow, target = str(edge).partition("->")
         sender = _place(source, self._sender_places, "sender")
         receiver = _place(target, self._receiver_places, "receiver") if arrow else -1
         if not arrow or not bool(self.exists[sender, receiver]):
             raise KeyError(
-                f"no edge {edge!r}: an edge `sender->receiver` leads forwards, to an input that reads the sender"
+                f"no edge {str(edge)!r}: an edge `sender->receiver` leads forwards, to an input that reads the sender"
             )
         return sender, receiver
 
-    def chosen(self, edges: Iterable[str]) -> Bool[Tensor, "sender receiver"]:
+    def chosen(self, edges: Iterable[str | Edge]) -> Bool[Tensor, "sender receiver"]:
         """True at the named edges. KeyError for one that this graph does not have."""
         mask = torch.zeros_like(self.exists)
         for edge in edges:

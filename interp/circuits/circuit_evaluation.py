@@ -10,7 +10,10 @@ Intervals are percentiles of a bootstrap over prompts, the same resamples for ev
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,13 +22,22 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from interp.causal.contrast import paired
 from interp.causal.graph import INPUT, LOGITS, EdgeGraph
 from interp.circuits.circuit_controls import degree_matched, random_circuit
 from interp.circuits.discovery import Rank, backwards, largest, worth
 from interp.circuits.edge_circuit import Circuit, connected
 from interp.circuits.edge_rankings import resampled
-from interp.circuits.interchange import Interchange
-from interp.core.results import labelled
+from interp.circuits.interchange import CircuitPasses, Replacement, masks_of, reference_of
+from interp.core.results import Score, scored
+from interp.core.stats import Partial, Rows
+from interp.data.sources import Data
+from interp.data.text import Prompts
+from interp.model.edits import Edit
+from interp.passes.analysis import Analysis, Question
+from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.observe import Model, Subject, text_of
+from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -35,29 +47,77 @@ FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 KINDS = ("found", "random", "degree-matched")
 """The circuits themselves; as many random edges; random edges with the same degrees in every layer."""
 RESAMPLES = 1000
+SHARE = "share of the metric's difference between the whole model and no edge"
 
 
-def faithfulness_curve(
-    task: Interchange,
+@dataclass(frozen=True, eq=False)
+class CircuitCurve(Question):
+    """The faithfulness of the best edges over their number; `circuit_curve` describes the result. Asked of pairs."""
+
+    scores: "xr.Dataset"
+    """Of `edge_attribution` or `edge_effects`, better on other prompts than those asked about."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    rank: Rank = "magnitude"
+    """By what the best edges are the best: the absolute score, or what helps first."""
+    greedy: bool = False
+    """Whether circuits are grown from the logits backwards."""
+    fractions: Sequence[float] = FRACTIONS
+    """The shares of all edges that are kept, rising within (0, 1]."""
+    draws: int = 3
+    """Random circuits of either kind for each share; 0 = none."""
+    replacement: Replacement = "resample"
+    """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
+    reference: Prompts | None = None
+    """The prompts that means are taken over."""
+    resamples: int = RESAMPLES
+    """Bootstrap resamples of the prompts."""
+    seed: int = 0
+    """Of the random circuits and the resamples."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Passes of all circuits, whose metrics are compared in the end."""
+        passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
+        _check_scores(passes.graph, self.scores, self.fractions)
+        tried = _best_edges(passes.graph, self)
+        finish = partial(_curve, asked=self, attrs=passes.attrs, tried=tried)
+        return passes.analysis(model, self.name, tried.masks, finish)
+
+
+def circuit_curve(
+    model: Model,
+    clean: Prompts | Data,
+    corrupt: Prompts | Data,
     scores: "xr.Dataset",
     *,
+    metric: Metric | LogitFunction | None = None,
     rank: Rank = "magnitude",
     greedy: bool = False,
     fractions: Sequence[float] = FRACTIONS,
     draws: int = 3,
+    replacement: Replacement = "resample",
+    reference: Prompts | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
 ) -> "xr.Dataset":
     """The faithfulness of the best edges by their scores, over the share of edges kept.
 
-    Returns Dataset with, for each `kind` of `KINDS`: `faithfulness` [kind, fraction], `cpr` and `cmd` [kind], each with
-    `_low` and `_high`, the 95 % interval over prompts; and `edges` [fraction], how many are left once loose ends are
-    pruned. CPR = area under f over the fraction, 1 is the whole model's, random edges have less; CMD = area between f
-    and 1, 0 is best. Both by trapezoids between the given fractions, so with MIB's a perfect CPR is 0.999.
+    Returns Dataset[circuit, fraction, score] in shares of the whole effect: `value` with the ends `low` and `high` of
+    its 95 % interval over prompts, `n`, and `null`, that of as many random edges. Circuits are `KINDS`: the one found,
+    random edges, and random ones with its degrees in every layer. Scores: `faithfulness`, f of the circuit; `cpr`, the
+    area under f from the first fraction up to this one, and `cmd`, the area between f and 1: at the last fraction
+    they are those of MIB. CPR is 1 for the whole model's, random edges have less; CMD 0 is best. Both by trapezoids
+    between the given fractions, so with MIB's a perfect CPR is 0.999. `edges` [fraction], how many are left once loose
+    ends are pruned; `each` [prompt, circuit, fraction], `full` and `empty` [prompt], the metric itself, of the whole
+    model and of no edge.
     The best int(fraction * all) edges are taken, as there. rank: MIB takes "helpful" for CPR (what helps first, what
     hinders last) and "magnitude" for CMD. greedy: grown from the logits backwards instead (`find_circuit`).
-    scores: of `edge_attribution` or `edge_effects`, better on other prompts than the task's. The controls are means
-    over `draws` random circuits (0: no controls) with as many edges as the pruned one, not pruned themselves.
+    scores: of `edge_attribution` or `edge_effects`, better on other prompts than these. The controls are means over
+    `draws` random circuits (0: no controls) with as many edges as the pruned one, not pruned themselves.
+    metric, replacement, reference: see `interchange`.
     Caveats: on a small graph the smallest fractions are no edge at all, and f is 0 there. The interval knows the
     chance of the prompts, not that of the search (`edge_stability`) nor of the few random circuits (more `draws`).
     One prompt has no interval: NaN.
@@ -65,58 +125,83 @@ def faithfulness_curve(
     same in the whole model and without any edge.
 
     Example:
-        >>> from interp.circuits.edge_effects import edge_effects
-        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
-        >>> task = Interchange.of(model, *pairs, metric=interp.logit_difference(3, 4))
-        >>> scores = edge_effects(model, *pairs, metric=task.metric)
-        >>> faithfulness_curve(task, scores, draws=1).faithfulness.dims
-        ('kind', 'fraction')
+        >>> from interp.circuits import edge_effects
+        >>> pairs, metric = (torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])), interp.logit_difference(3, 4)
+        >>> curve = circuit_curve(model, *pairs, edge_effects(model, *pairs, metric=metric), metric=metric, draws=1)
+        >>> curve.value.dims
+        ('circuit', 'fraction', 'score')
     """
-    graph, dice = task.graph, np.random.default_rng(seed)
-    _check_scores(graph, scores, fractions)
-    values = worth(scores, rank)
-    sizes = [int(fraction * len(graph)) for fraction in fractions]
-    picked = [backwards(graph, values, n) if greedy else largest(values, n) for n in sizes]
-    found = torch.stack([connected(graph, kept) for kept in picked])
-    controls = [_controls(graph, found, dice) for _ in range(draws)]
-    values = task.run(torch.cat((_ends(graph), found, *controls)))
-    shares = faithfulness(values, resamples, dice)
-    drawn = rearrange(shares[:, len(sizes) :], "w (d k f) -> k w d f", k=2, f=len(sizes))
-    curves = [shares[:, None, : len(sizes)], *(drawn if draws else ())]
-    return labelled(
-        "faithfulness_curve",
-        {
-            **_with_interval("faithfulness", ("kind", "fraction"), [c.mean(1) for c in curves]),
-            **_with_interval("cpr", ("kind",), [area(c, fractions).mean(1) for c in curves]),
-            **_with_interval("cmd", ("kind",), [area((1 - c).abs(), fractions).mean(1) for c in curves]),
-            "edges": (("fraction",), found.sum((1, 2))),
-        },
-        coords={"kind": KINDS[: len(curves)], "fraction": list(fractions)},
-        attrs={**_attrs(task), "rank": rank, "greedy": int(greedy), "draws": draws, "seed": seed},
-    )  # fmt: skip
+    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
+    reference = reference_of(model, replacement, reference, corrupt, prepend_bos=prepend_bos)
+    question = CircuitCurve(
+        scores, metric, rank, greedy, fractions, draws, replacement, reference, resamples, seed
+    )
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluateCircuit(Question):
+    """How good one circuit is; `evaluate_circuit` describes the result. Asked of pairs of prompts."""
+
+    circuit: Circuit
+    """The circuit, of the model's own graph."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    replacement: Replacement = "resample"
+    """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
+    reference: Prompts | None = None
+    """The prompts that means are taken over."""
+    subsets: int = 20
+    """Random subsets of the circuit's nodes."""
+    draws: int = 10
+    """Random circuits of either kind; 0 = none."""
+    resamples: int = RESAMPLES
+    """Bootstrap resamples of the prompts."""
+    seed: int = 0
+    """Of the subsets, the random circuits and the resamples."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Passes of all circuits, whose metrics are compared in the end."""
+        passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
+        (kept,) = masks_of(self.circuit, passes.graph)
+        knocked = _Knocked.of(passes.graph, kept, self)
+        finish = partial(_checked, asked=self, attrs=passes.attrs, knocked=knocked)
+        return passes.analysis(model, self.name, knocked.tried.masks, finish)
 
 
 def evaluate_circuit(
-    task: Interchange,
+    model: Model,
+    clean: Prompts | Data,
+    corrupt: Prompts | Data,
     circuit: Circuit,
     *,
+    metric: Metric | LogitFunction | None = None,
+    replacement: Replacement = "resample",
+    reference: Prompts | None = None,
     subsets: int = 20,
     draws: int = 10,
     resamples: int = RESAMPLES,
     seed: int = 0,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
 ) -> "xr.Dataset":
     """Faithfulness, completeness and minimality of one circuit, with random circuits beside it.
 
-    Returns Dataset, all in shares of the whole effect:
-    `faithfulness` [kind]: f of the circuit, and the mean of `draws` random ones of either kind (`KINDS`); `overlap`
-    [kind]: the share of the circuit's edges that they have. Where degrees leave little choice, matched ones have most.
-    `completeness` [subset]: |f(M without K) - f(C without K)| for random subsets K of the circuit's nodes, each node in
-    K with probability 1/2 (all subsets, if there are no more than `subsets`); a complete circuit breaks as the model
-    does. `removed` [subset, node] says which K.
-    `minimality` [node]: f(C) - f(C without the node), and `needed` [node]: the largest |f(C without K) - f(C without K
-    and the node)| over no K and the random ones that leave the node: 0 says that the node does nothing.
-    Nodes are knocked out by dropping every edge out of them. `_low`, `_high`: 95 % intervals over prompts (one prompt:
-    NaN); `needed`, a maximum, has none.
+    Returns Dataset[circuit, score] in shares of the whole effect: `value` with the ends `low` and `high` of its 95 %
+    interval over prompts (one prompt: NaN), `n`, and for the circuit's faithfulness `null`, as many random edges'.
+    Circuits: `found`, the one asked about; `random` and `degree-matched`, the means of `draws` random ones of either
+    kind (`KINDS`); `without L0H1`, the circuit without each of its nodes; `without K1`, without random subsets K of its
+    nodes, each node in K with probability 1/2 (all subsets, if there are no more than `subsets`). Scores:
+    `faithfulness`, f of this circuit;
+    `minimality`, f(C) - f(C without the nodes): what they do;
+    `incompleteness`, of the subsets, |f(M without K) - f(C without K)|: a complete circuit breaks as the model does.
+    `removed` [circuit, part] says which nodes are taken out; `needed` [part] is the largest |f(C without K) - f(C
+    without K and the node)| over no K and the subsets that leave the node: 0 says that the node does nothing;
+    `overlap` [circuit], the share of the circuit's edges that this one has (where degrees leave little choice, matched
+    ones have most); `each` [prompt, circuit], `full` and `empty` [prompt], the metric itself, of the whole model and of
+    no edge.
+    Nodes are knocked out by dropping every edge out of them. metric, replacement, reference: see `interchange`.
     Caveats: Wang et al. search for the worst K; random ones find a lower bound of the incompleteness. It runs some
     nodes x subsets circuits: with `subsets=1` it is quick.
     Errors: ValueError for a circuit of another graph, or a metric that is the same in the whole model and without any
@@ -124,38 +209,154 @@ def evaluate_circuit(
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
-        >>> task = Interchange.of(model, *pairs, metric=interp.logit_difference(3, 4))
-        >>> circuit = Circuit(task.graph, {"input->m0": 1.0, "m0->logits": 1.0})
-        >>> evaluate_circuit(task, circuit).node.values.tolist()
-        ['m0']
+        >>> circuit = Circuit(EdgeGraph.of(model.cfg), {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
+        >>> found = evaluate_circuit(model, *pairs, circuit, metric=interp.logit_difference(3, 4), subsets=1)
+        >>> found.part.values.tolist(), found.circuit.values[:2].tolist()
+        (['L0.mlp'], ['found', 'random'])
     """
-    graph, dice = task.graph, np.random.default_rng(seed)
-    if circuit.graph != graph:
-        raise ValueError(f"a circuit of {graph} is required, got one of {circuit.graph}")
-    kept, nodes = circuit.mask(), [node for node in circuit.nodes if node not in (INPUT, LOGITS)]
-    removed, single = _subsets(len(nodes), subsets, dice), torch.eye(len(nodes), dtype=torch.bool)
-    controls = [_controls(graph, kept[None], dice) for _ in range(draws)]
-    knocked = [
-        (kept, single), (kept, removed), (graph.exists, removed), (kept, (removed[:, None] | single).flatten(0, 1)),
-    ]  # fmt: skip
-    parts = [kept[None], *controls, *(_knocked_out(graph, mask, gone, nodes) for mask, gone in knocked)]
-    shares = faithfulness(task.run(torch.cat((_ends(graph), *parts))), resamples, dice)
-    own, drawn, *left = shares.split([1, 2 * draws, *(len(gone) for _, gone in knocked)], 1)
-    same = torch.stack([(mask & kept).sum((1, 2)) / max(1, int(kept.sum())) for mask in controls]).mean(0)
-    faith = torch.cat((own, rearrange(drawn, "w (d k) -> w k d", k=2).mean(2)), 1)
-    return labelled(
-        "evaluate_circuit",
-        {
-            **_with_interval("faithfulness", ("kind",), list(faith.T)),
-            "overlap": (("kind",), torch.cat((torch.ones(1), same))),
-            **_with_interval("completeness", ("subset",), list((left[2] - left[1]).abs().T)),
-            **_with_interval("minimality", ("node",), list((own - left[0]).T)),
-            "needed": (("node",), _needed(own[0] - left[0][0], left[1][0], left[3][0], removed)),
-            "removed": (("subset", "node"), removed),
+    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
+    reference = reference_of(model, replacement, reference, corrupt, prepend_bos=prepend_bos)
+    question = EvaluateCircuit(circuit, metric, replacement, reference, subsets, draws, resamples, seed)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """The circuits that are run, and the random numbers that are left for the resamples."""
+
+    masks: Bool[Tensor, "c sender receiver"]
+    """All edges, no edge, and the others."""
+    generator: np.random.Generator
+
+    @classmethod
+    def of(cls, graph: EdgeGraph, others: Sequence[Tensor], generator: np.random.Generator) -> "_Tried":
+        """All edges and none before the others."""
+        ends = torch.stack((graph.exists, torch.zeros_like(graph.exists)))
+        return cls(torch.cat((ends, *others)), generator)
+
+    def shares(self, merged: Partial, resamples: int) -> tuple[Float[Tensor, "b c"], Float[Tensor, "w c"]]:
+        """Every prompt's metric, and the share of the effect of every circuit but the first two (`effect_shares`)."""
+        assert isinstance(merged, Rows)
+        values = merged.rows["value"]
+        return values, effect_shares(values.T, resamples, deepcopy(self.generator))
+
+
+def _best_edges(graph: EdgeGraph, asked: CircuitCurve) -> _Tried:
+    """The best edges for every fraction, and random circuits of either kind beside."""
+    generator = np.random.default_rng(asked.seed)
+    values = worth(asked.scores, asked.rank)
+    sizes = [int(fraction * len(graph)) for fraction in asked.fractions]
+    picked = [backwards(graph, values, n) if asked.greedy else largest(values, n) for n in sizes]
+    found = torch.stack([connected(graph, kept) for kept in picked])
+    controls = [_controls(graph, found, generator) for _ in range(_count("draws", asked.draws))]
+    return _Tried.of(graph, [found, *controls], generator)
+
+
+def _curve(
+    merged: Partial, asked: CircuitCurve, attrs: Mapping[str, str | float | int], tried: _Tried
+) -> "xr.Dataset":
+    each, shares = tried.shares(merged, asked.resamples)
+    count, until = len(asked.fractions), partial(area, fractions=asked.fractions)
+    curves = {
+        "faithfulness": _by_kind(shares, count),
+        "cpr": _by_kind(shares, count, until),
+        "cmd": _by_kind((1 - shares).abs(), count, until),
+    }
+    kinds = KINDS if asked.draws else KINDS[:1]
+    found = scored(
+        asked.name,
+        {name: _score(curve, len(each), _random_first(curve)) for name, curve in curves.items()},
+        ("circuit", "fraction"),
+        coords={"circuit": kinds, "fraction": list(asked.fractions)},
+        others={"edges": (("fraction",), tried.masks[2 : 2 + count].sum((1, 2)))},
+        attrs={
+            **_attrs(attrs, each), "rank": asked.rank, "greedy": int(asked.greedy), "draws": asked.draws,
+            "seed": asked.seed,
         },
-        coords={"kind": KINDS, "node": nodes},
-        attrs={**_attrs(task), "edges": len(circuit.edges), "draws": draws, "seed": seed},
-    )
+    )  # fmt: skip
+    metric = _by_kind(each[:, 2:], count)
+    return _with_metric(found, each, metric, ("circuit", "fraction"), str(attrs["unit"]))
+
+
+def _by_kind(
+    values: Float[Tensor, "w n"], count: int, change: Callable[[Tensor], Tensor] | None = None
+) -> Float[Tensor, "w kind f"]:
+    """What is found of every kind of circuit, random ones averaged over the draws; `change` comes before."""
+    own, drawn = values[:, :count], rearrange(values[:, count:], "w (d k f) -> k w d f", k=2, f=count)
+    own, drawn = (own, drawn) if change is None else (change(own), change(drawn))
+    return torch.stack((own, *(drawn.mean(2) if drawn.shape[2] else ())), 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Knocked:
+    """The circuits that say how good one is: itself, random ones, itself without nodes, and the model without them."""
+
+    tried: _Tried
+    nodes: tuple[str, ...]
+    removed: Bool[Tensor, "k n"]
+    """The random subsets of the nodes."""
+    overlap: Float[Tensor, "circuit"]
+    """The share of the circuit's edges that each circuit of the result has."""
+
+    @classmethod
+    def of(cls, graph: EdgeGraph, kept: Bool[Tensor, "s r"], asked: EvaluateCircuit) -> "_Knocked":
+        """The circuits, drawn with the seed."""
+        generator = np.random.default_rng(asked.seed)
+        nodes = tuple(node for node in asked.circuit.nodes if node not in (INPUT, LOGITS))
+        removed = _subsets(len(nodes), _count("subsets", asked.subsets, 1), generator)
+        single = torch.eye(len(nodes), dtype=torch.bool)
+        controls = [_controls(graph, kept[None], generator) for _ in range(_count("draws", asked.draws))]
+        deeper = (removed[:, None] | single).flatten(0, 1)
+        knocked = [(kept, single), (kept, removed), (graph.exists, removed), (kept, deeper)]
+        parts = [_knocked_out(graph, mask, gone, nodes) for mask, gone in knocked]
+        found = torch.cat((kept[None], *parts[:2]))
+        size = max(1, int(kept.sum()))
+        same = [(mask & kept).sum((1, 2)) / size for mask in (found, *controls)]
+        random = torch.stack(same[1:]).mean(0) if controls else same[0][:0]
+        overlap = torch.cat((same[0][:1], random, same[0][1:]))
+        return cls(_Tried.of(graph, [kept[None], *controls, *parts], generator), nodes, removed, overlap)
+
+
+def _checked(
+    merged: Partial, asked: EvaluateCircuit, attrs: Mapping[str, str | float | int], knocked: _Knocked
+) -> "xr.Dataset":
+    each, shares = knocked.tried.shares(merged, asked.resamples)
+    removed, nodes = knocked.removed, knocked.nodes
+    (k, n), draws = removed.shape, asked.draws
+    own, _, single, some, whole, deeper = shares.split([1, 2 * draws, n, k, k, k * n], 1)
+    kinds = KINDS if draws else KINDS[:1]
+    nothing = shares.new_full((len(shares), len(kinds)), torch.nan)
+    table = {
+        "faithfulness": _rows(shares, draws, n + k),
+        "minimality": torch.cat((nothing, own - single, own - some), 1),
+        "incompleteness": torch.cat((nothing, torch.full_like(single, torch.nan), (whole - some).abs()), 1),
+    }
+    nulls = {"faithfulness": _random_first(table["faithfulness"])} if draws else {}
+    gone = torch.cat((torch.zeros(len(kinds), n).bool(), torch.eye(n).bool(), removed))
+    names = [*kinds, *(f"without {node}" for node in nodes), *(f"without K{i + 1}" for i in range(k))]
+    found = scored(
+        asked.name,
+        {name: _score(values, len(each), nulls.get(name)) for name, values in table.items()},
+        ("circuit",),
+        coords={"circuit": names, "part": list(nodes)},
+        others={
+            "overlap": (("circuit",), knocked.overlap.double()),
+            "removed": (("circuit", "part"), gone),
+            "needed": (("part",), _needed(own[0] - single[0], some[0], deeper[0], removed)),
+        },
+        attrs={
+            **_attrs(attrs, each), "edges": len(asked.circuit.edges), "draws": draws, "subsets": k, "seed": asked.seed,
+        },
+    )  # fmt: skip
+    found.overlap.attrs["unit"], found.needed.attrs["unit"] = "share of the circuit's edges", SHARE
+    return _with_metric(found, each, _rows(each[:, 2:], draws, n + k), ("circuit",), str(attrs["unit"]))
+
+
+def _rows(values: Float[Tensor, "w n"], draws: int, others: int) -> Float[Tensor, "w circuit"]:
+    """The circuits of the result: the found one, random ones averaged over their draws, and so many others."""
+    own, drawn, left, _ = values.split([1, 2 * draws, others, values.shape[1] - 1 - 2 * draws - others], 1)
+    random = rearrange(drawn, "w (d k) -> w k d", k=2).mean(2) if draws else drawn
+    return torch.cat((own, random, left), 1)
 
 
 def _needed(
@@ -171,14 +372,14 @@ def _needed(
     return torch.cat((alone.abs()[None], steps)).amax(0)
 
 
-def faithfulness(
-    values: Float[Tensor, "all b"], resamples: int, dice: np.random.Generator
+def effect_shares(
+    values: Float[Tensor, "all b"], resamples: int, generator: np.random.Generator
 ) -> Float[Tensor, "w c"]:
     """f of every circuit on all prompts (row 0), and on bootstrap resamples of them.
 
     values: the metric of the whole model, without edges, and of each circuit.
     """
-    weights = resampled(values.shape[1], resamples, dice)
+    weights = resampled(values.shape[1], _count("resamples", resamples, 1), generator)
     full, empty, *means = (values.cpu().double() @ weights.T).unbind(0)
     if not bool((full[0] - empty[0]).abs() > 1e-9 * full[0].abs()):
         raise ValueError(
@@ -187,38 +388,50 @@ def faithfulness(
     return torch.stack([(mean - empty) / (full - empty) for mean in means], 1)
 
 
-def area(curve: Float[Tensor, "*n f"], fractions: Sequence[float]) -> Float[Tensor, "*n"]:
-    """The area under a curve between the first and the last fraction, by trapezoids."""
-    return torch.trapezoid(curve, torch.tensor(list(fractions), dtype=curve.dtype, device=curve.device))
+def area(curve: Float[Tensor, "*n f"], fractions: Sequence[float]) -> Float[Tensor, "*n f"]:
+    """The area under a curve between the first fraction and each, by trapezoids."""
+    x = torch.tensor(list(fractions), dtype=curve.dtype, device=curve.device)
+    return torch.cat((torch.zeros_like(curve[..., :1]), torch.cumulative_trapezoid(curve, x)), -1)
 
 
-def _with_interval(
-    name: str, dims: tuple[str, ...], found: Sequence[Float[Tensor, "w *f"]]
-) -> dict[str, tuple[tuple[str, ...], Tensor]]:
+def _score(values: Float[Tensor, "w *n"], prompts: int, null: Tensor | None = None) -> Score:
     """The values on all prompts and the middle 95 % of those on resamples."""
-    values = torch.stack(list(found), 1) if found else torch.zeros(1, 0)
     low, high = values.quantile(torch.tensor([0.025, 0.975]).to(values), 0)
-    return {name: (dims, values[0]), f"{name}_low": (dims, low), f"{name}_high": (dims, high)}
+    count = torch.full_like(values[0], prompts, dtype=torch.long)
+    chance = torch.full_like(values[0], torch.nan) if null is None else null
+    return Score(values[0], low, high, count, chance, SHARE)
+
+
+def _random_first(values: Float[Tensor, "w kind *f"]) -> Float[Tensor, "kind *f"]:
+    """What the circuit that was found has by chance: the value of the random ones; NaN for the others."""
+    null = torch.full_like(values[0], torch.nan)
+    if len(null) > 1:
+        null[0] = values[0, 1]
+    return null
+
+
+def _with_metric(
+    found: "xr.Dataset", each: Float[Tensor, "b c"], metric: Tensor, dims: tuple[str, ...], unit: str
+) -> "xr.Dataset":
+    """The result with the metric itself: of every circuit, of the whole model, and of no edge."""
+    known = {"each": (("prompt", *dims), metric), "full": (("prompt",), each[:, 0])}
+    known["empty"] = (("prompt",), each[:, 1])
+    return found.assign({name: (dims, x.cpu().numpy(), {"unit": unit}) for name, (dims, x) in known.items()})
 
 
 def _controls(
-    graph: EdgeGraph, found: Bool[Tensor, "f sender receiver"], dice: np.random.Generator
+    graph: EdgeGraph, found: Bool[Tensor, "f sender receiver"], generator: np.random.Generator
 ) -> Bool[Tensor, "n sender receiver"]:
     """One random circuit of either kind for each circuit."""
-    free = [random_circuit(graph, int(kept.sum()), dice) for kept in found]
-    return torch.stack([*free, *(degree_matched(graph, kept, dice) for kept in found)])
+    free = [random_circuit(graph, int(kept.sum()), generator) for kept in found]
+    return torch.stack([*free, *(degree_matched(graph, kept, generator) for kept in found)])
 
 
-def _subsets(n: int, most: int, dice: np.random.Generator) -> Bool[Tensor, "k n"]:
+def _subsets(n: int, most: int, generator: np.random.Generator) -> Bool[Tensor, "k n"]:
     """All subsets of n things, or so many random ones."""
     if 2**n <= most:
         return (torch.arange(2**n)[:, None] >> torch.arange(n)) % 2 == 1
-    return torch.from_numpy(dice.random((most, n)) < 0.5)
-
-
-def _ends(graph: EdgeGraph) -> Bool[Tensor, "2 sender receiver"]:
-    """All edges, and none."""
-    return torch.stack((graph.exists, torch.zeros_like(graph.exists)))
+    return torch.from_numpy(generator.random((most, n)) < 0.5)
 
 
 def _knocked_out(
@@ -231,16 +444,28 @@ def _knocked_out(
     return kept & ~silent[:, :, None]
 
 
-def _attrs(task: Interchange) -> dict[str, str | float | int]:
+def _attrs(
+    attrs: Mapping[str, str | float | int], each: Float[Tensor, "b c"]
+) -> dict[str, str | float | int]:
     return {
-        "metric": task.metric.name, "replacement": task.replacement, "prompts": len(task.pair.clean),
-        "unit": "share of the metric's difference between the whole model and no edge",
-    }  # fmt: skip
+        **attrs,
+        "unit": SHARE,
+        "prompts": len(each),
+        "interval": "95 % over prompts (bootstrap)",
+        "null": "as many random edges",
+    }
+
+
+def _count(name: str, value: int, least: int = 0) -> int:
+    """A number of things, checked."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a number, at least {least}, got {value!r}")
+    return value
 
 
 def _check_scores(graph: EdgeGraph, scores: "xr.Dataset", fractions: Sequence[float]) -> None:
     if tuple(scores.sender.values) != graph.senders or tuple(scores.receiver.values) != graph.receivers:
-        raise ValueError("scores of the task's own graph are required, got other senders or receivers")
+        raise ValueError("scores of the model's own graph are required, got other senders or receivers")
     rising = all(a < b for a, b in itertools.pairwise(fractions))
     if not rising or not 0 < fractions[0] <= fractions[-1] <= 1:
         raise ValueError(f"fractions that rise within (0, 1] are required, got {tuple(fractions)}")

@@ -1,12 +1,12 @@
-"""Edge attribution patching: the first-order effect of corrupting every edge of the model's graph, all in one pass.
+"""Edge attribution patching: the first-order effect of changing every edge of the model's graph, all in one pass.
 
-An edge u -> v is corrupted when v reads u's output of the corrupted run, and everything else as in the clean run. To
-first order the metric then changes by (u_corrupt - u_clean) . d metric / d (input of v) (Syed et al. 2023, "Attribution
+An edge u -> v is changed when v reads u's output of the other run of a pair, and everything else as in the own run. To
+first order the metric then changes by (u_other - u_own) . d metric / d (input of v) (Syed et al. 2023, "Attribution
 Patching Outperforms Automated Circuit Discovery"). Where a softmax saturates that gradient is near zero although the
 effect is not; EAP-IG averages it along a line between the two runs (Hanna et al. 2024, "Have Faith in Faithfulness").
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
@@ -15,21 +15,28 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.causal.contrast import Contrast, Watched
+from interp.causal.contrast import Direction, Watched, check_direction, paired
+from interp.causal.effects import Measured
 from interp.causal.graph import EdgeGraph
-from interp.circuits.edge_scores import START, Change, Gradients, edge_scores
-from interp.core.results import labelled
-from interp.core.stats import Moments
+from interp.circuits.edge_results import edge_table
+from interp.circuits.edge_scores import START, Change, Gradients, check_edits, edge_scores
+from interp.data.batch import Batch
+from interp.data.sources import Data
 from interp.data.text import Prompts
-from interp.model.tap import Edit, Read, Trace
+from interp.model.edits import Edit
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.metrics import Metric, logit_difference
-from interp.passes.observe import Observation, Subject
+from interp.passes.analysis import Analysis, Question
+from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.observe import Model, Observation, Subject, text_of
+from interp.runs.run import answered
 from interp.tokens.input_gradients import IntegratedGradients
 
 if TYPE_CHECKING:
     import xarray as xr
 
+ROWS = 32
+"""Rows of a differentiated pass, pairs times points of a line, that small batches are packed to."""
 Method = Literal["eap", "eap-ig-inputs", "eap-ig-activations", "clean-corrupted"]
 Rule = Literal["released", "midpoint", "gauss"]
 
@@ -38,9 +45,9 @@ Rule = Literal["released", "midpoint", "gauss"]
 class Line:
     """Where on the line from the corrupted run (0) to the clean run (1) the gradient is taken, and how it is averaged.
 
-    eap: at the clean run. clean-corrupted: the mean of both ends. eap-ig-inputs: the stream entering block 0 moves.
-    eap-ig-activations: the output of one sublayer moves, in the clean run, and scores the edges out of it; all heads of
-    a layer move together.
+    eap: at the run that is intervened on, whichever it is. clean-corrupted: the mean of both ends. eap-ig-inputs: the
+    stream entering block 0 moves. eap-ig-activations: the output of one sublayer moves, in the run that is intervened
+    on, and scores the edges out of it; all heads of a layer move together.
     """
 
     method: Method = "eap"
@@ -82,123 +89,173 @@ class Sublayer:
     """The layers whose MLPs see it."""
 
 
+@dataclass(frozen=True, eq=False)
+class EdgeAttribution(Question):
+    """The first-order effect of every edge; `edge_attribution` describes the result. Asked of pairs of prompts."""
+
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    method: Method = "eap"
+    """Where on the line between the two runs the gradient is taken (`Line`)."""
+    steps: int = 5
+    """Points of the integrated methods."""
+    rule: Rule = "released"
+    """How these points lie: as in the released code, or by a quadrature rule."""
+    direction: Direction = "denoise"
+    """denoise: clean values into the corrupted run; noise: the other way round."""
+    each: bool = False
+    """Whether every prompt's scores are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Two forward passes and a backward pass per batch of pairs, or one for every point of a line."""
+        check_direction(self.direction)
+        network, metric = model.transformer, as_metric(self.metric)
+        line, graph = Line(self.method, self.steps, self.rule), EdgeGraph.of(network.config)
+        check_edits(network, gradients=True)
+        if metric.compares and self.method == "eap" and self.direction == "noise":
+            raise ValueError(
+                f"{metric.name} compares with the clean run, where its gradient is 0: use direction='denoise' or an "
+                "integrated method"
+            )
+        attrs: dict[str, str | int | float] = {
+            "method": self.method,
+            "steps": len(line.points()[0]),
+            "rule": self.rule,
+            "direction": self.direction,
+        }
+        measure = partial(_measured, graph=graph, metric=metric, line=line, direction=self.direction)
+        return edge_table(model, self.name, graph, metric, measure, attrs, each=self.each)
+
+
 def edge_attribution(
-    model: Subject,
-    clean: Prompts,
-    corrupt: Prompts,
+    model: Model,
+    clean: Prompts | Data,
+    corrupt: Prompts | Data,
     *,
-    metric: Metric | None = None,
+    metric: Metric | LogitFunction | None = None,
     method: Method = "eap",
     steps: int = 5,
     rule: Rule = "released",
+    direction: Direction = "denoise",
     each: bool = False,
+    edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> "xr.Dataset":
-    """The estimated change of the metric when one edge carries the corrupted run's value, for every edge.
+    """The estimated change of the metric when one edge carries the other run's value, for every edge.
 
-    Returns Dataset with `score` [sender, receiver] (the mean over prompts; `score_low` and `score_high` its 95 %
-    interval; NaN where there is no edge), and the metric of both runs, `clean` and `corrupt` [prompt], in the metric's
-    unit. `each` adds every prompt's scores, [prompt, sender, receiver]. Names and their order are those of `EdgeGraph`,
-    positions are summed over. Positive: corrupting the edge raises the metric.
-    score(u, v) = sum_pos (u_corrupt - u_clean) . mean gradient at v's input, before v's norm. The points of the mean
-    are those of `Line`; for "clean-corrupted" and "eap-ig-inputs" the gradients are those of whole runs on the moved
-    embedding. With enough steps the scores out of the input ("eap-ig-inputs") or out of one sublayer
-    ("eap-ig-activations") sum to the exact effect of corrupting it. The released code of the latter averages the
-    gradients of all sublayers' lines for every edge instead, which sums to nothing in particular.
-    metric: None is the logit difference of the answers that the clean batch carries; one that compares (KL divergence)
-    compares with the clean run.
-    Cost: one forward pass of the corrupted prompts, and a forward and a backward pass of the clean ones; the integrated
-    methods take `steps` such passes, over activations that many for every sublayer and the input. `batch_size` counts
-    rows, and every point of a line is a row. Memory: what a backward pass keeps, and the activations of heads, d_head
-    wide; no `[batch, pos, head, d_model]`.
+    Returns Dataset[sender, receiver] in the metric's unit: `value` (the mean over prompts), `low` and `high` (its 95 %
+    interval) and `n`, NaN and 0 where there is no edge; `normalised`, as a share of the difference between the runs;
+    `changed`, whether the estimate is not 0 in any prompt; `clean` and `corrupt`, the metric of both runs. The
+    coordinate `edge` names every edge ("" where there is none), and `interp.frame` has one row for each that exists.
+    `each` adds every prompt's scores, [prompt, sender, receiver], and `clean` and `corrupt` are then [prompt]. Names
+    and their order are those of `EdgeGraph`, positions are summed over.
+
+    score(u, v) = sum_pos (u_other - u_own) . mean gradient at v's input, before v's norm. denoise: own is the corrupted
+    run, other the clean one, and the score is positive where the clean edge raises the metric. noise: the other way
+    round. x(a) = corrupt + a (clean - corrupt), a from 0 to 1, is the line between them; g_own the gradients of the run
+    that is intervened on:
+    eap                 g_own, at the clean run in noise and at the corrupted run in denoise.
+    clean-corrupted     the mean of both ends, g(x(0)) and g(x(1)): alike in both directions but for the sign.
+    eap-ig-inputs       mean over a of g(x(a)), x the embedding: the whole run moves, so that the gradients are the same
+                        in both directions, and the scores differ in their sign alone.
+    eap-ig-activations  mean over a of g_own with one sublayer's output at x(a), all else as in the own run: gradients of
+                        either run, so that the scores of one direction do not give those of the other.
+    With enough steps the scores out of the input ("eap-ig-inputs") or out of one sublayer ("eap-ig-activations") sum
+    to the exact effect of changing it. Points are those of the released code in both directions, a = k/m (`Line`).
+    (That code averages the gradients of all sublayers' lines for every edge instead, which sums to nothing in
+    particular.)
+    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
+    the clean prompts bring; one that compares (KL divergence) compares with the clean run.
+    Cost: one forward pass of the other prompts, and a forward and a backward pass of the own ones; the integrated
+    methods take `steps` such passes, over activations that many for every sublayer and the input. Every point of a line
+    is a row, and no pass has more rows than the batch (or 32). Memory: what a backward pass keeps, and the activations
+    of heads, d_head wide; no `[batch, pos, head, d_model]`.
     Heads behind a norm of their sum (sandwich and output norms): see `edge_scores.Change`.
-    Errors: ValueError for pairs that do not align, models whose stream is not a sum (`EdgeGraph.of`), a metric that
-    compares, under "eap", and a metric without any gradient.
+    Errors: ValueError for pairs that do not align, models (or edits) whose stream is not a sum (`EdgeGraph.of`), a
+    metric that compares with the very run it is differentiated at, and a metric without any gradient.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
-        >>> found = edge_attribution(model, *pairs, metric=logit_difference(3, 4), method="eap-ig-inputs")
-        >>> found.score.sel(sender="m0", receiver="logits").shape
+        >>> found = edge_attribution(model, *pairs, metric=interp.logit_difference(3, 4), method="eap-ig-inputs")
+        >>> found.value.sel(sender="L0.mlp", receiver="logits").shape
         ()
     """
-    metric, line = logit_difference() if metric is None else metric, Line(method, steps, rule)
-    graph = EdgeGraph.of(model.transformer.config)
-    if metric.compares and method == "eap":
-        raise ValueError(
-            f"{metric.name} compares with the clean run, where its gradient is 0: use an integrated method"
-        )
-    pair = Contrast.of(model, clean, corrupt, metric, prepend_bos=prepend_bos)
-    moments, kept, values = None, [], []
-    for some in pair.split(max(1, batch_size // len(line.points()[0]))):
-        scores, *runs = _scores(model.transformer, some, metric, line, graph)
-        part = Moments.of(scores)
-        moments = part if moments is None else moments.merge(part)
-        kept += [scores] if each else []
-        values.append(torch.stack(runs, 1))
-    assert moments is not None
-    if not bool(moments.mean.any() | moments.spread.any()):
-        raise ValueError(f"{metric.name}: its gradient is zero in every prompt; it is constant or saturated")
-    return _table(graph, moments, kept, torch.cat(values), metric, line)
+    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
+    question = EdgeAttribution(metric, method, steps, rule, direction, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-def _table(
-    graph: EdgeGraph,
-    moments: Moments,
-    kept: list[Tensor],
-    values: Float[Tensor, "b 2"],
-    metric: Metric,
-    line: Line,
-) -> "xr.Dataset":
-    missing = ~graph.exists.to(moments.mean.device)
-    dims = ("sender", "receiver")
-    cells = moments.cells("score", dims)
-    cells |= {"each": (("prompt", *dims), torch.cat(kept))} if kept else {}
-    return labelled(
-        "edge_attribution",
-        {
-            **{name: (axes, x.masked_fill(missing, torch.nan)) for name, (axes, x) in cells.items()},
-            "clean": (("prompt",), values[:, 0]),
-            "corrupt": (("prompt",), values[:, 1]),
-        },
-        coords={"sender": graph.senders, "receiver": graph.receivers},
-        attrs={
-            "method": line.method, "steps": len(line.points()[0]), "rule": line.rule, "metric": metric.name,
-            "unit": metric.unit, "edges": len(graph), "positive": "corrupting the edge raises the metric",
-        },
-    )  # fmt: skip
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """Some pairs by what is done to them: rows that are intervened on, and where the values come from."""
+
+    clean: Batch
+    corrupt: Batch
+    direction: Direction
+
+    @property
+    def own(self) -> Batch:
+        """The rows that are intervened on."""
+        return self.corrupt if self.direction == "denoise" else self.clean
+
+    @property
+    def other(self) -> Batch:
+        """The rows that values come from."""
+        return self.clean if self.direction == "denoise" else self.corrupt
+
+    def split(self, size: int) -> "Iterator[Sides]":
+        """The same in parts of at most so many pairs."""
+        for clean, corrupt in zip(self.clean.split(size), self.corrupt.split(size), strict=True):
+            yield Sides(clean, corrupt, self.direction)
+
+
+def _measured(
+    model: Transformer, batch: Batch, graph: EdgeGraph, metric: Metric, line: Line, direction: Direction
+) -> Measured:
+    """The scores of some pairs, and the metric of their clean and corrupted runs."""
+    size = max(1, max(len(batch), ROWS) // len(line.points()[0]))
+    parts = Sides(*batch.pair(), direction).split(size)
+    scores, clean, corrupt = zip(*(_scores(model, some, metric, line, graph) for some in parts), strict=True)
+    found = torch.cat(scores)
+    return Measured(found, found != 0, {"clean": torch.cat(clean), "corrupt": torch.cat(corrupt)})
 
 
 def _scores(
-    model: Transformer, pair: Contrast, metric: Metric, line: Line, graph: EdgeGraph
+    model: Transformer, pair: Sides, metric: Metric, line: Line, graph: EdgeGraph
 ) -> tuple[Float[Tensor, "b s r"], Float[Tensor, "b"], Float[Tensor, "b"]]:
-    """The scores of some pairs, and the metric of their clean and corrupted runs."""
     watched, reads = Watched(model, metric), _reads(model, graph, line)
-    corrupt = watched.recorded(pair.corrupt, reads)
+    there = watched.recorded(pair.other, reads)
     if line.method == "eap":
-        clean = watched.differentiated(pair.clean, [*reads, *_everywhere(model)])
-        change = Change.between(model, clean.trace, corrupt.trace)
-        found = edge_scores(graph, change, Gradients.of(model, clean.trace, line.points()[1]))
+        if metric.compares:  # the other run is the clean one
+            watched = Watched(model, metric, watched.columns(there.output, pair.other))
+        here = watched.differentiated(pair.own, [*reads, *_everywhere(model)])
+        change = Change.between(model, here.trace, there.trace)
+        found = edge_scores(graph, change, Gradients.of(model, here.trace, line.points()[1]))
     else:
-        clean = watched.recorded(pair.clean, reads)
+        here = watched.recorded(pair.own, reads)
+        clean = there if pair.direction == "denoise" else here
         watched = Watched(model, metric, watched.columns(clean.output, pair.clean))
-        change = Change.between(model, clean.trace, corrupt.trace)
         along = _along_activations if line.method == "eap-ig-activations" else _along_inputs
-        found = along(watched, pair, Runs(change, clean.trace, corrupt.trace), line, graph)
+        found = along(watched, pair, Runs.of(model, pair, here.trace, there.trace), line, graph)
     with torch.no_grad():
-        values = [
-            watched.value(run.output, batch) for run, batch in ((clean, pair.clean), (corrupt, pair.corrupt))
-        ]
-    return found, values[0], values[1]
+        own, other = watched.value(here.output, pair.own), watched.value(there.output, pair.other)
+    return (found, other, own) if pair.direction == "denoise" else (found, own, other)
 
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """What the clean and the corrupted run left, and their difference."""
+    """What the clean and the corrupted run left, and the change from the own run to the other."""
 
     change: Change
     clean: Trace
     corrupt: Trace
+
+    @classmethod
+    def of(cls, model: Transformer, pair: Sides, own: Trace, other: Trace) -> "Runs":
+        """From the two runs by what is done to them."""
+        clean, corrupt = (other, own) if pair.direction == "denoise" else (own, other)
+        return cls(Change.between(model, own, other), clean, corrupt)
 
 
 def _reads(model: Transformer, graph: EdgeGraph, line: Line) -> tuple[Read, ...]:
@@ -213,7 +270,7 @@ def _everywhere(model: Transformer) -> tuple[Read, ...]:
 
 
 def _along_inputs(
-    watched: Watched, pair: Contrast, runs: Runs, line: Line, graph: EdgeGraph
+    watched: Watched, pair: Sides, runs: Runs, line: Line, graph: EdgeGraph
 ) -> Float[Tensor, "b s r"]:
     """All edges, by the gradients of runs on embeddings between the corrupted and the clean one."""
     model = watched.model
@@ -222,9 +279,9 @@ def _along_inputs(
 
 
 def _along_activations(
-    watched: Watched, pair: Contrast, runs: Runs, line: Line, graph: EdgeGraph
+    watched: Watched, pair: Sides, runs: Runs, line: Line, graph: EdgeGraph
 ) -> Float[Tensor, "b s r"]:
-    """Edges out of each sublayer by the gradients of clean runs in which its output moves."""
+    """Edges out of each sublayer by the gradients of own runs in which its output moves."""
     model, total = watched.model, None
     for group in _sublayers(graph):
         reads = Gradients.reads(model, group.layers, group.mlps)
@@ -251,14 +308,14 @@ def _sublayers(graph: EdgeGraph) -> Iterator[Sublayer]:
 
 
 def _moved(
-    watched: Watched, pair: Contrast, runs: Runs, site: str, line: Line, reads: tuple[Read, ...]
+    watched: Watched, pair: Sides, runs: Runs, site: str, line: Line, reads: tuple[Read, ...]
 ) -> Observation:
     """Differentiated passes with a site between its corrupted and clean values; rows are `example, point`."""
     points = line.points()[0]
-    example = torch.arange(len(pair.clean)).repeat_interleave(len(points))
+    example = torch.arange(len(pair.own)).repeat_interleave(len(points))
     ends = [run[Read(site)] for run in (runs.corrupt, runs.clean)]
     edit = Edit(site, partial(_between, corrupt=ends[0], clean=ends[1], points=points))
-    return watched.differentiated(pair.clean.rows(example), reads, (edit,), example)
+    return watched.differentiated(pair.own.rows(example), reads, (edit,), example)
 
 
 def _between(

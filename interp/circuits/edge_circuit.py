@@ -1,25 +1,31 @@
 """A circuit: some edges of a model's graph with what each is worth, and how they were found; kept in JSON."""
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from interp.causal.contrast import Direction
 from interp.causal.graph import LOGITS, EdgeGraph
 from interp.core.results import write_atomically
 from interp.core.viewer import Viewable, fitted
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 SHOWN = 5
 """Edges that a circuit's text names: the largest."""
-FORMAT = 1
-"""Version of the file; a reader refuses any other."""
+FORMAT = 2
+"""Version of the file. Version 1, which spelled parts otherwise and scored in the other direction, is read too."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +44,23 @@ class CircuitProtocol:
     """Pairs of prompts."""
     seed: int | None = None
     """The seed that the prompts were drawn with, if somebody said so."""
+    direction: Direction = "denoise"
+    """What a score is the effect of: "denoise", the clean edge in the corrupted run; "noise", the corrupted edge in the
+    clean run."""
 
 
 @dataclass(frozen=True)
 class Circuit(Viewable):
-    """Edges of a model with their scores, in the order of the graph.
+    """Edges of a model with their scores, in the order of the graph, by name in any spelling.
 
-    Errors: KeyError for an edge that the graph does not have; ValueError for a score that is no number.
+    Errors: KeyError for an edge that the graph does not have; ValueError for a score that is no number, or an edge that
+    comes twice.
 
     Example:
         >>> graph = EdgeGraph.of(model.cfg)
-        >>> circuit = Circuit(graph, {"m0->logits": 2.0, "input->m0": 1.5, "input->m1": 0.1})
+        >>> circuit = Circuit(graph, {"L0.mlp->logits": 2.0, "L0.resid->L0.mlp": 1.5, "L0.resid->L1.mlp": 0.1})
         >>> circuit.pruned().edges
-        ('input->m0', 'm0->logits')
+        ('L0.resid->L0.mlp', 'L0.mlp->logits')
     """
 
     graph: EdgeGraph
@@ -64,9 +74,14 @@ class Circuit(Viewable):
     def __post_init__(self) -> None:
         if bad := [edge for edge, score in self.scores.items() if not math.isfinite(score)]:
             raise ValueError(f"a score that is a finite number is required for every edge, {bad[0]} has none")
-        order = sorted(self.scores, key=self.graph.index)
-        object.__setattr__(self, "scores", MappingProxyType({edge: self.scores[edge] for edge in order}))
-        object.__setattr__(self, "_known", self.graph.chosen(order))
+        places = {edge: self.graph.index(edge) for edge in self.scores}
+        order = sorted(places, key=lambda edge: places[edge])
+        for one, other in itertools.pairwise(order):
+            if places[one] == places[other]:
+                raise ValueError(f"{self.graph.name(*places[one])} comes twice, as {one} and {other}")
+        scores = {self.graph.name(*places[edge]): self.scores[edge] for edge in order}
+        object.__setattr__(self, "scores", MappingProxyType(scores))
+        object.__setattr__(self, "_known", self.graph.chosen(scores))
 
     @classmethod
     def of(
@@ -82,6 +97,16 @@ class Circuit(Viewable):
         """The circuit of a mask over the graph's edges; cells that are no edges are not looked at."""
         values = scores[graph.exists & kept].tolist()
         return cls(graph, dict(zip(graph.names(kept), values, strict=True)), model, task, protocol)
+
+    @classmethod
+    def of_result(cls, result: "xr.Dataset", *, model: str = "") -> "Circuit":
+        """The circuit in the answer to `FindCircuit`. ValueError for another result."""
+        if "kept" not in result or "circuit" not in result.attrs:
+            raise ValueError("the result of FindCircuit is required, with the edges that it kept")
+        held = json.loads(result.attrs["circuit"])
+        kept, scores = (torch.from_numpy(result[name].values) for name in ("kept", "value"))
+        how = CircuitProtocol(**held["protocol"])
+        return cls.of(EdgeGraph(**held["graph"]), kept, scores, model=model, task=held["task"], protocol=how)
 
     def __str__(self) -> str:
         size = f"{len(self.scores)} of {len(self.graph)} edges ({self.share:.2%}), {len(self.nodes)} nodes"
@@ -114,7 +139,7 @@ class Circuit(Viewable):
 
         A head that only shares the keys or values of its group with others counts if it sends anything.
         """
-        ends = {edge.partition("->")[0] for edge in self.scores}
+        ends = {self.graph.senders[i] for i in self._known.any(1).nonzero()[:, 0].tolist()}
         for receiver in self._known.any(0).nonzero()[:, 0].tolist():
             nodes = self.graph.nodes_of(receiver)
             ends |= set(nodes) if len(nodes) == 1 else set()
@@ -137,17 +162,24 @@ class Circuit(Viewable):
 
     @classmethod
     def load(cls, path: str | Path) -> "Circuit":
-        """Read it from a JSON file.
+        """Read it from a JSON file, one of the first edition (format 1) too.
 
         Errors: ValueError for a file that holds something else, or another version; KeyError for edges that its own
         graph does not have.
         """
         held = json.loads(Path(path).read_text(encoding="utf-8"))
         wanted = {"format", "model", "task", "graph", "protocol", "edges"}
-        if not isinstance(held, dict) or set(held) != wanted or held["format"] != FORMAT:
+        if not isinstance(held, dict) or set(held) != wanted or held["format"] not in (1, FORMAT):
             raise ValueError(f"a circuit of format {FORMAT} with {sorted(wanted)} is required, got {path}")
-        how = None if held["protocol"] is None else CircuitProtocol(**held["protocol"])
+        how = protocol_of(held["protocol"], held["format"])
         return cls(EdgeGraph(**held["graph"]), held["edges"], held["model"], held["task"], how)
+
+
+def protocol_of(held: Mapping[str, object] | None, version: int) -> CircuitProtocol | None:
+    """The protocol in a file. Those of version 1 were always scored by what corrupting an edge changes."""
+    if held is None:
+        return None
+    return CircuitProtocol(**{**({"direction": "noise"} if version == 1 else {}), **held})  # type: ignore[arg-type]
 
 
 def connected(graph: EdgeGraph, kept: Bool[Tensor, "sender receiver"]) -> Bool[Tensor, "sender receiver"]:

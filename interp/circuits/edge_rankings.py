@@ -9,53 +9,65 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.causal.agreement import ranks
-from interp.circuits.discovery import Rank, direction, largest, valued, worth
-from interp.core.results import labelled
+from interp.circuits.discovery import Rank, largest, towards, valued, worth
+from interp.circuits.edge_results import DIMS
+from interp.core.results import Score, labelled, scored
+from interp.model.parts import Edge
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
 def edge_stability(
-    scores: "xr.Dataset", edges: int, *, rank: Rank = "magnitude", resamples: int = 200, seed: int = 0
+    scores: "xr.Dataset", top: int, *, rank: Rank = "magnitude", resamples: int = 200, seed: int = 0
 ) -> "xr.Dataset":
     """How much the best edges depend on the prompts that scored them.
 
-    Returns Dataset with `jaccard`, the mean over all pairs of bootstrap resamples of |A and B| / |A or B| of their best
-    `edges` edges (1: always the same ones), `chance`, that of two random sets (of their expected overlap), and `kept`
-    [sender, receiver], the share of resamples in which an edge is among the best; NaN where there is no edge.
+    Returns Dataset with `value`, the mean over all pairs of bootstrap resamples of |A and B| / |A or B| of their best
+    `top` edges (the Jaccard index; 1: always the same ones), `null`, that of two random sets (of their expected
+    overlap), and `kept` [sender, receiver], the share of resamples in which an edge is among the best; NaN where there
+    is no edge. `interp.frame(result, "kept")` has a row for each edge.
     scores: with every prompt's, `edge_attribution(..., each=True)`.
     Errors: ValueError for scores without `each`, a number of edges outside 1 to all, or fewer than 2 resamples.
 
     Example:
-        >>> from interp.circuits.edge_effects import edge_effects
+        >>> from interp.circuits import edge_effects
         >>> pairs = torch.tensor([[5, 6, 7], [5, 7, 7]]), torch.tensor([[5, 9, 7], [5, 8, 7]])
         >>> scores = edge_effects(model, *pairs, metric=interp.logit_difference(3, 4), each=True)
-        >>> float(edge_stability(scores, scores.attrs["edges"]).jaccard)
+        >>> float(edge_stability(scores, scores.attrs["edges"]).value)
         1.0
     """
     total = scores.attrs["edges"]
     if "each" not in scores or resamples < 2:
         raise ValueError("every prompt's scores (each=True) and at least 2 resamples are required")
-    if not 1 <= edges <= total:
-        raise ValueError(f"1 to {total} edges are required, got {edges}")
-    each, sign = torch.from_numpy(scores["each"].values), direction(scores)
+    if not 1 <= top <= total:
+        raise ValueError(f"1 to {total} edges are required, got {top}")
+    each, sign = torch.from_numpy(scores["each"].values), towards(scores)
     weights = resampled(len(each), resamples, np.random.default_rng(seed))[1:].to(each)
     means = torch.einsum("wb,bsr->wsr", weights, each)
-    sets = torch.stack([largest(valued(one, rank, sign), edges) for one in means]).double()
+    sets = torch.stack([largest(valued(one, rank, sign), top) for one in means]).double()
     common = sets.flatten(1) @ sets.flatten(1).T
-    pairs = common / (2 * edges - common)
+    pairs = common / (2 * top - common)
     mean = (pairs.sum() - pairs.trace()) / (resamples * (resamples - 1))
-    missing, share = torch.from_numpy(scores.score.isnull().values), edges / total
+    missing, share = torch.from_numpy(scores.value.isnull().values), top / total
     return labelled(
         "edge_stability",
         {
-            "jaccard": ((), mean),
-            "chance": ((), torch.tensor(share / (2 - share))),
-            "kept": (("sender", "receiver"), sets.mean(0).masked_fill(missing, torch.nan)),
+            "value": ((), mean),
+            "null": ((), torch.tensor(share / (2 - share), dtype=torch.float64)),
+            "kept": (DIMS, sets.mean(0).masked_fill(missing, torch.nan)),
         },
-        coords={"sender": scores.sender.values.tolist(), "receiver": scores.receiver.values.tolist()},
-        attrs={"edges": edges, "resamples": resamples, "seed": seed, "rank": rank},
+        coords={
+            name: (scores[name].dims, scores[name].values)
+            for name in (*DIMS, "edge")
+            if name in scores.coords
+        },
+        units={
+            "value": "share of edges in common",
+            "null": "share of edges in common",
+            "kept": "share of resamples",
+        },
+        attrs={"top": top, "resamples": resamples, "seed": seed, "rank": rank},
     )
 
 
@@ -66,10 +78,10 @@ def edge_auroc(scores: "xr.Dataset", planted: Collection[str]) -> float:
     Whitney 1947): the area under the curve of true against false positives.
     Errors: ValueError unless some edges are planted and some are not; KeyError for one that the table does not have.
     """
-    values = torch.from_numpy(abs(scores.score).values)
+    values = torch.from_numpy(abs(scores.value).values)
     here = torch.zeros(values.shape, dtype=torch.bool)
     for edge in planted:
-        sender, _, receiver = edge.partition("->")
+        sender, receiver = str(Edge.of(edge)).split("->")
         here[scores.indexes["sender"].get_loc(sender), scores.indexes["receiver"].get_loc(receiver)] = True
     known = ~values.isnan()
     n, m = int((here & known).sum()), int((~here & known).sum())
@@ -80,37 +92,49 @@ def edge_auroc(scores: "xr.Dataset", planted: Collection[str]) -> float:
 
 
 def recovery(tables: Sequence["xr.Dataset"], planted: Collection[str]) -> "xr.Dataset":
-    """How well each table of scores knows a planted circuit: `auroc` and `top` [attribution].
+    """How well each table of scores knows a planted circuit.
 
-    auroc: see `edge_auroc`. top: the share of the planted edges among as many largest absolute scores.
-    (A dim called `method` could not be selected from: xarray's `sel` has an option of that name.)
+    Returns Dataset[attribution, score]: `value` with its `null`, what random scores have. They are no means over
+    prompts: `low` and `high` are the value itself, n = 0. `auroc`: the chance that a planted edge has a larger absolute
+    score than another one (`edge_auroc`). `recall`: the share of the planted edges among as many largest absolute
+    scores. `attribution` is the method of each table. (A dim called `method` could not be selected from: xarray's `sel`
+    has an option of that name.)
+    planted: the edges, in any spelling.
 
     Example:
-        >>> from interp.circuits.edge_effects import edge_effects
+        >>> from interp.circuits import edge_effects
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
         >>> scores = edge_effects(model, *pairs, metric=interp.logit_difference(3, 4))
-        >>> recovery([scores], ["m0->logits"]).attribution.values.tolist()
+        >>> recovery([scores], ["L0.mlp->logits"]).attribution.values.tolist()
         ['exact']
     """
-    found = [(edge_auroc(table, planted), _top(table, planted)) for table in tables]
-    auroc, top = torch.tensor(found).T
-    return labelled(
+    found = torch.tensor(
+        [(edge_auroc(table, planted), _recall(table, planted)) for table in tables], dtype=torch.float64
+    )
+    chance = torch.tensor([len(planted) / table.attrs["edges"] for table in tables], dtype=torch.float64)
+    return scored(
         "recovery",
-        {"auroc": (("attribution",), auroc), "top": (("attribution",), top)},
+        {
+            "auroc": Score.exact(found[:, 0], "probability", 0.5),
+            "recall": Score.exact(found[:, 1], "share of the planted edges", chance),
+        },
+        ("attribution",),
         coords={"attribution": [table.attrs["method"] for table in tables]},
         attrs={"planted": len(planted)},
     )
 
 
-def _top(table: "xr.Dataset", planted: Collection[str]) -> float:
+def _recall(table: "xr.Dataset", planted: Collection[str]) -> float:
     best = largest(worth(table), len(planted)).nonzero().tolist()
     names = {f"{table.sender.values[s]}->{table.receiver.values[r]}" for s, r in best}
-    return len(names & set(planted)) / len(planted)
+    return len(names & {str(Edge.of(edge)) for edge in planted}) / len(planted)
 
 
-def resampled(n: int, resamples: int, dice: np.random.Generator) -> Float[Tensor, "w n"]:
+def resampled(n: int, resamples: int, generator: np.random.Generator) -> Float[Tensor, "w n"]:
     """The weight of each of n prompts: all alike, then that of bootstrap resamples; NaN for a single prompt."""
     counts = (
-        dice.multinomial(n, np.full(n, 1 / n), size=resamples) if n > 1 else np.full((resamples, 1), np.nan)
+        generator.multinomial(n, np.full(n, 1 / n), size=resamples)
+        if n > 1
+        else np.full((resamples, 1), np.nan)
     )
     return torch.from_numpy(np.concatenate((np.ones((1, n)), counts)) / n)

@@ -18,6 +18,7 @@ from torch import Tensor
 from interp.causal.graph import EdgeGraph
 from interp.core.precision import wide
 from interp.model.config import NoNorm
+from interp.model.edits import Add
 from interp.model.norm import Normalize
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
@@ -29,11 +30,36 @@ TILE = {"cpu": 2**23}
 ACCELERATOR_TILE = 2**27
 START = "blocks.0.hook_resid_pre"
 _HEADS = ("attn.hook_q", "attn.hook_k", "attn.hook_v")
+_SUMMED = (
+    "hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_attn_out", "hook_mlp_in", "ln1_post.hook_normalized",
+)  # fmt: skip
+"""Sites of a block that hold sums of what senders say: a constant may be added there, and nothing else be done."""
+_INPUTS = ("hook_q_input", "hook_k_input", "hook_v_input")
+_BY_HAND = ("ln1.hook_normalized", *_HEADS)
+"""Sites through which the gradients of edge attribution are carried by hand."""
+
+
+def check_edits(model: Transformer, *, gradients: bool = False) -> None:
+    """ValueError for an edited model whose edges mean nothing: inputs that are no sums of what its senders say.
+
+    Edits of embeddings, inside attention and MLPs, and of what heads (z) and MLPs add are what the senders say; what is
+    added to the stream is the same in both runs. gradients: whether gradients are carried from queries, keys and values
+    to the stream by hand, as edge attribution does, past what may be edited between them.
+    """
+    added = (*_SUMMED, *(_BY_HAND if gradients else _INPUTS))
+    never = ("attn.hook_result", *((*_INPUTS, "ln1.hook_scale") if gradients else ()))
+    for edit in model.edits:
+        name = edit.site.split(".", 2)[2] if edit.site.startswith("blocks.") else ""
+        if edit.site != START and (name in never or (name in added and not isinstance(edit.change, Add))):
+            raise ValueError(
+                f"edges require inputs that are sums of what heads and MLPs say; this model is edited at {edit.name}: "
+                "edit heads (L0H1), MLPs (L0.mlp) or embeddings instead, or Add to the stream"
+            )
 
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """What every sender adds to the stream in the corrupted run minus the clean run; heads as z, d_head wide.
+    """What every sender adds to the stream in another run minus the run itself; heads as z, d_head wide.
 
     The share of a head whose layer norms the sum of its heads (sandwich and output norms) is what the norm makes of its
     z W_O at the scale of the run itself: shares, and b_O's, sum to what the layer adds in either run. b_O's share then
@@ -54,17 +80,17 @@ class Change:
         return (Read(START), *(Read(f"blocks.{layer}.{name}") for layer in layers for name in names))
 
     @classmethod
-    def between(cls, model: Transformer, clean: Trace, corrupt: Trace) -> "Change":
-        """The change from a clean to a corrupted run."""
+    def between(cls, model: Transformer, own: Trace, other: Trace) -> "Change":
+        """The change from the run that is intervened on to the one that the values come from."""
         layers = range(model.config.n_layers)
 
         def change(site: str) -> Tensor:
-            return wide(corrupt[Read(site)]) - wide(clean[Read(site)])
+            return wide(other[Read(site)]) - wide(own[Read(site)])
 
         def heads(layer: int) -> Tensor:
             if not _normed(model, layer):
                 return change(f"blocks.{layer}.attn.hook_z")
-            there, here = (_over_scale(run, layer) for run in (corrupt, clean))
+            there, here = (_over_scale(run, layer) for run in (other, own))
             return there - here
 
         mlp = [change(f"blocks.{layer}.hook_mlp_out") for layer in layers if model.config.mlp is not None]
@@ -84,7 +110,7 @@ class Change:
         return found
 
     def _out(self, layer: int) -> Float[Tensor, "h e d"]:
-        """W_O, behind the linear part of the norm of its output and the factor on it."""
+        """W_O, after the linear part of the norm of its output and the factor on it."""
         out, norm = Weights(self.model).layer(layer).W_O, self.model.block(layer).post_norm("attn_out")
         out = out if norm is None else norm.frozen(wide(out), wide(out.new_ones(1)))
         factor = self.model.config.factor("attn_out")

@@ -10,6 +10,7 @@ becomes a `Circuit` only if its nodes are those of an edge graph.
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,21 +18,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interp.causal.graph import INPUT, LOGITS, EdgeGraph
-from interp.circuits.edge_circuit import Circuit, CircuitProtocol
+from interp.circuits.edge_circuit import Circuit, CircuitProtocol, protocol_of
 from interp.core.results import write_atomically
+from interp.model.parts import Edge, Part
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TOOL, FORMAT = "interp", 1
-"""By what we know a file of ours, and the version of what we add to the format; a reader refuses any other version."""
-WEIGHT = (
-    "minus the estimated change of the metric when the edge carries the corrupted prompt's value: positive weights "
-    "speak for the answer"
-)
+TOOL, FORMAT = "interp", 2
+"""By what we know a file of ours, and the version of what we add to the format. Version 1, which spelled parts
+otherwise, is read too."""
+WEIGHT = {
+    "denoise": "the estimated change of the corrupted prompt's metric when the edge carries the clean prompt's value",
+    "noise": "minus the estimated change of the metric when the edge carries the corrupted prompt's value",
+}
+"""What a weight is, by the direction of the scores: positive weights speak for the answer in both."""
 PLACES = "all positions together; every node stands at the last token because the format requires a place"
-KINDS = {"a": "attention head", "m": "mlp", "i": "input", "l": "logit"}
-"""First letter of a node's name -> its `feature_type` in our files."""
+GROUP = re.compile(r"L(\d+)G(\d+)")
+"""The node that stands for the keys and values of a group of heads: what their inputs have in common as a name."""
 
 
 @dataclass(frozen=True)
@@ -103,28 +107,31 @@ class AttributionGraph:
                 f"kinds: {found}"
             )
         note = self.ours
+        how = protocol_of(note["protocol"], note["format"])  # type: ignore[arg-type]
+        graph, older = EdgeGraph(**note["graph"]), note["format"] == 1  # type: ignore[arg-type]
+        sign = _sign(how) if how is not None or not older else -1.0
         scores = {
-            f"{source}->{target}<{part}>" if part else f"{source}->{target}": -weight
+            f"{source}->{_receiver(target, part, older=older)}": sign * weight
             for source, target, parts in zip(self.links.source, self.links.target, self.parts, strict=True)
             for part, weight in parts.items()
         }
-        how = None if note["protocol"] is None else CircuitProtocol(**note["protocol"])  # type: ignore[arg-type]
-        graph = EdgeGraph(**note["graph"])  # type: ignore[arg-type]
         return Circuit(graph, scores, self.model, str(note["task"]), how)
 
 
 def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Path) -> None:
     """Write a circuit of one prompt as an attribution graph, for Neuronpedia's viewer and for `read_attribution_graph`.
 
-    A link is an edge, weight = -score; the three edges into a head's query, key and value are one link, whose weight is
-    their sum, as first-order estimates add up (each is kept in `parts`). Keys and values that heads share enter a node
-    of their own (`a1.g0`), from which no link goes on. The node `logits` stands for the metric.
+    A link is an edge, its weight the score with the sign by which it speaks for the answer (`WEIGHT`); the three edges
+    into a head's query, key and value are one link, whose weight is their sum, as first-order estimates add up (each is
+    kept in `parts`). Keys and values that heads share enter a node of their own (`L1G0`), from which no link goes on.
+    The node `logits` stands for the metric.
     Caveats: weights are changes of the metric, not, as theirs, direct effects on the node they enter. Their viewer
     requires a layer above 0, so a model of one layer cannot be shown there.
     Errors: ValueError for a circuit that was scored on more than one pair of prompts, or a prompt without tokens.
 
     Example:
-        >>> circuit = Circuit(EdgeGraph(2, 1, 1), {"input->m0": -1.5, "m0->a1.h0<q>": 0.25, "m0->logits": -2.0})
+        >>> scores = {"L0.resid->L0.mlp": 1.5, "L0.mlp->L1H0.q": -0.25, "L0.mlp->logits": 2.0}
+        >>> circuit = Circuit(EdgeGraph(2, 1, 1), scores)
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "graph.json"
         >>> write_attribution_graph(circuit, GraphPrompt("a b", ("a", " b"), " c", 0.5), path)
@@ -179,27 +186,50 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
 def _links(circuit: Circuit) -> dict[tuple[str, str], dict[str, float]]:
     """By sender and receiving node the weights of what enters there."""
     found: dict[tuple[str, str], dict[str, float]] = {}
+    sign = _sign(circuit.protocol)
     for edge, score in circuit.scores.items():
-        sender, _, receiver = edge.partition("->")
-        node, _, part = receiver.partition("<")
-        found.setdefault((sender, node), {})[part.rstrip(">")] = -score
+        joined = Edge.of(edge)
+        node, part = _entered(joined.receiver)
+        found.setdefault((str(joined.sender), node), {})[part] = sign * score
     return found
+
+
+def _sign(how: CircuitProtocol | None) -> float:
+    """What turns a score into a weight that speaks for the answer."""
+    return -1.0 if how is not None and how.direction == "noise" else 1.0
+
+
+def _entered(receiver: Part) -> tuple[str, str]:
+    """The node that a receiver belongs to, and which of its inputs it is: "" where it has only one."""
+    letters = {"query": "q", "key": "k", "value": "v", "group_key": "k", "group_value": "v"}
+    if receiver.kind in ("group_key", "group_value"):
+        return f"L{receiver.layer}G{receiver.index}", letters[receiver.kind]
+    if receiver.kind in letters:
+        return str(Part("head", receiver.layer, receiver.index)), letters[receiver.kind]
+    return str(Part("mlp", receiver.layer) if receiver.kind == "mlp_input" else receiver), ""
+
+
+def _receiver(node: str, part: str, *, older: bool) -> str:
+    """The input of a node, in the spelling of its file."""
+    return node if not part else f"{node}<{part}>" if older else f"{node}.{part}"
 
 
 def _metadata(circuit: Circuit, asked: GraphPrompt, slug: str) -> dict[str, object]:
     how = None if circuit.protocol is None else asdict(circuit.protocol)
+    direction = "denoise" if circuit.protocol is None else circuit.protocol.direction
+    weight = f"{WEIGHT[direction]}: positive weights speak for the answer"
     return {
         "slug": slug,
         "scan": circuit.model,
         "prompt_tokens": list(asked.tokens),
         "prompt": asked.prompt,
         "info": {
-            "description": f"Heads and MLPs, {PLACES}. Weight: {WEIGHT}.",
+            "description": f"Heads and MLPs, {PLACES}. Weight: {weight}.",
             "generator": {"name": TOOL},
         },
         "generation_settings": {
             "tool": TOOL, "format": FORMAT, "graph": asdict(circuit.graph), "task": circuit.task, "protocol": how,
-            "positions": PLACES, "weight": WEIGHT,
+            "positions": PLACES, "weight": weight,
         },
     }  # fmt: skip
 
@@ -208,29 +238,38 @@ def _order(name: str) -> tuple[int, int, int]:
     """Where a node comes in the forward pass."""
     if name in (INPUT, LOGITS):
         return (-1 if name == INPUT else 1 << 30), 0, 0
-    layer, _, place = name[1:].partition(".")
-    return int(layer), int(name[0] == "m"), int(place[1:] or 0)
+    kind, layer, index = _placed(name)
+    return layer, int(kind == "mlp"), index or 0
+
+
+def _placed(name: str) -> tuple[str, int, int | None]:
+    """Kind, layer and index of a node that is neither the input nor the logits; a group of heads is a "group"."""
+    if found := GROUP.fullmatch(name):
+        return "group", int(found[1]), int(found[2])
+    part = Part.of(name)
+    assert part.layer is not None
+    return part.kind, part.layer, part.index
 
 
 def _node(name: str, graph: EdgeGraph, asked: GraphPrompt) -> dict[str, object]:
     """One node in the format's words; a head's number is its index in the layer, what has none says null."""
-    layer, _, place = name[1:].partition(".")
-    kind, feature, where = KINDS[name[0]], None, layer
+    feature = None
     if name == INPUT:
-        label, where = "embeddings", "E"
+        kind, label, where = "input", "embeddings", "E"
     elif name == LOGITS:
         against = "" if asked.wrong is None else f' against "{asked.wrong}"'
         # Their viewer takes the probability from these words.
-        label, where = (
-            f'Output "{asked.answer}"{against} (p={asked.probability:.3f})',
-            str(graph.n_layers + 1),
-        )
-    elif place.startswith("g"):
-        kind, label = "attention group", f"keys and values of group {layer}.{place[1:]}"
-    elif place:
-        label, feature = f"head {layer}.{place[1:]}", int(place[1:])
+        label = f'Output "{asked.answer}"{against} (p={asked.probability:.3f})'
+        kind, where = "logit", str(graph.n_layers + 1)
     else:
-        label = f"MLP {layer}"
+        what, layer, index = _placed(name)
+        where = str(layer)
+        if what == "group":
+            kind, label = "attention group", f"keys and values of group {layer}.{index}"
+        elif what == "head":
+            kind, label, feature = "attention head", f"head {layer}.{index}", index
+        else:
+            kind, label = "mlp", f"MLP {layer}"
     node: dict[str, object] = {
         "node_id": name, "feature": feature, "layer": where, "ctx_idx": len(asked.tokens) - 1, "feature_type": kind,
         "jsNodeId": name, "clerp": label,
@@ -276,7 +315,7 @@ def _note(about: Mapping[str, object], path: object) -> Mapping[str, object] | N
     note = about.get("generation_settings")
     if not isinstance(note, Mapping) or note.get("tool") != TOOL:
         return None
-    if note.get("format") != FORMAT:
+    if note.get("format") not in (1, FORMAT):
         raise ValueError(f"graphs of {TOOL} in format {FORMAT} are read, {path} has {note.get('format')!r}")
     _check_keys(note, ("graph", "task", "protocol"), f"generation_settings of {path}")
     return note

@@ -1,270 +1,285 @@
-"""Running a model with some edges only: every other edge carries its sender's value of another run.
+"""Running a model with the edges of some circuits only: the metric of every pair under every circuit.
 
-The input of a head, an MLP or the logits is a sum over earlier senders. In a circuit it is the sum of what the kept
-senders say in THIS run, in which they themselves hear the circuit only, and of what the dropped ones said in the run
-that replaces them (the evaluation of EAP-IG, Hanna et al. 2024, and of the MIB benchmark, Mueller et al. 2025,
-arXiv:2504.13151). That is the ordinary pass with sum over dropped u of (replaced_u - current_u) added to each input.
+What the edges outside carry is a choice that belongs to the number: values of the corrupted run, means, or nothing. All
+circuits of one question are rows of common passes over the model under study (`DroppedEdges`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Literal, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
-from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.causal.contrast import Contrast, Watched
+from interp.causal.contrast import Watched, paired
 from interp.causal.graph import EdgeGraph
-from interp.circuits.edge_scores import START, Change
-from interp.circuits.sender_outputs import Outputs, head_matrices, head_outputs, mlp_output
+from interp.circuits.dropped_edges import DroppedEdges
+from interp.circuits.edge_circuit import Circuit
+from interp.circuits.edge_scores import Change, check_edits
+from interp.circuits.sender_outputs import MeanOutputs, Outputs
 from interp.core.precision import wide
+from interp.core.results import labelled
 from interp.core.shapes import shape_text
+from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Batch
-from interp.data.text import Prompts
-from interp.model.sites import final_stream
-from interp.model.tap import Edit, Read, Tap
+from interp.data.sources import Data
+from interp.data.text import Prompts, is_prompts
+from interp.model.edits import Edit
+from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.metrics import Metric, logit_difference
-from interp.passes.observe import Subject
+from interp.passes.analysis import Analysis, NotFiniteError, Question
+from interp.passes.answers import Posed
+from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.observe import Model, Subject, observe, text_of
 from interp.passes.sweep import DEVICE_SHARE, HOST_MEMORY
+from interp.passes.together import least
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 Replacement = Literal["resample", "mean", "zero"]
 """What a dropped edge carries: its sender's value in the corrupted run of the same pair; its mean over reference
 prompts, position by position; nothing."""
+Chosen = Circuit | Sequence[Circuit] | Bool[Tensor, "c sender receiver"]
+"""One circuit, several, or masks over the edge graph, True at the edges that are kept."""
 
 
 @dataclass(frozen=True, eq=False)
-class Interchange:
-    """Pairs of prompts, a metric, and what dropped edges carry: everything but the circuits.
+class Interchange(Question):
+    """The metric of every pair with the edges of some circuits only; `interchange` describes the result."""
+
+    circuits: Chosen
+    """A circuit, several, or masks [circuit, sender, receiver] over the edge graph, True at the edges kept."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    replacement: Replacement = "resample"
+    """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
+    reference: Prompts | None = None
+    """The prompts that means are taken over."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Passes over rows `circuit, pair`."""
+        passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
+        kept = masks_of(self.circuits, passes.graph)
+        return passes.analysis(model, self.name, kept, partial(_finish, name=self.name, passes=passes))
+
+
+def interchange(
+    model: Model,
+    clean: Prompts | Data,
+    corrupt: Prompts | Data,
+    circuits: Chosen,
+    *,
+    metric: Metric | LogitFunction | None = None,
+    replacement: Replacement = "resample",
+    reference: Prompts | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> "xr.Dataset":
+    """What the metric is when the model has the edges of a circuit only, for one circuit or many.
+
+    Returns Dataset[circuit] in the metric's unit: `value`, the mean over prompts, with the ends `low` and `high` of its
+    95 % interval and `n`; `each` [prompt, circuit]. With all edges it is the clean run, with none, resampled, the
+    corrupted one. Cells of a mask that are no edge do not count.
+    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
+    the clean prompts bring. One that compares (KL divergence) compares with the clean run.
+    replacement: what the edges outside carry: "resample", their sender's value in the corrupted run of the same pair;
+    "mean", its mean over the `reference` prompts (None: the corrupted ones), position by position; "zero", nothing.
+    Circuits and pairs are rows of common passes, as many as memory allows: a row holds, per position, about 8 [head,
+    d_model] (the heads' own copies of the stream, and what one layer of senders says at a time) and every sender's
+    output, heads d_head wide.
+    Errors: ValueError for pairs that do not align, models (or edits) whose stream is no sum, an unknown replacement,
+    circuits of another graph, a reference without a mean, or one that lacks positions of the prompts.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
-        >>> task = Interchange.of(model, *pairs, metric=logit_difference(3, 4))
-        >>> whole = task.graph.exists
-        >>> task.run(torch.stack([whole, whole & False])).shape
-        torch.Size([2, 1])
+        >>> whole = EdgeGraph.of(model.cfg).exists
+        >>> found = interchange(model, *pairs, torch.stack([whole, ~whole]), metric=interp.logit_difference(3, 4))
+        >>> found["each"].shape
+        (1, 2)
     """
+    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
+    reference = reference_of(model, replacement, reference, corrupt, prepend_bos=prepend_bos)
+    question = Interchange(circuits, metric, replacement, reference)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
-    model: Transformer
-    pair: Contrast
+
+def reference_of(
+    model: Model,
+    replacement: Replacement,
+    reference: Prompts | None,
+    corrupt: Prompts | Data,
+    *,
+    prepend_bos: bool,
+) -> Batch | None:
+    """What means are taken over: the reference, or, for a mean over none, the corrupted prompts as far as they are
+    prompts in memory.
+    """
+    check_replacement(replacement, reference)
+    if reference is not None:
+        return text_of(model).batch(reference, prepend_bos=prepend_bos)
+    if replacement != "mean" or not is_prompts(corrupt):
+        return None
+    return text_of(model).batch(corrupt, prepend_bos=prepend_bos)
+
+
+def check_replacement(replacement: str, reference: Prompts | None = None) -> None:
+    """ValueError for an unknown replacement, or reference prompts for one that takes no means."""
+    if replacement not in get_args(Replacement):
+        raise ValueError(f"replacement must be one of {get_args(Replacement)}, got {replacement!r}")
+    if reference is not None and replacement != "mean":
+        raise ValueError(f"reference prompts belong to replacement='mean', got {replacement!r}")
+
+
+def masks_of(circuits: Chosen, graph: EdgeGraph) -> Bool[Tensor, "c sender receiver"]:
+    """The edges that each circuit keeps. ValueError for masks of another shape, or circuits of another graph."""
+    if isinstance(circuits, Tensor):
+        if circuits.ndim != 3 or circuits.shape[1:] != graph.exists.shape or circuits.dtype != torch.bool:
+            raise ValueError(
+                f"masks [circuit, sender, receiver] of {shape_text(graph.exists.shape)} booleans are required, got "
+                f"{circuits.dtype} of {shape_text(circuits.shape)}"
+            )
+        return circuits
+    several = [circuits] if isinstance(circuits, Circuit) else list(circuits)
+    if not several:
+        raise ValueError("at least one circuit is required, got none")
+    for each in several:
+        if each.graph != graph:
+            raise ValueError(f"a circuit of {graph} is required, got one of {each.graph}")
+    return torch.stack([each.mask() for each in several])
+
+
+@dataclass(frozen=True, eq=False)
+class CircuitPasses:
+    """How a model is run with some edges only, and what is watched: everything but the circuits and the pairs."""
+
+    graph: EdgeGraph
     metric: Metric
-    replacement: Replacement = "resample"
-    reference: Batch | None = None
-    """What a mean is taken over; None = the corrupted prompts."""
-    memory: int | None = None
-    """Bytes that one pass may hold; None = as suits the device."""
-
-    def __post_init__(self) -> None:
-        if self.replacement not in get_args(Replacement):
-            raise ValueError(f"replacement must be one of {get_args(Replacement)}, got {self.replacement!r}")
+    replacement: Replacement
+    common: Outputs | MeanOutputs | None
+    """What replaces a sender in all pairs; None = its value in the corrupted run of each."""
 
     @classmethod
     def of(
-        cls,
-        model: Subject,
-        clean: Prompts,
-        corrupt: Prompts,
-        *,
-        metric: Metric | None = None,
-        replacement: Replacement = "resample",
-        reference: Prompts | None = None,
-        prepend_bos: bool = True,
-    ) -> "Interchange":
-        """The pairs, checked. metric: None is the logit difference of the answers that the clean batch carries.
+        cls, model: Subject, metric: Metric, replacement: Replacement, reference: Prompts | None
+    ) -> "CircuitPasses":
+        """Checked against the model, with the means looked up.
 
-        Errors: ValueError for pairs that do not align, models whose stream is no sum (`EdgeGraph.of`), an unknown
-        replacement, a reference without a mean, or one of another width or that lacks positions of the prompts.
+        Errors: ValueError for models or edits whose stream is no sum, an unknown replacement, a mean without reference
+        prompts, or reference prompts without a mean.
         """
-        metric = logit_difference() if metric is None else metric
-        EdgeGraph.of(model.transformer.config)
-        pair = Contrast.of(model, clean, corrupt, metric, prepend_bos=prepend_bos)
+        network = model.transformer
+        graph = EdgeGraph.of(network.config)
+        check_edits(network)
+        check_replacement(replacement, reference)
+        if replacement == "resample":
+            return cls(graph, metric, replacement, None)
+        if replacement == "zero":
+            return cls(graph, metric, replacement, Outputs.nothing(network))
         if reference is None:
-            return cls(model.transformer, pair, metric, replacement)
-        if replacement != "mean":
-            raise ValueError(f"reference prompts belong to replacement='mean', got {replacement!r}")
-        other = model.text.batch(reference, prepend_bos=prepend_bos)
-        ours, theirs = pair.clean.real.any(0), other.real.any(0)
-        if ours.shape != theirs.shape or bool((ours & ~theirs).any()):
-            raise ValueError(
-                "a mean by position requires reference prompts as long as the clean ones, got "
-                f"{int(theirs.sum())} positions for {int(ours.sum())}"
-            )
-        return cls(model.transformer, pair, metric, replacement, other)
+            raise ValueError("replacement='mean' requires reference prompts to take means over, got none")
+        batch = model.text.batch(reference)
+        rows = rows_of_a_pass(network, batch.tokens.shape[1], everywhere=False)
+        return cls(graph, metric, replacement, MeanOutputs.over(model, batch, rows))
 
-    @cached_property
-    def graph(self) -> EdgeGraph:
-        """The graph of the model's edges."""
-        return EdgeGraph.of(self.model.config)
+    def analysis(
+        self,
+        model: Subject,
+        name: str,
+        kept: Bool[Tensor, "c sender receiver"],
+        finish: "Callable[[Partial], xr.Dataset]",
+    ) -> Analysis:
+        """The question of every pair's metric under every circuit, as rows `value` [circuit]."""
+        posed = Posed.of(model.text, self.metric.answer, self.metric.wrong)
+        return Analysis(
+            name,
+            partial(_compute, passes=self, kept=kept),
+            Rows,
+            finish,
+            pose=posed,
+            pairs=True,
+            rows=None if posed is None else posed.rows,
+        )
+
+    @property
+    def attrs(self) -> dict[str, str | float | int]:
+        """What a result says of them."""
+        return {"metric": self.metric.name, "unit": self.metric.unit, "replacement": self.replacement}
 
     @torch.no_grad()
-    def run(self, kept: Bool[Tensor, "c sender receiver"]) -> Float[Tensor, "c b"]:
-        """The metric of every pair under every circuit (True = the edge is kept; cells that are no edge do not count).
-
-        With all edges it is the clean run, with none, resampled, the corrupted one. Circuits and pairs are rows of
-        common passes, packed to `memory`: a row holds, per position, about 8 [head, d_model] (the heads' own copies of
-        the stream, and what one layer of senders says at a time) and every sender's output, heads d_head wide.
-        """
-        if kept.ndim != 3 or kept.shape[1:] != self.graph.exists.shape:
-            wanted = shape_text(self.graph.exists.shape)
-            raise ValueError(
-                f"masks [circuit, sender, receiver] of {wanted} are required, got {shape_text(kept.shape)}"
-            )
-        rows = self._rows()
-        common = self._common() if self.replacement != "resample" else None
+    def values(
+        self, model: Transformer, batch: Batch, kept: Bool[Tensor, "c sender receiver"]
+    ) -> Float[Tensor, "b c"]:
+        """The metric of some pairs under every circuit."""
+        rows = rows_of_a_pass(model, batch.tokens.shape[1], everywhere=self.metric.everywhere)
         found = []
-        for part in self.pair.split(rows):
-            watched, replaced = self._replaced(part, common)
-            packs = kept.split(max(1, rows // len(part.clean)))
-            found.append(torch.cat([self._pack(watched, part, pack, replaced) for pack in packs]))
-        return torch.cat(found, 1)
+        for clean, corrupt in zip(*(each.split(rows) for each in batch.pair()), strict=True):
+            watched, replaced = self._replaced(model, clean, corrupt)
+            packs = kept.split(max(1, rows // len(clean)))
+            found.append(torch.cat([self._pack(watched, clean, pack, replaced) for pack in packs]))
+        return torch.cat(found, 1).mT
+
+    def _replaced(self, model: Transformer, clean: Batch, corrupt: Batch) -> tuple[Watched, Outputs]:
+        """Who judges these pairs, and what their dropped edges carry."""
+        watched = Watched(model, self.metric)
+        if self.metric.compares:
+            own = watched.recorded(clean, ())
+            watched = Watched(model, self.metric, watched.columns(own.output, clean))
+        if isinstance(self.common, MeanOutputs):
+            return watched, self.common.for_rows(clean)
+        if self.common is not None:
+            return watched, self.common
+        return watched, Outputs.of(model, watched.recorded(corrupt, Change.reads(model)).trace)
 
     def _pack(
-        self, watched: Watched, part: Contrast, kept: Bool[Tensor, "c s r"], replaced: Outputs
+        self, watched: Watched, clean: Batch, kept: Bool[Tensor, "c s r"], replaced: Outputs
     ) -> Float[Tensor, "c b"]:
         """Some circuits of some pairs, in one pass."""
-        example = torch.arange(len(part.clean)).repeat(len(kept))
-        rows = part.clean.rows(example).to(self.model.device)
+        model = watched.model
+        example = torch.arange(len(clean)).repeat(len(kept))
+        rows = clean.rows(example).to(model.device)
         dropped = (self.graph.exists & ~kept.cpu()).to(replaced.start)
-        final = Mixed(self.model, self.graph, dropped, replaced).final(rows)
+        change = DroppedEdges(model, self.graph, dropped, replaced)
+        final = observe(model, rows, change.reads, change.edits, stop=model.config.n_layers).output
         return wide(watched.value(final, rows, example)).unflatten(0, (len(kept), -1))
 
-    def _replaced(self, part: Contrast, common: Outputs | None) -> tuple[Watched, Outputs]:
-        """Who judges these pairs, and what their dropped edges carry."""
-        watched = Watched(self.model, self.metric)
-        if self.metric.compares:
-            clean = watched.recorded(part.clean, ())
-            watched = Watched(self.model, self.metric, watched.columns(clean.output, part.clean))
-        if common is not None:
-            return watched, common
-        seen = watched.recorded(part.corrupt, Change.reads(self.model))
-        return watched, Outputs.of(self.model, dict(seen.trace))
 
-    def _common(self) -> Outputs:
-        """The one value of every sender that replaces it in all pairs."""
-        watched, reads = Watched(self.model, self.metric), Change.reads(self.model)
-        reference = self.pair.corrupt if self.reference is None else self.reference
-        if self.replacement == "zero":
-            one = watched.recorded(self.pair.clean.rows(torch.arange(1)), reads)
-            return Outputs.of(self.model, dict(one.trace)).zero(self.graph.n_heads)
-        total, count = None, reference.real.sum(0).clamp_min(1)
-        for some in reference.split(self._rows()):
-            seen = Outputs.of(self.model, dict(watched.recorded(some, reads).trace))
-            part = seen.summed(some.real.double() / count)
-            total = part if total is None else total + part
-        assert total is not None
-        return total
-
-    def _rows(self) -> int:
-        """How many rows one pass may have."""
-        config, columns = self.model.config, self.pair.clean.tokens.shape[1]
-        inside = config.d_model * (8 * config.n_heads + 24)
-        said = config.n_layers * (config.n_heads * config.head_width + config.d_model)
-        logits = config.d_vocab * (columns if self.metric.everywhere else 1)
-        return max(1, self._budget() // (4 * columns * (inside + said) + 8 * logits))
-
-    def _budget(self) -> int:
-        if self.memory is not None:
-            return self.memory
-        if self.model.device.type != "cuda":
-            return HOST_MEMORY
-        return torch.cuda.mem_get_info(self.model.device)[0] // DEVICE_SHARE
+def _compute(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    passes: CircuitPasses,
+    kept: Bool[Tensor, "c sender receiver"],
+) -> Mapping[str, Tensor]:
+    values = passes.values(model, batch, kept)
+    if not bool(values.isfinite().all()):
+        raise NotFiniteError(f"{passes.metric.name} is NaN or infinite under some circuit for some prompt")
+    return {"value": values}
 
 
-class Mixed:
-    """One pass of several circuits; rows are `circuit, pair`. What the senders say is read off the pass as it runs."""
-
-    def __init__(
-        self,
-        model: Transformer,
-        graph: EdgeGraph,
-        dropped: Float[Tensor, "c sender receiver"],
-        replaced: Outputs,
-    ) -> None:
-        self._model, self._graph, self._replaced = model, graph, replaced
-        self._dropped = dropped
-        self._any = dropped.any(0)
-        """Which edges any of the circuits drops."""
-        self._held = dropped
-        """The corrections of a layer's queries, keys and values, until the last of them is visited."""
-        self._tap = Tap(Change.reads(model), list(self._edits()))
-
-    def final(self, rows: Batch) -> Float[Tensor, "r p d"]:
-        """The final stream of every row."""
-        found: Tensor = self._model(
-            rows.tokens, self._tap, stop=self._model.config.n_layers, keep=rows.keep, documents=rows.documents,
-            types=rows.types, memory=rows.memory,
-        )  # fmt: skip
-        self._tap.close()
-        return found
-
-    def _edits(self) -> Iterator[Edit]:
-        """One at every input of the layers and MLPs that some circuit drops an edge into."""
-        for layer in range(self._graph.n_layers):
-            yield from self._at(self._graph.inputs(layer))
-            if self._graph.mlp:
-                yield from self._at(
-                    slice(self._graph.mlp_receiver(layer), self._graph.mlp_receiver(layer) + 1)
-                )
-        yield from self._at(slice(len(self._graph.receivers) - 1, len(self._graph.receivers)))
-
-    def _at(self, block: slice) -> Iterator[Edit]:
-        """The edits of inputs that see the same senders: their corrections are computed together, at the first."""
-        if bool(self._any[:, block].any()):
-            for site, receivers, heads in places(self._model, self._graph):
-                if block.start <= receivers.start < block.stop:
-                    yield Edit(site, partial(self._corrected, receivers=receivers, block=block, heads=heads))
-
-    def _corrected(self, x: Tensor, receivers: slice, block: slice, heads: bool) -> Tensor:
-        """What these inputs are in the circuits."""
-        if receivers.start == block.start:
-            self._held = self._correction(block)
-        added = self._held[:, receivers.start - block.start : receivers.stop - block.start].to(x.device)
-        return x + rearrange(added, "c v b p d -> (c b) p v d" if heads else "c 1 b p d -> (c b) p d")
-
-    def _correction(self, receivers: slice) -> Float[Tensor, "c v b p d"]:
-        """The sum over dropped senders of (replaced - current), one layer of senders at a time."""
-        seen = int(self._graph.visible[receivers.start])
-        start = self._change(wide(self._tap.values[Read(START)]), self._replaced.start)
-        total = einsum(start, self._dropped[:, 0, receivers], "c b p d, c v -> c v b p d")
-        for layer in range(self._graph.n_layers):
-            heads = self._graph.heads(layer)
-            if heads.start >= seen:
-                break
-            if bool(self._any[heads, receivers].any()):
-                total += self._from_heads(layer, receivers)
-            mlp = heads.stop
-            if self._graph.mlp and mlp < seen and bool(self._any[mlp, receivers].any()):
-                change = self._change(mlp_output(self._tap.values, layer), self._replaced.mlp[layer])
-                total += einsum(change, self._dropped[:, mlp, receivers], "c b p d, c v -> c v b p d")
-        return total
-
-    def _from_heads(self, layer: int, receivers: slice) -> Float[Tensor, "c v b p d"]:
-        """The part of the heads of one layer; a bias behind their norm is replaced where all of them are."""
-        dropped, replaced = self._dropped[:, self._graph.heads(layer), receivers], self._replaced.heads[layer]
-        count = replaced.shape[2]
-        if count > dropped.shape[1]:
-            dropped = torch.cat((dropped, dropped.amin(1, keepdim=True)), 1)
-        change = self._change(head_outputs(self._model, self._tap.values, layer)[:, :, :count], replaced)
-        out = head_matrices(self._model, layer)[:count].to(change)
-        said = einsum(change, out, "c b p h e, h e d -> h c b p d")
-        return einsum(dropped, said, "c h v, h c b p d -> c v b p d")
-
-    def _change(self, current: Float[Tensor, "r p ..."], replaced: Float[Tensor, "n p ..."]) -> Tensor:
-        """replaced - current, `[c b p ...]`."""
-        return replaced - current.unflatten(0, (len(self._dropped), -1))
+def _finish(merged: Partial, name: str, passes: CircuitPasses) -> "xr.Dataset":
+    assert isinstance(merged, Rows)
+    each = merged.rows["value"]
+    return labelled(
+        name,
+        {**Moments.of(each).estimate(("circuit",)), "each": (("prompt", "circuit"), each)},
+        coords={"circuit": range(each.shape[1])},
+        units=passes.metric.unit,
+        attrs={**passes.attrs, "interval": "95 % over prompts"},
+    )
 
 
-def places(model: Transformer, graph: EdgeGraph) -> Iterator[tuple[str, slice, bool]]:
-    """The site of every input, the receivers it holds, and whether they are heads; in the order of the pass."""
-    for layer in range(graph.n_layers):
-        first, letters = graph.inputs(layer).start, "qkv"
-        for letter, count in zip(letters, (graph.n_heads, graph.n_kv_heads, graph.n_kv_heads), strict=True):
-            yield f"blocks.{layer}.hook_{letter}_input", slice(first, first + count), True
-            first += count
-        if graph.mlp:
-            yield f"blocks.{layer}.hook_mlp_in", slice(first, first + 1), False
-    last = len(graph.receivers)
-    yield final_stream(model.config), slice(last - 1, last), False
+def rows_of_a_pass(model: Transformer, columns: int, *, everywhere: bool) -> int:
+    """How many rows `circuit, pair` one pass may have; everywhere: for a metric that looks at every column."""
+    config = model.config
+    inside = config.d_model * (8 * config.n_heads + 24)
+    said = config.n_layers * (config.n_heads * config.head_width + config.d_model)
+    logits = config.d_vocab * (columns if everywhere else 1)
+    budget = HOST_MEMORY
+    if model.device.type == "cuda":
+        budget = least(model, torch.cuda.mem_get_info(model.device)[0] // DEVICE_SHARE)
+    return max(1, budget // (4 * columns * (inside + said) + 8 * logits))

@@ -1,18 +1,31 @@
 """What every sender of an edge graph adds to the stream in one run, heads kept as z, d_head wide."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.circuits.edge_scores import START
+from interp.circuits.edge_scores import START, Change
 from interp.core.precision import wide
-from interp.model.tap import Read
+from interp.core.stats import MaskedMeans, Partial
+from interp.data.batch import Batch
+from interp.data.windows import prompts_feed
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.analysis import Analysis
+from interp.passes.observe import Subject
+from interp.runs.run import reduced_over
 
-Values = dict[Read, Tensor]
+if TYPE_CHECKING:
+    import xarray as xr
+
+Values = Mapping[Read, Tensor]
 """Answers to `edge_scores.Change.reads`."""
 
 
@@ -37,29 +50,92 @@ class Outputs:
         heads = [head_outputs(model, values, layer) for layer in layers]
         return cls(wide(values[Read(START)]), tuple(heads), tuple(mlp))
 
-    def zero(self, n_heads: int) -> "Outputs":
-        """The same with nothing said; a bias behind a norm is no head's, it stays what it is."""
-
-        def nothing(x: Tensor) -> Tensor:
-            return torch.zeros_like(x[:1])
-
-        heads = tuple(nothing(x[:, :, :n_heads]) for x in self.heads)
-        return Outputs(nothing(self.start), heads, tuple(map(nothing, self.mlp)))
-
-    def summed(self, weights: Float[Tensor, "b p"]) -> "Outputs":
-        """The weighted sum over the examples, position by position, as one row."""
-
-        def one(x: Tensor) -> Tensor:
-            return torch.einsum("bp...,bp->p...", x, weights.to(x))[None]
-
-        return Outputs(one(self.start), tuple(map(one, self.heads)), tuple(map(one, self.mlp)))
-
-    def __add__(self, other: "Outputs") -> "Outputs":
-        heads, mlp = (
-            tuple(x + y for x, y in zip(mine, theirs, strict=True))
-            for mine, theirs in ((self.heads, other.heads), (self.mlp, other.mlp))
+    @classmethod
+    def nothing(cls, model: Transformer) -> "Outputs":
+        """Nothing said, for all examples and positions; a bias behind a norm is no head's, it stays what it is."""
+        config, like = model.config, wide(model.embed.weight[:0])
+        stream, z = like.new_zeros(1, 1, 1), like.new_zeros(1, 1, config.n_heads, 1)
+        return cls(
+            stream, (z,) * config.n_layers, (stream,) * config.n_layers if config.mlp is not None else ()
         )
-        return Outputs(self.start + other.start, heads, mlp)
+
+    def named(self) -> dict[str, Tensor]:
+        """The same as one tensor per sender and layer, by name; `of_named` takes it back."""
+        heads = {f"heads {layer}": x for layer, x in enumerate(self.heads)}
+        return {"start": self.start} | heads | {f"mlp {layer}": x for layer, x in enumerate(self.mlp)}
+
+    @classmethod
+    def of_named(cls, values: Mapping[str, Tensor]) -> "Outputs":
+        """What `named` made flat."""
+        heads = tuple(x for name, x in values.items() if name.startswith("heads"))
+        return cls(values["start"], heads, tuple(x for name, x in values.items() if name.startswith("mlp")))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Outputs":
+        """The same with all values changed alike."""
+        return Outputs(change(self.start), tuple(map(change, self.heads)), tuple(map(change, self.mlp)))
+
+
+@dataclass(frozen=True, eq=False)
+class MeanOutputs:
+    """What every sender says on average over reference prompts, position by position; padding does not count."""
+
+    outputs: Outputs
+    known: Bool[Tensor, "p"]
+    """The columns where there was a token to take the mean of."""
+
+    @classmethod
+    def over(cls, model: Subject, reference: Batch, batch_size: int) -> "MeanOutputs":
+        """The means of these prompts."""
+        network = model.transformer
+        reads = Change.reads(network)
+        asked = Analysis("mean_outputs", _said, MaskedMeans, _unlabelled, reads=reads)
+        feed = prompts_feed(reference, model.text, prepend_bos=True, batch_size=batch_size)
+        total = reduced_over(asked, model, feed)
+        assert isinstance(total, MaskedMeans)
+        like = wide(network.embed.weight[:0])
+        means = {name: moments.mean[None].to(like) for name, moments in total.moments.items()}
+        return cls(Outputs.of_named(means), reference.real.any(0).cpu())
+
+    def for_rows(self, batch: Batch) -> Outputs:
+        """The means for the columns of a batch.
+
+        Errors: ValueError for a batch that has tokens where the reference has none, or, if it is not as wide, padding
+        on the left.
+        """
+        ours = batch.real.any(0).cpu()
+        columns, mine = len(ours), len(self.known)
+        from_left = bool(batch.real[:, 0].all()) and bool(self.known[0])
+        if bool((ours & ~_as_wide(self.known, columns)).any()) or (columns != mine and not from_left):
+            raise ValueError(
+                "a mean by position requires reference prompts as long as the clean ones, got "
+                f"{int(self.known.sum())} positions for {int(ours.sum())}"
+            )
+        return self.outputs if columns == mine else self.outputs.each(partial(_columns, count=columns))
+
+
+def _said(trace: Trace, batch: Batch, model: Transformer) -> dict[str, Tensor]:
+    """What every sender says, NaN at padding."""
+    absent = ~batch.real
+
+    def masked(x: Tensor) -> Tensor:
+        return x.masked_fill(absent.view(*absent.shape, *[1] * (x.ndim - 2)), torch.nan)
+
+    return Outputs.of(model, trace).each(masked).named()
+
+
+def _unlabelled(merged: Partial) -> "xr.Dataset":
+    raise AssertionError("means of senders are not labelled")
+
+
+def _as_wide(known: Bool[Tensor, "p"], columns: int) -> Bool[Tensor, "q"]:
+    """So many columns, False beyond its own."""
+    return F.pad(known, (0, columns - len(known)))
+
+
+def _columns(value: Float[Tensor, "n p ..."], count: int) -> Float[Tensor, "n q ..."]:
+    """So many columns of a value, 0 beyond its own, where there is padding alone."""
+    missing = count - value.shape[1]
+    return F.pad(value, (*[0] * (2 * value.ndim - 3), missing)) if missing > 0 else value[:, :count]
 
 
 def head_outputs(model: Transformer, values: Values, layer: int) -> Float[Tensor, "n p h e"]:

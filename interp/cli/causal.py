@@ -137,7 +137,7 @@ class Circuit:
 
     def run(self) -> None:
         """Print the edges from the strongest on, and the circuit's faithfulness beside random ones."""
-        from interp import HookedTransformer, Interchange, batches, evaluate_circuit, find_circuit
+        from interp import HookedTransformer, batches, evaluate_circuit, find_circuit
         from interp.zoo.pairs import TASKS
 
         model = HookedTransformer.from_pretrained(self.model, device=available(self.device))
@@ -155,15 +155,13 @@ class Circuit:
         )
         for edge, score in sorted(found.scores.items(), key=lambda each: -abs(each[1])):
             print(f"{score:+9.3f}  {edge}")
-        scores = evaluate_circuit(Interchange.of(model, *pairs[1]), found, subsets=1, draws=5)
-        kept, low, high = (
-            float(scores[f"faithfulness{end}"].sel(kind="found")) for end in ("", "_low", "_high")
-        )
-        chance = float(scores.faithfulness.sel(kind="random"))
+        whole = evaluate_circuit(model, *pairs[1], found, subsets=1, draws=5)
+        one = whole.sel(score="faithfulness", circuit="found")
+        kept, low, high, chance = (float(one[name]) for name in ("value", "low", "high", "null"))
         print(
             f"{len(found.edges)} of {len(found.graph)} edges keep {kept:.2f} [{low:.2f}, {high:.2f}] of the logit "
-            f"difference on {self.pairs} other pairs, random ones {chance:.2f}; a score is the change when the edge is "
-            "corrupted, by first-order estimate"
+            f"difference on {self.pairs} other pairs, random ones {chance:.2f}; a score is the change when the edge "
+            "carries its clean value into the corrupted run, by first-order estimate"
         )
         if self.out is not None:
             found.save(self.out)

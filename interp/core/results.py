@@ -138,7 +138,8 @@ def frame(result: "xr.Dataset | xr.DataArray", variable: str | None = None) -> "
     """The tidy table of a result: one row per cell, its coordinates as columns, then what it estimates.
 
     The table has the variables over the cells of `value` (of the first variable, where there is none), so the numbers
-    per prompt are not in it: ask for them, `frame(result, "each")`.
+    per prompt are not in it: ask for them, `frame(result, "each")`. Where cells are edges (coordinate `edge`), those
+    that do not exist are left out.
 
     Example:
         >>> list(frame(interp.ablate(model, prompt, "mlp", change=interp.Zero(), metric=interp.kl_divergence())))[:4]
@@ -159,6 +160,8 @@ def frame(result: "xr.Dataset | xr.DataArray", variable: str | None = None) -> "
     order = [*first, *(name for name in kept if name not in first)]
     table = result[order].to_dataframe(dim_order=[str(dim) for dim in result[main].dims]).reset_index()
     labels = [name for name in table.columns if name not in order]
+    if "edge" in labels:
+        table = table[table.edge != ""].reset_index(drop=True)
     return table[[*labels, *order]]
 
 

@@ -25,6 +25,8 @@ Index = int | tuple[int, ...]
 Rows = tuple[int, ...]
 COLUMNS = ("p", "q")
 """The axes of a site that run over the columns of a pass."""
+ANSWERS = "answers"
+"""Where the memory of a pass holds the answers to its reads so far, by `Read`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +166,10 @@ class Placed(Protocol):
     """A function that wants to know where it acts, and to remember something for the rest of one pass."""
 
     def at_site(self, site: str, memory: dict[str, object]) -> Function:
-        """The function for this site in this pass; `memory` is the pass's own, empty at its beginning."""
+        """The function for this site in this pass.
+
+        `memory` is the pass's own, empty at its beginning but for the answers to its reads so far (`ANSWERS`).
+        """
         ...
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from interp.core.shapes import nearest
 from interp.model import sites
 from interp.model.config import ModelConfig
+from interp.model.edits import ANSWERS, Span, edited
 from interp.model.edits import Edit as Edit
-from interp.model.edits import Span, edited
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Tap:
         """
         self._home = home
         self._scopes, self.values, self.live = {}, {}, {}
-        self.span = replace(self.span, past=past, memory={})
+        self.span = replace(self.span, past=past, memory={ANSWERS: self.values})
         mine = [e for e in standing if _will_run(e.site, sites.find(e.site, config)[1], start, stop, config)]
         asked: tuple[Read | Edit, ...] = (*self.reads, *mine, *self.edits)
         for item in asked:

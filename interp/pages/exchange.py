@@ -23,7 +23,7 @@ def write_graph(report: Report, folder: Path) -> list[Path]:
     edges = [f"{sender}->{receiver}" for sender, receiver in zip(shown.sender, shown.receiver, strict=True)]
     wrong = None if contrast.wrong is None else contrast.wrong.token
     metric = logit_difference(contrast.answer.token, wrong)
-    how = CircuitProtocol(metric.name, metric.unit, METHOD, "top_n", "resample", n=1)
+    how = CircuitProtocol(metric.name, metric.unit, METHOD, "top_n", "resample", n=1, direction="noise")
     scores = dict(zip(edges, shown.score_logits.tolist(), strict=True))
     circuit = Circuit(EdgeGraph.of(report.config), scores, report.about.name, report.question.prompt, how)
     tokens = tuple(report.tables["tokens"].token)

@@ -181,21 +181,22 @@ def edges(result: xr.Dataset) -> pd.DataFrame:
 
     Positive: corrupting the edge (it alone carries the twin's value) raises the logit difference.
     """
-    table = frame(result[["score"]]).dropna(subset="score").rename(columns={"score": "score_logits"})
+    columns = ["sender", "receiver", "value"]
+    table = frame(result, "value")[columns].rename(columns={"value": "score_logits"})
     order = (-table.score_logits.abs()).argsort(kind="stable")
     return table.iloc[order].reset_index(drop=True)
 
 
 def faithfulness(sizes: Sequence[int], result: xr.Dataset) -> pd.DataFrame:
-    """`interp.circuits.circuit_evaluation.faithfulness_curve` of the strongest edges of one prompt, by how many.
+    """`interp.circuit_curve` of the strongest edges of one prompt, by how many.
 
     edges = how many were kept, `connected` how many of them lie on a path from the input to the logits, faithfulness =
     (metric of the circuit - metric of the twin) / (metric of the prompt - metric of the twin): 0 without edges, 1 with
     all. One prompt: no interval.
     """
-    found = result.sel(kind="found")
+    found = result.sel(circuit="found", score="faithfulness")
     return pd.DataFrame(
-        {"edges": list(sizes), "connected": found.edges.values, "faithfulness": found.faithfulness.values}
+        {"edges": list(sizes), "connected": found.edges.values, "faithfulness": found.value.values}
     )
 
 

@@ -1,15 +1,15 @@
 """The prompt against its twin: a prompt of the same tokens but for those that change the answer."""
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, get_args
 
 from interp.causal.contrast import Contrast, Direction
 from interp.causal.graph import EdgeGraph
 from interp.causal.patching import patch
-from interp.circuits.circuit_evaluation import faithfulness_curve
+from interp.circuits.circuit_evaluation import circuit_curve
 from interp.circuits.edge_attribution import Method, edge_attribution
-from interp.circuits.interchange import Interchange
 from interp.model.config import MLPS, ModelConfig
 from interp.passes.metrics import Metric, kl_divergence
 from interp.passes.observe import Subject
@@ -46,16 +46,18 @@ class Pair:
 
     def edges(self, model: Subject) -> "xr.Dataset":
         """The score of every edge."""
-        return edge_attribution(model, self.prompt, self.corrupt, metric=self.metric, method=METHOD)
+        return edge_attribution(
+            model, self.prompt, self.corrupt, metric=self.metric, method=METHOD, direction="noise"
+        )
 
     def curve(self, model: Subject, scores: "xr.Dataset") -> tuple[list[int], "xr.Dataset"]:
         """The sizes of circuits, and the faithfulness of as many of the strongest edges; no random circuits beside."""
-        task = Interchange.of(model, self.prompt, self.corrupt, metric=self.metric)
-        count = len(task.graph)
+        count = scores.attrs["edges"]
         sizes = [*(size for size in SIZES if size < count), count]
         # The curve takes shares and rounds down: half an edge more lands on each size.
         shares = [min(1.0, (size + 0.5) / count) for size in sizes]
-        return sizes, faithfulness_curve(task, scores, fractions=shares, draws=0)
+        asked = partial(circuit_curve, model, self.prompt, self.corrupt, scores, metric=self.metric)
+        return sizes, asked(fractions=shares, draws=0)
 
 
 def check_aligned(model: Subject, prompt: str, corrupt: str | None) -> None:

@@ -1,13 +1,13 @@
 """The strongest edges made ready for the template: a layered graph, from the input at the bottom to the logits."""
 
 import math
-import re
 from dataclasses import dataclass
 
 import pandas as pd
 
 from interp.causal.graph import INPUT, LOGITS, EdgeGraph
 from interp.model.config import ModelConfig
+from interp.model.parts import Part
 from interp.pages.wording import count, number
 
 STEPS = (10, 25, 50, 100)
@@ -102,10 +102,10 @@ def drawing(table: pd.DataFrame, config: ModelConfig) -> Drawing:
 
 def _parsed(name: str) -> tuple[int | None, int | None]:
     """Layer and head of a node's name."""
-    found = re.fullmatch(r"[am](\d+)(?:\.h(\d+))?", name)
-    if found is None:
+    if name in (INPUT, LOGITS):
         return None, None
-    return int(found[1]), None if found[2] is None else int(found[2])
+    part = Part.of(name)
+    return part.layer, part.index
 
 
 def _words(name: str) -> tuple[str, str]:
@@ -146,7 +146,8 @@ def _layout(names: set[str]) -> tuple[dict[str, Node], list[tuple[str, float]], 
 
 
 def _edge(rank: int, sender: str, receiver: str, score: float, strongest: float, ends: list[Node]) -> Edge:
-    part = receiver.partition("<")[2][:1]
+    kind = Part.of(receiver).kind.removeprefix("group_")
+    part = kind[0] if kind in PARTS.values() else ""
     source, *targets = ends
     size = abs(score) / strongest
     target = _target(targets, part)

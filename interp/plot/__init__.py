@@ -10,7 +10,7 @@ from interp.plot.attribution import attribution, attribution_map
 from interp.plot.backward_lens import backward_lens
 from interp.plot.causal_trace import causal_trace, causal_trace_curves
 from interp.plot.choice import drawn
-from interp.plot.circuit import circuit, circuit_checks, faithfulness_curve
+from interp.plot.circuit import circuit, circuit_checks, circuit_curve
 from interp.plot.composition import composition
 from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_disc
 from interp.plot.depth import consensus, rank_collapse
@@ -35,6 +35,7 @@ __all__ = [
     "causal_trace_curves",
     "circuit",
     "circuit_checks",
+    "circuit_curve",
     "composition",
     "consensus",
     "contract",
@@ -45,7 +46,6 @@ __all__ = [
     "drawn",
     "eigenvalue_disc",
     "factored_spectrum",
-    "faithfulness_curve",
     "head_labels",
     "heads",
     "heads_over_training",

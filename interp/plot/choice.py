@@ -13,7 +13,7 @@ from interp.plot.attention_rows import attention_entropy, dispersion
 from interp.plot.attribution import attribution
 from interp.plot.backward_lens import backward_lens
 from interp.plot.causal_trace import causal_trace
-from interp.plot.circuit import circuit, circuit_checks, faithfulness_curve
+from interp.plot.circuit import circuit, circuit_checks, circuit_curve
 from interp.plot.composition import composition
 from interp.plot.copying import copying
 from interp.plot.depth import consensus, rank_collapse
@@ -36,6 +36,10 @@ def _effects(result: xr.Dataset, *args: object, **options: object) -> Axes:
     return patching(result, *(args or ("value",)), **options)  # type: ignore[arg-type]
 
 
+def _found(result: xr.Dataset, **options: object) -> Axes:
+    return circuit(Circuit.of_result(result), **options)  # type: ignore[arg-type]
+
+
 def _spectra(result: xr.Dataset, *args: object, **options: object) -> Axes:
     kinds = list(dict.fromkeys(result.kind.values.tolist()))
     first = "W_out" if "W_out" in kinds else str(kinds[0])
@@ -53,12 +57,13 @@ PLOTS: dict[str, Draw] = {
     "attribution_patch": _effects,
     "backward_lens": backward_lens,
     "causal_trace": causal_trace,
+    "circuit_curve": circuit_curve,
     "composition": composition,
     "consensus": consensus,
     "copying": copying,
     "dispersion": dispersion,
     "evaluate_circuit": circuit_checks,
-    "faithfulness_curve": faithfulness_curve,
+    "find_circuit": _found,
     "heads": heads,
     "in_context": loss_by_index,
     "knock_out": ablation,

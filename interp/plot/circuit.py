@@ -9,7 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+from interp.causal.graph import INPUT
 from interp.circuits.edge_circuit import Circuit
+from interp.model.parts import Part
 from interp.plot.canvas import SIGNED, axes
 
 BOX = (0.76, 0.4)
@@ -25,16 +27,16 @@ STYLES = {"found": "-", "random": ":", "degree-matched": "--"}
 
 
 def circuit(found: Circuit, *, ax: Axes | None = None) -> Axes:
-    """The circuit's nodes in the order of the forward pass, the input below, heads (layer.head) with q, k and v inputs.
+    """The circuit's nodes in the order of the forward pass, the input below, heads with their q, k and v inputs.
 
-    An arrow is an edge, as wide as its absolute score, coloured by whether corrupting it raises the metric or lowers
-    it.
+    An arrow is an edge, as wide as its absolute score, coloured by whether what the score is the effect of (its clean
+    value in the corrupted run, or the other way round) raises the metric or lowers it.
     Keys and values that several heads share enter each of those that are drawn.
     Errors: ValueError for a circuit without edges.
 
     Example:
-        >>> from interp.circuits.edge_circuit import Circuit, EdgeGraph
-        >>> ax = circuit(Circuit(EdgeGraph.of(model.cfg), {"input->m0": -1.0, "m0->logits": -2.0}))
+        >>> scores = {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 2.0}
+        >>> ax = circuit(Circuit(interp.EdgeGraph.of(model.cfg), scores))
     """
     if not found.edges:
         raise ValueError("a circuit with at least one edge is required, got none")
@@ -56,32 +58,29 @@ def circuit(found: Circuit, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def faithfulness_curve(
-    result: xr.Dataset, *, label: str = "found", kinds: Sequence[str] | None = None, ax: Axes | None = None
+def circuit_curve(
+    result: xr.Dataset, *, label: str = "found", circuits: Sequence[str] | None = None, ax: Axes | None = None
 ) -> Axes:
-    """The faithfulness of `interp.circuits.circuit_evaluation.faithfulness_curve` over the share of edges, with bands.
+    """The faithfulness of `interp.circuits.circuit_curve` over the share of edges, with bands.
 
-        Several results go on the same Axes, each with its label; kinds: which of its circuits to show, None = all.
+    Several results go on the same Axes, each with its label; circuits: which of the result's to show, None = all.
 
-        Example:
-            >>> from interp.circuits import circuit_evaluation
-    from interp.circuits import edge_effects
-            >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
-            >>> task = circuit_evaluation.Interchange.of(model, *pairs, metric=interp.logit_difference(3, 4))
-            >>> scores = edge_effects.edge_effects(model, *pairs, metric=task.metric)
-            >>> ax = faithfulness_curve(circuit_evaluation.faithfulness_curve(task, scores, draws=1))
+    Example:
+        >>> from interp.circuits import edge_effects
+        >>> pairs, metric = (torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])), interp.logit_difference(3, 4)
+        >>> scores = edge_effects(model, *pairs, metric=metric)
+        >>> ax = circuit_curve(interp.circuit_curve(model, *pairs, scores, metric=metric, draws=1))
     """
     ax = axes(ax, 6.0, 3.8)
     if not ax.lines:
         ax.axhline(1, color="0.6", linewidth=0.8)
         ax.axhline(0, color="0.6", linewidth=0.8)
-    for kind in result.kind.values.tolist() if kinds is None else kinds:
-        one = result.sel(kind=kind)
-        name = f"{label}: CPR {float(one.cpr):.2f}, CMD {float(one.cmd):.2f}" if kind == "found" else kind
-        (line,) = ax.plot(one.fraction, one.faithfulness, STYLES[kind], marker="o", markersize=3, label=name)
-        ax.fill_between(
-            one.fraction, one.faithfulness_low, one.faithfulness_high, color=line.get_color(), alpha=0.2, linewidth=0
-        )  # fmt: skip
+    for kind in result.circuit.values.tolist() if circuits is None else circuits:
+        one = result.sel(circuit=kind, score="faithfulness")
+        cpr, cmd = result.value.sel(circuit=kind, score=["cpr", "cmd"]).isel(fraction=-1).values
+        name = f"{label}: CPR {cpr:.2f}, CMD {cmd:.2f}" if kind == "found" else kind
+        (line,) = ax.plot(one.fraction, one.value, STYLES[kind], marker="o", markersize=3, label=name)
+        ax.fill_between(one.fraction, one.low, one.high, color=line.get_color(), alpha=0.2, linewidth=0)
     ax.set_xscale("log")
     ax.set_xlabel(f"share of all edges kept (rest: {result.attrs['replacement']})")
     ax.set_ylabel(f"faithfulness\n(share of the {result.attrs['metric']})")
@@ -97,19 +96,20 @@ def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     without each node (minimality). The title gives the mean and the largest incompleteness.
 
     Example:
-        >>> from interp.circuits import circuit_evaluation
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
-        >>> task = circuit_evaluation.Interchange.of(model, *pairs, metric=interp.logit_difference(3, 4))
-        >>> found = Circuit(task.graph, {"input->m0": 1.0, "m0->logits": 1.0})
-        >>> ax = circuit_checks(circuit_evaluation.evaluate_circuit(task, found, draws=2))
+        >>> found = Circuit(interp.EdgeGraph.of(model.cfg), {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
+        >>> asked = {"metric": interp.logit_difference(3, 4), "draws": 2}
+        >>> ax = circuit_checks(interp.evaluate_circuit(model, *pairs, found, **asked))
     """
-    names = [*map(str, result.kind.values), *(f"without {node}" for node in result.node.values)]
+    kinds = [kind for kind in result.circuit.values.tolist() if kind in STYLES]
+    names = [*kinds, *(f"without {node}" for node in result.part.values)]
+    whole = result.sel(circuit=kinds, score="faithfulness")
+    nodes = result.sel(circuit=names[len(kinds) :], score="minimality")
     values, low, high = (
-        np.concatenate([result[f"{name}{end}"].to_numpy() for name in ("faithfulness", "minimality")])
-        for end in ("", "_low", "_high")
+        np.concatenate([each[end].to_numpy() for each in (whole, nodes)]) for end in ("value", "low", "high")
     )
     ax = axes(ax, 2.4 + 0.5 * len(names), 3.6)
-    split = result.sizes["kind"]
+    split = len(kinds)
     colours = [RAISES] * split + ["0.6"] * (len(names) - split)
     ax.bar(
         range(len(names)),
@@ -124,7 +124,7 @@ def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.axvline(split - 0.5, color="0.6", linewidth=0.8, linestyle=":")
     ax.set_xticks(range(len(names)), names, rotation=45, ha="right")
     ax.set_ylabel(f"share of the {result.attrs['metric']}")
-    missing = result.completeness
+    missing = result.value.sel(score="incompleteness")
     ax.set_title(
         f"{result.attrs['edges']} edges; incompleteness {float(missing.mean()):.2f}, "
         f"at most {float(missing.max()):.2f}",
@@ -148,29 +148,28 @@ def _places(found: Circuit) -> dict[str, tuple[float, float]]:
 
 def _depth(found: Circuit, node: str) -> tuple[int, int]:
     """The row of a node: layer, and attention before the MLP."""
-    if node == "input":
-        return -1, 0
-    if node == "logits":
+    part = Part.of(node)
+    if part.layer is None:
         return found.graph.n_layers, 0
-    return int(node[1:].partition(".")[0]), int(node.startswith("m"))
+    return (-1 if node == INPUT else part.layer), int(part.kind == "mlp")
 
 
 def _arrows(
     found: Circuit, edge: str, places: dict[str, tuple[float, float]], score: float, reach: float
 ) -> list[FancyArrowPatch]:
     """The arrow of an edge; several where heads share what it carries."""
-    sender, _, receiver = edge.partition("->")
-    part = receiver.partition("<")[2].rstrip(">")
-    x, y = places[sender]
+    sender, receiver = found.graph.index(edge)
+    port = PORTS.get(Part.of(found.graph.receivers[receiver]).kind.removeprefix("group_")[0], 0.0)
+    x, y = places[found.graph.senders[sender]]
     width = THIN + (THICK - THIN) * abs(score) / reach
     arrows = []
-    for node in found.graph.nodes_of(found.graph.receivers.index(receiver)):
+    for node in found.graph.nodes_of(receiver):
         if node in places:
             to_x, to_y = places[node]
             bend = 0.0 if to_y - y <= 1 else 0.15 * (1 if to_x >= x else -1)
             arrows.append(
                 FancyArrowPatch(
-                    (x, y + BOX[1] / 2), (to_x + PORTS.get(part, 0.0), to_y - BOX[1] / 2),
+                    (x, y + BOX[1] / 2), (to_x + port, to_y - BOX[1] / 2),
                     connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>", mutation_scale=7 + 1.5 * width,
                     shrinkA=0, shrinkB=0, linewidth=width, color=RAISES if score > 0 else LOWERS, alpha=0.8, zorder=1,
                 )
@@ -180,14 +179,13 @@ def _arrows(
 
 def _draw_node(ax: Axes, node: str, x: float, y: float) -> None:
     width, height = BOX
-    head = node.startswith("a")
+    head = Part.of(node).kind == "head"
     box = FancyBboxPatch(
         (x - width / 2, y - height / 2), width, height, boxstyle="round,pad=0,rounding_size=0.08",
         facecolor="white" if head else "0.92", edgecolor="0.3", linewidth=0.9, zorder=2,
     )  # fmt: skip
     ax.add_patch(box)
-    name = node[1:].replace("h", "") if head else f"MLP {node[1:]}" if node.startswith("m") else node
-    ax.text(x, y + 0.07 * head, name, ha="center", va="center", fontsize=9, zorder=3)
+    ax.text(x, y + 0.07 * head, node, ha="center", va="center", fontsize=9, zorder=3)
     for letter, shift in PORTS.items():
         if head:
             ax.text(x + shift, y - 0.12, letter, ha="center", va="center", fontsize=6, color="0.35", zorder=3)
@@ -204,8 +202,9 @@ def _explain(ax: Axes, found: Circuit, reach: float) -> None:
     how = found.protocol
     metric = "the metric" if how is None else f"the {how.metric}"
     unit = "" if how is None else f" {how.unit}"
+    done = "corrupting it" if how is not None and how.direction == "noise" else "its clean value"
     handles = [
-        Line2D([], [], color=colour, linewidth=THICK, label=f"corrupting it {does} {metric}")
+        Line2D([], [], color=colour, linewidth=THICK, label=f"{done} {does} {metric}")
         for colour, does, here in (
             (LOWERS, "lowers", any(score <= 0 for score in found.scores.values())),
             (RAISES, "raises", any(score > 0 for score in found.scores.values())),

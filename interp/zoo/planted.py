@@ -11,7 +11,7 @@ import torch
 
 from interp.zoo import groundtruth
 from interp.zoo.planted_facts import fact_memory, two_hop
-from interp.zoo.planted_parts import BOS, NOISE, Planted, dice_of, different
+from interp.zoo.planted_parts import BOS, NOISE, Planted, different, generator_of
 from interp.zoo.planted_redundancy import backup, either
 
 __all__ = ["PLANTED", "Planted", "backup", "either", "fact_memory", "induction", "two_hop"]
@@ -28,16 +28,16 @@ def induction(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     >>> induction(n=4).clean.shape
     torch.Size([4, 10])
     """
-    dice = dice_of(seed, n)
+    generator = generator_of(seed, n)
     model = groundtruth.induction(noise=noise, seed=seed).eval()
-    symbols = torch.rand(n, len(groundtruth.SYMBOLS) - 1, generator=dice).argsort(1) + 1
+    symbols = torch.rand(n, len(groundtruth.SYMBOLS) - 1, generator=generator).argsort(1) + 1
     once = symbols[:, : 2 * _PERIOD].split(_PERIOD, 1)
-    where = different(dice, n, torch.arange(_PERIOD - 1))[..., None]
+    where = different(generator, n, torch.arange(_PERIOD - 1))[..., None]
     start = torch.full((n, 1), BOS)
     clean, corrupt = (torch.cat((start, s, s.gather(1, at)), 1) for s, at in zip(once, where, strict=True))
     answer, wrong = (s.gather(1, at + 1)[:, 0] for s, at in zip(once, where, strict=True))
     edges = {
-        "input->a0.h1<v>", "a0.h1->a1.h2<k>", "input->a1.h2<q>", "input->a1.h2<v>", "a1.h2->logits",
+        "L0.resid->L0H1.v", "L0H1->L1H2.k", "L0.resid->L1H2.q", "L0.resid->L1H2.v", "L1H2->logits",
     }  # fmt: skip
     note = (
         "K-composition: every edge is needed and each shows alone. Head 0.1 finds the previous token by its position, "

@@ -14,9 +14,9 @@ from interp.zoo.planted_parts import (
     Planted,
     becomes,
     blank,
-    dice_of,
     different,
     fillers,
+    generator_of,
     looks,
     placed,
     rests,
@@ -36,11 +36,11 @@ def fact_memory(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     >>> fact_memory(n=4).clean.shape
     torch.Size([4, 9])
     """
-    dice = dice_of(seed, n)
-    model = blank(noise, dice)
+    generator = generator_of(seed, n)
+    model = blank(noise, generator)
     relations, subjects = symbols("012"), symbols("abcdefgh")
     capitals = symbols(ascii_uppercase)
-    objects = capitals[torch.randperm(len(capitals), generator=dice)]
+    objects = capitals[torch.randperm(len(capitals), generator=generator)]
     facts = objects[: len(relations) * len(subjects)].reshape(len(relations), len(subjects))
     find = TOKEN.T @ (rests() + looks(relations, subjects))
     plant_head(model, (0, 1), query=find, key=TOKEN.T, value=TOKEN.T, out=MOVED)
@@ -48,16 +48,16 @@ def fact_memory(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     into = 2.0 * (TOKEN[relation] + MOVED[subject]).T
     plant_neurons(model, 1, into=into, bias=-3.0 * torch.ones(facts.numel()), out=PREDICTION[facts.flatten()])
 
-    who, what = (different(dice, n, torch.arange(len(of))) for of in (subjects, relations))
-    where = different(dice, n, torch.arange(1, LENGTH - 1))
-    tokens, last = fillers(dice, n, symbols("3456789")), torch.full((n,), LENGTH - 1)
+    who, what = (different(generator, n, torch.arange(len(of))) for of in (subjects, relations))
+    where = different(generator, n, torch.arange(1, LENGTH - 1))
+    tokens, last = fillers(generator, n, symbols("3456789")), torch.full((n,), LENGTH - 1)
     clean, corrupt = (
         placed(placed(tokens, at, subjects[s]), last, relations[r])
         for at, s, r in zip(where, who, what, strict=True)
     )
     answer, wrong = facts[what, who]
     edges = {
-        "input->a0.h1<k>", "input->a0.h1<v>", "a0.h1->m1", "input->m1", "m1->logits",
+        "L0.resid->L0H1.k", "L0.resid->L0H1.v", "L0H1->L1.mlp", "L0.resid->L1.mlp", "L1.mlp->logits",
     }  # fmt: skip
     note = (
         "a head and an MLP in a row: every edge is needed and each shows alone; the memory is an AND of subject and "
@@ -75,12 +75,12 @@ def two_hop(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     The corrupted prompt has another x and has x and the marker at other places; it answers `wrong`.
 
     >>> sorted(two_hop(n=4).nodes)
-    ['a0.h2', 'a1.h0', 'input', 'logits']
+    ['L0.resid', 'L0H2', 'L1H0', 'logits']
     """
-    dice = dice_of(seed, n)
-    model = blank(noise, dice)
+    generator = generator_of(seed, n)
+    model = blank(noise, generator)
     letters, capitals, marker = symbols(ascii_lowercase), symbols(ascii_uppercase), symbols("0")
-    first, second = (torch.randperm(len(letters), generator=dice) for _ in range(2))
+    first, second = (torch.randperm(len(letters), generator=generator) for _ in range(2))
     hop = TOKEN.T @ becomes(letters, letters[first])
     find = TOKEN.T @ (rests() + looks(marker, letters))
     plant_head(model, (0, 2), query=find, key=TOKEN.T, value=hop, out=MOVED)
@@ -88,17 +88,20 @@ def two_hop(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     find = TOKEN.T @ (rests() + looks(torch.tensor([END]), marker))
     plant_head(model, (1, 0), query=find, key=TOKEN.T, value=hop, out=PREDICTION)
 
-    x = different(dice, n, torch.arange(len(letters)))
-    early, late = different(dice, n, torch.arange(1, 4)), different(dice, n, torch.arange(4, LENGTH - 1))
-    tokens = fillers(dice, n, symbols("123456789"))
+    x = different(generator, n, torch.arange(len(letters)))
+    early, late = (
+        different(generator, n, torch.arange(1, 4)),
+        different(generator, n, torch.arange(4, LENGTH - 1)),
+    )
+    tokens = fillers(generator, n, symbols("123456789"))
     clean, corrupt = (
         placed(placed(tokens, i, letters[x_i]), j, marker.expand(n))
         for i, j, x_i in zip(early, late, x, strict=True)
     )
     answer, wrong = capitals[second[first[x]]]
     edges = {
-        "input->a0.h2<q>", "input->a0.h2<k>", "input->a0.h2<v>",
-        "a0.h2->a1.h0<v>", "input->a1.h0<k>", "a1.h0->logits",
+        "L0.resid->L0H2.q", "L0.resid->L0H2.k", "L0.resid->L0H2.v",
+        "L0H2->L1H0.v", "L0.resid->L1H0.k", "L1H0->logits",
     }  # fmt: skip
     note = (
         "two heads in a row, the answer to the first question is the question of the second: every edge is needed and "

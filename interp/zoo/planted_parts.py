@@ -7,13 +7,14 @@ at whom, and what becomes of the symbol that it found. A query that finds nothin
 which has no content.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.model.config import MLP, ModelConfig, NoNorm, NoPosition
+from interp.model.parts import Edge, Part
 from interp.model.transformer import Transformer
 from interp.zoo.groundtruth import SYMBOLS
 from interp.zoo.planted_weights import noisy
@@ -35,8 +36,8 @@ LENGTH = 9
 class Planted:
     """A model with a known circuit, and aligned pairs of prompts on which the circuit shows.
 
-    Nodes: `input`, `a{layer}.h{head}`, `m{layer}`, `logits`. Edges: `src->dst`; a head as destination names the input
-    that it receives on, `a0.h1->a1.h2<k>`.
+    Nodes and edges are named as in `EdgeGraph`: `L0.resid` (the embeddings), `L0H1`, `L0.mlp`, `logits`; an edge into
+    a head names the input that it receives on, `L0H1->L1H2.k`.
 
     An edge belongs to the circuit if what it carries differs between the two prompts of a pair and matters to the
     answer. What is alike on both sides (where a head stands, the symbol that asks) is no part of it: no exchange
@@ -61,24 +62,30 @@ class Planted:
     @property
     def nodes(self) -> frozenset[str]:
         """Every node at an end of an edge of the circuit."""
-        ends = {end for edge in self.edges for end in edge.split("->")}
-        return frozenset(end.partition("<")[0] for end in ends)
+        edges = [Edge.of(edge) for edge in self.edges]
+        return frozenset(node for edge in edges for node in (str(edge.sender), _node(edge.receiver)))
 
 
-def dice_of(seed: int, n: int) -> torch.Generator:
-    """The dice that a model and then its n pairs of prompts are drawn with; ValueError for fewer than one pair."""
+def _node(receiver: Part) -> str:
+    """The node that reads an input."""
+    kinds = {"query": "head", "key": "head", "value": "head", "mlp_input": "mlp"}
+    return str(replace(receiver, kind=kinds.get(receiver.kind, receiver.kind)))
+
+
+def generator_of(seed: int, n: int) -> torch.Generator:
+    """The generator that a model and then its n pairs of prompts are drawn with; ValueError for fewer than one pair."""
     if n < 1:
         raise ValueError(f"n >= 1 examples are required, got {n}")
     return torch.Generator().manual_seed(seed)
 
 
-def blank(noise: float, dice: torch.Generator) -> Transformer:
+def blank(noise: float, generator: torch.Generator) -> Transformer:
     """Two layers of four heads and an MLP, all noise, between a clean embedding and a clean unembedding."""
     config = ModelConfig(
         n_layers=2, d_model=3 * WIDTH, n_heads=4, d_head=WIDTH, n_ctx=128, d_vocab=WIDTH, mlp=MLP(WIDTH, act="relu"),
         position=NoPosition(), norm=NoNorm(), final_norm=False, qkv_bias=False, out_bias=False, attn_scale=1.0,
     )  # fmt: skip
-    model = noisy(config, noise, dice).eval()
+    model = noisy(config, noise, generator).eval()
     model.embed.weight.copy_(TOKEN)
     assert model.unembed is not None
     model.unembed.weight.copy_(GAIN * PREDICTION)
@@ -109,16 +116,16 @@ def becomes(sources: Int[Tensor, "n"], images: Int[Tensor, "n"]) -> Float[Tensor
     return table
 
 
-def fillers(dice: torch.Generator, n: int, digits: Int[Tensor, "f"]) -> Int[Tensor, "n p"]:
+def fillers(generator: torch.Generator, n: int, digits: Int[Tensor, "f"]) -> Int[Tensor, "n p"]:
     """Prompts without content: a beginning of sequence, random digits, the symbol that asks."""
-    tokens = digits[torch.randint(len(digits), (n, LENGTH), generator=dice)]
+    tokens = digits[torch.randint(len(digits), (n, LENGTH), generator=generator)]
     tokens[:, 0], tokens[:, -1] = BOS, END
     return tokens
 
 
-def different(dice: torch.Generator, n: int, choices: Int[Tensor, "c"]) -> Int[Tensor, "2 n"]:
+def different(generator: torch.Generator, n: int, choices: Int[Tensor, "c"]) -> Int[Tensor, "2 n"]:
     """Two different random choices per example: one for the clean prompt, one for the corrupted."""
-    return choices[torch.rand(n, len(choices), generator=dice).argsort(1)[:, :2].T]
+    return choices[torch.rand(n, len(choices), generator=generator).argsort(1)[:, :2].T]
 
 
 def placed(

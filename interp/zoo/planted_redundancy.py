@@ -15,8 +15,8 @@ from interp.zoo.planted_parts import (
     Planted,
     becomes,
     blank,
-    dice_of,
     fillers,
+    generator_of,
     looks,
     placed,
     rests,
@@ -45,10 +45,10 @@ def backup(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
 
     >>> circuit = backup(n=4)
     >>> sorted(circuit.hidden)[:2]
-    ['a1.h2->logits', 'input->a0.h3<k>']
+    ['L0.resid->L0H3.k', 'L0.resid->L0H3.v']
     """
-    dice = dice_of(seed, n)
-    model = blank(noise, dice)
+    generator = generator_of(seed, n)
+    model = blank(noise, generator)
     names, end = symbols(ascii_lowercase), torch.tensor([END])
     find, name = TOKEN.T @ (rests() + looks(end, names)), TOKEN.T @ becomes(names, names)
     plant_head(model, (0, 3), query=find, key=TOKEN.T, value=name, out=PREDICTION)
@@ -57,21 +57,21 @@ def backup(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     unless = find - PREDICTION.T @ looks(names, names)
     plant_head(model, (1, 2), query=unless, key=TOKEN.T, value=name, out=(1 - NEGATIVE) * PREDICTION)
 
-    tokens = fillers(dice, n, symbols("0123456789"))
-    where = torch.randint(1, LENGTH - 1, (n,), generator=dice)
-    answer = names[torch.randint(len(names), (n,), generator=dice)]
+    tokens = fillers(generator, n, symbols("0123456789"))
+    where = torch.randint(1, LENGTH - 1, (n,), generator=generator)
+    answer = names[torch.randint(len(names), (n,), generator=generator)]
     wrong = tokens[torch.arange(n), where]
     shown = {
-        "a0.h3->logits", "a0.h3->a1.h1<q>", "a0.h3->a1.h2<q>",
-        "input->a1.h1<k>", "input->a1.h1<v>", "a1.h1->logits",
+        "L0H3->logits", "L0H3->L1H1.q", "L0H3->L1H2.q",
+        "L0.resid->L1H1.k", "L0.resid->L1H1.v", "L1H1->logits",
     }  # fmt: skip
     hidden = {
-        "input->a0.h3<k>", "input->a0.h3<v>", "input->a1.h2<k>", "input->a1.h2<v>", "a1.h2->logits",
+        "L0.resid->L0H3.k", "L0.resid->L0H3.v", "L0.resid->L1H2.k", "L0.resid->L1H2.v", "L1H2->logits",
     }  # fmt: skip
     note = (
         "silencing the name mover changes nothing, because its backup takes over; silencing the backup changes "
-        "nothing, because it rests; both together leave no answer. Single edges see more: without a0.h3->logits the "
-        "answer is held back only (the backup still hears the name mover), without a0.h3->a1.h2<q> it doubles (both "
+        "nothing, because it rests; both together leave no answer. Single edges see more: without L0H3->logits the "
+        "answer is held back only (the backup still hears the name mover), without L0H3->L1H2.q it doubles (both "
         "speak), without the negative head it rises by a third"
     )
     return Planted(
@@ -90,10 +90,10 @@ def either(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
 
     >>> circuit = either(n=4)
     >>> sorted(circuit.edges - circuit.hidden)
-    ['m1->logits']
+    ['L1.mlp->logits']
     """
-    dice = dice_of(seed, n)
-    model = blank(noise, dice)
+    generator = generator_of(seed, n)
+    model = blank(noise, generator)
     small, capital, end = symbols(ascii_lowercase), symbols(ascii_uppercase), torch.tensor([END])
     for where, seen in (((0, 1), small), ((1, 3), capital)):
         find, name = TOKEN.T @ (rests() + looks(end, seen)), TOKEN.T @ becomes(seen, small)
@@ -107,14 +107,14 @@ def either(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
         offset=-PREDICTION[small].sum(0) / 3,
     )  # fmt: skip
 
-    tokens = fillers(dice, n, symbols("0123456789"))
-    early = torch.randint(1, 4, (n,), generator=dice)
-    late = torch.randint(4, LENGTH - 1, (n,), generator=dice)
-    which = torch.randint(len(small), (n,), generator=dice)
+    tokens = fillers(generator, n, symbols("0123456789"))
+    early = torch.randint(1, 4, (n,), generator=generator)
+    late = torch.randint(4, LENGTH - 1, (n,), generator=generator)
+    which = torch.randint(len(small), (n,), generator=generator)
     clean = placed(placed(tokens, early, small[which]), late, capital[which])
     hidden = {
-        "input->a0.h1<k>", "input->a0.h1<v>", "a0.h1->m1",
-        "input->a1.h3<k>", "input->a1.h3<v>", "a1.h3->m1",
+        "L0.resid->L0H1.k", "L0.resid->L0H1.v", "L0H1->L1.mlp",
+        "L0.resid->L1H3.k", "L0.resid->L1H3.v", "L1H3->L1.mlp",
     }  # fmt: skip
     note = (
         "ablating one head, or any edge of its branch, changes nothing: the read-out is saturated; both branches "
@@ -122,6 +122,6 @@ def either(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
         "not"
     )
     return Planted(
-        "either", model, frozenset({"m1->logits", *hidden}), clean, tokens, small[which],
+        "either", model, frozenset({"L1.mlp->logits", *hidden}), clean, tokens, small[which],
         tokens[torch.arange(n), early], note, hidden=frozenset(hidden),
     )  # fmt: skip

@@ -7,6 +7,7 @@ import torch
 
 from interp.causal import EdgeGraph
 from interp.model.config import MLP, ModelConfig
+from interp.model.parts import Edge
 from tests.causal.slow_edges import edges
 from tests.configs import CONFIGS
 
@@ -67,6 +68,17 @@ def test_edges_that_do_not_exist_are_refused() -> None:
             graph.index(edge)
     with pytest.raises(KeyError, match=r"no receiver 'L1H2'.*nearest: L1H2"):
         graph.index("L0H1->L1H2")
+
+
+def test_edges_are_found_in_every_spelling() -> None:
+    graph, grouped = EdgeGraph.of(CONFIGS["gpt2"]), EdgeGraph.of(CONFIGS["llama-gqa"])
+    for older, edge in (
+        ("input->m0", "L0.resid->L0.mlp"), ("a0.h1->a1.h2<k>", "L0H1->L1H2.k"), ("m0->logits", "L0.mlp->logits"),
+    ):  # fmt: skip
+        place = graph.index(edge)
+        assert graph.index(older) == graph.index(Edge.of(older)) == graph.index(Edge.of(edge)) == place
+        assert graph.name(*place) == edge
+    assert grouped.name(*grouped.index("m0->a1.g1<v>")) == "L0.mlp->L1G1.v"
 
 
 @pytest.mark.parametrize(

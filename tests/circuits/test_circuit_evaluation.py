@@ -1,6 +1,7 @@
 """Faithfulness, CPR, CMD, completeness and minimality are their formulas; planted circuits have them all."""
 
 import functools
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -8,24 +9,56 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+import interp
 from interp import HookedTransformer
-from interp.causal.graph import EdgeGraph
-from interp.circuits.circuit_evaluation import (
-    FRACTIONS,
-    area,
+from interp.causal import EdgeGraph
+from interp.circuits import (
+    Circuit,
+    CircuitCurve,
+    EvaluateCircuit,
+    circuit_curve,
     evaluate_circuit,
-    faithfulness,
-    faithfulness_curve,
+    interchange,
+    score_edges,
 )
-from interp.circuits.discovery import largest, score_edges, worth
-from interp.circuits.edge_circuit import Circuit, connected
-from interp.circuits.interchange import Interchange
-from interp.passes.metrics import logit_difference, of_logits
+from interp.circuits.circuit_evaluation import FRACTIONS, area, effect_shares
+from interp.circuits.discovery import largest, worth
+from interp.circuits.edge_circuit import connected
+from interp.data.batch import Batch
+from interp.passes.metrics import Metric, logit_difference, of_logits
 from interp.zoo.planted import PLANTED, Planted
 from tests.configs import CONFIGS, build, some_tokens
 
 CLEAN, CORRUPT = some_tokens(4, 6), some_tokens(4, 6, seed=1)
 METRIC = logit_difference(3, 4)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A model, pairs of prompts and a metric: what circuits are judged on."""
+
+    model: HookedTransformer
+    clean: Tensor
+    corrupt: Tensor
+    metric: Metric
+
+    @property
+    def graph(self) -> EdgeGraph:
+        return EdgeGraph.of(self.model.cfg)
+
+    def evaluated(self, circuit: Circuit, **how: object) -> xr.Dataset:
+        return evaluate_circuit(self.model, self.clean, self.corrupt, circuit, metric=self.metric, **how)  # type: ignore[arg-type]
+
+    def curve(self, scores: xr.Dataset, **how: object) -> xr.Dataset:
+        return circuit_curve(self.model, self.clean, self.corrupt, scores, metric=self.metric, **how)  # type: ignore[arg-type]
+
+    def scored(self, method: str) -> xr.Dataset:
+        return score_edges(self.model, self.clean, self.corrupt, metric=self.metric, method=method)  # type: ignore[arg-type]
+
+    def run(self, masks: Tensor) -> Tensor:
+        """The metric `[circuit, prompt]`."""
+        found = interchange(self.model, self.clean, self.corrupt, masks, metric=self.metric)
+        return torch.from_numpy(found["each"].values.T)
 
 
 @functools.cache
@@ -34,26 +67,29 @@ def planted(name: str) -> Planted:
 
 
 @functools.cache
-def task_of(name: str) -> Interchange:
+def task_of(name: str) -> Task:
     c = planted(name)
-    model = HookedTransformer(c.model)
-    return Interchange.of(model, c.clean, c.corrupt, metric=logit_difference(c.answer, c.wrong))
+    return Task(HookedTransformer(c.model), c.clean, c.corrupt, logit_difference(c.answer, c.wrong))
 
 
 @functools.cache
-def small() -> tuple[Interchange, xr.Dataset]:
+def small() -> tuple[Task, xr.Dataset]:
     """A random model, and scores of its edges on its own prompts."""
-    model = HookedTransformer(build("llama-gqa"))
-    scores = score_edges(model, CLEAN, CORRUPT, metric=METRIC, method="eap")
-    return Interchange.of(model, CLEAN, CORRUPT, metric=METRIC), scores
+    task = Task(HookedTransformer(build("llama-gqa")), CLEAN, CORRUPT, METRIC)
+    return task, task.scored("eap")
 
 
-def shares(task: Interchange, masks: Tensor) -> Tensor:
+def shares(task: Task, masks: Tensor) -> Tensor:
     """f by the formula."""
     whole = task.graph.exists
     ends = torch.stack((whole, torch.zeros_like(whole)))
     full, empty, *found = task.run(torch.cat((ends, masks))).mean(1)
     return (torch.stack(found) - empty) / (full - empty)
+
+
+def subsets(result: xr.Dataset) -> list[str]:
+    """The circuits without random subsets of their nodes."""
+    return [name for name in result.circuit.values.tolist() if name.startswith("without K")]
 
 
 # planted
@@ -62,49 +98,54 @@ def shares(task: Interchange, masks: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_circuit_is_faithful_complete_and_minimal_and_random_ones_are_not(name: str) -> None:
     task, edges = task_of(name), planted(name).edges
-    result = evaluate_circuit(
-        task, Circuit(task.graph, dict.fromkeys(edges, 1.0)), subsets=12, draws=3, resamples=50
-    )
-    found, random, _ = result.faithfulness.values
+    circuit = Circuit(task.graph, dict.fromkeys(edges, 1.0))
+    result = task.evaluated(circuit, subsets=12, draws=3, resamples=50)
+    faithful = result.sel(score="faithfulness")
+    found, random = faithful.value.sel(circuit=["found", "random"]).values
     assert abs(found - 1) < 0.05 and abs(random) < 0.05
-    assert float(result.completeness.max()) < 0.05
-    nodes = planted(name).nodes - {"input", "logits"}
-    assert set(result.node.values.tolist()) == nodes
+    assert float(faithful.null.sel(circuit="found")) == random
+    assert float(result.value.sel(score="incompleteness").max()) < 0.05
+    nodes = planted(name).nodes - {"L0.resid", "logits"}
+    assert set(result.part.values.tolist()) == nodes
     assert float(result.needed.min()) > 0.25, "every node of it does something, once its stand-in is gone"
 
 
 def test_a_backup_is_not_minimal_alone_and_an_or_neither() -> None:
     """What the notes of the planted models say of ablating one part."""
     for name, idle in (
-        ("backup", {"a0.h3": 0.0, "a1.h2": 0.0, "a1.h1": -1 / 3}),
-        ("either", {"a0.h1": 0.0, "a1.h3": 0.0}),
+        ("backup", {"L0H3": 0.0, "L1H2": 0.0, "L1H1": -1 / 3}),
+        ("either", {"L0H1": 0.0, "L1H3": 0.0}),
     ):
         task = task_of(name)
         circuit = Circuit(task.graph, dict.fromkeys(planted(name).edges, 1.0))
-        result = evaluate_circuit(task, circuit, subsets=1, draws=1, resamples=20)
+        result = task.evaluated(circuit, subsets=1, draws=1, resamples=20)
         for node, expected in idle.items():
-            assert float(result.minimality.sel(node=node)) == pytest.approx(expected, abs=0.05)
+            lost = result.value.sel(score="minimality", circuit=f"without {node}")
+            assert float(lost) == pytest.approx(expected, abs=0.05)
 
 
 def test_half_a_circuit_is_incomplete() -> None:
     """One branch of an OR is faithful, but the model does without it and the branch does not."""
-    task, branch = task_of("either"), {e: 1.0 for e in planted("either").edges if "a1.h3" not in e}
-    result = evaluate_circuit(task, Circuit(task.graph, branch), draws=1, resamples=20)
-    assert result.removed.values.tolist() == [[False, False], [True, False], [False, True], [True, True]]
-    assert abs(float(result.faithfulness[0]) - 1) < 0.05
-    assert float(result.completeness.max()) > 0.9
+    task, branch = task_of("either"), {e: 1.0 for e in planted("either").edges if "L1H3" not in e}
+    result = task.evaluated(Circuit(task.graph, branch), draws=1, resamples=20)
+    removed = result.removed.sel(circuit=subsets(result)).values.tolist()
+    assert removed == [[False, False], [True, False], [False, True], [True, True]]
+    assert abs(float(result.value.sel(score="faithfulness", circuit="found")) - 1) < 0.05
+    assert float(result.value.sel(score="incompleteness").max()) > 0.9
 
 
 @pytest.mark.parametrize("name", ["fact_memory", "two_hop"])
 def test_the_curve_of_a_planted_circuit_jumps_to_1_at_its_size(name: str) -> None:
     task, c = task_of(name), planted(name)
-    scores = score_edges(HookedTransformer(c.model), c.clean, c.corrupt, metric=task.metric, method="exact")
+    scores = task.scored("exact")
     n, total = len(c.edges), len(task.graph)
     fractions = ((n - 1 + 0.5) / total, (n + 0.5) / total, 1.0)
-    curve = faithfulness_curve(task, scores, fractions=fractions, draws=2, resamples=50)
-    before, at, whole = curve.faithfulness.sel(kind="found").values
+    curve = task.curve(scores, fractions=fractions, draws=2, resamples=50)
+    faithful = curve.sel(score="faithfulness")
+    before, at, whole = faithful.value.sel(circuit="found").values
     assert before < 0.6 and abs(at - 1) < 0.05 and whole == pytest.approx(1)
-    assert abs(float(curve.faithfulness.sel(kind="random")[1])) < 0.05
+    assert abs(float(faithful.value.sel(circuit="random")[1])) < 0.05
+    np.testing.assert_array_equal(faithful.null.sel(circuit="found"), faithful.value.sel(circuit="random"))
     assert curve.edges.values.tolist()[1:] == [n, total]
 
 
@@ -113,31 +154,68 @@ def test_the_curve_of_a_planted_circuit_jumps_to_1_at_its_size(name: str) -> Non
 
 def test_the_curve_is_the_formula_at_every_fraction() -> None:
     task, scores = small()
-    curve = faithfulness_curve(task, scores, draws=0, resamples=10, rank="helpful")
+    curve = task.curve(scores, draws=0, resamples=10, rank="helpful")
     sizes = [int(f * len(task.graph)) for f in FRACTIONS]
     masks = [connected(task.graph, largest(worth(scores, "helpful"), n)) for n in sizes]
     expected = shares(task, torch.stack(masks))
-    np.testing.assert_allclose(curve.faithfulness[0], expected, atol=1e-9)
+    found = curve.value.sel(circuit="found")
+    np.testing.assert_allclose(found.sel(score="faithfulness"), expected, atol=1e-9)
     assert curve.edges.values.tolist() == [int(m.sum()) for m in masks]
     steps = list(zip(FRACTIONS, FRACTIONS[1:], expected.tolist(), expected.tolist()[1:], strict=False))
     cpr = sum((b - a) * (f + g) / 2 for a, b, f, g in steps)
     cmd = sum((b - a) * (abs(1 - f) + abs(1 - g)) / 2 for a, b, f, g in steps)
-    assert float(curve.cpr[0]) == pytest.approx(cpr) and float(curve.cmd[0]) == pytest.approx(cmd)
-    assert curve.kind.values.tolist() == ["found"]
+    areas = found.sel(score=["cpr", "cmd"])
+    assert areas.isel(fraction=-1).values.tolist() == pytest.approx([cpr, cmd])
+    assert areas.isel(fraction=0).values.tolist() == [0, 0]
+    (start, end), (f, g) = FRACTIONS[3:5], expected[3:5].tolist()
+    step = areas.sel(score="cpr").isel(fraction=4) - areas.sel(score="cpr").isel(fraction=3)
+    assert float(step) == pytest.approx((end - start) * (f + g) / 2)
+    assert curve.circuit.values.tolist() == ["found"] and bool(curve.null.isnull().all())
+
+
+def test_the_area_between_random_circuits_and_1_is_averaged_over_the_draws() -> None:
+    """The mean of |1 - f| over random circuits, not |1 - mean f|: they may lie on both sides."""
+    task, scores = small()
+    asked = {"fractions": (0.2, 0.5), "resamples": 5}
+    many = task.curve(scores, draws=4, seed=9, **asked).value.sel(circuit="random")
+    expected = np.abs(1 - many.sel(score="faithfulness")).values
+    mean = (expected[0] + expected[1]) / 2 * 0.3
+    assert float(many.sel(score="cmd")[1]) >= mean - 1e-12
+    one = task.curve(scores, draws=1, **asked).value.sel(circuit="random")
+    expected = np.abs(1 - one.sel(score="faithfulness")).values
+    assert float(one.sel(score="cmd")[1]) == pytest.approx((expected[0] + expected[1]) / 2 * 0.3)
+
+
+def test_every_prompt_s_metric_is_kept() -> None:
+    task, scores = small()
+    asked = {"fractions": (0.1, 0.5), "draws": 0, "resamples": 5}
+    curve = task.curve(scores, **asked)
+    masks = [connected(task.graph, largest(worth(scores), int(f * len(task.graph)))) for f in (0.1, 0.5)]
+    whole = task.graph.exists
+    full, empty, *found = task.run(torch.stack((whole, whole & False, *masks)))
+    np.testing.assert_allclose(curve["each"][:, 0].T, torch.stack(found), atol=1e-9)
+    np.testing.assert_allclose(curve.full, full, atol=1e-9)
+    np.testing.assert_allclose(curve.empty, empty, atol=1e-9)
+    assert curve["each"].attrs["unit"] == "logits" and bool((curve.n == 4).all())
+    circuit = Circuit.of(task.graph, masks[1], torch.from_numpy(scores.value.values))
+    result = task.evaluated(circuit, subsets=2, draws=1, resamples=5)
+    np.testing.assert_allclose(result["each"].sel(circuit="found"), found[1], atol=1e-9)
+    mean, ends = result["each"].mean("prompt"), (result.full.mean(), result.empty.mean())
+    shares = (mean - ends[1]) / (ends[0] - ends[1])
+    np.testing.assert_allclose(result.value.sel(score="faithfulness"), shares, atol=1e-9)
 
 
 def test_a_perfect_circuit_has_a_cpr_of_one_less_what_is_not_integrated() -> None:
-    assert float(area(torch.ones(10).double(), FRACTIONS)) == pytest.approx(0.999)
-    assert float(area(torch.tensor(FRACTIONS).double(), FRACTIONS)) == pytest.approx((1 - 1e-6) / 2)
+    assert float(area(torch.ones(10).double(), FRACTIONS)[-1]) == pytest.approx(0.999)
+    assert float(area(torch.tensor(FRACTIONS).double(), FRACTIONS)[-1]) == pytest.approx((1 - 1e-6) / 2)
 
 
 def test_the_interval_is_that_of_resampled_prompts() -> None:
     """A metric per prompt that is normal, of known spread: the bootstrap must find the error of its mean."""
-    dice = np.random.default_rng(0)
     rows = 400
-    circuit = torch.from_numpy(dice.normal(0.5, 0.2, rows))
+    circuit = torch.from_numpy(np.random.default_rng(0).normal(0.5, 0.2, rows))
     values = torch.stack((torch.ones(rows).double(), torch.zeros(rows).double(), circuit))
-    found = faithfulness(values, 4000, np.random.default_rng(1))[:, 0]
+    found = effect_shares(values, 4000, np.random.default_rng(1))[:, 0]
     assert float(found[0]) == pytest.approx(float(circuit.mean()))
     assert float(found[1:].std()) == pytest.approx(float(circuit.std()) / rows**0.5, rel=0.05)
     assert float(found[1:].mean()) == pytest.approx(float(circuit.mean()), abs=0.002)
@@ -146,48 +224,105 @@ def test_the_interval_is_that_of_resampled_prompts() -> None:
 def test_prompts_are_resampled_together() -> None:
     """A circuit that is half of the model in every prompt is half in every resample, however the prompts differ."""
     full = torch.tensor([1.0, 5.0, 20.0])
-    found = faithfulness(torch.stack((full, 0 * full, full / 2)), 50, np.random.default_rng(0))
+    found = effect_shares(torch.stack((full, 0 * full, full / 2)), 50, np.random.default_rng(0))
     assert torch.allclose(found, torch.full_like(found, 0.5))
 
 
 def test_one_prompt_has_no_interval() -> None:
-    task = Interchange.of(HookedTransformer(build("gpt2")), CLEAN[:1], CORRUPT[:1], metric=METRIC)
-    result = evaluate_circuit(
-        task, Circuit(task.graph, {"input->m0": 1.0, "m0->logits": 1.0}), subsets=2, draws=1
-    )
-    assert np.isfinite(result.faithfulness).all() and np.isnan(result.faithfulness_low).all()
+    task = Task(HookedTransformer(build("gpt2")), CLEAN[:1], CORRUPT[:1], METRIC)
+    circuit = Circuit(task.graph, {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
+    result = task.evaluated(circuit, subsets=2, draws=1).sel(score="faithfulness")
+    assert np.isfinite(result.value).all() and np.isnan(result.low).all() and np.isnan(result.high).all()
 
 
 def test_completeness_and_minimality_are_knockouts_by_hand() -> None:
     task, scores = small()
     graph = task.graph
     kept = connected(graph, largest(worth(scores), 16))
-    circuit = Circuit.of(graph, kept, torch.from_numpy(scores.score.values))
-    result = evaluate_circuit(task, circuit, subsets=3, draws=1, resamples=10)
-    nodes = result.node.values.tolist()
+    circuit = Circuit.of(graph, kept, torch.from_numpy(scores.value.values))
+    result = task.evaluated(circuit, subsets=3, draws=1, resamples=10)
+    nodes, some_removed = result.part.values.tolist(), result.removed.sel(circuit=subsets(result)).values
+    table = result.value.to_pandas()
 
     def without(mask: Tensor, *names: str) -> Tensor:
         return graph.chosen(e for e in graph.names(mask) if e.partition("->")[0] not in names)
 
-    gone = [[n for n, r in zip(nodes, removed, strict=True) if r] for removed in result.removed.values]
+    gone = [[n for n, r in zip(nodes, removed, strict=True) if r] for removed in some_removed]
     some = nodes[::4]
     masks = [kept, *(without(graph.exists, *k) for k in gone), *(without(kept, *k) for k in gone)]
     masks += [without(kept, node, *k) for node in some for k in ([], *gone)]
     own, *found = shares(task, torch.stack(masks)).tolist()
     model, mine, deeper = found[: len(gone)], found[len(gone) : 2 * len(gone)], iter(found[2 * len(gone) :])
     expected = [abs(a - b) for a, b in zip(model, mine, strict=True)]
-    np.testing.assert_allclose(result.completeness, expected, atol=1e-9)
+    np.testing.assert_allclose(table.incompleteness[subsets(result)], expected, atol=1e-9)
+    np.testing.assert_allclose(table.faithfulness[subsets(result)], mine, atol=1e-9)
+    np.testing.assert_allclose(table.minimality[subsets(result)], [own - f for f in mine], atol=1e-9)
     for node in some:
         steps = [here - next(deeper) for here in (own, *mine)]
-        assert float(result.minimality.sel(node=node)) == pytest.approx(steps[0], abs=1e-9)
+        assert table.minimality[f"without {node}"] == pytest.approx(steps[0], abs=1e-9)
+        assert table.faithfulness[f"without {node}"] == pytest.approx(own - steps[0], abs=1e-9)
         counted = [abs(step) for step, k in zip(steps, ([], *gone), strict=True) if node not in k]
-        assert float(result.needed.sel(node=node)) == pytest.approx(max(counted), abs=1e-9)
+        assert float(result.needed.sel(part=node)) == pytest.approx(max(counted), abs=1e-9)
+        left = without(kept, node)
+        share = float(result.overlap.sel(circuit=f"without {node}"))
+        assert share == pytest.approx(int(left.sum()) / int(kept.sum()))
 
 
 def test_the_same_seed_gives_the_same_numbers() -> None:
     task, scores = small()
-    ask = functools.partial(faithfulness_curve, task, scores, draws=2, resamples=20, fractions=(0.1, 0.3))
+    ask = functools.partial(task.curve, scores, draws=2, resamples=20, fractions=(0.1, 0.3))
     assert ask(seed=3).equals(ask(seed=3)) and not ask(seed=3).equals(ask(seed=4))
+
+
+def test_scores_of_either_direction_rank_alike() -> None:
+    task, _ = small()
+    for rank in ("magnitude", "helpful"):
+        curves = []
+        for way in ("denoise", "noise"):
+            asked = {"metric": METRIC, "method": "eap-ig-inputs", "direction": way}
+            scores = score_edges(task.model, CLEAN, CORRUPT, **asked)  # type: ignore[arg-type]
+            curves.append(task.curve(scores, rank=rank, draws=0, resamples=5))
+        xr.testing.assert_equal(*curves)
+
+
+# the one shape, and the questions
+
+
+def test_tables_are_tidy_and_every_number_has_a_unit() -> None:
+    task, scores = small()
+    circuit = Circuit(task.graph, {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
+    curve = task.curve(scores, draws=1, resamples=5, fractions=(0.1, 0.5))
+    checks = task.evaluated(circuit, subsets=2, draws=1, resamples=5)
+    for result in (curve, checks):
+        rows = interp.frame(result)
+        assert len(rows.columns) <= 12 and {"circuit", "score", "value", "low", "high", "null", "n"} <= {
+            *rows.columns
+        }
+        numbers = [v for v in result.data_vars.values() if v.dtype.kind == "f"]
+        assert all(v.attrs.get("unit") for v in numbers)
+    assert interp.frame(checks, "needed").part.tolist() == ["L0.mlp"]
+    without = task.evaluated(circuit, subsets=1, draws=0, resamples=5)
+    assert without.circuit.values.tolist()[:2] == ["found", "without L0.mlp"] and bool(
+        without.null.isnull().all()
+    )
+
+
+def test_the_functions_are_the_questions_asked_by_run() -> None:
+    task, scores = small()
+    circuit = Circuit(task.graph, {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
+    curve, checks = (
+        CircuitCurve(scores, METRIC, fractions=(0.1, 0.5), draws=1, resamples=5),
+        EvaluateCircuit(circuit, METRIC, subsets=2, draws=1, resamples=5),
+    )
+    batch = replace(Batch(CLEAN), corrupt=CORRUPT).numbered()
+    found = interp.run([curve, checks], task.model, batch)
+    expected = task.curve(scores, fractions=(0.1, 0.5), draws=1, resamples=5)
+    xr.testing.assert_identical(found["circuit_curve"], expected)
+    expected = task.evaluated(circuit, subsets=2, draws=1, resamples=5)
+    xr.testing.assert_identical(found["evaluate_circuit"], expected)
+    parts = interp.run([checks], task.model, list(batch.split(3)))["evaluate_circuit"]
+    np.testing.assert_allclose(parts.value, expected.value, atol=1e-9)
+    np.testing.assert_allclose(parts.low, expected.low, atol=1e-9)
 
 
 # refusals
@@ -196,12 +331,15 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
 def test_what_has_no_meaning_is_refused_by_name() -> None:
     task, scores = small()
     with pytest.raises(ValueError, match="fractions that rise within"):
-        faithfulness_curve(task, scores, fractions=(0.5, 0.1))
-    with pytest.raises(ValueError, match="scores of the task's own graph"):
-        faithfulness_curve(task, scores.isel(sender=slice(1)))
+        task.curve(scores, fractions=(0.5, 0.1))
+    with pytest.raises(ValueError, match="scores of the model's own graph"):
+        task.curve(scores.isel(sender=slice(1)))
     with pytest.raises(ValueError, match="a circuit of EdgeGraph"):
-        evaluate_circuit(task, Circuit(EdgeGraph.of(CONFIGS["gpt2"]), {"input->m0": 1.0}))
-    flat = of_logits(lambda x: 0 * x[:, 0, 0])
-    constant = Interchange.of(HookedTransformer(build("llama-gqa")), CLEAN, CORRUPT, metric=flat)
+        task.evaluated(Circuit(EdgeGraph.of(CONFIGS["gpt2"]), {"L0.resid->L0.mlp": 1.0}))
+    with pytest.raises(ValueError, match="draws must be a number, at least 0, got -1"):
+        task.curve(scores, draws=-1)
+    with pytest.raises(ValueError, match="subsets must be a number, at least 1, got 0"):
+        task.evaluated(Circuit(task.graph, {"L0.resid->L0.mlp": 1.0}), subsets=0)
+    constant = replace(task, metric=of_logits(lambda x: 0 * x[:, 0, 0]))
     with pytest.raises(ValueError, match="nothing to explain"):
-        faithfulness_curve(constant, scores, draws=0)
+        constant.curve(scores, draws=0)

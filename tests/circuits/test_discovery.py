@@ -9,11 +9,13 @@ import xarray as xr
 from jaxtyping import TypeCheckError
 from torch import Tensor
 
+import interp
 from interp import HookedTransformer
-from interp.causal.graph import EdgeGraph
-from interp.circuits.discovery import backwards, find_circuit, largest, score_edges, whittled, worth
+from interp.causal import EdgeGraph
+from interp.circuits import Circuit, FindCircuit, find_circuit, interchange, score_edges
+from interp.circuits.discovery import backwards, largest, whittled, worth
 from interp.circuits.edge_circuit import connected
-from interp.circuits.interchange import Interchange
+from interp.data.pairs import Pairs
 from interp.passes.metrics import Metric, logit_difference
 from interp.zoo.planted import PLANTED, Planted
 from tests.configs import CONFIGS, build, some_tokens
@@ -51,7 +53,7 @@ def test_a_chain_is_found_edge_by_edge(name: str, search: str, method: str) -> N
 def test_exact_effects_find_what_a_saturated_softmax_hides_from_gradients() -> None:
     edges = planted("induction").edges
     assert found("induction", edges=len(edges), method="exact") == edges
-    assert "a0.h1->a1.h2<k>" not in found("induction", edges=len(edges), method="eap")
+    assert "L0H1->L1H2.k" not in found("induction", edges=len(edges), method="eap")
 
 
 @pytest.mark.parametrize("name", ["fact_memory", "two_hop"])
@@ -64,22 +66,25 @@ def test_the_iterative_search_finds_the_chain_and_one_branch_of_an_or() -> None:
     edges = planted("induction").edges
     assert found("induction", 2, edges=len(edges), search="iterative") == edges
     left = found("either", 2, threshold=5.0, search="iterative")
-    branches = [{e for e in planted("either").hidden if head in e} for head in ("a0.h1", "a1.h3")]
-    assert left in [branch | {"m1->logits"} for branch in branches]
+    branches = [{e for e in planted("either").hidden if head in e} for head in ("L0H1", "L1H3")]
+    assert left in [branch | {"L1.mlp->logits"} for branch in branches]
 
 
 # the searches themselves
 
 
 def some_scores(seed: int = 0) -> Tensor:
-    dice = torch.Generator().manual_seed(seed)
-    values = torch.randn(GRAPH.exists.shape, generator=dice, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(GRAPH.exists.shape, generator=generator, dtype=torch.float64)
     return values.masked_fill(~GRAPH.exists, torch.nan)
 
 
-def table_of(scores: Tensor, clean: float = 2.0, corrupt: float = 1.0) -> xr.Dataset:
+def table_of(
+    scores: Tensor, clean: float = 2.0, corrupt: float = 1.0, direction: str = "denoise"
+) -> xr.Dataset:
     ends = {"clean": ("prompt", [clean]), "corrupt": ("prompt", [corrupt])}
-    return xr.Dataset({"score": (("sender", "receiver"), scores.numpy()), **ends})
+    values = {"value": (("sender", "receiver"), scores.numpy())}
+    return xr.Dataset({**values, **ends}, attrs={"direction": direction})
 
 
 def test_the_largest_are_the_largest_and_ties_go_in_order() -> None:
@@ -110,12 +115,15 @@ def test_greedy_stops_when_it_has_everything_that_leads_to_the_logits() -> None:
     assert torch.equal(backwards(GRAPH, values, 10**6), GRAPH.exists)
 
 
-@pytest.mark.parametrize(("clean", "corrupt", "sign"), [(2.0, 1.0, -1), (1.0, 2.0, 1)])
-def test_helpful_edges_are_those_whose_corruption_does_what_the_corrupted_run_does(
-    clean: float, corrupt: float, sign: int
+@pytest.mark.parametrize(
+    ("clean", "corrupt", "direction", "sign"),
+    [(2.0, 1.0, "noise", -1), (1.0, 2.0, "noise", 1), (2.0, 1.0, "denoise", 1), (1.0, 2.0, "denoise", -1)],
+)
+def test_helpful_edges_are_those_whose_change_does_what_the_other_run_does(
+    clean: float, corrupt: float, direction: str, sign: int
 ) -> None:
     scores = some_scores()
-    table = table_of(scores, clean, corrupt)
+    table = table_of(scores, clean, corrupt, direction)
     here = GRAPH.exists
     assert torch.equal(worth(table, "helpful")[here], scores[here] * sign)
     assert torch.equal(worth(table)[here], scores[here].abs())
@@ -123,25 +131,40 @@ def test_helpful_edges_are_those_whose_corruption_does_what_the_corrupted_run_do
 
 
 def test_whittling_drops_the_least_needed_and_reports_what_is_left() -> None:
-    task = Interchange.of(HookedTransformer(build("attention-only")), *PAIRS, metric=logit_difference(3, 4))
-    kept, scores = whittled(task, 60)
-    assert 0 < int(kept.sum()) <= 60 and torch.equal(kept, connected(task.graph, kept))
-    (here,) = task.run(kept[None]).mean(1)
+    model = HookedTransformer(build("attention-only"))
+    graph = EdgeGraph.of(model.cfg)
+    ask = functools.partial(interchange, model, *PAIRS, metric=logit_difference(3, 4))
+
+    def run(masks: Tensor) -> Tensor:
+        return torch.from_numpy(ask(masks)["each"].values.T)
+
+    kept, scores = whittled(ask, graph, 60)
+    assert 0 < int(kept.sum()) <= 60 and torch.equal(kept, connected(graph, kept))
+    (here,) = run(kept[None]).mean(1)
     for s, r in kept.nonzero()[::7].tolist():
         without = kept.clone()
         without[s, r] = False
-        change = task.run(without[None]).mean() - here
+        change = run(without[None]).mean() - here
         assert float(scores[s, r]) == pytest.approx(float(change), abs=1e-9)
-    full, empty = task.run(torch.stack((task.graph.exists, task.graph.exists & False))).mean(1)
-    dice = np.random.default_rng(0)
-    cells = task.graph.exists.nonzero()
+    full, empty = run(torch.stack((graph.exists, graph.exists & False))).mean(1)
+    generator = np.random.default_rng(0)
+    cells = graph.exists.nonzero()
     others = torch.zeros(20, *kept.shape, dtype=torch.bool)
     for other in others:
-        chosen = cells[dice.permutation(len(cells))[: int(kept.sum())]]
+        chosen = cells[generator.permutation(len(cells))[: int(kept.sum())]]
         other[chosen[:, 0], chosen[:, 1]] = True
-    away = (task.run(others).mean(1) - full).abs()
+    away = (run(others).mean(1) - full).abs()
     # A random circuit may come near by effects that cancel; half of them do not.
     assert float((here - full).abs()) < min(float(away.median()), float((empty - full).abs()))
+    for direction, sign in (("noise", 1), ("denoise", -1)):
+        asked = {"metric": logit_difference(3, 4), "search": "iterative", "edges": 60, "direction": direction}
+        circuit = find_circuit(model, *PAIRS, **asked)  # type: ignore[arg-type]
+        assert torch.equal(circuit.mask(), kept)
+        expected = {edge: sign * float(scores[graph.index(edge)]) for edge in circuit.edges}
+        assert circuit.scores == pytest.approx(expected, abs=1e-9)
+        assert circuit.protocol is not None
+        assert (circuit.protocol.method, circuit.protocol.n) == ("exact", 2)
+        assert circuit.protocol.direction == direction
 
 
 def test_the_record_says_how_it_was_found() -> None:
@@ -149,13 +172,46 @@ def test_the_record_says_how_it_was_found() -> None:
     circuit = find_circuit(model, *PAIRS, metric=logit_difference(3, 4), edges=30, task="none", seed=7)
     how = circuit.protocol
     assert how is not None and (circuit.model, circuit.task) == ("small", "none")
-    assert (how.metric, how.method, how.search, how.replacement, how.n, how.seed) == (
-        "logit difference", "eap-ig-inputs", "top_n", "resample", 2, 7,
+    assert (how.metric, how.method, how.search, how.replacement, how.n, how.seed, how.direction) == (
+        "logit difference", "eap-ig-inputs", "top_n", "resample", 2, 7, "denoise",
     )  # fmt: skip
     table = score_edges(model, *PAIRS, metric=logit_difference(3, 4))
     for edge, score in circuit.scores.items():
         sender, _, receiver = edge.partition("->")
-        assert score == float(table.score.sel(sender=sender, receiver=receiver))
+        assert score == float(table.value.sel(sender=sender, receiver=receiver))
+
+
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [
+        ("eap", {"search": "top_n", "edges": 30}), ("exact", {"search": "greedy", "edges": 12}),
+        ("eap-ig-inputs", {"search": "threshold", "threshold": 0.02}),
+    ],
+)  # fmt: skip
+def test_a_run_finds_the_circuit_that_the_function_finds(method: str, how: dict[str, object]) -> None:
+    model, metric = HookedTransformer(build("llama-gqa")), logit_difference(3, 4)
+    circuit = find_circuit(model, *PAIRS, metric=metric, method=method, **how)  # type: ignore[arg-type]
+    pairs = Pairs(*(tokens.tolist() for tokens in PAIRS))
+    found = interp.run([FindCircuit(metric, method, **how)], model, pairs)["find_circuit"]  # type: ignore[arg-type]
+    again = Circuit.of_result(found)
+    assert again.edges == circuit.edges and again.protocol == circuit.protocol
+    assert again.scores == pytest.approx(dict(circuit.scores), abs=1e-12)
+    table = score_edges(model, *PAIRS, metric=metric, method=method)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found.value, table.value, atol=1e-12)
+    rows = interp.frame(found)
+    assert len(rows.columns) <= 12 and rows.edge[rows.kept].tolist() == list(circuit.edges)
+    with pytest.raises(ValueError, match="the result of FindCircuit is required"):
+        Circuit.of_result(table)
+
+
+def test_both_directions_find_the_same_edges_with_opposite_scores() -> None:
+    model, metric = HookedTransformer(build("gpt2")), logit_difference(3, 4)
+    one, other = (
+        find_circuit(model, *PAIRS, metric=metric, edges=25, direction=way)  # type: ignore[arg-type]
+        for way in ("denoise", "noise")
+    )
+    assert one.edges == other.edges
+    assert [*one.scores.values()] == [-score for score in other.scores.values()]
 
 
 def test_a_search_without_its_limit_is_refused() -> None:
@@ -174,5 +230,9 @@ def test_a_search_without_its_limit_is_refused() -> None:
         ask(search="threshold", threshold=0.0)
     with pytest.raises((ValueError, TypeCheckError), match="search"):
         ask(search="best", edges=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="reference prompts belong to replacement='mean'"):
+        ask(edges=3, reference=PAIRS[0])
+    with pytest.raises(ValueError, match="asks the same prompts again in every round"):
+        FindCircuit(search="iterative", edges=3).asked(HookedTransformer(build("gpt2")))
     with pytest.raises((ValueError, TypeCheckError), match="rank"):
         worth(table_of(some_scores()), "best")  # type: ignore[arg-type]

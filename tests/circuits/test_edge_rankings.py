@@ -7,10 +7,11 @@ import pytest
 import torch
 import xarray as xr
 
-from interp import HookedTransformer
-from interp.causal.graph import EdgeGraph
-from interp.circuits.discovery import score_edges
-from interp.circuits.edge_rankings import edge_auroc, edge_stability, recovery, resampled
+from interp import HookedTransformer, frame
+from interp.causal import EdgeGraph
+from interp.circuits import edge_stability, recovery, score_edges
+from interp.circuits.edge_rankings import edge_auroc, resampled
+from interp.circuits.edge_results import edge_names
 from interp.passes.metrics import logit_difference
 from interp.zoo.planted import PLANTED
 from tests.configs import CONFIGS
@@ -25,10 +26,12 @@ def table_of(each: np.ndarray) -> xr.Dataset:
     dims = ("sender", "receiver")
     return xr.Dataset(
         {
-            "score": (dims, each.mean(0)), "each": (("prompt", *dims), each),
+            "value": (dims, each.mean(0)), "each": (("prompt", *dims), each),
             "clean": ("prompt", np.ones(len(each))), "corrupt": ("prompt", np.zeros(len(each))),
         },
-        coords={"sender": list(GRAPH.senders), "receiver": list(GRAPH.receivers)},
+        coords={
+            "sender": list(GRAPH.senders), "receiver": list(GRAPH.receivers), "edge": (dims, edge_names(GRAPH)),
+        },
         attrs={"edges": len(GRAPH), "method": "made up"},
     )  # fmt: skip
 
@@ -56,9 +59,9 @@ def test_auroc_has_its_ends() -> None:
     with pytest.raises(ValueError, match="planted edges among others are required, got 0"):
         edge_auroc(table_of(here), [])
     with pytest.raises(ValueError, match="planted edges among others"):
-        edge_auroc(table_of(here), ["m1->m0"])
+        edge_auroc(table_of(here), ["L1.mlp->L0.mlp"])
     with pytest.raises(KeyError, match="nobody"):
-        edge_auroc(table_of(here), ["nobody->m0"])
+        edge_auroc(table_of(here), ["nobody->L0.mlp"])
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -66,30 +69,48 @@ def test_methods_recover_what_is_planted_except_where_the_notes_say_so(name: str
     c = PLANTED[name](0, 4)
     model, metric = HookedTransformer(c.model), logit_difference(c.answer, c.wrong)
     tables = [score_edges(model, c.clean, c.corrupt, metric=metric, method=m) for m in METHODS]  # type: ignore[arg-type]
-    auroc = recovery(tables, c.edges).auroc.to_series()
+    result = recovery(tables, c.edges)
+    auroc = result.value.sel(score="auroc").to_series()
     shown = recovery(tables[:1], c.edges - c.hidden)
     assert list(auroc.index) == list(METHODS)
-    assert float(shown.auroc[0]) == 1 or name in ("backup", "either")
+    assert float(shown.value.sel(score="auroc")[0]) == 1 or name in ("backup", "either")
     assert auroc["exact"] > (0.95 if name != "either" else 0.8)
     if name in ("fact_memory", "two_hop"):
         assert (auroc == 1).all()
-        assert (recovery(tables, c.edges).top == 1).all()
+        assert (result.value.sel(score="recall") == 1).all()
     if name == "induction":  # gradients at a saturated softmax are 0; along the line they are not
         assert auroc["eap"] < 0.8 < auroc["eap-ig-inputs"] < auroc["exact"] == 1
     if name == "either":  # no single edge of a branch shows at the clean prompt, and all do half way
-        assert auroc["exact"] < 1 == auroc["eap-ig-inputs"]
+        noise = [
+            score_edges(model, c.clean, c.corrupt, metric=metric, method=m, direction="noise")  # type: ignore[arg-type]
+            for m in ("exact", "eap-ig-inputs")
+        ]
+        corrupting = recovery(noise, c.edges).value.sel(score="auroc").values
+        assert corrupting[0] < 1 == corrupting[1] == auroc["eap-ig-inputs"]
+
+
+def test_recovery_has_its_chance_levels_and_reads_every_spelling() -> None:
+    planted = ["input->m0", "a0.h1->a1.h2<k>"]
+    table = table_of(GRAPH.chosen(planted).numpy()[None].astype(float))
+    result = recovery([table], planted)
+    assert result.value.values.tolist() == [[1, 1]]
+    assert result.null.values.tolist() == [[0.5, 2 / len(GRAPH)]] and (result.n == 0).all()
+    assert len(frame(result).columns) <= 12
+    xr.testing.assert_identical(result, recovery([table], ["L0.resid->L0.mlp", "L0H1->L1H2.k"]))
 
 
 def test_edges_that_every_prompt_agrees_on_are_stable_and_those_of_noise_are_not() -> None:
-    dice = np.random.default_rng(0)
-    noise = dice.normal(size=(40, *GRAPH.exists.shape))
+    noise = np.random.default_rng(0).normal(size=(40, *GRAPH.exists.shape))
     strong = 50.0 * GRAPH.chosen(list(GRAPH.names())[:10]).numpy()
     sure, blind = (
         edge_stability(table_of(x), 10, resamples=50) for x in (noise + strong, noise - noise.mean(0))
     )
-    assert float(sure.jaccard) == 1 and float(sure.kept.max()) == 1 and float(sure.kept.sum()) == 10
-    assert abs(float(blind.jaccard) - float(blind.chance)) < 0.05
+    assert float(sure.value) == 1 and float(sure.kept.max()) == 1 and float(sure.kept.sum()) == 10
+    assert abs(float(blind.value) - float(blind.null)) < 0.05
     assert (np.isnan(sure.kept.values) == ~GRAPH.exists.numpy()).all()
+    rows = frame(sure, "kept")
+    assert rows.edge.tolist() == list(GRAPH.names())
+    assert set(rows.edge[rows.kept == 1]) == set(list(GRAPH.names())[:10])
 
 
 def test_jaccard_is_the_mean_over_pairs_of_resamples() -> None:
@@ -102,7 +123,7 @@ def test_jaccard_is_the_mean_over_pairs_of_resamples() -> None:
         order = np.argsort(-np.nan_to_num(np.abs(mean), nan=-1), axis=None, kind="stable")[:12]
         sets.append(set(order.tolist()))
     pairs = [len(a & b) / len(a | b) for a, b in itertools.combinations(sets, 2)]
-    assert float(found.jaccard) == pytest.approx(np.mean(pairs))
+    assert float(found.value) == pytest.approx(np.mean(pairs))
 
 
 def test_resamples_draw_as_many_prompts_as_there_are() -> None:

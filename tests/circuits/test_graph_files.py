@@ -8,15 +8,20 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from interp.causal.graph import EdgeGraph
-from interp.circuits.edge_circuit import Circuit, CircuitProtocol
-from interp.circuits.graph_files import GraphPrompt, read_attribution_graph, write_attribution_graph
+from interp.causal import EdgeGraph
+from interp.circuits import (
+    Circuit,
+    CircuitProtocol,
+    GraphPrompt,
+    read_attribution_graph,
+    write_attribution_graph,
+)
 
 PROTOCOL = CircuitProtocol("logit difference", "logits", "eap-ig-inputs", "top_n", "resample", 1)
 ASKED = GraphPrompt("When Mary", ("<bos>", "When", " Mary"), ' "quoted"', 0.25, " John")
 SCORES = {
-    "input->m0": -1.5, "m0->a1.h1<q>": 0.1, "m0->a1.h1<k>": 0.2, "m0->a1.h1<v>": -0.7, "a1.h1->logits": 0.0,
-    "m0->logits": -2.0,
+    "L0.resid->L0.mlp": 1.5, "L0.mlp->L1H1.q": -0.1, "L0.mlp->L1H1.k": -0.2, "L0.mlp->L1H1.v": 0.7,
+    "L1H1->logits": 0.0, "L0.mlp->logits": 2.0,
 }  # fmt: skip
 SCHEMA = {
     "type": "object",
@@ -123,8 +128,8 @@ def saved(held: object, folder: Path) -> Path:
     ("graph", "scores"),
     [
         (EdgeGraph(2, 2, 2), SCORES),
-        (EdgeGraph(2, 4, 2), {"a0.h3->a1.g0<k>": 1 / 3, "a0.h3->a1.g0<v>": 2.0, "a1.h1->logits": -1e-300}),
-        (EdgeGraph(1, 2, 2, mlp=False), {"input->a0.h1<v>": 0.1 + 0.2, "a0.h1->logits": 3.0}),
+        (EdgeGraph(2, 4, 2), {"L0H3->L1G0.k": 1 / 3, "L0H3->L1G0.v": 2.0, "L1H1->logits": -1e-300}),
+        (EdgeGraph(1, 2, 2, mlp=False), {"L0.resid->L0H1.v": 0.1 + 0.2, "L0H1->logits": 3.0}),
     ],
 )
 def test_a_circuit_comes_back_as_it_was(graph: EdgeGraph, scores: dict[str, float], tmp_path: Path) -> None:
@@ -133,9 +138,44 @@ def test_a_circuit_comes_back_as_it_was(graph: EdgeGraph, scores: dict[str, floa
     found = read_attribution_graph(tmp_path / "graph.json")
     assert found.circuit() == given
     assert (found.prompt, found.tokens, found.model) == (ASKED.prompt, ASKED.tokens, "demo")
-    without = replace(given, protocol=None)
-    written(without, tmp_path)
-    assert read_attribution_graph(tmp_path / "graph.json").circuit() == without
+    for other in (
+        replace(given, protocol=None),
+        replace(given, protocol=replace(PROTOCOL, direction="noise")),
+    ):
+        written(other, tmp_path)
+        assert read_attribution_graph(tmp_path / "graph.json").circuit() == other
+
+
+def test_weights_speak_for_the_answer_in_both_directions(tmp_path: Path) -> None:
+    plain = written(circuit(), tmp_path)
+    corrupting = {edge: -score for edge, score in SCORES.items()}
+    noise = replace(circuit(scores=corrupting), protocol=replace(PROTOCOL, direction="noise"))
+    other = written(noise, tmp_path)
+    assert [link["weight"] for link in other["links"]] == [link["weight"] for link in plain["links"]]
+    told = [held["metadata"]["generation_settings"]["weight"] for held in (plain, other)]
+    assert "clean prompt's value" in told[0] and told[1].startswith("minus") and "corrupted" in told[1]
+
+
+def test_our_graphs_of_the_first_edition_are_read(tmp_path: Path) -> None:
+    """Its nodes have their old names, and its weights are minus what corrupting an edge changes."""
+    names = {"L0.resid": "input", "L0.mlp": "m0", "L1H1": "a1.h1", "L1G0": "a1.g0", "logits": "logits"}
+    scores = {"L0.resid->L0.mlp": 1.5, "L0.mlp->L1G0.k": 0.5, "L1H1->logits": -0.25}
+    for protocol in (replace(PROTOCOL, direction="noise"), None):
+        given = replace(circuit(EdgeGraph(2, 4, 2), scores), protocol=protocol)
+        text = json.dumps(written(given, tmp_path))
+        for new, old in names.items():
+            text = text.replace(f'"{new}"', f'"{old}"')
+        held = json.loads(text)
+        settings = held["metadata"]["generation_settings"]
+        settings["format"] = 1
+        if protocol is not None:
+            del settings["protocol"]["direction"]
+        found = read_attribution_graph(saved(held, tmp_path))
+        assert {node.name for node in found.nodes} == set(names.values())
+        expected = (
+            given if protocol is not None else replace(given, scores={k: -v for k, v in scores.items()})
+        )
+        assert found.circuit() == expected
 
 
 def test_a_written_graph_is_one_by_the_published_schema(tmp_path: Path) -> None:
@@ -149,13 +189,13 @@ def test_links_are_unique_and_sum_what_enters_a_head_with_the_sign_that_speaks_f
     links = written(circuit(), tmp_path)["links"]
     weights = {(link["source"], link["target"]): link["weight"] for link in links}
     assert len(weights) == len(links) == 4
-    assert weights["m0", "a1.h1"] == pytest.approx(-(0.1 + 0.2 - 0.7))
-    assert weights["m0", "logits"] == 2.0
+    assert weights["L0.mlp", "L1H1"] == pytest.approx(0.7 - 0.1 - 0.2)
+    assert weights["L0.mlp", "logits"] == 2.0
 
 
 def test_nodes_have_their_layers_and_nothing_that_they_are_not(tmp_path: Path) -> None:
     nodes = {node["node_id"]: node for node in written(circuit(), tmp_path)["nodes"]}
-    assert list(nodes) == ["input", "m0", "a1.h1", "logits"]
+    assert list(nodes) == ["L0.resid", "L0.mlp", "L1H1", "logits"]
     assert [node["layer"] for node in nodes.values()] == ["E", "0", "1", "3"]
     assert [node["feature"] for node in nodes.values()] == [None, None, 1, None]
     assert {node["ctx_idx"] for node in nodes.values()} == {2}
@@ -208,7 +248,7 @@ def test_what_is_no_graph_is_refused_with_the_reason(
     [
         (lambda held: held["links"][0].update(weight=5.0), "parts that sum to the weight"),
         (lambda held: held["links"][0].pop("parts"), "parts that sum to the weight"),
-        (lambda held: held["metadata"]["generation_settings"].update(format=2), "in format 1 are read, .* 2"),
+        (lambda held: held["metadata"]["generation_settings"].update(format=3), "in format 2 are read, .* 3"),
         (lambda held: held["metadata"]["generation_settings"].pop("graph"), "lacks graph"),
     ],
 )

@@ -14,11 +14,11 @@ from tests.configs import CONFIGS
 
 HOW = CircuitProtocol("logit difference", "logits", "eap", "top_n", "resample", 8)
 SCORES = {
-    "input->a0.h1<v>": -1.0,
-    "a0.h1->a1.h2<k>": 0.5,
-    "a1.h2->logits": -2.0,
-    "input->m0": 0.1,
-    "m0->a1.h2<k>": 1.0,
+    "L0.resid->L0H1.v": -1.0,
+    "L0H1->L1H2.k": 0.5,
+    "L1H2->logits": -2.0,
+    "L0.resid->L0.mlp": 0.1,
+    "L0.mlp->L1H2.k": 1.0,
 }
 
 
@@ -35,8 +35,8 @@ def drawn(scores: dict[str, float], config: str = "gpt2") -> Axes:
 def test_every_node_is_named_and_rows_follow_the_pass() -> None:
     ax = drawn(SCORES)
     height = {text.get_text(): text.get_position()[1] for text in ax.texts if len(text.get_text()) > 1}
-    assert set(height) == {"input", "0.1", "MLP 0", "1.2", "logits"}
-    assert sorted(height, key=lambda name: height[name]) == ["input", "0.1", "MLP 0", "1.2", "logits"]
+    assert set(height) == {"L0.resid", "0.1", "MLP 0", "1.2", "logits"}
+    assert sorted(height, key=lambda name: height[name]) == ["L0.resid", "0.1", "MLP 0", "1.2", "logits"]
     assert [text.get_text() for text in ax.texts if len(text.get_text()) == 1] == list("qkv") * 2
     assert "small, nothing: 5 of" in ax.get_title() and "%" in ax.get_title()
 
@@ -52,26 +52,26 @@ def test_every_edge_is_an_arrow_as_wide_as_its_score_and_coloured_by_its_sign() 
 
 def test_heads_are_entered_by_their_queries_keys_and_values() -> None:
     ends = {
-        part: arrows(drawn({f"input->a0.h1<{part}>": 1.0, "a0.h1->logits": 1.0}))[0]._posA_posB[1]  # type: ignore[attr-defined]
+        part: arrows(drawn({f"L0.resid->L0H1<{part}>": 1.0, "L0H1->logits": 1.0}))[0]._posA_posB[1]  # type: ignore[attr-defined]
         for part in "qkv"
     }
     assert ends["q"][0] < ends["k"][0] < ends["v"][0]
-    ax = drawn({"input->a0.h1<v>": 1.0, "a0.h1->logits": 1.0})
+    ax = drawn({"L0.resid->L0H1.v": 1.0, "L0H1->logits": 1.0})
     (letter,) = (text.get_position() for text in ax.texts if text.get_text() == "v")
     assert letter[0] == pytest.approx(ends["v"][0]) and letter[1] > ends["v"][1]
 
 
 def test_shared_keys_enter_each_head_that_is_there() -> None:
-    scores = {"input->a1.g1<k>": 1.0, "a1.h2->logits": 1.0, "a1.h3->logits": 1.0}
+    scores = {"L0.resid->L1G1.k": 1.0, "L1H2->logits": 1.0, "L1H3->logits": 1.0}
     assert len(arrows(drawn(scores, "llama-gqa"))) == 4
     assert len(arrows(drawn({k: v for k, v in scores.items() if "h2" not in k}, "llama-gqa"))) == 2
 
 
 def test_no_two_names_overlap() -> None:
     ax = drawn(
-        {f"input->a0.h{h}<q>": 1.0 for h in range(4)}
-        | {f"a0.h{h}->m0": 1.0 for h in range(4)}
-        | {"m0->logits": 1.0}
+        {f"L0.resid->a0.h{h}<q>": 1.0 for h in range(4)}
+        | {f"a0.h{h}->L0.mlp": 1.0 for h in range(4)}
+        | {"L0.mlp->logits": 1.0}
     )
     boxes = [t.get_window_extent() for t in ax.texts if len(t.get_text()) > 1]
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])

@@ -29,10 +29,10 @@ def planted(name: str, seed: int = 0) -> Planted:
 
 def layers_of_nodes(config: ModelConfig) -> list[list[str]]:
     """The nodes in the order of the stream; those of one list do not feed each other."""
-    found = [["input"]]
+    found = [["L0.resid"]]
     for layer in range(config.n_layers):
-        found.append([f"a{layer}.h{head}" for head in range(config.n_heads)])
-        found += [[f"m{layer}"]] if config.mlp else []
+        found.append([f"L{layer}H{head}" for head in range(config.n_heads)])
+        found += [[f"L{layer}.mlp"]] if config.mlp else []
     return [*found, ["logits"]]
 
 
@@ -43,7 +43,7 @@ def senders(config: ModelConfig, node: str) -> list[str]:
 
 def all_edges(config: ModelConfig) -> set[str]:
     nodes = [node for group in layers_of_nodes(config)[1:] for node in group]
-    ends = {node: [f"{node}<{x}>" for x in "qkv"] if node.startswith("a") else [node] for node in nodes}
+    ends = {node: [f"{node}.{x}" for x in "qkv"] if "H" in node else [node] for node in nodes}
     return {f"{s}->{end}" for node in nodes for s in senders(config, node) for end in ends[node]}
 
 
@@ -57,12 +57,12 @@ def added(model: Transformer, node: str, read: Callable[[str], Tensor]) -> Tenso
     if node == "logits":
         return read(node) @ Weights(model).W_U
     layer = layers(model)[int(node[1])]
-    if node.startswith("m"):
+    if node.endswith(".mlp"):
         assert layer.W_in is not None and layer.b_in is not None and layer.W_out is not None
         return (read(node) @ layer.W_in + layer.b_in).relu() @ layer.W_out + layer.b_out
-    h = int(node.partition(".h")[2])
+    h = int(node.partition("H")[2])
     matrices = zip("qkv", (layer.W_Q, layer.W_K, layer.W_V), strict=True)
-    q, k, v = (read(f"{node}<{part}>") @ matrix[h] for part, matrix in matrices)
+    q, k, v = (read(f"{node}.{part}") @ matrix[h] for part, matrix in matrices)
     future = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).triu(1)
     return (q @ k.mT).masked_fill(future, -torch.inf).softmax(-1) @ v @ layer.W_O[h]
 
@@ -71,9 +71,9 @@ def forward(
     model: Transformer, tokens: Tensor, other: Values | None = None, lost: Iterable[str] = ()
 ) -> Values:
     """One pass over the edge graph, where each lost edge carries its sender's `other` value instead of this pass's."""
-    lost, values = frozenset(lost), {"input": model.embed.weight[tokens]}
+    lost, values = frozenset(lost), {"L0.resid": model.embed.weight[tokens]}
     if model.pos_embed is not None:
-        values["input"] = values["input"] + model.pos_embed.weight[: tokens.shape[1]]
+        values["L0.resid"] = values["L0.resid"] + model.pos_embed.weight[: tokens.shape[1]]
     for node in itertools.chain.from_iterable(layers_of_nodes(model.config)[1:]):
 
         def read(end: str, node: str = node) -> Tensor:
@@ -143,7 +143,7 @@ def test_the_circuit_is_a_small_part_of_an_edge_graph_of_the_known_size(name: st
     edges = all_edges(circuit.model.config)
     assert len(edges) == 3 * heads * sum(before[:-1]) + into_mlp + before[-1]
     assert circuit.hidden < circuit.edges < edges and len(circuit.edges) <= len(edges) / 8
-    assert circuit.nodes == set(re.findall(r"input|logits|a\d\.h\d|m\d", " ".join(circuit.edges)))
+    assert circuit.nodes == set(re.findall(r"L0\.resid|logits|L\dH\d|L\d\.mlp", " ".join(circuit.edges)))
 
 
 @every_model
@@ -194,17 +194,17 @@ def test_every_hidden_edge_is_essential_once_its_stand_in_is_gone(name: str, see
 
 
 def test_either_lives_as_long_as_one_whole_branch_does() -> None:
-    branches = [{e for e in planted("either").hidden if head in e} for head in ("a0.h1", "a1.h3")]
+    branches = [{e for e in planted("either").hidden if head in e} for head in ("L0H1", "L1H3")]
     assert [len(branch) for branch in branches] == [3, 3]
     for branch in branches:
         assert left("either", branch).min() > 0.95
     for pair in itertools.product(*branches):
         assert left("either", pair).mean().abs() < 0.1
-    assert without("either", "a0.h1").min() > 0.95 and without("either", "a1.h3").min() > 0.95
-    assert without("either", "a0.h1", "a1.h3").mean().abs() < 0.1
+    assert without("either", "L0H1").min() > 0.95 and without("either", "L1H3").min() > 0.95
+    assert without("either", "L0H1", "L1H3").mean().abs() < 0.1
 
 
-MOVER, NEGATIVE, BACKUP = "a0.h3", "a1.h1", "a1.h2"
+MOVER, NEGATIVE, BACKUP = "L0H3", "L1H1", "L1H2"
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ MOVER, NEGATIVE, BACKUP = "a0.h3", "a1.h1", "a1.h2"
         ([NEGATIVE], 4 / 3),  # 1 instead of 3/4
         ([MOVER, NEGATIVE], 1.0),  # the backup's 3/4: the negative head had nothing to hold back
         ([f"{MOVER}->logits"], -1 / 3),  # the negative head's -1/4; the backup still hears the mover
-        ([f"{MOVER}->{NEGATIVE}<q>"], 4 / 3),
-        ([f"{MOVER}->{BACKUP}<q>"], 2.0),  # 1 - 1/4 + 3/4
+        ([f"{MOVER}->{NEGATIVE}.q"], 4 / 3),
+        ([f"{MOVER}->{BACKUP}.q"], 2.0),  # 1 - 1/4 + 3/4
     ],
 )
 def test_backup_is_worth_what_its_arithmetic_says(parts: list[str], share: float) -> None:
@@ -235,18 +235,18 @@ def first_order(name: str, edge: str, *, at: str) -> float:
     return float((loss / difference(circuit, clean)).mean())
 
 
-@pytest.mark.parametrize("edge", ["a0.h1->m1", "a1.h3->m1"])
+@pytest.mark.parametrize("edge", ["L0H1->L1.mlp", "L1H3->L1.mlp"])
 def test_gradients_miss_either_where_it_is_saturated_and_see_it_where_it_is_empty(edge: str) -> None:
     assert abs(first_order("either", edge, at="clean")) < 0.02
     assert first_order("either", edge, at="corrupt") > 1
-    assert first_order("either", "m1->logits", at="clean") == pytest.approx(
-        effects("either")["m1->logits"], abs=1e-4
+    assert first_order("either", "L1.mlp->logits", at="clean") == pytest.approx(
+        effects("either")["L1.mlp->logits"], abs=1e-4
     )
 
 
 @pytest.mark.parametrize("at", ["clean", "corrupt"])
 def test_gradients_miss_the_saturated_softmax_of_induction(at: str) -> None:
-    for edge in ("a0.h1->a1.h2<k>", "input->a1.h2<q>"):
+    for edge in ("L0H1->L1H2.k", "L0.resid->L1H2.q"):
         assert abs(first_order("induction", edge, at=at)) < 0.001 < 0.8 < effects("induction")[edge]
 
 
