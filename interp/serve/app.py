@@ -98,8 +98,8 @@ class _Routes:
         return answers.continuations(session, ask, session.continuations(ask, stop))
 
     def source(self, ask: asks.Ask, stop: Event) -> object:
-        tokens, _, position = self.subject.session.checked(ask)
-        return {"python": python(ask, self.subject.origin, len(tokens), position)}
+        _, _, position = self.subject.session.checked(ask)
+        return {"python": python(ask, self.subject.origin, position)}
 
 
 async def _answered(

@@ -29,7 +29,7 @@ from tests.tiny import hooked
 TOKEN, PORT = "t0ken-of_the-tests", 8000
 HERE = f"http://127.0.0.1:{PORT}"
 JSON = {"content-type": "application/json", "origin": HERE}
-ZERO = [{"part": "head", "layer": 0, "head": 1, "change": {"to": "zero"}}]
+ZERO = [{"where": "L0H1", "change": "zero"}]
 HOSTILE = "</textarea><script>alert(1)</script>\u202e"
 
 
@@ -148,7 +148,7 @@ def test_a_question_is_answered_with_the_sessions_numbers(client: TestClient, se
     answer = post(client, "look", body(edits=ZERO)).json()
     assert answer.pop("seconds") > 0
     assert answer == asked(session, edits=ZERO)
-    assert answer["edits"] == ["head 0.1 → 0"]
+    assert answer["edits"] == ["L0H1 → 0"]
 
 
 def test_continuations_and_the_script_are_answered(client: TestClient) -> None:
@@ -156,7 +156,7 @@ def test_continuations_and_the_script_are_answered(client: TestClient) -> None:
     assert found["tokens"] == [3, 3] and found["greedy"]
     script = post(client, "source", body(edits=ZERO)).json()["python"]
     compile(script, "script", "exec")
-    assert "from_pretrained('tiny')" in script and "value[:, :, 1] = 0.0" in script
+    assert "from_pretrained('tiny')" in script and "interp.Edit('L0H1', interp.Zero())" in script
 
 
 def test_errors_are_json_with_the_reason(
@@ -165,7 +165,14 @@ def test_errors_are_json_with_the_reason(
     assert post(client, "look", body(position=99)).json() == {
         "error": "a position from 0 to 9 is required, got 99"
     }
-    alone = [{"part": "edge", "layer": 0, "head": 0, "query": 0, "key": 0, "renormalise": True}]
+    alone = [
+        {
+            "where": "L0.attn_scores",
+            "change": "set",
+            "values": "-inf",
+            "at": {"head": 0, "query": 0, "key": 0},
+        }
+    ]
     answer = post(client, "look", body(edits=alone))
     assert answer.status_code == 400 and answer.json()["error"].endswith("no weight can be renormalised")
     assert client.get(f"/{TOKEN}/nothing").json() == {"error": "not found"}
@@ -241,7 +248,7 @@ def test_a_newer_question_of_the_same_page_stops_the_older(
 
     old, new = together(app, play)
     assert (old.status_code, old.json()) == (409, {"error": "stopped"})
-    assert new.status_code == 200 and new.json()["edits"] == ["head 0.1 → 0"]
+    assert new.status_code == 200 and new.json()["edits"] == ["L0H1 → 0"]
     assert slow.most == 1
 
 
@@ -262,7 +269,7 @@ def test_two_pages_take_turns_and_neither_stops_the_other(
 
     one, two = together(app, play)
     assert one.status_code == two.status_code == 200
-    assert one.json()["edits"] == ["head 0.1 → 0"] and two.json()["edits"] == []
+    assert one.json()["edits"] == ["L0H1 → 0"] and two.json()["edits"] == []
     assert slow.most == 1
 
 
@@ -329,10 +336,10 @@ JUNK = [
     HOSTILE,
 ]
 KINDS = [
-    *ZERO, {"part": "mlp", "layer": 1, "change": {"to": "mean"}, "positions": [1, 2]},
-    {"part": "neuron", "layer": 0, "neuron": 3, "change": {"to": "value", "value": 2.0}},
-    {"part": "edge", "layer": 1, "head": 0, "query": 3, "key": 1, "renormalise": True},
-    {"part": "stream", "layer": 1, "position": 2},
+    *ZERO, {"where": "L1.mlp", "change": "mean", "over": "reference", "at": {"pos": [1, 2]}},
+    {"where": "L0N3", "change": "set", "values": 2.0},
+    {"where": "L1.attn_scores", "change": "set", "values": "-inf", "at": {"head": 0, "query": 3, "key": 1}},
+    {"where": "L1.resid", "change": "resample", "at": {"pos": 2}},
 ]  # fmt: skip
 
 
