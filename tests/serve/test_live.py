@@ -43,7 +43,7 @@ def shows(tab: Tab, found: dict) -> None:
 
 def choose(tab: Tab, layer: int, head: int) -> None:
     tab.act(f"#map-1 [data-layer='{layer}'][data-head='{head}']")
-    assert tab.texts("#part-name") == [f"Head {layer}.{head}"]
+    assert tab.texts("#part-name") == [f"L{layer}H{head}"]
 
 
 def test_a_head_set_to_0_by_a_click_then_undone_and_redone(tab: Tab, live: Live) -> None:
@@ -71,7 +71,7 @@ def test_a_head_set_to_0_by_a_click_then_undone_and_redone(tab: Tab, live: Live)
 def test_every_kind_of_edit_has_its_place_on_the_page(visit: Opener, live: Live) -> None:
     tab = visit()
     choose(tab, 1, 5)
-    tab.act("[data-to=second]")
+    tab.act("[data-to=resample]")
     edits = [{"where": "L1H5", "change": "resample"}]
     frame = tab.page.locator("#patterns canvas").nth(1)
     box = frame.bounding_box()
@@ -100,12 +100,12 @@ def test_every_kind_of_edit_has_its_place_on_the_page(visit: Opener, live: Live)
     tab.page.fill("#neuron", "17")
     tab.act("#choose-neuron")
     tab.page.fill("#value", "2.5")
-    tab.act("[data-to=value]")
+    tab.act("[data-to=set]")
     edits.append({"where": "L2N17", "change": "set", "values": 2.5})
     shows(tab, expected(live, *edits, layer=2))
     tab.act("#copy")
     ask = parsed(Look, body(prompt=PROMPT, second=CORRUPT, edits=edits))
-    assert tab.page.inner_text("#source").strip() == python(ask, Origin("demo-4l"), 15, 14).strip()
+    assert tab.page.inner_text("#source").strip() == python(ask, Origin("demo-4l"), 14).strip()
 
 
 def test_a_click_in_the_pattern_cuts_that_edge_and_a_second_one_restores_it(tab: Tab) -> None:
@@ -120,7 +120,7 @@ def test_a_click_in_the_pattern_cuts_that_edge_and_a_second_one_restores_it(tab:
     tab.settled()
     (said,) = tab.texts("#edits li")
     query, key = tab.page.input_value("#query"), tab.page.input_value("#key")
-    assert f"head 3.5: {query} cut off from {key}" in said and int(key) <= int(query)
+    assert f"L3H5: {query} cut off from {key}" in said and int(key) <= int(query)
     assert "edited 0.0000" in tab.texts("#readout")[0]
     canvas.click(position=at)
     tab.page.wait_for_timeout(50)
