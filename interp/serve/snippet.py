@@ -32,7 +32,7 @@ def python(ask: Ask, origin: Origin, position: int) -> str:
     """A script that prints the probabilities of the token after `position`, clean and edited, and keeps them."""
     lines = ["import interp", "", f"model = {origin.call}", f"prompt = {ask.prompt!r}"]
     if ask.averaged:
-        lines.append(f"_, own = model.run_with_cache(prompt, {_sites(ask, Mean)!r})")
+        lines.append(f"_, reference = model.run_with_cache(prompt, {_sites(ask, Mean)!r})")
     if ask.resampled:
         lines += [
             f"second = {ask.second!r}",
@@ -53,7 +53,7 @@ def _edit(edit: Edit) -> str:
     text = edit_to_python(edit)
     unit = part_of(edit).index
     if isinstance(edit.change, Mean):
-        values = f"own[{edit.site!r}][0].mean(0)" + ("" if unit is None else f"[{unit}]")
+        values = f"reference[{edit.site!r}][0].mean(0)" + ("" if unit is None else f"[{unit}]")
     elif isinstance(edit.change, Resample):
         given = edit.at.get("pos")
         at = ":" if given is None else str(list(given) if isinstance(given, tuple) else given)

@@ -1,6 +1,7 @@
 """The application as a client meets it: who is let in, what is refused, one computation at a time, and no end to it."""
 
 import asyncio
+import copy
 import json
 import random
 import threading
@@ -332,6 +333,11 @@ JUNK = [
     {},
     [[]],
     {"to": "zero"},
+    {"pos": [-1]},
+    {"dtype": "float32", "shape": [1], "bytes": "AAAAAA=="},
+    "-inf",
+    "L0.attn_bias",
+    "detach",
     "../..",
     HOSTILE,
 ]
@@ -339,47 +345,57 @@ KINDS = [
     *ZERO, {"where": "L1.mlp", "change": "mean", "over": "reference", "at": {"pos": [1, 2]}},
     {"where": "L0N3", "change": "set", "values": 2.0},
     {"where": "L1.attn_scores", "change": "set", "values": "-inf", "at": {"head": 0, "query": 3, "key": 1}},
+    {"where": "L0.pattern", "change": "set", "values": 0.0, "at": {"head": 1, "query": 3, "key": 1}},
     {"where": "L1.resid", "change": "resample", "at": {"pos": 2}},
 ]  # fmt: skip
 
 
-def malformed(dice: random.Random) -> tuple[str, str, dict[str, str], bytes]:
+def _inside(edits: list[object]) -> list[dict[str, object]]:
+    """Every object that edits are made of."""
+    found = [edit for edit in edits if isinstance(edit, dict)]
+    return found + [edit["at"] for edit in found if isinstance(edit.get("at"), dict)]
+
+
+def malformed(generator: random.Random) -> tuple[str, str, dict[str, str], bytes]:
     """A request with something wrong in it, most of the time: method, path, headers, body."""
     ask: dict[str, object] = json.loads(
-        body(second=SECOND, edits=[dict(dice.choice(KINDS)) for _ in range(dice.randint(0, 3))])
-    )
-    for _ in range(dice.randint(1, 3)):
-        target = (
-            dice.choice([ask, *(edit for edit in ask["edits"] if isinstance(edit, dict))])
-            if isinstance(ask.get("edits"), list)
-            else ask
+        body(
+            second=SECOND,
+            edits=[copy.deepcopy(generator.choice(KINDS)) for _ in range(generator.randint(0, 3))],
         )
-        key = dice.choice([*target, "extra", "__proto__", "__class__"])
-        if dice.random() < 0.2:
+    )
+    for _ in range(generator.randint(1, 3)):
+        target = (
+            generator.choice([ask, *_inside(ask["edits"])]) if isinstance(ask.get("edits"), list) else ask
+        )
+        key = generator.choice([*target, "extra", "__proto__", "__class__"])
+        if generator.random() < 0.2:
             target.pop(key, None)
         else:
-            target[key] = dice.choice(JUNK)
+            target[key] = generator.choice(JUNK)
     text = json.dumps(ask).encode()
-    if dice.random() < 0.3:
-        cut = dice.randrange(len(text) + 1)
-        text = text[:cut] + dice.randbytes(dice.randint(0, 8)) + text[cut + dice.randint(0, 8) :]
+    if generator.random() < 0.3:
+        cut = generator.randrange(len(text) + 1)
+        text = (
+            text[:cut] + generator.randbytes(generator.randint(0, 8)) + text[cut + generator.randint(0, 8) :]
+        )
     headers = dict(JSON)
-    if dice.random() < 0.1:
-        headers[dice.choice(["origin", "host", "content-type", "content-length"])] = dice.choice(
+    if generator.random() < 0.1:
+        headers[generator.choice(["origin", "host", "content-type", "content-length"])] = generator.choice(
             ["null", "x", "1e9", "-1", "a/b"]
         )
-    path = dice.choice(
+    path = generator.choice(
         [f"/{TOKEN}/{name}" for name in ("look", "look", "continue", "source", "cancel")]
         + ["/", f"/{TOKEN}/../look"]
     )
-    return dice.choice(["POST"] * 9 + ["PUT"]), path, headers, text
+    return generator.choice(["POST"] * 9 + ["PUT"]), path, headers, text
 
 
 def test_a_thousand_malformed_requests_leave_it_answering(client: TestClient) -> None:
-    dice, statuses = random.Random(10), []
+    generator, statuses = random.Random(10), []
     before = {k: v for k, v in post(client, "look", body(edits=ZERO)).json().items() if k != "seconds"}
     for _ in range(1000):
-        method, path, headers, text = malformed(dice)
+        method, path, headers, text = malformed(generator)
         answer = client.request(method, path, content=text, headers=headers)
         found = answer.json()
         assert answer.status_code < 500, (method, path, headers, text, found)

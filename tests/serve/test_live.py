@@ -103,9 +103,30 @@ def test_every_kind_of_edit_has_its_place_on_the_page(visit: Opener, live: Live)
     tab.act("[data-to=set]")
     edits.append({"where": "L2N17", "change": "set", "values": 2.5})
     shows(tab, expected(live, *edits, layer=2))
+    assert tab.page.get_attribute("#panel [data-to=set]", "aria-pressed") == "true"
+    assert tab.sent()["edits"] == edits
     tab.act("#copy")
     ask = parsed(Look, body(prompt=PROMPT, second=CORRUPT, edits=edits))
     assert tab.page.inner_text("#source").strip() == python(ask, Origin("demo-4l"), 14).strip()
+
+
+def test_an_edge_is_cut_in_the_scores_or_in_the_pattern_and_in_one_of_them_only(visit: Opener) -> None:
+    tab = visit()
+    choose(tab, 1, 5)
+    tab.page.fill("#query", "9")
+    tab.page.fill("#key", "4")
+    at = {"head": 5, "query": 9, "key": 4}
+    tab.act("#cut")
+    assert tab.sent()["edits"] == [{"where": "L1.pattern", "change": "set", "values": 0, "at": at}]
+    assert tab.texts("#cut") == ["Restore this edge"]
+    tab.act("#cut")
+    tab.page.check("#renormalise")
+    tab.act("#cut")
+    assert tab.sent()["edits"] == [{"where": "L1.attn_scores", "change": "set", "values": "-inf", "at": at}]
+    tab.page.uncheck("#renormalise")
+    assert tab.texts("#cut") == ["Restore this edge"]
+    tab.act("#cut")
+    assert tab.sent()["edits"] == []
 
 
 def test_a_click_in_the_pattern_cuts_that_edge_and_a_second_one_restores_it(tab: Tab) -> None:

@@ -26,11 +26,12 @@ const apply = (to, extra = NEEDS[to], amends = false) => {
 
 const showPart = () => {
   one("#part-name").textContent = chosen().where;
+  one("#part-kind").textContent = state.part === "mlp" ? "MLP" : state.part;
   one("#means").textContent = `${MEANS[state.part]} ${MEAN}`;
   one("#value-field").hidden = state.part !== "neuron";
   one("[data-to=resample]").disabled = !shown.second;
   const mine = has(chosen());
-  for (const button of all("#changes [data-to]")) {
+  for (const button of all("#panel [data-to]")) {
     button.setAttribute("aria-pressed", (mine?.change ?? "none") === button.dataset.to);
   }
   if (document.activeElement !== one("#factor")) {
@@ -126,8 +127,8 @@ one("#go-on").addEventListener("click", () => {
     one("#continued").hidden = false;
     one("#continued-clean").textContent = found.clean;
     one("#continued-edited").textContent = found.edited;
-    one("#continued-note").textContent = found.same === found.tokens[0] && found.same === found.tokens[1]
-      ? "Both go on alike." : `They part after ${found.same} ${found.same === 1 ? "token" : "tokens"}.`;
+    one("#continued-note").textContent = found.tokens.every((count) => count === found.same) ? "Both go on alike."
+      : found.same ? `They agree in the first ${found.same === 1 ? "token" : `${found.same} tokens`}.` : "They differ from the first token on.";
   });
 });
 one("#copy").addEventListener("click", () => ask("source", question(), async (found) => {

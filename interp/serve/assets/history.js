@@ -67,7 +67,10 @@ const listEdits = () => {
     return item;
   });
   const none = Object.assign(document.createElement("li"), { className: "none", textContent: "no edits yet" });
-  one("#edits").replaceChildren(...(items.length ? items : [none]));
+  const list = one("#edits");
+  const more = items.length > list.querySelectorAll("button").length;
+  list.replaceChildren(...(items.length ? items : [none]));
+  if (more) list.scrollLeft = list.scrollWidth;
 };
 
 one("#undo").addEventListener("click", () => go(-1));
