@@ -43,6 +43,11 @@ EDITS: dict[str, list[dict[str, object]]] = {
         {"where": "L0.mlp", "change": "mean", "over": "reference", "at": {"pos": [0, 5]}}
     ],
     "MLP patched": [{"where": "L0.mlp", "change": "resample"}],
+    "last MLP and neuron to their means": [
+        {"where": "L1.mlp", "change": "mean", "over": "reference", "at": {"pos": 3}},
+        {"where": "L1N4", "change": "mean", "over": "reference"},
+    ],
+    "neuron patched at two": [{"where": "L0N4", "change": "resample", "at": {"pos": [2, 6]}}],
     "neuron set": [{"where": "L1N7", "change": "set", "values": 3.5}],
     "neuron scaled": [{"where": "L0N2", "change": "scale", "factor": 4.0}],
     "edge cut": [{"where": "L1.pattern", "change": "set", "values": 0.0, "at": {"head": 0, "query": 6, "key": 2}}],
