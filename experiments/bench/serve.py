@@ -6,6 +6,7 @@ factor, so no pass is answered from what was kept; the clean run is. Wall time d
 stands in each line, and CPU seconds of the computation alone (`Session.pair` and `look`) beside it.
 """
 
+import json
 import os
 import shutil
 import statistics
@@ -22,10 +23,12 @@ from playwright.sync_api import Page, sync_playwright
 from subjects import gpt2_small
 
 import interp
+from interp import Edit, Scale
 from interp.families.load import tokenizer_of
+from interp.passes.edit_text import edit_to_json
 from interp.serve.answers import look
 from interp.serve.app import Subject
-from interp.serve.asks import Head, Look, Scale
+from interp.serve.asks import Look, parsed
 from interp.serve.server import opened
 from interp.serve.session import Session
 from interp.serve.snippet import Origin
@@ -118,9 +121,10 @@ def computed(session: Session, rounds: int) -> list[float]:
 
 
 def asked(session: Session) -> dict[str, object]:
-    """What the page is told about head 1.5 times a factor that nobody asked for before."""
-    edits = (Head(layer=1, head=5, change=Scale(factor=next(FACTORS))),)
-    ask = Look(tab="bench", prompt=PROMPT, edits=edits, layer=1, head=5)
+    """What the page is told about L1H5 times a factor that nobody asked for before."""
+    edits = [edit_to_json(Edit("L1H5", Scale(next(FACTORS))))]
+    asked = {"tab": "bench", "prompt": PROMPT, "edits": edits, "layer": 1, "head": 5}
+    ask = parsed(Look, json.dumps(asked).encode())
     return look(session, ask, session.pair(ask, Event()))
 
 

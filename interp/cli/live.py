@@ -22,7 +22,7 @@ class Serve:
     prompt: str = PROMPT
     """Text that the page begins with."""
     second: str | None = None
-    """Text that patches come from, to begin with; without it and `--prompt` the built-in twin."""
+    """Text that patches come from, to begin with; without it and `--prompt` the built-in corrupted prompt."""
     port: int = 0
     """Port of 127.0.0.1; 0 takes a free one."""
     open: bool = False

@@ -11,14 +11,17 @@ from torch import Tensor
 
 from interp.data.batch import Batch
 from interp.model import sites
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.pages.wording import harmless, visible
 from interp.passes.analysis import Analysis
 from interp.residual.attribution import labels
 from interp.residual.decomposition import IncompleteSumError, logit_direction
 from interp.residual.folded import Folded
-from interp.serve.asks import Continue, EditAsk, Look, Mlp, Stream, Token
-from interp.serve.changes import said
+from interp.serve.asks import Continue, Look, Token
+from interp.serve.changes import part_of, positions, said
 from interp.serve.session import Pair, Seen, Session
 
 TOP = 10
@@ -105,7 +108,7 @@ def _next(
 
 
 def _attributed(
-    session: Session, pair: Pair, edits: Sequence[EditAsk], answer: int, wrong: int | None
+    session: Session, pair: Pair, edits: Sequence[Edit], answer: int, wrong: int | None
 ) -> dict[str, object]:
     """Logits that each head and MLP adds at the position, `cells[run][layer]` (the MLP last); or why there are none."""
     analysis = session.attribution
@@ -118,18 +121,20 @@ def _attributed(
         return {"why": str(cause)}
     config = session.config
     index = {label: i for i, label in enumerate(labels(config, "head"))}
-    rows = [
-        [f"L{layer}H{head}" for head in range(config.n_heads)]
-        + [f"{layer}_mlp_out"] * (config.mlp is not None)
-        for layer in range(config.n_layers)
-    ]
+    rows = [[index[str(part)] for part in _row(config, layer)] for layer in range(config.n_layers)]
     values = found["logits"]
-    placed = [index[label] for row in rows for label in row]
+    placed = [column for row in rows for column in row]
     return {
-        "cells": [[_rounded(run[[index[label] for label in row]]) for row in rows] for run in values],
+        "cells": [[_rounded(run[row]) for row in rows] for run in values],
         "rest": _rounded(values.sum(1) - values[:, placed].sum(1)),
         "total": _rounded(found["total"]),
     }
+
+
+def _row(config: ModelConfig, layer: int) -> list[Part]:
+    """The parts of a layer that the maps show."""
+    heads = [Part("head", layer, head) for head in range(config.n_heads)]
+    return heads if config.mlp is None else [*heads, Part("mlp", layer)]
 
 
 def _sums(
@@ -153,19 +158,25 @@ def _sums(
     return analysis.compute(Trace({read: answering(read) for read in analysis.reads}), batch, model)
 
 
-def _last(pair: Pair, edits: Sequence[EditAsk]) -> dict[str, Tensor]:
+def _last(pair: Pair, edits: Sequence[Edit]) -> dict[str, Tensor]:
     """What both runs held at the position, by site.
 
-    A stream patched there is the sum of what the second prompt's parts wrote up to that layer: theirs stand in.
+    A stream taken from the second prompt there is the sum of what that prompt's parts wrote up to its layer: theirs
+    stand in.
     """
     found = {site: torch.cat((value, pair.edited.at[site])) for site, value in pair.clean.at.items()}
-    here = [edit.layer for edit in edits if isinstance(edit, Stream) and edit.position == pair.position]
+    here = [part_of(edit).layer or 0 for edit in edits if _covers(edit, "resid", pair)]
     if not here or pair.donor is None:
         return found
     for site in found:
         if _before(site, max(here)):
             found[site] = torch.cat((pair.clean.at[site], pair.donor.at[site]))
     return found
+
+
+def _covers(edit: Edit, kind: str, pair: Pair) -> bool:
+    """Whether an edit of a part of this kind acts at the position looked at."""
+    return part_of(edit).kind == kind and pair.position in positions(edit, len(pair.tokens))
 
 
 def _before(site: str, layer: int) -> bool:
@@ -195,7 +206,14 @@ def _pattern(session: Session, ask: Look, clean: Seen, edited: Seen) -> dict[str
         pattern = _rounded(seen.patterns[ask.layer][ask.head], 4)
         return [row[: query + 1] for query, row in enumerate(pattern)]
 
-    return {"layer": ask.layer, "head": ask.head, "clean": rows(clean), "edited": rows(edited)}
+    scored = ask.layer in session.renormalised
+    return {
+        "layer": ask.layer,
+        "head": ask.head,
+        "scored": scored,
+        "clean": rows(clean),
+        "edited": rows(edited),
+    }
 
 
 def _neurons(
@@ -212,10 +230,7 @@ def _neurons(
     added = _added(session, last, ask.layer, answer, wrong)
     size = (active if added is None else added).abs().amax(0)
     chosen = size.topk(min(TOP, len(size))).indices.tolist()
-    covered = any(
-        isinstance(edit, Mlp) and edit.layer == ask.layer and pair.position in (edit.positions or [pair.position])
-        for edit in ask.edits
-    )  # fmt: skip
+    covered = any(part_of(edit).layer == ask.layer and _covers(edit, "mlp", pair) for edit in ask.edits)
     rows: list[dict[str, object]] = []
     for neuron in chosen:
         direct: list[float | None] = [None, None] if added is None else [*_rounded(added[:, neuron])]

@@ -14,8 +14,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from interp.serve import answers, asks, document
-from interp.serve.desk import BusyError, Desk
 from interp.serve.guard import Guard
+from interp.serve.jobs import BusyError, JobQueue
 from interp.serve.session import Session
 from interp.serve.snippet import Origin, python
 
@@ -36,11 +36,11 @@ class Subject:
 
 def build(subject: Subject, token: str, port: int) -> Guard:
     """The application, guarded; it answers under `/token/` on this port of the loopback interface."""
-    desk, routes = Desk(), _Routes(subject)
+    jobs, routes = JobQueue(), _Routes(subject)
 
     def asking(kind: type[asks.Ask], work: Callable[[asks.Ask, Event], object]) -> Route:
         async def endpoint(request: Request) -> Response:
-            return await _answered(desk, kind, work, request)
+            return await _answered(jobs, kind, work, request)
 
         return Route(f"/{kind.__name__.lower()}", endpoint, methods=["POST"])
 
@@ -49,12 +49,12 @@ def build(subject: Subject, token: str, port: int) -> Guard:
             asked = asks.parsed(asks.Cancel, await request.body())
         except ValueError as cause:
             return _error(400, cause)
-        return JSONResponse({"stopped": desk.stop(asked.tab)})
+        return JSONResponse({"stopped": jobs.stop(asked.tab)})
 
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
         yield
-        desk.close()
+        jobs.close()
 
     inner = [
         Route("/", routes.page),
@@ -98,16 +98,16 @@ class _Routes:
         return answers.continuations(session, ask, session.continuations(ask, stop))
 
     def source(self, ask: asks.Ask, stop: Event) -> object:
-        tokens, _, position = self.subject.session.checked(ask)
-        return {"python": python(ask, self.subject.origin, len(tokens), position)}
+        _, _, position = self.subject.session.checked(ask)
+        return {"python": python(ask, self.subject.origin, position)}
 
 
 async def _answered(
-    desk: Desk, kind: type[asks.Ask], work: Callable[[asks.Ask, Event], object], request: Request
+    jobs: JobQueue, kind: type[asks.Ask], work: Callable[[asks.Ask, Event], object], request: Request
 ) -> Response:
     try:
         ask = asks.parsed(kind, await request.body())
-        found = await desk.run(ask.tab, lambda stop: work(ask, stop))
+        found = await jobs.run(ask.tab, lambda stop: work(ask, stop))
     except BusyError as cause:
         return _error(503, cause)
     except (ValueError, KeyError, IndexError, ArithmeticError) as cause:

@@ -1,13 +1,14 @@
 """One model and the passes that the page asks of it: clean and edited rows of one batch, kept for a while.
 
-The clean row is computed once for each prompt and position, together with the first edited one; a pass that was seen
-lately (undo, redo, another head to look at) is not repeated. Nothing is stored on the model, and a pass that is stopped
-leaves nothing behind. One thread at a time.
+The clean row is computed once for each prompt and position, together with the first edited one unless that takes a mean
+from it; a pass that was seen lately (undo, redo, another head to look at) is not repeated. Nothing is stored on the
+model, and a pass that is stopped leaves nothing behind. One thread at a time.
 """
 
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Event
 
@@ -18,14 +19,16 @@ from torch import Tensor
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.config import MLP, MLPS, ModelConfig
-from interp.model.tap import Edit, Read
+from interp.model.edits import Edit
+from interp.model.tap import Read
 from interp.passes.analysis import Analysis
+from interp.passes.edit_text import edit_to_json
 from interp.passes.generate import Step, stream
 from interp.passes.observe import Subject, observe
 from interp.passes.sampling import Sampling
 from interp.residual.attribution import attribution
-from interp.serve.asks import MAX_TOKENS, Ask, Continue
-from interp.serve.changes import PATCHED, Donors, Lengths, check, edits_of
+from interp.serve.asks import MAX_TOKENS, PATTERN, Ask, Continue
+from interp.serve.changes import AVERAGED, RESAMPLED, Lengths, Values, check, renormalises, resolved
 
 KEPT = 8
 """Rows kept: GPT-2 small with 128 tokens takes 12 MiB each."""
@@ -40,11 +43,13 @@ class Seen:
     """What one row of a pass gave."""
 
     logits: Float[Tensor, "v"]
-    """Of the token behind the position looked at."""
+    """Of the token after the position looked at."""
     patterns: Mapping[int, Float[Tensor, "h q k"]]
     """By layer; only layers whose mixer has patterns."""
     at: Mapping[str, Float[Tensor, "1 ..."]]
     """What attribution reads at that position, by site."""
+    means: Values
+    """What the sites whose mean may be taken are on average over all positions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +61,8 @@ class Pair:
     position: int
     clean: Seen
     edited: Seen
+    edits: Sequence[Edit]
+    """With the values that they stand for."""
     donor: Seen | None
     """The second prompt's row, where edits take something from it."""
 
@@ -74,7 +81,7 @@ class Session:
         _ = model.text.tokenizer
         self.model = model
         self._rows: OrderedDict[Hashable, Seen] = OrderedDict()
-        self._donors: OrderedDict[Hashable, tuple[Seen, Donors]] = OrderedDict()
+        self._donors: OrderedDict[Hashable, tuple[Seen, Values]] = OrderedDict()
 
     @property
     def config(self) -> ModelConfig:
@@ -93,7 +100,12 @@ class Session:
     def with_patterns(self) -> tuple[int, ...]:
         """Layers whose mixer has attention patterns."""
         there = set(sites.names(self.config))
-        return tuple(i for i in range(self.config.n_layers) if f"blocks.{i}.attn.hook_pattern" in there)
+        return tuple(i for i in range(self.config.n_layers) if f"blocks.{i}.{PATTERN}" in there)
+
+    @cached_property
+    def renormalised(self) -> tuple[int, ...]:
+        """Layers in which an entry of a pattern can be cut with the rest of its row renormalised."""
+        return tuple(i for i in range(self.config.n_layers) if renormalises(self.config, i))
 
     @property
     def neurons(self) -> int:
@@ -124,50 +136,50 @@ class Session:
         Errors: ValueError and KeyError for a question that does not fit; Stopped.
         """
         tokens, second, position = self.checked(ask)
-        donor, donors = self._donor(ask, second, position, stop)
+        donor, values = self._donor(ask, second, position, stop)
         clean_key = (ask.prompt, position)
-        edited_key = (*clean_key, ask.second if ask.patched else None, ask.edits)
-        clean, edited = self._kept(clean_key), self._kept(edited_key) if ask.edits else None
-        todo = [clean is None, edited is None and bool(ask.edits)]
+        texts = tuple(json.dumps(edit_to_json(edit)) for edit in ask.edits)
+        edited_key = (*clean_key, ask.second if ask.resampled else None, texts)
+        clean, edited = self._rows.get(clean_key), self._rows.get(edited_key) if ask.edits else None
+        if ask.averaged and clean is None:
+            (clean,) = self._pass(tokens[None], position, [], stop)
+        means = {} if clean is None else clean.means
+        edits = resolved(ask.edits, means, values, len(tokens))
+        todo = [clean is None, edited is None and bool(edits)]
         if any(todo):
             rows = (sum(todo) - 1,)
-            lengths = Lengths(len(tokens), None if second is None else len(second))
-            edits = edits_of(ask.edits, donors, lengths, rows) if todo[1] else []
-            seen = self._pass(tokens.expand(sum(todo), -1), position, edits, stop)
+            here = [replace(edit, rows=rows) for edit in edits] if todo[1] else []
+            seen = self._pass(tokens.expand(sum(todo), -1), position, here, stop)
             clean = seen[0] if todo[0] else clean
             edited = seen[-1] if todo[1] else edited
         assert clean is not None
         self._keep(clean_key, clean)
         if edited is None:
-            return Pair(tokens, second, position, clean, clean, None)
+            return Pair(tokens, second, position, clean, clean, edits, None)
         self._keep(edited_key, edited)
-        return Pair(tokens, second, position, clean, edited, donor)
+        return Pair(tokens, second, position, clean, edited, edits, donor)
 
     def continuations(self, ask: Continue, stop: Event) -> tuple[list[int], list[int]]:
-        """New tokens, clean and edited, with the same dice.
+        """New tokens, clean and edited, drawn with the same random numbers.
 
-        Edits at all positions act on new tokens too, except patches, which have a counterpart only in the prompt. So
-        the edited run has no key/value cache: a mean over positions is taken anew at every step.
+        Edits at all positions act on new tokens too; those with the second prompt's values on the prompt's tokens only.
         """
-        tokens, second, position = self.checked(ask)
-        _, donors = self._donor(ask, second, position, stop)
-        lengths = Lengths(len(tokens), None if second is None else len(second))
-        edits = edits_of(ask.edits, donors, lengths)
+        pair = self.pair(ask, stop)
         sampling = None
         if ask.temperature > 0:
             sampling = Sampling(ask.temperature, ask.top_k, ask.top_p, ask.seed)
-        batch = Batch(tokens[None].clone())
+        batch = Batch(pair.tokens[None].clone())
 
-        def run(change: Sequence[Edit]) -> list[int]:
+        def run(edits: Sequence[Edit]) -> list[int]:
             ends = [] if self.model.text.eos_id is None else [self.model.text.eos_id]
             steps = stream(
                 self.model.transformer, batch, ask.tokens, sampling=sampling, stop_tokens=ends,
-                use_cache=not change, edits=[*change, *self._watches(stop)] if change else [],
+                edits=[*edits, *self._watches(stop)],
             )  # fmt: skip
             return [_token(step, stop) for step in steps]
 
         clean = run([])
-        return clean, run(edits) if edits else clean
+        return clean, run(pair.edits) if pair.edits else clean
 
     def _watches(self, stop: Event) -> list[Edit]:
         """Edits that change nothing and stop the pass between layers."""
@@ -176,22 +188,26 @@ class Session:
 
     def _donor(
         self, ask: Ask, second: Int[Tensor, "p2"] | None, position: int, stop: Event
-    ) -> tuple[Seen | None, Donors]:
-        """The second prompt's row at the same position (or its last), and what may be patched from it."""
-        if second is None or not ask.patched:
+    ) -> tuple[Seen | None, Values]:
+        """The second prompt's row at the same position (or its last), and its values that may be put elsewhere."""
+        if second is None or not ask.resampled:
             return None, {}
         position = min(position, len(second) - 1)
         key = (ask.second, position)
         if key not in self._donors:
-            there = set(sites.names(self.config))
-            every = (f"blocks.{i}.{name}" for i in range(self.config.n_layers) for name in PATCHED)
-            reads = [Read(name) for name in every if name in there]
-            donors: dict[str, Tensor] = {}
-            seen = self._pass(second[None], position, [], stop, reads, donors)
-            self._donors[key] = seen[0], donors
+            found: dict[str, Tensor] = {}
+            reads = [Read(name) for name in self._in_blocks(RESAMPLED)]
+            (seen,) = self._pass(second[None], position, [], stop, reads, found)
+            self._donors[key] = seen, {name: value[0] for name, value in found.items()}
             while len(self._donors) > 2:
                 self._donors.popitem(last=False)
         return self._donors[key]
+
+    def _in_blocks(self, names: Sequence[str]) -> list[str]:
+        """These sites of every block that has them."""
+        there = set(sites.names(self.config))
+        every = [f"blocks.{i}.{name}" for i in range(self.config.n_layers) for name in names]
+        return [name for name in every if name in there]
 
     @torch.no_grad()
     def _pass(
@@ -204,38 +220,41 @@ class Session:
         found: dict[str, Tensor] | None = None,
     ) -> list[Seen]:
         """Every row of one pass; `found` takes the answers of `more`."""
-        parts = () if isinstance(self.attribution, str) else self.attribution.reads
-        names = dict.fromkeys(read.site for read in parts)
-        if self.neurons:
-            own = [f"hook_{sublayer}" for sublayer in self.config.sublayers]
-            own += [
-                f"{name.removesuffix('_out')}.hook_post" for name in self.config.sublayers if name in MLPS
-            ]
-            names |= dict.fromkeys(f"blocks.{i}.{name}" for i in range(self.config.n_layers) for name in own)
-        here = {name: Read(name, _watched(_column(name, position), stop)) for name in names}
-        patterns = {
-            i: Read(f"blocks.{i}.attn.hook_pattern", _watched(_same, stop)) for i in self.with_patterns
-        }
+        here = {name: Read(name, _watched(_column(name, position), stop)) for name in self._at_position}
+        means = {name: Read(name, _watched(_mean, stop)) for name in self._in_blocks(AVERAGED)}
+        patterns = {i: Read(f"blocks.{i}.{PATTERN}", _watched(_same, stop)) for i in self.with_patterns}
         columns = torch.full((len(tokens), 1), position, device=self.model.transformer.device)
-        reads = [*here.values(), *patterns.values(), *more]
+        reads = [*here.values(), *means.values(), *patterns.values(), *more]
         seen = observe(self.model.transformer, Batch(tokens.clone()), reads, edits, logits_at=columns)
         if found is not None:
             found |= {read.site: seen.trace[read] for read in more}
-        if not bool(seen.output.isfinite().all()):
+        numbers = [seen.output, *(seen.trace[read] for read in patterns.values())]
+        if not all(bool(each.isfinite().all()) for each in numbers):
             raise ArithmeticError(
-                "the edited run gives numbers that are not finite: a factor or value is too large"
+                "the edited run gives numbers that are not finite: a factor or value is too large, or a query has no "
+                "key left to look at"
             )
         return [
             Seen(
                 seen.output[row, 0],
                 {layer: seen.trace[read][row] for layer, read in patterns.items()},
                 {name: seen.trace[read][row : row + 1] for name, read in here.items()},
+                {name: seen.trace[read][row] for name, read in means.items()},
             )
             for row in range(len(tokens))
         ]
 
-    def _kept(self, key: Hashable) -> Seen | None:
-        return self._rows.get(key)
+    @cached_property
+    def _at_position(self) -> tuple[str, ...]:
+        """The sites that attribution and the table of neurons need at the position looked at."""
+        parts = () if isinstance(self.attribution, str) else self.attribution.reads
+        names = dict.fromkeys(read.site for read in parts)
+        if self.neurons:
+            own = [f"hook_{sublayer}" for sublayer in self.config.sublayers]
+            mlps = [name for name in self.config.sublayers if name in MLPS]
+            own += [f"{name.removesuffix('_out')}.hook_post" for name in mlps]
+            names |= dict.fromkeys(f"blocks.{i}.{name}" for i in range(self.config.n_layers) for name in own)
+        return tuple(names)
 
     def _keep(self, key: Hashable, seen: Seen) -> None:
         self._rows[key] = seen
@@ -245,9 +264,13 @@ class Session:
 
 
 def _column(name: str, position: int) -> Callable[[Tensor], Tensor]:
-    """The site's value at one position; behind the blocks nothing else was computed."""
+    """The site's value at one position; after the blocks nothing else was computed."""
     outside = name.startswith(("ln_final", "unembed"))
     return lambda value: value[:, 0 if outside else position].clone()
+
+
+def _mean(value: Tensor) -> Tensor:
+    return value.mean(1)
 
 
 def _same(value: Tensor) -> Tensor:

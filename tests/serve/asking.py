@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections.abc import Callable
 from threading import Event
 
@@ -29,9 +30,11 @@ def asked(session: Session, **changes: object) -> dict[str, object]:
     return look(session, ask, session.pair(ask, Event()))
 
 
-def hooks_of(edits: list[dict[str, object]], model: HookedTransformer, second: str) -> list[Hook]:
+def hooks_of(
+    edits: list[dict[str, object]], model: HookedTransformer, second: str, prompt: str = PROMPT
+) -> list[Hook]:
     """The oracle: each edit as a loop over positions, written apart from what is tested."""
-    return [_hook(edit, _cache_of(model, second)) for edit in edits]
+    return [_hook(edit, _cache_of(model, prompt), _cache_of(model, second)) for edit in edits]
 
 
 @functools.cache
@@ -39,51 +42,53 @@ def _cache_of(model: HookedTransformer, text: str) -> object:
     return model.run_with_cache(text)[1]
 
 
-def _hook(edit: dict, cache: object) -> Hook:
-    part, layer = edit["part"], edit["layer"]
-    if part == "edge":
-        return f"blocks.{layer}.attn.hook_pattern", _cutting(edit)
-    site = {
-        "head": "attn.hook_z",
-        "mlp": "hook_mlp_out",
-        "neuron": "mlp.hook_post",
-        "stream": "hook_resid_pre",
-    }[part]
-    name = f"blocks.{layer}.{site}"
-    unit = edit.get("head", edit.get("neuron"))
-    change = edit.get("change", {"to": "second"})
+SITES = {"H": "attn.hook_z", "N": "mlp.hook_post", ".mlp": "hook_mlp_out", ".resid": "hook_resid_pre"}
+
+
+def _hook(edit: dict, clean: object, second: object) -> Hook:
+    layer, kind, unit = re.fullmatch(r"L(\d+)(\.\w+|[HN])(\d+)?", edit["where"]).groups()
+    if kind in (".pattern", ".attn_scores"):
+        return f"blocks.{layer}.attn.hook_pattern", _cutting(edit["at"], kind == ".attn_scores")
+    name = f"blocks.{layer}.{SITES[kind]}"
+    at = edit.get("at", {}).get("pos")
+
+    def cell(value: Tensor, pos: int) -> Tensor:
+        return value[0, pos] if unit is None else value[0, pos, int(unit)]
 
     def hook(value: Tensor, hook: object) -> Tensor:
         new = value.clone()
-        n = value.shape[1]
-        for pos in [edit["position"]] if part == "stream" else edit.get("positions") or range(n):
-            old = value[0, pos] if unit is None else value[0, pos, unit]
-            there = cache[name][0, pos % cache[name].shape[1]]
-            there = there if unit is None else there[unit]
-            every = [value[0, i] if unit is None else value[0, i, unit] for i in range(n)]
-            put = {
-                "zero": torch.zeros_like(old), "mean": sum(every) / n, "second": there,
-                "scale": old * change.get("factor", 0), "value": torch.full_like(old, change.get("value", 0)),
-            }[change["to"]]  # fmt: skip
+        n, length = value.shape[1], clean[name].shape[1]
+        for pos in range(n) if at is None else [at] if isinstance(at, int) else at:
+            old = cell(value, pos)
+            if edit["change"] == "resample" and pos >= length:
+                continue
+            if edit["change"] == "zero":
+                put = torch.zeros_like(old)
+            elif edit["change"] == "mean":
+                put = sum(cell(clean[name], i) for i in range(length)) / length
+            elif edit["change"] == "scale":
+                put = old * edit["factor"]
+            elif edit["change"] == "set":
+                put = torch.full_like(old, edit["values"])
+            else:
+                put = cell(second[name], pos)
             if unit is None:
                 new[0, pos] = put
             else:
-                new[0, pos, unit] = put
+                new[0, pos, int(unit)] = put
         return new
 
     return name, hook
 
 
-def _cutting(edit: dict) -> Callable[[Tensor, object], Tensor]:
+def _cutting(at: dict, renormalise: bool) -> Callable[[Tensor, object], Tensor]:
     def hook(pattern: Tensor, hook: object) -> Tensor:
         new = pattern.clone()
-        row = [float(x) for x in pattern[0, edit["head"], edit["query"]]]
-        rest = sum(row) - row[edit["key"]]
+        row = [float(x) for x in pattern[0, at["head"], at["query"]]]
+        rest = sum(row) - row[at["key"]]
         for key, weight in enumerate(row):
-            kept = 0.0 if key == edit["key"] else weight
-            new[0, edit["head"], edit["query"], key] = (
-                kept * sum(row) / rest if edit.get("renormalise") else kept
-            )
+            kept = 0.0 if key == at["key"] else weight
+            new[0, at["head"], at["query"], key] = kept * sum(row) / rest if renormalise else kept
         return new
 
     return hook

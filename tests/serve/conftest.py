@@ -1,5 +1,6 @@
 """A live page of the demo model on a free port, and a browser that reaches this machine only."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,6 +35,11 @@ class Tab:
     page: "sync_api.Page"
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
+    bodies: list[str] = field(default_factory=list)
+
+    def sent(self) -> dict:
+        """The last question, as the page sent it."""
+        return json.loads(self.bodies[-1])
 
     def settled(self) -> None:
         """Wait until the page has shown an answer and computes nothing."""
@@ -90,6 +96,7 @@ def visit(browser: "sync_api.Browser", live: Live) -> Iterator[Opener]:
         page = browser.new_page(viewport={"width": width, "height": 900}, **options)
         tab = Tab(page)
         page.on("request", lambda request: tab.requests.append(request.url))
+        page.on("request", lambda request: request.post_data and tab.bodies.append(request.post_data))
         page.on("console", lambda message: tab.complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: tab.complaints.append(str(error)))
         page.goto(live.address)

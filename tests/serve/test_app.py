@@ -1,6 +1,7 @@
 """The application as a client meets it: who is let in, what is refused, one computation at a time, and no end to it."""
 
 import asyncio
+import copy
 import json
 import random
 import threading
@@ -29,7 +30,7 @@ from tests.tiny import hooked
 TOKEN, PORT = "t0ken-of_the-tests", 8000
 HERE = f"http://127.0.0.1:{PORT}"
 JSON = {"content-type": "application/json", "origin": HERE}
-ZERO = [{"part": "head", "layer": 0, "head": 1, "change": {"to": "zero"}}]
+ZERO = [{"where": "L0H1", "change": "zero"}]
 HOSTILE = "</textarea><script>alert(1)</script>\u202e"
 
 
@@ -148,7 +149,7 @@ def test_a_question_is_answered_with_the_sessions_numbers(client: TestClient, se
     answer = post(client, "look", body(edits=ZERO)).json()
     assert answer.pop("seconds") > 0
     assert answer == asked(session, edits=ZERO)
-    assert answer["edits"] == ["head 0.1 → 0"]
+    assert answer["edits"] == ["L0H1 → 0"]
 
 
 def test_continuations_and_the_script_are_answered(client: TestClient) -> None:
@@ -156,7 +157,7 @@ def test_continuations_and_the_script_are_answered(client: TestClient) -> None:
     assert found["tokens"] == [3, 3] and found["greedy"]
     script = post(client, "source", body(edits=ZERO)).json()["python"]
     compile(script, "script", "exec")
-    assert "from_pretrained('tiny')" in script and "value[:, :, 1] = 0.0" in script
+    assert "from_pretrained('tiny')" in script and "interp.Edit('L0H1', interp.Zero())" in script
 
 
 def test_errors_are_json_with_the_reason(
@@ -165,7 +166,14 @@ def test_errors_are_json_with_the_reason(
     assert post(client, "look", body(position=99)).json() == {
         "error": "a position from 0 to 9 is required, got 99"
     }
-    alone = [{"part": "edge", "layer": 0, "head": 0, "query": 0, "key": 0, "renormalise": True}]
+    alone = [
+        {
+            "where": "L0.attn_scores",
+            "change": "set",
+            "values": "-inf",
+            "at": {"head": 0, "query": 0, "key": 0},
+        }
+    ]
     answer = post(client, "look", body(edits=alone))
     assert answer.status_code == 400 and answer.json()["error"].endswith("no weight can be renormalised")
     assert client.get(f"/{TOKEN}/nothing").json() == {"error": "not found"}
@@ -241,7 +249,7 @@ def test_a_newer_question_of_the_same_page_stops_the_older(
 
     old, new = together(app, play)
     assert (old.status_code, old.json()) == (409, {"error": "stopped"})
-    assert new.status_code == 200 and new.json()["edits"] == ["head 0.1 → 0"]
+    assert new.status_code == 200 and new.json()["edits"] == ["L0H1 → 0"]
     assert slow.most == 1
 
 
@@ -262,7 +270,7 @@ def test_two_pages_take_turns_and_neither_stops_the_other(
 
     one, two = together(app, play)
     assert one.status_code == two.status_code == 200
-    assert one.json()["edits"] == ["head 0.1 → 0"] and two.json()["edits"] == []
+    assert one.json()["edits"] == ["L0H1 → 0"] and two.json()["edits"] == []
     assert slow.most == 1
 
 
@@ -325,54 +333,69 @@ JUNK = [
     {},
     [[]],
     {"to": "zero"},
+    {"pos": [-1]},
+    {"dtype": "float32", "shape": [1], "bytes": "AAAAAA=="},
+    "-inf",
+    "L0.attn_bias",
+    "detach",
     "../..",
     HOSTILE,
 ]
 KINDS = [
-    *ZERO, {"part": "mlp", "layer": 1, "change": {"to": "mean"}, "positions": [1, 2]},
-    {"part": "neuron", "layer": 0, "neuron": 3, "change": {"to": "value", "value": 2.0}},
-    {"part": "edge", "layer": 1, "head": 0, "query": 3, "key": 1, "renormalise": True},
-    {"part": "stream", "layer": 1, "position": 2},
+    *ZERO, {"where": "L1.mlp", "change": "mean", "over": "reference", "at": {"pos": [1, 2]}},
+    {"where": "L0N3", "change": "set", "values": 2.0},
+    {"where": "L1.attn_scores", "change": "set", "values": "-inf", "at": {"head": 0, "query": 3, "key": 1}},
+    {"where": "L0.pattern", "change": "set", "values": 0.0, "at": {"head": 1, "query": 3, "key": 1}},
+    {"where": "L1.resid", "change": "resample", "at": {"pos": 2}},
 ]  # fmt: skip
 
 
-def malformed(dice: random.Random) -> tuple[str, str, dict[str, str], bytes]:
+def _inside(edits: list[object]) -> list[dict[str, object]]:
+    """Every object that edits are made of."""
+    found = [edit for edit in edits if isinstance(edit, dict)]
+    return found + [edit["at"] for edit in found if isinstance(edit.get("at"), dict)]
+
+
+def malformed(generator: random.Random) -> tuple[str, str, dict[str, str], bytes]:
     """A request with something wrong in it, most of the time: method, path, headers, body."""
     ask: dict[str, object] = json.loads(
-        body(second=SECOND, edits=[dict(dice.choice(KINDS)) for _ in range(dice.randint(0, 3))])
-    )
-    for _ in range(dice.randint(1, 3)):
-        target = (
-            dice.choice([ask, *(edit for edit in ask["edits"] if isinstance(edit, dict))])
-            if isinstance(ask.get("edits"), list)
-            else ask
+        body(
+            second=SECOND,
+            edits=[copy.deepcopy(generator.choice(KINDS)) for _ in range(generator.randint(0, 3))],
         )
-        key = dice.choice([*target, "extra", "__proto__", "__class__"])
-        if dice.random() < 0.2:
+    )
+    for _ in range(generator.randint(1, 3)):
+        target = (
+            generator.choice([ask, *_inside(ask["edits"])]) if isinstance(ask.get("edits"), list) else ask
+        )
+        key = generator.choice([*target, "extra", "__proto__", "__class__"])
+        if generator.random() < 0.2:
             target.pop(key, None)
         else:
-            target[key] = dice.choice(JUNK)
+            target[key] = generator.choice(JUNK)
     text = json.dumps(ask).encode()
-    if dice.random() < 0.3:
-        cut = dice.randrange(len(text) + 1)
-        text = text[:cut] + dice.randbytes(dice.randint(0, 8)) + text[cut + dice.randint(0, 8) :]
+    if generator.random() < 0.3:
+        cut = generator.randrange(len(text) + 1)
+        text = (
+            text[:cut] + generator.randbytes(generator.randint(0, 8)) + text[cut + generator.randint(0, 8) :]
+        )
     headers = dict(JSON)
-    if dice.random() < 0.1:
-        headers[dice.choice(["origin", "host", "content-type", "content-length"])] = dice.choice(
+    if generator.random() < 0.1:
+        headers[generator.choice(["origin", "host", "content-type", "content-length"])] = generator.choice(
             ["null", "x", "1e9", "-1", "a/b"]
         )
-    path = dice.choice(
+    path = generator.choice(
         [f"/{TOKEN}/{name}" for name in ("look", "look", "continue", "source", "cancel")]
         + ["/", f"/{TOKEN}/../look"]
     )
-    return dice.choice(["POST"] * 9 + ["PUT"]), path, headers, text
+    return generator.choice(["POST"] * 9 + ["PUT"]), path, headers, text
 
 
 def test_a_thousand_malformed_requests_leave_it_answering(client: TestClient) -> None:
-    dice, statuses = random.Random(10), []
+    generator, statuses = random.Random(10), []
     before = {k: v for k, v in post(client, "look", body(edits=ZERO)).json().items() if k != "seconds"}
     for _ in range(1000):
-        method, path, headers, text = malformed(dice)
+        method, path, headers, text = malformed(generator)
         answer = client.request(method, path, content=text, headers=headers)
         found = answer.json()
         assert answer.status_code < 500, (method, path, headers, text, found)

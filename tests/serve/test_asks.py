@@ -6,26 +6,53 @@ import pytest
 
 pytest.importorskip("pydantic", reason="no pydantic: the extra `serve` is not installed")
 
-from interp.serve.asks import MAX_EDITS, MAX_TEXT, Continue, Edge, Head, Look, Scale, Stream, parsed
+from interp import Edit, Mean, Resample, Scale, Set, Zero
+from interp.passes.edit_text import edit_to_json
+from interp.serve.asks import MAX_EDITS, MAX_NAME, MAX_TEXT, Continue, Look, parsed
 from interp.serve.changes import said
 from interp.serve.session import Session
 from tests.serve.asking import PROMPT, SECOND, body
 from tests.tiny import hooked
 
-ZERO = {"to": "zero"}
-MLP = {"part": "mlp", "layer": 0}
+ZERO = {"change": "zero"}
+MLP = {"where": "L0.mlp"} | ZERO
+CUT = {"where": "L0.pattern", "change": "set", "values": 0.0}
+SCORE = {"where": "L0.attn_scores", "change": "set", "values": "-inf"}
+CELL = {"head": 0, "query": 2, "key": 1}
 START = b'{"tab":"t","prompt":"a",'
-SCALED = b'"edits":[{"part":"mlp","layer":0,"change":{"to":"scale","factor":%s}}]}'
+SCALED = b'"edits":[{"where":"L0.mlp","change":"scale","factor":%s}]}'
+BYTES = {"dtype": "float32", "shape": [1], "bytes": "AAAAAA=="}
 
 
-def test_a_request_becomes_frozen_records() -> None:
-    ask = parsed(
-        Look, body(edits=[{"part": "head", "layer": 1, "head": 0, "change": {"to": "scale", "factor": 2}}])
-    )
-    assert ask.edits == (Head(layer=1, head=0, change=Scale(factor=2.0)),)
-    assert hash(ask.edits) == hash(tuple(ask.edits))
+def test_a_request_becomes_a_frozen_record_and_its_edits_those_of_the_package() -> None:
+    held = {"where": "L1H0", "change": "scale", "factor": 2, "at": {"pos": [3, 1]}}
+    ask = parsed(Look, body(edits=[held]))
+    (edit,) = ask.edits
+    assert type(edit) is Edit and edit.change == Scale(2.0) and edit.at == {"pos": (3, 1)}
+    assert edit_to_json(edit) == held
     with pytest.raises(ValueError, match="frozen"):
         ask.prompt = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        Edit("L3H5", Zero(), {"pos": (3, 4)}), Edit("L2.mlp", Scale(0.5)), Edit("L1N17", Set(2.0)),
+        Edit("L2.resid", Resample(), {"pos": 5}), Edit("L3H5", Mean("reference")), Edit("L0.mlp", Resample()),
+        Edit("L3.attn_scores", Set(float("-inf")), {"head": 2, "query": 5, "key": 1}),
+        Edit("L3.pattern", Set(0.0), {"head": 2, "query": 5, "key": 1}),
+    ],
+    ids=said,
+)  # fmt: skip
+def test_every_kind_of_edit_arrives_as_its_json(edit: Edit) -> None:
+    (found,) = parsed(Look, body(second=SECOND, edits=[edit_to_json(edit)])).edits
+    assert edit_to_json(found) == edit_to_json(edit)
+
+
+@pytest.mark.parametrize("name", ["3.5", "a3.h5", "L3H5"])
+def test_other_spellings_of_a_part_are_read_and_never_written(name: str) -> None:
+    (edit,) = parsed(Look, body(edits=[{"where": name} | ZERO])).edits
+    assert edit.name == "L3H5"
 
 
 @pytest.mark.parametrize(
@@ -43,16 +70,70 @@ def test_a_request_becomes_frozen_records() -> None:
         ({"answer": [1]}, "answer"),
         ({"edits": {}}, "edits: .*valid array"),
         ({"edits": [3]}, "edits.0"),
-        ({"edits": [{"part": "soul"}]}, "edits.0: .*'head', 'mlp', 'neuron', 'edge', 'stream'"),
-        ({"edits": [{"part": "head", "layer": 0, "change": ZERO}]}, "edits.0.head.head: Field required"),
-        ({"edits": [{"part": "mlp", "layer": 0, "change": ZERO, "head": 1}]}, "edits.0.mlp.head: Extra"),
-        ({"edits": [{"part": "mlp", "layer": "0", "change": ZERO}]}, "edits.0.mlp.layer: .*valid integer"),
-        ({"edits": [MLP | {"change": {"to": "value", "value": 1}}]}, "expected tags: 'zero', 'mean'"),
-        ({"edits": [MLP | {"change": {"to": "scale", "factor": 1e9}}]}, "less than or equal to 10000"),
-        ({"edits": [{"part": "mlp", "layer": 0, "change": ZERO, "positions": []}]}, "at least 1 item"),
-        ({"edits": [{"part": "stream", "layer": 0, "position": 1}]}, "requires a second prompt"),
-        ({"edits": [MLP | {"change": {"to": "second"}}]}, "requires a second prompt"),
-        ({"edits": [{"part": "mlp", "layer": 0, "change": ZERO}] * (MAX_EDITS + 1)}, f"at most {MAX_EDITS} items"),
+        ({"edits": [{"change": "zero"}]}, "edits.0.where: Field required"),
+        ({"edits": [{"where": "L0.mlp"}]}, "edits.0.change: Field required"),
+        ({"edits": [{"where": "soul"} | ZERO]}, "edits.0: .*no part 'soul'"),
+        ({"edits": [{"where": 3} | ZERO]}, "edits.0.where: .*valid string"),
+        ({"edits": [{"where": ""} | ZERO]}, "edits.0.where: .*at least 1 character"),
+        ({"edits": [{"where": "L" + "9" * MAX_NAME + "H0"} | ZERO]}, f"edits.0.where: .*at most {MAX_NAME}"),
+        ({"edits": [{"where": "L-1H0"} | ZERO]}, "no part 'L-1H0'"),
+        ({"edits": [{"where": "L0H1->L1H2.k"} | ZERO]}, "no part"),
+        ({"edits": [MLP | {"head": 1}]}, "edits.0.head: Extra"),
+        ({"edits": [MLP | {"rows": [0]}]}, "edits.0.rows: Extra"),
+        ({"edits": [MLP | {"change": "explode"}]}, "edits.0.change: .*'zero', 'mean', 'scale', 'set' or 'resample'"),
+        ({"edits": [MLP | {"change": {"to": "zero"}}]}, "edits.0.change"),
+        ({"edits": [MLP | {"change": "detach"}]}, "edits.0.change"),
+        ({"edits": [MLP | {"change": "add", "values": 1.0}]}, "edits.0.change"),
+        ({"edits": [MLP | {"change": "set", "values": 1.0}]}, "L0.mlp takes .* resample, not 'set'"),
+        ({"edits": [{"part": "mlp", "layer": 0, "change": {"to": "zero"}}]}, "edits.0.where: Field required"),
+        ({"edits": [MLP | {"change": "scale"}]}, "requires the fields factor"),
+        ({"edits": [MLP | {"factor": 1.0}]}, "'zero' has the fields none, not 'factor'"),
+        ({"edits": [MLP | {"change": "scale", "factor": None}]}, "edits.0.factor"),
+        ({"edits": [MLP | {"change": "scale", "factor": "2"}]}, "edits.0.factor: .*valid number"),
+        ({"edits": [MLP | {"change": "scale", "factor": 1e9}]}, "less than or equal to 10000"),
+        ({"edits": [MLP | {"change": "scale", "factor": "-inf"}]}, "edits.0.factor: .*valid number"),
+        ({"edits": [MLP | {"change": "mean"}]}, "over must be 'reference'"),
+        ({"edits": [MLP | {"change": "mean", "over": "position"}]}, "edits.0.over: .*'reference'"),
+        ({"edits": [MLP | {"change": "resample", "seed": 3}]}, "edits.0.seed: Extra"),
+        ({"edits": [{"where": "L0N1", "change": "set", "values": BYTES}]}, "edits.0.values"),
+        ({"edits": [{"where": "L0N1", "change": "set", "values": [1.0]}]}, "edits.0.values"),
+        ({"edits": [{"where": "L0N1", "change": "set", "values": -1e9}]}, "edits.0.values.* -10000"),
+        ({"edits": [{"where": "L0N1", "change": "set", "values": "-inf"}]}, "L0N1 takes finite values"),
+        ({"edits": [{"where": "L0N1", "change": "set", "values": "inf"}]}, "edits.0.values"),
+        ({"edits": [{"where": "L0N1", "change": "set", "values": "nan"}]}, "edits.0.values"),
+        ({"edits": [{"where": "L0.attn_bias"} | ZERO]}, "edits act on heads .*, not on L0.attn_bias"),
+        ({"edits": [{"where": "L0"} | ZERO]}, "edits act on heads .*, not on L0"),
+        ({"edits": [{"where": "final_bias"} | ZERO]}, "edits act on heads .*, not on final_bias"),
+        ({"edits": [{"where": "blocks.0.attn.hook_q"} | ZERO]}, "edits act on heads .*, not on L0.q"),
+        ({"edits": [{"where": "blocks.0.attn.hook_z"} | ZERO]}, "edits act on heads .*, not on L0.z"),
+        ({"edits": [{"where": "L0H1.k"} | ZERO]}, "edits act on heads .*, not on L0H1.k"),
+        ({"edits": [{"where": "logits"} | ZERO]}, "edits act on heads .*, not on logits"),
+        ({"edits": [{"where": "embed"} | ZERO]}, "edits act on heads .*, not on embed"),
+        ({"edits": [{"where": "L0.resid"} | ZERO]}, "L0.resid takes the changes resample, not 'zero'"),
+        ({"edits": [CUT | {"change": "zero"}]}, "L0.pattern takes the changes set, not 'zero'"),
+        ({"edits": [CUT | {"at": CELL, "values": 0.5}]}, "an entry is cut by the values 0.0, got 0.5"),
+        ({"edits": [CUT | {"at": CELL, "values": "-inf"}]}, "an entry is cut by the values 0.0, got -inf"),
+        ({"edits": [SCORE | {"at": CELL, "values": 0.0}]}, "an entry is cut by the values -inf, got 0.0"),
+        ({"edits": [SCORE]}, "`at` must name its head, query, key"),
+        ({"edits": [SCORE | {"at": {"head": 0, "key": 1}}]}, "`at` must name its query"),
+        ({"edits": [CUT | {"at": CELL | {"query": [1, 2]}}]}, "edits.0.at.query: .*valid integer"),
+        ({"edits": [CUT | {"at": CELL | {"pos": 1}}]}, "L0.pattern has the dims head, query, key, not 'pos'"),
+        ({"edits": [MLP | {"at": {"pos": []}}]}, "at least 1 item"),
+        ({"edits": [MLP | {"at": {"pos": [1, 1]}}]}, "several that differ"),
+        ({"edits": [MLP | {"at": {"pos": -1}}]}, "edits.0.at.pos.*greater than or equal to 0"),
+        ({"edits": [MLP | {"at": {"pos": [2, -1]}}]}, "edits.0.at.pos.*greater than or equal to 0"),
+        ({"edits": [MLP | {"at": {"pos": 10**7}}]}, "edits.0.at.pos.*less than 1000000"),
+        ({"edits": [MLP | {"at": {"pos": "3"}}]}, "edits.0.at.pos.*valid integer"),
+        ({"edits": [MLP | {"at": {"pos": True}}]}, "edits.0.at.pos.*valid integer"),
+        ({"edits": [MLP | {"at": {"pos": None}}]}, "edits.0.at.pos"),
+        ({"edits": [MLP | {"at": {"pos": list(range(129))}}]}, "at most 128 items"),
+        ({"edits": [MLP | {"at": {"d_model": 3}}]}, "edits.0.at.d_model: Extra"),
+        ({"edits": [MLP | {"at": {"head": 0}}]}, "L0.mlp has the dims pos, d_model, not 'head'"),
+        ({"edits": [{"where": "L0H1", "at": {"head": 0}} | ZERO]}, "L0H1 has the dims pos, d_head, not 'head'"),
+        ({"edits": [MLP | {"at": [3]}]}, "edits.0.at"),
+        ({"edits": [{"where": "L0.resid", "change": "resample", "at": {"pos": 1}}]}, "requires a second prompt"),
+        ({"edits": [MLP | {"change": "resample"}]}, "requires a second prompt"),
+        ({"edits": [MLP] * (MAX_EDITS + 1)}, f"at most {MAX_EDITS} items"),
     ],
 )  # fmt: skip
 def test_what_no_model_could_do_is_refused_by_name(changes: dict[str, object], reason: str) -> None:
@@ -92,21 +173,17 @@ def test_sampling_outside_its_range_is_refused(settings: dict[str, object], reas
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (
-            {"part": "head", "layer": 9, "head": 0, "change": ZERO},
-            r"edit 1 \(head 9.0 → 0\): .*layers are 0 to",
-        ),
-        ({"part": "head", "layer": 0, "head": 99, "change": ZERO}, "heads are 0 to"),
-        ({"part": "neuron", "layer": 0, "neuron": 99_999, "change": ZERO}, "neurons are 0 to"),
-        ({"part": "mlp", "layer": 0, "change": ZERO, "positions": [99]}, "positions of this prompt are 0 to"),
-        ({"part": "mlp", "layer": 0, "change": ZERO, "positions": [1, 1]}, "named once"),
-        ({"part": "edge", "layer": 0, "head": 0, "query": 1, "key": 2}, "stands behind the query"),
-        ({"part": "edge", "layer": 0, "head": 0, "query": 99, "key": 2}, "positions of this prompt are 0 to"),
-        (
-            {"part": "edge", "layer": 0, "head": 0, "query": 0, "key": 0, "renormalise": True},
-            "looks at nothing else",
-        ),
-        ({"part": "stream", "layer": 0, "position": 99}, "positions of this prompt are 0 to"),
+        ({"where": "L9H0"} | ZERO, r"edit 1 \(L9H0 → 0\): .*layers are 0 to"),
+        ({"where": "L0H99"} | ZERO, r"edit 1 \(L0H99 → 0\): .*the index of a head is 0 to"),
+        ({"where": "L0N99999"} | ZERO, "the index of a neuron is 0 to"),
+        (MLP | {"at": {"pos": 99}}, "positions of this prompt are 0 to"),
+        (MLP | {"at": {"pos": [1, 99]}}, "positions of this prompt are 0 to"),
+        (CUT | {"at": CELL | {"head": 99}}, "heads of this model are 0 to"),
+        (CUT | {"at": CELL | {"key": 3}}, "stands after the query"),
+        (CUT | {"at": CELL | {"query": 99}}, "positions of this prompt are 0 to"),
+        (SCORE | {"at": {"head": 0, "query": 0, "key": 0}}, "looks at nothing else"),
+        (SCORE | {"where": "L9.attn_scores", "at": CELL}, "layers are 0 to"),
+        ({"where": "L0.resid", "change": "resample", "at": {"pos": 99}}, "positions of this prompt are 0 to"),
     ],
 )
 def test_what_this_model_or_prompt_has_not_is_refused(edit: dict[str, object], reason: str) -> None:
@@ -114,19 +191,27 @@ def test_what_this_model_or_prompt_has_not_is_refused(edit: dict[str, object], r
         Session(hooked()).pair(parsed(Look, body(edits=[edit], second=SECOND)), Event())
 
 
+def test_the_last_entry_of_a_row_cannot_be_cut_with_the_rest_renormalised() -> None:
+    session = Session(hooked())
+    row = [SCORE | {"at": {"head": 0, "query": 2, "key": key}} for key in range(3)]
+    assert session.pair(parsed(Look, body(edits=row[:2])), Event())
+    with pytest.raises(ValueError, match=r"edit 3 .*looks at nothing else, so no weight can be renormalised"):
+        session.pair(parsed(Look, body(edits=row)), Event())
+
+
 def test_patching_prompts_of_unlike_lengths_requires_positions_that_both_have() -> None:
     session, short = Session(hooked()), "The cat sat"
-    everywhere = {"part": "mlp", "layer": 0, "change": {"to": "second"}}
+    everywhere = MLP | {"change": "resample"}
     with pytest.raises(ValueError, match=r"requires prompts of one length, got .* name positions"):
         session.pair(parsed(Look, body(second=short, edits=[everywhere])), Event())
     with pytest.raises(ValueError, match="the second prompt has positions 0 to"):
-        session.pair(parsed(Look, body(second=short, edits=[everywhere | {"positions": [6]}])), Event())
-    assert session.pair(parsed(Look, body(second=short, edits=[everywhere | {"positions": [1]}])), Event())
+        session.pair(parsed(Look, body(second=short, edits=[everywhere | {"at": {"pos": 6}}])), Event())
+    assert session.pair(parsed(Look, body(second=short, edits=[everywhere | {"at": {"pos": 1}}])), Event())
 
 
 def test_a_model_without_mlps_refuses_their_edits() -> None:
-    ask = parsed(Look, body(edits=[{"part": "mlp", "layer": 0, "change": ZERO}]))
-    with pytest.raises(ValueError, match=r"edit 1 \(MLP 0 → 0\): this model has no"):
+    ask = parsed(Look, body(edits=[MLP]))
+    with pytest.raises(ValueError, match=r"edit 1 \(L0.mlp → 0\): this model has no"):
         Session(hooked("attention-only")).pair(ask, Event())
 
 
@@ -139,10 +224,8 @@ def test_prompts_and_positions_beyond_the_model_are_refused() -> None:
 
 
 def test_numbers_beyond_all_measure_are_an_error_and_not_a_page_of_nan() -> None:
-    edits = [
-        {"part": "mlp", "layer": layer, "change": {"to": "scale", "factor": 1e4}} for layer in (0, 1)
-    ] * 30
-    blown = [{"part": "head", "layer": 0, "head": 0, "change": {"to": "scale", "factor": 1e4}}] * 64
+    edits = [{"where": f"L{layer}.mlp", "change": "scale", "factor": 1e4} for layer in (0, 1)] * 30
+    blown = [{"where": "L0H0", "change": "scale", "factor": 1e4}] * 64
     import torch
 
     with pytest.raises(ArithmeticError, match="not finite"):
@@ -151,7 +234,18 @@ def test_numbers_beyond_all_measure_are_an_error_and_not_a_page_of_nan() -> None
         Session(hooked("gpt2", torch.float32)).pair(parsed(Look, body(edits=blown)), Event())
 
 
-def test_edits_are_said_in_words() -> None:
-    assert said(Head(layer=1, head=5, change=Scale(factor=0.5), positions=(3, 4))) == "head 1.5 × 0.5 at 3, 4"
-    assert said(Edge(layer=0, head=2, query=5, key=1)) == "head 0.2: 5 cut off from 1, not renormalised"
-    assert said(Stream(layer=2, position=7)) == "stream into layer 2 ← second prompt at 7"
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (Edit("L1H5", Zero(), {"pos": (3, 4)}), "L1H5 → 0 at 3, 4"),
+        (Edit("L1H5", Scale(0.5), {"pos": 3}), "L1H5 × 0.5 at 3"),
+        (Edit("L2.mlp", Mean("reference")), "L2.mlp → its clean mean"),
+        (Edit("L1N17", Set(2.5)), "L1N17 = 2.5"),
+        (Edit("L0H2", Resample()), "L0H2 ← second prompt"),
+        (Edit("L2.resid", Resample(), {"pos": 5}), "L2.resid ← second prompt at 5"),
+        (Edit("L3.attn_scores", Set(float("-inf")), CELL), "L3H0: 2 cut off from 1, renormalised"),
+        (Edit("L0.pattern", Set(0.0), {"head": 2, "query": 5, "key": 1}), "L0H2: 5 cut off from 1, not renormalised"),
+    ],
+)  # fmt: skip
+def test_edits_are_said_in_words(edit: Edit, words: str) -> None:
+    assert said(edit) == words

@@ -16,7 +16,7 @@ from tests.serve.conftest import Live, Opener, Tab
 
 pytestmark = needs_browser
 
-HEAD = {"part": "head", "layer": 3, "head": 5, "change": {"to": "zero"}}
+HEAD = {"where": "L3H5", "change": "zero"}
 
 
 def expected(live: Live, *edits: dict, **more: object) -> dict:
@@ -43,7 +43,7 @@ def shows(tab: Tab, found: dict) -> None:
 
 def choose(tab: Tab, layer: int, head: int) -> None:
     tab.act(f"#map-1 [data-layer='{layer}'][data-head='{head}']")
-    assert tab.texts("#part-name") == [f"Head {layer}.{head}"]
+    assert tab.texts("#part-name") == [f"L{layer}H{head}"]
 
 
 def test_a_head_set_to_0_by_a_click_then_undone_and_redone(tab: Tab, live: Live) -> None:
@@ -71,8 +71,8 @@ def test_a_head_set_to_0_by_a_click_then_undone_and_redone(tab: Tab, live: Live)
 def test_every_kind_of_edit_has_its_place_on_the_page(visit: Opener, live: Live) -> None:
     tab = visit()
     choose(tab, 1, 5)
-    tab.act("[data-to=second]")
-    edits = [{"part": "head", "layer": 1, "head": 5, "change": {"to": "second"}}]
+    tab.act("[data-to=resample]")
+    edits = [{"where": "L1H5", "change": "resample"}]
     frame = tab.page.locator("#patterns canvas").nth(1)
     box = frame.bounding_box()
     tab.page.fill("#query", "9")
@@ -80,25 +80,53 @@ def test_every_kind_of_edit_has_its_place_on_the_page(visit: Opener, live: Live)
     tab.page.check("#renormalise")
     tab.act("#cut")
     assert box is not None and frame.is_visible()
-    edits.append({"part": "edge", "layer": 1, "head": 5, "query": 9, "key": 4, "renormalise": True})
+    edits.append(
+        {
+            "where": "L1.attn_scores",
+            "change": "set",
+            "values": "-inf",
+            "at": {"head": 5, "query": 9, "key": 4},
+        }
+    )
     tab.act("[data-stream='2,3']")
-    edits.append({"part": "stream", "layer": 2, "position": 3})
+    edits.append({"where": "L2.resid", "change": "resample", "at": {"pos": 3}})
     tab.act("#map-0 [data-layer='2'][data-column]")
     tab.page.check("input[name=where][value=some]", force=True)
     tab.page.click("#where [data-pos='7']")
     tab.page.click("#where [data-pos='2']")
     tab.act("[data-to=mean]")
-    edits.append({"part": "mlp", "layer": 2, "change": {"to": "mean"}, "positions": [2, 7]})
+    edits.append({"where": "L2.mlp", "change": "mean", "over": "reference", "at": {"pos": [2, 7]}})
     tab.page.check("input[name=where][value=all]", force=True)
     tab.page.fill("#neuron", "17")
     tab.act("#choose-neuron")
     tab.page.fill("#value", "2.5")
-    tab.act("[data-to=value]")
-    edits.append({"part": "neuron", "layer": 2, "neuron": 17, "change": {"to": "value", "value": 2.5}})
+    tab.act("[data-to=set]")
+    edits.append({"where": "L2N17", "change": "set", "values": 2.5})
     shows(tab, expected(live, *edits, layer=2))
+    assert tab.page.get_attribute("#panel [data-to=set]", "aria-pressed") == "true"
+    assert tab.sent()["edits"] == edits
     tab.act("#copy")
     ask = parsed(Look, body(prompt=PROMPT, second=CORRUPT, edits=edits))
-    assert tab.page.inner_text("#source").strip() == python(ask, Origin("demo-4l"), 15, 14).strip()
+    assert tab.page.inner_text("#source").strip() == python(ask, Origin("demo-4l"), 14).strip()
+
+
+def test_an_edge_is_cut_in_the_scores_or_in_the_pattern_and_in_one_of_them_only(visit: Opener) -> None:
+    tab = visit()
+    choose(tab, 1, 5)
+    tab.page.fill("#query", "9")
+    tab.page.fill("#key", "4")
+    at = {"head": 5, "query": 9, "key": 4}
+    tab.act("#cut")
+    assert tab.sent()["edits"] == [{"where": "L1.pattern", "change": "set", "values": 0, "at": at}]
+    assert tab.texts("#cut") == ["Restore this edge"]
+    tab.act("#cut")
+    tab.page.check("#renormalise")
+    tab.act("#cut")
+    assert tab.sent()["edits"] == [{"where": "L1.attn_scores", "change": "set", "values": "-inf", "at": at}]
+    tab.page.uncheck("#renormalise")
+    assert tab.texts("#cut") == ["Restore this edge"]
+    tab.act("#cut")
+    assert tab.sent()["edits"] == []
 
 
 def test_a_click_in_the_pattern_cuts_that_edge_and_a_second_one_restores_it(tab: Tab) -> None:
@@ -113,7 +141,7 @@ def test_a_click_in_the_pattern_cuts_that_edge_and_a_second_one_restores_it(tab:
     tab.settled()
     (said,) = tab.texts("#edits li")
     query, key = tab.page.input_value("#query"), tab.page.input_value("#key")
-    assert f"head 3.5: {query} cut off from {key}" in said and int(key) <= int(query)
+    assert f"L3H5: {query} cut off from {key}" in said and int(key) <= int(query)
     assert "edited 0.0000" in tab.texts("#readout")[0]
     canvas.click(position=at)
     tab.page.wait_for_timeout(50)
@@ -184,7 +212,7 @@ def test_two_tabs_keep_their_own_edits(visit: Opener, live: Live) -> None:
         tab.page.wait_for_timeout(100)
         tab.settled()
     shows(one, expected(live, HEAD))
-    shows(two, expected(live, {"part": "head", "layer": 1, "head": 5, "change": {"to": "mean"}}))
+    shows(two, expected(live, {"where": "L1H5", "change": "mean", "over": "reference"}))
 
 
 def test_a_script_typed_as_a_prompt_is_text(tab: Tab) -> None:

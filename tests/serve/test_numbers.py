@@ -11,8 +11,10 @@ from torch import Tensor
 pytest.importorskip("pydantic", reason="no pydantic: the extra `serve` is not installed")
 
 from interp import HookedTransformer, Sampling
+from interp.data.batch import Batch
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model.variants import AdaptiveSoftmax
+from interp.passes.generate import stream
 from interp.serve import session as sessions
 from interp.serve.asks import Continue, Look, parsed
 from interp.serve.session import Session, Stopped
@@ -27,36 +29,51 @@ from tests.tolerances import assert_close
 MODELS = ("gpt2", "llama-gqa", "gemma2", "macaron")
 FEW = ("gpt2", "post-norm", "macaron")
 EDITS: dict[str, list[dict[str, object]]] = {
-    "head to 0": [{"part": "head", "layer": 0, "head": 1, "change": {"to": "zero"}}],
-    "head to its mean": [{"part": "head", "layer": 1, "head": 0, "change": {"to": "mean"}}],
+    "head to 0": [{"where": "L0H1", "change": "zero"}],
+    "head to its mean": [{"where": "L1H0", "change": "mean", "over": "reference"}],
     "head scaled at two": [
-        {"part": "head", "layer": 0, "head": 0, "change": {"to": "scale", "factor": -2.5}, "positions": [3, 1]}
+        {"where": "L0H0", "change": "scale", "factor": -2.5, "at": {"pos": [3, 1]}}
     ],
-    "head patched": [{"part": "head", "layer": 1, "head": 1, "change": {"to": "second"}}],
+    "head patched": [{"where": "L1H1", "change": "resample"}],
     "head patched at one": [
-        {"part": "head", "layer": 0, "head": 1, "change": {"to": "second"}, "positions": [4]}
+        {"where": "L0H1", "change": "resample", "at": {"pos": 4}}
     ],
-    "MLP to 0": [{"part": "mlp", "layer": 1, "change": {"to": "zero"}}],
+    "MLP to 0": [{"where": "L1.mlp", "change": "zero"}],
     "MLP to its mean at two": [
-        {"part": "mlp", "layer": 0, "change": {"to": "mean"}, "positions": [0, 5]}
+        {"where": "L0.mlp", "change": "mean", "over": "reference", "at": {"pos": [0, 5]}}
     ],
-    "MLP patched": [{"part": "mlp", "layer": 0, "change": {"to": "second"}}],
-    "neuron set": [{"part": "neuron", "layer": 1, "neuron": 7, "change": {"to": "value", "value": 3.5}}],
-    "neuron scaled": [{"part": "neuron", "layer": 0, "neuron": 2, "change": {"to": "scale", "factor": 4.0}}],
-    "edge cut": [{"part": "edge", "layer": 1, "head": 0, "query": 6, "key": 2}],
+    "MLP patched": [{"where": "L0.mlp", "change": "resample"}],
+    "last MLP and neuron to their means": [
+        {"where": "L1.mlp", "change": "mean", "over": "reference", "at": {"pos": 3}},
+        {"where": "L1N4", "change": "mean", "over": "reference"},
+    ],
+    "neuron patched at two": [{"where": "L0N4", "change": "resample", "at": {"pos": [2, 6]}}],
+    "neuron set": [{"where": "L1N7", "change": "set", "values": 3.5}],
+    "neuron scaled": [{"where": "L0N2", "change": "scale", "factor": 4.0}],
+    "edge cut": [{"where": "L1.pattern", "change": "set", "values": 0.0, "at": {"head": 0, "query": 6, "key": 2}}],
     "edge cut, rest scaled up": [
-        {"part": "edge", "layer": 0, "head": 1, "query": 5, "key": 0, "renormalise": True}
+        {"where": "L0.attn_scores", "change": "set", "values": "-inf", "at": {"head": 1, "query": 5, "key": 0}}
     ],
-    "stream patched": [{"part": "stream", "layer": 1, "position": 2}],
+    "stream patched": [{"where": "L1.resid", "change": "resample", "at": {"pos": 2}}],
     "several": [
-        {"part": "head", "layer": 0, "head": 1, "change": {"to": "scale", "factor": 2.0}},
-        {"part": "head", "layer": 0, "head": 1, "change": {"to": "zero"}, "positions": [2]},
-        {"part": "edge", "layer": 0, "head": 0, "query": 4, "key": 1, "renormalise": True},
-        {"part": "neuron", "layer": 0, "neuron": 3, "change": {"to": "mean"}},
-        {"part": "stream", "layer": 1, "position": 3},
-        {"part": "mlp", "layer": 1, "change": {"to": "scale", "factor": 0.5}},
+        {"where": "L0H1", "change": "scale", "factor": 2.0},
+        {"where": "L0H1", "change": "zero", "at": {"pos": 2}},
+        {"where": "L0.attn_scores", "change": "set", "values": "-inf", "at": {"head": 0, "query": 4, "key": 1}},
+        {"where": "L0N3", "change": "mean", "over": "reference"},
+        {"where": "L1.resid", "change": "resample", "at": {"pos": 3}},
+        {"where": "L1.mlp", "change": "scale", "factor": 0.5},
     ],
 }  # fmt: skip
+
+
+TOGETHER = EDITS["head to 0"] + EDITS["MLP to its mean at two"] + EDITS["stream patched"]
+
+
+def cut(layer: int, way: str, head: int = 0, query: int = 2, key: int = 1) -> dict[str, object]:
+    """The edge from a query to a key taken away, in the pattern or in the scores."""
+    values = 0.0 if way == ".pattern" else "-inf"
+    at = {"head": head, "query": query, "key": key}
+    return {"where": f"L{layer}{way}", "change": "set", "values": values, "at": at}
 
 
 @functools.cache
@@ -147,13 +164,15 @@ def test_a_stream_patched_where_one_looks_is_made_of_the_second_prompts_parts() 
     found = asked(
         Session(model),
         second=SECOND,
-        edits=[{"part": "stream", "layer": 1, "position": 6}],
+        edits=[{"where": "L1.resid", "change": "resample", "at": {"pos": 6}}],
         position=6,
         answer=3,
     )
     _, second = model.run_with_cache(SECOND)
     _, edited = model.run_with_cache(PROMPT)
-    with model.hooks(hooks_of([{"part": "stream", "layer": 1, "position": 6}], model, SECOND)):
+    with model.hooks(
+        hooks_of([{"where": "L1.resid", "change": "resample", "at": {"pos": 6}}], model, SECOND)
+    ):
         _, edited = model.run_with_cache(PROMPT)
     z = second["blocks.0.attn.hook_z"][0, 6, 1]
     scale = edited["ln_final.hook_scale"][0, 6]
@@ -197,7 +216,7 @@ def test_the_script_gives_the_same_numbers(
         "interp.HookedTransformer.from_pretrained", lambda *given, **more: opened.append(given) or model
     )
     names: dict[str, Tensor] = {}
-    exec(python(ask, Origin("some 'model'"), len(pair.tokens), pair.position), names)
+    exec(python(ask, Origin("some 'model'"), pair.position), names)
     assert opened == [("some 'model'",)]
     assert_close(names["clean"], pair.clean.logits.softmax(-1))
     assert_close(names["edited"], pair.edited.logits.softmax(-1))
@@ -209,11 +228,11 @@ def test_text_in_a_script_stays_text() -> None:
 
     nasty = "'''\"\"\"\\'); import os; os.system('true')\n#\u202e{x}\x00"
     ask = parsed(Look, body(prompt=nasty, second=nasty, edits=EDITS["head patched"]))
-    tree = ast.parse(python(ask, Origin(nasty), 5, 4))
+    tree = ast.parse(python(ask, Origin(nasty), 4))
     assert [node.names[0].name for node in ast.walk(tree) if isinstance(node, ast.Import)] == ["interp"]
     values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     assert values.count(nasty) == 3
-    assert "\u202e" not in python(ask, Origin(nasty), 5, 4)
+    assert "\u202e" not in python(ask, Origin(nasty), 4)
 
 
 def test_what_was_seen_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,10 +253,10 @@ def test_what_was_seen_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) ->
     assert rows == [2, 1]
     asked(session, edits=edits, position=2)
     assert rows == [2, 1, 2]
+    asked(session, edits=EDITS["head to its mean"], position=3)
+    assert rows == [2, 1, 2, 1, 1]
     for factor in range(20):
-        asked(
-            session, edits=[{"part": "mlp", "layer": 0, "change": {"to": "scale", "factor": float(factor)}}]
-        )
+        asked(session, edits=[{"where": "L0.mlp", "change": "scale", "factor": float(factor)}])
     assert len(session._rows) == sessions.KEPT
 
 
@@ -266,12 +285,14 @@ def test_a_stopped_pass_ends_between_layers_and_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 0.7])
-def test_continuations_are_those_of_generate_under_hooks(temperature: float) -> None:
+@over("edits", [TOGETHER, *EDITS.values()])
+def test_cached_continuations_are_those_of_generate_under_hooks_without_a_cache(
+    temperature: float, edits: list[dict[str, object]]
+) -> None:
     model = hooked()
-    edits = EDITS["head to 0"] + EDITS["MLP to its mean at two"] + EDITS["stream patched"]
     settings = {"tokens": 5, "temperature": temperature, "top_k": 20, "top_p": 0.9, "seed": 3}
     ask = parsed(Continue, body(second=SECOND, edits=edits, **settings))
-    clean, edited = Session(model).continuations(ask, Event())
+    clean, edited = session_of("gpt2").continuations(ask, Event())
     sampling = Sampling(temperature, 20, 0.9, 3) if temperature else None
     start = len(model.to_tokens(PROMPT)[0])
     expected = model.generate(PROMPT, 5, sampling=sampling).tokens[0, start:].tolist()
@@ -280,7 +301,22 @@ def test_continuations_are_those_of_generate_under_hooks(temperature: float) -> 
         changed = (
             model.generate(PROMPT, 5, sampling=sampling, use_past_kv_cache=False).tokens[0, start:].tolist()
         )
-    assert edited == changed and edited != clean
+    assert edited == changed
+    assert edited != clean or edits is not TOGETHER
+
+
+@over("edits", EDITS.values())
+def test_every_step_with_a_cache_has_the_logits_of_one_pass_under_hooks(
+    edits: list[dict[str, object]],
+) -> None:
+    model = hooked()
+    pair = session_of("gpt2").pair(parsed(Look, body(second=SECOND, edits=edits)), Event())
+    steps = list(stream(model.transformer, Batch(pair.tokens[None]), 5, edits=pair.edits))
+    tokens = torch.cat((pair.tokens, *(step.tokens for step in steps)))[None, :-1]
+    expected = model.run_with_hooks(tokens, hooks_of(edits, model, SECOND))[0, len(pair.tokens) - 1 :]
+    assert_close(torch.cat([step.logits for step in steps]), expected)
+    untouched = model(tokens)[0, len(pair.tokens) - 1 :]
+    assert bool((untouched != expected).any())
 
 
 def test_a_stopped_continuation_ends_between_layers() -> None:
@@ -292,8 +328,10 @@ def test_a_stopped_continuation_ends_between_layers() -> None:
             return len(looks) > 9
 
     ask = parsed(Continue, body(edits=EDITS["head to 0"], tokens=6))
+    session = Session(hooked())
+    session.pair(ask, Event())  # so that no pass but those of the continuation looks
     with pytest.raises(Stopped):
-        Session(hooked()).continuations(ask, After())
+        session.continuations(ask, After())
     assert len(looks) == 10
 
 
@@ -318,7 +356,7 @@ def test_layers_of_other_mixers_show_what_they_have(name: str) -> None:
     text = "The cat sat on the mat"
     session = Session(model)
     found = asked(session, prompt=text, edits=EDITS["head to 0"])
-    edited = model.run_with_hooks(text, hooks_of(EDITS["head to 0"], model, text))[0, -1]
+    edited = model.run_with_hooks(text, hooks_of(EDITS["head to 0"], model, text, text))[0, -1]
     shown = torch.tensor([row["edited"] for row in found["next"]], dtype=torch.float64)
     torch.testing.assert_close(shown, probabilities(edited, found), rtol=0, atol=1e-6)
     for layer in range(model.cfg.n_layers):
@@ -326,9 +364,46 @@ def test_layers_of_other_mixers_show_what_they_have(name: str) -> None:
         assert (found["moved"][layer] is not None) == there
         assert (asked(session, prompt=text, layer=layer)["pattern"] is not None) == there
         if not there:
-            cut = [{"part": "edge", "layer": layer, "head": 0, "query": 2, "key": 1}]
-            with pytest.raises(ValueError, match="this model has no"):
-                asked(session, prompt=text, edits=cut)
+            for way in (".pattern", ".attn_scores"):
+                with pytest.raises(ValueError, match="this model has no"):
+                    asked(session, prompt=text, edits=[cut(layer, way)])
+
+
+@pytest.mark.parametrize(
+    "name", ["log-n", "additive-log-n", "adaptive", "dual-chunk", "synthesizer", "strided", "reformer"]
+)
+def test_an_edge_cut_in_the_scores_renormalises_the_row_of_every_mixer_that_has_them(name: str) -> None:
+    config = replace(MIXERS[name], d_vocab=hooked().cfg.d_vocab)
+    model = HookedTransformer(perturbed(config, torch.float64), HuggingFaceTokenizer(gpt2_tokenizer()))
+    text = "The cat sat on the mat"
+    _, cache = model.run_with_cache(text)
+    query = cache["pattern", 1].shape[-1] - 1
+    key = int(cache["pattern", 1][0, 2, query].argmax())
+    edits = [cut(1, ".attn_scores", 2, query, key)]
+    found = asked(Session(model), prompt=text, edits=edits, layer=1, head=2)
+    assert found["pattern"]["scored"]
+    row = cache["pattern", 1][0, 2, query].clone()
+    assert 0 < row[key] < 1
+    row[key] = 0.0
+    assert found["pattern"]["edited"][query] == pytest.approx((row / row.sum()).tolist(), abs=1e-4)
+
+
+def test_a_row_of_which_nothing_is_left_is_an_error_wherever_one_looks() -> None:
+    config = replace(CONFIGS["gpt2"], d_vocab=hooked().cfg.d_vocab, window=1)
+    model = HookedTransformer(perturbed(config, torch.float64), HuggingFaceTokenizer(gpt2_tokenizer()))
+    for position in (3, 5):
+        with pytest.raises(ArithmeticError, match="a query has no key left to look at"):
+            asked(Session(model), edits=[cut(0, ".attn_scores", 0, 3, 3)], position=position)
+
+
+def test_a_refined_pattern_is_cut_as_it_is_and_not_by_its_scores() -> None:
+    config = replace(MIXERS["refined-simple"], d_vocab=hooked().cfg.d_vocab)
+    model = HookedTransformer(perturbed(config, torch.float64), HuggingFaceTokenizer(gpt2_tokenizer()))
+    session = Session(model)
+    with pytest.raises(ValueError, match=r"refined after its softmax.* set the entry of L1.pattern to 0"):
+        asked(session, edits=[cut(1, ".attn_scores")])
+    found = asked(session, edits=[cut(1, ".pattern")], layer=1)
+    assert found["pattern"]["edited"][2][1] == 0.0 and found["pattern"]["scored"] is False
 
 
 def test_where_logits_are_not_linear_the_page_says_why() -> None:

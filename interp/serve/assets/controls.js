@@ -1,36 +1,41 @@
 // --- choosing a part and changing it -------------------------------------------------------------------------------
 
 const MEANS = {
-  head: "A head's z is changed: what it moves, before W_O; the output bias of the layer stays. Its mean is over all positions of the prompt, the start token included, as the edited run computes it.",
-  mlp: "What the MLP adds to the stream is changed, its output bias included. Its mean is over all positions of the prompt, the start token included, as the edited run computes it.",
-  neuron: "The neuron is changed behind its non-linearity (and gate). Its mean is over all positions of the prompt, the start token included, as the edited run computes it.",
+  head: "A head's z is changed: what it moves, before W_O; the output bias of the layer stays.",
+  mlp: "What the MLP adds to the stream is changed, its output bias included.",
+  neuron: "The neuron is changed after its non-linearity (and gate).",
 };
+const MEAN = "Its mean is that of the clean run, over all positions of the prompt, the start token included.";
+const NEEDS = { mean: { over: "reference" } };
 const positions = new Set();
 
-const part = () => ({
-  part: state.part, layer: state.layer, ...(state.part === "head" && { head: state.head }),
-  ...(state.part === "neuron" && { neuron: state.neuron }),
-  positions: one("input[name=where]:checked").value === "all" ? null : [...positions].sort((a, b) => a - b),
-});
-const apply = (to, extra = {}, amends = false) => {
-  const here = part();
-  if (here.positions?.length === 0) return complain("Choose at least one position, or all.");
+// Where the panel's edits act: the chosen part, at the chosen positions.
+const chosen = () => {
+  const { part, layer } = state;
+  const where = part === "mlp" ? names.mlp(layer) : names[part](layer, state[part]);
+  if (one("input[name=where]:checked").value === "all") return { where };
+  const pos = [...positions].sort((a, b) => a - b);
+  return { where, at: { pos: pos.length === 1 ? pos[0] : pos } };
+};
+const apply = (to, extra = NEEDS[to], amends = false) => {
+  const here = chosen();
+  if (here.at?.pos.length === 0) return complain("Choose at least one position, or all.");
   if (to === "none") return drop(here);
-  return put({ ...here, change: { to, ...extra } }, amends);
+  return put({ where: here.where, change: to, ...extra, ...(here.at && { at: here.at }) }, amends);
 };
 
 const showPart = () => {
-  const { layer, head, neuron } = state;
-  one("#part-name").textContent = { head: `Head ${layer}.${head}`, mlp: `MLP ${layer}`, neuron: `Neuron ${layer}.${neuron}` }[state.part];
-  one("#means").textContent = MEANS[state.part];
+  one("#part-name").textContent = chosen().where;
+  one("#part-kind").textContent = state.part === "mlp" ? "MLP" : state.part;
+  one("#means").textContent = `${MEANS[state.part]} ${MEAN}`;
   one("#value-field").hidden = state.part !== "neuron";
-  one("[data-to=second]").disabled = !shown.second;
-  const mine = has(part());
-  for (const button of all("#changes [data-to]")) {
-    button.setAttribute("aria-pressed", (mine?.change.to ?? "none") === button.dataset.to);
+  one("[data-to=resample]").disabled = !shown.second;
+  const mine = has(chosen());
+  for (const button of all("#panel [data-to]")) {
+    button.setAttribute("aria-pressed", (mine?.change ?? "none") === button.dataset.to);
   }
   if (document.activeElement !== one("#factor")) {
-    one("#factor").value = mine?.change.factor ?? 1;
+    one("#factor").value = mine?.factor ?? 1;
     tell(one("#factor"));
   }
   for (const pos of [...positions]) if (pos >= shown.tokens.length) positions.delete(pos);
@@ -52,7 +57,7 @@ for (const input of all("input[type=range]")) {
 // One drag of the slider is one step of the history.
 let dragging = false;
 one("#factor").addEventListener("input", (event) => {
-  apply("scale", { factor: +event.target.value }, dragging && has(part())?.change.to === "scale");
+  apply("scale", { factor: +event.target.value }, dragging && has(chosen())?.change === "scale");
   dragging = true;
 });
 one("#factor").addEventListener("change", () => { dragging = false; });
@@ -67,7 +72,7 @@ document.addEventListener("click", (event) => {
   const cell = at("button.cell");
   if (cell) choose({ layer: +cell.dataset.layer, ...(cell.dataset.head === undefined ? { part: "mlp" } : { part: "head", head: +cell.dataset.head }) });
   const to = at("#panel [data-to]");
-  if (to) apply(to.dataset.to, to.dataset.to === "value" ? { value: +one("#value").value } : {});
+  if (to) apply(to.dataset.to, to.dataset.to === "set" ? { values: +one("#value").value } : NEEDS[to.dataset.to]);
   const token = at("#tokens .chip");
   if (token) choose({ at: +token.dataset.pos, answer: null });
   const where = at("#where .chip");
@@ -85,8 +90,7 @@ document.addEventListener("click", (event) => {
   if (neuron) choose({ part: "neuron", neuron: +neuron.dataset.neuron });
   const spot = at("[data-stream]");
   if (spot) {
-    const [layer, position] = spot.dataset.stream.split(",").map(Number);
-    const edit = { part: "stream", layer, position };
+    const edit = fromSecond(...spot.dataset.stream.split(",").map(Number));
     if (has(edit)) drop(edit); else put(edit);
   }
 });
@@ -123,8 +127,8 @@ one("#go-on").addEventListener("click", () => {
     one("#continued").hidden = false;
     one("#continued-clean").textContent = found.clean;
     one("#continued-edited").textContent = found.edited;
-    one("#continued-note").textContent = found.same === found.tokens[0] && found.same === found.tokens[1]
-      ? "Both go on alike." : `They part after ${found.same} ${found.same === 1 ? "token" : "tokens"}.`;
+    one("#continued-note").textContent = found.tokens.every((count) => count === found.same) ? "Both go on alike."
+      : found.same ? `They agree in the first ${found.same === 1 ? "token" : `${found.same} tokens`}.` : "They differ from the first token on.";
   });
 });
 one("#copy").addEventListener("click", () => ask("source", question(), async (found) => {

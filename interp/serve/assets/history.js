@@ -1,4 +1,18 @@
 // --- the list of edits, with undo and redo -------------------------------------------------------------------------
+// An edit is the package's own record as JSON: { where: "L3H5", change: "zero", at: { pos: [3, 4] } }.
+
+const names = {
+  head: (layer, head) => `L${layer}H${head}`,
+  mlp: (layer) => `L${layer}.mlp`,
+  neuron: (layer, neuron) => `L${layer}N${neuron}`,
+  stream: (layer) => `L${layer}.resid`,
+};
+// Which part an edit changes; a cut edge is its head's.
+const partOf = ({ where, at }) => {
+  const [, layer, letter, index, site] = where.match(/^L(\d+)(?:([HN])(\d+)|\.(\w+))$/);
+  if (site) return { layer: +layer, kind: site, head: at?.head };
+  return { layer: +layer, kind: letter === "H" ? "head" : "neuron", [letter === "H" ? "head" : "neuron"]: +index };
+};
 
 const past = [[]];
 let now = 0;
@@ -21,7 +35,8 @@ const go = (step) => {
   changed();
 };
 
-const spot = ({ change: _, renormalise: __, ...where }) => JSON.stringify(where);
+// One place takes one edit; an edge is cut in the pattern or in the scores, not in both.
+const spot = ({ where, at }) => JSON.stringify([where.replace(".attn_scores", ".pattern"), at]);
 const put = (edit, amends) => change([...edits().filter((other) => spot(other) !== spot(edit)), edit], amends);
 const drop = (edit) => {
   const left = edits().filter((other) => spot(other) !== spot(edit));
@@ -45,15 +60,17 @@ const listEdits = () => {
   const items = edits().map((edit) => {
     const item = document.createElement("li");
     const button = Object.assign(document.createElement("button"), { type: "button", textContent: "×" });
-    const number = edit.head ?? edit.neuron;
-    const text = words.get(JSON.stringify(edit)) ?? `${edit.part} ${edit.layer}${number === undefined ? "" : `.${number}`} …`;
+    const text = words.get(JSON.stringify(edit)) ?? `${edit.where} …`;
     button.setAttribute("aria-label", `take back: ${text}`);
     button.addEventListener("click", () => drop(edit));
     item.append(text, button);
     return item;
   });
   const none = Object.assign(document.createElement("li"), { className: "none", textContent: "no edits yet" });
-  one("#edits").replaceChildren(...(items.length ? items : [none]));
+  const list = one("#edits");
+  const more = items.length > list.querySelectorAll("button").length;
+  list.replaceChildren(...(items.length ? items : [none]));
+  if (more) list.scrollLeft = list.scrollWidth;
 };
 
 one("#undo").addEventListener("click", () => go(-1));

@@ -53,8 +53,10 @@ const markEdges = (context, canvas, cell) => {
   if (canvas.dataset.run !== "edited") return;
   context.strokeStyle = style("--accent");
   context.lineWidth = 2;
-  for (const { part, layer, head, query, key } of edits()) {
-    if (part !== "edge" || layer !== state.layer || head !== state.head) continue;
+  for (const edit of edits()) {
+    const { layer, head, kind } = partOf(edit);
+    if (kind === "head" || layer !== state.layer || head !== state.head) continue;
+    const { query, key } = edit.at;
     const [x, y] = [key * cell, query * cell];
     context.strokeRect(x, y, cell - 1, cell - 1);
     context.beginPath();
@@ -80,14 +82,18 @@ const readOut = () => {
   one("#query").max = one("#key").max = last;
   const { query, key } = state.pointed ?? { query: +one("#query").value, key: +one("#key").value };
   const [a, b] = ["clean", "edited"].map((run) => found[run][query]?.[key]);
-  one("#readout").textContent = a === undefined ? "No such edge: the key stands behind the query, or the prompt is shorter."
+  one("#readout").textContent = a === undefined ? "No such edge: the key stands after the query, or the prompt is shorter."
     : `${shown.tokens[query]} (${query}) looks at ${shown.tokens[key]} (${key}): clean ${number(a, 4)}, edited ${number(b, 4)}`;
   one("#cut").textContent = has(edge(query, key)) ? "Restore this edge" : "Cut this edge";
   one("#cut").disabled = a === undefined;
+  one("#renormalise").disabled = !found.scored;
 };
 
+// In the scores, before the softmax, the rest of the row is renormalised; in the pattern it is not.
 const edge = (query, key) => ({
-  part: "edge", layer: state.layer, head: state.head, query, key, renormalise: one("#renormalise").checked,
+  where: `L${state.layer}.${one("#renormalise").checked && shown.pattern?.scored ? "attn_scores" : "pattern"}`,
+  change: "set", values: one("#renormalise").checked && shown.pattern?.scored ? "-inf" : 0,
+  at: { head: state.head, query, key },
 });
 const toggleEdge = (query, key) => (has(edge(query, key)) ? drop(edge(query, key)) : put(edge(query, key)));
 const under = (canvas, event) => {

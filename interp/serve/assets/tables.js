@@ -57,8 +57,8 @@ const showNext = () => {
   }));
 };
 
-const touched = (layer, head) => edits().some((edit) => edit.layer === layer && (head === undefined
-  ? edit.part === "mlp" || edit.part === "neuron" : (edit.part === "head" || edit.part === "edge") && edit.head === head));
+const touched = (layer, head) => edits().map(partOf).some((part) => part.layer === layer && (head === undefined
+  ? part.kind === "mlp" || part.kind === "neuron" : part.head === head));
 
 const valuesOf = (run) => {
   const kind = run ? one("input[name=shown]:checked").value : "clean";
@@ -104,7 +104,7 @@ const showMap = (run) => {
 };
 
 const told = (layer, head, column) => {
-  const lines = [head === undefined ? `MLP ${layer}` : `head ${layer}.${head}`];
+  const lines = [head === undefined ? names.mlp(layer) : names.head(layer, head)];
   const cells = shown.attribution.cells;
   if (cells) {
     const [a, b] = [0, 1].map((run) => cells[run][layer][head ?? column]);
@@ -137,7 +137,7 @@ const showNeurons = () => {
     const row = document.createElement("tr");
     const head = make("th");
     head.scope = "row";
-    const button = Object.assign(make("button", `${shown.neurons.layer}.${neuron}`, "link"), { type: "button" });
+    const button = Object.assign(make("button", names.neuron(shown.neurons.layer, neuron), "link"), { type: "button" });
     button.dataset.neuron = neuron;
     head.append(button);
     row.append(head, ...[...active, ...added].map((x) => make("td", write(x))));
@@ -152,27 +152,27 @@ const showStream = () => {
   const [table, second] = [one("#stream-map"), shown.second];
   table.hidden = !second;
   one("#no-second").hidden = Boolean(second);
-  const names = second ? shown.tokens.slice(0, second.length) : [];
-  if (streamOf !== names.join("\n")) makeStream(table, names);
-  streamOf = names.join("\n");
+  const tokens = second ? shown.tokens.slice(0, second.length) : [];
+  if (streamOf !== tokens.join("\n")) makeStream(table, tokens);
+  streamOf = tokens.join("\n");
   for (const button of all("[data-stream]", table)) {
-    const [layer, position] = button.dataset.stream.split(",").map(Number);
-    const put = Boolean(has({ part: "stream", layer, position }));
+    const put = Boolean(has(fromSecond(...button.dataset.stream.split(",").map(Number))));
     button.textContent = put ? "●" : "·";
     button.setAttribute("aria-pressed", put);
   }
 };
-const makeStream = (table, names) => {
+const fromSecond = (layer, pos) => ({ where: names.stream(layer), change: "resample", at: { pos } });
+const makeStream = (table, tokens) => {
   const top = document.createElement("tr");
-  top.append(make("th", "into layer"), ...names.map((name) => make("th", name)));
+  top.append(make("th", "stream"), ...tokens.map((token) => make("th", token)));
   one("thead", table).replaceChildren(top);
   one("tbody", table).replaceChildren(...Array.from({ length: data.layers }, (_, layer) => {
     const row = document.createElement("tr");
-    row.append(make("th", String(layer)), ...names.map((name, position) => {
+    row.append(make("th", names.stream(layer)), ...tokens.map((token, position) => {
       const cell = document.createElement("td");
       const button = Object.assign(make("button", "·", "spot"), { type: "button" });
       button.dataset.stream = `${layer},${position}`;
-      button.setAttribute("aria-label", `stream into layer ${layer} at ${position}, ${name}`);
+      button.setAttribute("aria-label", `${names.stream(layer)} at ${position}, ${token}`);
       cell.append(button);
       return cell;
     }));

@@ -16,7 +16,7 @@ class BusyError(RuntimeError):
     """Too many computations wait already."""
 
 
-class Desk:
+class JobQueue:
     """Runs computations one after the other in a thread of its own."""
 
     def __init__(self) -> None:
