@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
+from interp.tokens.faithfulness import RANDOM, Erasure, Measure, compare_methods
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import interp
 from interp.runs.record import Record
-from interp.tokens.faithfulness import RANDOM, Erasure, Measure, compare_methods
 from interp.zoo.tasks import indirect_objects
 
 

@@ -216,7 +216,6 @@ __all__ = [
     "eigenvalue_scores",
     "erasure",
     "evaluate_circuit",
-    "faithfulness",
     "find_circuit",
     "finetune_edit",
     "flow_routes",

@@ -207,7 +207,9 @@ def as_part(given: Named, config: ModelConfig) -> Part:
     return Part.of(given).within(config)
 
 
-def as_parts(given: Named | Sequence[Named], config: ModelConfig, kinds: Sequence[str], such: str) -> list[Part]:
+def as_parts(
+    given: Named | Sequence[Named], config: ModelConfig, kinds: Sequence[str], such: str
+) -> list[Part]:
     """The parts of some kinds that are meant, one or several; `such` says what is required, as in "a head (L1H2)".
 
     Errors: those of `as_part`; ValueError for none, or a part of another kind.

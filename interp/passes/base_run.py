@@ -53,7 +53,9 @@ def base_run(
     config, touched = model.config, dict.fromkeys(edit.site for edits in variants for edit in edits)
     layers = sorted({layer_of(site, config) for site in touched} - {0})
     leaves = "hook_normalized_resid_post" if config.norm_place == "post" else "hook_resid_post"
-    entering = {layer: Read(f"blocks.{layer - 1}.{leaves}") for layer in layers}  # before the block's own edits
+    entering = {
+        layer: Read(f"blocks.{layer - 1}.{leaves}") for layer in layers
+    }  # before the block's own edits
     planned = dict.fromkeys(edit.site for edits in variants for edit in edits if edit.planned)
     seen = {site: Read(site) for site in dict.fromkeys([*planned, *(read.site for read in reads)])}
     tap = Tap([*entering.values(), *seen.values()], changes([(0, edit) for edit in common], 1, len(batch), 0))

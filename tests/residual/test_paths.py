@@ -15,9 +15,9 @@ from torch import Tensor
 import interp
 from interp import (
     Add,
-    HeadCircuits,
     Edit,
     FactoredMatrix,
+    HeadCircuits,
     HookedTransformer,
     IncompleteSumError,
     Read,

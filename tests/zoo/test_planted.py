@@ -14,7 +14,6 @@ from interp.model.config import ModelConfig
 from interp.model.parts import Edge
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights
-from interp.zoo.groundtruth import Alphabet
 from interp.zoo.planted import PLANTED, Planted
 from tests.tolerances import assert_close
 
@@ -261,7 +260,9 @@ def test_nothing_is_silent_that_is_not_planted(name: str) -> None:
 def test_the_edges_between_heads_are_the_compositions_that_the_weights_show(name: str, kind: str) -> None:
     circuit = planted(name)
     table = interp.frame(interp.composition(circuit.model, kind)).query("excess > 0.03")
-    found = {str(Edge.of(f"{src}->{dst}.{kind.lower()}")) for src, dst in zip(table.src, table.dst, strict=True)}
+    found = {
+        str(Edge.of(f"{src}->{dst}.{kind.lower()}")) for src, dst in zip(table.src, table.dst, strict=True)
+    }
     edges = [Edge.of(edge) for edge in circuit.edges]
     side = {"Q": "query", "K": "key", "V": "value"}[kind]
     listed = {str(e) for e in edges if (e.sender.kind, e.receiver.kind) == ("head", side)}
