@@ -121,7 +121,8 @@ def path_patch(
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
-        >>> path_patch(model, *pairs, ["L2H0.q", "L2H3.q"], metric=interp.logit_difference(3, 4)).part.values[:2].tolist()
+        >>> found = path_patch(model, *pairs, ["L2H0.q", "L2H3.q"], metric=interp.logit_difference(3, 4))
+        >>> found.part.values[:2].tolist()
         ['L0.resid', 'L0H0']
     """
     data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)

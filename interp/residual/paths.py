@@ -201,18 +201,18 @@ def path_matrix(circuits: HeadCircuits, *heads: Named) -> FactoredMatrix:
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
-        >>> path_matrix(interp.HeadCircuits(small.transformer), "L0H1", "L1H2")
+        >>> path_matrix(interp.HeadCircuits(small), "L0H1", "L1H2")
         FactoredMatrix([64, 64], rank <= 64)
     """
-    chosen = [_place(as_part(head, circuits.model.config)) for head in heads]
+    chosen = [_place(as_part(head, circuits.config)) for head in heads]
     if any(later <= earlier for (earlier, _), (later, _) in pairwise(chosen)):
         named = ", ".join(path_name(head) for head in heads)
         raise ValueError(f"heads in the order of strictly rising layers are required, got {named}")
     if not chosen:
         return circuits.direct()
-    width, path = circuits.model.config.d_model, circuits.ov(*chosen[0])
-    for layer, head in chosen[1:]:
-        joined = path @ circuits.ov(layer, head).rows(slice(width))  # what a head wrote carries no constant
+    width, path = circuits.config.d_model, circuits.ov(chosen[0])
+    for place in chosen[1:]:
+        joined = path @ circuits.ov(place).rows(slice(width))  # what a head wrote carries no constant
         assert isinstance(joined, FactoredMatrix)
         path = joined
     return FactoredMatrix(circuits.embedded @ path.A, path.B @ circuits.unembedding)

@@ -66,9 +66,9 @@ def bigram_table(
     Returns Dataset[token, score] for every token a that something follows: `value`, `null`, the same of the corpus'
     unigram frequencies, and `n`, how often a is followed. Scores: `kl` = KL(p(. | a) || softmax(E_a W_U)) in nats,
     p the corpus' frequencies; `correlation`, Pearson's over the vocabulary (NaN for uniform ones). `overall`
-    and `null_overall` [score] are means weighted by `n`; that of `kl` under the null is the mutual information of neighbours. The
-    coordinates `token` and `token_id` are its text and id. Elhage et al. 2021, "Zero-Layer Transformers": kl = 0 is the
-    best one can do.
+    and `null_overall` [score] are means weighted by `n`; that of `kl` under the null is the mutual information
+    of neighbours. The coordinates `token` and `token_id` are its text and id. Elhage et al. 2021, "Zero-Layer
+    Transformers": kl = 0 is the best one can do.
     data: texts or ids, of any size; prompts and packed texts are not joined.
     folded: the final norm is at each row's own scale (a softmax has a temperature); beta and b_U are left out.
     Caveat: rare tokens make the corpus' own frequencies too sharp, so that kl has a floor above 0.

@@ -22,7 +22,7 @@ ON_DEMAND = ("hook_q_input", "hook_k_input", "hook_v_input", "hook_mlp_in", "une
 """Sites of ours that the bridge has only under flags which change how it computes."""
 OURS = {
     "remainder": "remainder", "final_post": "L1.resid_post",
-    **{f"{layer}_{state}": f"L{layer}.resid{ours}" for layer in (0, 1) for state, ours in (("pre", ""), ("mid", "_mid"))},
+    "0_pre": "L0.resid", "1_pre": "L1.resid", "0_mid": "L0.resid_mid", "1_mid": "L1.resid_mid",
 }  # fmt: skip
 """What we call what TransformerLens labels in a form that is no spelling of a part."""
 

@@ -13,8 +13,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 WITHOUT_PLOT = {
     "attention_kernel", "bigram_table", "compare_methods",
     "dictionary_match", "directions", "edge_attribution", "edge_effects", "edge_stability", "edit_table",
-    "faithfulness", "flow_routes", "gradient_cosines", "gradient_rank", "head_tokens", "late_layers", "layer_mixing", "name_attention",
-    "neurons", "one_token_losses",
+    "faithfulness", "flow_routes", "gradient_cosines", "gradient_rank", "head_tokens", "late_layers",
+    "layer_mixing", "name_attention", "neurons", "one_token_losses",
     "orders", "output_lens", "per_token_loss_pca", "phase_change", "reconstruction", "recovery",
     "sae_quality", "singular_directions", "subject_spread", "tensors", "top_examples", "train_sae",
 }  # fmt: skip
