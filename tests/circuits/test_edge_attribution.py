@@ -413,7 +413,7 @@ def test_what_is_added_to_the_stream_is_no_sender_s() -> None:
         Edit("L1H1.q", Add(1.0)), Edit("blocks.1.attn.hook_k", Zero()), Edit("blocks.0.ln1.hook_scale", Add(1.0)),
         Edit("blocks.1.hook_mlp_in", Zero()),
     ],
-    ids=str,
+    ids=lambda edit: f"{edit.where}-{type(edit.change).__name__}",
 )  # fmt: skip
 def test_edits_after_which_inputs_are_no_sums_are_refused(edit: Edit) -> None:
     with pytest.raises(ValueError, match=f"sums of what heads and MLPs say; .* edited at {edit.name}"):
