@@ -137,12 +137,12 @@ def causal_trace(
     Total effect = metric(clean) - metric(corrupted); indirect effect = metric(restored) - metric(corrupted), the mean
     over the noise samples of a prompt, then over prompts (Meng et al. 2022, section 2).
     Returns Dataset[layer, role] in the metric's unit, p(answer) by default: `value`, the indirect effect, with `low`
-    and `high` (95 % over prompts) and `n`, the prompts that have the role. Roles: `interp.causal.ROLES`, tokens of one
-    role averaged inside a prompt. `spread` is the pooled standard deviation over noise samples; `changed`, whether
-    restoring changed anything that reaches the metric (False: the effect is 0 by construction); the coordinate `part`
-    names what was restored. `each`, `each_spread`, `each_changed` [prompt, layer, pos]: the same per prompt, NaN at padding.
-    `total` [estimate]: the total effect, its `low` and `high`; `clean`, `corrupt` [prompt], the metric of the two runs;
-    `subject` [prompt, pos], which tokens are corrupted.
+    and `high` (95 % over prompts) and `n`, the prompts that have the role. Roles: `interp.causal.ROLES`, tokens of
+    one role averaged inside a prompt. `spread` is the pooled standard deviation over noise samples; `changed`,
+    whether restoring changed anything that reaches the metric (False: the effect is 0 by construction); the
+    coordinate `part` names what was restored. `each`, `each_spread`, `each_changed` [prompt, layer, pos]: the same
+    per prompt, NaN at padding. `total` [estimate]: the total effect, its `low` and `high`; `clean`, `corrupt`
+    [prompt], the metric of the two runs; `subject` [prompt, pos], which tokens are corrupted.
     subject: a word that the prompt holds once, `Mention(word, index)`, or a range of tokens (BOS counts); one for all
     prompts, or one for each. A token that holds any part of the word belongs to it.
     answer: facts whose answer is not the model's most probable next token are dropped; `attrs["dropped"]` counts them,

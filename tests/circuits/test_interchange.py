@@ -402,7 +402,7 @@ def test_exact_effects_are_those_of_the_edited_model(direction: str) -> None:
         Edit("L1H1.q", Zero()),
         Edit("L0.mlp_in", torch.clone),
     ],
-    ids=str,
+    ids=lambda edit: f"{edit.where}-{type(edit.change).__name__}",
 )
 def test_edits_after_which_inputs_are_no_sums_are_refused(edit: Edit) -> None:
     model = build("gpt2")
