@@ -238,17 +238,17 @@ def test_a_planned_sweep_gives_the_numbers_of_the_loop(name: str) -> None:
 
 
 @EVERY
-@over("by", ["layer", "sublayer", "head", "source"])
-def test_attribution_sums_to_the_logit_difference_or_is_refused(name: str, by: str) -> None:
+@over("parts", ["layer", "sublayer", "head", "source"])
+def test_attribution_sums_to_the_logit_difference_or_is_refused(name: str, parts: str) -> None:
     model, answer, wrong = build_mixed(name), torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
-    if by == "source" and len(layers_with(name, "additive")) < model.config.n_layers:
+    if parts == "source" and len(layers_with(name, "additive")) < model.config.n_layers:
         with pytest.raises(ValueError, match="no pattern of the values"):
-            interp.attribute(HookedTransformer(model), some_tokens(), answer, wrong, by=by)
+            interp.attribute(HookedTransformer(model), some_tokens(), answer, wrong, parts=parts)
         return
-    found = interp.attribute(HookedTransformer(model), some_tokens(), answer, wrong, by=by)  # type: ignore[arg-type]
+    found = interp.attribute(HookedTransformer(model), some_tokens(), answer, wrong, parts=parts)  # type: ignore[arg-type]
     last = plain(name)[:, -1]
     rows = torch.arange(3)
-    assert_close(torch.tensor(found.logits.sum("component").values), last[rows, answer] - last[rows, wrong])
+    assert_close(torch.tensor(found.value.sum("part").values), last[rows, answer] - last[rows, wrong])
 
 
 @EVERY

@@ -106,19 +106,21 @@ def test_both_runs_give_the_numbers_of_hooks(name: str, edits: list[dict[str, ob
         assert found["kl"] == pytest.approx(float(kl), abs=2e-6)
 
 
-def test_what_a_cut_edge_had_goes_to_the_other_keys_and_the_sinks_keep_theirs() -> None:
+def test_what_a_cut_edge_had_is_gone_or_shared_out_by_the_softmax_of_keys_and_sink() -> None:
     """A row of a head with a sink sums to less than 1, before and after."""
     model, position = hooked("gpt-oss"), 6
-    for edit in (edit for edits in EDITS.values() for edit in edits if edit["part"] == "edge"):
-        found = asked(
-            session_of("gpt-oss"), edits=[edit], layer=edit["layer"], head=edit["head"], position=position
-        )
+    for way in (".pattern", ".attn_scores"):
+        head, query = 1, 5
+        edit = cut(1, way, head, query, 0)
+        found = asked(session_of("gpt-oss"), edits=[edit], layer=1, head=head, position=position)
         edited = model.run_with_hooks(PROMPT, hooks_of([edit], model, SECOND))[0, position]
         shown = torch.tensor([row["edited"] for row in found["next"]], dtype=torch.float64)
         torch.testing.assert_close(shown, probabilities(edited, found), rtol=0, atol=1e-6)
-        before, after = (sum(found["pattern"][run][edit["query"]]) for run in ("clean", "edited"))
-        assert before < 0.99
-        assert (after == pytest.approx(before, abs=1e-3)) == edit.get("renormalise", False)
+        before, after = (sum(found["pattern"][run][query]) for run in ("clean", "edited"))
+        lost = found["pattern"]["clean"][query][0]
+        assert before < 0.99 and lost > 0.005
+        shared = 1 if way == ".pattern" else 1 - lost
+        assert after == pytest.approx((before - lost) / shared, abs=1e-3)
 
 
 @pytest.mark.parametrize("name", MODELS)
