@@ -44,8 +44,10 @@ class Case:
     """Whether one model must do."""
     rows: Callable[[str], Batch] | None = None
     """The rows by the name of the model, where they are not the usual ones."""
-    by_place: tuple[str, ...] = ()
-    """Variables for which something is drawn by the place of a row, so that they change with the order of rows."""
+    drawn_apart: Callable[[xr.Dataset], xr.Dataset] = lambda result: result
+    """What is left of a result without the numbers for which something is drawn by the place of a row."""
+    undrawn: str | None = None
+    """What its picture says of a result that it cannot show whole."""
     refuses: str | None = None
     """What it says of an edited head; None = it gives the numbers of the edited model."""
     of_head: tuple[str, ...] = ()
@@ -105,7 +107,7 @@ def by_hand(question: Askable, network: Transformer, batches: Iterable[Batch]) -
     return questions.finished(total)[asked.name]
 
 
-# --- what the package has ------------------------------------------------------------------------------------------------
+# --- what the package has -----------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -131,10 +133,14 @@ def face_of(question: type[Question]) -> str:
 @functools.cache
 def function_of(question: type[Question]) -> Callable[..., xr.Dataset]:
     """The public function of the record's name."""
-    words = "".join(f"_{c.lower()}" if c.isupper() else c for c in question.__name__)
-    found = getattr(importlib.import_module(face_of(question)), words.removeprefix("_"))
+    found = getattr(importlib.import_module(face_of(question)), snake(question.__name__))
     assert callable(found)
     return found  # type: ignore[no-any-return]
+
+
+def snake(name: str) -> str:
+    """The name of a record in the spelling of functions."""
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).removeprefix("_")
 
 
 def compares_runs(question: Askable) -> bool:
@@ -152,7 +158,7 @@ def called(question: Question, model: Model, batch: Batch | None, **how: object)
     return function_of(type(question))(model, *data, **(given | how))
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------------
+# --- rows ---------------------------------------------------------------------------------------------------------
 
 
 def some_rows() -> Batch:
@@ -181,7 +187,7 @@ def known(model: str) -> Batch:
     return batch.with_answers(build(model)(batch.tokens)[:, -1].argmax(-1), None)
 
 
-# --- results ------------------------------------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------------------------
 
 
 def agree(one: xr.Dataset, other: xr.Dataset, tolerance: float = 1e-9) -> None:

@@ -108,7 +108,16 @@ def _labelled(merged: Partial) -> xr.Dataset:
         for name, moments in merged.moments.items()
         for end, x in zip(("", "_low", "_high"), (moments.mean, *moments.interval()), strict=True)
     }
-    return labelled("heads", values)
+    return labelled("tensors", values)
+
+
+def _without_bootstrap(found: xr.Dataset) -> xr.Dataset:
+    return found.drop_vars(("low", "high"), errors="ignore")
+
+
+def _of_methods(found: xr.Dataset) -> xr.Dataset:
+    """Without the random orders, of which each prompt has its own."""
+    return found.sel(attribution=found.attribution != "random").drop_vars("null", errors="ignore")
 
 
 def erasure(_: str, order: Sequence[int]) -> Erasure:
@@ -165,21 +174,25 @@ _WEIGHTS: dict[str, Case] = {
     "Composition": Case(Composition(), of("value", "null", "null_sd", "excess", "z", "p", over="src dst")),
     "Copying": Case(Copying(), of(*_SCORE, over="layer head score")),
     "Directions": Case(
-        Directions(torch.eye(24)[:2].double(), top=3), of("value", over="direction end rank") | of("norm", over="direction")
+        Directions(torch.eye(24)[:2].double(), top=3),
+        of("value", over="direction end rank") | of("norm", over="direction"),
     ),
     "SingularDirections": Case(
         SingularDirections("OV", "L0H1", count=2, top=3),
         of("value", over="direction side end rank") | of("singular_value", over="direction"),
     ),
     "Neurons": Case(
-        Neurons("L0N3", top=3), of("value", over="part matrix end rank") | of("norm", over="part matrix"), needs_mlp=True
+        Neurons("L0N3", top=3),
+        of("value", over="part matrix end rank") | of("norm", over="part matrix"),
+        needs_mlp=True,
     ),
     "HeadTokens": Case(
         HeadTokens([3, 4], top=3), of("value", "word", "word_id", over="layer head token list rank")
     ),
     "Spectra": Case(
         Spectra(top=3),
-        of("norm", "stable_rank", "effective_rank", "top_share", "size", over="matrix") | of("singular", over="matrix index"),
+        of("norm", "stable_rank", "effective_rank", "top_share", "size", over="matrix")
+        | of("singular", over="matrix index"),
     ),
     "TopPairs": Case(TopPairs("L0H1", top=3), of("value", over="part rank")),
     "SkipTrigrams": Case(SkipTrigrams("L0H1", top=3), of("ov", over="part pair rank") | of("qk", over="part pair")),
@@ -207,6 +220,7 @@ _TOKENS: dict[str, Case] = {
         CompareMethods(methods=("alti", "gradient_x_input"), shares=(0.5,), draws=2, batch_size=2),
         of(*_SCORE, over="attribution score") | of("each", over="prompt attribution score"),
         slow=True,
+        drawn_apart=_of_methods,
     ),
     "FlowRoutes": Case(
         FlowRoutes(), _ROUTES | of("attn_bias", "resid", "mlp", "resid_mid", over="prompt layer query"), needs_mlp=True
@@ -270,7 +284,10 @@ _LENSES: dict[str, Case] = {
 }  # fmt: skip
 _CAUSAL: dict[str, Case] = {
     "Ablate": Case(Ablate("head"), effects("layer head")),
-    "AttributionPatch": Case(AttributionPatch("z"), effects("layer pos head", "clean corrupt")),
+    "AttributionPatch": Case(
+        AttributionPatch("z"), effects("layer pos head", "clean corrupt"), undrawn="a map has two dims, select"
+    ),
+    "AttributionPatch heads": Case(AttributionPatch("z", by=("layer", "head")), effects("layer head", "clean corrupt")),
     "CausalTrace": Case(
         CausalTrace(range(2, 4), samples=2, sigma=0.3),
         of(*_EFFECT, "spread", over="layer role")
@@ -288,6 +305,7 @@ _CAUSAL: dict[str, Case] = {
     "Recall": Case(
         lambda _, order: Recall(SPAN[list(order)], [1]),
         of(*_SCORE, over="part score") | of("each", over="prompt part score"),
+        (),
         slow=True,
     ),
     "ShortCircuit": Case(ShortCircuit([0, range(2)]), effects("part")),
@@ -300,6 +318,7 @@ _CIRCUITS: dict[str, Case] = {
         | of("each", over="prompt circuit fraction")
         | of("full", "empty", over="prompt"),
         slow=True,
+        drawn_apart=_without_bootstrap,
     ),
     "EvaluateCircuit": Case(
         lambda model, _: EvaluateCircuit(some_circuit(model), subsets=2, draws=1, resamples=20),
@@ -310,8 +329,12 @@ _CIRCUITS: dict[str, Case] = {
         | of("each", over="prompt circuit")
         | of("full", "empty", over="prompt"),
         slow=True,
+        drawn_apart=_without_bootstrap,
     ),
-    "FindCircuit": Case(FindCircuit(method="eap", edges=10), EDGES | of("kept", over="sender receiver") | of("clean", "corrupt")),
+    "FindCircuit": Case(
+        FindCircuit(method="eap", edges=10),
+        EDGES | of("kept", over="sender receiver") | of("clean", "corrupt"),
+    ),
     "EdgeAttribution": Case(EdgeAttribution(), EDGES | of("clean", "corrupt")),
     "EdgeEffects": Case(
         EdgeEffects(each=True),
@@ -329,6 +352,7 @@ _FEATURES: dict[str, Case] = {
         lambda _, order: ProbeNeurons([LABELS[i] for i in order], site="resid_post", sizes=(1,), shuffles=1),
         of(*_SCORE, "null_sd", over="layer n_neurons score") | of("neuron", "weight", over="layer n_neurons rank"),
         slow=True,
+        drawn_apart=lambda found: found[["n"]],  # which rows are set aside for the test
     ),
     "Reconstruction": Case(Reconstruction(autoencoder(), "L1.resid"), _VECTORS),
     "SaeQuality": Case(SaeQuality(autoencoder(), "L1.resid", some_tokens(2, 9)), _VECTORS),
