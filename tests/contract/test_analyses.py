@@ -103,7 +103,7 @@ def padded(batch: Batch, side: str, by: int = 3) -> Batch:
 def test_padding_changes_no_number_or_is_refused(case: str, model: str, side: str) -> None:
     batch = padded(CASES[case].batch(model), side)
     if side not in CASES[case].padding:
-        with pytest.raises(ValueError, match="require|must"):
+        with pytest.raises(ValueError, match=r"require|must"):
             CASES[case].result(model, batch)
         return
     plain, found = plain_result(case, model), CASES[case].result(model, batch)

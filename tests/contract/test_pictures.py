@@ -1,11 +1,11 @@
 """Every labelled result names what gave it, by a name that has a plot or is known to have none."""
 
 import ast
-from collections.abc import Iterator
+import functools
 from pathlib import Path
 
 from interp.plot import choice
-from tests.contract.case import discovered, snake
+from tests.contract.case import WINGS, discovered, snake
 
 ROOT = Path(__file__).parents[2] / "interp"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -20,19 +20,26 @@ WITHOUT_PLOT = {
     "train_sae",
 }  # fmt: skip
 """Results that are read as tables: a card without a picture."""
-MAKERS = ("labelled", "scored", "table")
+MAKERS = ("labelled", "scored", "_table")
 """What makes a labelled result of a name, its first argument."""
 
 
-def named() -> Iterator[tuple[str, str]]:
-    """Place and name of every result that the package names in words; those of questions have the name of the record."""
-    for path in sorted(ROOT.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and node.args:
-                called = getattr(node.func, "id", getattr(node.func, "attr", ""))
-                first = node.args[0]
-                if called in MAKERS and isinstance(first, ast.Constant) and isinstance(first.value, str):
-                    yield f"{path.name}:{node.lineno}", first.value
+@functools.cache
+def named() -> dict[str, str]:
+    """The name of every result that is named in words, by its place; those of questions have the name of the record."""
+    found = {}
+    for wing in (*WINGS, "runs", "families"):
+        for path in sorted((ROOT / wing).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                name: ast.expr | None = None
+                if isinstance(node, ast.keyword) and node.arg == "interp_analysis":
+                    name = node.value
+                elif isinstance(node, ast.Call) and node.args:
+                    called = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                    name = node.args[0] if called in MAKERS else None
+                if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                    found[f"{path.name}:{name.lineno}"] = name.value
+    return found
 
 
 def of_questions() -> set[str]:
@@ -41,13 +48,13 @@ def of_questions() -> set[str]:
 
 
 def test_every_result_has_a_name_that_is_known() -> None:
-    names = {question: question for question in of_questions()} | dict(named())
+    names = {question: question for question in of_questions()} | named()
     known = {*choice.PLOTS, *WITHOUT_PLOT}
     assert {place: name for place, name in names.items() if name not in known} == {}
     assert len(names) > 50
 
 
 def test_no_name_is_known_that_nothing_gives() -> None:
-    given = {name for _, name in named()} | of_questions()
+    given = {*named().values(), *of_questions()}
     assert {*choice.PLOTS, *WITHOUT_PLOT} - given == set()
     assert not WITHOUT_PLOT & set(choice.PLOTS)
