@@ -19,6 +19,7 @@ from interp.circuits.edge_circuit import Circuit, CircuitProtocol, computing, co
 from interp.circuits.edge_effects import EdgeEffects
 from interp.circuits.edge_results import DIMS
 from interp.circuits.interchange import Interchange, Replacement, check_replacement, reference_of
+from interp.core.accessor import ANALYSIS
 from interp.core.stats import Partial
 from interp.data.sources import Data
 from interp.data.text import Prompts
@@ -321,7 +322,7 @@ def _picked_from(
     how = asked.protocol(int(table.n.max()))
     held = {"graph": asdict(graph), "task": asked.task, "protocol": asdict(how)}
     found = table.assign(kept=(DIMS, kept.numpy()))
-    return found.assign_attrs(circuit=json.dumps(held), search=asked.search)
+    return found.assign_attrs({ANALYSIS: asked.name, "circuit": json.dumps(held), "search": asked.search})
 
 
 def _without(kept: Bool[Tensor, "sender receiver"], cells: Tensor) -> Bool[Tensor, "sender receiver"]:

@@ -108,6 +108,10 @@ class Circuit(Viewable):
         how = CircuitProtocol(**held["protocol"])
         return cls.of(EdgeGraph(**held["graph"]), kept, scores, model=model, task=held["task"], protocol=how)
 
+    def __reduce__(self) -> tuple[type["Circuit"], tuple[object, ...]]:
+        """How it travels to other processes: scores that cannot be written to cannot be pickled either."""
+        return type(self), (self.graph, dict(self.scores), self.model, self.task, self.protocol)
+
     def __str__(self) -> str:
         size = f"{len(self.scores)} of {len(self.graph)} edges ({self.share:.2%}), {len(self.nodes)} nodes"
         of = " ".join(x for x in (self.model, self.task) if x)

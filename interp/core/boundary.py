@@ -84,16 +84,32 @@ def check(what: str, value: object, hint: object) -> None:
 
 @functools.cache
 def hints_of(owner: object) -> Mapping[str, object]:
-    """The annotations of a function or class, but for those that only type checkers can resolve."""
+    """The annotations of the arguments of a function or the fields of a class, but for those that only type checkers can
+    resolve.
+    """
     found: dict[str, object] = {}
     for source in reversed(owner.__mro__) if isinstance(owner, type) else [owner]:
         space = dict(vars(inspect.getmodule(source) or typing))
         for name, hint in getattr(source, "__annotations__", {}).items():
+            if name == "return":
+                continue
             try:
-                found[name] = eval(hint, space) if isinstance(hint, str) else hint  # our own source
+                found[name] = _resolved(hint, space) if isinstance(hint, str) else hint
             except NameError:
                 found.pop(name, None)
     return found
+
+
+def _resolved(hint: str, space: Mapping[str, object]) -> object:
+    """An annotation in words, of our own source; xarray is imported where one asks for its results."""
+    try:
+        return eval(hint, dict(space))
+    except NameError as unknown:
+        if unknown.name != "xr":
+            raise
+        import xarray
+
+        return eval(hint, {**space, "xr": xarray})
 
 
 def said(hint: object) -> str:

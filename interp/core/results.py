@@ -27,6 +27,8 @@ Coords = Mapping[str, object]
 Variables = Mapping[str, tuple[Sequence[str], Tensor]]
 ESTIMATE = ("value", "low", "high", "null", "null_sd", "n")
 """The variables of an estimate, in the order of a table."""
+IDENTIFIED = ("prompt", "example")
+"""The dims whose labels a run knows: which rows of its data they are."""
 
 
 def labelled(
@@ -40,6 +42,7 @@ def labelled(
     """A Dataset from `{name: (dims, tensor)}`; half precision is widened to float32, tensors move to the host.
 
     analysis: what gave it, kept as `attrs["interp_analysis"]`: by it a result finds its plot, `result.view.plot()`.
+    coords: labels by dim; a dim without any is counted from 0 (prompts are numbered by the run).
     units: of every variable of real numbers, or of those by name; a number without one is a share or a count of its
     own kind, unit "1".
     """
@@ -62,7 +65,9 @@ def labelled(
         name: (tuple(dims), host(value), unit_of(name, value)) for name, (dims, value) in values.items()
     }
     found = xr.Dataset(variables, attrs={accessor.ANALYSIS: analysis, **(attrs or {})})
-    return found.assign_coords({name: _coordinate(value) for name, value in (coords or {}).items()})
+    given = {name: _coordinate(value) for name, value in (coords or {}).items()}
+    counted = {str(dim): range(size) for dim, size in found.sizes.items() if dim not in IDENTIFIED}
+    return found.assign_coords({**counted, **given})
 
 
 def _coordinate(value: object) -> object:

@@ -65,7 +65,7 @@ class TopExamples(Question):
     """Which neurons (heads, features), in this order; None = all."""
     top: int = 10
     """How many places are listed for each cell."""
-    context: tuple[int, int] = (10, 3)
+    context: Sequence[int] = (10, 3)
     """How many tokens before and after each are kept."""
     sae: SAE | None = None
     """An autoencoder of the site, on the device of the model: its features are the cells."""
@@ -88,6 +88,10 @@ class TopExamples(Question):
             )
         if isinstance(self.top, bool) or not isinstance(self.top, int) or self.top < 1:
             raise ValueError(f"top must be a number of places, at least 1, got {self.top!r}")
+        if len(self.context) != 2:
+            raise ValueError(
+                f"context must be how many tokens before and how many after, got {list(self.context)}"
+            )
         read = Read(site, _Attention(cells) if axes == "b h q k" else _Activation(axes, cells, self.sae))
         reads_keys = axes == "b h q k"
         return Analysis(
@@ -126,7 +130,7 @@ def top_examples(
     *,
     cells: Sequence[int] | None = None,
     top: int = 10,
-    context: tuple[int, int] = (10, 3),
+    context: Sequence[int] = (10, 3),
     sae: SAE | None = None,
     skip_bos: bool = True,
     largest: bool = True,

@@ -66,6 +66,8 @@ class Attribute(Question):
         directions = _directions(self.answer, self.wrong, config.d_model)
         posed = None if directions is not None else Posed.of(model.text, self.answer, self.wrong)
         found = attribution(config, self.parts, top=self.top, directions=directions)
+        if self.parts == "source":
+            found = replace(found, compute=partial(_from_the_first_token, inner=found.compute))
         held = {
             "answers": 1 if posed is None else posed.rows or 1,
             "directions": 1 if directions is None else len(directions),
@@ -127,8 +129,8 @@ def attribute(
 
     Returns Dataset[prompt, part] with `value`, in logits, and `total`[prompt], the model's own number;
     `attrs["completeness_error"]` is the largest relative difference between the sum over parts and that. With
-    `parts="source"` there is also `by_source[prompt, layer, head, source]`, each head split by the position it moved
-    from (`by_memory` for the heads of cross-attention).
+    `parts="source"` there is also `by_source[prompt, layer, head, source]`, each head split by the token it moved
+    from, numbered from the prompt's first (`by_memory` for the heads of cross-attention).
     Parts: `embed`, `pos_embed`, heads `L0H3` (of cross-attention `L0X3`), neurons `L0N17` (of the MLP before attention
     in Macaron blocks `L0B17`), sublayers `L0.attn` and `L0.mlp`, layers `L0`, output biases `L0.attn_bias`, betas of
     norms that stand in the stream (`L0.ln1_bias`), `final_bias` (beta W_U + b_U). Logits are those before a soft cap.
@@ -217,6 +219,24 @@ def cut_after(batch: Batch, pos: int | Sequence[int], config: ModelConfig) -> Ba
         keep=None if bool(keep.all()) else keep,
         types=None if types is None else types[:, -width:],
     )
+
+
+def _from_the_first_token(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
+) -> Mapping[str, Tensor]:
+    """The same with sources numbered as the prompt numbers its tokens, whatever the padding on its left."""
+    found = inner(trace, batch, model)
+    if batch.keep is None:
+        return found
+    first = batch.keep.int().argsort(dim=1, descending=True, stable=True)
+    every = {f"attn_out_{layer}" for layer in range(model.config.n_layers)}
+    return {
+        name: x.gather(-1, first.to(x.device)[:, None].expand(x.shape)) if name in every else x
+        for name, x in found.items()
+    }
 
 
 def _directions(answer: object, wrong: object, d_model: int) -> Float[Tensor, "n d_model"] | None:

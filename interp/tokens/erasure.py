@@ -83,7 +83,7 @@ class Erasure(Question):
     """The next token that is watched, one for all prompts or one for each; None = the answer that the data bring."""
     wrong: Answers | None = None
     """The token that the answer is contrasted with, with `measure="logits"`."""
-    shares: tuple[float, ...] = SHARES
+    shares: Sequence[float] = SHARES
     """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
     replacement: Baseline = "mean"
     """What stands in for a removed token."""
@@ -120,7 +120,7 @@ class CompareMethods(Question):
     """The token that the answer is contrasted with."""
     methods: Sequence[str] | Mapping[str, Method] = tuple(METHODS)
     """Names of `METHODS`, or records under names of your own."""
-    shares: tuple[float, ...] = SHARES
+    shares: Sequence[float] = SHARES
     """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
     replacement: Baseline = "mean"
     """What stands in for a removed token."""
@@ -165,7 +165,7 @@ def erasure(
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,
-    shares: tuple[float, ...] = SHARES,
+    shares: Sequence[float] = SHARES,
     replacement: Baseline = "mean",
     measure: Measure = "probability",
     pos: int = -1,
@@ -201,7 +201,7 @@ def compare_methods(
     wrong: Answers | None = None,
     *,
     methods: Sequence[str] | Mapping[str, Method] = tuple(METHODS),
-    shares: tuple[float, ...] = SHARES,
+    shares: Sequence[float] = SHARES,
     replacement: Baseline = "mean",
     measure: Measure = "probability",
     pos: int = -1,

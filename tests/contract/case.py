@@ -1,27 +1,202 @@
-"""One analysis as the contract sees it: how it is made, and what its door declares."""
+"""One question as the contract sees it: the record, the rows it is asked about, and what its result declares."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
-from interp.model import ModelConfig
-from interp.passes.analysis import Analysis
+import numpy as np
+import torch
+import xarray as xr
 
+from interp.attention import RepeatedTokens
+from interp.data.batch import Batch
+from interp.model import Transformer
+from interp.passes.analysis import Alone, Askable, Question, Questions, merged
+from interp.passes.observe import Model, as_model
+from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
+
+WINGS = (
+    "attention", "weights", "residual", "tokens", "lenses", "causal", "circuits", "features", "editing", "dynamics",
+)  # fmt: skip
+MODELS = ("gpt2", "llama-gqa", "attention-only-rotary")
+DATA = RepeatedTokens(period=5, repeats=3, rows=5)
+ROWS = 5
+IN_ORDER = tuple(range(ROWS))
 Dims = Mapping[str, tuple[str, ...]]
-ENDS = ("", "_low", "_high")
+Maker = Callable[[str, Sequence[int]], Askable]
+"""From the name of a model, and which of the rows are asked about in which order, to the question."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
-    """One analysis, the rows it is asked about, and what its door declares."""
+    """One question, the rows it is asked about, and what its result declares."""
 
-    make: Callable[[ModelConfig], Analysis]
+    question: Askable | Maker
     dims: Dims
-    padding: tuple[str, ...] = ()
+    padding: tuple[str, ...] = ("left", "right")
     """Sides on which rows may be padded; none means that padding is refused."""
     needs_mlp: bool = False
     needs_no_mlp: bool = False
+    slow: bool = False
+    """Whether one model must do."""
+    rows: Callable[[str], Batch] | None = None
+    """The rows by the name of the model, where they are not the usual ones."""
+    drawn_apart: Callable[[xr.Dataset], xr.Dataset] = lambda result: result
+    """What is left of a result without the numbers for which something is drawn by the place of a row."""
+    undrawn: str | None = None
+    """What its picture says of a result that it cannot show whole."""
+    refuses: str | None = None
+    """What it says of an edited head; None = it gives the numbers of the edited model."""
+    of_head: tuple[str, ...] = ()
+    """Variables about what the edited head itself puts out, which a head with zero rows of W_O still has."""
 
     @property
     def row_dim(self) -> str | None:
         """The dim with one entry per row, where the result keeps the rows."""
-        return next((d for d in ("prompt", "example") if any(d in dims for dims in self.dims.values())), None)
+        return "prompt" if any("prompt" in dims for dims in self.dims.values()) else None
+
+    @property
+    def models(self) -> list[str]:
+        """The models that the question can be asked about."""
+        able = [name for name in MODELS if not (self.needs_no_mlp if CONFIGS[name].mlp else self.needs_mlp)]
+        return able[-2:-1] or able if self.slow else able
+
+    def asked(self, model: str, order: Sequence[int] = IN_ORDER) -> Askable:
+        """The question about these rows in this order."""
+        return self.question if isinstance(self.question, Askable) else self.question(model, order)
+
+    def record(self, model: str) -> Question:
+        """The question where it is a record of the package."""
+        found = self.asked(model)
+        assert isinstance(found, Question)
+        return found
+
+    @property
+    def alone(self) -> bool:
+        """Whether it needs no rows of the user's."""
+        (model, *_) = self.models
+        return isinstance(self.asked(model).asked(as_model(build(model))), Alone)
+
+    def batch(self, model: str) -> Batch:
+        """The rows it is asked about."""
+        batch = some_rows() if self.rows is None else self.rows(model)
+        return batch if compares_runs(self.asked(model)) else replace(batch, corrupt=None)
+
+    def result(
+        self, model: str, *batches: Batch, order: Sequence[int] = IN_ORDER, network: Transformer | None = None
+    ) -> xr.Dataset:
+        """The answer from these batches, by the plain loop."""
+        network = build(model) if network is None else network
+        return by_hand(self.asked(model, order), network, [batch.numbered() for batch in batches])
+
+
+def by_hand(question: Askable, network: Transformer, batches: Iterable[Batch]) -> xr.Dataset:
+    """The answer to a question by the loop that it defines: pass, compute, reduce, merge, label."""
+    asked = question.asked(as_model(network))
+    if isinstance(asked, Alone):
+        return asked.answer()
+    questions = Questions.of([asked], network.config)
+    total = None
+    for batch in batches:
+        part = questions.reduced(questions.values(network, batch), batch.identities())
+        total = merged(total, part)
+    assert total is not None
+    return questions.finished(total)[asked.name]
+
+
+# --- what the package has -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def discovered() -> tuple[type[Question], ...]:
+    """Every question of the package."""
+    return tuple(question for wing in WINGS for question in _of_wing(wing))
+
+
+def _of_wing(wing: str) -> Iterator[type[Question]]:
+    face = importlib.import_module(f"interp.{wing}")
+    for info in pkgutil.walk_packages(face.__path__, f"{face.__name__}."):
+        for name, value in vars(importlib.import_module(info.name)).items():
+            its_own = inspect.isclass(value) and value.__module__ == info.name and not name.startswith("_")
+            if its_own and issubclass(value, Question):
+                yield value
+
+
+def face_of(question: type[Question]) -> str:
+    """The wing that a question is imported from."""
+    return ".".join(question.__module__.split(".")[:2])
+
+
+@functools.cache
+def function_of(question: type[Question]) -> Callable[..., xr.Dataset]:
+    """The public function of the record's name."""
+    found = getattr(importlib.import_module(face_of(question)), snake(question.__name__))
+    assert callable(found)
+    return found  # type: ignore[no-any-return]
+
+
+def snake(name: str) -> str:
+    """The name of a record in the spelling of functions."""
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).removeprefix("_")
+
+
+def compares_runs(question: Askable) -> bool:
+    """Whether its function takes clean and corrupted prompts."""
+    return (
+        isinstance(question, Question)
+        and "clean" in inspect.signature(function_of(type(question))).parameters
+    )
+
+
+def called(question: Question, model: Model, batch: Batch | None, **how: object) -> xr.Dataset:
+    """What the function of a record's name gives for its fields."""
+    given = {f.name: getattr(question, f.name) for f in fields(question) if f.init}
+    data = () if batch is None else (batch,) if batch.corrupt is None else batch.pair()
+    return function_of(type(question))(model, *data, **(given | how))
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------
+
+
+def some_rows() -> Batch:
+    """Rows with their corrupted ones and with answers."""
+    answer, wrong = torch.tensor([3, 14, 7, 1, 9]), torch.tensor([5, 1, 30, 2, 8])
+    tokens, corrupt = some_tokens(ROWS, 9), some_tokens(ROWS, 9, seed=1)
+    return Batch(tokens, bos=True, corrupt=corrupt).with_answers(answer, wrong)
+
+
+def with_names(_: str) -> Batch:
+    """Rows that hold both of their answers, as sentences about two people do."""
+    batch = some_rows()
+    assert batch.answer is not None and batch.wrong is not None
+    batch.tokens[:, 2], batch.tokens[:, 4], batch.tokens[:, 7] = batch.answer, batch.wrong, batch.wrong
+    return batch
+
+
+def repeats(_: str) -> Batch:
+    """Rows of repeated tokens."""
+    return Batch(DATA.tokens(D_VOCAB, 0), bos=True)
+
+
+def known(model: str) -> Batch:
+    """Rows whose answer is what the model says."""
+    batch = some_rows()
+    return batch.with_answers(build(model)(batch.tokens)[:, -1].argmax(-1), None)
+
+
+# --- results ------------------------------------------------------------------------------------------------------
+
+
+def agree(one: xr.Dataset, other: xr.Dataset, tolerance: float = 1e-9) -> None:
+    """AssertionError unless both have the same numbers."""
+    assert one.data_vars.keys() == other.data_vars.keys()
+    for name in one.data_vars:
+        if one[name].dtype.kind in "OU":
+            assert (one[name].values == other[name].values).all(), name
+            continue
+        np.testing.assert_allclose(
+            one[name].values, other[name].values, rtol=tolerance, atol=tolerance, err_msg=str(name)
+        )

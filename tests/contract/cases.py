@@ -1,0 +1,384 @@
+"""The table of questions that the contract is checked on: every question of the package, with what it declares."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import xarray as xr
+
+from interp.attention import AttentionEntropy, AttentionKernel, Dispersion, Heads
+from interp.attention.heads import SCORES, head_scores
+from interp.attention.sentences import MENTIONS, name_attention
+from interp.causal import (
+    Ablate,
+    AttributionPatch,
+    CausalTrace,
+    EdgeGraph,
+    KnockOut,
+    Patch,
+    PathPatch,
+    Recall,
+    ShortCircuit,
+)
+from interp.circuits import (
+    Circuit,
+    CircuitCurve,
+    EdgeAttribution,
+    EdgeEffects,
+    EvaluateCircuit,
+    FindCircuit,
+    Interchange,
+    edge_attribution,
+)
+from interp.core.results import labelled
+from interp.core.stats import Means, Partial
+from interp.dynamics import Consensus, InContext, OneTokenLosses, RankCollapse
+from interp.features import SAE, ProbeNeurons, Reconstruction, SaeQuality, TopExamples, TopK
+from interp.lenses import BackwardLens, GradientCosines, GradientRank, LateLayers, LogitLens, OutputLens
+from interp.passes.analysis import Analysis
+from interp.residual import Attribute, Orders, Paths, TermImportance
+from interp.tokens import (
+    CompareMethods,
+    Erasure,
+    FlowRoutes,
+    IntegratedGradients,
+    LayerMixing,
+    TokenAttribution,
+)
+from interp.weights import (
+    BigramTable,
+    Composition,
+    Copying,
+    Directions,
+    HeadTokens,
+    Neurons,
+    SingularDirections,
+    SkipTrigrams,
+    Spectra,
+    TopPairs,
+)
+from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
+from tests.contract.case import DATA, ROWS, Case, Dims, known, repeats, some_rows, with_names
+
+SPAN = torch.zeros(ROWS, 9, dtype=torch.bool)
+SPAN[:, 5:] = True
+SPAN[1, 5] = False
+LABELS = (True, False, True, False, True)
+_SCORE = ("value", "low", "high", "null", "n")
+_EFFECT = ("value", "low", "high", "n", "changed")
+_DISTANCE = ("layer", "head", "distance")
+_DEPTH = ("prompt", "depth", "pos")
+_MATRIX = ("prompt", "matrix", "layer")
+_ENDS = [f"{end}_{what}" for end in ("top", "bottom") for what in ("token", "word")]
+
+
+def of(*names: str, over: str = "") -> Dims:
+    """These variables over these dims."""
+    return dict.fromkeys(names, tuple(over.split()))
+
+
+def effects(over: str, runs: str = "base") -> Dims:
+    """The table of effects, with those of every prompt and the metric of the runs without an intervention."""
+    more = of("normalised", over=over) if runs == "clean corrupt" else {}
+    return (
+        of(*_EFFECT, over=over) | of("each", over=f"prompt {over}") | of(*runs.split(), over="prompt") | more
+    )
+
+
+def autoencoder() -> SAE:
+    """Of random weights, active on 3 features out of 40."""
+    generator, d = torch.Generator().manual_seed(0), 24
+    shapes = {"W_enc": (d, 40), "b_enc": (40,), "W_dec": (40, d), "b_dec": (d,)}
+    weights = {
+        name: torch.randn(shape, dtype=torch.float64, generator=generator) for name, shape in shapes.items()
+    }
+    return SAE(TopK(3), weights)
+
+
+def heads_on_repeats(model: str, _: Sequence[int]) -> Analysis:
+    """What `heads` asks of its rows, with its moments labelled."""
+    return replace(head_scores(CONFIGS[model], DATA), finish=_labelled)
+
+
+def _labelled(merged: Partial) -> xr.Dataset:
+    assert isinstance(merged, Means)
+    values = {
+        f"{name}{end}": (_DISTANCE[: x.ndim], x)
+        for name, moments in merged.moments.items()
+        for end, x in zip(("", "_low", "_high"), (moments.mean, *moments.interval()), strict=True)
+    }
+    return labelled("tensors", values)
+
+
+def _without_bootstrap(found: xr.Dataset) -> xr.Dataset:
+    return found.drop_vars(("low", "high"), errors="ignore")
+
+
+def _of_methods(found: xr.Dataset) -> xr.Dataset:
+    """Without the random orders, of which each prompt has its own."""
+    return found.sel(attribution=found.attribution != "random").drop_vars("null", errors="ignore")
+
+
+def erasure(_: str, order: Sequence[int]) -> Erasure:
+    """Of an attribution that is made up."""
+    scores = torch.randn(ROWS, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    made_up = xr.Dataset({"value": (("prompt", "pos"), scores[list(order)].numpy())})
+    return Erasure(made_up, shares=(0.1, 0.5), batch_size=2)
+
+
+def some_circuit(model: str) -> Circuit:
+    """Every third edge."""
+    graph = EdgeGraph.of(CONFIGS[model])
+    return Circuit(graph, {name: float(i) for i, name in enumerate(graph.names()) if i % 3})
+
+
+@functools.cache
+def _scores(model: str) -> xr.Dataset:
+    return edge_attribution(build(model), *some_rows().pair())
+
+
+def curve(model: str, _: Sequence[int]) -> CircuitCurve:
+    """Over the scores of edge attribution."""
+    return CircuitCurve(_scores(model), fractions=(0.1, 0.5), draws=1, resamples=20)
+
+
+EDGES: Dims = of(*_EFFECT, "normalised", over="sender receiver")
+_PARTS: Dims = of("value", over="prompt part") | of("total", over="prompt")
+_ATTENTION: dict[str, Case] = {
+    "names": Case(
+        lambda model, _: name_attention(CONFIGS[model]), of(*MENTIONS, over="prompt layer head"), ("left",),
+        rows=with_names,
+    ),
+    "heads on repeats": Case(
+        heads_on_repeats,
+        {
+            f"{name}{end}": _DISTANCE[:2] + _DISTANCE[2:] * (name == "kernel")
+            for name in (*SCORES, "copying", "kernel")
+            for end in ("", "_low", "_high")
+        },
+        (),
+        rows=repeats,
+    ),
+    "Heads": Case(
+        Heads(DATA, None, 2), of(*_SCORE, "null_sd", over="layer head score") | of("label", over="layer head")
+    ),
+    "AttentionKernel": Case(AttentionKernel(DATA, 2), of(*_SCORE, over="layer head distance")),
+    **{f"AttentionEntropy {m}": Case(AttentionEntropy(m), of(*_SCORE, over="layer head score")) for m in (None, 6)},
+    **{f"Dispersion {m}": Case(Dispersion(m), of(*_SCORE, over="layer head n_keys score")) for m in (None, 6)},
+}  # fmt: skip
+_WEIGHTS: dict[str, Case] = {
+    "BigramTable": Case(
+        BigramTable(), of("value", "null", "n", over="token score") | of("overall", "null_overall", over="score")
+    ),
+    "Composition": Case(Composition(), of("value", "null", "null_sd", "excess", "z", "p", over="src dst")),
+    "Copying": Case(Copying(), of(*_SCORE, over="layer head score")),
+    "Directions": Case(
+        Directions(torch.eye(24)[:2].double(), top=3),
+        of("value", over="direction end rank") | of("norm", over="direction"),
+    ),
+    "SingularDirections": Case(
+        SingularDirections("OV", "L0H1", count=2, top=3),
+        of("value", over="direction side end rank") | of("singular_value", over="direction"),
+    ),
+    "Neurons": Case(
+        Neurons("L0N3", top=3),
+        of("value", over="part matrix end rank") | of("norm", over="part matrix"),
+        needs_mlp=True,
+    ),
+    "HeadTokens": Case(
+        HeadTokens([3, 4], top=3), of("value", "word", "word_id", over="layer head token list rank")
+    ),
+    "Spectra": Case(
+        Spectra(top=3),
+        of("norm", "stable_rank", "effective_rank", "top_share", "size", over="matrix")
+        | of("singular", over="matrix index"),
+    ),
+    "TopPairs": Case(TopPairs("L0H1", top=3), of("value", over="part rank")),
+    "SkipTrigrams": Case(SkipTrigrams("L0H1", top=3), of("ov", over="part pair rank") | of("qk", over="part pair")),
+}  # fmt: skip
+_RESIDUAL: dict[str, Case] = {
+    **{
+        f"Attribute {parts}": Case(
+            Attribute(parts=parts),  # type: ignore[arg-type]
+            _PARTS | (of("by_source", over="prompt layer head source") if parts == "source" else {}),
+            needs_mlp=parts == "neuron",
+        )
+        for parts in ("layer", "sublayer", "head", "source", "neuron")
+    },
+    "Attribute elsewhere": Case(Attribute(pos=3), _PARTS),
+    "Paths": Case(Paths(), of("value", over="prompt path") | of("total", over="prompt"), needs_no_mlp=True),
+    "Orders": Case(Orders(), of("value", over="prompt order pos vocab"), needs_no_mlp=True),
+    "TermImportance": Case(
+        TermImportance(), of(*_SCORE, over="term score") | of("terms", over="term"), needs_no_mlp=True
+    ),
+}  # fmt: skip
+_ROUTES = of("value", over="prompt layer head query key")
+_TOKENS: dict[str, Case] = {
+    "Erasure": Case(erasure, of(*_SCORE, over="score") | of("each", over="prompt score")),
+    "CompareMethods": Case(
+        CompareMethods(methods=("alti", "gradient_x_input"), shares=(0.5,), draws=2, batch_size=2),
+        of(*_SCORE, over="attribution score") | of("each", over="prompt attribution score"),
+        slow=True,
+        drawn_apart=_of_methods,
+    ),
+    "FlowRoutes": Case(
+        FlowRoutes(), _ROUTES | of("attn_bias", "resid", "mlp", "resid_mid", over="prompt layer query"), needs_mlp=True
+    ),
+    "FlowRoutes attention-only": Case(
+        FlowRoutes(), _ROUTES | of("attn_bias", "resid", over="prompt layer query"), needs_no_mlp=True
+    ),
+    **{
+        f"TokenAttribution {method}": Case(
+            TokenAttribution(method=method, batch_size=2), of("value", over="prompt pos") | of(*more, over="prompt")
+        )
+        for method, more in {
+            **dict.fromkeys(("values", "flow", "norm_rollout", "alti", "gradient_x_input"), ()),
+            "alti_logit": ("initial", "mlp", "bias", "total", "error"),
+        }.items()
+    },
+    "TokenAttribution integrated_gradients": Case(
+        TokenAttribution(method=IntegratedGradients(steps=2), batch_size=2),
+        of("value", over="prompt pos") | of("total", "error", over="prompt"),
+    ),
+    "LayerMixing": Case(
+        LayerMixing("norms"),
+        of("value", over="prompt layer query key") | of("mixing_ratio", over="prompt layer query"),
+    ),
+}  # fmt: skip
+_LENSES: dict[str, Case] = {
+    **{
+        f"LogitLens {name}": Case(
+            question,
+            of("entropy", "kl", "target_rank", "target_prob", over="prompt depth pos")
+            | of("top_token", "top_prob", "word", over="prompt depth pos rank"),
+        )
+        for name, question in {
+            "everywhere": LogitLens(top=3),
+            "states": LogitLens(top=3, sites=("resid_pre", "resid_post"), pos=(0, -1)),
+        }.items()
+    },
+    **{
+        f"OutputLens {part}": Case(
+            OutputLens(part, top=3),
+            of("vocabulary_mean", "target_logit", "norm", over="prompt pos")
+            | of(*_ENDS, "top_logit", "bottom_logit", over="prompt pos rank"),
+            needs_mlp="N" in part,
+        )
+        for part in ("L0H1", "L1.attn", "L1N5")
+    },
+    "LateLayers": Case(
+        LateLayers(frequencies=torch.arange(1.0, D_VOCAB + 1)), of(*_SCORE, "null_sd", over="part score")
+    ),
+    "BackwardLens": Case(
+        BackwardLens(matrices=("W_O", "W_V"), top=3),
+        of("x", "delta", "relative_update", "target_rank", "word", over="prompt matrix layer pos")
+        | of(*_ENDS, over="prompt matrix layer pos rank"),
+    ),
+    "GradientRank": Case(
+        GradientRank(matrices=("W_O",)), of("value", over="prompt matrix layer") | of("tokens", over="prompt")
+    ),
+    "GradientCosines": Case(
+        GradientCosines(matrices=("W_O", "W_V")), of("value", over="prompt matrix layer other_layer")
+    ),
+}  # fmt: skip
+_CAUSAL: dict[str, Case] = {
+    "Ablate": Case(Ablate("head"), effects("layer head")),
+    "AttributionPatch": Case(
+        AttributionPatch("z"), effects("layer pos head", "clean corrupt"), undrawn="a map has two dims, select"
+    ),
+    "AttributionPatch heads": Case(AttributionPatch("z", by=("layer", "head")), effects("layer head", "clean corrupt")),
+    "CausalTrace": Case(
+        CausalTrace(range(2, 4), samples=2, sigma=0.3),
+        of(*_EFFECT, "spread", over="layer role")
+        | of("each", "each_spread", "each_changed", over="prompt layer pos")
+        | of("subject", over="prompt pos")
+        | of("clean", "corrupt", over="prompt")
+        | of("total", over="estimate"),
+        slow=True,
+        rows=known,
+    ),
+    "KnockOut": Case(KnockOut([-1], [1, 2], by=("layer", "head")), effects("layer head"), slow=True),
+    "Patch": Case(Patch("resid_pre"), effects("layer pos", "clean corrupt"), slow=True),
+    "Patch heads": Case(Patch("z", by=("layer", "head"), direction="noise"), effects("layer head", "clean corrupt")),
+    "PathPatch": Case(PathPatch(), effects("part", "clean corrupt"), slow=True),
+    "Recall": Case(
+        lambda _, order: Recall(SPAN[list(order)], [1]),
+        of(*_SCORE, over="part score") | of("each", over="prompt part score"),
+        (),
+        slow=True,
+    ),
+    "ShortCircuit": Case(ShortCircuit([0, range(2)]), effects("part")),
+}  # fmt: skip
+_CIRCUITS: dict[str, Case] = {
+    "CircuitCurve": Case(
+        curve,
+        of(*_SCORE, over="circuit fraction score")
+        | of("edges", over="fraction")
+        | of("each", over="prompt circuit fraction")
+        | of("full", "empty", over="prompt"),
+        slow=True,
+        drawn_apart=_without_bootstrap,
+    ),
+    "EvaluateCircuit": Case(
+        lambda model, _: EvaluateCircuit(some_circuit(model), subsets=2, draws=1, resamples=20),
+        of(*_SCORE, over="circuit score")
+        | of("overlap", over="circuit")
+        | of("removed", over="circuit part")
+        | of("needed", over="part")
+        | of("each", over="prompt circuit")
+        | of("full", "empty", over="prompt"),
+        slow=True,
+        drawn_apart=_without_bootstrap,
+    ),
+    "FindCircuit": Case(
+        FindCircuit(method="eap", edges=10),
+        EDGES | of("kept", over="sender receiver") | of("clean", "corrupt"),
+    ),
+    "EdgeAttribution": Case(EdgeAttribution(), EDGES | of("clean", "corrupt")),
+    "EdgeEffects": Case(
+        EdgeEffects(each=True),
+        EDGES | of("each", over="prompt sender receiver") | of("clean", "corrupt", over="prompt"),
+        slow=True,
+    ),
+    "Interchange": Case(
+        lambda model, _: Interchange(some_circuit(model)),
+        of("value", "low", "high", "n", over="circuit") | of("each", over="prompt circuit"),
+    ),
+}  # fmt: skip
+_VECTORS = of(*_SCORE, over="score") | of("density", over="feature") | of("mean", over="coordinate")
+_FEATURES: dict[str, Case] = {
+    "ProbeNeurons": Case(
+        lambda _, order: ProbeNeurons([LABELS[i] for i in order], site="resid_post", sizes=(1,), shuffles=1),
+        of(*_SCORE, "null_sd", over="layer n_neurons score") | of("neuron", "weight", over="layer n_neurons rank"),
+        slow=True,
+        drawn_apart=lambda found: found[["n"]],  # which rows are set aside for the test
+    ),
+    "Reconstruction": Case(Reconstruction(autoencoder(), "L1.resid"), _VECTORS),
+    "SaeQuality": Case(SaeQuality(autoencoder(), "L1.resid", some_tokens(2, 9)), _VECTORS),
+    **{
+        f"TopExamples {site}": Case(
+            TopExamples(f"blocks.1.{site}", top=3, context=(2, 1)),
+            of(*_SCORE, over=f"{dim} score")
+            | of("peak", "row", "pos", "text", *more, over=f"{dim} rank")
+            | of("tokens", "activation", "piece", over=f"{dim} rank offset")
+            | of("quantiles", over=f"{dim} q"),
+        )
+        for site, dim, more in (
+            ("hook_resid_pre", "coordinate", ()),
+            ("attn.hook_result", "head", ()),
+            ("attn.hook_pattern", "head", ("key", "key_token", "key_piece")),
+        )
+    },
+}  # fmt: skip
+_DYNAMICS: dict[str, Case] = {
+    "Consensus": Case(Consensus(), of(*_SCORE, over="depth score")),
+    "Consensus iterated": Case(Consensus(layer=1, repeats=3), of(*_SCORE, over="depth score")),
+    "Consensus no mlp": Case(Consensus(repeats=2, mlp=False), of(*_SCORE, over="depth score"), needs_mlp=True),
+    "InContext": Case(InContext(2, 6), of(*_SCORE, over="index score")),
+    "OneTokenLosses": Case(OneTokenLosses(), of("value", "index", over="prompt")),
+    "RankCollapse": Case(RankCollapse(), of(*_SCORE, over="line depth")),
+}  # fmt: skip
+CASES: dict[str, Case] = {
+    **_ATTENTION, **_WEIGHTS, **_RESIDUAL, **_TOKENS, **_LENSES, **_CAUSAL, **_CIRCUITS, **_FEATURES, **_DYNAMICS,
+}  # fmt: skip

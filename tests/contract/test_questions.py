@@ -1,0 +1,190 @@
+"""What every question promises beside its numbers: one record, one function, one shape of result."""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import json
+import pickle
+from dataclasses import fields
+
+import pytest
+import torch
+import xarray as xr
+
+import interp
+from interp import HookedTransformer
+from interp.features import SAE
+from interp.passes.analysis import Question
+from tests.configs import build
+from tests.contract.case import MODELS, called, compares_runs, discovered, face_of, function_of, snake
+from tests.contract.cases import CASES
+
+RECORDS = [name for name, case in CASES.items() if isinstance(case.asked(case.models[0]), Question)]
+COMMON = ("edits", "prepend_bos", "batch_size")
+"""What every function takes besides the fields of its record, in this order."""
+MORE = {"reference"}
+"""What a function takes for those of its ways that are no single question: the iterative search for circuits."""
+EVERY = pytest.mark.parametrize("question", discovered(), ids=lambda question: question.__name__)
+
+
+@EVERY
+def test_it_is_public_beside_its_function(question: type[Question]) -> None:
+    face = importlib.import_module(face_of(question))
+    assert question.__name__ in face.__all__ and snake(question.__name__) in face.__all__
+    assert getattr(face, question.__name__) is question
+
+
+@EVERY
+def test_it_is_a_frozen_record_with_a_sentence_under_every_field(question: type[Question]) -> None:
+    assert dataclasses.is_dataclass(question) and question.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    source = inspect.getsource(question)
+    for field in fields(question):
+        after = source.split(f"\n    {field.name}: ", 1)[1].split("\n    def ", 1)[0]
+        _, _, text = after.partition('\n    """')
+        first = after.split('\n    """', 1)[0]
+        assert text and ":" not in first.split("\n", 1)[-1].split("=")[0], (
+            f"{field.name} has no sentence of its own"
+        )
+
+
+@EVERY
+def test_the_function_takes_the_fields_of_the_record(question: type[Question]) -> None:
+    """With the same defaults, after the model and the data, before what all functions take."""
+    taken = inspect.signature(function_of(question)).parameters
+    names, own = list(taken), {field.name: field for field in fields(question)}
+    assert names[0] == "model"
+    data = (
+        ["clean", "corrupt"]
+        if "clean" in taken
+        else ["data"]
+        if "data" in taken and "data" not in own
+        else []
+    )
+    assert names[1 : 1 + len(data)] == data
+    tail = tuple(name for name in COMMON if name in taken)
+    assert tuple(names[-len(tail) :] if tail else ()) == tail
+    assert ("edits" in taken) != question.of_weights, "edits of activations change no weights"
+    middle = names[1 + len(data) : len(names) - len(tail)]
+    assert set(middle) - (MORE if snake(question.__name__) == "find_circuit" else set()) == set(own) - set(
+        tail
+    )
+    for name in {*middle} & {*own}:
+        default = own[name].default
+        assert taken[name].default is inspect.Parameter.empty or taken[name].default == default or (
+            default is dataclasses.MISSING
+        ), name  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RECORDS)
+def test_the_function_is_the_record_applied_bit_for_bit(case: str) -> None:
+    model = CASES[case].models[0]
+    question, network = CASES[case].record(model), HookedTransformer(build(model))
+    size = getattr(question, "batch_size", 2)
+    if CASES[case].alone:
+        found, expected = called(question, network, None), interp.run([question], network)[question.name]
+    else:
+        batch = CASES[case].batch(model)
+        if compares_runs(question):
+            assert batch.corrupt is not None
+        found = called(question, network, batch, batch_size=size)
+        expected = interp.run([question], network, list(batch.numbered().split(size)))[question.name]
+    if isinstance(found, interp.circuits.Circuit):
+        assert found == interp.circuits.Circuit.of_result(expected, model=network.name)
+        return
+    xr.testing.assert_identical(found, expected)
+    assert found.attrs["interp_analysis"] == question.name
+
+
+@functools.cache
+def answer(case: str) -> xr.Dataset:
+    """What a run gives for the question of one model."""
+    model = CASES[case].models[0]
+    question = CASES[case].record(model)
+    data = () if CASES[case].alone else (list(CASES[case].batch(model).numbered().split(5)),)
+    return interp.run([question], build(model), *data)[question.name]
+
+
+@pytest.mark.parametrize("case", RECORDS)
+def test_its_result_is_a_narrow_table_with_a_unit_for_every_number_and_a_label_for_every_dim(
+    case: str,
+) -> None:
+    found = answer(case)
+    assert not [str(x) for x in found.data_vars if str(x).endswith(("_low", "_high", "_se"))]
+    assert [
+        str(name) for name, x in found.data_vars.items() if x.dtype.kind == "f" and not x.attrs.get("unit")
+    ] == []
+    assert [str(dim) for dim in found.dims if dim not in found.coords] == []
+    if "score" in found.dims:
+        assert found.unit.dims == ("score",) and all(found.unit.values)
+    table = interp.frame(found)
+    assert len(table) and len(table.columns) <= 12, list(table)
+
+
+def equal(one: object, other: object) -> bool:
+    """Whether two fields are the same, of tensors and results every number."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, xr.Dataset):
+        return isinstance(other, xr.Dataset) and one.identical(other)
+    if isinstance(one, SAE) and isinstance(other, SAE):
+        return repr(one) == repr(other) and equal(dict(one.state_dict()), dict(other.state_dict()))
+    if dataclasses.is_dataclass(one) and one != other:
+        return type(one) is type(other) and all(
+            equal(getattr(one, f.name), getattr(other, f.name)) for f in fields(one)
+        )
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    return one == other
+
+
+@pytest.mark.parametrize("case", RECORDS)
+def test_the_record_survives_copies_and_other_processes(case: str) -> None:
+    question = CASES[case].record(CASES[case].models[0])
+    for again in (dataclasses.replace(question), pickle.loads(pickle.dumps(question))):
+        assert type(again) is type(question) and again.name == question.name
+        for field in fields(question):
+            assert equal(getattr(again, field.name), getattr(question, field.name)), field.name
+
+
+@pytest.mark.parametrize("case", RECORDS)
+def test_what_is_closed_of_a_record_survives_json(case: str) -> None:
+    """Words, numbers and lists of them: the record made of them asks the same."""
+    model = CASES[case].models[0]
+    question = CASES[case].record(model)
+    closed = {f.name: getattr(question, f.name) for f in fields(question)}
+    closed = {name: value for name, value in closed.items() if _is_closed(value)}
+    again = dataclasses.replace(question, **json.loads(json.dumps(closed)))
+    made, first = again.asked(_subject(model)), question.asked(_subject(model))
+    assert made.name == first.name and type(made) is type(first)
+    assert getattr(made, "reads", ()) == () or len(made.reads) == len(first.reads)  # type: ignore[union-attr]
+    if CASES[case].alone:
+        xr.testing.assert_identical(interp.run([again], build(model))[question.name], answer(case))
+
+
+def _is_closed(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_closed(each) for each in value)
+    return value is None or isinstance(value, str | int | float)
+
+
+def _subject(model: str) -> HookedTransformer:
+    return HookedTransformer(build(model))
+
+
+@EVERY
+def test_a_field_of_the_wrong_kind_is_refused_by_its_name(question: type[Question]) -> None:
+    """By the field of the table's own record."""
+    record = next(
+        found for name in RECORDS if type(found := CASES[name].record(CASES[name].models[0])) is question
+    )
+    for field in fields(question):
+        with pytest.raises(ValueError, match=rf"{question.__name__}: {field.name} must be"):
+            dataclasses.replace(record, **{field.name: object()})
+
+
+def test_the_models_of_the_table_differ_in_what_matters() -> None:
+    configs = [build(name).config for name in MODELS]
+    assert {config.mlp is None for config in configs} == {True, False}
+    assert {config.kv_heads == config.n_heads for config in configs} == {True, False}
+    assert len({type(config.norm) for config in configs}) == 2
