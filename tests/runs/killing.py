@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
@@ -14,14 +15,14 @@ from torch import Tensor
 
 import interp
 from interp import Batch, HookedTransformer, Results
-from interp.core.stats import Means
-from interp.runs import journal as journals
-from interp.passes.analysis import Analysis
 from interp.data.sources import open_source
 from interp.data.stream import Stream
-from interp.model import ModelConfig, Read, Trace, Transformer
+from interp.model import Trace, Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.observe import Subject
+from interp.runs import journal as journals
 from tests.runs import killed
-from tests.runs.running import SITE, _finish_norms, _norms, agree, by_position, kept, norms
+from tests.runs.running import ASKED, ByPosition, Kept, Norms, _norms, agree, norms_by
 from tests.tiny import hooked
 
 TEXTS = [("The cat sat on the mat. " * 3)[: 3 + 7 * i % 31] for i in range(60)]
@@ -49,22 +50,41 @@ def batches() -> list[Batch]:
 def whole() -> Results:
     """What an uninterrupted run in one process and one thread gives."""
     torch.set_num_threads(1)
-    return interp.run([norms, kept, by_position], model(), stream(), bootstrap=30)
+    return interp.run(ASKED, model(), stream(), bootstrap=30)
 
 
-def deadly(config: ModelConfig, row: int, flag: str = "") -> Analysis:
+@dataclass(frozen=True)
+class Deadly(Question):
     """The norms; the process that comes to this row dies, once if there is a file to remember it by."""
-    return Analysis("norms", [Read(SITE)], partial(_deadly, row=row, flag=flag), Means, _finish_norms)
+
+    row: int
+    flag: str = ""
+    name = "norms"
+
+    def asked(self, model: Subject) -> Analysis:
+        return norms_by(partial(_deadly, row=self.row, flag=self.flag))
 
 
-def failing(config: ModelConfig, row: int) -> Analysis:
+@dataclass(frozen=True)
+class Failing(Question):
     """The norms, but for a row that cannot be done."""
-    return Analysis("norms", [Read(SITE)], partial(_failing, row=row), Means, _finish_norms)
+
+    row: int
+    name = "norms"
+
+    def asked(self, model: Subject) -> Analysis:
+        return norms_by(partial(_failing, row=self.row))
 
 
-def noted(config: ModelConfig, log: Path) -> Analysis:
+@dataclass(frozen=True)
+class Noted(Question):
     """The norms; a line for every batch computed."""
-    return Analysis("norms", [Read(SITE)], partial(_noted, log=log), Means, _finish_norms)
+
+    log: Path
+    name = "norms"
+
+    def asked(self, model: Subject) -> Analysis:
+        return norms_by(partial(_noted, log=self.log))
 
 
 # --- what a process does before it is killed ----------------------------------------------------------------------
@@ -74,7 +94,7 @@ def go_on(folder: Path, log: Path) -> None:
     """Go on with the run in the folder, or begin it, as a user's script would."""
     torch.set_num_threads(1)  # a forked process has no other threads to share the work with
     journals._LEAST = LEAST
-    asked = [partial(noted, log=log), kept, by_position]
+    asked = [Noted(log), Kept(), ByPosition()]
     interp.run(asked, model(), stream(), out=folder, bootstrap=30, resume=(folder / "work.json").exists())
 
 
@@ -117,10 +137,10 @@ def on_ray(folder: Path) -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         expected = whole()
-        asked = [norms, kept, by_position]
+        asked = [Norms(), Kept(), ByPosition()]
         agree(interp.run(asked, model(), stream(), bootstrap=30, engine="ray"), expected)
         row, flag = int(stream().window(3).batches[1].row[0]), folder / "died"  # type: ignore[index]
-        asked[0] = partial(deadly, row=row, flag=str(flag))
+        asked[0] = Deadly(row, str(flag))
         agree(interp.run(asked, model(), stream(), bootstrap=30, engine="ray"), expected)
         assert flag.exists(), "nobody was killed"
     finally:
