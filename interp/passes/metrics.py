@@ -6,6 +6,7 @@ token costs two columns of the unembedding instead of the vocabulary at every po
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -87,7 +88,7 @@ class Metric:
 
     def negated(self) -> "Metric":
         """Minus the metric."""
-        return replace(self, name=f"-{self.name}", value=lambda outcome: -self.value(outcome))
+        return replace(self, name=f"-{self.name}", value=partial(_minus, value=self.value))
 
 
 def logit_difference(answer: Answers | None = None, wrong: Answers | None = None) -> Metric:
@@ -105,18 +106,18 @@ def logit_difference(answer: Answers | None = None, wrong: Answers | None = None
 
 def answer_probability(answer: Answers | None = None) -> Metric:
     """p(answer) at the last token."""
-    return Metric("probability", "probability", lambda outcome: _log_probability(outcome).exp(), answer)
+    return Metric("probability", "probability", _probability, answer)
 
 
 def answer_loss(answer: Answers | None = None) -> Metric:
     """-log p(answer) at the last token, in nats."""
-    return Metric("loss", "nats", lambda outcome: -_log_probability(outcome), answer)
+    return Metric("loss", "nats", _loss, answer)
 
 
 def kl_divergence() -> Metric:
     """KL(reference || row) of the next-token distributions at the last token, in nats, >= 0.
 
-    The reference is the run the experiment starts from; every door says which one that is.
+    The reference is the run the experiment starts from; every question says which one that is.
     """
     return Metric("KL divergence", "nats", _kl, compares=True)
 
@@ -132,13 +133,7 @@ def choice_difference(options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]) -> 
     options: the tokens that count. right: which of them are right for each prompt. It is the probability difference of
     the greater-than task (Hanna et al. 2023, section 2): the years above the start, minus the others.
     """
-
-    def value(outcome: Outcome) -> Float[Tensor, "r"]:
-        device = outcome.stream.device
-        share = outcome.logits()[:, -1].softmax(-1)[:, options.to(device)]
-        signs = torch.where(right.to(device), 1.0, -1.0)[outcome.prompt]
-        return (share * signs.to(share)).sum(1)
-
+    value = partial(_choice_difference, options=options, right=right)
     return Metric("probability difference", "probability", value)
 
 
@@ -150,7 +145,7 @@ def of_logits(
     everywhere: bool = False,
 ) -> Metric:
     """A metric from a function of the logits, at the last token `[r, 1, v]` or at every position `[r, p, v]`."""
-    return Metric(name, unit, lambda outcome: function(outcome.logits()), everywhere=everywhere)
+    return Metric(name, unit, partial(_of_logits, function=function), everywhere=everywhere)
 
 
 LogitFunction = Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]]
@@ -187,6 +182,33 @@ def _logit_difference(outcome: Outcome) -> Float[Tensor, "r"]:
     right = outcome.logits_of(_answers(outcome))[:, -1]
     wrong = outcome.batch.wrong
     return right if wrong is None else right - outcome.logits_of(wrong.to(right.device))[:, -1]
+
+
+def _probability(outcome: Outcome) -> Float[Tensor, "r"]:
+    return _log_probability(outcome).exp()
+
+
+def _loss(outcome: Outcome) -> Float[Tensor, "r"]:
+    return -_log_probability(outcome)
+
+
+def _minus(outcome: Outcome, value: Value) -> Float[Tensor, "r"]:
+    return -value(outcome)
+
+
+def _of_logits(
+    outcome: Outcome, function: Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]]
+) -> Float[Tensor, "r"]:
+    return function(outcome.logits())
+
+
+def _choice_difference(
+    outcome: Outcome, options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]
+) -> Float[Tensor, "r"]:
+    device = outcome.stream.device
+    share = outcome.logits()[:, -1].softmax(-1)[:, options.to(device)]
+    signs = torch.where(right.to(device), 1.0, -1.0)[outcome.prompt]
+    return (share * signs.to(share)).sum(1)
 
 
 def _log_probability(outcome: Outcome) -> Float[Tensor, "r"]:

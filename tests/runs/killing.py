@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from tests.runs import killed
 from tests.runs.running import ASKED, ByPosition, Kept, Norms, _norms, agree, norms_by
 from tests.tiny import hooked
 
+ROOT = Path(__file__).parents[2]
 TEXTS = [("The cat sat on the mat. " * 3)[: 3 + 7 * i % 31] for i in range(60)]
 TEXTS[17] = ""
 LEAST = 8_000
@@ -106,6 +108,12 @@ def die_at_rename(number: int, folder: Path, log: Path) -> None:
 
 def die_at_write(number: int, folder: Path, log: Path) -> None:
     """Go on, and die halfway through the n-th entry of the journal."""
+    dying_at_write(number)
+    go_on(folder, log)
+
+
+def dying_at_write(number: int) -> None:
+    """From now on: SIGKILL halfway through the n-th entry of the journal."""
     write_all, count = journals._write_all, 0
 
     def counted(file: int, data: bytes) -> None:
@@ -117,7 +125,6 @@ def die_at_write(number: int, folder: Path, log: Path) -> None:
         write_all(file, data)
 
     journals._write_all = counted
-    go_on(folder, log)
 
 
 def without_room(limit: int, folder: Path, log: Path) -> None:
@@ -145,6 +152,26 @@ def on_ray(folder: Path) -> None:
         assert flag.exists(), "nobody was killed"
     finally:
         ray.shutdown()
+
+
+def alone(arguments: list[str], seconds: float) -> tuple[int, str]:
+    """A Python process and all its children, which cannot outlive the time they have; exit code and what it said."""
+    child = subprocess.Popen(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        said, _ = child.communicate()
+        said += f"\nkilled after {seconds} s"
+    return child.returncode, said
 
 
 def _deadly(trace: Trace, batch: Batch, model: Transformer, row: int, flag: str) -> Mapping[str, Tensor]:
