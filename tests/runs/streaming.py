@@ -22,10 +22,10 @@ ASKED = {
 }
 
 
-def stream() -> Stream:
+def stream(tokens: int = 40) -> Stream:
     """Several windows of several batches of pairs, one of them with a pair that does not align."""
     corrupt = [ids + [1] * (i == BAD) for i, ids in enumerate(CORRUPT)]
-    return Stream(Pairs(CLEAN, corrupt).source(), model().text, tokens_per_batch=40, rows_per_window=9)
+    return Stream(Pairs(CLEAN, corrupt).source(), model().text, tokens_per_batch=tokens, rows_per_window=9)
 
 
 def whole() -> Results:

@@ -104,4 +104,4 @@ def test_moments_by_position_of_prompts_of_several_lengths_are_refused() -> None
     for each, message in ((False, "rows of one shape"), (True, "prompts of one length")):
         question = Patch("resid_pre", interp.logit_difference(3, 4), each=each)
         with pytest.raises(ValueError, match=message):
-            interp.run(question, model(), stream())
+            interp.run(question, model(), stream(tokens=1))
