@@ -85,7 +85,7 @@ def causal(
     posed = Posed.of(model.text, table.metric.answer, table.metric.wrong)
     return Analysis(
         table.name,
-        partial(_compute, measure=measure, table=table),
+        partial(_compute, measure=measure, table=table, each=each),
         Rows if each else Means,
         partial(_finish, table=table),
         pose=posed,
@@ -116,7 +116,7 @@ def check_one_length(batch: Batch, what: str, otherwise: str = "") -> None:
 
 
 def _compute(
-    trace: Trace, batch: Batch, model: Transformer, measure: Measure, table: Table
+    trace: Trace, batch: Batch, model: Transformer, measure: Measure, table: Table, each: bool
 ) -> Mapping[str, Tensor]:
     if table.columns:
         check_one_length(batch, f"effects by {', '.join(table.columns)}", OTHERWISE)
@@ -124,11 +124,12 @@ def _compute(
     for name, value in found.runs.items():
         if not bool(value.isfinite().all()):
             raise NotFiniteError(f"{table.metric.name} is NaN or infinite in the {name} run of some prompt")
-    tokens = batch.tokens.masked_fill(~batch.real, -1).to(found.effect.device)
-    return {
-        "effect": found.effect, "changed": found.changed.double(), "token": tokens, "length": batch.lengths.double(),
-        **found.runs,
+    rows = {
+        "effect": found.effect, "changed": found.changed.double(), "length": batch.lengths.double(), **found.runs,
     }  # fmt: skip
+    if each:  # of rows of several widths there are no moments
+        rows["token"] = batch.tokens.masked_fill(~batch.real, -1).to(found.effect.device)
+    return rows
 
 
 def _finish(merged: Partial, table: Table) -> "xr.Dataset":
@@ -204,7 +205,6 @@ def _of_moments(merged: Partial, table: Table) -> _Found:
     assert isinstance(merged, Means)
     rows = dict(merged.moments)
     moments, changed, length = rows.pop("effect"), rows.pop("changed").mean > 0, rows.pop("length")
-    del rows["token"]
     return _Found(
         moments,
         {name: float(value.mean) for name, value in rows.items()},

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.resampling import poisson_weights
+from interp.core.shapes import shape_text
 
 P = TypeVar("P")
 Z95 = 1.959963984540054
@@ -111,7 +112,10 @@ class Moments:
         return cls(rows.shape[0], mean, (wide - mean).square().sum(0), replicates)
 
     def merge(self, other: "Moments") -> "Moments":
-        """The moments of both batches together."""
+        """The moments of both batches together. ValueError for rows of different shapes."""
+        if self.mean.shape != other.mean.shape:
+            one, two = shape_text(self.mean.shape), shape_text(other.mean.shape)
+            raise ValueError(f"moments require rows of one shape, got {one} and {two}: keep every row, or pad them")
         n = self.n + other.n
         step = other.mean - self.mean
         mean = self.mean + step * (other.n / n)

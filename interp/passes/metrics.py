@@ -88,7 +88,7 @@ class Metric:
 
     def negated(self) -> "Metric":
         """Minus the metric."""
-        return replace(self, name=f"-{self.name}", value=partial(_negated, value=self.value))
+        return replace(self, name=f"-{self.name}", value=partial(_minus, value=self.value))
 
 
 def logit_difference(answer: Answers | None = None, wrong: Answers | None = None) -> Metric:
@@ -185,11 +185,6 @@ def _logit_difference(outcome: Outcome) -> Float[Tensor, "r"]:
     return right if wrong is None else right - outcome.logits_of(wrong.to(right.device))[:, -1]
 
 
-def _log_probability(outcome: Outcome) -> Float[Tensor, "r"]:
-    answers = _answers(outcome)
-    return -F.cross_entropy(outcome.logits()[:, -1], answers, reduction="none")
-
-
 def _probability(outcome: Outcome) -> Float[Tensor, "r"]:
     return _log_probability(outcome).exp()
 
@@ -198,7 +193,7 @@ def _loss(outcome: Outcome) -> Float[Tensor, "r"]:
     return -_log_probability(outcome)
 
 
-def _negated(outcome: Outcome, value: Callable[[Outcome], Float[Tensor, "r"]]) -> Float[Tensor, "r"]:
+def _minus(outcome: Outcome, value: Value) -> Float[Tensor, "r"]:
     return -value(outcome)
 
 
@@ -215,6 +210,20 @@ def _choice_difference(
     share = outcome.logits()[:, -1].softmax(-1)[:, options.to(device)]
     signs = torch.where(right.to(device), 1.0, -1.0)[outcome.prompt]
     return (share * signs.to(share)).sum(1)
+
+
+def _log_probability(outcome: Outcome) -> Float[Tensor, "r"]:
+    answers = _answers(outcome)
+    return -F.cross_entropy(outcome.logits()[:, -1], answers, reduction="none")
+
+
+def _probability(outcome: Outcome) -> Float[Tensor, "r"]:
+    return _log_probability(outcome).exp()
+
+
+def _loss(outcome: Outcome) -> Float[Tensor, "r"]:
+    return -_log_probability(outcome)
+
 
 
 def _kl(outcome: Outcome) -> Float[Tensor, "r"]:

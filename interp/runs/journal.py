@@ -17,8 +17,8 @@ from typing import Any
 
 from interp.core.results import write_atomically
 from interp.core.stats import on_host
-from interp.runs.progress import Done, Groups, Progress, Reductions, loaded, named, tally_of
 from interp.model.config import Json
+from interp.runs.progress import Done, Groups, Progress, Reductions, loaded, named, tally_of
 
 _HEAD = struct.Struct("<QI")
 """Length and CRC-32 of the entry that follows."""

@@ -13,12 +13,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from interp.passes.analysis import Questions
 from interp.data.batch import Batch
-from interp.passes.observe import observe
-from interp.passes.together import least
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
+from interp.passes.analysis import Questions
+from interp.passes.observe import observe
+from interp.passes.together import least
 
 SHARE = 0.6
 """Of the memory that is free: allocators round up, and libraries take workspaces of their own."""

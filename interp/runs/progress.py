@@ -8,9 +8,9 @@ from torch import Tensor
 
 from interp.core.merging import MergeTree
 from interp.core.stats import Partial, Reduction
-from interp.passes.analysis import merged
 from interp.data.rows import Rejected
 from interp.model.config import Json
+from interp.passes.analysis import merged
 
 Partials = Mapping[str, Partial]
 """The partial result of every analysis, by its name."""

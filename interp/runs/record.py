@@ -29,6 +29,9 @@ from filelock import FileLock
 
 from interp.core.results import write_atomically, write_tables
 from interp.core.viewer import Shown, fitted
+from interp.data.sources import Data
+from interp.data.windows import Feed
+from interp.passes.observe import Subject
 from interp.runs.experiment_folder import (
     FIGURES,
     LOG,
@@ -44,8 +47,6 @@ from interp.runs.experiment_folder import (
     refuse,
     session_of,
 )  # fmt: skip
-from interp.data.windows import Feed
-from interp.passes.observe import Subject
 from interp.runs.provenance import (
     model_hash,
     now,
@@ -54,7 +55,6 @@ from interp.runs.provenance import (
 from interp.runs.run import Asked, Results
 from interp.runs.run import run as run_over
 from interp.runs.run_file import RunFile, State, Step, defaults_of, fields_of
-from interp.data.sources import Data
 from interp.runs.step_files import encoded, read
 from interp.runs.work_folder import fingerprint_in
 

@@ -16,23 +16,23 @@ import torch
 
 from interp.core.stats import Bootstrap, Means, Partial, Rows
 from interp.core.viewer import Shown
-from interp.passes.analysis import Alone, Analysis, Askable, NotFiniteError, Questions
-from interp.data.windows import Feed, GivenBatches, about, feed_of, prompts_feed
-from interp.runs.memory import MOST_ON_HOST, memory_plan
-from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.data.pairs import Pairs
-from interp.runs.progress import Done, Progress
-from interp.runs.progress_bar import progress_bar
 from interp.data.rows import Rejected
 from interp.data.sources import Data
 from interp.data.stream import Stream, prefetched
-from interp.passes.together import least, one_after_another
-from interp.runs.work import Worker
-from interp.runs.work_folder import Shard, begun, claimed, opened, work_of, write_results
-from interp.runs.workers import all_devices, done_by_processes
+from interp.data.windows import Feed, GivenBatches, about, feed_of, prompts_feed
 from interp.model.config import Json
 from interp.model.edits import Edit
 from interp.model.transformer import Transformer
+from interp.passes.analysis import Alone, Analysis, Askable, NotFiniteError, Questions
+from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
+from interp.passes.together import least, one_after_another
+from interp.runs.memory import MOST_ON_HOST, memory_plan
+from interp.runs.progress import Done, Progress
+from interp.runs.progress_bar import progress_bar
+from interp.runs.work import Worker
+from interp.runs.work_folder import Shard, begun, claimed, opened, work_of, write_results
+from interp.runs.workers import all_devices, done_by_processes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,12 +130,16 @@ def run(
     if asked and data is None:
         raise ValueError(f"{', '.join(a.name for a in asked)} ask about rows of data, got none")
     if not asked and (data is not None or out is not None):
-        raise ValueError(f"{', '.join(alone)} need no data and leave nothing to resume: call run without data and out")
+        raise ValueError(
+            f"{', '.join(alone)} need no data and leave nothing to resume: call run without data and out"
+        )
     found = Results({}, 0, 0, 0, True, _rejected_table([]))
     if data is not None:
         place = _Place(None if out is None else Path(out), resume, shard)
         found = _over_data(asked, subject, data, place, devices, engine)
-    return replace(found, datasets={**found.datasets, **{name: each.answer() for name, each in alone.items()}})
+    return replace(
+        found, datasets={**found.datasets, **{name: each.answer() for name, each in alone.items()}}
+    )
 
 
 def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:
@@ -182,7 +186,9 @@ def _over_data(
     feed = _sized(data, shared, subject, before)
     for each in asked:
         if each.rows is not None and feed.rows not in (None, each.rows):
-            raise ValueError(f"{each.name} holds answers for {each.rows} prompts, got {feed.rows} rows of data")
+            raise ValueError(
+                f"{each.name} holds answers for {each.rows} prompts, got {feed.rows} rows of data"
+            )
     share = None if place.shard is None else Shard.of(place.shard)
     work = _Work(shared, network, feed, share, devices, engine)
     if folder is not None:

@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar, cast, get_args
 
-from interp.runs.provenance import now, write_json
 from interp.model.config import Json
+from interp.runs.provenance import now, write_json
 
 NAME = "run.json"
 FORMAT = "interp experiment run, 1"

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from interp.core.results import frame
-from interp.runs.run_file import Kind
 from interp.model.config import Json
+from interp.runs.run_file import Kind
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from interp.core.shapes import describe
 from interp.data.batch import Batch
-from interp.passes.observe import Subject, deepest, observe
-from interp.runs.provenance import model_hash
-from interp.runs.store import DTYPES, INDEX, TABLES, ActivationStore, Index, Positions, Shard
 from interp.model.mask import Layout
 from interp.model.sites import find
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
+from interp.passes.observe import Subject, deepest, observe
+from interp.runs.provenance import model_hash
+from interp.runs.store import DTYPES, INDEX, TABLES, ActivationStore, Index, Positions, Shard
 
 
 def store_activations(

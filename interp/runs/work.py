@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from interp.passes.analysis import NotFiniteError, Questions, Values, merged
 from interp.data.batch import Batch
-from interp.runs.progress import Done, Partials, Tally
 from interp.data.rows import Rejected
 from interp.data.stream import Window
 from interp.model.transformer import Transformer
+from interp.passes.analysis import NotFiniteError, Questions, Values, merged
+from interp.runs.progress import Done, Partials, Tally
 
 Answer = tuple[Partials | None, tuple[Rejected, ...]]
 """Partial results over the good rows of a batch (None if there is none), and the rows set aside."""

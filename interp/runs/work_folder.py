@@ -14,20 +14,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from interp.core.results import write_atomically
+from interp.model.config import Json
+from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Questions
+from interp.passes.together import one_after_another, writes
 from interp.runs.journal import Journal, numbers_in
 from interp.runs.progress import Done, Progress
 from interp.runs.provenance import bytes_of, changes, model_hash, write_json
 from interp.runs.step_files import encoded
-from interp.passes.together import one_after_another, writes
-from interp.model.config import Json
-from interp.model.transformer import Transformer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +95,8 @@ class WorkFolder:
 def work_of(questions: Questions, model: Transformer, feed: Json) -> Json:
     """All that decides the numbers of a run, as JSON."""
     asked = {a.name: described(a) for a in questions.analyses}
-    work = {"model_sha256": model_hash(model), "dtype": str(model.dtype), "feed": feed, "analyses": asked}
+    network = {"model_sha256": model_hash(model), "dtype": str(model.dtype), "edits": described(model.edits)}
+    work = {**network, "feed": feed, "analyses": asked}
     found: Json = json.loads(json.dumps(work, default=repr))
     return found
 
@@ -200,7 +202,8 @@ def write_results(folder: Path, results: "Mapping[str, xr.Dataset]", rejected: "
 def described(value: object) -> object:
     """A value as JSON, the same in every process: functions by name, partial ones by what they hold, tensors by hash.
 
-    What a function closes over is not seen: give it by `functools.partial`.
+    A function without a name of its own (a lambda, one made inside of another) is described by its code and by what it
+    closes over, too.
     """
     if isinstance(value, Tensor):
         digest = hashlib.sha256(bytes_of(value)).hexdigest()[:16]
@@ -223,9 +226,30 @@ def described(value: object) -> object:
     if value is None or isinstance(value, str | int | float):
         return value
     if callable(value):
-        name = getattr(value, "__qualname__", type(value).__qualname__)
-        return f"{getattr(value, '__module__', '')}.{name}"
-    return repr(value)
+        name = (
+            f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+        )
+        return _local(name, value) if isinstance(value, FunctionType) and "<" in name else name
+    return repr(value) if type(value).__repr__ is not object.__repr__ else type(value).__qualname__
+
+
+def _local(name: str, function: FunctionType) -> dict[str, object]:
+    """A function that others may share their name with."""
+    code = function.__code__
+    held = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    closed = {name: cell.cell_contents for name, cell in held if cell.cell_contents is not function}
+    digest = hashlib.sha256(code.co_code + repr(_constants(code)).encode()).hexdigest()[:16]
+    return {"of": name, "code": digest, **_each({**closed, "defaults": function.__defaults__})}
+
+
+def _constants(code: CodeType) -> list[object]:
+    """The constants and names of a function's code, those of functions in it included."""
+    found: list[object] = list(code.co_names)
+    for each in code.co_consts:
+        found.append(_constants(each) if isinstance(each, CodeType) else each)
+        if isinstance(each, frozenset):  # whose order is another one in every process
+            found[-1] = sorted(map(repr, each))
+    return found
 
 
 def _each(values: Mapping[str, object]) -> dict[str, object]:

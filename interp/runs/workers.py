@@ -16,12 +16,12 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from interp.passes.analysis import Questions
 from interp.data.windows import Feed
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Questions
 from interp.runs.journal import packed_done, unpacked_done
 from interp.runs.progress import Done
 from interp.runs.work import Worker
-from interp.model.transformer import Transformer
 
 Due = Callable[[int], int | None]
 """The first batch of a window that is still to do; None if the window is done."""

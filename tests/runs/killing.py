@@ -3,9 +3,11 @@
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
@@ -14,16 +16,17 @@ from torch import Tensor
 
 import interp
 from interp import Batch, HookedTransformer, Results
-from interp.core.stats import Means
-from interp.runs import journal as journals
-from interp.passes.analysis import Analysis
 from interp.data.sources import open_source
 from interp.data.stream import Stream
-from interp.model import ModelConfig, Read, Trace, Transformer
+from interp.model import Trace, Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.observe import Subject
+from interp.runs import journal as journals
 from tests.runs import killed
-from tests.runs.running import SITE, _finish_norms, _norms, agree, by_position, kept, norms
+from tests.runs.running import ASKED, ByPosition, Kept, Norms, _norms, agree, norms_by
 from tests.tiny import hooked
 
+ROOT = Path(__file__).parents[2]
 TEXTS = [("The cat sat on the mat. " * 3)[: 3 + 7 * i % 31] for i in range(60)]
 TEXTS[17] = ""
 LEAST = 8_000
@@ -49,22 +52,41 @@ def batches() -> list[Batch]:
 def whole() -> Results:
     """What an uninterrupted run in one process and one thread gives."""
     torch.set_num_threads(1)
-    return interp.run([norms, kept, by_position], model(), stream(), bootstrap=30)
+    return interp.run(ASKED, model(), stream(), bootstrap=30)
 
 
-def deadly(config: ModelConfig, row: int, flag: str = "") -> Analysis:
+@dataclass(frozen=True)
+class Deadly(Question):
     """The norms; the process that comes to this row dies, once if there is a file to remember it by."""
-    return Analysis("norms", [Read(SITE)], partial(_deadly, row=row, flag=flag), Means, _finish_norms)
+
+    row: int
+    flag: str = ""
+    name = "norms"
+
+    def asked(self, model: Subject) -> Analysis:
+        return norms_by(partial(_deadly, row=self.row, flag=self.flag))
 
 
-def failing(config: ModelConfig, row: int) -> Analysis:
+@dataclass(frozen=True)
+class Failing(Question):
     """The norms, but for a row that cannot be done."""
-    return Analysis("norms", [Read(SITE)], partial(_failing, row=row), Means, _finish_norms)
+
+    row: int
+    name = "norms"
+
+    def asked(self, model: Subject) -> Analysis:
+        return norms_by(partial(_failing, row=self.row))
 
 
-def noted(config: ModelConfig, log: Path) -> Analysis:
+@dataclass(frozen=True)
+class Noted(Question):
     """The norms; a line for every batch computed."""
-    return Analysis("norms", [Read(SITE)], partial(_noted, log=log), Means, _finish_norms)
+
+    log: Path
+    name = "norms"
+
+    def asked(self, model: Subject) -> Analysis:
+        return norms_by(partial(_noted, log=self.log))
 
 
 # --- what a process does before it is killed ----------------------------------------------------------------------
@@ -74,7 +96,7 @@ def go_on(folder: Path, log: Path) -> None:
     """Go on with the run in the folder, or begin it, as a user's script would."""
     torch.set_num_threads(1)  # a forked process has no other threads to share the work with
     journals._LEAST = LEAST
-    asked = [partial(noted, log=log), kept, by_position]
+    asked = [Noted(log), Kept(), ByPosition()]
     interp.run(asked, model(), stream(), out=folder, bootstrap=30, resume=(folder / "work.json").exists())
 
 
@@ -86,6 +108,12 @@ def die_at_rename(number: int, folder: Path, log: Path) -> None:
 
 def die_at_write(number: int, folder: Path, log: Path) -> None:
     """Go on, and die halfway through the n-th entry of the journal."""
+    dying_at_write(number)
+    go_on(folder, log)
+
+
+def dying_at_write(number: int) -> None:
+    """From now on: SIGKILL halfway through the n-th entry of the journal."""
     write_all, count = journals._write_all, 0
 
     def counted(file: int, data: bytes) -> None:
@@ -97,7 +125,6 @@ def die_at_write(number: int, folder: Path, log: Path) -> None:
         write_all(file, data)
 
     journals._write_all = counted
-    go_on(folder, log)
 
 
 def without_room(limit: int, folder: Path, log: Path) -> None:
@@ -117,14 +144,34 @@ def on_ray(folder: Path) -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         expected = whole()
-        asked = [norms, kept, by_position]
+        asked = [Norms(), Kept(), ByPosition()]
         agree(interp.run(asked, model(), stream(), bootstrap=30, engine="ray"), expected)
         row, flag = int(stream().window(3).batches[1].row[0]), folder / "died"  # type: ignore[index]
-        asked[0] = partial(deadly, row=row, flag=str(flag))
+        asked[0] = Deadly(row, str(flag))
         agree(interp.run(asked, model(), stream(), bootstrap=30, engine="ray"), expected)
         assert flag.exists(), "nobody was killed"
     finally:
         ray.shutdown()
+
+
+def alone(arguments: list[str], seconds: float) -> tuple[int, str]:
+    """A Python process and all its children, which cannot outlive the time they have; exit code and what it said."""
+    child = subprocess.Popen(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        said, _ = child.communicate()
+        said += f"\nkilled after {seconds} s"
+    return child.returncode, said
 
 
 def _deadly(trace: Trace, batch: Batch, model: Transformer, row: int, flag: str) -> Mapping[str, Tensor]:

@@ -1,6 +1,7 @@
 """What the tests of runs ask, of which rows: importable by worker processes."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -8,29 +9,48 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from interp import Results
+from interp import Batch, Read, Results, Trace, Transformer
 from interp.core.results import labelled
 from interp.core.stats import MaskedMeans, Means, Partial, Rows
-from interp.passes.analysis import Analysis
-from interp.data.batch import Batch
-from interp.model import ModelConfig, Read, Trace, Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.observe import Subject
 
 SITE = "blocks.1.hook_resid_post"
+READS = (Read(SITE),)
 
 
-def norms(config: ModelConfig, poison: int | None = None) -> Analysis:
+@dataclass(frozen=True)
+class Norms(Question):
     """Means of each row's mean norm; the row whose second token is `poison` is NaN."""
-    return Analysis("norms", [Read(SITE)], partial(_norms, poison=poison), Means, _finish_norms)
+
+    poison: int | None = None
+
+    def asked(self, model: Subject) -> Analysis:
+        return norms_by(partial(_norms, poison=self.poison))
 
 
-def kept(config: ModelConfig) -> Analysis:
+@dataclass(frozen=True)
+class Kept(Question):
     """Every row's mean norm, and its width."""
-    return Analysis("kept", [Read(SITE)], _kept, Rows, _finish_kept)
+
+    def asked(self, model: Subject) -> Analysis:
+        return Analysis(self.name, _kept, Rows, _finish_kept, READS)
 
 
-def by_position(config: ModelConfig) -> Analysis:
+@dataclass(frozen=True)
+class ByPosition(Question):
     """The norm at every position, over the rows that have it."""
-    return Analysis("by_position", [Read(SITE)], _by_position, MaskedMeans, _finish_by_position)
+
+    def asked(self, model: Subject) -> Analysis:
+        return Analysis(self.name, _by_position, MaskedMeans, _finish_by_position, READS)
+
+
+ASKED = (Norms(), Kept(), ByPosition())
+
+
+def norms_by(compute: partial[Mapping[str, Tensor]]) -> Analysis:
+    """Means of what a function computes as each row's mean norm."""
+    return Analysis("norms", compute, Means, _finish_norms, READS)
 
 
 def agree(one: Results, other: Results, tolerance: float = 0.0) -> None:
@@ -62,7 +82,7 @@ def _norms(trace: Trace, batch: Batch, model: Transformer, poison: int | None) -
 
 def _finish_norms(merged: Partial) -> xr.Dataset:
     assert isinstance(merged, Means)
-    return labelled("norms", merged.moments["norm"].cells("norm", ()), attrs={"n": merged.moments["norm"].n})
+    return labelled("norms", merged.moments["norm"].estimate(()), attrs={"n": merged.moments["norm"].n})
 
 
 def _kept(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
@@ -83,4 +103,4 @@ def _by_position(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str,
 
 def _finish_by_position(merged: Partial) -> xr.Dataset:
     assert isinstance(merged, MaskedMeans)
-    return labelled("norms", merged.moments["norm"].cells("norm", ("pos",)))
+    return labelled("norms", merged.moments["norm"].estimate(("pos",)))

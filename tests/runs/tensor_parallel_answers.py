@@ -13,12 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import interp
 from interp.data.batch import Batch
+from interp.model import Edit, Read, Transformer, Weights, sites
 from interp.passes.generate import generate
 from interp.passes.observe import observe
-from interp.runs.provenance import model_hash
 from interp.passes.sweep import Sweep
+from interp.runs.provenance import model_hash
 from interp.runs.tensor_parallel import tensor_parallel
-from interp.model import Edit, Read, Transformer, Weights, sites
 from tests.configs import CONFIGS, perturbed, some_tokens
 
 WORLD = 2

@@ -12,19 +12,19 @@ from filelock import FileLock
 from torch import Tensor
 
 import interp
-from interp.features.sae_metrics import Fit
 from interp.core.contexts import InContext
 from interp.core.covariance import CoOccurrences, Covariances
 from interp.core.extremes import TopRows
 from interp.core.named import Only, Several
 from interp.core.sketches import Histograms, quantiles
 from interp.core.stats import Bootstrap, MaskedMeans, Means, Partial, Reduction, Rows
+from interp.data.rows import Rejected
+from interp.features.sae_metrics import Fit
 from interp.runs import journal as journals
 from interp.runs.journal import Journal, numbers_in, packed_done, unpacked_done
 from interp.runs.progress import Done, Groups, Progress, Tally
-from interp.data.rows import Rejected
-from tests.runs.killing import failing, model, stream
-from tests.runs.running import norms
+from tests.runs.killing import Failing, model, stream
+from tests.runs.running import Norms
 
 REDUCTIONS: dict[str, tuple[Reduction, tuple[str, ...]]] = {
     "means": (Means, ("x", "cell")),
@@ -266,7 +266,7 @@ def test_what_a_process_left_that_was_killed_while_folding_is_no_journal_and_goe
 
 def test_a_failed_run_goes_on_while_its_error_is_still_at_hand(tmp_path: Path) -> None:
     """As in a notebook, which keeps the last traceback and every frame in it."""
-    asked = [partial(failing, row=30)]
+    asked = [Failing(30)]
     go_on = partial(interp.run, asked, model(), stream(), out=tmp_path / "run")
     with pytest.raises(ArithmeticError) as kept:
         go_on()
@@ -280,13 +280,13 @@ def test_a_failed_run_goes_on_while_its_error_is_still_at_hand(tmp_path: Path) -
 )
 def test_no_two_processes_can_be_at_the_same_windows(there: str, shard: str | None, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    interp.run([norms], model(), stream(), out=folder, shard="1/4")
+    interp.run([Norms()], model(), stream(), out=folder, shard="1/4")
     with FileLock(folder / f".{there}.lock"), pytest.raises(ValueError, match="another process is working"):
-        interp.run([norms], model(), stream(), out=folder, shard=shard, resume=True)
+        interp.run([Norms()], model(), stream(), out=folder, shard=shard, resume=True)
 
 
 def test_jobs_of_one_array_work_side_by_side(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    interp.run([norms], model(), stream(), out=folder, shard="1/4")
+    interp.run([Norms()], model(), stream(), out=folder, shard="1/4")
     with FileLock(folder / ".shard-3-of-4.lock"):
-        interp.run([norms], model(), stream(), out=folder, shard="0/4")
+        interp.run([Norms()], model(), stream(), out=folder, shard="0/4")

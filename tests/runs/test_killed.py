@@ -14,20 +14,20 @@ import pytest
 
 import interp
 from interp import Results
+from tests.forking import attempt
 from tests.runs.killing import (
     TEXTS,
+    Noted,
     batches,
     die_at_rename,
     die_at_write,
     go_on,
     model,
-    noted,
     stream,
     whole,
     without_room,
 )
-from tests.runs.running import agree, by_position, kept
-from tests.forking import attempt
+from tests.runs.running import ByPosition, Kept, agree
 
 NO_ROOM = 3
 
@@ -42,7 +42,7 @@ def computed(log: Path) -> Counter[str]:
 def read_back(folder: Path, log: Path) -> Results:
     """The results of a finished run, which has nothing left to compute."""
     before = computed(log)
-    asked = [partial(noted, log=log), kept, by_position]
+    asked = [Noted(log), Kept(), ByPosition()]
     found = interp.run(asked, model(), stream(), out=folder, bootstrap=30, resume=True)
     assert computed(log) == before
     return found
@@ -52,7 +52,7 @@ def assert_whole(folder: Path, log: Path, deaths: int) -> None:
     """The bits of a run that was never killed, each row once, and at most one batch done again for each death."""
     found, times = read_back(folder, log), computed(log)
     agree(found, expected())
-    assert sorted([*found["kept"].row.values, *found.rejected.row]) == list(range(len(TEXTS)))
+    assert sorted([*found["kept"].prompt.values, *found.rejected.row]) == list(range(len(TEXTS)))
     assert set(times) == {f"{batch.row.tolist()}" for batch in batches()}  # type: ignore[union-attr]
     assert times.total() - len(times) <= deaths
 

@@ -8,8 +8,11 @@ from torch import Tensor
 
 import interp
 from interp.core.stats import Means
-from interp.passes.analysis import Analysis, Questions
 from interp.data.batch import Batch
+from interp.model import ModelConfig, Read
+from interp.model.mlp import MoE
+from interp.passes.analysis import Analysis, Questions
+from interp.passes.observe import as_model
 from interp.runs.memory import (
     MOST_ON_HOST,
     LiveBytes,
@@ -18,10 +21,8 @@ from interp.runs.memory import (
     memory_plan,
     predicted_row_bytes,
 )
-from interp.model import ModelConfig, Read
-from interp.model.mlp import MoE
 from tests.configs import CAUSAL, CONFIGS, build, some_tokens
-from tests.runs.running import norms
+from tests.runs.running import Norms
 from tests.tiny import hooked
 
 WIDTH = 13
@@ -34,7 +35,7 @@ DENSE = [
 
 
 def questions(name: str) -> Questions:
-    return Questions.of([norms(CONFIGS[name])], CONFIGS[name])
+    return Questions.of([Norms().asked(as_model(build(name)))], CONFIGS[name])
 
 
 # --- counting -------------------------------------------------------------------------------------------------------
@@ -96,9 +97,8 @@ def whole_pattern(name: str, config: ModelConfig) -> Analysis:
         return pattern if bool((pattern >= 0).all()) else -pattern
 
     read = Read("blocks.1.attn.hook_pattern", via)
-    return Analysis(
-        name, [read], lambda trace, batch, model: {"x": trace[read][:, 0]}, Means, lambda merged: None
-    )  # type: ignore[arg-type,return-value]
+    finish = lambda merged: None  # noqa: E731
+    return Analysis(name, lambda trace, batch, model: {"x": trace[read][:, 0]}, Means, finish, [read])  # type: ignore[arg-type,return-value]
 
 
 def test_a_reduction_that_needs_numbers_counts_as_its_whole_site() -> None:
@@ -118,8 +118,8 @@ def test_a_mixture_of_experts_is_measured_since_shapes_do_not_tell(name: str) ->
     assert plan.measured == pytest.approx(row_bytes(name), rel=0.5)
     assert plan.tokens_per_batch % WIDTH == 0
     model = hooked(name)
-    assert interp.run([norms], model, ["The cat", "The dog"]).rows == 2
-    assert interp.run([norms], model, iter(["The cat", "The dog"])).rows == 2
+    assert interp.run([Norms()], model, ["The cat", "The dog"]).rows == 2
+    assert interp.run([Norms()], model, iter(["The cat", "The dog"])).rows == 2
 
 
 # --- planning -------------------------------------------------------------------------------------------------------

@@ -1,41 +1,17 @@
 """A run on Ray gives the bits of one in this process, also when an actor is killed at work; readers keep a CPU."""
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from interp.runs.shard import READERS, _pool
+from tests.runs.killing import alone
 
 pytestmark = pytest.mark.ray
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'interp[ray]'")
 pytest.importorskip("ray.data", reason="ray.data is not installed: pip install 'interp[ray]'")
-ROOT = Path(__file__).parents[2]
 PATIENCE = 180.0
 """Seconds after which the cluster counts as stuck; it takes about 20 on two cores."""
-
-
-def alone(arguments: list[str], seconds: float) -> tuple[int, str]:
-    """A Python process and all its children, which cannot outlive the time they have; exit code and what it said."""
-    child = subprocess.Popen(
-        [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"},
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, _ = child.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        said, _ = child.communicate()
-        said += f"\nkilled after {seconds} s"
-    return child.returncode, said
 
 
 def test_two_actors_give_the_bits_of_one_process_though_one_is_killed_at_work(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import torch
 
 from interp.runs.record import Record
 from interp.runs.run_file import RunFile
-from tests.runs.killed import LARGE, NAMES, expected, five_steps, killed_at, large_step, value_of, with_room
 from tests.forking import attempt
+from tests.runs.killed import LARGE, NAMES, expected, five_steps, killed_at, large_step, value_of, with_room
 
 MANY = 8
 

@@ -12,15 +12,15 @@ import interp
 from interp.cli import main
 from interp.runs import memory
 from interp.runs.record import Record, ShareDoneError
-from tests.runs.running import by_position, kept, norms
 from tests.forking import PATIENCE, PROCESSES
+from tests.runs.running import ASKED, Norms
 from tests.tiny import hooked
 
 TEXTS = [("The cat sat on the mat. " * 3)[: 3 + 7 * i % 31] for i in range(600)]
 EXPERIMENT = '''
 """How large is the stream?"""
 from dataclasses import dataclass
-from tests.runs.running import kept, norms
+from tests.runs.running import Kept, Norms
 from tests.runs.test_record_stream import TEXTS
 from tests.tiny import hooked
 
@@ -29,8 +29,8 @@ class Job:
     rows: int = 600
 
 def main(job, record):
-    found = record.stream("norms", [norms, kept], hooked("gpt2"), TEXTS[: job.rows], bootstrap=50)
-    record.say(f"mean {float(found['norms'].norm)!r}")
+    found = record.stream("norms", [Norms(), Kept()], hooked("gpt2"), TEXTS[: job.rows], bootstrap=50)
+    record.say(f"mean {float(found['norms'].value)!r}")
 
 main.__annotations__["job"] = Job
 from interp.runs.record import Record
@@ -42,7 +42,7 @@ def share(folder: Path, shard: str, most: int) -> None:
     """One of two jobs, on a host with room for so many tokens."""
     torch.set_num_threads(1)  # a forked process has no other threads to share the work with
     memory.MOST_ON_HOST = most
-    interp.run([norms], hooked("gpt2"), TEXTS, out=folder, shard=shard)
+    interp.run([Norms()], hooked("gpt2"), TEXTS, out=folder, shard=shard)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Nothing:
 
 
 def streamed(record: Record) -> interp.Results:
-    return record.stream("all", [norms, kept, by_position], hooked("gpt2"), [*TEXTS[:40], ""])
+    return record.stream("all", ASKED, hooked("gpt2"), [*TEXTS[:40], ""])
 
 
 def interrupted(root: Path) -> tuple[Record, interp.Results]:
@@ -65,7 +65,7 @@ def interrupted(root: Path) -> tuple[Record, interp.Results]:
 def test_a_stream_is_kept_with_its_model_data_results_and_rejected_rows(tmp_path: Path) -> None:
     with Record.create(tmp_path, "x", Nothing()) as record:
         found = streamed(record)
-    plain = interp.run([norms, kept, by_position], hooked("gpt2"), [*TEXTS[:40], ""])
+    plain = interp.run(ASKED, hooked("gpt2"), [*TEXTS[:40], ""])
     there = Record.open(record.folder)
     assert set(there.run.steps) == {"all_norms", "all_kept", "all_by_position"}
     for name, value in plain.items():
@@ -94,15 +94,15 @@ def test_other_data_are_refused_on_resume(tmp_path: Path) -> None:
         pytest.raises(ValueError, match=r"feed\.fingerprint: was"),
         Record.resume(record.folder, Nothing()) as again,
     ):
-        again.stream("all", [norms, kept, by_position], hooked("gpt2"), TEXTS[:30])
+        again.stream("all", ASKED, hooked("gpt2"), TEXTS[:30])
 
 
 def test_a_job_of_an_array_ends_with_its_share_and_the_last_goes_on(tmp_path: Path) -> None:
-    whole = interp.run([norms], hooked("gpt2"), TEXTS)
+    whole = interp.run([Norms()], hooked("gpt2"), TEXTS)
     for i in (2, 0, 1):
         with Record.create(tmp_path, "x", Nothing()) as record:
             record.shared = (f"{i}/3", tmp_path / "shared")
-            ask = partial(record.stream, "all", [norms], hooked("gpt2"), TEXTS)
+            ask = partial(record.stream, "all", [Norms()], hooked("gpt2"), TEXTS)
             if i == 1:
                 xr.testing.assert_identical(ask()["norms"], whole["norms"])
             else:
@@ -114,7 +114,7 @@ def test_a_share_that_ends_early_reads_as_finished(tmp_path: Path) -> None:
     record = Record.create(tmp_path, "x", Nothing())
     record.shared = ("0/3", tmp_path / "shared")
     with pytest.raises(ShareDoneError), record:
-        record.stream("all", [norms], hooked("gpt2"), TEXTS)
+        record.stream("all", [Norms()], hooked("gpt2"), TEXTS)
     assert Record.open(record.folder).state == "finished"
     assert "share 0/3 of all is done" in (record.folder / "log.txt").read_text()
 
@@ -144,5 +144,5 @@ def test_the_first_of_two_jobs_that_start_together_decides_on_the_batches(tmp_pa
     for job in jobs:
         job.join(PATIENCE)
     assert [job.exitcode for job in jobs] == [0, 0]
-    found = interp.run([norms], hooked("gpt2"), TEXTS, out=tmp_path / "run", resume=True)
+    found = interp.run([Norms()], hooked("gpt2"), TEXTS, out=tmp_path / "run", resume=True)
     assert found.rows == len(TEXTS)

@@ -1,5 +1,6 @@
 """Runs over data: no batch size, order, shard or restart changes a number; bad rows are set aside and counted."""
 
+import importlib
 import pickle
 from functools import partial
 from pathlib import Path
@@ -14,15 +15,17 @@ import interp
 from interp import Batch, HookedTransformer, Results
 from interp.core.resampling import poisson_weights
 from interp.core.stats import Z95
-from interp.runs import journal as journals
 from interp.data.sources import open_source
 from interp.data.stream import Stream
+from interp.passes.analysis import Analysis
+from interp.runs import journal as journals
 from interp.runs.work import Worker
 from tests.configs import build, some_tokens
-from tests.runs.running import SITE, agree, by_position, kept, norms
+from tests.runs.running import ASKED, SITE, ByPosition, Kept, Norms, agree
 from tests.tiny import hooked
 
-ASKED = [norms, kept, by_position]
+RUN = importlib.import_module("interp.runs.run")
+"""The module: its face names the function."""
 TEXTS = [("The cat sat on the mat. " * 3)[: 3 + 7 * i % 31] for i in range(40)]
 
 
@@ -47,16 +50,16 @@ def test_a_run_gives_what_a_slow_loop_over_the_rows_gives() -> None:
     found = interp.run(ASKED, model(), stream())
     values = slow(TEXTS)
     np.testing.assert_allclose(found["kept"].norm.values, values, rtol=1e-12)
-    assert found["kept"].row.values.tolist() == list(range(len(TEXTS)))
+    assert found["kept"].prompt.values.tolist() == list(range(len(TEXTS)))
     norm = found["norms"]
-    assert float(norm.norm) == pytest.approx(np.mean(values), rel=1e-12)
+    assert float(norm.value) == pytest.approx(np.mean(values), rel=1e-12)
     half = Z95 * np.std(values, ddof=1) / len(values) ** 0.5
-    assert float(norm.norm_high - norm.norm) == pytest.approx(half, rel=1e-9)
+    assert float(norm.high - norm.value) == pytest.approx(half, rel=1e-9)
     assert found.rows == len(TEXTS) and len(found.rejected) == 0
-    assert float(norm.norm_se) == pytest.approx(half / Z95, rel=1e-9) and int(norm.norm_n) == len(TEXTS)
+    assert float(norm.value - norm.low) == pytest.approx(half, rel=1e-9) and int(norm.n) == len(TEXTS)
     lengths = torch.tensor([model().text.batch(text).tokens.shape[1] for text in TEXTS])
     counts = [int((lengths > pos).sum()) for pos in range(int(lengths.max()))]
-    assert found["by_position"].norm_n.values.tolist() == counts
+    assert found["by_position"].n.values.tolist() == counts
 
 
 @settings(max_examples=12)
@@ -67,18 +70,16 @@ def test_no_batch_size_and_no_window_changes_a_number(tokens: int, window: int) 
 
 
 def test_the_bootstrap_is_that_of_weights_that_belong_to_the_row() -> None:
-    found = interp.run([norms], model(), stream(), bootstrap=200, seed=3)["norms"]
+    found = interp.run([Norms()], model(), stream(), bootstrap=200, seed=3)["norms"]
     values = torch.tensor(slow(TEXTS), dtype=torch.float64)
     weights = poisson_weights(torch.arange(len(TEXTS)), 200, 3)
     low, high = (weights @ values / weights.sum(1)).quantile(
         torch.tensor([0.025, 0.975], dtype=torch.float64)
     )
-    assert float(found.norm_low) == pytest.approx(float(low), rel=1e-9)
-    assert float(found.norm_high) == pytest.approx(float(high), rel=1e-9)
-    normal = interp.run([norms], model(), stream())["norms"]
-    assert float(found.norm_high - found.norm_low) == pytest.approx(
-        float(normal.norm_high - normal.norm_low), rel=0.35
-    )
+    assert float(found.low) == pytest.approx(float(low), rel=1e-9)
+    assert float(found.high) == pytest.approx(float(high), rel=1e-9)
+    normal = interp.run([Norms()], model(), stream())["norms"]
+    assert float(found.high - found.low) == pytest.approx(float(normal.high - normal.low), rel=0.35)
 
 
 def test_data_of_every_kind_give_the_same(tmp_path: Path) -> None:
@@ -88,14 +89,14 @@ def test_data_of_every_kind_give_the_same(tmp_path: Path) -> None:
     for data in (TEXTS, file, str(file), iter(TEXTS)):
         agree(interp.run(ASKED, model(), data), whole, 1e-9)
     batches = list(stream().window(0).batches)
-    agree(interp.run([kept], model(), batches), interp.run([kept], model(), iter(batches)))
+    agree(interp.run([Kept()], model(), batches), interp.run([Kept()], model(), iter(batches)))
     alone = Batch(some_tokens())
-    assert interp.run([norms], build("gpt2"), alone).rows == len(alone)
+    assert interp.run([Norms()], build("gpt2"), alone).rows == len(alone)
 
 
-def test_an_analysis_and_its_maker_are_both_good() -> None:
-    made = norms(model().cfg)
-    agree(interp.run([made], model(), TEXTS), interp.run([norms], model(), TEXTS))
+def test_a_question_and_what_it_was_turned_into_are_both_good() -> None:
+    made = Norms().asked(model())
+    agree(interp.run([made], model(), TEXTS), interp.run([Norms()], model(), TEXTS))
 
 
 # --- rows that are set aside --------------------------------------------------------------------------------------
@@ -103,12 +104,12 @@ def test_an_analysis_and_its_maker_are_both_good() -> None:
 
 def test_bad_rows_are_set_aside_with_their_reasons_and_the_rest_is_as_without_them() -> None:
     texts = [*TEXTS[:10], "", *TEXTS[10:], "The cat " * 40]
-    found = interp.run([norms], model(), stream(texts))
+    found = interp.run([Norms()], model(), stream(texts))
     assert found.rejected.row.tolist() == [10, 41]
     assert found.rejected.reason.tolist()[0] == "the row is empty"
     assert "the model's context holds 24" in found.rejected.reason.tolist()[1]
-    assert found["norms"].norm == pytest.approx(
-        float(interp.run([norms], model(), stream())["norms"].norm), rel=1e-12
+    assert found["norms"].value == pytest.approx(
+        float(interp.run([Norms()], model(), stream())["norms"].value), rel=1e-12
     )
 
 
@@ -116,30 +117,30 @@ def test_bad_rows_are_set_aside_with_their_reasons_and_the_rest_is_as_without_th
 def test_a_row_of_nan_is_set_aside_for_all_analyses(tokens: int) -> None:
     rows = [[1, 2, 3], [4, 9, 6, 7], [8, 9, 10], [11, 12]]
     source = Stream(open_source(rows), model().text, tokens_per_batch=tokens)
-    found = interp.run([partial(norms, poison=9), kept], model(), source)
+    found = interp.run([Norms(poison=9), Kept()], model(), source)
     assert found.rejected.row.tolist() == [1, 2]
     assert set(found.rejected.reason) == {"NaN or infinite: norms.norm"}
-    assert found["kept"].row.values.tolist() == [0, 3] and found.rows == 2
+    assert found["kept"].prompt.values.tolist() == [0, 3] and found.rows == 2
 
 
 def test_rows_that_are_all_bad_are_an_error_that_shows_the_first() -> None:
     with pytest.raises(ValueError, match="got 3 rows, all set aside: row 0: the row is empty"):
-        interp.run([norms], model(), ["", "", ""])
+        interp.run([Norms()], model(), ["", "", ""])
 
 
 def test_an_analysis_that_counts_rows_where_texts_are_packed_is_refused() -> None:
     packed = Stream(open_source(TEXTS), model().text, tokens_per_batch=48, layout="packed")
     with pytest.raises(ValueError, match=r"norms requires one value per row or packed text, \d+, got"):
-        interp.run([norms], model(), packed)
+        interp.run([Norms()], model(), packed)
 
 
 def test_long_rows_are_cut_only_if_asked() -> None:
     long = ["The cat sat on the mat. " * 4]
     for how, rows in (("truncate", 1), ("split", None)):
         source = Stream(open_source(long), model().text, tokens_per_batch=100, too_long=how)  # type: ignore[arg-type]
-        found = interp.run([kept], model(), source)
+        found = interp.run([Kept()], model(), source)
         assert found.cut == 1 and (rows is None or found.rows == rows)
-        assert set(found["kept"].row.values) == {0}
+        assert set(found["kept"].prompt.values) == {0}
 
 
 # --- memory -------------------------------------------------------------------------------------------------------
@@ -158,16 +159,16 @@ class Tight(Worker):
 
 def test_a_batch_that_does_not_fit_is_halved_and_the_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = interp.run(ASKED, model(), stream(tokens=400))
-    monkeypatch.setattr("interp.runs.run.Worker", Tight)
+    monkeypatch.setattr(RUN, "Worker", Tight)
     monkeypatch.setattr("interp.runs.work.torch.OutOfMemoryError", torch.OutOfMemoryError)
     agree(interp.run(ASKED, model(), stream(tokens=400)), whole, 1e-9)
 
 
 def test_a_row_that_does_not_fit_alone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("interp.runs.run.Worker", Tight)
+    monkeypatch.setattr(RUN, "Worker", Tight)
     monkeypatch.setattr(Tight, "most", 3)
     with pytest.raises(MemoryError, match="one row of 24 tokens does not fit"):
-        interp.run([norms], model(), Batch(torch.ones(1, 24, dtype=torch.long)))
+        interp.run([Norms()], model(), Batch(torch.ones(1, 24, dtype=torch.long)))
 
 
 # --- progress on disk ---------------------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ def test_what_decides_a_number_must_not_change(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ValueError, match=r"analyses\.norms\.reduction\.replicates: was 50, is 60"):
         again(ASKED, model(), stream(), bootstrap=60)
     with pytest.raises(ValueError, match=r"analyses\.norms\.compute\.poison: was null, is 4"):
-        again([partial(norms, poison=4), kept, by_position], model(), stream())
+        again([Norms(poison=4), Kept(), ByPosition()], model(), stream())
     with pytest.raises(ValueError, match="resume=True goes on with it"):
         interp.run(ASKED, model(), stream(), out=tmp_path / "run", bootstrap=50)
 
@@ -244,11 +245,11 @@ def test_what_decides_a_number_must_not_change(tmp_path: Path, monkeypatch: pyte
 def test_folders_that_are_no_runs_and_iterators_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="is not the folder of a run"):
-        interp.run([norms], model(), TEXTS, out=tmp_path)
+        interp.run([Norms()], model(), TEXTS, out=tmp_path)
     with pytest.raises(ValueError, match="requires data that can be read again"):
-        interp.run([norms], model(), iter(TEXTS), out=tmp_path / "new")
+        interp.run([Norms()], model(), iter(TEXTS), out=tmp_path / "new")
     with pytest.raises(ValueError, match="resume and shard require a folder"):
-        interp.run([norms], model(), TEXTS, resume=True)
+        interp.run([Norms()], model(), TEXTS, resume=True)
 
 
 def test_results_lie_in_the_folder(tmp_path: Path) -> None:
@@ -257,7 +258,7 @@ def test_results_lie_in_the_folder(tmp_path: Path) -> None:
 
     found = interp.run(ASKED, model(), [*TEXTS, ""], out=tmp_path / "run")
     stored = xr.load_dataset(tmp_path / "run" / "norms.nc", engine="h5netcdf")
-    assert float(stored.norm) == float(found["norms"].norm)
+    assert float(stored.value) == float(found["norms"].value)
     assert pd.read_parquet(tmp_path / "run" / "rejected.parquet").row.tolist() == [len(TEXTS)]
 
 
@@ -278,7 +279,7 @@ def test_shards_in_any_order_and_the_rest_give_the_bits_of_one_run(
 @pytest.mark.parametrize("given", ["3/3", "1", "a/b", "-1/2"])
 def test_shards_that_are_none_are_refused(given: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a shard"):
-        interp.run([norms], model(), TEXTS, out=tmp_path / "run", shard=given)
+        interp.run([Norms()], model(), TEXTS, out=tmp_path / "run", shard=given)
 
 
 def test_two_processes_cannot_write_one_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,12 +293,13 @@ def test_two_processes_cannot_write_one_share(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_goes_to_other_processes_can_be_pickled() -> None:
-    for asked in ASKED:
-        analysis = asked(model().cfg)
+    for question in ASKED:
+        analysis = question.asked(model())
+        assert isinstance(analysis, Analysis)
         assert pickle.loads(pickle.dumps(analysis)).name == analysis.name
 
 
 def test_results_print_what_they_are_made_of() -> None:
-    found = interp.run([norms, kept], model(), [*TEXTS, ""])
+    found = interp.run([Norms(), Kept()], model(), [*TEXTS, ""])
     assert isinstance(found, Results)
     assert repr(found).startswith(f"Results of 40 rows, {found.tokens} tokens, 1 rows set aside, 0 cut")

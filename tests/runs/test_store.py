@@ -14,11 +14,10 @@ from torch import Tensor
 
 from interp import Batch, HookedTransformer
 from interp.core import results
-from interp.runs import provenance
-from interp.runs import store
+from interp.model.tap import Read, Tap
+from interp.runs import provenance, store
 from interp.runs.store import TABLES, ActivationStore
 from interp.runs.store_writer import store_activations
-from interp.model.tap import Read, Tap
 from tests.configs import build
 from tests.tolerances import assert_close
 

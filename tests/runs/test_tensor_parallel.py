@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.distributed import HashStore, destroy_process_group, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 
-from interp.runs.tensor_parallel import check_tensor_parallel, tensor_parallel
 from interp.model import MLP, ModelConfig
+from interp.runs.tensor_parallel import check_tensor_parallel, tensor_parallel
 from tests.configs import CONFIGS
+from tests.forking import together
 from tests.runs.tensor_parallel_answers import (
     CASES,
     MORE,
@@ -24,7 +25,6 @@ from tests.runs.tensor_parallel_answers import (
     label,
     work,
 )
-from tests.forking import together
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 """Relative and absolute: sums over two processes are only added in another order."""

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 import interp
 from interp.passes.together import least, one_after_another, writes
 from tests.configs import CONFIGS, perturbed, some_tokens
-from tests.runs.running import agree, kept, norms
 from tests.forking import together
+from tests.runs.running import Kept, Norms, agree
 
 ROWS = [interp.Batch(some_tokens(rows=2, n=9, seed=i)) for i in range(6)]
 
@@ -48,9 +48,9 @@ def share(rank: int, folder: str) -> None:
 
     work_folder.WorkFolder.take = stopping  # type: ignore[method-assign]
     with pytest.raises(StopError):
-        interp.run([norms, kept], model, ROWS, out=f"{folder}/run")
+        interp.run([Norms(), Kept()], model, ROWS, out=f"{folder}/run")
     work_folder.WorkFolder.take = take  # type: ignore[method-assign]
-    found = interp.run([norms, kept], model, ROWS, out=f"{folder}/run", resume=True)
+    found = interp.run([Norms(), Kept()], model, ROWS, out=f"{folder}/run", resume=True)
     torch.save({name: value.to_dict() for name, value in found.items()}, f"{folder}/found{rank}")
     assert found.rows == 12
     dist.destroy_process_group()
@@ -60,8 +60,8 @@ def test_a_run_over_a_spread_model_is_written_once_and_goes_on_after_a_stop(tmp_
     together(share, str(tmp_path), processes=2)
     one, two = (torch.load(tmp_path / f"found{rank}", weights_only=False) for rank in (0, 1))
     assert str(one) == str(two)
-    plain = interp.run([norms, kept], whole(), ROWS)
-    again = interp.run([norms, kept], whole(), ROWS, out=tmp_path / "run", resume=True)
+    plain = interp.run([Norms(), Kept()], whole(), ROWS)
+    again = interp.run([Norms(), Kept()], whole(), ROWS, out=tmp_path / "run", resume=True)
     agree(again, plain, 1e-9)
     assert [path.name for path in (tmp_path / "run").glob("*.journal")] == ["main.0.journal"]
 

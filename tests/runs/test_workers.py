@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ import torch
 import interp
 from interp.runs import workers
 from tests.configs import build, some_tokens
-from tests.runs.killing import TEXTS, deadly, failing, model, stream, whole
-from tests.runs.running import agree, by_position, kept, norms
 from tests.forking import PROCESSES
+from tests.runs.killing import TEXTS, Deadly, Failing, model, stream, whole
+from tests.runs.running import ByPosition, Kept, Norms, agree
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +32,7 @@ def test_two_workers_give_the_bits_of_one_process_though_one_is_killed_at_work(t
     middle = stream().window(3).batches[1].row
     assert middle is not None
     flag = tmp_path / "died"
-    asked = [partial(deadly, row=int(middle[0]), flag=str(flag)), kept, by_position]
+    asked = [Deadly(int(middle[0]), str(flag)), Kept(), ByPosition()]
     found = interp.run(asked, model(), stream(), bootstrap=30, devices=["cpu", "cpu"])
     assert flag.exists(), "nobody was killed"
     agree(found, whole())
@@ -42,14 +41,14 @@ def test_two_workers_give_the_bits_of_one_process_though_one_is_killed_at_work(t
 def test_a_worker_is_a_fresh_interpreter() -> None:
     """Everything that it is sent finds what it needs there; the other tests fork theirs."""
     rows = [interp.Batch(some_tokens(rows=2, n=9, seed=i)) for i in range(3)]
-    found = interp.run([norms, kept], build("gpt2"), rows, devices=["cpu"])
-    agree(found, interp.run([norms, kept], build("gpt2"), rows))
+    found = interp.run([Norms(), Kept()], build("gpt2"), rows, devices=["cpu"])
+    agree(found, interp.run([Norms(), Kept()], build("gpt2"), rows))
 
 
 @pytest.mark.usefixtures("_forked")
 def test_what_a_worker_raises_comes_with_its_traceback() -> None:
     with pytest.raises(RuntimeError, match="failed in a worker process") as caught:
-        interp.run([partial(failing, row=9)], model(), stream(), devices=["cpu"])
+        interp.run([Failing(9)], model(), stream(), devices=["cpu"])
     assert "window 1 failed" in str(caught.value)
     assert "ArithmeticError: row 9 cannot be done" in str(caught.value)
     assert "in _failing" in str(caught.value), "the place in the worker's code"
@@ -59,15 +58,15 @@ def test_what_a_worker_raises_comes_with_its_traceback() -> None:
 def test_a_window_at_which_workers_die_again_and_again_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "DEATHS", 2)
     with pytest.raises(RuntimeError, match="2 worker processes died at window 0"):
-        interp.run([partial(deadly, row=0)], model(), stream(), devices=["cpu"])
+        interp.run([Deadly(0)], model(), stream(), devices=["cpu"])
 
 
 def test_what_cannot_be_sent_to_other_processes_is_refused() -> None:
-    unnamed = replace(norms(model().cfg), compute=lambda trace, batch, model: {})
+    unnamed = replace(Norms().asked(model()), compute=lambda trace, batch, model: {})
     with pytest.raises(ValueError, match="must be picklable, functions by their names"):
         interp.run([unnamed], model(), stream(), devices=["cpu"])
     with pytest.raises(ValueError, match="several processes require data that can be read again"):
-        interp.run([norms], model(), iter(TEXTS), devices=["cpu"])
+        interp.run([Norms()], model(), iter(TEXTS), devices=["cpu"])
 
 
 def test_a_host_without_gpu_has_a_worker_per_core() -> None:
