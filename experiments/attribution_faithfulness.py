@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
-from interp.tokens.faithfulness import RANDOM, Erasure, Measure, compare_methods
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import interp
 from interp.runs.record import Record
+from interp.tokens.erasure import RANDOM, Measure, compare_methods
 from interp.zoo.tasks import indirect_objects
 
 
@@ -46,13 +46,13 @@ def main(job: AttributionFaithfulness, record: Record) -> None:
             [one.prompt for one in asked],
             [one.answer for one in asked],
             [one.wrong for one in asked],
-            erasure=Erasure(measure=job.measure),
+            measure=job.measure,
             batch_size=128,
         ),
-    ).sortby("comprehensiveness")
+    )
+    found = found.sortby(found.value.sel(score="comprehensiveness"))
     record.figure("faithfulness", figure(found, job))
-    numbers = found.drop_vars(["comprehensiveness_each", "sufficiency_each"])
-    record.table("faithfulness", interp.frame(numbers))
+    record.table("faithfulness", interp.frame(found))
 
 
 def figure(result: xr.Dataset, job: AttributionFaithfulness) -> Figure:
@@ -60,7 +60,7 @@ def figure(result: xr.Dataset, job: AttributionFaithfulness) -> Figure:
     picture, axes = plt.subplots(1, 2, sharey=True, figsize=(9, 4.2), layout="constrained")
     unit = {"logits": "logit difference", "probability": "probability of the answer"}[job.measure]
     for ax, name, good in zip(axes, ("comprehensiveness", "sufficiency"), ("more", "less"), strict=True):
-        draw(ax, result, name)
+        draw(ax, result.sel(score=name), name)
         ax.set_xlabel(f"fall of the {unit} ({good} is better)")
     picture.suptitle(f"{job.model}: faithfulness of token attribution, {job.prompts} indirect-object prompts")
     return picture
@@ -68,8 +68,8 @@ def figure(result: xr.Dataset, job: AttributionFaithfulness) -> Figure:
 
 def draw(ax: Axes, result: xr.Dataset, name: str) -> None:
     """One bar per method with its interval; random orders as a line through all of them."""
-    mean = result[name].to_numpy()
-    ends = np.abs(np.stack((result[f"{name}_low"], result[f"{name}_high"])) - mean)
+    mean = result.value.to_numpy()
+    ends = np.abs(np.stack((result.low, result.high)) - mean)
     methods = [str(method) for method in result.attribution.values]
     colours = ["C7" if method == RANDOM else "C0" for method in methods]
     ax.barh(methods, mean, xerr=ends, color=colours, capsize=3, height=0.7)

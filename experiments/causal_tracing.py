@@ -14,6 +14,7 @@ from functools import partial
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import xarray as xr
 from matplotlib.figure import Figure
 
@@ -52,11 +53,9 @@ def main(job: CausalTracing, record: Record) -> None:
         for name, trace in traces(model, job).items()
     }
     record.figure("causal_tracing", figure(found))
-    record.figure("one_fact", one_fact(model, found["state"]))
-    table = xr.concat(
-        [f[["effect", "effect_low", "effect_high"]] for f in found.values()], "trace", join="exact"
-    )
-    record.table("effects", interp.frame(table.assign_coords(trace=list(found))))
+    record.figure("one_fact", one_fact(found["state"]))
+    tables = [interp.frame(trace).assign(trace=name) for name, trace in found.items()]
+    record.table("effects", pd.concat(tables, ignore_index=True))
     for line in in_words(found, job):
         record.say(line)
 
@@ -95,10 +94,10 @@ def figure(found: Mapping[str, xr.Dataset]) -> Figure:
     return picture
 
 
-def one_fact(model: interp.HookedTransformer, trace: xr.Dataset) -> Figure:
+def one_fact(trace: xr.Dataset) -> Figure:
     """The first fact, token by token."""
     picture, ax = plt.subplots(figsize=(6, 4), layout="constrained")
-    draw_map(trace, prompt=0, pieces=model.text.pieces, ax=ax)
+    draw_map(trace, prompt=0, ax=ax)
     return picture
 
 
@@ -107,7 +106,7 @@ def in_words(found: Mapping[str, xr.Dataset], job: CausalTracing) -> list[str]:
     state, last = found["state"], found["state"].sizes["layer"] - 1
     of = state.attrs
     lines = [
-        f"{of['n']} facts, {of['dropped']} dropped; total effect {interval(state, 'total')}",
+        f"{of['n']} facts, {of['dropped']} dropped; total effect {interval(state.total)}",
         f"MLPs and attention restored {job.window} layer(s) at a time, ten in the paper.",
         "indirect effects, peak over layers with 95 % over facts:",
     ]
@@ -115,8 +114,8 @@ def in_words(found: Mapping[str, xr.Dataset], job: CausalTracing) -> list[str]:
         for role in ("last subject", "first after", "last token"):
             # The last block's output at the last token is everything, by definition.
             cells = trace.sel(role=role, layer=slice(0, last - 1 if name.startswith("state") else last))
-            best = cells.isel(layer=int(cells.effect.argmax("layer")))
-            lines.append(f"  {name:26s} {role:14s} layer {int(best.layer)}: {interval(best, 'effect')}")
+            best = cells.isel(layer=int(cells.value.argmax("layer")))
+            lines.append(f"  {name:26s} {role:14s} layer {int(best.layer)}: {told(best)}")
     return [*lines, *verdicts(found)]
 
 
@@ -124,20 +123,26 @@ def verdicts(found: Mapping[str, xr.Dataset]) -> list[str]:
     """The paper's three findings, each with what this model says."""
     state = found["state"]
     early, end = (state.sel(role=role, layer=0) for role in ("last subject", "last token"))
-    where = "the last subject token" if early.effect > end.effect else "the last token"
-    mine = "last subject" if early.effect > end.effect else "last token"
+    where = "the last subject token" if early.value > end.value else "the last token"
+    mine = "last subject" if early.value > end.value else "last token"
     cut = {name: found[f"state, {name} severed"].sel(role=mine, layer=0) for name in ("MLPs", "attention")}
     whole = state.sel(role=mine, layer=0)
-    middle = int(found["MLPs"].sel(role=mine).effect.argmax("layer"))
+    middle = int(found["MLPs"].sel(role=mine).value.argmax("layer"))
     return [
-        f"early site: after block 0 {interval(early, 'effect')} at the last subject token, {interval(end, 'effect')} "
+        f"early site: after block 0 {told(early)} at the last subject token, {told(end)} "
         f"at the last token: here it is {where} (GPT-2 XL: the last subject token, about 0.09).",
-        f"what carries it on from there: {interval(whole, 'effect')} as it is, {interval(cut['MLPs'], 'effect')} with "
-        f"later MLPs severed, {interval(cut['attention'], 'effect')} with attention severed (GPT-2 XL: MLPs).",
+        f"what carries it on from there: {told(whole)} as it is, {told(cut['MLPs'])} with "
+        f"later MLPs severed, {told(cut['attention'])} with attention severed (GPT-2 XL: MLPs).",
         f"the MLPs that help most at {where} are of layer {middle} (GPT-2 XL: about 0.07, near layer 15 of 48).",
     ]
 
 
-def interval(cell: xr.Dataset, name: str) -> str:
-    """A number and its 95 % interval."""
-    return f"{float(cell[name]):.2f} [{float(cell[f'{name}_low']):.2f}, {float(cell[f'{name}_high']):.2f}]"
+def told(cell: xr.Dataset) -> str:
+    """The indirect effect of one cell and its 95 % interval."""
+    return f"{float(cell.value):.2f} [{float(cell.low):.2f}, {float(cell.high):.2f}]"
+
+
+def interval(estimate: xr.DataArray) -> str:
+    """A number along the dim `estimate`, and its 95 % interval."""
+    value, low, high = estimate.sel(estimate=["value", "low", "high"]).to_numpy()
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"

@@ -8,7 +8,7 @@ them where they hide, so there its AUROC may be below that of a method which loo
 Tasks: what demo-4l can do, scored on one half of the pairs and judged on the other. CPR and CMD are MIB's (Mueller et
 al. 2025), CPR ranks by "helpful" and CMD by "magnitude". `spearman` and `overlap` compare an estimate with the exact
 effects on the same pairs; in the row "exact" they compare the exact effects on two random halves of all pairs with
-each other, for scale.
+each other, for scale. Edges are corrupted in the clean run (direction "noise"), as in the truth of the planted models.
 
 Run: `interp run experiments/circuit_benchmark.py -p models=10`
 """
@@ -27,17 +27,18 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
-from interp.causal.agreement import agreement
-from interp.circuits.circuit_evaluation import KINDS, faithfulness_curve
-from interp.circuits.discovery import score_edges
-from interp.circuits.edge_rankings import recovery, resampled
-from interp.circuits.interchange import Interchange
+from interp.causal import agreement
+from interp.circuits import circuit_curve, recovery, score_edges
+from interp.circuits.circuit_evaluation import KINDS
+from interp.circuits.edge_rankings import resampled
 from interp.data.text import Prompts
-from interp.passes.metrics import Metric, logit_difference
+from interp.passes import Metric, logit_difference
 from interp.runs.record import Record
 from interp.zoo import pairs
 from interp.zoo.planted import PLANTED, Build, Planted
 
+Row = dict[str, str | float]
+"""Cells of a table by column."""
 METHODS = ("exact", "eap", "clean-corrupted", "eap-ig-inputs", "eap-ig-activations")
 TASKS: dict[str, pairs.Task] = {
     "indirect objects": partial(pairs.indirect_objects, held_out=True),
@@ -103,9 +104,9 @@ def main(job: CircuitBenchmark, record: Record) -> None:
 
 
 def planted_table(name: str, build: Build, job: CircuitBenchmark) -> pd.DataFrame:
-    """The mean AUROC of every method on one planted model over its seeds, 95 % by bootstrap over them.
+    """AUROC and recall (`recovery`) of every method on one planted model, means over its seeds, 95 % by bootstrap.
 
-    top: the share of the planted edges among as many largest scores.
+    One row per method and score.
     """
     weights = resampled(job.models, job.resamples, np.random.default_rng(job.seed))
     circuits = [build(seed, job.planted_pairs) for seed in range(job.models)]
@@ -114,10 +115,9 @@ def planted_table(name: str, build: Build, job: CircuitBenchmark) -> pd.DataFram
     rows = []
     for method in METHODS:
         row = {"model": name, "method": method, "planted": edges, "hidden": hidden}
-        for key in ("auroc", "top"):
-            values = torch.tensor([float(table[key].loc[method]) for table in found]).double()
-            row |= interval(key, weights @ values)
-        rows.append(row)
+        for score in ("auroc", "recall"):
+            cells = [table.value.sel(attribution=method, score=score) for table in found]
+            rows.append(row | interval(score, weights @ torch.tensor([float(cell) for cell in cells]).double()))
     return pd.DataFrame(rows)
 
 
@@ -129,23 +129,21 @@ def recovered(planted: Planted) -> xr.Dataset:
 
 
 def task_table(name: str, model: interp.HookedTransformer, job: CircuitBenchmark) -> pd.DataFrame:
-    """One row per method, and one for each kind of random circuit: of the sizes that the exact scores lead to."""
+    """One row per method and score; random circuits of each kind have the sizes that the exact scores lead to."""
     scoring, judging = halves(name, model, job)
-    task = Interchange.of(model, judging.clean, judging.corrupt, metric=judging.metric)
+    judge = partial(circuit_curve, model, judging.clean, judging.corrupt, metric=judging.metric, seed=job.seed)
     scores = {method: scored(model, scoring, method) for method in METHODS}
     exact, other = scores["exact"], scored(model, judging, "exact")
     rows = []
     for method, table in scores.items():
         draws = job.draws if method == "exact" else 0
-        curve = faithfulness_curve(task, table, draws=draws, seed=job.seed)
-        helpful = faithfulness_curve(task, table, rank="helpful", draws=draws, seed=job.seed)
-        for kind in curve.kind.values.tolist():
-            row = {"task": name, "method": method if kind == KINDS[0] else kind}
-            rows.append(row | areas(curve.sel(kind=kind), helpful.sel(kind=kind), job.share))
+        curve, helpful = judge(table, draws=draws), judge(table, rank="helpful", draws=draws)
+        for kind in curve.circuit.values.tolist():
+            found = areas(curve.sel(circuit=kind), helpful.sel(circuit=kind), job.share)
             if kind == KINDS[0]:
-                rows[-1] |= (
-                    split_half(exact, other, job) if method == "exact" else compared(table, exact, job)
-                )
+                found += split_half(exact, other, job) if method == "exact" else compared(table, exact, job)
+            who = {"task": name, "method": method if kind == KINDS[0] else kind}
+            rows += [who | each for each in found]
     return pd.DataFrame(rows)
 
 
@@ -167,34 +165,36 @@ def halves(name: str, model: interp.HookedTransformer, job: CircuitBenchmark) ->
 
 def scored(model: interp.HookedTransformer, half: Half, method: str) -> xr.Dataset:
     """The scores of all edges, pair by pair."""
-    return score_edges(model, half.clean, half.corrupt, metric=half.metric, method=method, each=True)  # type: ignore[arg-type]
+    return score_edges(
+        model, half.clean, half.corrupt, metric=half.metric, method=method, direction="noise", each=True,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
-def areas(curve: xr.Dataset, helpful: xr.Dataset, share: float) -> dict[str, float]:
+def areas(curve: xr.Dataset, helpful: xr.Dataset, share: float) -> list[Row]:
     """CPR, CMD and the faithfulness of a small circuit, each with its interval."""
-    small = curve.sel(fraction=share)
-    return {
-        f"{name}{end}": float(table[f"{name}{end}"])
-        for name, table in (("cpr", helpful), ("cmd", curve), ("faithfulness", small))
-        for end in ("", "_low", "_high")
-    }
+    whole = (("cpr", helpful.isel(fraction=-1)), ("cmd", curve.isel(fraction=-1)))
+    cells = [(score, table.sel(score=score)) for score, table in whole]
+    cells.append(("faithfulness", curve.sel(score="faithfulness", fraction=share)))
+    return [
+        {"score": score, **{end: float(cell[end]) for end in ("value", "low", "high")}} for score, cell in cells
+    ]
 
 
-def compared(estimate: xr.Dataset, exact: xr.Dataset, job: CircuitBenchmark) -> dict[str, float]:
+def compared(estimate: xr.Dataset, exact: xr.Dataset, job: CircuitBenchmark) -> list[Row]:
     """Rank correlation and top overlap of scores of the same pairs, 95 % by bootstrap over them."""
     weights = resampled(job.pairs, job.resamples, np.random.default_rng(job.seed))
     correlation, overlap = agreements(means(estimate, weights), means(exact, weights), job.top)
-    return interval("spearman", correlation) | interval("overlap", overlap)
+    return [interval("spearman", correlation), interval("overlap", overlap)]
 
 
-def split_half(one: xr.Dataset, other: xr.Dataset, job: CircuitBenchmark) -> dict[str, float]:
+def split_half(one: xr.Dataset, other: xr.Dataset, job: CircuitBenchmark) -> list[Row]:
     """The same for exact effects of random halves of all pairs: the mean over halvings, and their middle 95 %."""
-    every, dice = xr.concat([one[["each"]], other[["each"]]], "prompt"), np.random.default_rng(job.seed)
-    orders = np.stack([dice.permutation(2 * job.pairs) for _ in range(job.resamples)])
+    every, generator = xr.concat([one[["each"]], other[["each"]]], "prompt"), np.random.default_rng(job.seed)
+    orders = np.stack([generator.permutation(2 * job.pairs) for _ in range(job.resamples)])
     first = torch.from_numpy(orders < job.pairs).double() / job.pairs
     found = agreements(means(every, first), means(every, 1 / job.pairs - first), job.top)
     correlation, overlap = torch.cat((found.mean(1, keepdim=True), found), 1)
-    return interval("spearman", correlation) | interval("overlap", overlap)
+    return [interval("spearman", correlation), interval("overlap", overlap)]
 
 
 def means(table: xr.Dataset, weights: Float[Tensor, "w n"]) -> Float[Tensor, "w sender receiver"]:
@@ -206,30 +206,23 @@ def agreements(
     ours: Float[Tensor, "w sender receiver"], theirs: Float[Tensor, "w sender receiver"], top: int
 ) -> Float[Tensor, "2 w"]:
     """Rank correlation and overlap under every weighting."""
-    found = [agreement(a, b, k=top) for a, b in zip(ours, theirs, strict=True)]
+    found = [agreement(a, b, top=top) for a, b in zip(ours, theirs, strict=True)]
     return torch.tensor([(each.rank_correlation, each.overlap) for each in found]).T
 
 
-def interval(name: str, values: Float[Tensor, "w"]) -> dict[str, float]:
+def interval(score: str, values: Float[Tensor, "w"]) -> Row:
     """The first value, and the middle 95 % of the others, those of resamples."""
     low, high = np.quantile(values[1:].numpy(), [0.025, 0.975]).tolist()
-    return {name: float(values[0]), f"{name}_low": low, f"{name}_high": high}
+    return {"score": score, "value": float(values[0]), "low": low, "high": high}
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """`name`, `name_low` and `name_high` as one column of text."""
-    names = [name for name in table if not str(name).endswith(("_low", "_high"))]
-    return pd.DataFrame(
-        {name: told(table, str(name)) if f"{name}_low" in table else table[name] for name in names}
-    )
-
-
-def told(table: pd.DataFrame, name: str) -> list[str]:
-    """Each value with its interval; a dash where there is none."""
-    columns = table[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
-    return [
-        "-" if np.isnan(value) else f"{value:.3f} [{low:.3f}, {high:.3f}]" for value, low, high in columns
-    ]
+    """One row per method, every score with its interval as text; a dash where there is none."""
+    cells = zip(table.value, table.low, table.high, strict=True)
+    told = [f"{value:.3f} [{low:.3f}, {high:.3f}]" for value, low, high in cells]
+    others = [name for name in table if name not in ("score", "value", "low", "high")]
+    wide = table.assign(told=told).pivot(index=others, columns="score", values="told")
+    return wide.fillna("-").reset_index().rename_axis(columns=None)
 
 
 def figure(found: pd.DataFrame, judged: pd.DataFrame, job: CircuitBenchmark) -> Figure:
@@ -244,8 +237,8 @@ def figure(found: pd.DataFrame, judged: pd.DataFrame, job: CircuitBenchmark) -> 
         (one, "task", "spearman", "rank correlation with exact\n(exact: of two halves)"),
         (one, "task", "overlap", f"overlap of the largest {job.top} with exact\n(exact: of two halves)"),
     ]
-    for ax, (table, by, value, label) in zip(np.ravel(axes), panels, strict=True):
-        panel(ax, table, by, value)
+    for ax, (table, by, score, label) in zip(np.ravel(axes), panels, strict=True):
+        panel(ax, table[table.score == score], by)
         ax.set_ylabel(label)
     axes[0, 2].set_yscale("log")
     handles, labels = axes[0, 1].get_legend_handles_labels()
@@ -253,14 +246,14 @@ def figure(found: pd.DataFrame, judged: pd.DataFrame, job: CircuitBenchmark) -> 
     return picture
 
 
-def panel(ax: Axes, table: pd.DataFrame, by: str, value: str) -> None:
+def panel(ax: Axes, table: pd.DataFrame, by: str) -> None:
     """One group of dots per model or task, one dot with its interval per method."""
     groups = list(dict.fromkeys(table[by]))
     methods = [*METHODS, *KINDS[1:]]
     for i, method in enumerate(methods):
         rows = table[table.method == method].set_index(by).reindex(groups)
         x = np.arange(len(groups)) + (i - (len(methods) - 1) / 2) * 0.11
-        ax.vlines(x, rows[f"{value}_low"], rows[f"{value}_high"], color=f"C{i}")
-        ax.plot(x, rows[value], "o", markersize=4, color=f"C{i}", label=method)
+        ax.vlines(x, rows.low, rows.high, color=f"C{i}")
+        ax.plot(x, rows.value, "o", markersize=4, color=f"C{i}", label=method)
     ax.set_xticks(range(len(groups)), [name.replace("_", " ").replace(" ", "\n") for name in groups])
     ax.grid(axis="y", linewidth=0.4)

@@ -1,6 +1,6 @@
 """Does integrating gradients find a better, more stable circuit? EAP against EAP-IG on indirect objects in demo-4l.
 
-Both score all edges by swapped twins ("... John gave a drink to" / "... Mary gave a drink to"); their circuits are
+Both score all edges by swapped pairs ("... John gave a drink to" / "... Mary gave a drink to"); their circuits are
 judged on other sentences, with random circuits and such of the same degrees beside them: faithfulness over size, CPR
 and CMD (MIB, Mueller et al. 2025), and how far the edges change when the sentences do.
 
@@ -17,21 +17,24 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import interp
-from interp.causal.graph import EdgeGraph
-from interp.circuits.circuit_evaluation import evaluate_circuit, faithfulness_curve
-from interp.circuits.discovery import find_circuit, score_edges
+from interp import plot
+from interp.causal import EdgeGraph
+from interp.circuits import (
+    Circuit,
+    CircuitProtocol,
+    circuit_curve,
+    edge_stability,
+    evaluate_circuit,
+    find_circuit,
+    score_edges,
+)
 from interp.circuits.edge_attribution import Method
-from interp.circuits.edge_circuit import Circuit, CircuitProtocol
-from interp.circuits.edge_rankings import edge_stability
-from interp.circuits.interchange import Interchange
-from interp.passes.metrics import Metric, logit_difference
-from interp.plot.circuit import circuit as draw_circuit
-from interp.plot.circuit import faithfulness_curve as draw_curve
+from interp.passes import Metric, logit_difference
 from interp.runs.record import Record
 from interp.zoo import tasks
 
+ENDS = ("value", "low", "high")
 METHODS: dict[str, Method] = {"EAP": "eap", "EAP-IG": "eap-ig-inputs"}
-INTEGRALS = [f"{area}{end}" for area in ("cpr", "cmd") for end in ("", "_low", "_high")]
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,19 @@ class CircuitStability:
 
 
 @dataclass(frozen=True)
-class Twins:
-    """Sentences, their twins with the other giver, and the metric."""
+class Sentences:
+    """Clean sentences, the same with the other giver, and the metric."""
 
     clean: list[str]
     corrupt: list[str]
     metric: Metric
+
+    @classmethod
+    def drawn(cls, seed: int, count: int) -> "Sentences":
+        """Random trained sentences, and the same with the two names swapped at the giver."""
+        some = tasks.indirect_objects(np.random.default_rng(seed), count)
+        metric = logit_difference([s.answer for s in some], [s.wrong for s in some])
+        return cls([s.prompt for s in some], [s.swapped().prompt for s in some], metric)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +86,8 @@ def main(job: CircuitStability, record: Record) -> None:
     """Score, search, judge; keep tables, circuits and figures; say the summary."""
     model = interp.HookedTransformer.from_pretrained(job.model)
     record.model(model)
-    scoring, judging = (twins(seed, job.sentences) for seed in (job.seed, job.seed + 1))
-    task = Interchange.of(model, judging.clean, judging.corrupt, metric=judging.metric)
-    every = {name: searched(name, model, scoring, task, job, record) for name in METHODS}
+    halves = tuple(Sentences.drawn(seed, job.sentences) for seed in (job.seed, job.seed + 1))
+    every = {name: searched(name, model, halves, job, record) for name in METHODS}
     for name, found in every.items():
         record.figure(name, drawn(found.circuit))
     record.figure("curves", figure(every))
@@ -92,21 +101,21 @@ def main(job: CircuitStability, record: Record) -> None:
 def searched(
     name: str,
     model: interp.HookedTransformer,
-    pairs: Twins,
-    task: Interchange,
+    halves: tuple[Sentences, ...],
     job: CircuitStability,
     record: Record,
 ) -> Found:
     """The scores of one method, its circuit, and what they are worth on other sentences."""
+    pairs, other = halves
+    judging = model, other.clean, other.corrupt
     scored = partial(score_edges, model, pairs.clean, pairs.corrupt, each=True, metric=pairs.metric)
     scores = record.step(f"{name}-scores", partial(scored, method=METHODS[name]))
     circuit = circuit_of(
         model, record.step(f"{name}-circuit", lambda: edges(model, pairs, METHODS[name], job))
     )
-    judged = record.step(
-        f"{name}-judged", lambda: evaluate_circuit(task, circuit, subsets=8, draws=job.draws, seed=job.seed)
-    )
-    curve = partial(faithfulness_curve, task, scores)
+    how = {"metric": other.metric, "draws": job.draws, "seed": job.seed}
+    judged = record.step(f"{name}-judged", lambda: evaluate_circuit(*judging, circuit, subsets=8, **how))
+    curve = partial(circuit_curve, *judging, scores, metric=other.metric)
     return Found(
         circuit,
         record.step(f"{name}-curve", lambda: curve(draws=job.draws, seed=job.seed)),
@@ -117,7 +126,7 @@ def searched(
 
 
 def edges(
-    model: interp.HookedTransformer, pairs: Twins, method: Method, job: CircuitStability
+    model: interp.HookedTransformer, pairs: Sentences, method: Method, job: CircuitStability
 ) -> pd.DataFrame:
     """The circuit that one method finds, an edge a row; the rest of it in `attrs`."""
     found = find_circuit(
@@ -141,31 +150,33 @@ def circuit_of(model: interp.HookedTransformer, table: pd.DataFrame) -> Circuit:
 
 def drawn(circuit: Circuit) -> Figure:
     """The circuit as a picture."""
-    picture = draw_circuit(circuit).get_figure(root=True)
+    picture = plot.circuit(circuit).get_figure(root=True)
     assert picture is not None
     return picture
 
 
-def twins(seed: int, count: int) -> Twins:
-    """Random trained sentences and their swapped twins."""
-    sentences = tasks.indirect_objects(np.random.default_rng(seed), count)
-    metric = logit_difference([s.answer for s in sentences], [s.wrong for s in sentences])
-    return Twins([s.prompt for s in sentences], [s.swapped().prompt for s in sentences], metric)
-
-
 def summary(name: str, found: Found) -> pd.DataFrame:
-    """One row for the method and one for each of its controls."""
-    rows: list[dict[str, object]] = []
-    for kind in found.curve.kind.values.tolist():
-        cells = {key: float(found.curve[key].sel(kind=kind)) for key in INTEGRALS}
-        cells |= {key: float(found.judged[key].sel(kind=kind)) for key in ("faithfulness", "overlap")}
-        rows.append({"circuit": f"{name}, {kind}", **cells})
-    rows[0] |= {
-        "cpr_helpful": float(found.helpful.cpr[0]), "edges": len(found.circuit.edges),
-        "completeness": float(found.judged.completeness.max()), "jaccard": float(found.stable.jaccard),
-        "chance": float(found.stable.chance),
-    }  # fmt: skip
+    """One row for each score of the method's circuit and of its controls."""
+    last, small = found.curve.isel(fraction=-1), found.judged.sel(score="faithfulness")
+    rows = []
+    for kind in found.curve.circuit.values.tolist():
+        cells = {score: last.sel(circuit=kind, score=score) for score in ("cpr", "cmd")}
+        cells |= {"faithfulness": small.sel(circuit=kind)}
+        rows += [row(name, kind, score, *(cell[end] for end in ENDS)) for score, cell in cells.items()]
+        rows.append(row(name, kind, "overlap", small.overlap.sel(circuit=kind)))
+    best = found.helpful.isel(fraction=-1).sel(circuit="found", score="cpr")
+    gap = found.judged.value.sel(score="incompleteness").max()
+    rows.append(row(name, "found", "cpr, helpful edges first", *(best[end] for end in ENDS)))
+    rows.append(row(name, "found", "largest incompleteness", gap))
+    rows.append(row(name, "found", "jaccard", found.stable.value))
+    rows.append(row(name, "random", "jaccard", found.stable.null))
     return pd.DataFrame(rows)
+
+
+def row(method: str, circuit: str, score: str, *ends: xr.DataArray) -> dict[str, str | float]:
+    """A number and, where it has one, its 95 % interval."""
+    told = dict(zip(ENDS, map(float, ends), strict=False))
+    return {"method": method, "circuit": circuit, "score": score, **told}
 
 
 def figure(every: dict[str, Found]) -> Figure:
@@ -174,5 +185,5 @@ def figure(every: dict[str, Found]) -> Figure:
         1, len(every), sharey=True, layout="constrained", figsize=(5.2 * len(every), 3.8)
     )
     for ax, (name, found) in zip(np.ravel(axes), every.items(), strict=True):
-        draw_curve(found.curve, label=name, ax=ax)
+        plot.circuit_curve(found.curve, label=name, ax=ax)
     return picture

@@ -44,7 +44,7 @@ def main(job: CompositionNull, record: Record) -> None:
 
 
 def scores(circuits: HeadCircuits, kind: Kind, null: Null) -> xr.Dataset:
-    """Of each pair of heads that can compose, `score` and `z`; the null's density `at` some, `chance`."""
+    """Of each pair of heads that can compose, `value` and `z`; the null's density `at` some, `chance`."""
     raw, law = against_null(circuits, kind, null=null)
     mean, sd = (x.expand_as(raw) for x in (law.mean(), law.sd()))
     exists = raw.isfinite() & sd.isfinite()
@@ -52,7 +52,7 @@ def scores(circuits: HeadCircuits, kind: Kind, null: Null) -> xr.Dataset:
     grid = torch.linspace(top / 1000, top, 1000, dtype=raw.dtype)
     chance = torch.stack([law.density(x).expand_as(raw)[exists].mean() for x in grid])
     values = {
-        "score": (("pair",), raw[exists]), "z": (("pair",), ((raw - mean) / sd)[exists]),
+        "value": (("pair",), raw[exists]), "z": (("pair",), ((raw - mean) / sd)[exists]),
         "at": (("point",), grid), "chance": (("point",), chance),
     }  # fmt: skip
     return labelled("composition_null", values, attrs={"null": null})
@@ -73,7 +73,7 @@ def draw(ax: Axes, found: xr.Dataset, kind: Kind, bins: int) -> None:
     """One kind: its pairs, its null, and how many pairs lie beyond three standard deviations of it."""
     z = found.z.to_numpy()
     ax.hist(
-        found.score.to_numpy(),
+        found.value.to_numpy(),
         bins=list(np.linspace(0, float(found["at"][-1]), bins)),
         density=True,
         color="C0",

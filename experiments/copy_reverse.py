@@ -118,17 +118,17 @@ def alignment(model: EncoderDecoder, examples: Examples, backwards: bool) -> xr.
             "pattern": (("layer", "head", "target", "source"), pattern[first, ..., :n, :n]),
         },
         coords={"layer": layers, "head": range(pattern.shape[2])},
-        attrs={"unit": "share of target symbols", "rows": len(batch)},
+        units={"aligned": "share of target symbols", "exact_match": "share of sources", "pattern": "attention mass"},
+        attrs={"rows": len(batch)},
     )
 
 
-def summary(found: xr.Dataset) -> dict[str, float]:
+def summary(found: xr.Dataset) -> dict[str, str | float]:
     """What the table says about a task."""
     layer, head = best(found)
     return {
         "exact_match": float(found.exact_match),
-        "best_layer": layer,
-        "best_head": head,
+        "best": f"L{layer}X{head}",
         "aligned": float(found.aligned.max()),
         "chance": float(found.chance),
     }
@@ -157,7 +157,7 @@ def figure(logs: dict[str, pd.DataFrame], found: dict[str, xr.Dataset]) -> Figur
         right.plot(
             pattern.argmax(1), range(len(pattern)), "o", color="C1", markersize=4, label="most attended"
         )
-        right.set_title(f"cross-attention of head {layer}.{head}, one pair")
+        right.set_title(f"cross-attention of head L{layer}X{head}, one pair")
         right.legend()
     return picture
 

@@ -23,15 +23,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
-from interp.attention.attention_rows import attention_entropy, dispersion
-from interp.dynamics.consensus import consensus
-from interp.dynamics.rank_collapse import rank_collapse
-from interp.editing.editors import FineTuning
-from interp.editing.singular_values import SingularValues, applied, train_z
-from interp.plot import attention_rows, depth
-from interp.plot.spectra import singular_values, spectra_map
+from interp import plot
+from interp.attention import attention_entropy, dispersion
+from interp.dynamics import consensus, rank_collapse
+from interp.editing import FineTuning, SingularValues, train_z
+from interp.editing.singular_values import applied
 from interp.runs.record import Record
-from interp.weights.spectra import spectra
+from interp.weights import spectra
 from interp.zoo import tasks
 
 TRAINED, RANDOM, UNMASKED = "trained", "random weights", "random weights, no causal mask"
@@ -62,8 +60,8 @@ def main(job: DepthDiagnostics, record: Record) -> None:
     trained = interp.HookedTransformer.from_pretrained(job.model, dtype=torch.float64)
     record.model(trained)
     tokens = rows_of_text(trained, job)
-    models = {TRAINED: trained, RANDOM: random_twin(trained, job.seed, causal=True)}
-    every = {**models, UNMASKED: random_twin(trained, job.seed, causal=False)}
+    models = {TRAINED: trained, RANDOM: untrained(trained, job.seed, causal=True)}
+    every = {**models, UNMASKED: untrained(trained, job.seed, causal=False)}
     each = partial(over, record)
     collapse = each("collapse", every, lambda model: rank_collapse(model, tokens))
     meeting = each("consensus", every, lambda model: consensus(model, tokens, repeats=job.repeats))
@@ -100,20 +98,20 @@ def rows_of_text(
     model: interp.HookedTransformer, job: DepthDiagnostics, *, fresh: bool = False
 ) -> Int[Tensor, "b p"]:
     """Rows of sentences and facts, drawn at random and joined; `fresh`: others than without."""
-    dice = np.random.default_rng((job.seed, int(fresh)))
+    generator = np.random.default_rng((job.seed, int(fresh)))
     facts = tasks.trained_fact_prompts(tasks.load_facts())
     bos, rows = model.text.bos_id, []
     for _ in range(job.rows // 2 if fresh else job.rows):
         ids: list[int] = [] if bos is None else [bos]
         while len(ids) < job.length:
-            sentence = tasks.indirect_objects(dice, 1, held_out=fresh)[0].text
-            fact = facts[int(dice.integers(len(facts)))].text
+            sentence = tasks.indirect_objects(generator, 1, held_out=fresh)[0].text
+            fact = facts[int(generator.integers(len(facts)))].text
             ids += model.text.ids(f"{sentence} {fact} ", prepend_bos=False)
         rows.append(ids[: job.length])
     return torch.tensor(rows)
 
 
-def random_twin(model: interp.HookedTransformer, seed: int, *, causal: bool) -> interp.HookedTransformer:
+def untrained(model: interp.HookedTransformer, seed: int, *, causal: bool) -> interp.HookedTransformer:
     """The same architecture with the weights training began from, in float64; with or without its causal mask."""
     torch.manual_seed(seed)
     network = interp.Transformer(replace(model.transformer.config, causal=causal)).double().eval()
@@ -163,10 +161,10 @@ def depth_figure(
     """Above rank collapse, a panel per model; below three angles as the stack is iterated."""
     picture, axes = plt.subplots(2, 3, figsize=(13, 7.2), layout="constrained")
     for ax, (name, result) in zip(axes[0], collapse.items(), strict=True):
-        depth.rank_collapse(result, title=name, ax=ax)
-    for ax, value in zip(axes[1], ("min_cosine", "mean_cosine", "to_first_start"), strict=True):
+        plot.rank_collapse(result, title=name, ax=ax)
+    for ax, score in zip(axes[1], ("min_cosine", "mean_cosine", "to_first_start"), strict=True):
         for name, result in meeting.items():
-            depth.consensus(result, value, label=name, title=f"the stack applied {job.repeats} times", ax=ax)
+            plot.consensus(result, score, label=name, title=f"the stack applied {job.repeats} times", ax=ax)
     picture.suptitle(f"{job.model}: rank collapse and consensus; bands: 95 % over {job.rows} texts")
     return picture
 
@@ -180,16 +178,15 @@ def attention_figure(
     """Maps of relative entropy, and the sharpest and flattest head of each model by number of keys, with log-n."""
     picture, axes = plt.subplots(2, 3, figsize=(15, 7.2), layout="constrained")
     for row, name in zip(axes, entropy, strict=True):
-        attention_rows.attention_entropy(entropy[name], ax=row[0])
+        plot.attention_entropy(entropy[name], ax=row[0])
         row[0].set_title(f"{name}: attention entropy by head")
         heads = extremes(entropy[name])
-        for ax, value in zip(row[1:], ("entropy", "max_weight"), strict=True):
-            attention_rows.dispersion(spread[name], value, heads=heads, ax=ax)
-            for layer, head in heads:
-                one = scaled[name].sel(layer=[layer], head=[head])
-                attention_rows.dispersion(
-                    one, value, heads=[(layer, head)], label=f", log n / log {job.train_length}", ax=ax
-                )
+        for ax, score in zip(row[1:], ("entropy", "max_weight"), strict=True):
+            plot.dispersion(spread[name], score, heads=heads, ax=ax)
+            for head in heads:
+                one = scaled[name].sel(layer=[head.layer], head=[head.index])
+                label = f", log n / log {job.train_length}"
+                plot.dispersion(one, score, heads=[head], label=label, ax=ax)
             ax.set_title(f"{name}: {ax.get_title()}")
     picture.suptitle(
         f"{job.model}: sharpness of attention by head and by number of keys; grey: all other heads"
@@ -197,20 +194,19 @@ def attention_figure(
     return picture
 
 
-def extremes(entropy: xr.Dataset) -> list[tuple[int, int]]:
+def extremes(entropy: xr.Dataset) -> list[interp.Part]:
     """The heads with the least and the most relative entropy."""
-    values = entropy.relative.transpose("layer", "head").to_numpy()
-    places = [np.unravel_index(i, values.shape) for i in (values.argmin(), values.argmax())]
-    return [(int(layer), int(head)) for layer, head in places]
+    relative = interp.frame(entropy.sel(score="relative")).set_index("part").value
+    return [interp.Part.of(str(name)) for name in (relative.idxmin(), relative.idxmax())]
 
 
 def spectra_figure(weights: Mapping[str, xr.Dataset]) -> Figure:
     """By model: singular values of W_out and OV, and effective ranks."""
     picture, axes = plt.subplots(2, 3, figsize=(14, 7.2), layout="constrained")
     for row, (name, result) in zip(axes, weights.items(), strict=True):
-        singular_values(result, "W_out" if "W_out" in result.kind.values else "W_O", ax=row[0])
-        singular_values(result, "OV", ax=row[1])
-        spectra_map(result, "effective_rank", ax=row[2])
+        plot.singular_values(result, "W_out" if "W_out" in result.kind.values else "W_O", ax=row[0])
+        plot.singular_values(result, "OV", ax=row[1])
+        plot.spectra_map(result, "effective_rank", ax=row[2])
         for ax in row:
             ax.set_title(f"{name}: {ax.get_title()}")
     return picture
@@ -225,14 +221,15 @@ def sentences(
     """The numbers at the ends of the curves."""
     found = []
     for name, result in collapse.items():
-        ends = [f"{line} {float(result.residual.sel(line=line)[-1]):.3g}" for line in result.line.values]
+        ends = [f"{line} {float(result.value.sel(line=line)[-1]):.3g}" for line in result.line.values]
         found.append(f"{name}: relative residual after the last block: {', '.join(ends)}")
     for name, result in meeting.items():
-        ends = [f"{value} {float(result[value][0]):.3f} to {float(result[value][-1]):.3f}" for value in
-                ("min_cosine", "mean_cosine", "to_first_start")]  # fmt: skip
+        curves = {score: result.value.sel(score=score) for score in ("min_cosine", "mean_cosine", "to_first_start")}
+        ends = [f"{score} {float(each[0]):.3f} to {float(each[-1]):.3f}" for score, each in curves.items()]
         found.append(f"{name}: over {result.sizes['depth'] - 1} blocks: {', '.join(ends)}")
     for name, result in entropy.items():
-        low, high = float(result.relative.min()), float(result.relative.max())
+        relative = result.value.sel(score="relative")
+        low, high = float(relative.min()), float(relative.max())
         found.append(f"{name}: entropy / log n of heads from {low:.3f} to {high:.3f}")
     for name, result in weights.items():
         ov = result.isel(matrix=result.kind.values == "OV")

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from interp import Batch, HookedTransformer, RepeatedTokens, plot
-from interp.residual.paths import paths, term_importance
+from interp.residual import paths, term_importance
 from interp.runs.record import Record
 from interp.zoo import tasks
 
@@ -116,22 +116,22 @@ def in_words(found: Found) -> Iterator[str]:
     """The numbers of one model on one kind of text."""
     worth, terms = found.worth, found.terms
     yield f"{found.model}, {found.texts} ({worth.attrs['rows']} rows), nats per token"
-    for order in worth.order.values:
-        at = worth.sel(order=order)
-        half = float(at.reduction_high - at.reduction)
-        yield (
-            f"  up to order {order} ({int(at.terms)} more): loss {float(at.loss):.3f}, "
-            f"lowered by {float(at.reduction):+.3f} +- {half:.3f}"
-        )
-    for layer in worth.layer.values:
-        at = worth.sel(layer=layer)
-        yield (
-            f"  heads of layer {layer}: {float(at.alone):+.3f} alone, {float(at.given_others):+.3f} given the others"
-        )
+    for term in worth.term.values.tolist():
+        scores = worth.sel(term=term).value.to_series()
+        saved = worth.sel(term=term, score="reduction")
+        if term.startswith("order"):
+            half = float(saved.high - saved.value)
+            yield (
+                f"  up to {term} ({int(saved.terms)} more): loss {scores['loss']:.3f}, "
+                f"lowered by {scores['reduction']:+.3f} +- {half:.3f}"
+            )
+        else:
+            alone = f"{scores['reduction']:+.3f} alone, {scores['given_others']:+.3f} given the others"
+            yield f"  heads of {term}: {alone}"
     for name, order in (("single", 1), ("virtual", 2)):
-        of_order = terms.logits[0].where(terms.order == order, drop=True)
-        best = of_order.isel(component=np.argsort(-np.abs(of_order.values))[:4])
-        listed = ", ".join(f"{c.item()} {float(v):+.2f}" for c, v in zip(best.component, best, strict=True))
+        of_order = terms.value[0].where(terms.order == order, drop=True).to_series()
+        best = of_order.sort_values(key=np.abs, ascending=False).head(4)
+        listed = ", ".join(f"{path} {value:+.2f}" for path, value in best.items())
         yield f"  strongest {name} terms (logits): {listed}"
 
 

@@ -5,10 +5,11 @@ giver, S-inhibition heads move that to the end, into the queries of late name mo
 straight to the logits. The same questions to a model of four layers: where is the answer decided, which heads reach the
 logits (with MLPs between, and without), and through which inputs are the late heads told?
 
-What demo-4l does is shorter: one local head of block 0 looks from the end at the giver's second mention, which decides
-the answer before block 1; the MLPs of all blocks turn it into the other name. Like GPT-2 small it has late name movers
+What demo-4l does is shorter: one local head of layer 0 looks from the end at the giver's second mention, which decides
+the answer before layer 1; the MLPs of all layers turn it into the other name. Like GPT-2 small it has late name movers
 that are told through their queries which name to avoid, but they do a small part of the work, and nothing in between
-(duplicate-token, S-inhibition in blocks of their own, negative heads) shows.
+(duplicate-token, S-inhibition in layers of their own, negative heads) shows. Clean values are put into the corrupted
+run ("denoise"); an effect is the logit difference with them minus that of the corrupted run.
 
 Run: `interp run experiments/ioi.py -p model=demo-4l`
 """
@@ -26,11 +27,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import interp
-from interp.causal.patching import patch
-from interp.causal.path_patching import path_patch
+from interp import plot
+from interp.causal import patch, path_patch
 from interp.core.stats import Z95
 from interp.plot.canvas import Scale, annotate, heat_map, name_cells
-from interp.plot.patching import patching
 from interp.runs.record import Record
 from interp.zoo import pairs
 from interp.zoo.pair_sentences import NameCorruption
@@ -54,7 +54,7 @@ class IndirectObjectCircuit:
     corruption: NameCorruption = "swap_giver"
     """swap_giver: the other of the two names gives, so that the answers change places; abc: three other names."""
     receivers: int = 2
-    """How many heads behind block 0, the strongest at the logits, are asked through which inputs they are told."""
+    """How many heads after layer 0, the strongest at the logits, are asked through which inputs they are told."""
     top: int = 4
     """Senders named per question."""
     seed: int = 0
@@ -85,7 +85,7 @@ def main(job: IndirectObjectCircuit, record: Record) -> None:
     task = Task.of(model, job)
     labels = record.step("labels", lambda: interp.heads(model)).label
     streams = record.step("streams", lambda: by_role(model, task).to_dataset(name="share")).share
-    heads = record.step("heads", lambda: patch(model, task.clean, task.corrupt, "z", direction="noise"))
+    heads = record.step("heads", lambda: patch(model, task.clean, task.corrupt, "z"))
     to = partial(path_patch, model, task.clean, task.corrupt)
     routes = {
         "logits": record.step("to-logits", to),
@@ -93,7 +93,7 @@ def main(job: IndirectObjectCircuit, record: Record) -> None:
     }
     late = strongest_late(routes["logits"], job.receivers)
     for part, name in INPUTS.items():
-        ends = [f"a{layer}.{kv_head(model, head, part)}<{part}>" for layer, head in late]
+        ends = [receiver(model, head, part) for head in late]
         routes[name] = record.step(f"to-{name}", partial(to, ends))
     table = pd.concat([senders(found, labels).assign(to=name) for name, found in routes.items()])
     record.table("effects", table)
@@ -103,12 +103,13 @@ def main(job: IndirectObjectCircuit, record: Record) -> None:
     record.say(GPT2_SMALL)
 
 
-def kv_head(model: interp.HookedTransformer, head: int, part: str) -> str:
+def receiver(model: interp.HookedTransformer, head: interp.Part, part: str) -> str:
     """The name of a head's query, or of the key/value head that it reads."""
     config = model.cfg
     if part == "q" or config.kv_heads == config.n_heads:
-        return f"h{head}"
-    return f"g{head // (config.n_heads // config.kv_heads)}"
+        return f"{head}.{part}"
+    assert head.index is not None
+    return f"L{head.layer}G{head.index // (config.n_heads // config.kv_heads)}.{part}"
 
 
 def by_role(model: interp.HookedTransformer, task: Task) -> xr.DataArray:
@@ -127,39 +128,26 @@ def by_role(model: interp.HookedTransformer, task: Task) -> xr.DataArray:
     return (summed / total).rename(pos="role").assign_coords(role=list(ROLES))
 
 
-def strongest_late(found: xr.Dataset, n: int) -> list[tuple[int, int]]:
-    """The heads behind block 0 with the largest effect on the logits."""
-    size = np.abs(found.effect.to_numpy())
-    size[0] = -1.0
-    return [divmod(int(i), size.shape[1]) for i in np.argsort(-size, axis=None)[:n]]
+def strongest_late(found: xr.Dataset, n: int) -> list[interp.Part]:
+    """The heads after layer 0 with the largest effect on the logits."""
+    late = interp.frame(found).query("kind == 'head' and layer > 0")
+    return [interp.Part.of(part) for part in late.sort_values("value", key=np.abs, ascending=False).part[:n]]
 
 
 def senders(found: xr.Dataset, labels: xr.DataArray) -> pd.DataFrame:
     """One row per sender that has a way, the strongest first."""
-    cells = [
-        (
-            f"a{layer}.h{head}",
-            str(labels.sel(layer=layer, head=head).item()),
-            "",
-            {"layer": layer, "head": head},
-        )
-        for layer in found.layer.to_numpy()
-        for head in found["head"].to_numpy()
-    ]
-    if "effect_mlp" in found:
-        cells += [(f"m{layer}", "MLP", "_mlp", {"layer": layer}) for layer in found.layer.to_numpy()]
-    cells.append(("input", "embeddings", "_input", {}))
-    rows = [
-        (name, label, *(float(found[f"effect{kind}{end}"].sel(at)) for end in ("", "_low", "_high")))
-        for name, label, kind, at in cells
-    ]
-    table = pd.DataFrame(rows, columns=["sender", "label", "effect", "low", "high"]).dropna(subset="effect")
-    return table.sort_values("effect", key=np.abs, ascending=False)
+    table = interp.frame(found)[["part", "kind", "layer", "value", "low", "high", "n"]]
+    names = labels.stack(cell=["layer", "head"])
+    of_heads = dict(zip(names.part.values.tolist(), names.values.tolist(), strict=True))
+    others = table.kind.map({"mlp": "MLP", "resid": "stream"})
+    table = table[(table.kind != "resid") | (table.layer == 0)].drop(columns=["kind", "layer"])
+    table.insert(1, "label", table.part.map(of_heads).fillna(others))
+    return table.sort_values("value", key=np.abs, ascending=False)
 
 
 def baseline(model: interp.HookedTransformer, task: Task, found: xr.Dataset) -> list[str]:
     """How well the model does the task, in both orders of the names."""
-    logits = interp.observe(model.transformer, task.clean, logits_at=task.clean.last()[:, None]).output[:, 0]
+    logits = interp.observe(model, task.clean, logits_at=task.clean.last()[:, None]).output[:, 0]
     chance = logits.softmax(-1)[torch.arange(len(logits)), task.pairs.answer].mean()
     values = found.clean.to_numpy()
     order = np.array([group.partition(":")[0] for group in task.pairs.groups])
@@ -176,24 +164,25 @@ def account(
     streams: xr.DataArray,
     routes: dict[str, xr.Dataset],
     table: pd.DataFrame,
-    late: Sequence[tuple[int, int]],
+    late: Sequence[interp.Part],
     top: int,
 ) -> list[str]:
     """What was found, question by question."""
     lines = ["  the clean stream at one word, put into the corrupted run, brings back (1 = all):"]
     for layer in streams.layer.values:
         shares = ", ".join(f"{role} {float(streams.sel(layer=layer, role=role)):+.2f}" for role in ROLES)
-        lines.append(f"    entering block {layer}: {shares}")
-    names = " and ".join(f"{layer}.{head}" for layer, head in late)
+        lines.append(f"    entering layer {layer}: {shares}")
+    names = " and ".join(map(str, late))
     for to in routes:
         of = f" of heads {names}" if to in INPUTS.values() else ""
-        lines.append(f"  to the {to}{of}, strongest senders (change of the logit difference, 95 % interval):")
+        lines.append(f"  to the {to}{of}, strongest senders (effect on the logit difference, 95 % interval):")
         for row in table[table.to == to].head(top).itertuples():
             lines.append(
-                f"    {row.sender:<7} {row.label:<16} {row.effect:+.2f} [{row.low:+.2f}, {row.high:+.2f}]"
+                f"    {row.part:<8} {row.label:<16} {row.value:+.2f} [{row.low:+.2f}, {row.high:+.2f}]"
             )
-    through, alone = (float(np.abs(routes[to].effect).sum()) for to in ("logits", "logits, MLPs held"))
-    felt = {name: float(np.abs(table[table.to == name].effect).sum()) for name in INPUTS.values()}
+    sizes = table[table.part.str.contains("H")].groupby("to").value.agg(lambda column: column.abs().sum())
+    through, alone = sizes["logits"], sizes["logits, MLPs held"]
+    felt = {name: float(table[table.to == name].value.abs().sum()) for name in INPUTS.values()}
     best = max(felt, key=lambda name: felt[name])
     lines.append(
         f"  of what heads do to the logits (sizes summed), {alone / through:.0%} is left when MLPs are held; "
@@ -206,11 +195,11 @@ def figure(
     job: IndirectObjectCircuit, streams: xr.DataArray, heads: xr.Dataset, routes: dict[str, xr.Dataset]
 ) -> Figure:
     """The stream by word, then every map of heads."""
-    maps = {"all that follows from a head": heads} | {f"head to {to}": found for to, found in routes.items()}
+    maps = {"all that follows from a head": heads} | {f"part to {to}": found for to, found in routes.items()}
     picture, grid = plt.subplots(2, 4, figsize=(21, 8), layout="constrained")
     draw_roles(grid.flat[0], streams)
     for ax, (title, found) in zip(grid.flat[1:], maps.items(), strict=False):
-        patching(found, "effect", ax=ax)
+        plot.patching(found, "value", ax=ax)
         ax.set_title(title)
     for ax in grid.flat[1 + len(maps) :]:
         ax.axis("off")
@@ -226,4 +215,4 @@ def draw_roles(ax: Axes, streams: xr.DataArray) -> None:
     annotate(ax, image, [[f"{v:.2f}" for v in row] for row in values])
     name_cells(ax, rows=[str(layer) for layer in streams.layer.values], columns=ROLES)
     ax.set_xlabel("word")
-    ax.set_ylabel("entering block")
+    ax.set_ylabel("entering layer")

@@ -1,6 +1,6 @@
 """Where do memorised strings need attention? A demo model's facts with attention short-circuited, by depth.
 
-Every range of blocks in turn lets each token attend to itself alone (Menta et al. 2025, arXiv:2501.05078). Watched are
+Every range of layers in turn lets each token attend to itself alone (Menta et al. 2025, arXiv:2501.05078). Watched are
 the facts that the model learned by heart, in a trained wording (those that greedy decoding writes exactly), and what is
 no memory of a string: the same facts in a wording that no training text contains, names from the sentence itself,
 repeated random tokens, and prose written for this file. Late blocks that carry memory alone would cost the first and
@@ -23,9 +23,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
-from interp.causal.recall import continuations, recall
-from interp.data.batch import Batch
-from interp.plot.ablation import recall_curve, recall_map
+from interp import Batch, plot
+from interp.causal import continuations, recall
 from interp.runs.record import Record
 from interp.zoo import tasks
 
@@ -72,34 +71,29 @@ class ShortCircuit:
 
 
 def main(job: ShortCircuit, record: Record) -> None:
-    """Short-circuit every range of blocks, keep the table and the figure; say single blocks and all of them."""
+    """Short-circuit every range of layers, keep the table and the figure; say single layers and all of them."""
     model = interp.HookedTransformer.from_pretrained(job.model)
     record.model(model)
     results = {
         name: record.step("-".join(name.replace(",", "").split()), partial(recited, model, name, *some))
         for name, some in material(model, job).items()
     }
-    table = pd.concat([rows(result, name) for name, result in results.items()])
+    table = pd.concat([interp.frame(result).assign(material=name) for name, result in results.items()])
     record.table("recall", table)
     record.figure("recall", figure(results, job.model))
-    n = model.cfg.n_layers
-    single = table[table.block.isin(["none", *map(str, range(n)), f"0-{n - 1}"])]
-    shown = ["material", "n", "block", "exact_match", "token_accuracy", "loss", "loss_change", "entropy"]
-    record.say(single[shown].round(3).to_string(index=False))
+    shown = ["exact_match", "token_accuracy", "loss", "loss_change", "entropy"]
+    wide = table.pivot(index=["material", "n", "part"], columns="score", values="value")[shown].reset_index()
+    everything = "+".join(f"L{layer}.attn" for layer in range(model.cfg.n_layers))
+    single = wide[(wide.part == everything) | ~wide.part.str.contains("+", regex=False)]
+    record.say(single.round(3).to_string(index=False))
 
 
 def recited(model: interp.HookedTransformer, name: str, batch: Batch, span: Tensor) -> xr.Dataset:
-    """How well one kind of material is recalled with every range of blocks short-circuited."""
+    """How well one kind of material is recalled with every range of layers short-circuited."""
     if name == MEMORISED:
         batch, span = known(model, batch, span)
     ranges = combinations_with_replacement(range(model.cfg.n_layers), 2)
     return recall(model, batch, span, [range(a, b + 1) for a, b in ranges])
-
-
-def rows(result: xr.Dataset, name: str) -> pd.DataFrame:
-    """The means and intervals of one kind of material."""
-    table = interp.frame(result.drop_dims("prompt"))
-    return table.assign(material=name, n=result.attrs["n"])
 
 
 def material(model: interp.HookedTransformer, job: ShortCircuit) -> dict[str, tuple[Batch, Tensor]]:
@@ -107,11 +101,11 @@ def material(model: interp.HookedTransformer, job: ShortCircuit) -> dict[str, tu
 
     Which of the first kind are memorised is not known yet.
     """
-    dice, facts = np.random.default_rng(job.seed), tasks.load_facts()[: job.facts]
+    generator, facts = np.random.default_rng(job.seed), tasks.load_facts()[: job.facts]
     worded = [
-        tasks.FactPrompt(fact, str(dice.choice(tasks.TRAINED_PHRASINGS[fact.relation]))) for fact in facts
+        tasks.FactPrompt(fact, str(generator.choice(tasks.TRAINED_PHRASINGS[fact.relation]))) for fact in facts
     ]
-    sentences = tasks.indirect_objects(dice, job.sentences, held_out=True)
+    sentences = tasks.indirect_objects(generator, job.sentences, held_out=True)
     prose = model.to_batch(PROSE)
     return {
         MEMORISED: continuations(model, [(p.prompt, f"{p.answer}.") for p in worded]),
@@ -119,47 +113,47 @@ def material(model: interp.HookedTransformer, job: ShortCircuit) -> dict[str, tu
             model, [(p.prompt, f"{p.answer}.") for p in tasks.held_out_fact_prompts(facts)]
         ),
         "names, unseen pairs": continuations(model, [(s.prompt, s.answer) for s in sentences]),
-        "repeated random tokens": repeated(model, dice, job.repeats),
+        "repeated random tokens": repeated(model, generator, job.repeats),
         "unseen prose": (prose, prose.real & (torch.arange(prose.tokens.shape[1]) > 0)),
     }
 
 
-def repeated(model: interp.HookedTransformer, dice: np.random.Generator, n: int) -> tuple[Batch, Tensor]:
+def repeated(model: interp.HookedTransformer, generator: np.random.Generator, n: int) -> tuple[Batch, Tensor]:
     """BOS and 25 random tokens, twice; the second copy but for its first token, which nothing announces."""
     period, bos = 25, model.text.bos_id
-    tokens = tasks.repeated_tokens(dice, n, period=period, repeats=2, vocab=model.cfg.d_vocab, bos=bos)
+    tokens = tasks.repeated_tokens(generator, n, period=period, repeats=2, vocab=model.cfg.d_vocab, bos=bos)
     column = torch.arange(tokens.shape[1])
     return Batch(tokens), (column > period + 1).expand(tokens.shape)
 
 
 def known(model: interp.HookedTransformer, batch: Batch, span: Tensor) -> tuple[Batch, Tensor]:
     """Those that the whole model completes exactly."""
-    match = recall(model, batch, span, [0]).exact_match_each.sel(block="none").to_numpy()
+    match = recall(model, batch, span, [0])["each"].sel(part="none", score="exact_match").to_numpy()
     kept = torch.from_numpy(match == 1).nonzero()[:, 0]
     return batch.rows(kept), span[kept]
 
 
 def figure(results: dict[str, xr.Dataset], model: str) -> Figure:
-    """Token accuracy and added loss by block for all material, and two maps over ranges of blocks."""
+    """Token accuracy and added loss by layer for all material, and two maps over ranges of layers."""
     picture, axes = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
     for name, result in results.items():
-        recall_curve(result, ax=axes[0, 0])
-        added_loss(axes[0, 1], result, f"{name} (n = {result.attrs['n']})")
+        plot.recall_curve(result, ax=axes[0, 0])
+        added_loss(axes[0, 1], result, f"{name} (n = {result.sizes['prompt']})")
     axes[0, 1].legend(fontsize="small")
     axes[0, 0].set_ylim(-0.03, 1.03)
     for ax, name in zip(axes[1], (MEMORISED, "repeated random tokens"), strict=True):
-        recall_map(results[name], ax=ax)
+        plot.recall_map(results[name], ax=ax)
         ax.set_title(f"{name}, {ax.get_title()}")
     picture.suptitle(f"{model} with attention short-circuited; whiskers: 95 % over prompts")
     return picture
 
 
 def added_loss(ax: Axes, result: xr.Dataset, label: str) -> None:
-    """By how much each single block's short-circuit raises the loss, with the interval of the difference."""
-    some = result.sel(block=[str(b) for b in result.block.values if str(b).isdigit()])
-    change = some.loss_change.to_numpy()
-    ends = np.abs(np.stack((some.loss_change_low, some.loss_change_high)) - change)
-    ax.errorbar(some.block, change, yerr=ends, marker="o", capsize=3, label=label)
-    ax.set_xlabel("short-circuited block")
+    """By how much each single layer's short-circuit raises the loss, with the interval of the difference."""
+    single = [part for part in result.part.values.tolist() if part != "none" and "+" not in part]
+    some = result.sel(part=single, score="loss_change")
+    ends = np.abs(np.stack((some.low, some.high)) - some.value.to_numpy())
+    ax.errorbar(single, some.value, yerr=ends, marker="o", capsize=3, label=label)
+    ax.set_xlabel("short-circuited part")
     ax.set_ylabel("added loss (nats per token)")
     ax.grid(alpha=0.3)

@@ -16,10 +16,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
-from interp.lenses.lens import by_depth
-from interp.lenses.tuned_lens import TunedLens, train_tuned_lens
-from interp.passes.generate import Sampling
-from interp.plot.lens import lens_curve
+from interp import plot
+from interp.lenses import TunedLens, by_depth, train_tuned_lens
+from interp.passes import Sampling
 from interp.runs.record import Record
 from interp.zoo import tasks
 
@@ -50,8 +49,8 @@ def main(job: TunedLensRun, record: Record) -> None:
     tuned = replace(TunedLens.untrained(model), weight=trained["weight"], bias=trained["bias"])
     curves = record.step("curves", lambda: compared(model, tuned, held_out(job)))
     record.figure("tuned_lens", figure(job.model, curves))
-    shown = interp.frame(curves)[["lens", "depth", "kl", "kl_low", "kl_high", "target_prob"]]
-    record.say(shown.round(3).to_string(index=False))
+    shown = interp.frame(curves.sel(score=["kl", "target_prob"]))
+    record.say(shown[["lens", "depth", "score", "value", "low", "high"]].round(3).to_string(index=False))
 
 
 def translators(model: interp.HookedTransformer, job: TunedLensRun) -> dict[str, Tensor]:
@@ -64,30 +63,30 @@ def figure(name: str, curves: xr.Dataset) -> Figure:
     """Both lenses: how far from the last depth, and how sure of the answer."""
     picture, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for lens in curves.lens.values:
-        for ax, value in zip(axes, ("kl", "target_prob"), strict=True):
-            lens_curve(curves.sel(lens=lens), value, label=str(lens), ax=ax)
+        for ax, score in zip(axes, ("kl", "target_prob"), strict=True):
+            plot.lens_curve(curves.sel(lens=lens), score, label=str(lens), ax=ax)
     picture.suptitle(f"{name}, held-out prompts")
     return picture
 
 
 def texts(model: interp.HookedTransformer, job: TunedLensRun) -> list[str]:
     """What the translators learn from."""
-    dice = np.random.default_rng(job.seed)
+    generator = np.random.default_rng(job.seed)
     facts = tasks.trained_fact_prompts(tasks.load_facts())
-    chosen = [facts[i].text for i in dice.permutation(len(facts))[: job.sentences]]
-    names = [sentence.text for sentence in tasks.indirect_objects(dice, job.sentences)]
+    chosen = [facts[i].text for i in generator.permutation(len(facts))[: job.sentences]]
+    names = [sentence.text for sentence in tasks.indirect_objects(generator, job.sentences)]
     starts = [" ".join(text.split()[:1]) for text in (chosen + names)]
-    prompts = [starts[i] for i in dice.permutation(len(starts))[: job.sampled]]
+    prompts = [starts[i] for i in generator.permutation(len(starts))[: job.sampled]]
     written = model.generate(model.to_batch(prompts), 48, sampling=Sampling(seed=job.seed))
     return chosen + names + model.to_texts(written)
 
 
 def held_out(job: TunedLensRun) -> tuple[list[str], list[str]]:
     """Prompts that no training text contains, and their answers."""
-    dice = np.random.default_rng(job.seed + 1)
+    generator = np.random.default_rng(job.seed + 1)
     facts = tasks.held_out_fact_prompts(tasks.load_facts())
-    chosen = [facts[i] for i in dice.permutation(len(facts))]
-    names = tasks.indirect_objects(dice, job.held_out, held_out=True)
+    chosen = [facts[i] for i in generator.permutation(len(facts))]
+    names = tasks.indirect_objects(generator, job.held_out, held_out=True)
     every = [*chosen[: job.held_out], *names]
     return [one.prompt for one in every], [one.answer for one in every]
 
@@ -102,7 +101,7 @@ def compared(
     answers = [model.text.ids(answer, prepend_bos=False)[0] for answer in prompts[1]]
     lenses = {"logit lens": None, "tuned lens": tuned}
     curves = [
-        by_depth(interp.logit_lens(model, batch, answer=answers, positions=-1, translators=lens))
+        by_depth(interp.logit_lens(model, batch, answer=answers, pos=-1, translators=lens))
         for lens in lenses.values()
     ]
     return xr.concat(curves, xr.DataArray(list(lenses), dims="lens", name="lens"))
