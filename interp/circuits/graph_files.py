@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from interp.causal.graph import INPUT, LOGITS, EdgeGraph
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, protocol_of
+from interp.core.boundary import public
 from interp.core.results import write_atomically
 from interp.model.parts import Edge, Part
 
@@ -118,6 +119,7 @@ class AttributionGraph:
         return Circuit(graph, scores, self.model, str(note["task"]), how)
 
 
+@public()
 def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Path) -> None:
     """Write a circuit of one prompt as an attribution graph, for Neuronpedia's viewer and for `read_attribution_graph`.
 
@@ -159,6 +161,7 @@ def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Pa
     write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
 
 
+@public()
 def read_attribution_graph(path: str | Path) -> AttributionGraph:
     """The graph in a JSON file of Neuronpedia, circuit-tracer or `write_attribution_graph`; nothing is left out.
 

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
+from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import Z95, Moments, Partial, Rows
 from interp.data.batch import Batch
@@ -72,6 +73,7 @@ Editor = Callable[[Model, EditCase], WeightEdit]
 Bound = Callable[[EditCase], WeightEdit]
 
 
+@public()
 def edit_table(
     model: Model,
     cases: Sequence[EditCase],

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm import tqdm
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import write_atomically
 from interp.data.batch import Batch
@@ -121,6 +122,7 @@ class TunedLens:
         return found
 
 
+@public()
 def train_tuned_lens(
     model: Model,
     data: Feed | Data,

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.shapes import shape_text
 from interp.core.stats import Partial, Rows
@@ -110,6 +111,7 @@ def attribution(
     )
 
 
+@public()
 def attribute(
     model: Model,
     data: Feed | Data,

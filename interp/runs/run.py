@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from interp.core.boundary import public
 from interp.core.stats import Bootstrap, Means, Partial, Rows
 from interp.core.viewer import Shown
 from interp.passes.analysis import Alone, Analysis, Askable, NotFiniteError, Questions
@@ -81,6 +82,7 @@ class Results(Shown, Named):
         return f"Results of {counts}\n{sizes}"
 
 
+@public()
 def run(
     questions: Asked,
     model: Model,
@@ -192,6 +194,7 @@ def _over_data(
     return _results(shared, feed, progress)
 
 
+@public()
 def answered(
     question: Askable,
     model: Model,

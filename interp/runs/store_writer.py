@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.shapes import describe
 from interp.data.batch import Batch
 from interp.passes.observe import Subject, deepest, observe
@@ -25,6 +26,7 @@ from interp.model.tap import Read
 from interp.model.transformer import Transformer
 
 
+@public()
 def store_activations(
     model: Subject,
     batches: Iterable[Batch],

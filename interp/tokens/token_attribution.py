@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.shapes import nearest
 from interp.core.stats import Partial, Rows
@@ -153,6 +154,7 @@ class LayerMixing(Question):
         )
 
 
+@public()
 def token_attribution(
     model: Model,
     data: Feed | Data,
@@ -193,6 +195,7 @@ def token_attribution(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+@public()
 def layer_mixing(
     model: Model,
     data: Feed | Data,

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.families.convert import AnyModel
 from interp.model.encoder_decoder import EncoderDecoder
@@ -109,6 +110,7 @@ def logits(model: AnyModel, examples: Examples) -> Float[Tensor, "b p v"]:
     return model(batch.tokens, keep=batch.keep, documents=batch.documents)
 
 
+@public()
 def mean_loss(model: AnyModel, examples: Examples, *, determined_only: bool = False) -> Float[Tensor, ""]:
     """Mean nats per token that is predicted, or per token that the context determines.
 

@@ -15,6 +15,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.results import Score, scored
@@ -64,6 +65,7 @@ class Copying(Question):
         return Alone(self.name, partial(_copying, circuits, self))
 
 
+@public()
 def copying(
     model: Model,
     *,
