@@ -171,7 +171,7 @@ class EvaluateCircuit(Question):
         return passes.analysis(model, self.name, knocked.tried.masks, finish)
 
 
-@public()
+@public(renamed={"task": "model, clean, corrupt and metric"})
 def evaluate_circuit(
     model: Model,
     clean: Prompts | Data,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-@public()
+@public(renamed={"edges": "top"})
 def edge_stability(
     scores: "xr.Dataset", top: int, *, rank: Rank = "magnitude", resamples: int = 200, seed: int = 0
 ) -> "xr.Dataset":

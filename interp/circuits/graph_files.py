@@ -39,6 +39,7 @@ GROUP = re.compile(r"L(\d+)G(\d+)")
 """The node that stands for the keys and values of a group of heads: what their inputs have in common as a name."""
 
 
+@public()
 @dataclass(frozen=True)
 class GraphPrompt:
     """The one prompt that a graph is about: what the format requires beside the circuit."""

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,22 @@ from interp.core.shapes import nearest, shape_text
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
 NOTHING: Mapping[str, str] = {}
+EARLIER: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("prompts", "prompt"), ("data",)),
+    **dict.fromkeys(("target", "targets", "answers"), ("answer",)),
+    **dict.fromkeys(("block", "blocks"), ("layer", "layers")),
+    "positions": ("pos",),
+    "k": ("top", "count", "sizes"),
+    "by_pos": ("by",),
+    "what": ("parts",),
+    "protocol": ("change",),
+    "analyses": ("questions",),
+    "analysis": ("question",),
+}
+"""Words of the first edition and what they are called in every function that now has the new word."""
 MOST = 1000
 """Items of one value that are looked at one by one; of longer lists the first."""
 
@@ -39,8 +55,9 @@ def public(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator of public functions: arguments of the wrong kind are refused by name, before anything runs.
 
-    renamed: what arguments were once called, so that the old word is answered with the new one. unchecked: arguments
-    that the function itself looks at more closely.
+    renamed: what arguments were once called, so that the old word is answered with the new one (`EARLIER` is known
+    everywhere). unchecked: arguments that the function itself looks at more closely. Of a class, what makes its objects
+    is looked at.
     Errors of the decorated function: ValueError for a value that its annotation does not allow; TypeError for an
     argument that it does not have.
 
@@ -54,6 +71,9 @@ def public(
     """
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        if isinstance(function, type):
+            function.__init__ = decorated(function.__init__)  # type: ignore[misc]
+            return function
         signature, name = inspect.signature(function), _name(function)
 
         @functools.wraps(function)
@@ -88,7 +108,7 @@ def check_fields(record: object) -> None:
 def check(what: str, value: object, hint: object) -> None:
     """ValueError naming `what`, unless the value is of the kind that an annotation says."""
     if not fits(value, hint):
-        raise ValueError(f"{what} must be {said(hint)}, got {shown(value)}{_hint(value, hint)}")
+        raise ValueError(f"{what} must be {said(hint)}, got {shown(value)}{_hint(what, value, hint)}")
 
 
 def fits(value: object, hint: object) -> bool:
@@ -141,7 +161,8 @@ def said(hint: object) -> str:
     if kind := _kind(hint):
         return kind.words
     if get_origin(hint) is Literal:
-        return " or ".join(map(repr, get_args(hint)))
+        words = [repr(each) for each in get_args(hint)]
+        return " or ".join(words) if len(words) < 3 else f"one of {', '.join(words)}"
     if options := _options(hint):
         in_words = any(map(_kind, options))  # which then say what interfaces there are
         told = [each for each in options if not (in_words and getattr(each, "_is_protocol", False))]
@@ -166,8 +187,7 @@ def shown(value: object) -> str:
     if isinstance(shape, tuple) and (shape or hasattr(value, "dim")):
         kind = f"{value.dtype} and " if hasattr(value, "dtype") else ""
         return f"{type(value).__name__} of {kind}shape {shape_text(shape)}"
-    text = repr(value).partition("\n")[0]
-    short = text if len(text) <= 60 else f"{text[:57]}..."
+    short = _SHORT.repr(value).partition("\n")[0]
     return f"{short} ({type(value).__name__})" if type(value).__name__ not in short else short
 
 
@@ -287,8 +307,11 @@ def _known_keywords(
     for word in given:
         if word in parameters:
             continue
-        if word in renamed:
-            raise TypeError(f"{name}() has no argument {word!r}: it is called {renamed[word]}")
+        earlier = [new for new in EARLIER.get(word, ()) if new in parameters]
+        if word in renamed or earlier:
+            raise TypeError(
+                f"{name}() has no argument {word!r}: it is called {renamed.get(word) or earlier[0]}"
+            )
         if not open_ended:
             raise TypeError(f"{name}() has no argument {word!r}; {nearest(word, parameters)}")
 
@@ -319,13 +342,13 @@ def _for_type_checkers(module: types.ModuleType | None) -> dict[str, object]:
 # --- the nearest valid thing --------------------------------------------------------------------------------------
 
 
-def _hint(value: object, hint: object) -> str:
+def _hint(what: str, value: object, hint: object) -> str:
     """The nearest valid words, where words are asked for; or how to write what was meant."""
     options, allowed = _options(hint) or (hint,), _allowed(hint)
     if instead := next((text for kind in allowed.kinds if (text := kind.refused(value))), ""):
         return instead
     if isinstance(value, str):
-        return _instead_of_text(value, options, allowed)
+        return _instead_of_text(what, value, options, allowed)
     if isinstance(value, type) and any(
         isinstance(option, type) and issubclass(value, option) for option in options
     ):
@@ -335,15 +358,17 @@ def _hint(value: object, hint: object) -> str:
         return f": call it, {value.__name__}(...)"  # type: ignore[attr-defined]
     if hasattr(value, "__index__") and not isinstance(value, int) and int in options:
         return ": write int(...)"
+    if any(get_origin(each) is Sequence and fits(value, get_args(each)[0]) for each in options):
+        return f": write {what.rpartition(' ')[2]}=(...,)"
     return ""
 
 
-def _instead_of_text(value: str, options: Sequence[object], allowed: _Allowed) -> str:
+def _instead_of_text(what: str, value: str, options: Sequence[object], allowed: _Allowed) -> str:
     if allowed.words:
         return f"; {nearest(value, allowed.words)}"
     records = {each.__name__: each for each in options if isinstance(each, type)}
     if named := [name for name in records if name.lower() == value.lower().removesuffix("()")]:
         return f": write interp.{named[0]}()"
     if any(get_args(each) and not _allows_text(each) and "str" in said(each) for each in options):
-        return f": write [{value!r}]"
+        return f": write {what.rpartition(' ')[2]}=({value!r},)"
     return ""

@@ -21,6 +21,7 @@ WEIGHTS = {2: 1 / 3, 3: 2 / 3}
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
+@public()
 @dataclass(frozen=True)
 class Continuation:
     """How a model goes on from some openings. The defaults are those of ROME's code."""

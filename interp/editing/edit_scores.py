@@ -43,6 +43,7 @@ ALWAYS = ("efficacy", *UNITS)
 """Scores that are more than a check; a case's checks have other names."""
 
 
+@public(renamed={"target": "answer", "questions": "checks"})
 @dataclass(frozen=True)
 class EditCase:
     """One edit to make, and the checks that tell what it did."""

@@ -102,6 +102,7 @@ def gradient_edit(
     return WeightEdit(name, FactoredMatrix(left, right))
 
 
+@public()
 @dataclass(frozen=True)
 class FineTuning:
     """How one matrix is trained."""
@@ -118,6 +119,7 @@ class FineTuning:
             raise ValueError(f"steps >= 1, rate > 0 and adam or sgd are required, got {self}")
 
 
+@public()
 @torch.enable_grad()
 def finetune_edit(
     model: Model,

@@ -63,6 +63,7 @@ class Keys:
         return torch.cholesky_solve(key.to(damped)[:, None], factor)[:, 0]
 
 
+@public()
 @dataclass(frozen=True)
 class Rome:
     """How the value v* is sought; the defaults are those of the paper's released code for GPT-2 XL."""

@@ -145,6 +145,7 @@ def interpolated(vectors: Sequence[Float[Tensor, "r"]], weights: Sequence[float]
     return torch.tensor(weights, dtype=stacked.dtype, device=stacked.device) @ stacked
 
 
+@public()
 @torch.enable_grad()
 def train_z(
     model: Model,

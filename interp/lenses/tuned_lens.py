@@ -36,6 +36,7 @@ SAMPLED = 16
 MakeOptimiser = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class TunedLens:
     """A translator for each of some states of one model; pass it to `logit_lens(..., translators=...)`."""

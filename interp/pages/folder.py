@@ -28,6 +28,7 @@ def write_report(report: Report, folder: Path) -> None:
     (folder / "index.html").write_text(page(report), encoding="utf-8")
 
 
+@public()
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
     """An empty folder to fill; on leaving without an exception it takes the name (and the place) of `folder`.

@@ -53,6 +53,7 @@ class Outcome:
 Value = Callable[[Outcome], Float[Tensor, "r"]]
 
 
+@public()
 @dataclass(frozen=True)
 class Metric:
     """One number per row, and what it needs to be computed.

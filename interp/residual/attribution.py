@@ -111,7 +111,7 @@ def attribution(
     )
 
 
-@public()
+@public(renamed={"by": "parts"})
 def attribute(
     model: Model,
     data: Feed | Data,

@@ -17,7 +17,7 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.shapes import describe
 from interp.data.batch import Batch
-from interp.passes.observe import Subject, deepest, observe
+from interp.passes.observe import Model, as_network, deepest, observe
 from interp.runs.provenance import model_hash
 from interp.runs.store import DTYPES, INDEX, TABLES, ActivationStore, Index, Positions, Shard
 from interp.model.mask import Layout
@@ -28,7 +28,7 @@ from interp.model.transformer import Transformer
 
 @public()
 def store_activations(
-    model: Subject,
+    model: Model,
     batches: Iterable[Batch],
     sites: Sequence[str],
     folder: Path | str,
@@ -59,7 +59,7 @@ def store_activations(
         >>> [len(batch) for batch in store.batches("blocks.0.hook_resid_post", 4, shuffle_seed=0)][0]
         4
     """
-    folder, network = Path(folder), model.transformer
+    folder, network = Path(folder), as_network(model)
     wanted = _new_index(network, sites, dtype, positions, skip_bos, shard_entries, data)
     index = _begun(folder, wanted)
     parts = _new_entries(network, batches, ActivationStore(folder, index))

@@ -196,7 +196,7 @@ def erasure(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-@public()
+@public(renamed={"erasure": "shares, replacement and measure"})
 def compare_methods(
     model: Model,
     data: Feed | Data,

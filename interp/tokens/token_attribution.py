@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+@public()
 @dataclass(frozen=True)
 class Mixing:
     """Attribution by what attention mixed: a matrix per block, taken from one block or chained over all."""

@@ -137,6 +137,7 @@ def _losses(model: AnyModel, examples: Examples) -> Float[Tensor, "b _"]:
     return next_token_loss_of(model, stream, batch.tokens, batch.keep, batch.documents)
 
 
+@public()
 @torch.no_grad()
 def scores(model: AnyModel, examples: Examples, *, rows_at_once: int = 32) -> dict[str, float]:
     """How good the model is on rows: `held_out_loss` and `accuracy`.

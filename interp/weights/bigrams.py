@@ -53,7 +53,7 @@ class BigramTable(Question):
         )
 
 
-@public()
+@public(renamed={"circuits": "model", "tokens": "data"})
 def bigram_table(
     model: Model,
     data: Feed | Data,

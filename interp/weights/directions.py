@@ -155,7 +155,7 @@ def directions(
     return answered(Directions(vectors, side, top), model)
 
 
-@public()
+@public(renamed={"layer": "part, such as 'L3H5'", "head": "part, such as 'L3H5'"})
 def singular_directions(
     model: Model,
     matrix: Matrix,
@@ -189,7 +189,7 @@ def singular_directions(
     return answered(SingularDirections(matrix, part, offset, count, top), model)
 
 
-@public()
+@public(renamed={"layer": "parts, such as 'L3N17'", "index": "parts, such as 'L3N17'"})
 def neurons(model: Model, parts: Named | Sequence[Named], *, top: int = 10) -> "xr.Dataset":
     """What MLP neurons read and write, as lists of tokens.
 

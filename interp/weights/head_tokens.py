@@ -60,7 +60,7 @@ class HeadTokens(Question):
         return Alone(self.name, partial(_head_tokens, circuits, model.text, ids, self))
 
 
-@public()
+@public(renamed={"circuits": "folded, scaled and embedding"})
 def head_tokens(
     model: Model,
     tokens: Answers,

@@ -102,7 +102,7 @@ class SkipTrigrams(Question):
         return Alone(self.name, partial(_skip_trigrams, circuits, model.text, heads, sources, self))
 
 
-@public()
+@public(renamed={"circuits": "folded, scaled and embedding", "layer": "head, such as 'L3H5'"})
 def top_pairs(
     model: Model,
     head: Named | Sequence[Named],
@@ -132,7 +132,7 @@ def top_pairs(
     return answered(TopPairs(head, kind, top, largest, folded, scaled, embedding), model)
 
 
-@public()
+@public(renamed={"circuits": "folded, scaled and embedding", "layer": "head, such as 'L3H5'"})
 def skip_trigrams(
     model: Model,
     head: Named | Sequence[Named],
