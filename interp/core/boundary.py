@@ -14,7 +14,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal, ParamSpec, TypeVar, get_args, get_origin
+from typing import Annotated, Literal, ParamSpec, TypeGuard, TypeVar, get_args, get_origin
 
 from interp.core.shapes import nearest, shape_text
 
@@ -75,17 +75,20 @@ def public(
             function.__init__ = decorated(function.__init__)  # type: ignore[misc]
             return function
         signature, name = inspect.signature(function), _name(function)
+        looked_at = set(signature.parameters) - {"self", "cls", *unchecked}
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             _known_keywords(name, kwargs, signature, renamed)
+            if not looked_at:
+                return function(*args, **kwargs)
             try:
                 bound = signature.bind(*args, **kwargs)
             except TypeError:
                 return function(*args, **kwargs)  # which says what is missing
             hints = hints_of(function)
             for argument, value in bound.arguments.items():
-                if argument not in hints or argument in unchecked:
+                if argument not in hints or argument not in looked_at:
                     continue
                 for each in _each(value, signature.parameters[argument]):
                     check(f"{name}: {argument}", each, hints[argument])
@@ -120,9 +123,11 @@ def fits(value: object, hint: object) -> bool:
         return True
     if isinstance(value, list | tuple) and any(_all_fit(value, item) for item in allowed.lists):
         return True
-    if allowed.rest is None or (isinstance(value, bool) and not _allows_bool(allowed.rest)):
+    if (isinstance(value, bool) and not allowed.truth) or (isinstance(value, str) and not allowed.text):
         return False
-    if isinstance(value, str) and not allowed.text:
+    if isinstance(value, allowed.classes):
+        return True
+    if allowed.rest is None:
         return False
     import typeguard
 
@@ -202,10 +207,13 @@ class _Allowed:
     """Classes whose own values are allowed, whatever they hold."""
     words: frozenset[str]
     kinds: tuple[Required, ...]
-    rest: object | None
-    """The annotation without its kinds; None if there are only those."""
     lists: tuple[object, ...]
-    """Of what there may be lists, where that has a kind."""
+    """Of what there may be lists."""
+    classes: tuple[type, ...]
+    rest: object | None
+    """What is left of the annotation for typeguard; None if nothing is."""
+    truth: bool
+    """Whether True and False are meant to be allowed, and not only as the numbers that Python takes them for."""
     text: bool
     """Whether a single text is meant to be allowed, and not only as the sequence of its letters."""
 
@@ -216,25 +224,32 @@ def _allowed(hint: object) -> _Allowed:
     plain = {type(None) if option is None else option for option in options}
     types_ = {option for option in plain if isinstance(option, type)}
     kinds = tuple(kind for option in options if (kind := _kind(option)))
-    rest = tuple(option for option in options if _kind(option) is None)
-    literal = [each for option in options if get_origin(option) is Literal for each in get_args(option)]
+    others = [option for option in options if _kind(option) is None]
+    classes = tuple(option for option in others if _is_class(option))
+    rest = tuple(option for option in others if option not in classes and not _words(option))
     return _Allowed(
         frozenset(types_ | ({int} if float in types_ else set())),
-        frozenset(each for each in literal if isinstance(each, str)),
+        frozenset(word for option in options for word in _words(option)),
         kinds,
+        tuple(get_args(option)[0] for option in others if get_origin(option) is Sequence),
+        classes,
         typing.Union[rest] if rest else None,  # noqa: UP007 - made of what is there
-        tuple(item for option in rest if (item := _item(option)) is not None),
-        any(_allows_text(option) for option in rest),
+        any(map(_allows_bool, others)),
+        any(map(_allows_text, others)),
     )
 
 
-def _item(option: object) -> object | None:
-    """What a list is of, where that has a kind, which typeguard would not see."""
-    if get_origin(option) is not Sequence:
-        return None
-    (item,) = get_args(option)
-    allowed = _allowed(item)
-    return item if allowed.kinds or allowed.lists else None
+def _words(option: object) -> tuple[str, ...]:
+    """The words of a choice between words."""
+    words = get_args(option) if get_origin(option) is Literal else ()
+    return words if all(isinstance(word, str) for word in words) else ()
+
+
+def _is_class(option: object) -> TypeGuard[type]:
+    """Whether `isinstance` tells all."""
+    if not isinstance(option, type) or get_args(option):
+        return False
+    return not getattr(option, "_is_protocol", False) or getattr(option, "_is_runtime_protocol", False)
 
 
 def _all_fit(values: Sequence[object], item: object) -> bool:
@@ -242,6 +257,8 @@ def _all_fit(values: Sequence[object], item: object) -> bool:
 
 
 def _allows_text(option: object) -> bool:
+    if get_origin(option) is Literal:
+        return False
     if option in (str, object) or option is typing.Any or isinstance(option, TypeVar):
         return True
     if get_origin(option) is Annotated:
@@ -253,7 +270,6 @@ def _allows_text(option: object) -> bool:
 
 
 def _allows_bool(hint: object) -> bool:
-    """Whether True and False are meant to be allowed, and not only as the numbers that Python takes them for."""
     if hint in (bool, object) or hint is typing.Any:
         return True
     if get_origin(hint) is Literal:

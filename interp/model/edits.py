@@ -184,7 +184,7 @@ class Placed(Protocol):
 Change = Closed | Function | Placed
 
 
-@public(renamed={"site": "where"}, unchecked=("where", "change"))
+@public(renamed={"site": "where"}, unchecked=("where", "change", "at", "rows"))
 @dataclass(frozen=True, eq=False)
 class Edit:
     """Change some cells of a part or site in a pass.
