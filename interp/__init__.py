@@ -282,11 +282,32 @@ __all__ = [
     "write_attribution_graph",
 ]
 
+_EARLIER = {
+    "BackwardLens": "interp.lenses.GradientFactors, made by interp.lenses.gradient_factors",
+    "Circuits": "interp.HeadCircuits",
+    "Erasure": "interp.tokens.Erasure",
+    "Interchange": "interp.circuits.Interchange",
+    "Mixed": "interp.Mixing",
+    "Parts": "interp.Decomposition",
+    "Put": "interp.Edit, with interp.Set(values) as its change",
+    "faithfulness": "interp.erasure",
+    "faithfulness_curve": "interp.circuit_curve",
+}
+"""Names of the first edition that are gone, and what does their work now."""
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 def __getattr__(name: str) -> object:
-    """The door to the pages at its first use: they need pandas, xarray and jinja2, which are slow to import."""
+    """The report at its first use: pages need pandas, xarray and jinja2, which are slow to import."""
     if name == "report":
         from interp.pages.door import report
 
         return report
-    raise AttributeError(f"module 'interp' has no attribute {name!r}")
+    if name in _EARLIER:
+        raise AttributeError(f"module 'interp' has no attribute {name!r}: it is called {_EARLIER[name]}")
+    from interp.core.shapes import nearest
+
+    raise AttributeError(f"module 'interp' has no attribute {name!r}; {nearest(name, __all__)}")

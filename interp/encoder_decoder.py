@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp import families
+from interp.core.boundary import public
 from interp.core.viewer import Shown
 from interp.data.batch import Batch, Side
 from interp.data.text import Prompts, Text, Tokenizer
@@ -33,6 +34,7 @@ class HookedEncoderDecoder(Shown):
     sources). A target is read as given and begins with the start token; `to_target` prepends it.
     """
 
+    @public()
     def __init__(
         self,
         model: EncoderDecoder,
@@ -50,6 +52,7 @@ class HookedEncoderDecoder(Shown):
         self._origin = weakref.ref(origin) if isinstance(origin, nn.Module) else origin
 
     @classmethod
+    @public()
     def from_pretrained(
         cls,
         source: str | Path | nn.Module,
@@ -104,6 +107,7 @@ class HookedEncoderDecoder(Shown):
         batch = self.to_target(target).to(self.model.device)
         return mean_next_token_loss(self(source, batch), batch.tokens, batch.keep)
 
+    @public()
     def run_with_cache(
         self, source: Prompts, target: Prompts, names: Names = None
     ) -> tuple[Float[Tensor, "b p v"], dict[str, ActivationCache]]:
@@ -131,6 +135,7 @@ class HookedEncoderDecoder(Shown):
         """
         return encoded(self.model, self.to_source(source), self.to_target(target))
 
+    @public()
     def generate(
         self, source: Prompts, max_new_tokens: int = 20, *, stop_tokens: Collection[int] | None = None
     ) -> Batch:
@@ -146,6 +151,7 @@ class HookedEncoderDecoder(Shown):
             for i, row in enumerate(batch.tokens)
         ]
 
+    @public()
     def verify(self, reference: nn.Module | None = None) -> Contract:
         """The numerical contract of both sides, measured line by line: `print(model.verify())`."""
         origin = self._origin() if isinstance(self._origin, weakref.ref) else self._origin

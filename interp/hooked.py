@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp import families, zoo
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import nearest
 from interp.core.viewer import Shown, fitted
@@ -54,6 +55,7 @@ class HookedTransformer(Shown):
     Hooks and edits of an enclosing `with model.hooks(...)` hold for every pass inside it, those of analyses too.
     """
 
+    @public()
     def __init__(
         self,
         transformer: Transformer,
@@ -71,6 +73,7 @@ class HookedTransformer(Shown):
         self.name = name
 
     @classmethod
+    @public()
     def from_pretrained(
         cls,
         source: str | Path | nn.Module,
@@ -105,6 +108,7 @@ class HookedTransformer(Shown):
         tokenizer = tokenizer or families.tokenizer_of(folder)
         return cls(model, tokenizer, name=str(source), origin=path)
 
+    @public()
     def verify(self, reference: nn.Module | None = None) -> Contract:
         """The numerical contract of this model, measured line by line: `print(model.verify())`.
 
@@ -126,6 +130,7 @@ class HookedTransformer(Shown):
         edits = standing_edits(self._transformer)
         return self._transformer.edited(edits) if edits else self._transformer
 
+    @public()
     def edited(self, edits: Sequence[Edit] | Edit) -> "HookedTransformer":
         """This model under interventions, as another model of the same parameters: every pass of it has these edits.
 
@@ -168,6 +173,7 @@ class HookedTransformer(Shown):
             ]
         )
 
+    @public()
     def to(self, target: torch.device | str | torch.dtype) -> "HookedTransformer":
         """Move or cast the parameters in place; returns self."""
         self.transformer.to(target)
@@ -175,6 +181,7 @@ class HookedTransformer(Shown):
 
     # text
 
+    @public()
     def to_tokens(
         self, text: str | Sequence[str], *, prepend_bos: bool = True, padding_side: Side = "right"
     ) -> Int[Tensor, "b p"]:
@@ -184,15 +191,18 @@ class HookedTransformer(Shown):
         """
         return self.to_batch(text, prepend_bos=prepend_bos, padding_side=padding_side).tokens
 
+    @public()
     def to_batch(self, prompts: Prompts, *, prepend_bos: bool = True, padding_side: Side = "right") -> Batch:
         """Prompts as a batch with its keep-mask; `batch.bos` says whether BOS was prepended."""
         return self.text.batch(prompts, prepend_bos=prepend_bos, side=padding_side)
 
+    @public()
     def to_string(self, tokens: Int[Tensor, "p"] | Sequence[int] | int) -> str:
         """The text of a row of ids."""
         ids = [tokens] if isinstance(tokens, int) else [int(t) for t in tokens]
         return self.text.tokenizer.decode(ids)
 
+    @public()
     def to_str_tokens(self, prompt: str | Int[Tensor, "p"], *, prepend_bos: bool = True) -> list[str]:
         """The text of each token of one prompt."""
         batch = self.to_batch(prompt, prepend_bos=prepend_bos)
@@ -200,6 +210,7 @@ class HookedTransformer(Shown):
             raise ValueError(f"one prompt is required, got {len(batch)}")
         return self.text.pieces(batch.tokens[0])
 
+    @public()
     def to_single_token(self, text: str) -> int:
         """The id of a text that is one token; ValueError naming the tokens if it is several."""
         return self.text.single(text)
@@ -227,6 +238,7 @@ class HookedTransformer(Shown):
             raise ValueError(f"return_type must be logits, loss or both, got {return_type!r}")
         return loss if return_type == "loss" else (logits, loss)
 
+    @public()
     def run_with_cache(
         self,
         prompts: Prompts,
@@ -253,6 +265,7 @@ class HookedTransformer(Shown):
             values = {name: value.to(device) for name, value in values.items()}
         return seen.output, ActivationCache(values, self.transformer)
 
+    @public()
     def run_with_hooks(
         self,
         prompts: Prompts,
@@ -271,6 +284,7 @@ class HookedTransformer(Shown):
         with self.hooks(fwd_hooks, bwd_hooks):
             return self(prompts, return_type=return_type, prepend_bos=prepend_bos, padding_side=padding_side)
 
+    @public()
     @contextmanager
     def hooks(
         self, fwd_hooks: Sequence[Hook] = (), bwd_hooks: Sequence[Hook] = (), *, edits: Sequence[Edit] = ()
@@ -287,6 +301,7 @@ class HookedTransformer(Shown):
         with standing(self._transformer, found):
             yield self
 
+    @public()
     def generate(
         self, prompts: Prompts, max_new_tokens: int = 20, *, sampling: Sampling | None = None,
         repetition_penalty: float = 1.0, stop: Stop = (), stop_at_eos: bool = True,
@@ -305,6 +320,7 @@ class HookedTransformer(Shown):
             edits=edits,
         )  # fmt: skip
 
+    @public()
     def stream(
         self, prompt: Prompts, max_new_tokens: int = 20, *, sampling: Sampling | None = None,
         repetition_penalty: float = 1.0, stop: Stop = (), stop_at_eos: bool = True,
@@ -321,6 +337,7 @@ class HookedTransformer(Shown):
         )  # fmt: skip
         return streamed_text(batch, steps, self.text.tokenizer)
 
+    @public()
     def to_texts(self, batch: Batch) -> list[str]:
         """The text of every row of a batch, padding and the prepended BOS left out."""
         texts = []

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from interp.attention.heads import head_names
 from interp.attention.repeats import entropy
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import Score, scored
 from interp.core.stats import MaskedMeans, Moments, Partial
@@ -72,6 +73,7 @@ class Dispersion(Question):
         return Analysis(self.name, partial(_by_keys, reads=reads), MaskedMeans, finish, reads)
 
 
+@public()
 def attention_entropy(
     model: Model,
     data: Feed | Data,
@@ -103,6 +105,7 @@ def attention_entropy(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+@public()
 def dispersion(
     model: Model,
     data: Feed | Data,

@@ -25,6 +25,7 @@ from interp.attention.repeats import (
 )
 from interp.attention.sentences import IndirectObjects, sentence_scores
 from interp.attention.shares import NO_SHARES, signed_shares, without_shares
+from interp.core.boundary import public
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import Means, Moments, Partial
 from interp.data.batch import Batch
@@ -87,6 +88,7 @@ class AttentionKernel(Question):
         return Alone(self.name, partial(_kernel, model, self))
 
 
+@public()
 def heads(
     model: Model,
     data: RepeatedTokens = REPEATS,
@@ -125,6 +127,7 @@ def heads(
     return answered(Heads(data, sentences, batch_size), model, edits=edits)
 
 
+@public()
 def attention_kernel(
     model: Model, data: RepeatedTokens = REPEATS, *, edits: Sequence[Edit] = (), batch_size: int = 32
 ) -> "xr.Dataset":

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 
 REPEAT_SCORES = ("previous_token", "duplicate_token", "induction")
@@ -24,6 +25,7 @@ FARTHEST = 16
 """Largest distance of the attention kernel."""
 
 
+@public()
 @dataclass(frozen=True)
 class RepeatedTokens:
     """Rows of BOS, then `period` distinct random tokens repeated `repeats` times (Olsson et al.: 25 x 4)."""

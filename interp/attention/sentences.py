@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.attention.shares import last_attention
+from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Batch
@@ -39,6 +40,7 @@ A_DRAW = 4
 """Sentences of one draw: the same frame and names in both orders and both roles."""
 
 
+@public()
 @dataclass(frozen=True)
 class IndirectObjects:
     """Sentences whose last clause names one of two people again; the other one is the answer.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from interp.causal.effects import Measured, Table, causal, dims_asked, listed, part_names, swept
 from interp.causal.stand_ins import Put, StandIn, StandIns, as_stand_in, clean_patterns, completed
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
@@ -79,6 +80,7 @@ class Ablate(Question):
         return causal(model, table, measure, each=self.each, pairs=isinstance(change, Resample))
 
 
+@public()
 def ablate(
     model: Model,
     data: Feed | Data | Pairs,

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.shapes import shape_text
 
 
@@ -29,6 +30,7 @@ class Agreement:
         return self.top / self.n
 
 
+@public()
 def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, top: int) -> Agreement:
     """How well two tensors of effects agree in rank and in their largest; cells that are NaN in both do not count.
 

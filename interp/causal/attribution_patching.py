@@ -17,6 +17,7 @@ from torch import Tensor
 
 from interp.causal.contrast import Direction, Watched, check_direction, paired, site_names
 from interp.causal.effects import Measured, Table, causal, dims_asked, dims_of, layer_coord, part_names
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -71,6 +72,7 @@ class AttributionPatch(Question):
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
+@public()
 def attribution_patch(
     model: Model,
     clean: Prompts | Data,

@@ -23,6 +23,7 @@ from torch import Tensor
 from interp.causal.effects import SIGN
 from interp.causal.spans import ROLES, Where, roles, spans, within
 from interp.causal.tracing import Kind, Noised, Severed, Tracing, usual_window
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.stats import MaskedMeans, MaskedMoments, Moments, Partial, Rows
@@ -111,6 +112,7 @@ class CausalTrace(Question):
         )
 
 
+@public()
 def causal_trace(
     model: Model,
     data: Feed | Data,
@@ -168,6 +170,7 @@ def causal_trace(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+@public()
 def subject_spread(
     model: Model,
     data: Feed | Data,

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -54,6 +55,7 @@ class AlignedPairs(Protocol):
         ...
 
 
+@public()
 def batches(model: Model, pairs: AlignedPairs) -> tuple[Batch, Batch]:
     """The clean and the corrupted prompts of some pairs as batches, both with the answers of the clean ones.
 

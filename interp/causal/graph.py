@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.model.config import ModelConfig
 from interp.model.mixer_variants import LongTermMemory
@@ -35,6 +36,7 @@ def reads_by_qkv(config: ModelConfig) -> bool:
     return not gated and not other
 
 
+@public()
 @dataclass(frozen=True)
 class EdgeGraph:
     """All edges of one shape of model, as one matrix `[sender, receiver]`.

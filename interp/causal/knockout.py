@@ -18,6 +18,7 @@ from torch import Tensor
 from interp.causal.ablation import chosen, chosen_layers
 from interp.causal.effects import Measured, Table, causal, dims_asked, swept
 from interp.causal.spans import check_mask, rows_of_mask
+from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.windows import Feed
@@ -98,6 +99,7 @@ class KnockOut(Question):
         return replace(found, rows=next(iter(counts), None))
 
 
+@public()
 def knock_out(
     model: Model,
     data: Feed | Data,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from interp.causal.contrast import Direction, Watched, check_direction, paired, site_names
 from interp.causal.effects import Measured, Table, causal, dims_asked, dims_of, layer_coord, part_names
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -69,6 +70,7 @@ class Patch(Question):
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
+@public()
 def patch(
     model: Model,
     clean: Prompts | Data,
@@ -193,6 +195,7 @@ PRESETS: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = MappingProxyTyp
 """TransformerLens' ready sweeps, by what follows `get_act_patch_` in their names: the sites and dims of each."""
 
 
+@public()
 def patch_preset(
     model: Model,
     clean: Prompts | Data,

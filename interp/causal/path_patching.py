@@ -15,6 +15,7 @@ from interp.causal.contrast import Direction, Watched, check_direction, paired
 from interp.causal.effects import Measured, Table, causal, dims_asked, listed
 from interp.causal.graph import LOGITS
 from interp.causal.path_runs import PathRuns, Routes
+from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.text import Prompts
@@ -74,6 +75,7 @@ class PathPatch(Question):
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
+@public()
 def path_patch(
     model: Model,
     clean: Prompts | Data,

@@ -19,6 +19,7 @@ from torch import Tensor
 from interp.causal.effects import SIGN
 from interp.causal.short_circuit import INTERVENTION, Layers, layer_groups, variants
 from interp.causal.spans import check_mask, rows_of_mask
+from interp.core.boundary import public
 from interp.core.results import Score, scored
 from interp.core.stats import Means, Moments, Partial, Rows
 from interp.data.batch import Batch
@@ -64,6 +65,7 @@ class Recall(Question):
         )
 
 
+@public()
 def recall(
     model: Model,
     data: Feed | Data,
@@ -149,6 +151,7 @@ def _finish(merged: Partial, name: str, parts: Sequence[str]) -> "xr.Dataset":
     return scored(name, scores, ("part",), coords={"part": list(parts)}, attrs=attrs, others=others)
 
 
+@public()
 def continuations(model: Model, pairs: Sequence[tuple[str, str]]) -> tuple[Batch, Bool[Tensor, "b p"]]:
     """Prompts with their continuations as one batch (BOS first), and where the continuations stand.
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from interp.causal.ablation import chosen_layers
 from interp.causal.effects import Measured, Table, causal, swept
+from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.windows import Feed
@@ -72,6 +73,7 @@ class ShortCircuit(Question):
         return causal(model, table, partial(_measured, groups=groups, metric=metric), each=self.each)
 
 
+@public()
 def short_circuit(
     model: Model,
     data: Feed | Data,

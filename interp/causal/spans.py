@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.shapes import shape_text
 from interp.data.batch import Batch
 from interp.data.text import Text, Tokenizer
@@ -24,6 +25,7 @@ A subject of one token is its last, a single token after the subject is the last
 _PART = "\N{REPLACEMENT CHARACTER}"
 
 
+@public()
 @dataclass(frozen=True)
 class Mention:
     """One of several mentions of a word."""

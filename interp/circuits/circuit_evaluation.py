@@ -29,6 +29,7 @@ from interp.circuits.discovery import Rank, backwards, largest, worth
 from interp.circuits.edge_circuit import Circuit, connected
 from interp.circuits.edge_rankings import resampled
 from interp.circuits.interchange import CircuitPasses, Replacement, masks_of, reference_of
+from interp.core.boundary import public
 from interp.core.results import Score, scored
 from interp.core.stats import Partial, Rows
 from interp.data.sources import Data
@@ -84,6 +85,7 @@ class CircuitCurve(Question):
         return passes.analysis(model, self.name, tried.masks, finish)
 
 
+@public()
 def circuit_curve(
     model: Model,
     clean: Prompts | Data,
@@ -169,6 +171,7 @@ class EvaluateCircuit(Question):
         return passes.analysis(model, self.name, knocked.tried.masks, finish)
 
 
+@public(renamed={"task": "model, clean, corrupt and metric"})
 def evaluate_circuit(
     model: Model,
     clean: Prompts | Data,

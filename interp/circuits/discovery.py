@@ -20,6 +20,7 @@ from interp.circuits.edge_effects import EdgeEffects
 from interp.circuits.edge_results import DIMS
 from interp.circuits.interchange import Interchange, Replacement, check_replacement, reference_of
 from interp.core.accessor import ANALYSIS
+from interp.core.boundary import public
 from interp.core.stats import Partial
 from interp.data.sources import Data
 from interp.data.text import Prompts
@@ -103,6 +104,7 @@ class FindCircuit(Question):
         )
 
 
+@public()
 def find_circuit(
     model: Model,
     clean: Prompts | Data,
@@ -179,6 +181,7 @@ def scoring(
     return EdgeAttribution(metric, method, steps, rule, direction, each)
 
 
+@public()
 def score_edges(
     model: Model,
     clean: Prompts | Data,

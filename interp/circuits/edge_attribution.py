@@ -20,6 +20,7 @@ from interp.causal.effects import Measured
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_results import edge_table
 from interp.circuits.edge_scores import START, Change, Gradients, check_edits, edge_scores
+from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.text import Prompts
@@ -127,6 +128,7 @@ class EdgeAttribution(Question):
         return edge_table(model, self.name, graph, metric, measure, attrs, each=self.each)
 
 
+@public()
 def edge_attribution(
     model: Model,
     clean: Prompts | Data,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from interp.causal.contrast import Direction
 from interp.causal.graph import LOGITS, EdgeGraph
+from interp.core.boundary import public
 from interp.core.results import write_atomically
 from interp.core.viewer import Viewable, fitted
 
@@ -49,6 +50,7 @@ class CircuitProtocol:
     clean run."""
 
 
+@public()
 @dataclass(frozen=True)
 class Circuit(Viewable):
     """Edges of a model with their scores, in the order of the graph, by name in any spelling.

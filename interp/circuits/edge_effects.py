@@ -16,6 +16,7 @@ from interp.causal.graph import EdgeGraph
 from interp.circuits.dropped_edges import inputs
 from interp.circuits.edge_results import edge_table
 from interp.circuits.edge_scores import Change, check_edits
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -55,6 +56,7 @@ class EdgeEffects(Question):
         return edge_table(model, self.name, graph, metric, measure, attrs, each=self.each)
 
 
+@public()
 def edge_effects(
     model: Model,
     clean: Prompts | Data,

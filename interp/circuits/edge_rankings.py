@@ -11,6 +11,7 @@ from torch import Tensor
 from interp.causal.agreement import ranks
 from interp.circuits.discovery import Rank, largest, towards, valued, worth
 from interp.circuits.edge_results import DIMS
+from interp.core.boundary import public
 from interp.core.results import Score, labelled, scored
 from interp.model.parts import Edge
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+@public(renamed={"edges": "top"})
 def edge_stability(
     scores: "xr.Dataset", top: int, *, rank: Rank = "magnitude", resamples: int = 200, seed: int = 0
 ) -> "xr.Dataset":
@@ -91,6 +93,7 @@ def edge_auroc(scores: "xr.Dataset", planted: Collection[str]) -> float:
     return (total - n * (n + 1) / 2) / (n * m)
 
 
+@public()
 def recovery(tables: Sequence["xr.Dataset"], planted: Collection[str]) -> "xr.Dataset":
     """How well each table of scores knows a planted circuit.
 

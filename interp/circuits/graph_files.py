@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from interp.causal.graph import INPUT, LOGITS, EdgeGraph
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, protocol_of
+from interp.core.boundary import public
 from interp.core.results import write_atomically
 from interp.model.parts import Edge, Part
 
@@ -38,6 +39,7 @@ GROUP = re.compile(r"L(\d+)G(\d+)")
 """The node that stands for the keys and values of a group of heads: what their inputs have in common as a name."""
 
 
+@public()
 @dataclass(frozen=True)
 class GraphPrompt:
     """The one prompt that a graph is about: what the format requires beside the circuit."""
@@ -118,6 +120,7 @@ class AttributionGraph:
         return Circuit(graph, scores, self.model, str(note["task"]), how)
 
 
+@public()
 def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Path) -> None:
     """Write a circuit of one prompt as an attribution graph, for Neuronpedia's viewer and for `read_attribution_graph`.
 
@@ -159,6 +162,7 @@ def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Pa
     write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
 
 
+@public()
 def read_attribution_graph(path: str | Path) -> AttributionGraph:
     """The graph in a JSON file of Neuronpedia, circuit-tracer or `write_attribution_graph`; nothing is left out.
 

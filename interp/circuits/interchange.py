@@ -19,6 +19,7 @@ from interp.circuits.dropped_edges import DroppedEdges
 from interp.circuits.edge_circuit import Circuit
 from interp.circuits.edge_scores import Change, check_edits
 from interp.circuits.sender_outputs import MeanOutputs, Outputs
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.shapes import shape_text
@@ -67,6 +68,7 @@ class Interchange(Question):
         return passes.analysis(model, self.name, kept, partial(_finish, name=self.name, passes=passes))
 
 
+@public()
 def interchange(
     model: Model,
     clean: Prompts | Data,

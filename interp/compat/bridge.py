@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from interp.compat import hooked_layout
 from interp.compat.hooked_state import from_layout
+from interp.core.boundary import public
 from interp.families.convert import to_model
 from interp.families.load import config_of
 from interp.families.stored import LiveTensors
@@ -22,6 +23,7 @@ TOLERANCE = 1e-3
 """How far our logits may be from a processed bridge's, relative to the largest."""
 
 
+@public()
 def from_bridge(bridge: nn.Module) -> HookedTransformer:
     """Our model of a live `TransformerBridge`, and its tokenizer; the bridge is not touched and shares no memory.
 

@@ -7,6 +7,7 @@ from einops import rearrange
 from torch import Tensor
 
 from interp.compat import hooked_layout
+from interp.core.boundary import public
 from interp.hooked import HookedTransformer
 from interp.model.config import (
     MLP,
@@ -33,6 +34,7 @@ from interp.model.weights import LayerWeights, Weights
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "relu": "relu", "silu": "silu"}
 
 
+@public()
 def to_hooked_state(model: HookedTransformer | Transformer) -> tuple[dict[str, Tensor], dict[str, object]]:
     """State dict in TransformerLens' layout, and the fields of its HookedTransformerConfig (names of 3.9).
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from interp.compat.hooked_state import AnyTokenizer, from_hooked_transformer, read_state
+from interp.core.boundary import public
 from interp.hooked import HookedTransformer
 
 STATE_KEYS = ("model", "state_dict", "model_state_dict", "model_state")
@@ -38,6 +39,7 @@ _MODULES = (
 """Where the class stood in versions 1, 2 and 3."""
 
 
+@public()
 def load_hooked(
     path: Path | str,
     config: object = None,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from interp.compat import hooked_config, hooked_layout
 from interp.compat.llama2c_tokenizer import Llama2cTokenizer
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.families.convert import to_model
 from interp.families.stored import LiveTensors
@@ -26,6 +27,7 @@ from interp.model.transformer import Transformer
 AnyTokenizer = TransformersTokenizer | HuggingFaceTokenizer | FileTokenizer | Llama2cTokenizer
 
 
+@public()
 def from_hooked_transformer(
     state: Mapping[str, Tensor],
     config: object,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from interp.compat.llama2c_tokenizer import Llama2cTokenizer
+from interp.core.boundary import public
 from interp.families.convert import to_model
 from interp.families.spec import Family, Rule, Settings
 from interp.families.stored import LiveTensors
@@ -36,6 +37,7 @@ class Header:
     """Bytes before the first weight."""
 
 
+@public()
 def load_llama2c(
     path: Path | str,
     tokenizer: Path | str | None = None,

@@ -14,6 +14,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.resampling import signs, uniforms
 from interp.core.shapes import shape_text
 
@@ -41,6 +42,7 @@ class PermutationTest:
     """Whether those were all there are."""
 
 
+@public()
 @torch.no_grad()
 def permutation_test(
     first: Float[Tensor, "n ..."],

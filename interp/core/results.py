@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.stats import Moments
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def scored(
     )
 
 
+@public()
 def frame(result: "xr.Dataset | xr.DataArray", variable: str | None = None) -> "pd.DataFrame":
     """The tidy table of a result: one row per cell, its coordinates as columns, then what it estimates.
 

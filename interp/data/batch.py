@@ -9,12 +9,14 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.shapes import shape_text
 from interp.model.attention import Memory
 
 Side = Literal["left", "right"]
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Token rows `[b p]` and which of them are real."""

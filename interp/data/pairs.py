@@ -4,11 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.data.rows import Example, Rejected, Row, digest_of
 from interp.data.sources import Data, Source, open_source
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Pairs:
     """Clean and corrupted prompts for questions that compare two runs, over data of any size.

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
+from interp.core.boundary import Required, public
 from interp.core.shapes import nearest, shape_text
 from interp.data.batch import Batch
 from interp.data.files import OPENERS, Files, open_files
 from interp.data.rows import STRIDE, Reading, Rejected, Row, Unit, digest_of, usable
-from interp.data.text import Prompts
+from interp.data.text import Prompts, no_prompts
 
 
 @runtime_checkable
@@ -62,10 +64,25 @@ class Columns(Protocol):
         ...
 
 
-Data = Prompts | Path | Columns | Iterable[object]
+def _no_data(value: object) -> str | None:
+    """None for what may hold rows; else how to write what was meant, "" where nothing is close."""
+    instead = no_prompts(value)
+    if instead is None or isinstance(value, Path | Columns):
+        return None
+    if instead or isinstance(value, type | Tensor | np.ndarray | Mapping) or not isinstance(value, Iterable):
+        return instead
+    numbers = isinstance(value, list | tuple) and all(isinstance(each, bool | float | None) for each in value)
+    return "" if numbers else None
+
+
+Data = Annotated[
+    Prompts | Path | Columns | Iterable[object],
+    Required("texts, token ids, a Batch, files, a data set or an iterator of rows", _no_data),
+]
 """Texts, token ids, a batch, files, a folder, a Hugging Face dataset, or anything that gives rows one by one."""
 
 
+@public()
 def open_source(data: Data, *, field: str = "text", rows: Unit = "line", encoding: str = "utf-8") -> Source:
     """The rows of any data.
 

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
 
+from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.data.rows import Example, Plain, Rejected, Row
 from interp.data.sources import Source
@@ -37,6 +38,7 @@ class Window:
     """How many rows were truncated or split."""
 
 
+@public()
 @dataclass(frozen=True)
 class Stream:
     """The rows of a source as batches for one model.

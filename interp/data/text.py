@@ -1,18 +1,64 @@
 """From text to token ids and back, with one rule for the beginning-of-sequence token: once, or not at all."""
 
 from collections.abc import Sequence
-from typing import Protocol, TypeGuard, runtime_checkable
+from itertools import islice
+from typing import Annotated, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from interp.core.boundary import MOST, Required
 from interp.data.batch import Batch, Side
 
-Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | np.ndarray | Tensor | Batch
+
+def _no_ids(value: Tensor | np.ndarray, axes: Sequence[int]) -> str | None:
+    """None for an array of whole numbers of so many axes; else how to write what was meant."""
+    whole = (
+        np.issubdtype(value.dtype, np.integer)
+        if isinstance(value, np.ndarray)
+        else not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    )
+    return None if whole and value.ndim in axes else ""
+
+
+def no_prompts(value: object) -> str | None:
+    """None for prompts in memory; else how to write what was meant, "" where nothing is close."""
+    if isinstance(value, str | Batch):
+        return None
+    if isinstance(value, Tensor | np.ndarray):
+        return _no_ids(value, (1, 2))
+    if isinstance(value, bytes | bytearray):
+        return ": a text is a str, .decode() makes one"
+    if hasattr(value, "iloc"):
+        return ": of a table one column is required, as a list"
+    if not isinstance(value, list | tuple):
+        return ""
+    items = value[:MOST]
+    return None if is_prompts(items) or not items else ""
+
+
+def _no_answers(value: object) -> str | None:
+    """None for what may be answers; else how to write what was meant, "" where nothing is close."""
+    if isinstance(value, Tensor):
+        return _no_ids(value, (0, 1))
+    if isinstance(value, np.ndarray):
+        return None if value.dtype.kind in "US" and value.ndim == 1 else _no_ids(value, (0, 1))
+    every = list(islice(value, MOST)) if isinstance(value, list | tuple) else [value]
+    good = all(isinstance(each, str | int) and not isinstance(each, bool) for each in every)
+    return None if good else ""
+
+
+Prompts = Annotated[
+    str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | np.ndarray | Tensor | Batch,
+    Required("a text, texts, token ids [pos] or [prompt, pos], or a Batch", no_prompts),
+]
 """What every analysis accepts: a text, texts, token ids `[pos]` or `[batch, pos]` (or lists of any length), a batch."""
-Answers = str | int | Sequence[str | int] | np.ndarray | Tensor
+Answers = Annotated[
+    str | int | Sequence[str | int] | np.ndarray | Tensor,
+    Required("a text of one token or an id, one for all prompts or one for each", _no_answers),
+]
 """The token that should follow: one for all prompts or one for each, as texts of a single token or as ids."""
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
+from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _STEP = re.compile(r"(?:step|checkpoint)[-_]?(\d+)(?!\d)")
 
 
+@public()
 def over_checkpoints(
     load: Callable[[str], Model],
     revisions: Sequence[str],
@@ -90,6 +92,7 @@ def step_of(revision: str) -> int:
     return int(found[1])
 
 
+@public()
 def phase_change(series: "xr.DataArray") -> "xr.Dataset":
     """Between which neighbouring checkpoints a number rises fastest, for every cell (head, ...) on its own.
 
@@ -133,6 +136,7 @@ def _scalar(series: "xr.DataArray", name: str) -> str | None:
     return str(series[name].item()) if name in series.coords and series[name].ndim == 0 else None
 
 
+@public()
 def per_token_loss_pca(losses: "xr.DataArray", *, components: int = 2) -> "xr.Dataset":
     """Where training moves in the space of per-token losses: the main components of all snapshots jointly.
 

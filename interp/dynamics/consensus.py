@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import Score, scored
 from interp.core.shapes import shape_text
@@ -69,6 +70,7 @@ class Consensus(Question):
         )
 
 
+@public()
 def consensus(
     model: Model,
     data: Feed | Data,
@@ -136,6 +138,7 @@ def angles(
     return torch.stack(found, -1)
 
 
+@public()
 def flow(
     x: Float[Tensor, "n d"],
     *,

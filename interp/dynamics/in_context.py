@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Replicates, Rows
 from interp.data.batch import Batch
@@ -86,6 +87,7 @@ class OneTokenLosses(Question):
         )
 
 
+@public()
 def in_context(
     model: Model,
     data: Feed | Data,
@@ -122,6 +124,7 @@ def in_context(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+@public()
 def loss_map(
     load: Callable[[str], Model],
     revisions: Sequence[str],
@@ -164,6 +167,7 @@ def loss_map(
     )
 
 
+@public()
 def one_token_losses(
     model: Model,
     data: Feed | Data,

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.shapes import nearest
@@ -75,6 +76,7 @@ class RankCollapse(Question):
         )
 
 
+@public()
 def rank_collapse(
     model: Model,
     data: Feed | Data,

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.model.config import MLPS, ModelConfig
 from interp.model.edits import Edit, Function, Set, Zero
@@ -67,6 +68,7 @@ def leaving(config: ModelConfig, layer: int) -> str:
     return f"blocks.{layer}.hook_{'normalized_' if post else ''}resid_post"
 
 
+@public()
 def switched_off(config: ModelConfig, layer: int, off: Collection[Switch]) -> list[Edit]:
     """The edits that switch parts of a block off, in any pass that begins before it.
 

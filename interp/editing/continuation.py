@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from interp.core.boundary import public
 from interp.passes.generate import generate
 from interp.passes.observe import Model, as_network, text_of
 from interp.passes.sampling import Sampling
@@ -20,6 +21,7 @@ WEIGHTS = {2: 1 / 3, 3: 2 / 3}
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
+@public()
 @dataclass(frozen=True)
 class Continuation:
     """How a model goes on from some openings. The defaults are those of ROME's code."""
@@ -57,6 +59,7 @@ class Continuation:
         return [text.tokenizer.decode([i for i in row if i not in silent]) for row in rows]
 
 
+@public()
 def ngram_entropy(text: str) -> float:
     """How varied a text is: H_2 / 3 + 2 H_3 / 3 in bits, H_n = -sum_w f(w) log2 f(w) over its n-grams w of words.
 

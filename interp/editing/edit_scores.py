@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
+from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import Z95, Moments, Partial, Rows
 from interp.data.batch import Batch
@@ -42,6 +43,7 @@ ALWAYS = ("efficacy", *UNITS)
 """Scores that are more than a check; a case's checks have other names."""
 
 
+@public(renamed={"target": "answer", "questions": "checks"})
 @dataclass(frozen=True)
 class EditCase:
     """One edit to make, and the checks that tell what it did."""
@@ -72,6 +74,7 @@ Editor = Callable[[Model, EditCase], WeightEdit]
 Bound = Callable[[EditCase], WeightEdit]
 
 
+@public()
 def edit_table(
     model: Model,
     cases: Sequence[EditCase],

@@ -13,6 +13,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.data.batch import Batch
@@ -26,6 +27,7 @@ from interp.passes.observe import Model, Subject, as_model, observe
 from interp.weights.matrices import Held, held
 
 
+@public()
 def shift_edit(
     model: Model, data: Prompts, *, answer: Answers, layer: int, eta: float, prepend_bos: bool = True
 ) -> WeightEdit:
@@ -61,6 +63,7 @@ def shift_edit(
     return WeightEdit(name, FactoredMatrix(keys.mT, eta * directions.mT))
 
 
+@public()
 def gradient_edit(
     model: Model,
     data: Prompts,
@@ -99,6 +102,7 @@ def gradient_edit(
     return WeightEdit(name, FactoredMatrix(left, right))
 
 
+@public()
 @dataclass(frozen=True)
 class FineTuning:
     """How one matrix is trained."""
@@ -115,6 +119,7 @@ class FineTuning:
             raise ValueError(f"steps >= 1, rate > 0 and adam or sgd are required, got {self}")
 
 
+@public()
 @torch.enable_grad()
 def finetune_edit(
     model: Model,

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import shape_text
@@ -62,6 +63,7 @@ class Keys:
         return torch.cholesky_solve(key.to(damped)[:, None], factor)[:, 0]
 
 
+@public()
 @dataclass(frozen=True)
 class Rome:
     """How the value v* is sought; the defaults are those of the paper's released code for GPT-2 XL."""
@@ -86,6 +88,7 @@ class Rome:
     """Added to C's diagonal, as a share of its mean."""
 
 
+@public()
 def key_moment(
     model: Model,
     data: Feed | Data,
@@ -126,6 +129,7 @@ def _unlabelled(merged: Partial) -> "xr.Dataset":
     raise AssertionError("key_moment goes on computing with the sums")
 
 
+@public()
 def rome_edit(
     model: Model,
     prompt: str,

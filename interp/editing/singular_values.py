@@ -15,6 +15,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.shapes import shape_text
@@ -128,6 +129,7 @@ def applied(model: Model, edits: Sequence[WeightEdit]) -> Iterator[None]:
         yield
 
 
+@public()
 def interpolated(vectors: Sequence[Float[Tensor, "r"]], weights: Sequence[float]) -> Float[Tensor, "r"]:
     """sum_k alpha_k z_k: several trained vectors as one. W' is linear in it without the rescale, not with it.
 
@@ -143,6 +145,7 @@ def interpolated(vectors: Sequence[Float[Tensor, "r"]], weights: Sequence[float]
     return torch.tensor(weights, dtype=stacked.dtype, device=stacked.device) @ stacked
 
 
+@public()
 @torch.enable_grad()
 def train_z(
     model: Model,

@@ -15,6 +15,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.shapes import shape_text
@@ -26,6 +27,7 @@ Change = FactoredMatrix | Float[Tensor, "*h i o"]
 """What is added to a matrix: two thin factors, or a tensor of its shape."""
 
 
+@public()
 @dataclass(frozen=True)
 class WeightEdit:
     """W' = W + change, for one matrix of a model.

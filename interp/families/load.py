@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from interp.core.boundary import public
 from interp.core.results import write_atomically
 from interp.core.shapes import nearest
 from interp.families import (
@@ -98,6 +99,7 @@ def family_of(values: Mapping[str, object]) -> AnyFamily:
     )
 
 
+@public()
 def config_of(values: Mapping[str, object]) -> tuple[AnyFamily, AnyConfig]:
     """Family and our config of a checkpoint's config; ValueError for anything it asks that we do not do."""
     family = family_of(values)
@@ -113,6 +115,7 @@ def config_of(values: Mapping[str, object]) -> tuple[AnyFamily, AnyConfig]:
     return family, config
 
 
+@public()
 def from_hf_model(
     hf_model: nn.Module,
     *,
@@ -127,6 +130,7 @@ def from_hf_model(
     return _one_stack(any_from_hf_model(hf_model, dtype=dtype, device=device, devices=devices))
 
 
+@public()
 def any_from_hf_model(
     hf_model: nn.Module,
     *,
@@ -147,6 +151,7 @@ def any_from_hf_model(
     return to_model(family, ours, LiveTensors(hf_model.state_dict()), dtype=dtype, devices=places)
 
 
+@public()
 def from_folder(
     path: Path,
     *,
@@ -163,6 +168,7 @@ def from_folder(
     return _one_stack(any_from_folder(path, config=config, dtype=dtype, device=device, devices=devices))
 
 
+@public()
 def any_from_folder(
     path: Path,
     *,
@@ -184,6 +190,7 @@ def any_from_folder(
         return to_model(family, ours, tensors, dtype=dtype, devices=places)
 
 
+@public()
 def is_encoder_decoder(path: Path) -> bool:
     """Whether the checkpoint in a folder (or a file of one) is an encoder-decoder, by its config."""
     folder = path if path.is_dir() else path.parent
@@ -211,6 +218,7 @@ def _one_stack(model: AnyModel) -> Transformer:
     return model
 
 
+@public()
 def tokenizer_of(folder: Path) -> TokenizerAdapter | None:
     """The tokenizer stored in a folder, or None if there is none; ValueError if it does not fit the model."""
     tokenizer = _stored_tokenizer(folder)
@@ -235,6 +243,7 @@ def _stored_tokenizer(folder: Path) -> TokenizerAdapter | None:
     return HuggingFaceTokenizer(found)
 
 
+@public()
 def save(model: AnyModel, folder: Path) -> None:
     """Write `config.json` and `model.safetensors` in our own layout; a tied unembedding is stored once."""
     from safetensors.torch import save_file

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.results import Score, scored
 from interp.core.shapes import describe
 from interp.core.stats import Partial, Rows
@@ -89,6 +90,7 @@ class ProbeNeurons(Question):
         )  # fmt: skip
 
 
+@public()
 def probe_neurons(
     model: Model,
     data: Feed | Data,
@@ -126,6 +128,7 @@ def probe_neurons(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+@public()
 def probe(
     activations: Float[Tensor, "n m"],
     labels: Labels,

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from interp.core.boundary import public
 from interp.core.shapes import shape_text
 from interp.model.config import Json
 from interp.model.tap import Read
@@ -29,6 +30,7 @@ class ReLU:
     """f = max(z, 0)."""
 
 
+@public()
 @dataclass(frozen=True)
 class TopK:
     """f = max(z, 0) for the k largest z of each vector, 0 for the others."""
@@ -40,6 +42,7 @@ class TopK:
             raise ValueError(f"k must be at least 1, got {self.k}")
 
 
+@public()
 @dataclass(frozen=True)
 class JumpReLU:
     """f = z where z > threshold (one per feature, never below 0), 0 elsewhere."""
@@ -121,6 +124,7 @@ class Scaling(NamedTuple):
     scale: Float[Tensor, "*n 1"]
 
 
+@public()
 class SAE(nn.Module):
     """A sparse autoencoder, frozen: `W_enc [d s]`, `b_enc [s]`, `W_dec [s d]`, `b_dec [d]` (and `threshold [s]`).
 

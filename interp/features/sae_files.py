@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.results import write_atomically
 from interp.core.shapes import nearest
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK
@@ -60,6 +61,7 @@ OF_TRAINING = _words("""
 """How it was trained, in configs of older versions: no number of the finished autoencoder depends on it."""
 
 
+@public()
 def save_sae(sae: SAE, folder: Path | str) -> None:
     """Write an autoencoder as a folder that SAELens and `load_sae` read; the folder is made if there is none.
 
@@ -79,6 +81,7 @@ def save_sae(sae: SAE, folder: Path | str) -> None:
     write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
 
 
+@public()
 def load_sae(
     folder: Path | str,
     *,

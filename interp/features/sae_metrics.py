@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.covariance import Covariance, Covariances
 from interp.core.named import Parts, Several
 from interp.core.results import Score, labelled, scored
@@ -104,6 +105,7 @@ class SaeQuality(Question):
         )  # fmt: skip
 
 
+@public()
 def reconstruction(
     model: Model,
     data: Feed | Data,
@@ -132,6 +134,7 @@ def reconstruction(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+@public()
 def sae_quality(
     model: Model,
     data: Feed | Data,
@@ -281,6 +284,7 @@ def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int) 
     }
 
 
+@public()
 def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> "xr.Dataset":
     """How sparse and how exact an autoencoder is on activations `[n d]`, a tensor or a stream of chunks.
 
@@ -306,6 +310,7 @@ def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> 
     return found.result("reconstruction", {}, {})
 
 
+@public()
 def dictionary_match(W_dec: Float[Tensor, "s d"], truth: Float[Tensor, "t d"]) -> "xr.Dataset":
     """Which feature is which true direction, by the cosine of their directions.
 

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
+from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.shapes import shape_text
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK, step
@@ -46,6 +47,7 @@ class Terms(NamedTuple):
     features: Float[Tensor, "n s"]
 
 
+@public()
 def train_sae(
     activations: Tensor | Iterable[Tensor],
     kind: Kind,

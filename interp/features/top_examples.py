@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.contexts import Examples, InContext, absent
 from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
@@ -123,6 +124,7 @@ class TopExamples(Question):
         return Several(parts)
 
 
+@public()
 def top_examples(
     model: Model,
     data: Feed | Data,
@@ -174,6 +176,7 @@ def top_examples(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+@public()
 def examples_table(result: "xr.Dataset") -> "pd.DataFrame":
     """The lists of a result as a table: cell, rank, peak, row, pos, text; without empty places.
 

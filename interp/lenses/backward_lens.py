@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
@@ -96,6 +97,7 @@ class BackwardLens(Question):
         )
 
 
+@public()
 def backward_lens(
     model: Model,
     data: Feed | Data,

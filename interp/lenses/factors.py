@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.shapes import nearest
 from interp.core.stats import Partial, Rows
@@ -130,6 +131,7 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         return wide(gradient)
 
 
+@public()
 def gradient_factors(
     model: Model,
     data: Prompts,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.results import labelled
@@ -82,6 +83,7 @@ class GradientCosines(Question):
         )
 
 
+@public()
 def gradient_rank(
     model: Model,
     data: Feed | Data,
@@ -113,6 +115,7 @@ def gradient_rank(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+@public()
 def gradient_cosines(
     model: Model,
     data: Feed | Data,

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.attention.shares import last_attention
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import Score, scored
 from interp.core.stats import Means, Moments, Partial
@@ -97,6 +98,7 @@ class LateLayers(Question):
         return mean_prediction(model, self.reference)
 
 
+@public()
 def late_layers(
     model: Model,
     data: Feed | Data,

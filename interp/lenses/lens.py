@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Batch
@@ -99,6 +100,7 @@ class LogitLens(Question):
         )
 
 
+@public()
 def logit_lens(
     model: Model,
     data: Feed | Data,
@@ -157,6 +159,7 @@ def lens_sites(config: ModelConfig, sites: str | Sequence[str]) -> tuple[str, ..
     return (*(name for name in names(config) if name in asked and name != final), final)
 
 
+@public()
 def by_depth(result: "xr.Dataset") -> "xr.Dataset":
     """The lens of many prompts as curves over depth: the mean over each prompt's positions, then over prompts.
 

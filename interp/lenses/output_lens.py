@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
 from interp.core.tiles import row_tiles
@@ -77,6 +78,7 @@ class OutputLens(Question):
         )
 
 
+@public()
 def output_lens(
     model: Model,
     data: Feed | Data,

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm import tqdm
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import write_atomically
 from interp.data.batch import Batch
@@ -35,6 +36,7 @@ SAMPLED = 16
 MakeOptimiser = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class TunedLens:
     """A translator for each of some states of one model; pass it to `logit_lens(..., translators=...)`."""
@@ -121,6 +123,7 @@ class TunedLens:
         return found
 
 
+@public()
 def train_tuned_lens(
     model: Model,
     data: Feed | Data,

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.shapes import describe, nearest, shape_text
 from interp.model import sites
@@ -29,6 +30,7 @@ ANSWERS = "answers"
 """Where the memory of a pass holds the answers to its reads so far, by `Read`."""
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Set:
     """Put these values in place of the cells.
@@ -56,6 +58,7 @@ class Zero:
         return torch.zeros_like(cells)
 
 
+@public(renamed={"freeze_patterns": "freeze_patterns, an argument of ablate"})
 @dataclass(frozen=True)
 class Mean:
     """Put what the part says on average over the reference prompts, or over the prompts of the experiment.
@@ -71,6 +74,7 @@ class Mean:
             raise ValueError(f"over must be one of {', '.join(get_args(Over))}, got {self.over!r}")
 
 
+@public(renamed={"freeze_patterns": "freeze_patterns, an argument of ablate"})
 @dataclass(frozen=True)
 class Resample:
     """Put what the part says on another prompt: the reference prompt of the same row, or some other row of its group.
@@ -82,6 +86,7 @@ class Resample:
     seed: int = 0
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Add:
     """Add `scale` times a vector (or a number, or whatever broadcasts against the cells): steering, for one."""
@@ -95,6 +100,7 @@ class Add:
         return cells + self.scale * own.to(cells)
 
 
+@public()
 @dataclass(frozen=True)
 class Scale:
     """Multiply by a factor."""
@@ -106,6 +112,7 @@ class Scale:
         return cells * self.factor
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Project:
     """Remove what lies along some directions (rows `[k, d]`, or one vector), or with `keep` everything else.
@@ -125,6 +132,7 @@ class Project:
         return along if self.keep else cells - along
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Swap:
     """Put these values inside a subspace, and leave the rest: x + (values - x) Q^T Q (an interchange intervention).
@@ -176,6 +184,7 @@ class Placed(Protocol):
 Change = Closed | Function | Placed
 
 
+@public(renamed={"site": "where"}, unchecked=("where", "change", "at", "rows"))
 @dataclass(frozen=True, eq=False)
 class Edit:
     """Change some cells of a part or site in a pass.

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from interp.core.boundary import public
 from interp.model import sites
 from interp.model.attention import Memory
 from interp.model.config import AnyConfig, EncoderDecoderConfig
@@ -87,6 +88,7 @@ class EncoderDecoder(nn.Module):
         return self.decoder.dtype
 
 
+@public()
 def build(config: AnyConfig) -> Transformer | EncoderDecoder:
     """The freshly initialised model of a config of either kind."""
     return EncoderDecoder(config) if isinstance(config, EncoderDecoderConfig) else Transformer(config)

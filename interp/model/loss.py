@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.shapes import shape_text
 from interp.model.transformer import Transformer
 
@@ -12,6 +13,7 @@ IGNORED = -100
 """A target that counts for nothing in `F.cross_entropy`."""
 
 
+@public()
 def next_token_loss(
     logits: Float[Tensor, "b p v"],
     tokens: Int[Tensor, "b p"],
@@ -37,6 +39,7 @@ def next_token_loss(
     return loss if counted is None else loss * counted
 
 
+@public()
 def next_token_loss_of(
     model: Transformer,
     stream: Float[Tensor, "b p d"],
@@ -61,6 +64,7 @@ def next_token_loss_of(
     return loss if counted is None else loss * counted
 
 
+@public()
 def mean_next_token_loss(
     logits: Float[Tensor, "b p v"],
     tokens: Int[Tensor, "b p"],

@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeGuard
+from typing import Annotated, SupportsIndex, TypeGuard
 
+from interp.core.boundary import Required
 from interp.core.shapes import nearest
 from interp.model import sites
 from interp.model.config import ModelConfig
@@ -100,13 +101,9 @@ class Part:
             return given
         if isinstance(given, str):
             return _parsed(given)
-        if isinstance(given, tuple) and len(given) == 2:
-            try:
-                layer, head = (operator.index(i) for i in given)
-            except TypeError:
-                pass
-            else:
-                return cls("head", layer, head)
+        if _is_pair(given):
+            layer, head = (operator.index(i) for i in given)
+            return cls("head", layer, head)
         raise ValueError(f"a part is required, {EXAMPLES} or (layer, head), got {given!r}")
 
     def __str__(self) -> str:
@@ -190,8 +187,26 @@ class Edge:
         return f"{self.sender}->{receiver}"
 
 
-Named = Part | str | tuple[int, int]
+def _no_part(given: object) -> str | None:
+    """None for what may name a part: which parts there are, the model knows."""
+    return None if isinstance(given, str | Part) or _is_pair(given) else ""
+
+
+Named = Annotated[Part | str | tuple[int, int], Required("a part such as L3H5 or L3.mlp", _no_part)]
 """What names a part: itself, its text, or the layer and head of a head."""
+
+
+def _is_pair(given: object) -> TypeGuard[tuple[SupportsIndex, SupportsIndex]]:
+    """Whether these are the layer and head of a head, of whatever kind of whole number."""
+    return isinstance(given, tuple) and len(given) == 2 and all(map(_is_index, given))
+
+
+def _is_index(given: object) -> bool:
+    try:
+        operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return not isinstance(given, bool)
 
 
 def is_part(given: object) -> TypeGuard[Named]:

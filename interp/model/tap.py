@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.model import sites
 from interp.model.config import ModelConfig
@@ -99,6 +100,7 @@ class Scope:
         return value
 
 
+@public()
 class Tap:
     """Reads and edits of one forward pass; `values` holds the answers afterwards.
 

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from interp.core.boundary import public
 from interp.model import sites
 from interp.model.attention import Memory, Pass, View
 from interp.model.block import Block
@@ -77,18 +78,20 @@ class Transformer(nn.Module):
         for layer, device in enumerate(self.devices):
             self.block(layer).to(device)
 
-    def edited(self, edits: Sequence[Edit]) -> "Transformer":
+    @public()
+    def edited(self, edits: Sequence[Edit] | Edit) -> "Transformer":
         """This model under interventions: another one of the same parameters, every pass of which has these edits.
 
         Errors: KeyError or IndexError for a part or site that the model lacks; ValueError for an edit of some rows.
         """
-        for edit in edits:
+        given = (edits,) if isinstance(edits, Edit) else tuple(edits)
+        for edit in given:
             sites.find(edit.site, self.config)
             if isinstance(edit.where, Part):
                 edit.where.within(self.config)
             if edit.rows is not None:
                 raise ValueError(f"an edited model is edited in all rows; the edit of {edit.name} names some")
-        return self._with((*self.edits, *edits))
+        return self._with((*self.edits, *given))
 
     @property
     def unedited(self) -> "Transformer":

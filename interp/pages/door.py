@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from interp.core.boundary import public
 from interp.pages.folder import replacing, write_report
 from interp.pages.render import page
 from interp.pages.report import About, Question, Report, report_of
@@ -62,6 +63,7 @@ class ReportPage:
         return frame.format(framed, repr(self), HEIGHT)
 
 
+@public()
 def report(
     model: Subject,
     prompt: str,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from interp.core.boundary import public
 from interp.core.results import write_tables
 from interp.pages.exchange import write_graph
 from interp.pages.render import page
@@ -18,6 +19,7 @@ RUN = "run.json"
 """The file by which we know a folder of ours; its `files` lists everything that we put there."""
 
 
+@public()
 def write_report(report: Report, folder: Path) -> None:
     """Fill an empty folder with `index.html`, `run.json`, every table as CSV and Parquet, the drawn graph if any."""
     written = [*write_tables(report.tables, folder), *write_graph(report, folder)]
@@ -26,6 +28,7 @@ def write_report(report: Report, folder: Path) -> None:
     (folder / "index.html").write_text(page(report), encoding="utf-8")
 
 
+@public()
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
     """An empty folder to fill; on leaving without an exception it takes the name (and the place) of `folder`.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from interp.circuits.graph_files import AttributionGraph, GraphNode
+from interp.core.boundary import public
 from interp.pages.templates import environment, own
 from interp.pages.wording import count, harmless, number, visible
 
@@ -52,6 +53,7 @@ class Drawn:
     tokens: list[tuple[str, float]]
 
 
+@public()
 def graph_page(graph: AttributionGraph, *, most: int = MOST) -> str:
     """The whole page as HTML: the `most` strongest links and the nodes at their ends, as a picture and as a table.
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 from jaxtyping import Float
 
+from interp.core.boundary import public
 from interp.lenses.backward_lens import NO_UPDATE
 from interp.pages import (
     view_ablation,
@@ -33,6 +34,7 @@ COARSE = 250_000
 """Above this many attention weights each is stored in one byte instead of two, and shown with two digits."""
 
 
+@public()
 def page(report: Report) -> str:
     """The whole page as HTML."""
     templates = environment()

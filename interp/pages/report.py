@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.attention.heads import RepeatedTokens, heads
+from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.lenses.backward_lens import backward_lens
 from interp.lenses.factors import Matrix, present
@@ -135,6 +136,7 @@ class _Answered:
     attributed: xr.Dataset
 
 
+@public()
 def report_of(model: Subject, question: Question, about: About, *, seed: int = 0) -> Report:
     """Every table of the page for one prompt; the seed draws the repeated tokens of the head scores.
 
@@ -256,6 +258,7 @@ def _contrast(model: Subject, question: Question, answered: _Answered) -> Contra
     )
 
 
+@public()
 def fitting_repeats(config: ModelConfig, seed: int) -> RepeatedTokens:
     """25 tokens four times, as Olsson et al. 2022; fewer where context or vocabulary are too small for that."""
     usual = RepeatedTokens(seed=seed)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from interp.core.boundary import public
 from interp.pages import wording
 from interp.pages.templates import environment, own
 from interp.runs.comparison import as_dataset, headline, main_variables
@@ -47,6 +48,7 @@ class Result:
     lines: list[tuple[str, str]]
 
 
+@public()
 def run_page(record: Record) -> str:
     """The whole page as HTML: what was asked, how it ended, figures, tables, results, log, and where it comes from.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from interp.core.boundary import public
 from interp.pages.templates import environment, own
 from interp.pages.wording import count, harmless, visible
 
@@ -46,6 +47,7 @@ class Cell:
     """The largest size of its activation in these contexts: a full shade."""
 
 
+@public()
 def top_examples_page(result: "xr.Dataset", *, most: int = 100) -> str:
     """A result of `interp.features.top_examples` as one HTML page that opens from disk, fetching nothing.
 

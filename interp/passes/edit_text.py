@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.model.edits import (
     Add,
@@ -68,6 +69,7 @@ def change_from_json(held: object) -> Change:
         ) from cause
 
 
+@public()
 def edit_to_json(edit: Edit) -> dict[str, object]:
     """An edit as JSON: where, the change, and `at` and `rows` if they say anything.
 
@@ -84,6 +86,7 @@ def edit_to_json(edit: Edit) -> dict[str, object]:
     }
 
 
+@public()
 def edit_from_json(held: object) -> Edit:
     """The edit that `edit_to_json` wrote. ValueError or KeyError naming what is wrong in anything else."""
     if not isinstance(held, Mapping) or not isinstance(held.get("where"), str):
@@ -99,6 +102,7 @@ def edit_from_json(held: object) -> Edit:
     return Edit(str(held["where"]), change, dict(at), None if rows is None else tuple(rows))
 
 
+@public()
 def edit_to_python(edit: Edit) -> str:
     """An edit as Python that `interp` and `torch` are imported for; the same edit when it is run.
 

@@ -7,12 +7,14 @@ token costs two columns of the unembedding instead of the vocabulary at every po
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.boundary import Required, public
 from interp.core.precision import wide
 from interp.core.shapes import shape_text
 from interp.data.batch import Batch
@@ -52,6 +54,7 @@ class Outcome:
 Value = Callable[[Outcome], Float[Tensor, "r"]]
 
 
+@public()
 @dataclass(frozen=True)
 class Metric:
     """One number per row, and what it needs to be computed.
@@ -91,6 +94,7 @@ class Metric:
         return replace(self, name=f"-{self.name}", value=partial(_minus, value=self.value))
 
 
+@public()
 def logit_difference(answer: Answers | None = None, wrong: Answers | None = None) -> Metric:
     """logit(answer) - logit(wrong) at the last token, soft cap included; without a wrong answer, logit(answer).
 
@@ -104,16 +108,19 @@ def logit_difference(answer: Answers | None = None, wrong: Answers | None = None
     return Metric(name, "logits", _logit_difference, answer, wrong)
 
 
+@public()
 def answer_probability(answer: Answers | None = None) -> Metric:
     """p(answer) at the last token."""
     return Metric("probability", "probability", _probability, answer)
 
 
+@public()
 def answer_loss(answer: Answers | None = None) -> Metric:
     """-log p(answer) at the last token, in nats."""
     return Metric("loss", "nats", _loss, answer)
 
 
+@public()
 def kl_divergence() -> Metric:
     """KL(reference || row) of the next-token distributions at the last token, in nats, >= 0.
 
@@ -122,11 +129,13 @@ def kl_divergence() -> Metric:
     return Metric("KL divergence", "nats", _kl, compares=True)
 
 
+@public()
 def next_token_loss() -> Metric:
     """The mean of -log p(next token) over the row's real tokens, in nats."""
     return Metric("next-token loss", "nats", _next_token_loss, everywhere=True)
 
 
+@public()
 def choice_difference(options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]) -> Metric:
     """Summed p(right options) minus summed p(wrong options) at the last token, in [-1, 1].
 
@@ -138,6 +147,7 @@ def choice_difference(options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]) -> 
     )
 
 
+@public()
 def of_logits(
     function: Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]],
     *,
@@ -149,7 +159,19 @@ def of_logits(
     return Metric(name, unit, partial(_of_logits, function=function), everywhere=everywhere)
 
 
-LogitFunction = Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]]
+def _no_logit_function(given: object) -> str | None:
+    """None for what may be a function of the logits; else how to write what was meant."""
+    if isinstance(given, type) or not callable(given):
+        return ""
+    if getattr(given, "__module__", "") == __name__:
+        return f": {getattr(given, '__name__', 'it')} makes a metric: call it, {getattr(given, '__name__', '')}(...)"
+    return None
+
+
+LogitFunction = Annotated[
+    Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]],
+    Required("a function of the logits at the last token", _no_logit_function),
+]
 """From the logits at the last token, `[r, 1, v]`, to one number per row."""
 
 
@@ -223,7 +245,6 @@ def _probability(outcome: Outcome) -> Float[Tensor, "r"]:
 
 def _loss(outcome: Outcome) -> Float[Tensor, "r"]:
     return -_log_probability(outcome)
-
 
 
 def _kl(outcome: Outcome) -> Float[Tensor, "r"]:

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import Required, public
 from interp.data.batch import Batch
 from interp.data.text import Prompts, Text
 from interp.model.config import ModelConfig
@@ -44,7 +45,24 @@ class Studied:
     text: Text
 
 
-Model = Subject | Transformer
+def _no_model(model: object) -> str | None:
+    """None for a model of ours; else what to do with what arrived."""
+    if isinstance(model, Transformer):
+        return None
+    if not isinstance(model, type) and isinstance(model, Subject):
+        return None if isinstance(model.transformer, Transformer) else ""
+    if isinstance(model, str | Path):
+        return f": load it with HookedTransformer.from_pretrained({str(model)!r})"
+    if isinstance(model, type):
+        return ""
+    if hasattr(model, "encoder") and hasattr(model, "decoder"):
+        return ": an encoder-decoder has two; ask for one of them, such as model.model.decoder"
+    if hasattr(model, "config") and hasattr(model, "forward"):
+        return ": wrap it with HookedTransformer.from_pretrained(model)"
+    return ""
+
+
+Model = Annotated[Subject | Transformer, Required("a HookedTransformer or a Transformer", _no_model)]
 """What analyses take: a `HookedTransformer`, or a bare network for token ids."""
 
 
@@ -71,31 +89,20 @@ def as_model(model: Model, edits: Sequence[Edit] | Edit = ()) -> Subject:
 
 def as_network(model: Model) -> Transformer:
     """The network of a model, under the interventions that hold here and now. ValueError for anything else."""
-    if isinstance(model, Transformer):
-        return model
-    if isinstance(model, Subject) and isinstance(model.transformer, Transformer):
-        return model.transformer
-    raise ValueError(
-        f"a model is required, a HookedTransformer or a Transformer, got {type(model).__name__}{_instead(model)}"
-    )
+    instead = _no_model(model)
+    if instead is not None:
+        raise ValueError(
+            f"a model is required, a HookedTransformer or a Transformer, got {type(model).__name__}{instead}"
+        )
+    return model if isinstance(model, Transformer) else model.transformer
 
 
 def text_of(model: Model) -> Text:
-    """How a model tokenises; a bare network takes token ids only."""
+    """How a model tokenises; a bare network takes token ids only. ValueError for what is no model."""
     if isinstance(model, Transformer):
         return Text(None, model.config.n_ctx, model.config.d_vocab)
+    as_network(model)
     return model.text
-
-
-def _instead(model: object) -> str:
-    """What to do with something that is not a model of ours."""
-    if isinstance(model, str | Path):
-        return f": load it with HookedTransformer.from_pretrained({str(model)!r})"
-    if hasattr(model, "encoder") and hasattr(model, "decoder"):
-        return ": an encoder-decoder has two; ask for one of them, such as model.model.decoder"
-    if hasattr(model, "config") and hasattr(model, "forward"):
-        return ": wrap it with HookedTransformer.from_pretrained(model)"
-    return ""
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,7 @@ def deepest(sites: Iterable[str], config: ModelConfig) -> int | None:
     return stop
 
 
+@public()
 def observe(
     model: Model,
     batch: Batch | Prompts,

@@ -6,10 +6,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.data.batch import Batch
 
 
+@public()
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is drawn from the logits."""

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.data.batch import Batch
 from interp.model.mask import picked
@@ -21,6 +22,7 @@ from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.base_run import Base, Footing, base_run, footing
 from interp.passes.metrics import Metric, Outcome
+from interp.passes.observe import Model, as_network
 from interp.passes.plan import Pack, Plan, Start, bytes_per_token, planned
 from interp.passes.sweep_pass import Climb
 from interp.passes.together import least
@@ -44,6 +46,7 @@ class Swept:
     """Whether the variant changed anything that can reach the metric."""
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Sweep:
     """Variants of the same examples, and what to watch of them.
@@ -57,7 +60,7 @@ class Sweep:
         torch.Size([2, 1])
     """
 
-    model: Transformer
+    model: Model
     batch: Batch
     variants: Sequence[Variant]
     common: Variant = field(default_factory=Variant)
@@ -75,7 +78,7 @@ class Sweep:
         """
         base, everywhere = self.base, metric.everywhere
         home = base.final if everywhere else picked(base.final, self._columns[:, None])
-        judge = _Judge(metric, self._batch, self.model, home if reference is None else reference)
+        judge = _Judge(metric, self._batch, self._network, home if reference is None else reference)
         base_value = judge.value(home, 1)[0]
         values = base_value.repeat(len(self.variants), 1)
 
@@ -95,7 +98,7 @@ class Sweep:
         """
         if refused := [read for read in reads if read.via is not None or read.grad]:
             raise ValueError(f"a sweep records whole values; {refused[0]} asks for something else")
-        config = self.model.config
+        config = self._network.config
         asked = {read: replace(read, site=canonical(read.site, config)) for read in reads}
         base = self.recorded(list(asked.values()))
         found = {
@@ -115,7 +118,7 @@ class Sweep:
         return self._planned(self._footing(self.base, everywhere=everywhere), everywhere=everywhere)
 
     def _planned(self, where: Footing, *, everywhere: bool) -> Plan:
-        config, columns = self.model.config, self._batch.tokens.shape[1]
+        config, columns = self._network.config, self._batch.tokens.shape[1]
         reached = torch.where(where.reaches, where.first, columns).amin(1)
         latest = columns - 1 if everywhere else int(self._columns.min())
         latest = latest if all(edit.planned for edit in self._common) else 0
@@ -128,8 +131,8 @@ class Sweep:
             for edits in (*self._variants, self._common)
             for edit in edits
         )
-        each = bytes_per_token(config, columns, self.model.embed.weight.element_size(), explicit=explicit)
-        tokens = max(1, (self.memory or _budget(self.model)) // each)
+        each = bytes_per_token(config, columns, self._network.embed.weight.element_size(), explicit=explicit)
+        tokens = max(1, (self.memory or _budget(self._network)) // each)
         return planned(starts, config, len(self._batch), columns, tokens=tokens, everywhere=everywhere)
 
     @cached_property
@@ -165,12 +168,17 @@ class Sweep:
                 bar.update(len(pack.variants))
 
     @cached_property
+    def _network(self) -> Transformer:
+        """The network, under the interventions that hold here and now."""
+        return as_network(self.model)
+
+    @cached_property
     def _batch(self) -> Batch:
-        return self.batch.to(self.model.device)
+        return self.batch.to(self._network.device)
 
     @cached_property
     def _columns(self) -> Int[Tensor, "b"]:
-        return (self._batch.last() if self.at is None else self.at).to(self.model.device)
+        return (self._batch.last() if self.at is None else self.at).to(self._network.device)
 
     @cached_property
     def _variants(self) -> tuple[tuple[Placed, ...], ...]:
@@ -178,19 +186,19 @@ class Sweep:
 
     @cached_property
     def _common(self) -> tuple[Placed, ...]:
-        return self._placed(Variant([*self.model.edits, *self.common.edits]))
+        return self._placed(Variant([*self._network.edits, *self.common.edits]))
 
     def _placed(self, variant: Variant) -> tuple[Placed, ...]:
-        return placed(variant, self.model.config, len(self.batch), self.batch.tokens.shape[1])
+        return placed(variant, self._network.config, len(self.batch), self.batch.tokens.shape[1])
 
     @cached_property
     def _plain(self) -> Transformer:
         """The model without its own edits, which are among the common ones."""
-        return self.model.unedited
+        return self._network.unedited
 
     def _footing(self, base: Base, *, everywhere: bool) -> Footing:
         watched = None if everywhere else self._columns
-        return footing(self.model.config, base, self._variants, self._batch, watched)
+        return footing(self._network.config, base, self._variants, self._batch, watched)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.shapes import describe, shape_text
 from interp.model import sites
 from interp.model.config import ModelConfig
@@ -20,6 +21,7 @@ from interp.model.edits import COLUMNS, Change, Edit, Mean, Ready, Resample, Set
 from interp.model.parts import Part
 
 
+@public(renamed={"puts": "edits"})
 @dataclass(frozen=True, eq=False)
 class Variant:
     """One run of a sweep: some edits, carried out in this order, and a name for it."""

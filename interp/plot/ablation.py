@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.model.parts import Part
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
@@ -16,6 +17,7 @@ MOST_NUMBERS = 400
 """Cells of a map up to which each bears its number."""
 
 
+@public()
 def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The mean effect over prompts: a map of two dims (the first downwards), or bars with 95 % intervals of one.
 
@@ -48,6 +50,7 @@ def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
+@public()
 def recall_curve(
     result: xr.Dataset, score: str = "token_accuracy", *, label: str | None = None, ax: Axes | None = None
 ) -> Axes:
@@ -74,6 +77,7 @@ def recall_curve(
     return ax
 
 
+@public()
 def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | None = None) -> Axes:
     """A score of `recall` for every range of short-circuited layers, first layer downwards, last one to the right.
 

@@ -6,10 +6,12 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.shapes import shape_text
 from interp.plot.canvas import Scale, axes, heat_map, name_cells, printable
 
 
+@public()
 def attention(
     pattern_qk: Float[Tensor, "*q k"], tokens: Sequence[str] | None = None, *, ax: Axes | None = None
 ) -> Axes:

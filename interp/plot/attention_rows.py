@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.model.parts import Named, Part
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
@@ -19,6 +20,7 @@ VALUES = {
 }
 
 
+@public()
 def attention_entropy(result: xr.Dataset, score: str = "relative", *, ax: Axes | None = None) -> Axes:
     """A layer x head map of `interp.attention_entropy`, each cell with its number.
 
@@ -47,6 +49,7 @@ def attention_entropy(result: xr.Dataset, score: str = "relative", *, ax: Axes |
     return ax
 
 
+@public()
 def dispersion(
     result: xr.Dataset,
     score: str = "max_weight",

@@ -4,6 +4,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from interp.core.boundary import public
 from interp.model.parts import Part
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
 
@@ -11,6 +12,7 @@ FOR, AGAINST, REST = "#2166ac", "#b2182b", "#777777"
 """Colours of a part that raises the logit (difference), of one that lowers it, and of everything not shown singly."""
 
 
+@public()
 def attribution(result: xr.Dataset, *, prompt: int = 0, top: int = 20, ax: Axes | None = None) -> Axes:
     """The largest parts as a waterfall that ends at the total: each bar starts where the one above stopped.
 
@@ -45,6 +47,7 @@ def attribution(result: xr.Dataset, *, prompt: int = 0, top: int = 20, ax: Axes 
     return ax
 
 
+@public()
 def attribution_map(result: xr.Dataset, *, prompt: int = 0, ax: Axes | None = None) -> Axes:
     """What each head adds directly to the logit (difference), layer x head, signed, in logits.
 

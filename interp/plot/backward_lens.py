@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from interp.core.boundary import public
 from interp.core.shapes import shape_text
 from interp.plot.canvas import MASS, Scale, annotate, axes, heat_map, name_cells, printable
 
@@ -13,6 +14,7 @@ EMPTY = "#999999"
 """Ink of "no update" on a cell without a colour."""
 
 
+@public()
 def backward_lens(
     result: xr.Dataset,
     pieces: Callable[[Sequence[int]], Sequence[str]] | None = None,

@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, printable
 
@@ -15,6 +16,7 @@ ANNOTATED = 12
 PARTS = {"state": "block output", "mlp": "MLP outputs", "attn": "attention outputs"}
 
 
+@public()
 def causal_trace(
     result: xr.Dataset,
     *,
@@ -50,6 +52,7 @@ def causal_trace(
     return ax
 
 
+@public()
 def causal_trace_curves(
     result: xr.Dataset, roles: Sequence[str] | None = None, *, ax: Axes | None = None
 ) -> Axes:

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 
 from interp.circuits.edge_circuit import Circuit
 from interp.core import accessor
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.plot.ablation import ablation, recall_curve
 from interp.plot.attention_rows import attention_entropy, dispersion
@@ -105,6 +106,7 @@ def draw_of(result: object) -> Draw | None:
     return next((draw for kind, draw in OBJECTS.items() if isinstance(result, kind)), None)
 
 
+@public()
 def drawn(result: object, *args: object, **options: object) -> Axes:
     """The picture of a result, by the function that suits it, which takes the options (`ax` among them).
 

@@ -11,6 +11,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from interp.causal.graph import INPUT
 from interp.circuits.edge_circuit import Circuit
+from interp.core.boundary import public
 from interp.model.parts import Part
 from interp.plot.canvas import SIGNED, axes
 
@@ -26,6 +27,7 @@ THIN, THICK = 0.5, 4.5
 STYLES = {"found": "-", "random": ":", "degree-matched": "--"}
 
 
+@public()
 def circuit(found: Circuit, *, ax: Axes | None = None) -> Axes:
     """The circuit's nodes in the order of the forward pass, the input below, heads with their q, k and v inputs.
 
@@ -58,6 +60,7 @@ def circuit(found: Circuit, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
+@public()
 def circuit_curve(
     result: xr.Dataset, *, label: str = "found", circuits: Sequence[str] | None = None, ax: Axes | None = None
 ) -> Axes:
@@ -89,6 +92,7 @@ def circuit_curve(
     return ax
 
 
+@public()
 def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """What `evaluate_circuit` found of one circuit, as bars with 95 % intervals: its faithfulness beside random ones.
 

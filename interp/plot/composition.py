@@ -8,6 +8,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.plot.canvas import MASS, Scale, axes, heat_map, name_cells
 
@@ -23,6 +24,7 @@ MOST_NAMED = 24
 """Up to so many heads a side, each is named; beyond, only its layer."""
 
 
+@public()
 def composition(
     result: xr.Dataset, value: str = "z", *, mark: int = 1, limit: float | None = None, ax: Axes | None = None
 ) -> Axes:

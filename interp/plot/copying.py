@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Circle
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
 
@@ -19,6 +20,7 @@ GREY = "#777777"
 """Colour of guides, and of heads without an induction score."""
 
 
+@public()
 def eigenvalue_disc(
     eigenvalues: Complex[Tensor, "e"], *, decades: int = 3, title: str = "", ax: Axes | None = None
 ) -> Axes:
@@ -56,6 +58,7 @@ def eigenvalue_disc(
     return ax
 
 
+@public()
 def copying(table: xr.Dataset, *, ax: Axes | None = None, **options: object) -> Axes:
     """What `interp.copying` found: the plane of `copying_plane` if heads were matched, else the map of `copying_map`.
 
@@ -69,6 +72,7 @@ def copying(table: xr.Dataset, *, ax: Axes | None = None, **options: object) -> 
     return draw(table, ax=ax, **options)
 
 
+@public()
 def copying_map(table: xr.Dataset, score: str = "eigenvalue", *, ax: Axes | None = None) -> Axes:
     """One score of `interp.copying` as a layer x head map, each cell with its number; the neutral colour is chance.
 
@@ -91,6 +95,7 @@ def copying_map(table: xr.Dataset, score: str = "eigenvalue", *, ax: Axes | None
     return ax
 
 
+@public()
 def copying_plane(
     table: xr.Dataset, heads: xr.Dataset | None = None, *, label: float = 0.3, ax: Axes | None = None
 ) -> Axes:

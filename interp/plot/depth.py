@@ -5,6 +5,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.plot.canvas import axes
 
@@ -18,6 +19,7 @@ LABELS = {
 }  # fmt: skip
 
 
+@public()
 def rank_collapse(result: xr.Dataset, *, title: str = "rank collapse", ax: Axes | None = None) -> Axes:
     """The relative residual by depth, one line for each choice of parts, with 95 % bands; logarithmic.
 
@@ -51,6 +53,7 @@ def rank_collapse(result: xr.Dataset, *, title: str = "rank collapse", ax: Axes 
     return ax
 
 
+@public()
 def consensus(
     result: xr.Dataset,
     score: str = "min_cosine",

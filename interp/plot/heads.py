@@ -8,6 +8,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.attention.labels import RULES
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
 
@@ -16,6 +17,7 @@ WIDTH = 9
 """Letters of a label that fit on a line of its cell."""
 
 
+@public()
 def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = None) -> Axes:
     """One score of `interp.heads` as a layer x head map, each cell with its number; blank where there is none.
 
@@ -38,6 +40,7 @@ def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = Non
     return ax
 
 
+@public()
 def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The `label` of every head of `interp.heads` as a layer x head map, one colour per label, heads without one white.
 

@@ -6,6 +6,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.model.parts import Part
 from interp.plot.canvas import Scale, axes
@@ -14,6 +15,7 @@ REST = "#999999"
 """Colour of what is drawn for comparison."""
 
 
+@public()
 def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | None = None) -> Axes:
     """The loss at every token index with its 95 % band; dotted, the two indices that the score compares.
 
@@ -38,6 +40,7 @@ def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | No
     return ax
 
 
+@public()
 def loss_map(result: xr.Dataset, value: str = "loss", *, ax: Axes | None = None) -> Axes:
     """The `loss` by training step and token index (logarithmic), or its `slope` d loss / d log(index), signed.
 
@@ -73,6 +76,7 @@ def loss_map(result: xr.Dataset, value: str = "loss", *, ax: Axes | None = None)
     return ax
 
 
+@public()
 def heads_over_training(
     result: xr.Dataset, score: str = "induction", *, top: int = 3, ax: Axes | None = None
 ) -> Axes:

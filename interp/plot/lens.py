@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 import xarray as xr
 from matplotlib.axes import Axes
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest, shape_text
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, printable
 
 
+@public()
 def logit_lens(
     result: xr.Dataset,
     pieces: Callable[[Sequence[int]], Sequence[str]] | None = None,
@@ -61,6 +63,7 @@ UNITS = {
 """What a curve may show, and its name on the axis."""
 
 
+@public()
 def lens_curve(
     result: xr.Dataset, value: str = "kl", *, label: str | None = None, ax: Axes | None = None
 ) -> Axes:

@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
+from interp.core.boundary import public
 from interp.model.parts import Part
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, printable
 
@@ -15,6 +16,7 @@ UNCHANGED = "·"
 _COLUMNS = ("pos", "query", "key", "source")
 
 
+@public()
 def patching(
     result: xr.Dataset,
     value: str = "normalised",

@@ -4,12 +4,14 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from interp.core.boundary import public
 from interp.plot.canvas import axes
 
 BAR, GUESS = "#2166ac", "#777777"
 """Colours of the model's loss, and of a uniform guess."""
 
 
+@public()
 def loss_by_order(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """Mean loss of a uniform guess, of the direct path, and with the terms of each further order, in nats per token.
 

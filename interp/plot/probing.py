@@ -5,6 +5,7 @@ import xarray as xr
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.plot.canvas import axes
 
@@ -14,6 +15,7 @@ WORDS = {
 }  # fmt: skip
 
 
+@public()
 def probing(result: xr.Dataset, score: str = "f1", *, ax: Axes | None = None) -> Axes:
     """A score of sparse probes by the neurons they read, with its 95 % interval; dashed, that with shuffled labels.
 

@@ -5,6 +5,7 @@ import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import nearest, shape_text
 from interp.model.parts import Part
@@ -16,6 +17,7 @@ NAMES = {
 }  # fmt: skip
 
 
+@public()
 def singular_values(result: xr.Dataset, kind: str = "W_out", *, ax: Axes | None = None) -> Axes:
     """The singular values of every matrix of a kind, one colour per layer, one line per head or expert; logarithmic.
 
@@ -48,6 +50,7 @@ def singular_values(result: xr.Dataset, kind: str = "W_out", *, ax: Axes | None 
     return ax
 
 
+@public()
 def factored_spectrum(matrix: FactoredMatrix, *, ax: Axes | None = None) -> Axes:
     """The singular values of a product kept as factors, logarithmic; one line for each of a batch of products.
 
@@ -65,6 +68,7 @@ def factored_spectrum(matrix: FactoredMatrix, *, ax: Axes | None = None) -> Axes
     return ax
 
 
+@public()
 def spectra_map(
     result: xr.Dataset, value: str = "stable_rank", *, kind: str | None = None, ax: Axes | None = None
 ) -> Axes:

@@ -7,9 +7,11 @@ import xarray as xr
 from jaxtyping import Shaped
 from matplotlib.axes import Axes
 
+from interp.core.boundary import public
 from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, printable
 
 
+@public()
 def token_attribution(results: Mapping[str, xr.Dataset], *, prompt: int = 0, ax: Axes | None = None) -> Axes:
     """Tokens x methods, coloured by value relative to the largest of its row; the numbers are the values themselves.
 

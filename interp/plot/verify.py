@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
+from interp.core.boundary import public
 from interp.plot.canvas import SIGNED, axes
 from interp.verify import Contract
 
@@ -14,6 +15,7 @@ FAR = 1e4
 """Where an error ends that is no finite share of what is allowed."""
 
 
+@public()
 def contract(found: Contract, *, ax: Axes | None = None) -> Axes:
     """A bar per line that was measured: its error as a share of what is allowed, logarithmic; red right of 1.
 

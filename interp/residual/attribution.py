@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.shapes import shape_text
 from interp.core.stats import Partial, Rows
@@ -112,6 +113,7 @@ def attribution(
     )
 
 
+@public(renamed={"by": "parts"})
 def attribute(
     model: Model,
     data: Feed | Data,

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import Means, Partial, Rows
@@ -95,6 +96,7 @@ class TermImportance(Question):
         return Analysis(self.name, _losses, Means, finish, reads=frozen_reads(config))
 
 
+@public()
 def paths(
     model: Model,
     data: Feed | Data,
@@ -127,6 +129,7 @@ def paths(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+@public()
 def orders(
     model: Model,
     data: Feed | Data,
@@ -156,6 +159,7 @@ def orders(
     return answered(Orders(), model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+@public()
 def term_importance(
     model: Model,
     data: Feed | Data,
@@ -188,6 +192,7 @@ def term_importance(
     )
 
 
+@public()
 def path_matrix(circuits: HeadCircuits, *heads: Named) -> FactoredMatrix:
     """W_E OV_1 OV_2 ... W_U `[source token, output token]`: what a path through these heads does to each logit.
 
@@ -225,6 +230,7 @@ def _place(part: Part) -> tuple[int, int]:
     return part.layer, part.index
 
 
+@public()
 def path_name(*parts: Named) -> str:
     """The name of a path in results: `direct`, `L0H1`, `L0H1>L1H2`."""
     return ">".join(str(Part.of(part)) for part in parts) or "direct"

@@ -6,6 +6,7 @@ is killed goes on, and processes or machines that share the windows give the bit
 """
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from interp.core.boundary import public, shown
 from interp.core.stats import Bootstrap, Means, Partial, Rows
 from interp.core.viewer import Shown
 from interp.data.pairs import Pairs
@@ -24,7 +26,7 @@ from interp.data.windows import Feed, GivenBatches, about, feed_of, prompts_feed
 from interp.model.config import Json
 from interp.model.edits import Edit
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Alone, Analysis, Askable, NotFiniteError, Questions
+from interp.passes.analysis import Alone, Analysis, Askable, NotFiniteError, Question, Questions, name_of
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.passes.together import least, one_after_another
 from interp.runs.memory import MOST_ON_HOST, memory_plan
@@ -81,6 +83,7 @@ class Results(Shown, Named):
         return f"Results of {counts}\n{sizes}"
 
 
+@public(unchecked=("questions",))
 def run(
     questions: Asked,
     model: Model,
@@ -198,6 +201,7 @@ def _over_data(
     return _results(shared, feed, progress)
 
 
+@public()
 def answered(
     question: Askable,
     model: Model,
@@ -317,14 +321,13 @@ def _by_name(questions: Asked) -> dict[str, Askable]:
     if isinstance(questions, Mapping):
         pairs = list(questions.items())
     else:
-        every = [questions] if isinstance(questions, Askable) else list(questions)
+        several = isinstance(questions, Iterable) and not isinstance(questions, type | str | bytes | Askable)
+        every: list[Askable] = list(questions) if several else [questions]  # type: ignore[arg-type,list-item]
         pairs = [(getattr(each, "name", ""), each) for each in every]
     for _, each in pairs:
         if isinstance(each, type) or not callable(getattr(each, "asked", None)):
-            got = getattr(each, "__name__", repr(each))
             raise ValueError(
-                f"questions are records, such as interp.lenses.LogitLens(top=5), got {got}"
-                + (": call it" if isinstance(each, type) else "")
+                f"questions are records, such as interp.lenses.LogitLens(top=5), got {shown(each)}{_record_of(each)}"
             )
     names = [name for name, _ in pairs]
     if not names or len(set(names)) < len(names):
@@ -332,6 +335,19 @@ def _by_name(questions: Asked) -> dict[str, Askable]:
             f"questions of distinct names are required, got {names}: name them yourself, run({{'mine': ...}}, ...)"
         )
     return dict(pairs)
+
+
+def _record_of(given: object) -> str:
+    """What to write instead of something that is no question: of a function of the package its record."""
+    if isinstance(given, type):
+        return f": call it, {given.__name__}(...)"
+    module, name = sys.modules.get(getattr(given, "__module__", "")), getattr(given, "__name__", None)
+    for record in vars(module).values() if module else ():
+        known = isinstance(record, type) and issubclass(record, Question) and record is not Question
+        if known and name_of(record) == name:
+            wing = record.__module__.split(".")[1]
+            return f": write interp.{wing}.{record.__name__}(...)"
+    return ""
 
 
 def _resampled(analysis: Analysis, replicates: int, seed: int) -> Analysis:

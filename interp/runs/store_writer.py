@@ -14,19 +14,21 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.shapes import describe
 from interp.data.batch import Batch
 from interp.model.mask import Layout
 from interp.model.sites import find
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.observe import Subject, deepest, observe
+from interp.passes.observe import Model, as_network, deepest, observe
 from interp.runs.provenance import model_hash
 from interp.runs.store import DTYPES, INDEX, TABLES, ActivationStore, Index, Positions, Shard
 
 
+@public()
 def store_activations(
-    model: Subject,
+    model: Model,
     batches: Iterable[Batch],
     sites: Sequence[str],
     folder: Path | str,
@@ -57,7 +59,7 @@ def store_activations(
         >>> [len(batch) for batch in store.batches("blocks.0.hook_resid_post", 4, shuffle_seed=0)][0]
         4
     """
-    folder, network = Path(folder), model.transformer
+    folder, network = Path(folder), as_network(model)
     wanted = _new_index(network, sites, dtype, positions, skip_bos, shard_entries, data)
     index = _begun(folder, wanted)
     parts = _new_entries(network, batches, ActivationStore(folder, index))

@@ -17,6 +17,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import Score, scored
 from interp.core.shapes import nearest
@@ -158,6 +159,7 @@ class CompareMethods(Question):
         )
 
 
+@public()
 def erasure(
     model: Model,
     data: Feed | Data,
@@ -194,6 +196,7 @@ def erasure(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+@public(renamed={"erasure": "shares, replacement and measure"})
 def compare_methods(
     model: Model,
     data: Feed | Data,

@@ -16,6 +16,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
@@ -62,6 +63,7 @@ class FlowRoutes(Question):
         return Analysis(self.name, _compute, Rows, finish, reads=tuple(reads))
 
 
+@public()
 def flow_routes(
     model: Model,
     data: Feed | Data,
@@ -111,6 +113,7 @@ def why_no_routes(config: ModelConfig) -> str | None:
     return None
 
 
+@public()
 def routes(
     shares: "xr.Dataset", *, threshold: float = 0.02, prompt: int = 0, pos: int = -1
 ) -> "pd.DataFrame":

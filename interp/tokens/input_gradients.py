@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.data.batch import Batch
 from interp.model.edits import Edit
@@ -32,6 +33,7 @@ class GradientTimesInput:
     """Embedding . gradient of the answer's logit: how it changes per relative length of each embedding."""
 
 
+@public()
 @dataclass(frozen=True)
 class IntegratedGradients:
     """Integrated gradients along the straight line from a baseline (Sundararajan et al. 2017)."""

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.shapes import nearest
 from interp.core.stats import Partial, Rows
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+@public()
 @dataclass(frozen=True)
 class Mixing:
     """Attribution by what attention mixed: a matrix per block, taken from one block or chained over all."""
@@ -153,6 +155,7 @@ class LayerMixing(Question):
         )
 
 
+@public()
 def token_attribution(
     model: Model,
     data: Feed | Data,
@@ -193,6 +196,7 @@ def token_attribution(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+@public()
 def layer_mixing(
     model: Model,
     data: Feed | Data,

@@ -4,11 +4,13 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.model.encoder_decoder import EncoderDecoder
 from interp.passes.decode import greedy_decode
 from interp.training.examples import Examples
 
 
+@public()
 def exactly_right(model: EncoderDecoder, examples: Examples, *, end: int = 1) -> Bool[Tensor, "b"]:
     """Which sources are decoded to their target, every token of it, and to nothing after it.
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.families.convert import AnyModel
 from interp.model.encoder_decoder import EncoderDecoder
@@ -109,6 +110,7 @@ def logits(model: AnyModel, examples: Examples) -> Float[Tensor, "b p v"]:
     return model(batch.tokens, keep=batch.keep, documents=batch.documents)
 
 
+@public()
 def mean_loss(model: AnyModel, examples: Examples, *, determined_only: bool = False) -> Float[Tensor, ""]:
     """Mean nats per token that is predicted, or per token that the context determines.
 
@@ -135,6 +137,7 @@ def _losses(model: AnyModel, examples: Examples) -> Float[Tensor, "b _"]:
     return next_token_loss_of(model, stream, batch.tokens, batch.keep, batch.documents)
 
 
+@public()
 @torch.no_grad()
 def scores(model: AnyModel, examples: Examples, *, rows_at_once: int = 32) -> dict[str, float]:
     """How good the model is on rows: `held_out_loss` and `accuracy`.

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
+from interp.core.boundary import public
 from interp.families.convert import AnyModel
 from interp.model.config import AnyConfig, Json
 from interp.model.encoder_decoder import build
@@ -58,6 +59,7 @@ class WithVocabulary(Protocol):
         ...
 
 
+@public()
 def train(
     config: AnyConfig,
     data: TrainingData,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.families.load import config_of
 from interp.model.config import AnyConfig, EncoderDecoderConfig, ModelConfig
@@ -14,6 +15,7 @@ from interp.model.variants import MLP, RMSNorm, Rotary, Sinusoidal
 from interp.training.examples import TrainingData
 
 
+@public()
 def attention_only(n_layers: int, d_vocab: int, n_ctx: int) -> ModelConfig:
     """Attention without MLPs and rotary positions, 64 wide, 4 heads."""
     return ModelConfig(
@@ -47,6 +49,7 @@ PRESETS: Mapping[str, Callable[[int, int], ModelConfig]] = MappingProxyType(
 """Name -> the config for a vocabulary and a context length."""
 
 
+@public()
 def encoder_decoder(
     d_vocab: int, n_ctx: int, *, d_model: int = 64, n_heads: int = 4, n_layers: int = 2
 ) -> EncoderDecoderConfig:
@@ -60,6 +63,7 @@ def encoder_decoder(
     )
 
 
+@public()
 def config_for(model: str, data: TrainingData) -> AnyConfig:
     """The config of a preset, as large as the data asks; or of a `.json` or `.toml` file, as it stands.
 

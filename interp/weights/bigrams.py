@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.stats import Partial
@@ -52,6 +53,7 @@ class BigramTable(Question):
         )
 
 
+@public(renamed={"circuits": "model", "tokens": "data"})
 def bigram_table(
     model: Model,
     data: Feed | Data,

@@ -14,6 +14,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.haar import Nakagami, concentration, gaussian_concentration, overlap_null
 from interp.core.precision import wide
@@ -60,6 +61,7 @@ class Composition(Question):
         return Alone(self.name, partial(_pairs, circuits, self))
 
 
+@public()
 def composition(
     model: Model,
     kind: Kind = "K",
@@ -104,6 +106,7 @@ def composition(
     return answered(Composition(kind, folded, null, offset), model)
 
 
+@public()
 def composition_scores(
     circuits: Model | HeadCircuits, kind: Kind, *, offset: int | None = None
 ) -> Float[Tensor, "l h l h"]:
@@ -140,6 +143,7 @@ def against_null(
     return ratios, overlap_null(a, b, config.d_model)
 
 
+@public()
 def virtual_heads(circuits: Model | HeadCircuits, src: Named, dst: Named) -> FactoredMatrix:
     """OV1 @ OV2 of two heads: what the pair moves when the second attends to what the first moved.
 
@@ -171,6 +175,7 @@ class SingularTriples:
     """Of ||W1 W2||^2; all shares sum to 1. NaN for a product of zeros."""
 
 
+@public()
 def composition_directions(
     circuits: Model | HeadCircuits,
     kind: Kind,

@@ -15,6 +15,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.results import Score, scored
@@ -64,6 +65,7 @@ class Copying(Question):
         return Alone(self.name, partial(_copying, circuits, self))
 
 
+@public()
 def copying(
     model: Model,
     *,
@@ -95,6 +97,7 @@ def copying(
     return answered(Copying(folded, embedding, ranks, sample, previous), model)
 
 
+@public()
 @torch.no_grad()
 def eigenvalue_scores(circuits: Model | HeadCircuits) -> Float[Tensor, "l h"]:
     """Eigenvalue positivity of every head's full OV circuit: 1 copies, -1 does the opposite, 0 is chance.
@@ -121,6 +124,7 @@ def eigenvalue_scores(circuits: Model | HeadCircuits) -> Float[Tensor, "l h"]:
     return torch.stack(scores)
 
 
+@public()
 @torch.no_grad()
 def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h"]) -> Float[Tensor, "l h"]:
     """Eigenvalue positivity of "attend where the token before was mine": near 1 for induction heads.

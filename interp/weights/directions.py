@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.shapes import shape_text
@@ -131,6 +132,7 @@ class Neurons(Question):
         return Alone(self.name, partial(_neurons, circuits, model.text, chosen, self))
 
 
+@public()
 def directions(
     model: Model, vectors: Shaped[Tensor, "*n d"], *, side: Side = "written", top: int = 10
 ) -> "xr.Dataset":
@@ -153,6 +155,7 @@ def directions(
     return answered(Directions(vectors, side, top), model)
 
 
+@public(renamed={"layer": "part, such as 'L3H5'", "head": "part, such as 'L3H5'"})
 def singular_directions(
     model: Model,
     matrix: Matrix,
@@ -186,6 +189,7 @@ def singular_directions(
     return answered(SingularDirections(matrix, part, offset, count, top), model)
 
 
+@public(renamed={"layer": "parts, such as 'L3N17'", "index": "parts, such as 'L3N17'"})
 def neurons(model: Model, parts: Named | Sequence[Named], *, top: int = 10) -> "xr.Dataset":
     """What MLP neurons read and write, as lists of tokens.
 

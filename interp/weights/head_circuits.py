@@ -15,6 +15,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.model.attention import Attention, CrossAttention
@@ -39,6 +40,7 @@ _CIRCUITS = ("head", "cross_head", "attn", "cross_attn")
 """The kinds of part that have circuits: heads, and all heads of a layer."""
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class HeadCircuits:
     """The QK and OV circuits of one model's heads, under one set of conventions.

@@ -13,6 +13,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.tiles import row_tiles
@@ -59,6 +60,7 @@ class HeadTokens(Question):
         return Alone(self.name, partial(_head_tokens, circuits, model.text, ids, self))
 
 
+@public(renamed={"circuits": "folded, scaled and embedding"})
 def head_tokens(
     model: Model,
     tokens: Answers,

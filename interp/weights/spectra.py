@@ -14,6 +14,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.results import labelled
@@ -62,6 +63,7 @@ class Spectra(Question):
         return Alone(self.name, partial(_spectra, model.transformer.unedited, self))
 
 
+@public()
 def spectra(model: Model, *, top: int = 10) -> "xr.Dataset":
     """The singular values of every matrix of a model, and what they say: Dataset[matrix, index].
 

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.results import labelled
@@ -101,6 +102,7 @@ class SkipTrigrams(Question):
         return Alone(self.name, partial(_skip_trigrams, circuits, model.text, heads, sources, self))
 
 
+@public(renamed={"circuits": "folded, scaled and embedding", "layer": "head, such as 'L3H5'"})
 def top_pairs(
     model: Model,
     head: Named | Sequence[Named],
@@ -130,6 +132,7 @@ def top_pairs(
     return answered(TopPairs(head, kind, top, largest, folded, scaled, embedding), model)
 
 
+@public(renamed={"circuits": "folded, scaled and embedding", "layer": "head, such as 'L3H5'"})
 def skip_trigrams(
     model: Model,
     head: Named | Sequence[Named],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from interp.core.boundary import public
 from interp.families.load import TokenizerAdapter, from_folder, tokenizer_of
 from interp.model.config import Json
 from interp.model.transformer import Transformer
@@ -41,6 +42,7 @@ DEMOS: dict[str, Demo] = {
 }
 
 
+@public()
 def load(
     name: str,
     *,
@@ -59,6 +61,7 @@ def load(
     return _weights(folder, revision, dtype, device), tokenizer_of(folder)
 
 
+@public()
 def card(name: str) -> Json:
     """What a trained demo model measurably does on held-out material; empty for a hand-built one."""
     path = WEIGHTS / name / "card.json"
@@ -66,6 +69,7 @@ def card(name: str) -> Json:
     return values
 
 
+@public()
 def revisions(name: str) -> list[str]:
     """The training checkpoints shipped with a demo model, in order."""
     found = (WEIGHTS / name / "checkpoints").glob("step*.safetensors")

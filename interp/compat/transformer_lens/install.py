@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import MappingProxyType, ModuleType
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 
 THEIRS = "transformer_lens"
@@ -155,6 +156,7 @@ def expose() -> None:
 _FINDER = _Finder(THEIRS)
 
 
+@public()
 def install() -> None:
     """Let `import transformer_lens` and its submodules resolve to this package, until `uninstall()`.
 
@@ -173,6 +175,7 @@ def install() -> None:
     sys.meta_path.insert(0, _FINDER)
 
 
+@public()
 def uninstall() -> None:
     """Undo `install()`: the next `import transformer_lens` looks for the real one; what was imported stays as it is."""
     if _FINDER not in sys.meta_path:
