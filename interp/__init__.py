@@ -125,7 +125,7 @@ from interp.weights.token_pairs import skip_trigrams, top_pairs
 from interp.zoo import DEMOS
 
 if TYPE_CHECKING:
-    from interp.pages.door import report
+    from interp.pages.report_page import report
 
 __version__ = "0.1.0"
 
@@ -286,7 +286,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """The door to the pages at its first use: they need pandas, xarray and jinja2, which are slow to import."""
     if name == "report":
-        from interp.pages.door import report
+        from interp.pages.report_page import report
 
         return report
     raise AttributeError(f"module 'interp' has no attribute {name!r}")
