@@ -240,8 +240,8 @@ def backward_lens(result: xr.Dataset) -> pd.DataFrame:
     table = cells.to_dataframe(dim_order=["matrix", "layer", "pos", "rank"]).reset_index()
     table = table.rename(columns={"target_rank": "answer_rank"})
     for end in ("top", "bottom"):
-        words = table[f"{end}_word"]
-        table[f"{end}_word"] = words.where(table[f"{end}_token"] >= 0, None)
+        ids, words = table[f"{end}_token"], table[f"{end}_word"]
+        table[f"{end}_word"] = [word if i >= 0 else None for i, word in zip(ids, words, strict=True)]
     first = [
         "matrix",
         "part",
