@@ -125,7 +125,7 @@ from interp.weights.token_pairs import skip_trigrams, top_pairs
 from interp.zoo import DEMOS
 
 if TYPE_CHECKING:
-    from interp.pages.door import report
+    from interp.pages.report_page import report
 
 __version__ = "0.1.0"
 
@@ -303,7 +303,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> object:
     """The report at its first use: pages need pandas, xarray and jinja2, which are slow to import."""
     if name == "report":
-        from interp.pages.door import report
+        from interp.pages.report_page import report
 
         return report
     if name in _EARLIER:

@@ -423,7 +423,7 @@ def _per_prompt(
     kept: Mapping[str, Tensor], ids: Int[Tensor, "n"] | None, known: Bool[Tensor, "n"], text: Text
 ) -> tuple[dict[str, tuple[Sequence[str], Tensor]], dict[str, object]]:
     """What is kept of every known fact, and its labels."""
-    words = text.words(kept["token"].numpy()).astype(str)
+    words = text.words(kept["token"].numpy())
     values: dict[str, tuple[Sequence[str], Tensor]] = {
         "each": (TOKENS, kept["each"]),
         "each_spread": (TOKENS, kept["each_spread"]),

@@ -187,7 +187,7 @@ def _of_rows(kept: Mapping[str, Tensor], table: Table) -> _Found:
             f"{table.metric.name}: its gradient at {table.attrs['site']} is zero in every prompt; the metric is "
             "constant or saturated there"
         )
-    words = table.text.words(token.cpu().numpy()).astype(str)
+    words = table.text.words(token.cpu().numpy())
     return _Found(
         Moments.of(effect),
         {name: float(value.double().mean()) for name, value in rows.items()},

@@ -231,10 +231,13 @@ class Text:
     def token_words(self, batch: Batch) -> tuple[tuple[str, str], Shaped[np.ndarray, "b p"]]:
         """The dims and the texts of a batch's tokens, "" at padding: the coordinate `token` of a result."""
         ids = batch.tokens.masked_fill(~batch.real, -1)
-        return ("prompt", "pos"), self.words(ids.cpu().numpy()).astype(str)
+        return ("prompt", "pos"), self.words(ids.cpu().numpy())
 
     def words(self, ids: Int[np.ndarray, "*n"]) -> Shaped[np.ndarray, "*n"]:
-        """The text of each token of an array, as Python strings; "" for -1, which stands for none."""
+        """The text of each token of an array, as Python strings; "" for -1, which stands for none.
+
+        Python's own, since NumPy's arrays of characters drop NULs from the end of a text, and a token can be a NUL.
+        """
         unique, inverse = np.unique(ids, return_inverse=True)
         texts = ["" if i < 0 else self.pieces([int(i)])[0] for i in unique]
         return np.array(texts, dtype=object)[inverse].reshape(ids.shape)

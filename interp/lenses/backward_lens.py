@@ -228,7 +228,7 @@ def _read_off(
 def _finish(merged: Partial, asked: BackwardLens, config: ModelConfig, text: Text) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     rows = dict(merged.rows)
-    token = text.words(rows.pop("token").cpu().numpy()).astype(str)
+    token = text.words(rows.pop("token").cpu().numpy())
     every = chosen(config, asked.matrices, asked.layers)
     matrices = list(dict.fromkeys(matrix for _, matrix in every))
     layers = list(dict.fromkeys(layer for layer, _ in every))
@@ -250,7 +250,7 @@ def _finish(merged: Partial, asked: BackwardLens, config: ModelConfig, text: Tex
     )  # fmt: skip
     for end in ("top", "bottom"):
         tokens = found[f"{end}_token"]
-        found[f"{end}_word"] = tokens.dims, text.words(tokens.values).astype(str)
+        found[f"{end}_word"] = tokens.dims, text.words(tokens.values)
     extreme = np.where(
         (found.side == "delta").values[:, None, None],
         found.bottom_word.values[..., 0],

@@ -270,10 +270,10 @@ def _finish(
         {name: ((*dims, "rank") if v.ndim == 4 else dims, v) for name, v in rows.items()},
         coords={
             "depth": [str(Part.of(site)) for site in sites],
-            "token": (("prompt", "pos"), text.words(token.cpu().numpy()).astype(str)),
+            "token": (("prompt", "pos"), text.words(token.cpu().numpy())),
             **chosen,
         },
         units={"entropy": "nats", "kl": "nats", "top_prob": "probability", "target_prob": "probability"},
         attrs={"kl": "KL(final || depth)"},
     )
-    return found.assign(word=(found.top_token.dims, text.words(found.top_token.values).astype(str)))
+    return found.assign(word=(found.top_token.dims, text.words(found.top_token.values)))

@@ -155,7 +155,7 @@ def spoken(
 def _finish(merged: Partial, name: str, config: ModelConfig, part: Part, text: Text) -> "xr.Dataset":
     assert isinstance(merged, Rows)
     dims, rows = ("prompt", "pos", "rank"), dict(merged.rows)
-    words = text.words(rows.pop("token").cpu().numpy()).astype(str)
+    words = text.words(rows.pop("token").cpu().numpy())
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
     relative = f"{unit}, relative to their mean over the vocabulary"
     order = sorted(rows, key=lambda each: rows[each].ndim)  # the table is of positions
@@ -174,5 +174,5 @@ def _finish(merged: Partial, name: str, config: ModelConfig, part: Part, text: T
     )  # fmt: skip
     for side in ("top", "bottom"):
         tokens = found[f"{side}_token"]
-        found[f"{side}_word"] = tokens.dims, text.words(tokens.values).astype(str)
+        found[f"{side}_word"] = tokens.dims, text.words(tokens.values)
     return found

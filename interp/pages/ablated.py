@@ -4,72 +4,64 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from interp.causal.ablation import Kind, ablate
-from interp.causal.stand_ins import StandIn
+from interp.causal import ablate
 from interp.core.results import frame
 from interp.model.edits import Resample, Zero
-from interp.pages import tables
+from interp.model.parts import Part
 from interp.passes.metrics import logit_difference
-from interp.passes.observe import Subject
-from interp.residual.attribution import attribute
+from interp.passes.observe import Model, as_network
+from interp.residual import attribute
 
 if TYPE_CHECKING:
     import xarray as xr
 
-COMPONENT: dict[Kind, str] = {
-    "head": "L{layer}H{head}", "mlp_before": "{layer}_mlp_before_out", "mlp": "{layer}_mlp_out",
-}  # fmt: skip
-"""What attribution calls each kind of part."""
+    from interp.causal.ablation import Kind
+    from interp.causal.stand_ins import StandIn
 
 
 def ablation(
-    model: Subject, prompt: str, corrupt: str | None, answer: int, wrong: int | None, attributed: "xr.Dataset"
+    model: Model, prompt: str, corrupt: str | None, answer: int, wrong: int | None, attributed: "xr.Dataset"
 ) -> pd.DataFrame:
-    """Every head and MLP replaced alone: one row per protocol and part, layer by layer, heads before the MLP.
+    """Every head and MLP replaced alone: one row per change and part, layer by layer, heads before the MLP.
 
-    protocol: "zero", and with a twin "resample", the twin's value at every position. effect_logits = the answer's
-    logits without the part minus those with it (`interp.ablate`); `changed` is false where nothing was changed that can
-    reach the answer. direct_logits = what the part adds directly by itself (zero: `attributed`, of the prompt), or adds
-    more than in the twin (resample; each run with its own norm scale).
+    change: "zero", and with a corrupted prompt "resample", the part's value there at every position. value = the
+    answer's logits with the part replaced - those of the same run without that (`interp.ablate`); `changed` is false
+    where nothing was changed that can reach the answer. direct = what of it goes straight to the logits, the final norm
+    held: minus what the part adds by itself (zero: `attributed`, of the prompt), or what it adds after the corrupted
+    prompt minus what it adds after the prompt (resample; each run with its own norm scale).
     """
-    direct = _direct(attributed)
-    protocols: dict[str, tuple[StandIn, str | None, pd.Series]] = {"zero": (Zero(), None, direct)}
+    here = _added(attributed)
+    changes: dict[str, tuple[StandIn, str | None, pd.Series]] = {"zero": (Zero(), None, -here)}
     if corrupt is not None:
-        there = _direct(attribute(model, corrupt, answer, wrong, by="head"))
-        protocols["resample"] = (Resample(), corrupt, direct - there)
-    config = model.transformer.config
-    there_are = {"head": True, "mlp_before": config.macaron, "mlp": config.mlp is not None}
-    kinds = [kind for kind in COMPONENT if there_are[kind]]
+        there = _added(attribute(model, corrupt, answer, wrong, parts="head"))
+        changes["resample"] = (Resample(), corrupt, there - here)
+    config = as_network(model).config
+    there_are: dict[Kind, bool] = {
+        "head": True,
+        "mlp_before": config.macaron,
+        "mlp": config.mlp is not None,
+    }
     metric, every = logit_difference(answer, wrong), []
-    for name, (change, reference, known) in protocols.items():
-        parts = []
-        for kind in kinds:
-            found = ablate(model, prompt, kind, change=change, metric=metric, reference=reference)
-            parts.append(_rows(found, kind, known))
-        whole = pd.concat(parts).sort_values(["layer", "head"], kind="stable", na_position="last")
-        whole.insert(0, "protocol", name)
-        every.append(whole)
-    return pd.concat(every, ignore_index=True)
+    for name, (change, reference, direct) in changes.items():
+        found = [
+            _rows(ablate(model, prompt, kind, change=change, metric=metric, reference=reference), direct)
+            for kind, there_is in there_are.items()
+            if there_is
+        ]
+        whole = pd.concat(found).sort_values(["layer", "head"], kind="stable", na_position="last")
+        every.append(whole.assign(change=name))
+    table = pd.concat(every, ignore_index=True)
+    return table[["change", "part", "kind", "layer", "head", "direct", "value", "changed"]]
 
 
-def _direct(attributed: "xr.Dataset") -> pd.Series:
-    """Logits by component."""
-    return tables.attribution(attributed).set_index("component").logits
+def _added(attributed: "xr.Dataset") -> pd.Series:
+    """The logits that each part adds, by its name."""
+    return attributed.value.isel(prompt=0).to_series()
 
 
-def _rows(found: "xr.Dataset", kind: Kind, direct: pd.Series) -> pd.DataFrame:
+def _rows(found: "xr.Dataset", direct: pd.Series) -> pd.DataFrame:
     """One row per part of a kind."""
-    table = frame(found[["effect", "changed"]]).rename(columns={"effect": "effect_logits"})
-    head = table.get("head", pd.Series(pd.NA, index=table.index))
-    names = [COMPONENT[kind].format(layer=layer, head=h) for layer, h in zip(table.layer, head, strict=True)]
-    return pd.DataFrame(
-        {
-            "component": names,
-            "kind": kind,
-            "layer": table.layer,
-            "head": head.astype("Int64"),
-            "direct_logits": direct[names].to_numpy(),
-            "effect_logits": table.effect_logits,
-            "changed": table.changed,
-        }
-    )
+    table = frame(found)
+    head = table.get("head", pd.Series(pd.NA, index=table.index)).astype("Int64")
+    kinds = [Part.of(name).kind for name in table.part]
+    return table.assign(kind=kinds, head=head, direct=direct[table.part].to_numpy())

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from interp.causal.graph import EdgeGraph
-from interp.circuits.edge_circuit import Circuit, CircuitProtocol
-from interp.circuits.graph_files import GraphPrompt, write_attribution_graph
+from interp.causal import EdgeGraph
+from interp.circuits import Circuit, CircuitProtocol, GraphPrompt, write_attribution_graph
+from interp.pages.corrupted import METHOD
 from interp.pages.report import Report
-from interp.pages.twin import METHOD
 from interp.pages.view_circuit import STEPS
 from interp.passes.metrics import logit_difference
 
@@ -20,11 +19,10 @@ def write_graph(report: Report, folder: Path) -> list[Path]:
     if table is None or contrast is None:
         return []
     shown = table.head(STEPS[-1])
-    edges = [f"{sender}->{receiver}" for sender, receiver in zip(shown.sender, shown.receiver, strict=True)]
     wrong = None if contrast.wrong is None else contrast.wrong.token
     metric = logit_difference(contrast.answer.token, wrong)
-    how = CircuitProtocol(metric.name, metric.unit, METHOD, "top_n", "resample", n=1, direction="noise")
-    scores = dict(zip(edges, shown.score_logits.tolist(), strict=True))
+    how = CircuitProtocol(metric.name, metric.unit, METHOD, "top_n", "resample", n=1)
+    scores = dict(zip(shown.edge, shown.value.tolist(), strict=True))
     circuit = Circuit(EdgeGraph.of(report.config), scores, report.about.name, report.question.prompt, how)
     tokens = tuple(report.tables["tokens"].token)
     asked = GraphPrompt(report.question.prompt, tokens, contrast.answer.token, contrast.answer.prob, wrong)

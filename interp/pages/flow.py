@@ -1,4 +1,4 @@
-"""The tables behind the residual lattice and the large head: shares of sums, lengths of values, tokens of heads."""
+"""The tables of the residual lattice and the large head: shares of sums, lengths of values, tokens of heads."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,15 +12,20 @@ from torch import Tensor
 from interp.core.results import frame
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
+from interp.model.parts import Part
+from interp.pages.tables import head_names
 from interp.passes.observe import Subject, observe
-from interp.tokens.flow_routes import flow_routes, why_no_routes
+from interp.tokens import flow_routes
+from interp.tokens.flow_routes import why_no_routes
 from interp.tokens.mixing import SourceSplit, split_reads
-from interp.weights.head_tokens import head_tokens
+from interp.weights import head_tokens
 
 FLOOR = 0.01
 """Least share of a head's move that the page holds; smaller ones are told as a sum."""
-OWN = {"resid": "residual", "attn_bias": "bias", "mlp": "mlp", "resid_mid": "residual_mid"}
-"""The parts that stay at their position: their names in `interp.flow_routes`, and on the page."""
+OWN = ("resid", "attn_bias", "mlp", "resid_mid")
+"""The parts that stay at their position, as `interp.flow_routes` calls them."""
+LISTS = ("raises", "lowers", "seeks")
+"""The lists of a head in the order of the page."""
 LISTED = 5
 """Tokens per list of a head, where the page has room."""
 MOST_LISTED = 30_000
@@ -46,37 +51,40 @@ def about_flow(
 def shares(result: xr.Dataset, attributed: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
     """`interp.flow_routes` of one prompt: one row per part of a sum, heads' moves from `FLOOR` on.
 
-    direct_logits: what the part adds directly to the answer (minus the wrong one): heads' moves and MLPs at the last
-    position; NaN elsewhere, where nothing is added to the answer but through later parts, and for the stream itself.
+    kind: "head", or one of `OWN`. attribution: the logits that the part adds to the answer by itself (minus the wrong
+    one's): heads' moves and MLPs at the last position; NaN elsewhere, where nothing is added to the answer but through
+    later parts, and for the stream itself.
     """
     one, last = result.isel(prompt=0), len(names) - 1
-    moved = frame(one[["value"]]).query("value >= @FLOOR").rename(columns={"value": "share"})
+    moved = frame(one[["value"]].reset_coords(drop=True)).query("value >= @FLOOR")
     by_source = attributed.by_source.isel(prompt=0).to_numpy()
-    direct = by_source[moved.layer, moved["head"], moved.key]
-    every = [moved.assign(kind="attention", direct_logits=np.where(moved["query"] == last, direct, np.nan))]
-    by_part = dict(
-        zip(attributed.component.values.tolist(), attributed.logits.values[0].tolist(), strict=True)
-    )
-    for name, kind in OWN.items():
-        if name in one:
-            part = frame(one[[name]]).rename(columns={name: "share"})
-            part = part.assign(kind=kind, key=part["query"], direct_logits=np.nan)
+    added = by_source[moved.layer, moved["head"], moved.key]
+    every = [moved.assign(kind="head", attribution=np.where(moved["query"] == last, added, np.nan))]
+    by_part = attributed.value.isel(prompt=0).to_series()
+    for kind in OWN:
+        if kind in one:
+            part = frame(one[[kind]].reset_coords(drop=True)).rename(columns={kind: "value"})
+            part = part.assign(kind=kind, key=part["query"], attribution=np.nan)
             if kind == "mlp":
                 ends = part["query"] == last
-                part.loc[ends, "direct_logits"] = [by_part[f"{i}_mlp_out"] for i in part.layer[ends]]
+                part.loc[ends, "attribution"] = [
+                    by_part[str(Part("mlp", layer))] for layer in part.layer[ends]
+                ]
             every.append(part)
     table = pd.concat(every, ignore_index=True)
     words = np.array(names, dtype=object)
     table["head"] = table["head"].astype("Int64")
+    where = zip(table.kind, table.layer, table["head"], strict=True)
+    table["part"] = [str(Part(kind, layer, None if head is pd.NA else head)) for kind, layer, head in where]
     table["query_token"], table["key_token"] = words[table["query"]], words[table.key]
-    columns = ["kind", "layer", "head", "query", "query_token", "key", "key_token", "share", "direct_logits"]
-    return table[columns]
+    columns = ["kind", "part", "layer", "head", "query", "query_token", "key", "key_token", "value"]
+    return table[[*columns, "attribution"]]
 
 
 def value_norms(model: Subject, batch: Batch, names: Sequence[str]) -> pd.DataFrame:
     """How long v_j W_O of every head and position is (b_V included): its move at full attention.
 
-    Kobayashi et al. 2020. Behind the linear part of the norm of attention's output, where a family has one, before its
+    Kobayashi et al. 2020. After the linear part of the norm of attention's output, where a family has one, before its
     division.
     """
     config = model.transformer.config
@@ -88,22 +96,30 @@ def value_norms(model: Subject, batch: Batch, names: Sequence[str]) -> pd.DataFr
     layer, head, key = (index.ravel() for index in np.indices(norms.shape))
     words = np.array(names, dtype=object)
     return pd.DataFrame(
-        {"layer": layer, "head": head, "key": key, "key_token": words[key], "norm": norms.ravel()}
+        {
+            "part": head_names(config.n_layers, config.n_heads)[layer, head],
+            "layer": layer,
+            "head": head,
+            "key": key,
+            "key_token": words[key],
+            "value": norms.ravel(),
+        }
     )
 
 
 def words_of_heads(model: Subject, batch: Batch) -> pd.DataFrame:
     """`interp.head_tokens` of the prompt's different tokens: one row per list and rank.
 
-    `list`: writes (most raised), lowers (most lowered), seeks (the keys that the token prefers, among the prompt's).
+    `list`: raises and lowers (the next tokens that the head makes more and less probable where it attends to the
+    token), seeks (the keys that the token prefers, among the prompt's).
     """
     ids = torch.unique(batch.tokens[0])
     found = head_tokens(model, ids, top=listed(model.transformer.config, len(ids)))
-    table = frame(found).rename(columns={"value": "score"}).query("word_id >= 0")
-    table["list"] = table["list"].replace("raises", "writes")
-    order = table["list"].map({name: i for i, name in enumerate(("writes", "lowers", "seeks"))})
+    table = frame(found).query("word_id >= 0")
+    order = table["list"].map({name: i for i, name in enumerate(LISTS)})
     table = table.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
-    return table[["list", "layer", "head", "token", "token_id", "rank", "word", "word_id", "score"]]
+    first = ["list", "part", "layer", "head", "token", "token_id", "rank", "word", "word_id"]
+    return table[[*first, "value", "unit"]]
 
 
 def listed(config: ModelConfig, n_tokens: int) -> int:

@@ -20,7 +20,7 @@ from interp.pages import (
     views,
     wording,
 )
-from interp.pages.report import Contrast, Report, Twin
+from interp.pages.report import Contrast, Corrupted, Report
 from interp.pages.tables import INDUCTION_THRESHOLD
 from interp.pages.templates import environment, script, style
 from interp.tokens.flow_routes import why_no_routes
@@ -62,18 +62,18 @@ def _ready(report: Report) -> dict[str, object]:
         "best": {score: views.best(heads, score) for score in views.SCORES},
         "kinds": views.KINDS,
         "links": views.strongest(tables["composition"]),
-        "found": [head for head in views.scored(heads, "induction") if head.marked],
+        "found": [head for head in views.scored(heads, "induction") if head.is_induction_head],
         "profiles": views.profiles(heads, tables.get("attribution")),
         "no_logits": wording.NO_LOGITS,
-        "no_twin": wording.NO_TWIN,
-        "twin": report.twin,
-        **_twinned(report),
+        "no_corrupted": wording.NO_CORRUPTED,
+        "corrupted": report.corrupted,
+        **_compared(report),
         "run_json": json.dumps(report.provenance, indent=2, ensure_ascii=False),
         **shown,
         "payload": {
             "names": names,
             "heads": report.config.n_heads,
-            "attention": _packed(tables["attention"].attention.to_numpy()),
+            "attention": _packed(tables["attention"].value.to_numpy()),
             **linked,
         },
     }
@@ -124,10 +124,10 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
     return shown, linked
 
 
-def _twinned(report: Report) -> dict[str, object]:
-    """What only a prompt with a twin has to show; no circuit for a model without an edge graph."""
+def _compared(report: Report) -> dict[str, object]:
+    """What only a prompt with a corrupted one has to show; no circuit for a model without an edge graph."""
     tables = report.tables
-    if report.twin is None:
+    if report.corrupted is None:
         return {}
     edges = tables.get("edges")
     return {
@@ -136,17 +136,17 @@ def _twinned(report: Report) -> dict[str, object]:
         "unchanged": view_patching.UNCHANGED,
         "patching": view_patching.patching(tables["patching"]),
         "circuit": None if edges is None else view_circuit.drawing(edges, report.config),
-        **_faithful(report, report.contrast, report.twin),
+        **_faithful(report, report.contrast, report.corrupted),
     }
 
 
-def _faithful(report: Report, contrast: Contrast | None, twin: Twin) -> dict[str, object]:
+def _faithful(report: Report, contrast: Contrast | None, corrupted: Corrupted) -> dict[str, object]:
     """The faithfulness curve; none for a model without an edge graph."""
     table = report.tables.get("faithfulness")
     if table is None or contrast is None:
         return {}
     return {
-        "faithfulness": view_faithfulness.curve(table, contrast.total, twin.total),
+        "faithfulness": view_faithfulness.curve(table, contrast.total, corrupted.total),
         "curve_width": view_faithfulness.WIDTH,
         "curve_height": view_faithfulness.HEIGHT,
     }

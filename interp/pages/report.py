@@ -11,26 +11,26 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.attention.heads import RepeatedTokens, heads
+from interp.attention import RepeatedTokens, heads
 from interp.core.boundary import public
+from interp.core.results import frame
 from interp.data.batch import Batch
-from interp.lenses.backward_lens import backward_lens
+from interp.lenses import backward_lens, logit_lens
 from interp.lenses.factors import Matrix, present
-from interp.lenses.lens import logit_lens
 from interp.model.config import Json, ModelConfig
 from interp.model.mixer_variants import require
 from interp.model.tap import Read
 from interp.pages import tables
 from interp.pages.ablated import ablation
+from interp.pages.corrupted import Pair, check_aligned, why_no_edges
 from interp.pages.flow import about_flow
-from interp.pages.twin import Pair, check_aligned, why_no_edges
 from interp.passes.metrics import logit_difference
 from interp.passes.observe import Subject, observe
-from interp.residual.attribution import attribute
+from interp.residual import attribute
 from interp.residual.decomposition import not_linear
 from interp.runs.provenance import provenance
-from interp.weights.composition import Kind, composition
-from interp.weights.copying import copying
+from interp.weights import composition, copying
+from interp.weights.composition import Kind
 
 TOP = 10
 """Next tokens listed per position, and tokens per cell of the lens."""
@@ -50,7 +50,7 @@ class Question:
     wrong: str | None = None
     """The token it is contrasted with; None = the runner-up if there is no answer either, else nothing."""
     corrupt: str | None = None
-    """The twin: the prompt, token for token, but for what changes the answer; None = no causal sections."""
+    """The corrupted prompt: the prompt, token for token, but for what changes the answer; None = no causal sections."""
 
     def __post_init__(self) -> None:
         if self.wrong is not None and self.answer is None:
@@ -95,16 +95,16 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class Twin:
+class Corrupted:
     """The corrupted prompt and what the model makes of the prompt's answers there."""
 
     prompt: str
     answer: Candidate
     wrong: Candidate | None
     total: float
-    """The answer's logit after the twin, minus the wrong answer's where there is one."""
+    """The answer's logit after the corrupted prompt, minus the wrong answer's where there is one."""
     changes: tuple[tuple[int, str, str], ...]
-    """Where the two prompts differ: position, the prompt's token, the twin's."""
+    """Where the two prompts differ: position, the prompt's token, the corrupted one's."""
     no_edges: str | None
     """Why edges are not scored; None if they are."""
 
@@ -118,8 +118,8 @@ class Report:
     question: Question
     contrast: Contrast | None
     """None for a model without logits: it has no answers."""
-    twin: Twin | None
-    """None where the question has no twin."""
+    corrupted: Corrupted | None
+    """None where the question has no corrupted prompt."""
     data: RepeatedTokens
     """What the head scores were measured on."""
     tables: Mapping[str, pd.DataFrame]
@@ -141,11 +141,11 @@ def report_of(model: Subject, question: Question, about: About, *, seed: int = 0
     """Every table of the page for one prompt; the seed draws the repeated tokens of the head scores.
 
     A model without logits has tables of attention, head scores and composition, and no `contrast`; a question without
-    a twin has no tables of patching and edges, a model without an edge graph none of edges. Heads whose scores do not
-    come from q . k have no composition into queries and keys.
-    Errors: ValueError for a prompt or an answer the model cannot take, for a prompt too long for the page, for a twin
-    that does not align with the prompt or that the model answers alike, for a model that is not causal, whose mixers
-    weigh no values, or not by shares, or whose logits are not linear in the stream.
+    a corrupted prompt has no tables of patching and edges, a model without an edge graph none of edges. Heads whose
+    scores do not come from q . k have no composition into queries and keys.
+    Errors: ValueError for a prompt or an answer the model cannot take, for a prompt too long for the page, for a
+    corrupted prompt that does not align with the prompt or that the model answers alike, for a model that is not
+    causal, whose mixers weigh no values, or not by shares, or whose logits are not linear in the stream.
     """
     batch = model.text.batch(question.prompt)
     check_aligned(model, question.prompt, question.corrupt)
@@ -172,20 +172,21 @@ def report_of(model: Subject, question: Question, about: About, *, seed: int = 0
         work["ablation"] = lambda: ablation(
             model, question.prompt, question.corrupt, answered.answer, answered.wrong, answered.attributed
         )
-        work["circuits"] = lambda: tables.circuits(
+        work["circuits"] = lambda: frame(
             copying(model, ranks=False, previous=scored.value.sel(score="previous_token"))
         )
-        work |= _about_twin(model, question, answered, names)
+        work |= _about_corrupted(model, question, answered, names)
     bar = tqdm(work.items(), desc="report", delay=1, leave=False)
     found = {name: make() for name, make in bar}
     contrast = None if answered is None else _contrast(model, question, answered)
-    twin = None if answered is None else _twin(model, question, answered, batch)
-    asked, twinned = (None if each is None else asdict(each) for each in (contrast, twin))
+    other = None if answered is None else _corrupted(model, question, answered, batch)
+    asked, compared = (None if each is None else asdict(each) for each in (contrast, other))
     parameters: Json = {
-        **asdict(question), "contrast": asked, "twin": twinned, "head_scores": asdict(data),
+        **asdict(question), "contrast": asked, "corrupted": compared, "head_scores": asdict(data),
     }  # fmt: skip
     record = provenance(model.transformer, about.name, seed=seed, parameters=parameters)
-    return Report(about, config, question, contrast, twin, data, found, record)
+    record["units"] = {name: dict(tables.UNITS[name]) for name in found}
+    return Report(about, config, question, contrast, other, data, found, record)
 
 
 def _answered(model: Subject, question: Question, batch: Batch, output_p: Tensor) -> _Answered | None:
@@ -197,7 +198,7 @@ def _answered(model: Subject, question: Question, batch: Batch, output_p: Tensor
             f"an answer ({question.answer!r}) requires a model with logits, this one ends in its residual stream"
         )
     answer, wrong = _answers(model, question, output_p[-1])
-    return _Answered(output_p, answer, wrong, attribute(model, batch, answer, wrong, by="source"))
+    return _Answered(output_p, answer, wrong, attribute(model, batch, answer, wrong, parts="source"))
 
 
 def _about_logits(
@@ -209,16 +210,16 @@ def _about_logits(
         "next_tokens": lambda: tables.next_tokens(answered.logits_pv, pieces, top=TOP),
         "attribution": lambda: tables.attribution(attributed),
         "attribution_sources": lambda: tables.attribution_sources(attributed, names),
-        "logit_lens": lambda: _lens(model, batch, answer, names),
-        "backward_lens": lambda: _backward_lens(model, batch, answer, names),
+        "logit_lens": lambda: _lens(model, batch, answer),
+        "backward_lens": lambda: _backward_lens(model, batch, answer),
         **about_flow(model, batch, attributed, names),
     }
 
 
-def _about_twin(
+def _about_corrupted(
     model: Subject, question: Question, answered: _Answered, names: list[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
-    """How to make the tables that compare the prompt with its twin; none without one."""
+    """How to make the tables that compare the prompt with its corrupted one; none without that."""
     if question.corrupt is None:
         return {}
     pair = Pair(question.prompt, question.corrupt, logit_difference(answered.answer, answered.wrong))
@@ -230,8 +231,8 @@ def _about_twin(
     return work
 
 
-def _twin(model: Subject, question: Question, answered: _Answered, batch: Batch) -> Twin | None:
-    """What the model answers to the twin; None if there is none."""
+def _corrupted(model: Subject, question: Question, answered: _Answered, batch: Batch) -> Corrupted | None:
+    """What the model answers to the corrupted prompt; None if there is none."""
     if question.corrupt is None:
         return None
     other = model.text.batch(question.corrupt)
@@ -244,7 +245,7 @@ def _twin(model: Subject, question: Question, answered: _Answered, batch: Batch)
     ours, theirs = (model.text.pieces(each.tokens[0, places].tolist()) for each in (batch, other))
     changes = tuple(zip(places, ours, theirs, strict=True))
     no_edges = why_no_edges(model.transformer.config)
-    return Twin(question.corrupt, answer, wrong, float(total), changes, no_edges)
+    return Corrupted(question.corrupt, answer, wrong, float(total), changes, no_edges)
 
 
 def _contrast(model: Subject, question: Question, answered: _Answered) -> Contrast:
@@ -313,18 +314,18 @@ def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> 
     )
 
 
-def _lens(model: Subject, batch: Batch, answer: int, names: list[str]) -> pd.DataFrame:
+def _lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
     top = min(TOP, model.transformer.config.d_vocab)
     of_next, of_answer = (logit_lens(model, batch, answer=target, top=top) for target in (None, answer))
-    return tables.logit_lens(of_next, of_answer, names, model.text.pieces)
+    return tables.logit_lens(of_next, of_answer)
 
 
-def _backward_lens(model: Subject, batch: Batch, answer: int, names: list[str]) -> pd.DataFrame:
+def _backward_lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
     """Of a matrix that writes to the stream and one that reads it: those of the MLP, if it has factors."""
     config = model.transformer.config
     matrices: tuple[Matrix, ...] = ("W_out", "W_in") if "W_out" in present(config) else ("W_O", "W_V")
     found = backward_lens(model, batch, answer, matrices=matrices, top=min(ENDS, config.d_vocab))
-    return tables.backward_lens(found, names, model.text.pieces)
+    return tables.backward_lens(found)
 
 
 def _candidate(token: int, logits: Float[Tensor, "v"], model: Subject) -> Candidate:

@@ -1,6 +1,9 @@
-"""The tidy tables behind the page: one row per observation, units in the column names, tokens as text and as ids."""
+"""The tidy tables of the page: one row per observation, in the words of the results that they are made from.
 
-import re
+What a table estimates is its column `value`; `part`, `layer`, `head`, `token` and `score` say of what. `UNITS` has the
+unit of every column of real numbers.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -8,6 +11,7 @@ import pandas as pd
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from interp.core.results import frame
@@ -19,6 +23,41 @@ Pieces = Callable[[Sequence[int]], list[str]]
 
 INDUCTION_THRESHOLD = 0.4
 """Least induction score of a head that the page calls an induction head."""
+
+_RATIO, _SIZES = "ratio of Frobenius norms", "see the column unit"
+UNITS: Mapping[str, Mapping[str, str]] = {
+    "tokens": {"loss_nats": "nats", "prob": "probability"},
+    "next_tokens": {"prob": "probability", "logit": "logits"},
+    "heads": dict.fromkeys(("value", "low", "high", "null", "null_sd"), _SIZES),
+    "circuits": dict.fromkeys(("value", "low", "high", "null"), _SIZES),
+    "composition": {
+        **dict.fromkeys(("value", "null", "null_sd", "excess"), _RATIO),
+        "z": "standard deviations of the ratio", "p": "probability",
+    },
+    "attention": {"value": "attention mass"},
+    "attribution": {"value": "logits", "share": "share of the total", "running_sum": "logits"},
+    "attribution_sources": {"value": "logits"},
+    "ablation": {"direct": "logits", "value": "logits"},
+    "patching": {"value": "logits", "normalised": "share of the difference between the runs"},
+    "edges": {"value": "logits"},
+    "faithfulness": {"value": "share of the difference between the runs"},
+    "logit_lens": {
+        **dict.fromkeys(("top_prob", "next_prob", "answer_prob"), "probability"), "entropy": "nats", "kl": "nats",
+    },
+    "backward_lens": {"x": "norm", "delta": "norm", "relative_update": "share of the prompt's largest"},
+    "flow_routes": {"value": "share of the sum", "attribution": "logits"},
+    "value_norms": {"value": "norm"},
+    "head_tokens": {"value": _SIZES},
+}  # fmt: skip
+"""The unit of every column of real numbers, by table."""
+
+
+def head_names(n_layers: int, n_heads: int) -> NDArray[np.object_]:
+    """The name of every head, by layer and head."""
+    return np.array(
+        [[str(Part("head", layer, head)) for head in range(n_heads)] for layer in range(n_layers)],
+        dtype=object,
+    ).reshape(n_layers, n_heads)
 
 
 def tokens(ids: Int[Tensor, "p"], logits: Float[Tensor, "p v"] | None, pieces: Pieces) -> pd.DataFrame:
@@ -69,176 +108,150 @@ def attention(pattern_lhqk: Float[Tensor, "l h q k"], names: Sequence[str]) -> p
     words = np.array(names, dtype=object)
     return pd.DataFrame(
         {
+            "part": head_names(layers, heads)[layer, head],
             "layer": layer,
             "head": head,
             "query": query[cell],
             "query_token": words[query[cell]],
             "key": key[cell],
             "key_token": words[key[cell]],
-            "attention": pattern_lhqk[:, :, query, key].float().cpu().numpy().ravel(),
+            "value": pattern_lhqk[:, :, query, key].float().cpu().numpy().ravel(),
         }
     )
 
 
 def heads(result: xr.Dataset) -> pd.DataFrame:
-    """`interp.heads` as a table, and whether each head counts as an induction head.
+    """`interp.heads` as a table, one row per head and score, and whether the head counts as an induction head.
 
     It does if its induction score is at least `INDUCTION_THRESHOLD` and the lower end of the score's 95 % interval
     lies above the null.
     """
     table = frame(result)
-    above = table.induction_low > table.induction_null
-    table["is_induction_head"] = (table.induction >= INDUCTION_THRESHOLD) & above
+    induction = table[table.score == "induction"].set_index("part")
+    found = (induction.value >= INDUCTION_THRESHOLD) & (induction.low > induction.null)
+    table["is_induction_head"] = table.part.map(found).astype(bool)
     return table
-
-
-def circuits(result: xr.Dataset) -> pd.DataFrame:
-    """`interp.copying` without ranks: each head's copying and matching score, -1 to 1; NaN where there is none."""
-    values = {"copying": "eigenvalue", "matching": "matching"}
-    found = {name: result.value.sel(score=score).reset_coords(drop=True) for name, score in values.items()}
-    return frame(xr.Dataset(found))
 
 
 def composition(results: Mapping[str, xr.Dataset]) -> pd.DataFrame:
     """`interp.composition` by kind (Q, K, V): one row per pair of heads in different layers."""
-    every = [_pairs(result).assign(kind=kind) for kind, result in results.items()]
-    columns = ["kind", "src_layer", "src_head", "dst_layer", "dst_head", "raw", "null", "excess", "z", "p"]
+    every = [frame(result).dropna(subset="value").assign(kind=kind) for kind, result in results.items()]
+    columns = ["kind", "src", "dst", "value", "null", "null_sd", "excess", "z", "p"]
     if not every:
         return pd.DataFrame(columns=columns)
-    return pd.concat(every)[columns].dropna(subset="raw").reset_index(drop=True)
-
-
-def _pairs(result: xr.Dataset) -> pd.DataFrame:
-    """One row per pair of heads, by layer and head."""
-    table = frame(result).rename(columns={"value": "raw"})
-    for side in ("src", "dst"):
-        table[f"{side}_head"] = [Part.of(name).index for name in table[side]]
-    return table
+    return pd.concat(every)[columns].reset_index(drop=True)
 
 
 def attribution(result: xr.Dataset) -> pd.DataFrame:
-    """`interp.attribute` of one prompt by head: each component's logits, its share of the total, and its place.
+    """`interp.attribute` of one prompt by head: the logits that each part adds, its share of the total, its place.
 
     Rows follow the stream; running_sum = logits of this row and all above, the total at the end.
-    share = logits / total: signed, sums to 1, exceeds 1 where parts cancel; NaN for a total of 0.
+    share = value / total: signed, sums to 1, exceeds 1 where parts cancel; NaN for a total of 0.
     """
-    one = frame(result[["logits", "total"]].isel(prompt=0))
-    places = [_place(str(name)) for name in one.component]
-    total = float(result.total[0])
+    one = result.isel(prompt=0)
+    value, total = one.value.to_numpy(), float(one.total)
+    parts = [Part.of(str(name)) for name in one.part.values]
+    heads = [part.index if part.kind == "head" else None for part in parts]
     return pd.DataFrame(
         {
-            "component": one.component.astype(str),
-            "kind": [kind for kind, _, _ in places],
-            "layer": pd.array([layer for _, layer, _ in places], dtype="Int64"),
-            "head": pd.array([head for _, _, head in places], dtype="Int64"),
-            "logits": one.logits,
-            "share": one.logits / total if total else np.nan,
-            "running_sum": one.logits.cumsum(),
+            "part": [str(part) for part in parts],
+            "kind": [part.kind for part in parts],
+            "layer": pd.array([part.layer for part in parts], dtype="Int64"),
+            "head": pd.array(heads, dtype="Int64"),
+            "value": value,
+            "share": value / total if total else np.nan,
+            "running_sum": value.cumsum(),
         }
     )
 
 
 def attribution_sources(result: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
     """What each head adds to the logits, split by the position it moved it from; sums over sources to the head."""
-    table = frame(result.by_source.isel(prompt=0).to_dataset(name="logits"))
-    table.insert(3, "source_token", np.array(names, dtype=object)[table.source])
+    table = frame(result.by_source.isel(prompt=0).reset_coords(drop=True).to_dataset(name="value"))
+    table.insert(
+        0, "part", head_names(result.sizes["layer"], result.sizes["head"])[table.layer, table["head"]]
+    )
+    table.insert(4, "source_token", np.array(names, dtype=object)[table.source])
     return table
-
-
-def _place(component: str) -> tuple[str, int | None, int | None]:
-    """Kind, layer and head of a component's label."""
-    if found := re.fullmatch(r"L(\d+)H(\d+)", component):
-        return "head", int(found[1]), int(found[2])
-    if found := re.fullmatch(r"(\d+)_(attn_bias|mlp_out|mlp_before_out|ln\d_bias)", component):
-        kinds = {"mlp_out": "mlp", "mlp_before_out": "first mlp", "attn_bias": "attention bias"}
-        return kinds.get(found[2], "norm bias"), int(found[1]), None
-    return ("embedding" if component.endswith("embed") else "bias"), None, None
 
 
 def patching(results: Mapping[tuple[str, str], xr.Dataset], names: Sequence[str]) -> pd.DataFrame:
     """`interp.patch` by direction and site: one row per cell, `pos` (and its token) or `head` empty by the site's dims.
 
-    effect_logits = the patched run minus the run patched into; normalised = 0 like the twin, 1 like the prompt; where
-    `changed` is false the two runs agree in the cell, or it cannot reach the answer.
+    value = metric of the patched run - metric of the run patched into; normalised = 0 as after the corrupted prompt, 1
+    as after the prompt; where `changed` is false the two runs agree in the cell, or it cannot reach the answer.
     """
-    every = []
-    for (direction, site), result in results.items():
-        table = frame(result[["effect", "normalised", "changed"]])
-        table.insert(0, "direction", direction)
-        table.insert(1, "site", site)
-        every.append(table)
-    whole = pd.concat(every, ignore_index=True).rename(columns={"effect": "effect_logits"})
+    every = [
+        frame(result).assign(direction=direction, site=site) for (direction, site), result in results.items()
+    ]
+    whole = pd.concat(every, ignore_index=True)
     for column in ("pos", "head"):
         whole[column] = whole[column].astype("Int64")
     words = dict(enumerate(names))
     whole["token"] = [words.get(-1 if pd.isna(pos) else pos) for pos in whole.pos]
-    columns = ["layer", "pos", "token", "head", "effect_logits", "normalised", "changed"]
+    columns = ["part", "layer", "pos", "token", "head", "value", "normalised", "changed"]
     return whole[["direction", "site", *columns]]
 
 
 def edges(result: xr.Dataset) -> pd.DataFrame:
     """Every edge of `interp.edge_attribution` with its score in logits, the largest first.
 
-    Positive: corrupting the edge (it alone carries the twin's value) raises the logit difference.
+    Positive: bringing the edge back (it alone carries the prompt's value in the corrupted run) raises the metric.
     """
-    columns = ["sender", "receiver", "value"]
-    table = frame(result, "value")[columns].rename(columns={"value": "score_logits"})
-    order = (-table.score_logits.abs()).argsort(kind="stable")
+    table = frame(result)[["edge", "sender", "receiver", "value"]]
+    order = (-table.value.abs()).argsort(kind="stable")
     return table.iloc[order].reset_index(drop=True)
 
 
 def faithfulness(sizes: Sequence[int], result: xr.Dataset) -> pd.DataFrame:
-    """`interp.circuit_curve` of the strongest edges of one prompt, by how many.
+    """The faithfulness of the strongest edges of one prompt (`interp.circuit_curve`), by how many.
 
-    edges = how many were kept, `connected` how many of them lie on a path from the input to the logits, faithfulness =
-    (metric of the circuit - metric of the twin) / (metric of the prompt - metric of the twin): 0 without edges, 1 with
-    all. One prompt: no interval.
+    edges = how many were kept, `connected` how many of them lie on a path from the input to the logits, value =
+    (metric of the circuit - metric of the corrupted prompt) / (metric of the prompt - that of the corrupted one): 0
+    without edges, 1 with all. One prompt: no interval.
     """
     found = result.sel(circuit="found", score="faithfulness")
-    return pd.DataFrame(
-        {"edges": list(sizes), "connected": found.edges.values, "faithfulness": found.value.values}
-    )
+    return pd.DataFrame({"edges": list(sizes), "connected": found.edges.values, "value": found.value.values})
 
 
-def logit_lens(
-    of_next: xr.Dataset, of_answer: xr.Dataset, names: Sequence[str], pieces: Pieces
-) -> pd.DataFrame:
+def logit_lens(of_next: xr.Dataset, of_answer: xr.Dataset) -> pd.DataFrame:
     """The lens at every depth and position, one row per rank of its top tokens.
 
-    `next_rank` and `next_prob` are about the token that follows in the prompt (rank -1 and NaN at the end), `answer_*`
-    about the answer, `entropy_nats` and `kl_nats` = KL(final || depth) about the whole distribution; ranks from 0.
+    `token` is what is read there, `top_token` and `word` the id and text of what the lens says. `next_rank` and
+    `next_prob` are about the token that follows in the prompt (rank -1 and NaN at the end), `answer_*` about the
+    answer, `entropy` and `kl` = KL(final || depth) about the whole distribution; ranks from 0.
     """
-    known = ["target_rank", "target_prob"]
-    of_next, of_answer = of_next.drop_vars(["word", "token"]), of_answer.drop_vars("token")
-    merged = of_next.rename(target_rank="next_rank", target_prob="next_prob").merge(
-        of_answer[known].rename(target_rank="answer_rank", target_prob="answer_prob")
-    )
-    table = frame(merged.isel(prompt=0))
-    table = table.rename(
-        columns={"top_token": "token_id", "top_prob": "prob", "entropy": "entropy_nats", "kl": "kl_nats"}
-    )
-    table.insert(2, "read_token", np.array(names, dtype=object)[table.pos])
-    table.insert(5, "token", pieces(table.token_id.tolist()))
-    return table
+    of_next = of_next.rename(target_rank="next_rank", target_prob="next_prob")
+    about = of_answer[["target_rank", "target_prob"]].drop_vars("token")
+    merged = of_next.merge(about.rename(target_rank="answer_rank", target_prob="answer_prob"))
+    table = frame(merged.isel(prompt=0).reset_coords("prompt", drop=True))
+    first = ["depth", "pos", "token", "rank", "top_token", "word", "top_prob", "entropy", "kl"]
+    return table[[*first, "next_rank", "next_prob", "answer_rank", "answer_prob"]]
 
 
-def backward_lens(found: xr.Dataset, names: Sequence[str], pieces: Pieces) -> pd.DataFrame:
+def backward_lens(result: xr.Dataset) -> pd.DataFrame:
     """`interp.backward_lens` of one prompt: per matrix, layer and position the most and least probable tokens.
 
     One row per rank, the extreme token first. `x` and `delta` are norms of what the matrix read and of the gradient at
     its output, `relative_update` their product over the largest of the matrix; `answer_rank` counts from 0, the most
-    probable. Where nothing would be written: ids and ranks -1, and no tokens.
+    probable. Where nothing would be written: ids and ranks -1, and no words.
     """
-    shown = ["x", "delta", "relative_update", "target_rank", "top_token", "bottom_token"]
-    cells = found[shown].isel(prompt=0, drop=True).drop_vars(["part", "side", "token"])
+    cells = result.isel(prompt=0).reset_coords("prompt", drop=True).drop_vars(["word", "side"])
     table = cells.to_dataframe(dim_order=["matrix", "layer", "pos", "rank"]).reset_index()
     table = table.rename(columns={"target_rank": "answer_rank"})
-    columns = ["matrix", "layer", "pos", "x", "delta", "relative_update", "answer_rank", "rank"]
-    out = table[columns].copy()
-    out.insert(3, "read_token", np.array(names, dtype=object)[table.pos])
     for end in ("top", "bottom"):
-        ids = table[f"{end}_token"]
-        texts = pieces(ids.clip(lower=0).tolist())
-        out[f"{end}_token_id"] = ids
-        out[f"{end}_token"] = [text if i >= 0 else None for i, text in zip(ids, texts, strict=True)]
-    return out
+        ids, words = table[f"{end}_token"], table[f"{end}_word"]
+        table[f"{end}_word"] = [word if i >= 0 else None for i, word in zip(ids, words, strict=True)]
+    first = [
+        "matrix",
+        "part",
+        "layer",
+        "pos",
+        "token",
+        "x",
+        "delta",
+        "relative_update",
+        "answer_rank",
+        "rank",
+    ]
+    return table[[*first, "top_token", "top_word", "bottom_token", "bottom_word"]]

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from interp.causal.graph import INPUT, LOGITS, EdgeGraph
+from interp.causal import EdgeGraph
+from interp.causal.graph import INPUT, LOGITS
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
 from interp.pages.wording import count, number
 
 STEPS = (10, 25, 50, 100)
 """How many edges a page can show; the first is where it opens."""
-PARTS = {"q": "query", "k": "key", "v": "value"}
 PORTS = {"q": -11.0, "k": 0.0, "v": 11.0}
 """Where queries, keys and values enter a head, in pixels from its middle."""
 COLUMN, ROW, MARGIN = 54.0, 60.0, 30.0
@@ -30,9 +30,7 @@ BOW = 0.2
 class Node:
     """One part of the model and where it is drawn."""
 
-    name: str
-    label: str
-    words: str
+    part: str
     layer: int | None
     head: int | None
     x: float
@@ -41,10 +39,10 @@ class Node:
 
 @dataclass(frozen=True)
 class End:
-    """One end of an edge in words, and the node and head it is; none where heads share keys and values."""
+    """One end of an edge: its name, and the node and head it is; none where heads share keys and values."""
 
-    words: str
-    node: str | None
+    name: str
+    part: str | None
     layer: int | None
     head: int | None
 
@@ -85,7 +83,7 @@ def drawing(table: pd.DataFrame, config: ModelConfig) -> Drawing:
     """The strongest edges of the table as a graph."""
     graph, shown = EdgeGraph.of(config), table.head(STEPS[-1])
     places = {name: i for i, name in enumerate(graph.receivers)}
-    pairs = list(zip(shown.sender, shown.receiver, shown.score_logits.tolist(), strict=True))
+    pairs = list(zip(shown.sender, shown.receiver, shown.value.tolist(), strict=True))
     targets = {receiver: graph.nodes_of(places[receiver]) for _, receiver, _ in pairs}
     names = {INPUT, LOGITS, *(s for s, _, _ in pairs), *(n for nodes in targets.values() for n in nodes)}
     nodes, rows, width, height = _layout(names)
@@ -106,14 +104,6 @@ def _parsed(name: str) -> tuple[int | None, int | None]:
         return None, None
     part = Part.of(name)
     return part.layer, part.index
-
-
-def _words(name: str) -> tuple[str, str]:
-    """A node in short and in words."""
-    layer, head = _parsed(name)
-    if layer is None:
-        return name, name
-    return (f"MLP {layer}", f"MLP {layer}") if head is None else (f"{layer}.{head}", f"head {layer}.{head}")
 
 
 def _level(name: str) -> tuple[float, float]:
@@ -137,44 +127,40 @@ def _layout(names: set[str]) -> tuple[dict[str, Node], list[tuple[str, float]], 
     for i, level in enumerate(sorted(levels)):
         y, row = height - 2 * HALF - ROW * i, levels[level]
         for k, name in enumerate(row):
-            label, words = _words(name)
             x = width / 2 + COLUMN * (k - (len(row) - 1) / 2)
-            nodes[name] = Node(name, label, words, *_parsed(name), x, y)
+            nodes[name] = Node(name, *_parsed(name), x, y)
         if level[1] == 0 and row[0] not in (INPUT, LOGITS):
-            rows.append((str(int(level[0])), y))
+            rows.append((str(Part("block", int(level[0]))), y))
     return nodes, rows, width, height
 
 
 def _edge(rank: int, sender: str, receiver: str, score: float, strongest: float, ends: list[Node]) -> Edge:
-    kind = Part.of(receiver).kind.removeprefix("group_")
-    part = kind[0] if kind in PARTS.values() else ""
     source, *targets = ends
     size = abs(score) / strongest
-    target = _target(targets, part)
+    shared = f", which {targets[0].part} to {targets[-1].part} share" if len(targets) > 1 else ""
     tip = (
-        f"{source.words} → {target.words}\n{number(score, 3, sign=True)} logits if it carries the twin's value "
+        f"{sender} → {receiver}{shared}\n{number(score, 3, sign=True)} logits if it alone carries the prompt's value "
         f"(estimate)\nnumber {count(rank + 1)} by size"
     )
     return Edge(
         rank=rank,
-        source=End(source.words, source.name, source.layer, source.head),
-        target=target,
-        ends=" ".join(dict.fromkeys(node.name for node in ends)),
+        source=End(sender, source.part, source.layer, source.head),
+        target=_target(receiver, targets),
+        ends=" ".join(dict.fromkeys(node.part for node in ends)),
         score=score,
         bar=100 * size,
         width=THINNEST + (WIDEST - THINNEST) * size,
-        path=" ".join(_curve(source, node, PORTS.get(part, 0.0), rank) for node in targets),
+        path=" ".join(_curve(source, node, PORTS.get(receiver[-1], 0.0), rank) for node in targets),
         tip=tip,
     )
 
 
-def _target(nodes: list[Node], part: str) -> End:
+def _target(receiver: str, nodes: list[Node]) -> End:
     """The receiving end: a part, and of a head what enters there."""
     first = nodes[0]
     if len(nodes) > 1:
-        return End(f"heads {first.label} to {nodes[-1].label}, {PARTS[part]}", None, None, None)
-    words = f"{first.words}, {PARTS[part]}" if part else first.words
-    return End(words, first.name, first.layer, first.head)
+        return End(receiver, None, None, None)
+    return End(receiver, first.part, first.layer, first.head)
 
 
 def _curve(source: Node, target: Node, port: float, rank: int) -> str:

@@ -36,12 +36,12 @@ class Curve:
     up: list[tuple[str, float]]
 
 
-def curve(table: pd.DataFrame, total: float, twin: float) -> Curve:
-    """The curve; across: edges kept, by their logarithm, up: faithfulness, where 0 is the twin and 1 the prompt.
+def curve(table: pd.DataFrame, total: float, corrupted: float) -> Curve:
+    """The curve; across: edges kept, by their logarithm, up: faithfulness, 0 the corrupted prompt's and 1 the prompt's.
 
-    total, twin: the metric after the prompt and after its twin, in logits.
+    total, corrupted: the metric after the prompt and after the corrupted one, in logits.
     """
-    rows = list(zip(table.edges.tolist(), table.connected.tolist(), table.faithfulness.tolist(), strict=True))
+    rows = list(zip(table.edges.tolist(), table.connected.tolist(), table.value.tolist(), strict=True))
     low, high = min(0.0, *(f for *_, f in rows)), max(1.0, *(f for *_, f in rows))
     widest = math.log(rows[-1][0]) or 1.0
 
@@ -53,7 +53,7 @@ def curve(table: pd.DataFrame, total: float, twin: float) -> Curve:
 
     points = []
     for edges, connected, share in rows:
-        logits = twin + share * (total - twin)
+        logits = corrupted + share * (total - corrupted)
         tip = (
             f"the {count(edges)} strongest edges, {count(connected)} of them on a path from the input to the logits\n"
             f"faithfulness {number(share, 3)}\n{number(logits, 3, sign=True)} logits"

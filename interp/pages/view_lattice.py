@@ -29,7 +29,7 @@ class Row:
     source: str
     target: str
     share: float
-    direct: float
+    attribution: float
 
 
 def shown(table: pd.DataFrame) -> dict[str, object]:
@@ -44,28 +44,26 @@ def shown(table: pd.DataFrame) -> dict[str, object]:
 
 def strongest(table: pd.DataFrame) -> list[Row]:
     """What heads move and MLPs add, the largest shares first."""
-    parts = table[table.kind.isin(("attention", "mlp"))].sort_values("share", ascending=False, kind="stable")
+    parts = table[table.kind.isin(("head", "mlp"))].sort_values("value", ascending=False, kind="stable")
     best = parts.head(STRONGEST)
-    layers, heads = (best[name].astype(str) for name in ("layer", "head"))
-    names = np.where(best.kind == "mlp", "MLP " + layers, "head " + layers + "." + heads)
     source, target = (
         [f"{visible(token)} ({at})" for token, at in zip(best[f"{end}_token"], best[end], strict=True)]
         for end in ("key", "query")
     )
-    numbers = best.share.tolist(), best.direct_logits.tolist()
-    return [Row(*row) for row in zip(names.tolist(), source, target, *numbers, strict=True)]
+    numbers = best.value.tolist(), best.attribution.tolist()
+    return [Row(*row) for row in zip(best.part.tolist(), source, target, *numbers, strict=True)]
 
 
 def lattice(flows: pd.DataFrame, lens: pd.DataFrame, config: ModelConfig) -> dict[str, object]:
     """What the script draws the lattice from: shares as 16-bit fractions, one entry per part above `FLOOR`."""
-    moved = flows[flows.kind == "attention"]
+    moved = flows[flows.kind == "head"]
     own = {
-        kind: packed(_fractions(part.sort_values(["layer", "query"]).share))
-        for kind, part in flows[flows.kind != "attention"].groupby("kind")
+        kind: packed(_fractions(part.sort_values(["layer", "query"]).value))
+        for kind, part in flows[flows.kind != "head"].groupby("kind")
     }
     first = lens[lens["rank"] == 0]
-    mlps = flows[(flows.kind == "mlp") & flows.direct_logits.notna()].sort_values("layer")
-    columns = [moved.layer, moved["head"], moved["query"], moved.key, _fractions(moved.share)]
+    mlps = flows[(flows.kind == "mlp") & flows.attribution.notna()].sort_values("layer")
+    columns = [moved.layer, moved["head"], moved["query"], moved.key, _fractions(moved.value)]
     return {
         "layers": config.n_layers,
         "floor": FLOOR,
@@ -73,15 +71,15 @@ def lattice(flows: pd.DataFrame, lens: pd.DataFrame, config: ModelConfig) -> dic
         "own": own,
         "edges": packed(np.stack([np.asarray(x, dtype="<u2") for x in columns], 1)),
         "answer": packed(_fractions(first.answer_prob)),
-        "mlps": mlps.direct_logits.round(6).tolist(),
+        "mlps": mlps.attribution.round(6).tolist(),
     }
 
 
 def values(table: pd.DataFrame) -> dict[str, object]:
     """Lengths of values `[layer head key]` as 16-bit fractions of the longest."""
-    most = float(table.norm.max()) or 1.0
+    most = float(table.value.max()) or 1.0
     ordered = table.sort_values(["layer", "head", "key"])
-    return {"most": most, "cells": packed(_fractions(ordered.norm / most))}
+    return {"most": most, "cells": packed(_fractions(ordered.value / most))}
 
 
 def words(table: pd.DataFrame, ids: Sequence[int], config: ModelConfig) -> dict[str, object]:
@@ -99,7 +97,7 @@ def words(table: pd.DataFrame, ids: Sequence[int], config: ModelConfig) -> dict[
     }
     for name, part in table.groupby("list"):
         ordered = part.sort_values(["layer", "head", "token_id", "rank"])
-        scores = ordered.score.to_numpy(dtype=float).reshape(config.n_layers * config.n_heads, -1)
+        scores = ordered.value.to_numpy(dtype=float).reshape(config.n_layers * config.n_heads, -1)
         most = np.abs(scores).max(1, keepdims=True)
         stored = np.rint(scores / np.where(most == 0, 1, most) * 32767).astype("<i2")
         made[str(name)] = {

@@ -9,6 +9,7 @@ import pandas as pd
 from interp.lenses.backward_lens import NO_UPDATE, THRESHOLD
 from interp.lenses.factors import WRITERS
 from interp.model.config import ConvMLP, ModelConfig, MoE
+from interp.model.parts import Part
 from interp.pages.views import Cell
 from interp.pages.wording import number, probability, visible
 
@@ -45,11 +46,13 @@ class LensRow:
 
     depth: str
     pos: int
-    read_token: str
     token: str
-    prob: float
-    entropy_nats: float
-    kl_nats: float
+    """What is read there."""
+    word: str
+    """What the lens says."""
+    top_prob: float
+    entropy: float
+    kl: float
     next_rank: int
     next_prob: float
     answer_rank: int
@@ -62,14 +65,14 @@ class BackwardRow:
 
     layer: int
     pos: int
-    read_token: str
+    token: str
     x: float
     delta: float
     relative_update: float
     answer_rank: int
-    top_token: str
-    """Empty, as `bottom_token`, where nothing would be written."""
-    bottom_token: str
+    top_word: str
+    """Empty, as `bottom_word`, where nothing would be written."""
+    bottom_word: str
 
 
 @dataclass(frozen=True)
@@ -99,13 +102,13 @@ def _lens_cell(ranked: list[LensRow], answer: str) -> Cell:
     """One depth and position from the rows of its top tokens, best first."""
     first = ranked[0]
     lines = [
-        *(f"{probability(row.prob):>6}  {visible(row.token)}" for row in ranked[:LISTED]),
-        f"entropy {first.entropy_nats:.2f} nats, KL(final ‖ depth) {first.kl_nats:.2f} nats",
+        *(f"{probability(row.top_prob):>6}  {visible(row.word)}" for row in ranked[:LISTED]),
+        f"entropy {first.entropy:.2f} nats, KL(final ‖ depth) {first.kl:.2f} nats",
     ]
     if first.next_rank >= 0:
         lines.append(f"next in the prompt: rank {first.next_rank}, {probability(first.next_prob)}")
     lines.append(f"the answer {visible(answer)}: rank {first.answer_rank}, {probability(first.answer_prob)}")
-    return Cell(visible(first.token), first.prob, "\n".join(lines))
+    return Cell(visible(first.word), first.top_prob, "\n".join(lines))
 
 
 # --- backwards ------------------------------------------------------------------------------------------------------
@@ -116,14 +119,14 @@ def backward_lens(table: pd.DataFrame, answer: str, n_vocab: int) -> list[Panel]
     panels = []
     for matrix, part in table.groupby("matrix", sort=False):
         writes = matrix in WRITERS
-        known = part.fillna({"top_token": "", "bottom_token": ""})
+        known = part.fillna({"top_word": "", "bottom_word": ""})
         columns = (known[field.name].tolist() for field in fields(BackwardRow))
         ranked = [BackwardRow(*row) for row in zip(*columns, strict=True)]
         largest = max(row.delta for row in ranked)
         rows: dict[int, list[Cell]] = {}
         for (layer, _), each in groupby(ranked, key=attrgetter("layer", "pos")):
             rows.setdefault(layer, []).append(_backward_cell(list(each), answer, largest, writes, n_vocab))
-        depths = [Depth(f"blocks.{layer}", f"layer {layer}", cells) for layer, cells in rows.items()]
+        depths = [Depth(str(Part("block", layer)), f"layer {layer}", cells) for layer, cells in rows.items()]
         panels.append(Panel(str(matrix), MATRICES[str(matrix)], READING[writes], depths, largest))
     return panels
 
@@ -142,11 +145,11 @@ def _backward_cell(
     side = "δ" if writes else "x"
     lines += [
         f"update ‖x‖‖δ‖ {number(100 * first.relative_update, 1)} % of the largest",
-        f"least probable of {side}: {' '.join(visible(row.bottom_token) for row in ranked)}",
-        f"most probable of {side}: {' '.join(visible(row.top_token) for row in ranked)}",
+        f"least probable of {side}: {' '.join(visible(row.bottom_word) for row in ranked)}",
+        f"most probable of {side}: {' '.join(visible(row.top_word) for row in ranked)}",
         f"the answer {visible(answer)}: rank {first.answer_rank}",
     ]
-    token, extreme = (first.bottom_token, n_vocab - 1) if writes else (first.top_token, 0)
+    token, extreme = (first.bottom_word, n_vocab - 1) if writes else (first.top_word, 0)
     return Cell(visible(token), level, "\n".join(lines), first.answer_rank == extreme)
 
 

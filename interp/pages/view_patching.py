@@ -10,12 +10,12 @@ from interp.pages.wording import number, visible
 
 DIRECTIONS: dict[Direction, str] = {
     "denoise": (
-        "One activation of the prompt's run is put into the twin's run: what brings the answer back? Cells near 1 "
-        "suffice by themselves"
+        "Clean into corrupted: one activation of the prompt's run is put into the corrupted run. What brings the "
+        "answer back? Cells near 1 suffice by themselves"
     ),
     "noise": (
-        "One activation of the twin's run is put into the prompt's run: what takes the answer away? Cells near 0 are "
-        "needed"
+        "Corrupted into clean: one activation of the corrupted run is put into the prompt's run. What takes the answer "
+        "away? Cells near 0 are needed"
     ),
 }
 """The directions of the page, and how to read them."""
@@ -37,14 +37,15 @@ WIDE = 10
 
 @dataclass(frozen=True)
 class Patch:
-    """One cell of one map."""
+    """One cell of one map; value: the change of the metric, in logits."""
 
+    part: str
     site: str
     layer: int
     pos: int | None
     token: str | None
     head: int | None
-    effect_logits: float
+    value: float
     normalised: float
     changed: bool
 
@@ -52,8 +53,8 @@ class Patch:
     def place(self) -> str:
         """Where it is, in words."""
         if self.head is not None:
-            return f"head {self.layer}.{self.head}"
-        return f"layer {self.layer} at {visible(self.token or '')} ({self.pos})"
+            return self.part
+        return f"{self.part} at {visible(self.token or '')} ({self.pos})"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def patching(table: pd.DataFrame) -> dict[str, Patching]:
             rows = maps.setdefault(patch.site, {})
             rows.setdefault(patch.layer, []).append(_cell(patch, start))
         drawn = {site: list(rows.values()) for site, rows in maps.items()}
-        order = sorted((p for p in patches if p.changed), key=lambda patch: -abs(patch.effect_logits))
+        order = sorted((p for p in patches if p.changed), key=lambda patch: -abs(patch.value))
         found[str(direction)] = Patching(drawn, drawn.pop("z"), order[:LARGEST])
     return found
 
@@ -89,14 +90,14 @@ def _patches(table: pd.DataFrame) -> list[Patch]:
 
 
 def _cell(patch: Patch, start: float) -> Cell:
-    """Coloured by how far the patch moves the answer from where the run stood, towards the prompt's or the twin's."""
+    """Coloured by how far the patch moves the answer from where the run stood, towards the prompt's or the
+    corrupted one's.
+    """
     place = (
-        "" if patch.head is None else f"{patch.place}\n"
+        "" if patch.head is None else f"{patch.part}\n"
     )  # the script names cells by token, from their row and column
     if not patch.changed:
         return Cell(UNCHANGED, 0.0, f"{place}nothing was changed here", idle=True)
-    tip = (
-        f"{place}{number(patch.effect_logits, 3, sign=True)} logits\nnormalised {number(patch.normalised, 3)}"
-    )
+    tip = f"{place}{number(patch.value, 3, sign=True)} logits\nnormalised {number(patch.normalised, 3)}"
     level = max(-1.0, min(1.0, patch.normalised - start))
     return Cell(number(patch.normalised, 2 if abs(patch.normalised) < WIDE else 0), level, tip)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 
 import pandas as pd
 
+from interp.model.parts import Part
 from interp.pages.wording import count, number, visible
 
 SCORES = {
@@ -17,16 +18,18 @@ SCORES = {
 }
 """The head scores of the page and what each measures."""
 CIRCUITS = {
-    "copying": (
+    "eigenvalue": (
+        "copying",
         "eigenvalues of the full OV circuit, source token to output token: +1 raises the logit of the very token it "
-        "attends to, −1 lowers it"
+        "attends to, −1 lowers it",
     ),
     "matching": (
+        "matching",
         "eigenvalues of the full QK circuit through what earlier heads wrote about the token before: near +1 for "
-        "induction heads, which look for what followed"
+        "induction heads, which look for what followed",
     ),
 }
-"""The scores of circuits and what each measures."""
+"""The scores of circuits, what the page calls them, and what each measures."""
 KINDS = {
     "K": "what the source writes serves as the destination's keys",
     "Q": "what the source writes serves as the destination's queries",
@@ -55,22 +58,22 @@ class Cell:
 class Scored:
     """One head's score with its interval."""
 
+    part: str
     layer: int
     head: int
     value: float
     low: float
     high: float
     null: float
-    marked: bool
+    is_induction_head: bool
     label: str
     """What `interp.heads` calls the head."""
 
 
 def scored(table: pd.DataFrame, score: str) -> list[Scored]:
     """Every head's value of one score, in the order of the table."""
-    ends = (f"{score}_low", f"{score}_high", f"{score}_null")
-    names = ("layer", "head", score, *ends, "is_induction_head", "label")
-    columns = (table[name].tolist() for name in names)
+    rows = table[table.score == score]
+    columns = (rows[field.name].tolist() for field in fields(Scored))
     return [Scored(*row) for row in zip(*columns, strict=True)]
 
 
@@ -85,20 +88,21 @@ def head_map(table: pd.DataFrame, score: str) -> list[list[Cell]]:
     rows: dict[int, list[Cell]] = {}
     for one in scored(table, score):
         tip = (
-            f"layer {one.layer}, head {one.head}\n{words} score {one.value:.3f}\n"
+            f"{one.part}\n{words} score {one.value:.3f}\n"
             f"95 % interval {one.low:.3f} – {one.high:.3f}\nnull {one.null:.3f}"
         )
-        cell = Cell(number(one.value), one.value, tip, one.marked and score == "induction")
+        cell = Cell(number(one.value), one.value, tip, one.is_induction_head and score == "induction")
         rows.setdefault(one.layer, []).append(cell)
     return list(rows.values())
 
 
 def circuit_map(table: pd.DataFrame, score: str) -> list[list[Cell]]:
-    """Rows of cells, layer by head, of copying or matching: signed, a dash where there is no score."""
+    """Rows of cells, layer by head, of the eigenvalue or the matching score: signed, a dash where there is no score."""
     rows: dict[int, list[Cell]] = {}
-    for layer, head, value in zip(*(table[name].tolist() for name in ("layer", "head", score)), strict=True):
+    one = table[table.score == score]
+    for part, layer, value in zip(*(one[name].tolist() for name in ("part", "layer", "value")), strict=True):
         known = not math.isnan(value)
-        tip = f"layer {layer}, head {head}\n{score} {number(value, 3, sign=True) if known else 'not defined'}"
+        tip = f"{part}\n{CIRCUITS[score][0]} {number(value, 3, sign=True) if known else 'not defined'}"
         cell = Cell(number(value, 2, sign=True) if known else "–", value if known else 0.0, tip)
         rows.setdefault(layer, []).append(cell)
     return list(rows.values())
@@ -108,15 +112,18 @@ def circuit_map(table: pd.DataFrame, score: str) -> list[list[Cell]]:
 class Link:
     """Two heads that compose, and how far above chance."""
 
-    src_layer: int
-    src_head: int
-    dst_layer: int
-    dst_head: int
-    raw: float
+    src: str
+    dst: str
+    value: float
     null: float
     z: float
     width: float
     """Of the bar, in percent: z over the largest of the page."""
+
+    @property
+    def ends(self) -> tuple[Part, Part]:
+        """The two heads."""
+        return Part.of(self.src), Part.of(self.dst)
 
 
 def strongest(table: pd.DataFrame) -> dict[str, list[Link]]:
@@ -134,7 +141,8 @@ def strongest(table: pd.DataFrame) -> dict[str, list[Link]]:
 
 def profiles(heads: pd.DataFrame, parts: pd.DataFrame | None) -> list[list[str]]:
     """What is known of each head, a line each: its scores, and what it adds directly to the answer, if anything is."""
-    direct = [None] * len(heads) if parts is None else parts[parts.kind == "head"].logits.tolist()
+    count_of = int((heads.score == next(iter(SCORES))).sum())
+    direct = [None] * count_of if parts is None else parts[parts.kind == "head"].value.tolist()
     lines: dict[int, list[str]] = {}
     for added, *scores in zip(direct, *(scored(heads, name) for name in SCORES), strict=True):
         words = [] if scores[0].label == "none" else [f"called: {scores[0].label}"]
@@ -142,7 +150,7 @@ def profiles(heads: pd.DataFrame, parts: pd.DataFrame | None) -> list[list[str]]
             f"{name.replace('_', ' ')} {one.value:.2f}" for name, one in zip(SCORES, scores, strict=True)
         ]
         if added is not None:
-            words.append(f"direct effect {number(added, 2, sign=True)} logits")
+            words.append(f"adds {number(added, 2, sign=True)} logits by itself")
         lines.setdefault(scores[0].layer, []).append("\n".join(words))
     return list(lines.values())
 
@@ -169,7 +177,7 @@ def measured(card: object) -> list[Measured]:
     """The numbers of a model's card; none for a model without one."""
     entries = []
     for name, entry in card.items() if isinstance(card, dict) else ():
-        head = f" (head {entry['head']})" if "head" in entry else ""
+        head = f" ({Part.of(str(entry['head']))})" if "head" in entry else ""
         definition = f"{entry['definition']}, n = {count(entry['n'])}"
         entries.append(Measured(name.replace("_", " "), number(entry["value"], 3) + head, definition))
     return entries

@@ -8,9 +8,9 @@ NAMED = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 NO_LOGITS = "Left out: this model has no unembedding. It ends in its residual stream, so it names no tokens."
 """Instead of every section about logits."""
 
-NO_TWIN = (
-    "Left out: this compares the prompt with a twin, the same tokens but for those that change the answer, and none "
-    "was given; interp report --prompt … --corrupt … takes one."
+NO_CORRUPTED = (
+    "Left out: this compares the prompt with a corrupted one, the same tokens but for those that change the answer, "
+    "and none was given; interp report --prompt … --corrupt … takes one."
 )
 """Instead of the sections that compare two prompts."""
 

@@ -239,14 +239,6 @@ def _log_probability(outcome: Outcome) -> Float[Tensor, "r"]:
     return -F.cross_entropy(outcome.logits()[:, -1], answers, reduction="none")
 
 
-def _probability(outcome: Outcome) -> Float[Tensor, "r"]:
-    return _log_probability(outcome).exp()
-
-
-def _loss(outcome: Outcome) -> Float[Tensor, "r"]:
-    return -_log_probability(outcome)
-
-
 def _kl(outcome: Outcome) -> Float[Tensor, "r"]:
     if outcome.reference is None:
         raise ValueError("KL divergence requires a reference run to compare with, got none")

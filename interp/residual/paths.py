@@ -258,7 +258,7 @@ def order_logits(frozen: Frozen) -> tuple[Float[Tensor, "order b p v"], float]:
 
 def _finish_orders(merged: Partial, name: str, config: ModelConfig, text: Text) -> "xr.Dataset":
     assert isinstance(merged, Rows)
-    words = text.words(merged.rows["token"].cpu().numpy()).astype(str)
+    words = text.words(merged.rows["token"].cpu().numpy())
     return labelled(
         name,
         {"value": (("prompt", "order", "pos", "vocab"), merged.rows["value"])},

@@ -247,7 +247,7 @@ def _finish(merged: Partial, name: str, config: ModelConfig, text: Text) -> "xr.
         coords={
             "layer": layers, "head": heads, "query": range(n), "key": range(n), "pos": range(n),
             "part": (("layer", "head"), [[str(Part("head", i, h)) for h in heads] for i in layers]),
-            "token": (("prompt", "pos"), text.words(token.cpu().numpy()).astype(str)),
+            "token": (("prompt", "pos"), text.words(token.cpu().numpy())),
         },
         units="share of the sum",
         attrs={

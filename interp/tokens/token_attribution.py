@@ -344,7 +344,7 @@ def _finish(
 
 def _words(text: Text, tokens: Int[Tensor, "b p"]) -> tuple[tuple[str, str], object]:
     """The text of every token as a coordinate; "" at padding, which is -1."""
-    return ("prompt", "pos"), text.words(tokens.cpu().numpy()).astype(str)
+    return ("prompt", "pos"), text.words(tokens.cpu().numpy())
 
 
 def _matrices(trace: Trace, batch: Batch, model: Transformer, kernel: Kernel) -> Mapping[str, Tensor]:

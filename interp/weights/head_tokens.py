@@ -128,7 +128,7 @@ def _head_tokens(
             "embedding": circuits.embedding, "folded": int(circuits.folded), "scaled": int(circuits.scaled),
         },
     )  # fmt: skip
-    return table.assign(word=(_CELL, text.words(found.cpu().numpy()).astype(str)))
+    return table.assign(word=(_CELL, text.words(found.cpu().numpy())))
 
 
 def _distinct(text: Text, tokens: Answers) -> Int[Tensor, "n"]:

@@ -250,4 +250,4 @@ def _conventions(circuits: HeadCircuits) -> dict[str, str | int]:
 def worded(text: Text, name: str, ids: Int[Tensor, "*n"], dims: Sequence[str]) -> dict[str, object]:
     """Two coordinates: the tokens' text under this name, their ids under `<name>_id`."""
     numbers = ids.cpu().numpy()
-    return {name: (tuple(dims), text.words(numbers).astype(str)), f"{name}_id": (tuple(dims), numbers)}
+    return {name: (tuple(dims), text.words(numbers)), f"{name}_id": (tuple(dims), numbers)}

@@ -18,7 +18,7 @@ from tests.pages.visits import ARGS, BROWSER, NARROW, WIDE, Visit, visit
 if TYPE_CHECKING:
     from playwright import sync_api
 
-PLANTED, TWIN = "abcdefabcdefabc", "abcedfabcedfabc"
+PLANTED, CORRUPTED = "abcdefabcdefabc", "abcedfabcedfabc"
 SENTENCE = "When Mary and John went to the store, John gave a drink to"
 SWAPPED = "When Mary and John went to the store, Mary gave a drink to"
 
@@ -30,9 +30,9 @@ def planted_model() -> HookedTransformer:
 
 @pytest.fixture(scope="session")
 def planted(planted_model: HookedTransformer) -> Report:
-    """The hand-built model on a repeated word, its answer given; in the twin the word goes on with the wrong one."""
+    """The hand-built model on a repeated word, its answer given; corrupted, the word goes on with the wrong one."""
     about = About("groundtruth-induction", "hand-built")
-    return report_of(planted_model, Question(PLANTED, "d", "e", TWIN), about, seed=3)
+    return report_of(planted_model, Question(PLANTED, "d", "e", CORRUPTED), about, seed=3)
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +70,7 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def asked(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of the random model on a sentence and its twin, as the command writes it."""
+    """The report of the random model on a sentence and its corrupted one, as the command writes it."""
     out = tmp_path_factory.mktemp("browser") / "report"
     argv = [
         "report",

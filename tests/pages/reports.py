@@ -5,20 +5,20 @@ import functools
 from interp.pages import About, Question, Report, page, report_of
 from tests.tiny import hooked
 
-PROMPT, TWIN = "The cat sat on the mat", "The dog sat on the mat"
+PROMPT, CORRUPTED = "The cat sat on the mat", "The dog sat on the mat"
 ANSWER, WRONG = " the", " dog"
 _PAGES: dict[int, tuple[Report, str]] = {}
 
 
 @functools.cache
 def report(name: str, corrupt: str | None = None, wrong: str | None = WRONG) -> Report:
-    """The model of this name asked about the answer, and about a twin of the prompt if there is one."""
+    """The model of this name asked about the answer, and compared with a corrupted prompt if there is one."""
     return report_of(hooked(name), Question(PROMPT, ANSWER, wrong, corrupt), About(name))
 
 
-def with_twin(name: str) -> Report:
-    """The same with the twin."""
-    return report(name, TWIN)
+def compared(name: str) -> Report:
+    """The same with the corrupted prompt."""
+    return report(name, CORRUPTED)
 
 
 def page_of(report: Report) -> str:

@@ -68,7 +68,7 @@ def test_a_browser_shows_the_prompt_and_obeys_none_of_it(
     assert seen.page.locator("#losses .chip bdi").all_text_contents() == names
     assert seen.page.locator("#lens thead th bdi").all_text_contents() == names
     assert SCRIPT in seen.page.locator("#question .prompt").inner_text()
-    assert seen.page.locator("#components tbody tr:visible").count() == len(bad.tables["attribution"])
+    assert seen.page.locator("#parts tbody tr:visible").count() == len(bad.tables["attribution"])
     assert seen.page.locator("#ablation .cell:visible").count() == 2 * 4 * 9
     assert seen.page.locator("img").count() == 0
     if scripted:

@@ -24,7 +24,7 @@ def expected_attention(seen: Visit, layer: int, head: int, query: int) -> list[f
     return (
         seen.table("attention")
         .query(f"layer == {layer} and head == {head} and query == {query}")
-        .attention.tolist()
+        .value.tolist()
     )
 
 
@@ -34,8 +34,8 @@ def choose(seen: Visit, layer: int, head: int) -> None:
 
 def test_the_page_opens_on_the_head_that_adds_most_and_the_last_token(seen: Visit) -> None:
     heads = seen.table("attribution").query("kind == 'head'")
-    best = heads.sort_values("logits", ascending=False, kind="stable").iloc[0]
-    assert seen.texts("#head-name") == [f"Layer {best.layer}, head {best['head']}"]
+    best = heads.sort_values("value", ascending=False, kind="stable").iloc[0]
+    assert seen.texts("#head-name") == [best.part]
     assert seen.texts("#losses .chosen bdi") == ["·to"]
     last = len(seen.table("tokens")) - 1
     assert shown_attention(seen) == pytest.approx(
@@ -47,15 +47,19 @@ def test_a_click_on_a_thumbnail_shows_that_head_everywhere(seen: Visit) -> None:
     last = len(seen.table("tokens")) - 1
     for layer, head in ((2, 3), (0, 7)):
         choose(seen, layer, head)
-        assert seen.texts("#head-name") == [f"Layer {layer}, head {head}"]
+        assert seen.texts("#head-name") == [f"L{layer}H{head}"]
         assert shown_attention(seen) == pytest.approx(expected_attention(seen, layer, head, last), abs=6e-4)
-        moved = seen.table("attribution_sources").query(f"layer == {layer} and head == {head}").logits
+        moved = seen.table("attribution_sources").query(f"layer == {layer} and head == {head}").value
         assert numbers(seen.texts("#moved small")) == pytest.approx(moved.tolist(), abs=6e-4)
         assert (
             seen.page.locator(f"#attribution .cell.chosen[data-layer='{layer}'][data-head='{head}']").count()
             == 1
         )
-        score = seen.table("heads").query(f"layer == {layer} and head == {head}").induction.item()
+        score = (
+            seen.table("heads")
+            .query(f"score == 'induction' and layer == {layer} and head == {head}")
+            .value.item()
+        )
         assert f"induction {score:.2f}" in seen.texts("#head-profile")[0]
 
 
@@ -74,7 +78,7 @@ def test_the_other_direction_shows_who_looks_at_a_token(seen: Visit) -> None:
     choose(seen, 3, 1)
     seen.page.click("text=who looks at it")
     seen.page.hover("#attended [data-pos='4']")
-    looking = seen.table("attention").query("layer == 3 and head == 1 and key == 4").attention
+    looking = seen.table("attention").query("layer == 3 and head == 1 and key == 4").value
     assert shown_attention(seen) == pytest.approx(looking.tolist(), abs=6e-4)
 
 
@@ -111,19 +115,19 @@ def test_the_composition_switch_shows_the_pairs_furthest_above_chance_alone(seen
     seen.page.locator("#circuits .switch").get_by_text(f"{kind}-composition").click()
     best = seen.table("composition").query("kind == @kind").sort_values("z", ascending=False).head(8)
     shown = seen.texts("#circuits tbody tr:visible:has(.bar)")
-    pairs = [f"{x.src_layer}.{x.src_head} {x.dst_layer}.{x.dst_head}" for x in best.itertuples()]
+    pairs = [f"{x.src} {x.dst}" for x in best.itertuples()]
     assert [" ".join(row.split()[:2]) for row in shown] == pairs
     assert numbers(seen.texts("#circuits .numbers:visible td:nth-child(5)")) == pytest.approx(
         best.z.tolist(), abs=0.051
     )
 
 
-@pytest.mark.parametrize("score", ["copying", "matching"])
-def test_the_circuit_switch_shows_that_score_alone(seen: Visit, score: str) -> None:
-    seen.page.locator("#circuits .switch").get_by_text(score, exact=True).click()
+@pytest.mark.parametrize(("score", "name"), [("eigenvalue", "copying"), ("matching", "matching")])
+def test_the_circuit_switch_shows_that_score_alone(seen: Visit, score: str, name: str) -> None:
+    seen.page.locator("#circuits .switch").get_by_text(name, exact=True).click()
     shown = seen.texts("#circuits .cell:visible")
     known = [text != "–" for text in shown]
-    expected = seen.table("circuits")[score]
+    expected = seen.table("circuits").query("score == @score").value
     assert known == expected.notna().tolist()
     assert numbers([text for text in shown if text != "–"]) == pytest.approx(
         expected.dropna().tolist(), abs=6e-3
@@ -134,26 +138,24 @@ def test_the_circuit_switch_shows_that_score_alone(seen: Visit, score: str) -> N
 def test_the_score_switch_shows_that_score_alone(seen: Visit, score: str) -> None:
     seen.page.locator("#heads .switch").get_by_text(score.replace("_", " "), exact=True).click()
     shown = numbers(seen.texts("#heads .cell:visible"))
-    table = seen.table("heads")
-    assert shown == pytest.approx(table[score].tolist(), abs=6e-3)
+    table = seen.table("heads").query("score == @score").reset_index(drop=True)
+    assert shown == pytest.approx(table.value.tolist(), abs=6e-3)
     seen.page.locator("#heads .cell:visible").nth(9).hover()
-    low, high = table[f"{score}_low"][9], table[f"{score}_high"][9]
+    low, high = table.low[9], table.high[9]
     tip = seen.texts("#tip")[0]
-    assert "layer 1, head 1" in tip
+    assert tip.startswith("L1H1\n")
     assert f"{low:.3f} – {high:.3f}" in tip
-    assert f"null {table[f'{score}_null'][0]:.3f}" in tip
+    assert f"null {table.null[0]:.3f}" in tip
 
 
-def test_components_can_be_ordered_by_depth_and_their_bars_still_end_at_the_total(seen: Visit) -> None:
+def test_parts_can_be_ordered_by_depth_and_their_bars_still_end_at_the_total(seen: Visit) -> None:
     table = seen.table("attribution")
-    rows = "#components tbody tr"
-    by_size = table.iloc[(-table.logits.abs()).argsort(kind="stable")]
-    assert numbers(seen.texts(f"{rows} td:nth-child(2)")) == pytest.approx(by_size.logits.tolist(), abs=6e-4)
+    rows = "#parts tbody tr"
+    by_size = table.iloc[(-table.value.abs()).argsort(kind="stable")]
+    assert numbers(seen.texts(f"{rows} td:nth-child(2)")) == pytest.approx(by_size.value.tolist(), abs=6e-4)
     seen.page.click("text=by depth")
-    assert numbers(seen.texts(f"{rows} td:nth-child(2)")) == pytest.approx(table.logits.tolist(), abs=6e-4)
-    assert numbers(seen.texts("#components tfoot td:nth-child(2)")) == pytest.approx(
-        [table.logits.sum()], abs=6e-4
-    )
+    assert numbers(seen.texts(f"{rows} td:nth-child(2)")) == pytest.approx(table.value.tolist(), abs=6e-4)
+    assert numbers(seen.texts("#parts tfoot td:nth-child(2)")) == pytest.approx([table.value.sum()], abs=6e-4)
     ends = """rows => { const cell = rows.at(-1).querySelector(".fall"), bar = cell.querySelector("i");
       const said = [cell.style.getPropertyValue("--goal"), bar.style.left, bar.style.width];
       const [goal, left, width] = said.map(parseFloat);
@@ -162,25 +164,25 @@ def test_components_can_be_ordered_by_depth_and_their_bars_still_end_at_the_tota
 
 
 def test_a_lens_cell_explains_itself(seen: Visit) -> None:
-    table = seen.table("logit_lens").query("depth == '2_pre' and pos == 3")
+    table = seen.table("logit_lens").query("depth == 'L2.resid' and pos == 3")
     cell = seen.page.locator("#lens tbody tr").nth(2).locator("td[data-pos='3']")
-    assert cell.inner_text() == visible(table.token.iloc[0])
+    assert cell.inner_text() == visible(table.word.iloc[0])
     cell.hover()
     tip, first = seen.texts("#tip")[0], table.iloc[0]
-    assert tip.startswith(f"after layer 1 at {visible(first.read_token)} (3)\n")
-    assert f"entropy {first.entropy_nats:.2f} nats, KL(final ‖ depth) {first.kl_nats:.2f} nats" in tip
+    assert tip.startswith(f"after layer 1 at {visible(first.token)} (3)\n")
+    assert f"entropy {first.entropy:.2f} nats, KL(final ‖ depth) {first.kl:.2f} nats" in tip
     assert f"next in the prompt: rank {first.next_rank}," in tip
     assert f": rank {first.answer_rank}," in tip
-    for token in table.token[:5]:
-        assert visible(token) in tip
+    for word in table.word[:5]:
+        assert visible(word) in tip
 
 
 def test_heads_and_tokens_can_be_chosen_with_the_keyboard(seen: Visit) -> None:
     choose(seen, 1, 1)
     for key in ("ArrowRight", "ArrowDown", "Enter"):
         seen.page.keyboard.press(key)
-    assert seen.texts("#head-name") == ["Layer 2, head 2"]
-    assert "layer 2, head 2" in seen.texts("#tip")[0]
+    assert seen.texts("#head-name") == ["L2H2"]
+    assert "L2H2" in seen.texts("#tip")[0]
     seen.page.keyboard.press("Escape")
     assert seen.page.locator("#tip").is_hidden()
     stops = "[...document.querySelectorAll('.thumb')].filter((thumb) => thumb.tabIndex === 0).length"
@@ -205,7 +207,7 @@ def test_light_and_dark_have_colours_of_their_own_and_pictures_follow(
     seen.page.close()
 
 
-def test_a_print_shows_every_component_and_no_controls(browser: "sync_api.Browser", asked: Path) -> None:
+def test_a_print_shows_every_part_and_no_controls(browser: "sync_api.Browser", asked: Path) -> None:
     seen = visit(browser, asked)
     seen.page.emulate_media(media="print")
     assert seen.page.locator("nav").is_hidden()
@@ -222,7 +224,7 @@ def test_without_javascript_every_table_is_still_there(browser: "sync_api.Browse
     assert page.locator("#heads .map:visible").count() == 6
     assert page.locator("#circuits .map:visible").count() == 2
     assert page.locator("#circuits .numbers:visible").count() == 3
-    assert page.locator("#components tbody tr:visible").count() == 3 + 4 * 8 + 4 + 4
+    assert page.locator("#parts tbody tr:visible").count() == 3 + 4 * 8 + 4 + 4
     n = len(pd.read_parquet(asked / "tokens.parquet"))
     assert page.locator("#lens td[title]:visible").count() == 5 * n
     assert page.locator("#backward td[title]:visible").count() == 2 * 4 * n
@@ -240,15 +242,15 @@ def test_a_step_of_the_waterfall_explains_itself_and_a_head_of_it_can_be_chosen(
     seen.page.locator("#attribution .switch").get_by_text("by head").click()
     steps = seen.page.locator("[data-grain=head] .step")
     assert steps.count() == len(table) + 1
-    at = table.index[table.component == "L2H3"][0]
+    at = table.index[table.part == "L2H3"][0]
     steps.nth(at).click()
-    assert seen.texts("#head-name") == ["Layer 2, head 3"]
+    assert seen.texts("#head-name") == ["L2H3"]
     seen.page.keyboard.press("ArrowRight")
     before, after = (f"{sum:+.3f}".replace("-", "−") for sum in table.running_sum[at : at + 2])
-    assert seen.texts("#tip")[0].startswith("head 2.4\n")
+    assert seen.texts("#tip")[0].startswith("L2H4\n")
     assert f"sum so far {before} → {after}" in seen.texts("#tip")[0]
     seen.page.keyboard.press("End")
-    total = f"{table.logits.sum():+.3f}".replace("-", "−")
+    total = f"{table.value.sum():+.3f}".replace("-", "−")
     assert seen.texts("#tip")[0] == f"total\n{total} logits, the sum of {len(table)} steps"
 
 
@@ -268,7 +270,7 @@ def test_the_matrix_switch_shows_that_backward_lens_and_a_cell_its_numbers(seen:
     seen.page.locator("#backward .switch").get_by_text(matrix).click()
     table = seen.table("backward_lens").query(f"matrix == '{matrix}'")
     cells = seen.page.locator("#backward td:visible")
-    names = table[table["rank"] == 0]["bottom_token" if matrix == "W_out" else "top_token"]
+    names = table[table["rank"] == 0]["bottom_word" if matrix == "W_out" else "top_word"]
     assert cells.count() == len(names)
     n = len(seen.table("tokens"))
     place = 2 * n + n - 1

@@ -8,33 +8,33 @@ from tests.pages.visits import Visit, needs_browser, numbers
 pytestmark = needs_browser
 
 
-def test_the_protocol_switch_shows_its_maps_alone_and_a_head_of_them_is_chosen_everywhere(
+def test_the_switch_of_changes_shows_its_maps_alone_and_a_head_of_them_is_chosen_everywhere(
     seen: Visit,
 ) -> None:
     table = seen.table("ablation")
-    for label, protocol in (("by the twin", "resample"), ("zero", "zero")):
-        seen.page.locator("#ablation .switch").get_by_text(label, exact=True).click()
-        rows = table[table.protocol == protocol]
+    for change in ("resample", "zero"):
+        seen.page.locator("#ablation .switch").get_by_text(change, exact=True).click()
+        rows = table[table.change == change]
         total = seen.page.locator("#ablation .map:visible").nth(1).locator(".cell").all_inner_texts()
         assert [text != "–" for text in total] == rows.changed.tolist()
-        assert numbers(total) == pytest.approx((-rows.effect_logits[rows.changed]).tolist(), abs=6e-3)
+        assert numbers(total) == pytest.approx(rows.value[rows.changed].tolist(), abs=6e-3)
     seen.page.locator("#ablation .cell[data-layer='2'][data-head='3']:visible").first.click()
-    assert seen.texts("#head-name") == ["Layer 2, head 3"]
+    assert seen.texts("#head-name") == ["L2H3"]
     assert seen.page.locator("#ablation .cell.chosen:visible").count() == 2
-    assert seen.page.locator("#ablation .dot.chosen:visible").get_attribute("data-node") == "a2.h3"
+    assert seen.page.locator("#ablation .dot.chosen:visible").get_attribute("data-part") == "L2H3"
 
 
 def test_a_dot_explains_itself_and_chooses_its_head(seen: Visit) -> None:
-    row = seen.table("ablation").query("protocol == 'zero' and component == 'L3H6'").iloc[0]
-    dot = seen.page.locator("#ablation .dot[data-node='a3.h6']:visible")
+    row = seen.table("ablation").query("change == 'zero' and part == 'L3H6'").iloc[0]
+    dot = seen.page.locator("#ablation .dot[data-part='L3H6']:visible")
     dot.focus()
     seen.page.keyboard.press("Enter")
-    assert seen.texts("#head-name") == ["Layer 3, head 6"]
+    assert seen.texts("#head-name") == ["L3H6"]
     seen.page.mouse.move(1, 1)
     dot.dispatch_event("pointerenter")
     tip = seen.texts("#tip")[0]
-    assert tip.startswith(f"head 3.6\ndirect {number(float(row.direct_logits), 3, sign=True)} logits")
-    assert f"total {number(-float(row.effect_logits), 3, sign=True)}" in tip
+    assert tip.startswith(f"L3H6\ndirect {number(float(row.direct), 3, sign=True)} logits")
+    assert f"total {number(float(row.value), 3, sign=True)}" in tip
 
 
 def test_the_curve_follows_the_number_of_edges_and_chooses_it(seen: Visit) -> None:
@@ -50,7 +50,7 @@ def test_the_curve_follows_the_number_of_edges_and_chooses_it(seen: Visit) -> No
     assert marked.get_attribute("data-edges") == "25"  # the graph draws no 200
     table = seen.table("faithfulness")
     assert numbers(seen.texts("#circuit tr[data-edges] td:nth-child(3)")) == pytest.approx(
-        table.faithfulness.tolist(), abs=6e-4
+        table.value.tolist(), abs=6e-4
     )
 
 

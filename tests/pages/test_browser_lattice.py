@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from interp import HookedTransformer, flow_routes, routes
+from interp.model.parts import Part
 from interp.pages import About, Question, report_of, write_report
 from interp.pages.view_lattice import OPENS, STEPS, STRONGEST
 from interp.pages.wording import visible
@@ -59,7 +60,7 @@ def test_every_node_says_what_the_lens_reads_there(opened: Visit) -> None:
         ".knot", "knots => knots.map((k) => [+k.dataset.depth, +k.dataset.pos, k.textContent])"
     )
     expected = [
-        [depth, pos, visible(table.token.iloc[depth * n + pos])]
+        [depth, pos, visible(table.word.iloc[depth * n + pos])]
         for depth in reversed(range(LAYERS + 1))
         for pos in range(n)
     ]
@@ -68,7 +69,7 @@ def test_every_node_says_what_the_lens_reads_there(opened: Visit) -> None:
         ".knot", "knots => knots.map((k) => +k.style.getPropertyValue('--v'))"
     )
     order = np.arange((LAYERS + 1) * n).reshape(-1, n)[::-1].ravel()
-    assert levels == pytest.approx(table.prob.to_numpy()[order].tolist(), abs=6e-4)
+    assert levels == pytest.approx(table.top_prob.to_numpy()[order].tolist(), abs=6e-4)
     opened.page.locator(".rulers").get_by_text("the answer", exact=True).click()
     levels = opened.page.eval_on_selector_all(
         ".knot", "knots => knots.map((k) => +k.style.getPropertyValue('--v'))"
@@ -86,16 +87,21 @@ def drawn(seen: Visit) -> set[tuple[int, int, int, int]]:
     return {tuple(each) for each in found}  # type: ignore[misc]
 
 
+def moves(found: pd.DataFrame) -> set[tuple[int, int, int, int]]:
+    """Layer, head, query and key of every move of a head among some routes."""
+    heads = found[found.part.str.contains("H")]
+    return {(row.layer, Part.of(row.part).index, row.query, row.key) for row in heads.itertuples()}  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("least", [0.01, OPENS, 0.05, 0.5])
 def test_strong_lines_are_the_routes_to_the_answer_above_the_threshold(
     opened: Visit, shares: "xr.Dataset", least: float
 ) -> None:
     slide(opened, least)
     expected = routes(shares, threshold=least)
-    moved = expected[expected.kind == "attention"]
-    assert drawn(opened) == set(zip(moved.layer, moved["head"], moved["query"], moved.key, strict=True))
-    for kind in ("mlp", "residual", "residual_mid"):
-        assert opened.page.locator(f".wire.{kind}").count() == (expected.kind == kind).sum()
+    assert drawn(opened) == moves(expected)
+    for kind in ("mlp", "resid", "resid_mid"):
+        assert opened.page.locator(f".wire.{kind}").count() == expected.part.str.endswith(f".{kind}").sum()
     assert opened.texts("#least") == [f"{100 * least:.1f} %"]
     slide(opened, OPENS)
 
@@ -106,8 +112,7 @@ def test_routes_to_the_chosen_node_start_there(opened: Visit, shares: "xr.Datase
     slide(opened, 0.01)
     below = shares.isel(layer=slice(0, 2))
     expected = routes(below, threshold=0.01, pos=6)
-    moved = expected[expected.kind == "attention"]
-    assert drawn(opened) == set(zip(moved.layer, moved["head"], moved["query"], moved.key, strict=True))
+    assert drawn(opened) == moves(expected)
     assert opened.page.locator(".knot:not(.off)[data-depth='3']").count() == 0
     opened.page.click("text=routes to the answer")
     slide(opened, OPENS)
@@ -124,21 +129,21 @@ def test_a_node_shows_its_parts_and_they_sum_to_one(opened: Visit) -> None:
     said = numbers([share.removesuffix(" %") for _, _, share, _ in rows])
     assert sum(said[:2]) == pytest.approx(100, abs=0.11)
     assert sum(said[2:]) == pytest.approx(100, abs=0.6)
-    own = flows.set_index("kind").share
-    assert said[:3] == pytest.approx((100 * own[["mlp", "residual_mid", "residual"]]).tolist(), abs=0.06)
-    heads = flows.query("kind == 'attention'").sort_values("share", ascending=False).head(8)
-    named = [row for row in rows if row[0].startswith("head")]
-    assert [row[0] for row in named] == [f"head 2.{head}" for head in heads["head"]]
+    own = flows.set_index("kind").value
+    assert said[:3] == pytest.approx((100 * own[["mlp", "resid_mid", "resid"]]).tolist(), abs=0.06)
+    heads = flows.query("kind == 'head'").sort_values("value", ascending=False).head(8)
+    named = [row for row in rows if row[0].startswith("L2H")]
+    assert [row[0] for row in named] == heads.part.tolist()
     assert numbers([row[3].replace("+", "") for row in named]) == pytest.approx(
-        heads.direct_logits.tolist(), abs=6e-4
+        heads.attribution.tolist(), abs=6e-4
     )
-    assert numbers([rows[0][3]]) == pytest.approx(flows[flows.kind == "mlp"].direct_logits.tolist(), abs=6e-4)
+    assert numbers([rows[0][3]]) == pytest.approx(flows[flows.kind == "mlp"].attribution.tolist(), abs=6e-4)
 
 
 def test_a_node_chooses_its_token_and_layer_in_every_view(seen: Visit) -> None:
     knot(seen, 4, 2).click()
     assert seen.texts("#next-pos") == ["4"]
-    assert seen.texts("#head-name")[0].startswith("Layer 1, ")
+    assert seen.texts("#head-name")[0].startswith("L1H")
     assert seen.page.locator("#losses .chosen").get_attribute("data-pos") == "4"
     assert seen.texts(".read.chosen") == seen.texts("#losses .chosen bdi")
     assert "(4) after layer 1" in seen.texts("#made-of")[0]
@@ -174,17 +179,15 @@ def test_a_line_explains_itself_and_chooses_its_head(opened: Visit) -> None:
     wire = opened.page.locator(".wire").nth(index)
     wire.dispatch_event("pointerenter", {"clientX": 300, "clientY": 300})
     tip = opened.texts("#tip")[0]
-    flows = (
-        opened.table("flow_routes").query("kind == 'attention'").set_index(["layer", "head", "query", "key"])
-    )
+    flows = opened.table("flow_routes").query("kind == 'head'").set_index(["layer", "head", "query", "key"])
     row = flows.loc[(move["layer"], move["head"], move["query"], move["key"])]
-    assert f"head {move['layer']}.{move['head']}: {100 * row.share:.1f} %" in tip
+    assert f"{row.part}: {100 * row.value:.1f} %" in tip
     if move["query"] == last(opened):
-        assert f"{row.direct_logits:+.3f}".replace("-", "−") in tip
+        assert f"{row.attribution:+.3f}".replace("-", "−") in tip
     else:
         assert "through later parts alone" in tip
     wire.dispatch_event("click")
-    assert opened.texts("#head-name") == [f"Layer {move['layer']}, head {move['head']}"]
+    assert opened.texts("#head-name") == [row.part]
     assert opened.texts("#next-pos") == [str(move["query"])]
     slide(opened, OPENS)
 
@@ -209,10 +212,10 @@ def test_without_javascript_the_strongest_edges_stand_there(browser: "sync_api.B
     page = context.new_page()
     page.goto((asked / "index.html").as_uri())
     flows = pd.read_parquet(asked / "flow_routes.parquet")
-    best = flows[flows.kind.isin(("attention", "mlp"))].nlargest(STRONGEST, "share")
+    best = flows[flows.kind.isin(("head", "mlp"))].nlargest(STRONGEST, "value")
     shown = page.locator("#flows tbody tr:visible td:nth-child(4)").all_inner_texts()
     assert numbers([text.removesuffix(" %") for text in shown]) == pytest.approx(
-        (100 * best.share).tolist(), abs=0.051
+        (100 * best.value).tolist(), abs=0.051
     )
     assert page.locator(".latticed").is_hidden()
     context.close()
@@ -231,15 +234,14 @@ def test_every_kind_of_block_is_drawn_by_its_routes_or_left_out_in_silence(
     if changes.keys() & {"parallel", "mlp"}:
         slide(seen, 0.03)
         expected = routes(flow_routes(model, PROMPT), threshold=0.03)
-        moved = expected[expected.kind == "attention"]
-        assert drawn(seen) == set(zip(moved.layer, moved["head"], moved["query"], moved.key, strict=True))
-        assert seen.page.locator(".wire.mlp").count() == (expected.kind == "mlp").sum()
+        assert drawn(seen) == moves(expected)
+        assert seen.page.locator(".wire.mlp").count() == expected.part.str.endswith(".mlp").sum()
         shown = numbers([text.removesuffix(" %") for text in seen.texts("#made td:nth-child(3)")])
         assert sum(shown) == pytest.approx(100, abs=1)
     else:
         assert seen.page.locator(".knot").count() == 0
     seen.page.click(".thumb[data-layer='1'][data-head='2']")
-    assert seen.texts("#head-name") == ["Layer 1, head 2"]
+    assert seen.texts("#head-name") == ["L1H2"]
     assert seen.complaints == []
     seen.page.close()
 
@@ -249,10 +251,8 @@ def test_the_value_weighted_switch_multiplies_by_the_length_of_the_value(opened:
     opened.page.click("text=value-weighted")
     at = last(opened)
     opened.page.click(f"#losses [data-pos='{at}']")
-    weights = (
-        opened.table("attention").query(f"layer == 2 and head == 1 and query == {at}").attention.to_numpy()
-    )
-    norms = opened.table("value_norms").query("layer == 2 and head == 1").norm.to_numpy()
+    weights = opened.table("attention").query(f"layer == 2 and head == 1 and query == {at}").value.to_numpy()
+    norms = opened.table("value_norms").query("layer == 2 and head == 1").value.to_numpy()
     expected = weights * norms
     assert numbers(opened.texts("#attended small")) == pytest.approx(expected.tolist(), abs=1e-3, rel=1e-3)
     best = int(expected.argmax())
@@ -275,5 +275,5 @@ def test_what_a_head_reads_and_writes_follows_head_and_token(opened: Visit) -> N
             body = f"[data-list={name}] tbody"
             assert opened.texts(f"{body} td.tok") == [visible(word) for word in rows.word]
             scores = [text.replace("+", "") for text in opened.texts(f"{body} td:last-child")]
-            assert numbers(scores) == pytest.approx(rows.score.tolist(), abs=2e-3)
-        assert opened.texts("#reading-head") == [f"{layer}.{head}"]
+            assert numbers(scores) == pytest.approx(rows.value.tolist(), abs=2e-3)
+        assert opened.texts("#reading-head") == [f"L{layer}H{head}"]

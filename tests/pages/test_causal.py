@@ -1,4 +1,4 @@
-"""Ablation, the faithfulness curve and the exchanged graph: tables are those of the doors, the page is the tables."""
+"""Ablation, the faithfulness curve and the exchanged graph: tables are the functions', the page is the tables."""
 
 import json
 import re
@@ -11,46 +11,46 @@ import pytest
 import torch
 
 import interp
-from interp.causal.graph import EdgeGraph
+from interp.causal import EdgeGraph
 from interp.causal.stand_ins import StandIn
-from interp.circuits.circuit_evaluation import faithfulness_curve
-from interp.circuits.edge_attribution import edge_attribution
+from interp.circuits import circuit_curve, edge_attribution, interchange
 from interp.pages import Report, view_ablation, view_faithfulness, wording
+from interp.pages.corrupted import SIZES
 from interp.pages.exchange import GRAPH
-from interp.pages.twin import SIZES
-from tests.pages.reports import ANSWER, PROMPT, TWIN, WRONG, page_of, report, with_twin
+from tests.pages.reports import ANSWER, CORRUPTED, PROMPT, WRONG, compared, page_of, report
+from tests.pages.test_corrupted import VARIANTS
 from tests.pages.test_sections import section
-from tests.pages.test_twin import VARIANTS
 from tests.tiny import hooked
 
 METRIC = interp.logit_difference(ANSWER, WRONG)
 
 
-def removed(found: Report, protocol: str) -> pd.DataFrame:
+def replaced(found: Report, change: str) -> pd.DataFrame:
     table = found.tables["ablation"]
-    return table[table.protocol == protocol].reset_index(drop=True)
+    return table[table.change == change].reset_index(drop=True)
 
 
 # --- ablation -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("protocol", ["zero", "resample"])
-def test_total_effects_are_those_of_the_door(name: str, protocol: str) -> None:
-    how: StandIn = {"zero": interp.Zero(), "resample": interp.Resample()}[protocol]
-    table = removed(with_twin(name), protocol)
+@pytest.mark.parametrize("change", ["zero", "resample"])
+def test_total_effects_are_those_of_the_function(name: str, change: str) -> None:
+    how: StandIn = {"zero": interp.Zero(), "resample": interp.Resample()}[change]
+    table = replaced(compared(name), change)
     for kind in ("head", "mlp"):
         rows = table[table.kind == kind]
-        given = {"change": how, "metric": METRIC, "reference": TWIN if protocol == "resample" else None}
+        given = {"change": how, "metric": METRIC, "reference": CORRUPTED if change == "resample" else None}
         expected = interp.ablate(hooked(name), PROMPT, kind, **given)
-        np.testing.assert_array_equal(rows.effect_logits, expected.effect.values.ravel())
+        np.testing.assert_array_equal(rows.value, expected.value.values.ravel())
+        assert rows.part.tolist() == expected.part.values.ravel().tolist()
         assert rows.changed.tolist() == expected.changed.values.ravel().tolist()
         assert rows.layer.tolist() == sorted(rows.layer)
     assert table[table.kind == "mlp"]["head"].isna().all()
 
 
 def test_the_effect_of_a_zeroed_head_is_that_of_a_run_with_hooks() -> None:
-    model, table = hooked("gpt2"), removed(with_twin("gpt2"), "zero").set_index(["layer", "head"])
+    model, table = hooked("gpt2"), replaced(compared("gpt2"), "zero").set_index(["layer", "head"])
 
     def silent(z: torch.Tensor, hook: object) -> torch.Tensor:
         z = z.clone()
@@ -60,53 +60,52 @@ def test_the_effect_of_a_zeroed_head_is_that_of_a_run_with_hooks() -> None:
     right, wrong = (model.to_single_token(text) for text in (ANSWER, WRONG))
     runs = (model(PROMPT), model.run_with_hooks(PROMPT, fwd_hooks=[("blocks.1.attn.hook_z", silent)]))
     before, after = (float(logits[0, -1, right] - logits[0, -1, wrong]) for logits in runs)
-    assert table.effect_logits[1, 2] == pytest.approx(after - before, rel=1e-9)
+    assert table.value[1, 2] == pytest.approx(after - before, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_direct_effects_are_those_of_attribution_and_of_the_difference_between_the_prompts(name: str) -> None:
-    model, found = hooked(name), with_twin(name)
+    model, found = hooked(name), compared(name)
     here, there = (
-        interp.attribute(model, text, ANSWER, WRONG, by="head").isel(prompt=0) for text in (PROMPT, TWIN)
+        interp.attribute(model, text, ANSWER, WRONG, parts="head").isel(prompt=0)
+        for text in (PROMPT, CORRUPTED)
     )
-    for protocol, expected in (("zero", here.logits), ("resample", here.logits - there.logits)):
-        rows = removed(found, protocol)
-        np.testing.assert_allclose(
-            rows.direct_logits, expected.sel(component=rows.component.tolist()), rtol=1e-9, atol=1e-12
-        )
-    known = found.tables["attribution"].query("kind in ('head', 'mlp')").set_index("component").logits
-    assert set(known.index) == set(removed(found, "zero").component)
+    for change, expected in (("zero", -here.value), ("resample", there.value - here.value)):
+        rows = replaced(found, change)
+        np.testing.assert_allclose(rows.direct, expected.sel(part=rows.part.tolist()), rtol=1e-9, atol=1e-12)
+    known = found.tables["attribution"].query("kind in ('head', 'mlp')").set_index("part").value
+    assert set(known.index) == set(replaced(found, "zero").part)
 
 
 def test_the_last_mlp_of_a_model_without_a_norm_has_no_effect_but_its_direct_one() -> None:
     """Nothing comes after it, and no norm rescales the stream: total and direct are one number."""
-    table = removed(with_twin("no-norm"), "zero")
+    table = replaced(compared("no-norm"), "zero")
     last = table[(table.kind == "mlp") & (table.layer == table.layer.max())].iloc[0]
-    assert -last.effect_logits == pytest.approx(last.direct_logits, rel=1e-9)
+    assert last.value == pytest.approx(last.direct, rel=1e-9)
 
 
-def test_without_a_twin_parts_are_zeroed_only() -> None:
+def test_without_a_corrupted_prompt_parts_are_zeroed_only() -> None:
     found = report("gpt2")
-    assert set(found.tables["ablation"].protocol) == {"zero"}
+    assert set(found.tables["ablation"].change) == {"zero"}
     text = section(page_of(found), "ablation")
-    assert 'name="ablation"' not in text and "by the twin" not in text
+    assert 'name="ablation"' not in text and "resampl" not in text
     assert "n = 1" in text
 
 
 def test_a_model_without_mlps_is_mapped_without_them() -> None:
-    found = with_twin("attention-only")
+    found = compared("attention-only")
     assert set(found.tables["ablation"].kind) == {"head"}
-    assert "MLP</th>" not in section(page_of(found), "ablation")
+    assert "mlp</th>" not in section(page_of(found), "ablation")
 
 
-@pytest.mark.parametrize("protocol", ["zero", "resample"])
-def test_both_maps_show_the_rows_of_the_table_in_common_colours(planted: Report, protocol: str) -> None:
+@pytest.mark.parametrize("change", ["zero", "resample"])
+def test_both_maps_show_the_rows_of_the_table_in_common_colours(planted: Report, change: str) -> None:
     text = unescape(section(page_of(planted), "ablation")).split('data-ablation="')
-    part = next(each for each in text if each.startswith(protocol))
+    part = next(each for each in text if each.startswith(change))
     shown = re.findall(r'class="cell ([^"]*)" style="--v:([\d.]+)" title="[^"]*">([^<]*)<', part)
-    rows = removed(planted, protocol)
-    reach = max(rows.direct_logits.abs().max(), rows.effect_logits.abs().max())
-    values = [*rows.direct_logits, *-rows.effect_logits]
+    rows = replaced(planted, change)
+    reach = max(rows.direct.abs().max(), rows.value.abs().max())
+    values = [*rows.direct, *rows.value]
     known = [True] * len(rows) + rows.changed.tolist()
     assert len(shown) == len(values)
     for (classes, level, cell), value, there in zip(shown, values, known, strict=True):
@@ -116,59 +115,60 @@ def test_both_maps_show_the_rows_of_the_table_in_common_colours(planted: Report,
 
 
 def test_a_dot_stands_at_its_direct_and_total_effect() -> None:
-    table = with_twin("gpt2").tables["ablation"]
+    table = compared("gpt2").tables["ablation"]
     drawn = view_ablation.ablation(table)["zero"]
     side = view_ablation.SIDE
     for dot in drawn.dots:
         scale = 2 * drawn.reach / side
-        assert dot.x * scale - drawn.reach == pytest.approx(dot.part.direct_logits, abs=1e-9)
-        assert drawn.reach - dot.y * scale == pytest.approx(-dot.part.effect_logits, abs=1e-9)
-        assert dot.part.rest == pytest.approx(dot.part.total - dot.part.direct_logits)
-    assert len(drawn.dots) == len(removed(with_twin("gpt2"), "zero"))
+        assert dot.x * scale - drawn.reach == pytest.approx(dot.part.direct, abs=1e-9)
+        assert drawn.reach - dot.y * scale == pytest.approx(dot.part.value, abs=1e-9)
+        assert dot.part.rest == pytest.approx(dot.part.value - dot.part.direct)
+    assert len(drawn.dots) == len(replaced(compared("gpt2"), "zero"))
 
 
 def test_the_planted_head_is_what_the_answer_loses(planted: Report) -> None:
-    table = removed(planted, "resample").set_index(["layer", "head"])
-    lost = -table.effect_logits
-    assert lost.idxmax() == (1, 2)
-    assert lost[1, 2] == pytest.approx(planted.contrast.total - planted.twin.total, rel=1e-3)
+    table = replaced(planted, "resample").set_index(["layer", "head"])
+    assert table.value.idxmin() == (1, 2)
+    assert table.value[1, 2] == pytest.approx(planted.corrupted.total - planted.contrast.total, rel=1e-3)
 
 
 # --- the faithfulness curve ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_curve_is_that_of_the_door_at_the_sizes_of_the_page(name: str) -> None:
-    model, table = hooked(name), with_twin(name).tables["faithfulness"]
+def test_the_curve_is_that_of_the_function_at_the_sizes_of_the_page(name: str) -> None:
+    model, table = hooked(name), compared(name).tables["faithfulness"]
     count = len(EdgeGraph.of(model.cfg))
     assert table.edges.tolist() == [*(size for size in SIZES if size < count), count]
-    scores = edge_attribution(model, PROMPT, TWIN, metric=METRIC, method="eap-ig-inputs")
-    task = interp.Interchange.of(model, PROMPT, TWIN, metric=METRIC)
-    kept = torch.zeros(len(table), *task.graph.exists.shape, dtype=torch.bool)
-    strongest = with_twin(name).tables["edges"]
+    scores = edge_attribution(model, PROMPT, CORRUPTED, metric=METRIC, method="eap-ig-inputs")
+    graph = EdgeGraph.of(model.cfg)
+    kept = torch.zeros(len(table), *graph.exists.shape, dtype=torch.bool)
+    strongest = compared(name).tables["edges"]
     for mask, size in zip(kept, table.edges, strict=True):
         top = strongest.head(size)
-        for edge in (f"{s}->{r}" for s, r in zip(top.sender, top.receiver, strict=True)):
-            mask[task.graph.index(edge)] = True
-    ends = torch.stack((task.graph.exists, torch.zeros_like(task.graph.exists)))
-    full, empty, *values = task.run(torch.cat((ends, kept)))[:, 0].tolist()
+        for edge in top.edge:
+            mask[graph.index(edge)] = True
+    ends = torch.stack((graph.exists, torch.zeros_like(graph.exists)))
+    found = interchange(model, PROMPT, CORRUPTED, torch.cat((ends, kept)), metric=METRIC)
+    full, empty, *values = found["each"].isel(prompt=0).values.tolist()
     expected = [(value - empty) / (full - empty) for value in values]
-    np.testing.assert_allclose(table.faithfulness, expected, rtol=1e-6, atol=1e-8)
-    whole = faithfulness_curve(task, scores, fractions=(1.0,), draws=0)
-    assert table.faithfulness.iloc[-1] == pytest.approx(float(whole.faithfulness[0, 0]), rel=1e-9) == 1
+    np.testing.assert_allclose(table.value, expected, rtol=1e-6, atol=1e-8)
+    whole = circuit_curve(model, PROMPT, CORRUPTED, scores, metric=METRIC, fractions=(1.0,), draws=0)
+    whole = whole.value.sel(circuit="found", score="faithfulness")
+    assert table.value.iloc[-1] == pytest.approx(float(whole[0]), rel=1e-9) == 1
     assert (table.connected <= table.edges).all()
 
 
 def test_two_edges_are_the_whole_planted_circuit(planted: Report) -> None:
     table = planted.tables["faithfulness"].set_index("edges")
-    assert table.faithfulness[1] == pytest.approx(0, abs=1e-6)
-    assert table.faithfulness[2] == pytest.approx(1, abs=2e-3)
+    assert table.value[1] == pytest.approx(0, abs=1e-6)
+    assert table.value[2] == pytest.approx(1, abs=2e-3)
     assert table.connected[2] == 2
 
 
 def test_points_of_the_curve_stand_where_their_numbers_are() -> None:
-    table = pd.DataFrame({"edges": [1, 10, 100], "connected": [0, 7, 100], "faithfulness": [0.0, -0.5, 1.0]})
-    drawn = view_faithfulness.curve(table, total=4.0, twin=-6.0)
+    table = pd.DataFrame({"edges": [1, 10, 100], "connected": [0, 7, 100], "value": [0.0, -0.5, 1.0]})
+    drawn = view_faithfulness.curve(table, total=4.0, corrupted=-6.0)
     assert [point.logits for point in drawn.points] == [-6.0, -11.0, 4.0]
     assert [point.x for point in drawn.points] == pytest.approx([0, 210, 420])
     assert [point.y for point in drawn.points] == pytest.approx([190 / 1.5, 190, 0])
@@ -180,18 +180,18 @@ def test_the_page_lists_every_point_and_says_what_it_is(planted: Report) -> None
     text = unescape(section(page_of(planted), "circuit"))
     rows = re.findall(r"<td>([−\d.]+)</td><td>([+−\d.]+)</td></tr>", text)
     table = planted.tables["faithfulness"]
-    span = planted.contrast.total - planted.twin.total
-    logits = planted.twin.total + table.faithfulness * span
+    span = planted.contrast.total - planted.corrupted.total
+    logits = planted.corrupted.total + table.value * span
     expected = [
         (wording.number(f, 3), wording.number(x, 3, sign=True))
-        for f, x in zip(table.faithfulness, logits, strict=True)
+        for f, x in zip(table.value, logits, strict=True)
     ]
     assert rows == expected
     assert "n = 1: no interval" in text
 
 
 def test_a_model_without_an_edge_graph_has_no_curve_and_no_graph_to_exchange(tmp_path: Path) -> None:
-    found = with_twin("post-norm")
+    found = compared("post-norm")
     assert "faithfulness" not in found.tables
     interp.pages.write_report(found, tmp_path)
     assert not (tmp_path / GRAPH).exists()
@@ -206,7 +206,7 @@ def test_the_graph_beside_the_page_is_what_the_page_draws(planted: Report, plant
     assert found.prompt == planted.question.prompt
     assert found.tokens == tuple(planted.tables["tokens"].token)
     shown = planted.tables["edges"].head(100)
-    expected = dict(zip(shown.sender + "->" + shown.receiver, shown.score_logits, strict=True))
+    expected = dict(zip(shown.edge, shown.value, strict=True))
     circuit = found.circuit()
     assert dict(circuit.scores) == expected
     assert circuit.protocol is not None and circuit.protocol.metric == "logit difference"

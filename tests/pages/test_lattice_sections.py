@@ -31,34 +31,35 @@ def unpacked(text: str, kind: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_the_table_of_shares_is_the_door_from_the_floor_on(name: str) -> None:
+def test_the_table_of_shares_is_the_function_from_the_floor_on(name: str) -> None:
     table, found = report(name).tables["flow_routes"], interp.flow_routes(hooked(name), PROMPT).isel(prompt=0)
-    moved = table[table.kind == "attention"]
-    assert len(moved) == int((found.attention >= FLOOR).sum())
-    at = found.attention.values[moved.layer, moved["head"].astype(int), moved["query"], moved.key]
-    np.testing.assert_allclose(moved.share, at, rtol=1e-12)
-    for kind in set(found.data_vars) - {"attention"}:
+    moved = table[table.kind == "head"]
+    assert len(moved) == int((found.value >= FLOOR).sum())
+    at = found.value.values[moved.layer, moved["head"].astype(int), moved["query"], moved.key]
+    np.testing.assert_allclose(moved.value, at, rtol=1e-12)
+    for kind in set(found.data_vars) - {"value"}:
         part = table[table.kind == kind]
-        np.testing.assert_allclose(part.share, found[kind].values.ravel(), rtol=1e-12)
+        np.testing.assert_allclose(part.value, found[kind].values.ravel(), rtol=1e-12)
         assert (part.key == part["query"]).all() and part["head"].isna().all()
+        assert (part.part == [f"L{layer}.{kind}" for layer in part.layer]).all()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "parallel", "gemma2"])
 def test_direct_effects_are_those_of_attribution_and_stand_at_the_last_token_alone(name: str) -> None:
     table = report(name).tables["flow_routes"]
-    found = interp.attribute(hooked(name), PROMPT, ANSWER, WRONG, by="source").isel(prompt=0)
+    found = interp.attribute(hooked(name), PROMPT, ANSWER, WRONG, parts="source").isel(prompt=0)
     last = table["query"].max()
-    assert table.direct_logits[(table["query"] != last) | ~table.kind.isin(("attention", "mlp"))].isna().all()
-    moved = table[(table.kind == "attention") & (table["query"] == last)]
+    assert table.attribution[(table["query"] != last) | ~table.kind.isin(("head", "mlp"))].isna().all()
+    moved = table[(table.kind == "head") & (table["query"] == last)]
     expected = found.by_source.values[moved.layer, moved["head"].astype(int), moved.key]
-    np.testing.assert_allclose(moved.direct_logits, expected, rtol=1e-9)
+    np.testing.assert_allclose(moved.attribution, expected, rtol=1e-9)
     mlps = table[(table.kind == "mlp") & (table["query"] == last)]
-    for layer, logits in zip(mlps.layer, mlps.direct_logits, strict=True):
-        assert logits == pytest.approx(float(found.logits.sel(component=f"{layer}_mlp_out")))
+    for name, logits in zip(mlps.part, mlps.attribution, strict=True):
+        assert logits == pytest.approx(float(found.value.sel(part=name)))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "post-norm"])
-def test_value_norms_are_the_lengths_of_values_behind_w_o(name: str) -> None:
+def test_value_norms_are_the_lengths_of_values_after_w_o(name: str) -> None:
     model = hooked(name)
     table, tokens = report(name).tables["value_norms"], model.text.batch(PROMPT).tokens
     config, n = model.cfg, tokens.shape[1]
@@ -71,19 +72,19 @@ def test_value_norms_are_the_lengths_of_values_behind_w_o(name: str) -> None:
         for head in range(config.n_heads):
             expected = (v[:, head // group] @ out[head]).norm(dim=-1)
             mine = table.query(f"layer == {layer} and head == {head}")
-            np.testing.assert_allclose(mine.norm, expected, rtol=1e-5)
+            np.testing.assert_allclose(mine.value, expected, rtol=1e-5)
 
 
-def test_the_table_of_words_is_the_door_on_the_prompts_different_tokens() -> None:
+def test_the_table_of_words_is_the_function_on_the_prompts_different_tokens() -> None:
     table, model = report("gpt2").tables["head_tokens"], hooked("gpt2")
     ids = torch.unique(model.text.batch(PROMPT).tokens)
     assert sorted(set(table.token_id)) == ids.tolist()
     found = interp.head_tokens(model, ids, top=listed(model.cfg, len(ids)))
-    for name, own in (("writes", "raises"), ("lowers", "lowers"), ("seeks", "seeks")):
-        part, expected = table[table.list == name], found.sel(list=own)
+    for name in ("raises", "lowers", "seeks"):
+        part, expected = table[table.list == name], found.sel(list=name)
         known = expected.word_id.values >= 0
         np.testing.assert_array_equal(part.word_id, expected.word_id.values[known])
-        np.testing.assert_allclose(part.score, expected.value.values[known], rtol=1e-12)
+        np.testing.assert_allclose(part.value, expected.value.values[known], rtol=1e-12)
     assert table.word.tolist() == model.text.pieces(table.word_id.tolist())
     assert table.token.tolist() == model.text.pieces(table.token_id.tolist())
 
@@ -105,17 +106,17 @@ def test_the_inline_numbers_are_the_tables(name: str) -> None:
     flows = tables["flow_routes"]
     lattice = inline["lattice"]
     edges = unpacked(lattice["edges"], "<u2").reshape(-1, 5)
-    moved = flows[flows.kind == "attention"]
+    moved = flows[flows.kind == "head"]
     np.testing.assert_array_equal(edges[:, :4], moved[["layer", "head", "query", "key"]].astype(int))
-    np.testing.assert_allclose(edges[:, 4] / 65535, moved.share, atol=1e-5)
+    np.testing.assert_allclose(edges[:, 4] / 65535, moved.value, atol=1e-5)
     for kind, text in lattice["own"].items():
-        np.testing.assert_allclose(unpacked(text, "<u2") / 65535, flows[flows.kind == kind].share, atol=1e-5)
-    assert set(lattice["own"]) == set(flows.kind) - {"attention"}
+        np.testing.assert_allclose(unpacked(text, "<u2") / 65535, flows[flows.kind == kind].value, atol=1e-5)
+    assert set(lattice["own"]) == set(flows.kind) - {"head"}
     lens = tables["logit_lens"].query("rank == 0")
     np.testing.assert_allclose(unpacked(lattice["answer"], "<u2") / 65535, lens.answer_prob, atol=1e-5)
     assert len(lens) == (config.n_layers + 1) * n
     norms = unpacked(inline["values"]["cells"], "<u2") / 65535 * inline["values"]["most"]
-    np.testing.assert_allclose(norms, tables["value_norms"].norm, atol=1e-4 * inline["values"]["most"])
+    np.testing.assert_allclose(norms, tables["value_norms"].value, atol=1e-4 * inline["values"]["most"])
 
 
 def test_the_inline_words_are_the_table() -> None:
@@ -130,7 +131,7 @@ def test_the_inline_words_are_the_table() -> None:
         assert said == [visible(word) for word in part.word]
         most = np.repeat(stored["most"], len(part) // len(stored["most"]))
         np.testing.assert_allclose(
-            unpacked(stored["scores"], "<i2") / 32767 * most, part.score, atol=1e-4 * max(stored["most"])
+            unpacked(stored["scores"], "<i2") / 32767 * most, part.value, atol=1e-4 * max(stored["most"])
         )
         assert stored["each"] == part["rank"].max() + 1
 
@@ -138,10 +139,10 @@ def test_the_inline_words_are_the_table() -> None:
 def test_the_table_without_a_script_lists_the_largest_shares() -> None:
     one = report("gpt2")
     text = section(page_of(one), "lattice")
-    parts = one.tables["flow_routes"].query("kind in ('attention', 'mlp')")
+    parts = one.tables["flow_routes"].query("kind in ('head', 'mlp')")
     assert text.count('<th scope="row">') == min(STRONGEST, len(parts))
-    first = parts.loc[parts.share.idxmax()]
-    assert f"{100 * first.share:.1f} %" in text.split("<tbody>")[1].split("</tr>")[0]
+    first = parts.loc[parts.value.idxmax()]
+    assert f"{100 * first.value:.1f} %" in text.split("<tbody>")[1].split("</tr>")[0]
     assert f'max="{len(STEPS) - 1}"' in text
 
 
@@ -162,4 +163,4 @@ def test_a_model_without_logits_has_neither_lattice_nor_words() -> None:
 
 def test_a_model_without_mlps_has_no_shares_of_them(planted_folder: Path) -> None:
     flows = pd.read_parquet(planted_folder / "flow_routes.parquet")
-    assert flows.share.between(0, 1).all() and set(flows.kind) == {"attention", "bias", "residual"}
+    assert flows.value.between(0, 1).all() and set(flows.kind) == {"head", "attn_bias", "resid"}

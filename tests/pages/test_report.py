@@ -1,4 +1,4 @@
-"""The tables behind the page agree with the analyses, and the page with the tables."""
+"""The tables of the page agree with the analyses, and the page with the tables."""
 
 import base64
 import dataclasses
@@ -12,12 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import xarray as xr
 
 import interp
 from interp.model import Learned
 from interp.pages import About, Question, Report, page, report_of, tables, wording
 from tests.configs import CONFIGS, perturbed
-from tests.pages.conftest import PLANTED, TWIN
+from tests.pages.conftest import CORRUPTED, PLANTED
 from tests.pages.reports import page_of
 from tests.tiny import hooked
 
@@ -92,7 +93,9 @@ def test_next_tokens_and_ranks_are_those_of_sorted_logits() -> None:
     assert report.tables["tokens"]["rank"].tolist() == [-1, *expected]
 
 
-def test_head_scores_are_those_of_the_door(planted: Report, planted_model: interp.HookedTransformer) -> None:
+def test_head_scores_are_those_of_the_function(
+    planted: Report, planted_model: interp.HookedTransformer
+) -> None:
     scores = interp.heads(planted_model, interp.RepeatedTokens(seed=3))
     expected = interp.frame(scores)
     pd.testing.assert_frame_equal(planted.tables["heads"][expected.columns.tolist()], expected)
@@ -100,68 +103,64 @@ def test_head_scores_are_those_of_the_door(planted: Report, planted_model: inter
 
 def test_exactly_the_planted_head_is_marked_as_induction_head(planted: Report) -> None:
     table = planted.tables["heads"]
-    marked = table[table.is_induction_head]
-    assert list(zip(marked.layer, marked["head"], strict=True)) == [(1, 2)]
+    assert table[table.is_induction_head].part.unique().tolist() == ["L1H2"]
 
 
 def test_a_head_is_not_marked_while_its_interval_reaches_down_to_the_null() -> None:
-    cells = {"induction": 0.5, "induction_low": 0.02, "induction_high": 0.98, "induction_null": 0.03}
+    cells = {"value": 0.5, "low": 0.02, "high": 0.98, "null": 0.03}
     result = interp.heads(hooked("gpt2"), interp.RepeatedTokens(period=5)).isel(layer=[0], head=[0])
-    assert not tables.heads(
-        result.assign({k: v + 0 * result.induction for k, v in cells.items()})
-    ).is_induction_head[0]
-    cells["induction_low"] = 0.04
-    assert tables.heads(
-        result.assign({k: v + 0 * result.induction for k, v in cells.items()})
-    ).is_induction_head[0]
+    shape = xr.zeros_like(result.value)
+    assert not tables.heads(result.assign({k: v + shape for k, v in cells.items()})).is_induction_head.any()
+    cells["low"] = 0.04
+    assert tables.heads(result.assign({k: v + shape for k, v in cells.items()})).is_induction_head.all()
 
 
-def test_attribution_is_that_of_the_door_and_sums_to_the_logit_difference(
+def test_attribution_is_that_of_the_function_and_sums_to_the_logit_difference(
     planted: Report, planted_model: interp.HookedTransformer
 ) -> None:
     table = planted.tables["attribution"]
-    result = interp.attribute(planted_model, PLANTED, "d", "e", by="head")
-    assert table.component.tolist() == result.component.values.tolist()
-    np.testing.assert_allclose(table.logits, result.logits[0], rtol=1e-5, atol=1e-6)
+    result = interp.attribute(planted_model, PLANTED, "d", "e", parts="head")
+    assert table.part.tolist() == result.part.values.tolist()
+    np.testing.assert_allclose(table.value, result.value[0], rtol=1e-5, atol=1e-6)
     logits = planted_model(PLANTED)[0, -1]
     right, wrong = (planted_model.to_single_token(text) for text in "de")
     assert planted.contrast.total == pytest.approx(float(logits[right] - logits[wrong]), rel=1e-5)
-    assert table.logits.sum() == pytest.approx(planted.contrast.total, rel=1e-5)
+    assert table.value.sum() == pytest.approx(planted.contrast.total, rel=1e-5)
     assert table.share.sum() == pytest.approx(1.0, rel=1e-5)
-    head = table[table.component == "L1H2"].iloc[0]
+    head = table[table.part == "L1H2"].iloc[0]
     assert (head.kind, head.layer, head["head"]) == ("head", 1, 2)
 
 
 @pytest.mark.parametrize(
     "name", ["gpt2", "attention-only", "llama-gqa", "no-norm", "bloom", "gemma2", "olmo2", "gpt-oss"]
 )
-def test_every_component_has_a_kind_and_sources_sum_to_their_head(name: str) -> None:
+def test_every_part_has_a_kind_and_sources_sum_to_their_head(name: str) -> None:
     report = report_of(hooked(name), Question("The cat sat on the mat"), About(name))
     parts = report.tables["attribution"]
     config = report.config
     counts = parts.kind.value_counts()
     assert counts["head"] == config.n_layers * config.n_heads
     assert counts.get("mlp", 0) == (config.n_layers if config.mlp else 0)
-    assert counts["attention bias"] == config.n_layers
-    assert counts["bias"] == (2 if name == "bloom" else 1)  # that of the embeddings' norm
-    assert counts["embedding"] == (2 if isinstance(config.position, Learned) else 1)
+    assert counts["attn_bias"] == config.n_layers
+    assert counts["final_bias"] == 1 and counts.get("embed_bias", 0) == (name == "bloom")
+    assert counts["embed"] == 1 and counts.get("pos_embed", 0) == isinstance(config.position, Learned)
     assert page(report)
-    sums = report.tables["attribution_sources"].groupby(["layer", "head"]).logits.sum()
-    heads = parts[parts.kind == "head"].set_index(["layer", "head"]).logits
+    sums = report.tables["attribution_sources"].groupby(["layer", "head"]).value.sum()
+    heads = parts[parts.kind == "head"].set_index(["layer", "head"]).value
     np.testing.assert_allclose(sums, heads, rtol=1e-6, atol=1e-9)
 
 
-def test_circuits_and_composition_are_those_of_the_doors(
+def test_circuits_and_composition_are_those_of_the_functions(
     planted: Report, planted_model: interp.HookedTransformer
 ) -> None:
-    found = planted.tables["circuits"].set_index(["layer", "head"])
+    found = planted.tables["circuits"].pivot(index="layer", columns=["score", "head"], values="value")
     expected = interp.copying(planted_model, ranks=False)
-    np.testing.assert_allclose(found.copying.unstack(), expected.value.sel(score="eigenvalue"), rtol=1e-6)
-    assert found.matching[0].isna().all() and found.matching[1].idxmax() == 2
+    np.testing.assert_allclose(found.eigenvalue, expected.value.sel(score="eigenvalue"), rtol=1e-6)
+    assert found.matching.loc[0].isna().all() and found.matching.loc[1].idxmax() == 2
     pairs = planted.tables["composition"]
     assert pairs.kind.value_counts().to_dict() == {"Q": 16, "K": 16, "V": 16}
     best = pairs.loc[pairs.z.idxmax()]
-    assert tuple(best[["kind", "src_layer", "src_head", "dst_layer", "dst_head"]]) == ("K", 0, 1, 1, 2)
+    assert tuple(best[["kind", "src", "dst"]]) == ("K", "L0H1", "L1H2")
     cell = interp.composition(planted_model, "K").sel(src="L0H1", dst="L1H2")
     assert best.z == pytest.approx(float(cell.z))
 
@@ -179,22 +178,23 @@ def test_attention_is_the_recorded_pattern(planted: Report, planted_model: inter
     _, cache = planted_model.run_with_cache(PLANTED, "blocks.*.attn.hook_pattern")
     patterns = torch.stack([cache["pattern", layer][0] for layer in range(2)])
     expected = patterns[tuple(table[name].tolist() for name in ("layer", "head", "query", "key"))]
-    np.testing.assert_array_equal(table.attention, expected)
+    np.testing.assert_array_equal(table.value, expected)
     assert (table.key <= table["query"]).all()
-    np.testing.assert_allclose(table.groupby(["layer", "head", "query"]).attention.sum(), 1, rtol=1e-5)
+    np.testing.assert_allclose(table.groupby(["layer", "head", "query"]).value.sum(), 1, rtol=1e-5)
     assert set(table[table.key == 1].key_token) == {"a"}
 
 
-def test_the_lens_is_that_of_the_door(planted: Report, planted_model: interp.HookedTransformer) -> None:
+def test_the_lens_is_that_of_the_function(planted: Report, planted_model: interp.HookedTransformer) -> None:
     table = planted.tables["logit_lens"]
     for target, answer in (("next", None), ("answer", "d")):
         expected = interp.frame(interp.logit_lens(planted_model, PLANTED, answer=answer, top=10))
         assert table[f"{target}_rank"].tolist() == expected.target_rank.tolist()
         np.testing.assert_array_equal(table[f"{target}_prob"], expected.target_prob)
-    assert table.token_id.tolist() == expected.top_token.tolist()
-    np.testing.assert_array_equal(table.kl_nats, expected.kl)
-    output = table[table.depth == "final_post"].reset_index(drop=True)
-    assert output.token.tolist() == planted.tables["next_tokens"].token.tolist()
+    assert table.top_token.tolist() == expected.top_token.tolist()
+    np.testing.assert_array_equal(table.kl, expected.kl)
+    assert table.word.tolist() == planted_model.text.pieces(table.top_token.tolist())
+    output = table[table.depth == "L1.resid_post"].reset_index(drop=True)
+    assert output.word.tolist() == planted.tables["next_tokens"].token.tolist()
 
 
 # --- questions ----------------------------------------------------------------------------------------------------
@@ -276,10 +276,14 @@ def test_the_run_file_says_what_ran_and_lists_what_was_written(planted: Report, 
     assert run["seed"] == 3
     assert run["config"]["n_heads"] == 4
     assert run["parameters"]["prompt"] == PLANTED
-    assert run["parameters"]["corrupt"] == TWIN
-    assert run["parameters"]["twin"]["total"] == planted.twin.total
+    assert run["parameters"]["corrupt"] == CORRUPTED
+    assert run["parameters"]["corrupted"]["total"] == planted.corrupted.total
     assert run["parameters"]["contrast"]["answer"]["token"] == "d"
     assert run["parameters"]["head_scores"] == dataclasses.asdict(planted.data)
+    assert set(run["units"]) == set(planted.tables)
+    for name, table in planted.tables.items():
+        floats = {column for column in table if pd.api.types.is_float_dtype(table[column])} - {"n"}
+        assert set(run["units"][name]) == floats, name
     assert run["versions"]["torch"] == torch.__version__
     assert sorted(run["files"]) == sorted(path.name for path in planted_folder.iterdir())
 
@@ -300,8 +304,8 @@ def test_the_page_refers_to_nothing_outside_its_folder(planted_folder: Path) -> 
 def test_the_numbers_are_on_the_page_without_any_script(planted: Report) -> None:
     outline = Outline(re.sub(r"<script.*?</script>", "", page_of(planted), flags=re.DOTALL))
     cells = outline.texts["td"] + outline.texts["button"] + outline.texts["small"] + outline.texts["dd"]
-    head = planted.tables["attribution"].set_index("component").loc["L1H2"]
-    assert f"+{head.logits:.3f}" in cells
+    head = planted.tables["attribution"].set_index("part").loc["L1H2"]
+    assert f"+{head.value:.3f}" in cells
     assert f"{planted.contrast.total:.2f}" in cells
     for loss in planted.tables["tokens"].loss_nats[1:]:
         assert wording.number(loss) in cells
@@ -312,14 +316,14 @@ def test_attention_on_the_page_is_the_table_to_five_digits(planted: Report) -> N
     packed = payload(page_of(planted))["attention"]
     assert packed["bytes"] == 2
     stored = np.frombuffer(base64.b64decode(packed["cells"]), "<u2") / 65535
-    np.testing.assert_allclose(stored, planted.tables["attention"].attention, atol=0.51 / 65535)
+    np.testing.assert_allclose(stored, planted.tables["attention"].value, atol=0.51 / 65535)
 
 
 def test_many_weights_are_stored_in_one_byte_each(planted: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("interp.pages.render.COARSE", 100)
     packed = payload(page(planted))["attention"]
     stored = np.frombuffer(base64.b64decode(packed["cells"]), "u1") / 255
-    np.testing.assert_allclose(stored, planted.tables["attention"].attention, atol=0.51 / 255)
+    np.testing.assert_allclose(stored, planted.tables["attention"].value, atol=0.51 / 255)
 
 
 def test_tokens_that_look_like_markup_are_shown_and_never_obeyed() -> None:
@@ -339,7 +343,7 @@ def test_the_card_of_a_trained_model_is_shown_with_its_definitions(planted: Repo
     about = About("x", "y", {"measured": {"best_induction_score": entry}})
     text = page(dataclasses.replace(planted, about=about))
     assert "best induction score" in text
-    assert "0.923 (head 1.2)" in text
+    assert "0.923 (L1H2)" in text
     assert "prefix-matching score, n = 10" in text
 
 
@@ -351,10 +355,12 @@ def test_a_full_context_of_a_demo_sized_model_stays_within_three_megabytes(rando
     assert n > 100
     # Patching of every token would take long here: the maps of a short prompt, with their widest numbers.
     short = report_of(model, Question(" to the store", corrupt=" to to store"), About("random"))
-    cells = short.tables["patching"].assign(normalised=-0.123, effect_logits=-1.234, changed=True)
+    cells = short.tables["patching"].assign(normalised=-0.123, value=-1.234, changed=True)
     by_token = cells[cells.pos == 0].drop(columns="pos").merge(pd.DataFrame({"pos": range(n)}), how="cross")
     patching = pd.concat([by_token, cells[cells["head"].notna()]])
-    long = replace(report, twin=short.twin, tables={**short.tables, **report.tables, "patching": patching})
+    long = replace(
+        report, corrupted=short.corrupted, tables={**short.tables, **report.tables, "patching": patching}
+    )
     text = page(long)
     maps = text.split('<section id="patching"')[1].split("</section>")[0]
     assert maps.count('class="cell') == 2 * 4 * (3 * n + 8)
@@ -365,6 +371,6 @@ def test_the_biases_of_norms_that_stand_in_the_stream_have_their_layer() -> None
     parts = report_of(hooked("post-norm"), Question("The cat sat on the mat"), About("post-norm")).tables[
         "attribution"
     ]
-    biases = parts[parts.kind == "norm bias"]
-    assert biases.component.tolist() == ["0_ln1_bias", "0_ln2_bias", "1_ln1_bias", "1_ln2_bias"]
+    biases = parts[parts.kind.isin(("ln1_bias", "ln2_bias"))]
+    assert biases.part.tolist() == ["L0.ln1_bias", "L0.ln2_bias", "L1.ln1_bias", "L1.ln2_bias"]
     assert biases.layer.tolist() == [0, 0, 1, 1]

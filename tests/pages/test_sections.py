@@ -1,4 +1,4 @@
-"""The waterfall and the backward lens on the page: their numbers are those of the doors, what is missing says so."""
+"""The waterfall and the backward lens on the page: their numbers are the functions', what is missing says so."""
 
 import math
 import re
@@ -57,13 +57,14 @@ def model_of(config_changes: dict[str, object], *, unembedding: float = 1.0) -> 
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_each_grain_of_the_waterfall_is_the_door_at_that_grain(name: str) -> None:
+def test_each_grain_of_the_waterfall_is_the_function_at_that_grain(name: str) -> None:
     falls = view_attribution.attribution(report(name).tables["attribution"]).waterfalls
     for grain, fall in falls.items():
-        expected = interp.attribute(hooked(name), PROMPT, ANSWER, WRONG, by=grain)
-        found = [step.logits for step in steps_of(fall)]
-        np.testing.assert_allclose(found, expected.logits[0], rtol=1e-9, atol=1e-12)
-        assert fall.total.logits == pytest.approx(float(expected.total[0]), rel=1e-9, abs=1e-12)
+        expected = interp.attribute(hooked(name), PROMPT, ANSWER, WRONG, parts=grain)
+        found = [step.value for step in steps_of(fall)]
+        np.testing.assert_allclose(found, expected.value[0], rtol=1e-9, atol=1e-12)
+        assert [step.part for step in steps_of(fall)] == expected.part.values.tolist()
+        assert fall.total.value == pytest.approx(float(expected.total[0]), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "post-norm"])
@@ -71,7 +72,7 @@ def test_each_step_starts_where_the_one_before_ended_and_the_last_ends_at_the_to
     for fall in view_attribution.attribution(report(name).tables["attribution"]).waterfalls.values():
         at = fall.zero
         for step in steps_of(fall):
-            start, end = (step.bottom, step.bottom + step.height)[:: -1 if step.logits < 0 else 1]
+            start, end = (step.bottom, step.bottom + step.height)[:: -1 if step.value < 0 else 1]
             assert start == pytest.approx(at, abs=1e-9)
             at = end
         assert at == pytest.approx(fall.goal, abs=1e-9)
@@ -79,11 +80,11 @@ def test_each_step_starts_where_the_one_before_ended_and_the_last_ends_at_the_to
         assert ends == pytest.approx(sorted((fall.zero, fall.goal)), abs=1e-9)
 
 
-def test_layers_are_bands_between_what_stands_before_and_behind_them() -> None:
+def test_layers_are_bands_between_what_stands_before_and_after_them() -> None:
     falls = view_attribution.attribution(report("gpt2").tables["attribution"]).waterfalls
-    assert [band.name for band in falls["sublayer"].bands] == ["embed", "0", "1", "final"]
-    assert [[step.short for step in band.steps] for band in falls["sublayer"].bands] == [
-        ["token", "pos"], ["attn", "MLP"], ["attn", "MLP"], ["bias"],
+    assert [band.name for band in falls["sublayer"].bands] == ["embed", "L0", "L1", "final"]
+    assert [[step.part for step in band.steps] for band in falls["sublayer"].bands] == [
+        ["embed", "pos_embed"], ["L0.attn", "L0.mlp"], ["L1.attn", "L1.mlp"], ["final_bias"],
     ]  # fmt: skip
     heads = [(step.layer, step.head) for step in steps_of(falls["head"]) if step.head is not None]
     assert heads == [(layer, head) for layer in range(2) for head in range(4)]
@@ -92,21 +93,21 @@ def test_layers_are_bands_between_what_stands_before_and_behind_them() -> None:
 def test_a_step_says_its_amount_its_share_and_the_sum_so_far() -> None:
     table = report("gpt2").tables["attribution"]
     step = steps_of(view_attribution.attribution(table).waterfalls["sublayer"])[2]
-    inside = table.component.str.match(r"L0H|0_attn")
-    amount, before = table.logits[inside].sum(), table.logits[:2].sum()
-    assert step.name == "attention 0"
+    inside = table.part.str.match(r"L0H|L0.attn_bias")
+    amount, before = table.value[inside].sum(), table.value[:2].sum()
+    assert step.part == "L0.attn"
     assert f"{wording.number(amount, 3, sign=True)} logits" in step.tip
-    assert f"{wording.number(100 * amount / table.logits.sum(), 1)} % of the total" in step.tip
+    assert f"{wording.number(100 * amount / table.value.sum(), 1)} % of the total" in step.tip
     sums = [wording.number(value, 3, sign=True) for value in (before, before + amount)]
     assert f"sum so far {sums[0]} → {sums[1]}" in step.tip
-    largest = table[inside].loc[table.logits[inside].abs().idxmax()]
-    assert f"largest: head 0.{largest['head']} {wording.number(largest.logits, 3, sign=True)}" in step.tip
+    largest = table[inside].loc[table.value[inside].abs().idxmax()]
+    assert f"largest: {largest.part} {wording.number(largest.value, 3, sign=True)}" in step.tip
 
 
 def test_the_table_adds_up_row_by_row() -> None:
     found = report("llama-gqa")
     table = found.tables["attribution"]
-    np.testing.assert_allclose(table.running_sum, np.cumsum(table.logits))
+    np.testing.assert_allclose(table.running_sum, np.cumsum(table.value))
     assert found.contrast is not None
     assert table.running_sum.iloc[-1] == pytest.approx(found.contrast.total, rel=1e-9)
 
@@ -115,7 +116,7 @@ def test_the_sum_of_the_components_stands_beside_the_models_own_number(planted: 
     assert planted.contrast is not None
     note = re.search(r'id="complete">(.*?)</p>', page_of(planted))
     assert note is not None
-    total = float(planted.tables["attribution"].logits.sum())
+    total = float(planted.tables["attribution"].value.sum())
     assert f"sum to {wording.number(total, 3, sign=True)};" in note[1]
     assert f"logit difference is {wording.number(planted.contrast.total, 3, sign=True)}." in note[1]
     error = planted.contrast.completeness_error
@@ -143,24 +144,28 @@ def test_ticks_are_few_round_numbers_inside_the_range_with_zero_among_them(low: 
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_backward_lens_of_the_page_is_the_door(name: str) -> None:
+def test_the_backward_lens_of_the_page_is_the_function(name: str) -> None:
     found = report(name).tables["backward_lens"]
     matrices = ["W_out", "W_in"] if name not in ("attention-only", "gpt-oss") else ["W_O", "W_V"]
     assert found.matrix.drop_duplicates().tolist() == matrices
     lens = interp.backward_lens(hooked(name), PROMPT, ANSWER, matrices=matrices)
     for matrix in matrices:
-        expected, ours = lens.table(matrix), found[found.matrix == matrix]
+        expected, ours = lens.isel(prompt=0).sel(matrix=matrix), found[found.matrix == matrix]
         cells = ours[ours["rank"] == 0].reset_index(drop=True)
-        for column in ("layer", "pos", "x", "delta", "relative_update"):
-            np.testing.assert_array_equal(cells[column], expected[column])
-        assert cells.answer_rank.tolist() == expected.target_rank.tolist()
-        assert cells.read_token.tolist() == expected.token.tolist()
+        shape = expected.delta.shape
+        for column in ("x", "delta", "relative_update"):
+            np.testing.assert_array_equal(cells[column], expected[column].values.ravel())
+        assert (cells.layer.tolist(), cells.pos.tolist()) == tuple(
+            each.ravel().tolist() for each in np.indices(shape)
+        )
+        assert cells.answer_rank.tolist() == expected.target_rank.values.ravel().tolist()
+        assert cells.token.tolist() == expected.token.values.tolist() * shape[0]
+        assert cells.part.tolist() == expected.part.values.repeat(shape[1]).tolist()
         for end in ("top", "bottom"):
-            words = ours.fillna({f"{end}_token": "no update"}).groupby(["layer", "pos"])[f"{end}_token"]
-            joined = [
-                " | ".join(dict.fromkeys(w)) if "no update" in set(w) else " | ".join(w) for _, w in words
-            ]
-            assert joined == expected[end].tolist()
+            assert ours[f"{end}_token"].tolist() == expected[f"{end}_token"].values.ravel().tolist()
+            pieces = hooked(name).text.pieces(ours[f"{end}_token"].clip(lower=0).tolist())
+            said = [word if i >= 0 else "none" for i, word in zip(ours[f"{end}_token"], pieces, strict=True)]
+            assert ours[f"{end}_word"].fillna("none").tolist() == said
 
 
 def test_norms_are_those_of_autograd_at_the_output_of_the_mlp() -> None:
@@ -186,7 +191,7 @@ def test_where_nothing_would_be_written_there_are_no_tokens(name: str) -> None:
     table, writes = found.tables["backward_lens"], {"gpt2": "W_out", "attention-only": "W_O"}[name]
     idle = table[(table.matrix == writes) & (table.layer == 1) & (table.pos < table.pos.max())]
     assert (idle.delta == 0).all() and (idle.answer_rank == -1).all()
-    assert idle.top_token.isna().all() and idle.bottom_token.isna().all() and (idle.top_token_id == -1).all()
+    assert idle.top_word.isna().all() and idle.bottom_word.isna().all() and (idle.top_token == -1).all()
     panel = view_lens.backward_lens(table, ANSWER, found.config.d_vocab)[0]
     *silent, last = panel.rows[1].cells
     assert {cell.text for cell in silent} == {"no update"}
@@ -203,14 +208,14 @@ def test_a_cell_names_the_end_that_is_read_and_lists_both(planted: Report) -> No
     for matrix, end in (("W_O", "bottom"), ("W_V", "top")):
         rows = table[(table.matrix == matrix) & (table.layer == 0) & (table.pos == 15)]
         first = rows.iloc[0]
-        tips = [rows[f"{side}_token"].map(wording.visible).str.cat(sep=" ") for side in ("bottom", "top")]
+        tips = [rows[f"{side}_word"].map(wording.visible).str.cat(sep=" ") for side in ("bottom", "top")]
         side = "δ" if matrix == "W_O" else "x"
         tip = (
             f"least probable of {side}: {tips[0]}\nmost probable of {side}: {tips[1]}\n"
             f"the answer d: rank {first.answer_rank}"
         )
         panel = text.split(f'data-matrix="{matrix}"')[1]
-        assert f'{tip}"><bdi>{wording.visible(first[f"{end}_token"])}</bdi>' in panel
+        assert f'{tip}"><bdi>{wording.visible(first[f"{end}_word"])}</bdi>' in panel
         assert f"‖δ‖ {first.delta:.3g} (" in panel
 
 
@@ -224,7 +229,7 @@ def test_exactly_the_cells_that_name_the_answer_are_marked() -> None:
         end, rank = extreme[panel.matrix]
         first = table[(table.matrix == panel.matrix) & (table["rank"] == 0)]
         marked = [cell.marked for row in panel.rows for cell in row.cells]
-        assert marked == (first[f"{end}_token_id"] == token).tolist()
+        assert marked == (first[f"{end}_token"] == token).tolist()
         assert marked == (first.answer_rank == rank).tolist()
         counts.append(sum(marked))
     assert counts[0] > 0

@@ -7,7 +7,7 @@ const triangle = (n * (n + 1)) / 2;
 const weight = (layer, head, query, key) =>
   key > query ? 0 : cells[(layer * data.heads + head) * triangle + (query * (query + 1)) / 2 + key] / most;
 
-// What a head takes from a key: attention, or attention times the length of the value behind W_O (Kobayashi et al. 2020).
+// What a head takes from a key: attention, or attention times the length of the value after W_O (Kobayashi et al. 2020).
 const lengths = data.values && unpacked(data.values.cells, Uint16Array);
 const strength = (layer, head, query, key) =>
   weight(layer, head, query, key) *

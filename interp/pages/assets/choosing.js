@@ -1,17 +1,17 @@
 // --- choosing heads and tokens -------------------------------------------------------------------------------------
 
-const choosePart = (part) => {
-  const { layer, head, node = `a${layer}.h${head}` } = part.dataset;
-  const again = part.matches(".node") && node === state.node;
-  select({ ...(head && { layer: +layer, head: +head }), node: again ? null : node });
+const choosePart = (chosen) => {
+  const { layer, head, part = headName(layer, head) } = chosen.dataset;
+  const again = chosen.matches(".node") && part === state.part;
+  select({ ...(head && { layer: +layer, head: +head }), part: again ? null : part });
 };
 document.addEventListener("click", (event) => {
-  const part = event.target.closest("button[data-head], [data-node]");
+  const part = event.target.closest("button[data-head], [data-part]");
   if (part) choosePart(part);
   const token = event.target.closest(":is(.chip, .link, td)[data-pos]");
   if (token) select({ pos: +token.dataset.pos });
 });
-for (const node of all(".node, .dot[data-node]")) {
+for (const node of all(".node, .dot[data-part]")) {
   node.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" && event.key !== " ") return;
     event.preventDefault();
@@ -40,12 +40,12 @@ for (const name of ["score", "circuit", "kind", "grain", "matrix", "patching", "
   if (first) show(first.value);  // without a switch there is one choice, which stays
 }
 
-const orderComponents = (order) => {
-  const body = one("#components tbody");
+const orderParts = (order) => {
+  const body = one("#parts tbody");
   const rows = all("tr", body).sort((a, b) =>
-    order === "depth" ? a.dataset.order - b.dataset.order : Math.abs(b.dataset.logits) - Math.abs(a.dataset.logits));
+    order === "depth" ? a.dataset.order - b.dataset.order : Math.abs(b.dataset.value) - Math.abs(a.dataset.value));
   let sum = 0;
-  const spans = rows.map((row) => [sum, (sum += +row.dataset.logits)]);
+  const spans = rows.map((row) => [sum, (sum += +row.dataset.value)]);
   const low = Math.min(0, ...spans.flat());
   const width = Math.max(0, ...spans.flat()) - low || 1;
   const percent = (x) => `${(100 * (x - low)) / width}%`;
@@ -58,4 +58,4 @@ const orderComponents = (order) => {
   });
   body.replaceChildren(...rows);
 };
-onChange("order", orderComponents);
+onChange("order", orderParts);

@@ -83,17 +83,17 @@ const drawLattice = (lattice) => {
       const below = new Set();
       for (const at of above) {
         found.nodes.add((layer + 1) * n + at);
-        let reached = !own.residual_mid;
-        for (const kind of ["mlp", "residual_mid"]) {
+        let reached = !own.resid_mid;
+        for (const kind of ["mlp", "resid_mid"]) {
           if (!own[kind] || share(kind, layer, at) < least) continue;
           found.own.push({ kind, layer, pos: at });
-          if (own.residual_mid) reached = true;
+          if (own.resid_mid) reached = true;
           else below.add(at);
         }
         if (!reached) continue;
         found.joints.add(layer * n + at);
-        if (share("residual", layer, at) >= least) {
-          found.own.push({ kind: "residual", layer, pos: at });
+        if (share("resid", layer, at) >= least) {
+          found.own.push({ kind: "resid", layer, pos: at });
           below.add(at);
         }
         for (const move of moves[layer * n + at]) {
@@ -122,26 +122,26 @@ const drawLattice = (lattice) => {
     (1 - t) ** 3 * p[i] + 3 * (1 - t) ** 2 * t * p[2 + i] + 3 * (1 - t) * t ** 2 * p[4 + i] + t ** 3 * p[6 + i]);
   const ownLine = (kind, layer, pos) => {
     const [at, middle, end] = [x(pos), joint(layer), y(layer + 1) + half];
-    if (kind === "residual") return `M${at} ${y(layer) - half}V${middle}`;
-    if (kind === "residual_mid" || !own.mlp) return `M${at} ${middle}V${end}`;
-    const start = own.residual_mid ? middle : y(layer) - half;
-    return `M${at} ${start}Q${at + 18} ${start - 2} ${at + 18} ${box(layer)}Q${at + 18} ${end + 2} ${at} ${end}`;
+    if (kind === "resid") return `M${at} ${y(layer) - half}V${middle}`;
+    if (kind === "resid_mid" || !own.mlp) return `M${at} ${middle}V${end}`;
+    const start = own.resid_mid ? middle : y(layer) - half;
+    return `M${at} ${start}Q${at + 21} ${start - 2} ${at + 21} ${box(layer)}Q${at + 21} ${end + 2} ${at} ${end}`;
   };
   const signed = (value) => (value > 0 ? "+" : "") + number(value, 3);
   const percent = (value) => `${number(100 * value, 1)} %`;
   const name = (pos) => `${data.names[pos]} (${pos})`;
-  const direct = (kind, layer, pos, head, key) => {
-    if (pos !== n - 1 || (kind !== "attention" && kind !== "mlp")) return null;
+  const added = (kind, layer, pos, head, key) => {
+    if (pos !== n - 1 || (kind !== "head" && kind !== "mlp")) return null;
     return kind === "mlp" ? lattice.mlps[layer] : data.moved[layer][head][key];
   };
-  const effect = (value) => value === null ? "not at the last token: it reaches the answer through later parts alone" : `direct effect on the answer ${signed(value)} logits`;
-  const words = { mlp: (layer) => `MLP ${layer}`, residual: (layer) => `stream before layer ${layer}`, residual_mid: (layer) => `stream after attention ${layer}` };
+  const effect = (value) => value === null ? "not at the last token: it reaches the answer through later parts alone" : `adds ${signed(value)} logits to the answer by itself`;
+  const meaning = { mlp: "", resid: ", the stream before it", resid_mid: ", the stream between attention and MLP" };
 
-  const heads = (group) => group.map((move) => `head ${move.layer}.${move.head}: ${percent(move.share)} of the sum after attention\n${effect(direct("attention", move.layer, move.query, move.head, move.key))}`).join("\n");
+  const heads = (group) => group.map((move) => `${headName(move.layer, move.head)}: ${percent(move.share)} of the sum after attention\n${effect(added("head", move.layer, move.query, move.head, move.key))}`).join("\n");
   // A name only where no stronger line has its own: on hover every line says what it is.
   let placed = [];
   const free = (at, up) => {
-    const clear = placed.every(([a, b]) => Math.abs(a - at) > 34 || Math.abs(b - up) > 9);
+    const clear = placed.every(([a, b]) => Math.abs(a - at) > 38 || Math.abs(b - up) > 9);
     if (clear) placed.push([at, up]);
     return clear;
   };
@@ -155,7 +155,7 @@ const drawLattice = (lattice) => {
     const [at, up] = onLine(points, 0.5);
     if (free(at, up)) {
       const more = group.length > 1 ? ` +${group.length - 1}` : "";
-      svg("text", { x: at.toFixed(1), y: (up - 3).toFixed(1) }, wire).textContent = `${layer}.${group[0].head}${more}`;
+      svg("text", { x: at.toFixed(1), y: (up - 3).toFixed(1) }, wire).textContent = `${headName(layer, group[0].head)}${more}`;
     }
     explain(wire, `${name(key)} → ${name(query)}, layer ${layer}\n${heads(group)}`);
     wire.addEventListener("click", () => select({ layer, head: group[0].head, pos: query, depth: layer + 1 }));
@@ -166,13 +166,13 @@ const drawLattice = (lattice) => {
     svg("path", { d, class: "grip" }, wire);
     svg("path", { d, "stroke-width": width(share(kind, layer, pos)) }, wire);
     if (kind === "mlp") {
-      svg("rect", { x: x(pos) + 6, y: box(layer) - 6, width: 24, height: 12, rx: 2 }, wire);
-      svg("text", { x: x(pos) + 18, y: box(layer) + 3 }, wire).textContent = `m${layer}`;
+      svg("rect", { x: x(pos) + 5, y: box(layer) - 6, width: 32, height: 12, rx: 2 }, wire);
+      svg("text", { x: x(pos) + 21, y: box(layer) + 3 }, wire).textContent = `L${layer}.mlp`;
     }
-    const after = kind === "residual" ? "attention" : "the MLP";
-    const added = direct(kind, layer, pos);
-    const tail = kind === "mlp" ? `\n${effect(added)}` : "";
-    explain(wire, `${words[kind](layer)} at ${name(pos)}\n${percent(share(kind, layer, pos))} of the sum after ${own.residual_mid ? after : "the block"}${tail}`);
+    const after = kind === "resid" ? "attention" : "the MLP";
+    const logits = added(kind, layer, pos);
+    const tail = kind === "mlp" ? `\n${effect(logits)}` : "";
+    explain(wire, `L${layer}.${kind}${meaning[kind]}, at ${name(pos)}\n${percent(share(kind, layer, pos))} of the sum after ${own.resid_mid ? after : "the block"}${tail}`);
     wire.addEventListener("click", () => select({ layer, pos, depth: layer + 1 }));
   };
 
@@ -221,15 +221,15 @@ const drawLattice = (lattice) => {
   const rowsOf = (pos, depth) => {
     const layer = depth - 1;
     const listed = moves[depth * n - n + pos];
-    const shown = listed.slice(0, LISTED).map((move) => ({ part: `head ${layer}.${move.head}`, from: move.key, head: move.head, share: move.share, direct: direct("attention", layer, pos, move.head, move.key) }));
-    const single = (kind, part) => ({ part, from: pos, share: share(kind, layer, pos), direct: direct(kind, layer, pos) });
-    const mlp = own.mlp ? [single("mlp", `MLP ${layer}`)] : [];
-    const first = [single("residual", depth === 1 ? "embedding" : "stream before"), ...shown];
-    const rest = Math.max(0, 1 - first.reduce((sum, row) => sum + row.share, share("bias", layer, pos)) - (own.residual_mid || !own.mlp ? 0 : mlp[0].share));
-    first.push({ part: "biases", from: null, share: share("bias", layer, pos), direct: null });
-    first.push({ part: "other moves", from: null, share: rest, direct: null });
-    if (!own.residual_mid) return [["", [...mlp, ...first]]];
-    return [["after the MLP", [...mlp, single("residual_mid", "stream between")]], ["after attention", first]];
+    const shown = listed.slice(0, LISTED).map((move) => ({ part: headName(layer, move.head), from: move.key, head: move.head, share: move.share, adds: added("head", layer, pos, move.head, move.key) }));
+    const single = (kind) => ({ part: `L${layer}.${kind}`, from: pos, share: share(kind, layer, pos), adds: added(kind, layer, pos) });
+    const mlp = own.mlp ? [single("mlp")] : [];
+    const first = [single("resid"), ...shown];
+    const rest = Math.max(0, 1 - first.reduce((sum, row) => sum + row.share, share("attn_bias", layer, pos)) - (own.resid_mid || !own.mlp ? 0 : mlp[0].share));
+    first.push({ part: `L${layer}.attn_bias`, from: null, share: share("attn_bias", layer, pos), adds: null });
+    first.push({ part: "other moves", from: null, share: rest, adds: null });
+    if (!own.resid_mid) return [["", [...mlp, ...first]]];
+    return [["after the MLP", [...mlp, single("resid_mid")]], ["after attention", first]];
   };
   const showMade = () => {
     const [pos, depth] = [state.pos, state.depth ?? layers];
@@ -252,7 +252,7 @@ const drawLattice = (lattice) => {
         }
         html("td", { className: "tok", textContent: row.from === null ? "" : name(row.from) }, line);
         html("td", { textContent: percent(row.share) }, line);
-        html("td", { textContent: row.direct === null ? "–" : signed(row.direct) }, line);
+        html("td", { textContent: row.adds === null ? "–" : signed(row.adds) }, line);
       }
     }
   };

@@ -1,7 +1,7 @@
 // --- the views that follow the state -------------------------------------------------------------------------------
 
 const showHead = () => {
-  one("#head-name").textContent = `Layer ${state.layer}, head ${state.head}`;
+  one("#head-name").textContent = headName(state.layer, state.head);
   for (const element of all("[data-layer][data-head]")) {
     const chosen = +element.dataset.layer === state.layer && +element.dataset.head === state.head;
     element.classList.toggle("chosen", chosen);
@@ -66,7 +66,7 @@ const showMoved = () => {
   const { layer, head } = state;
   const moved = data.moved[layer][head];
   const signed = (x, digits) => (Number(x.toFixed(digits)) > 0 ? "+" : "") + number(x, digits);
-  one("#moved-name").textContent = `What head ${layer}.${head} moves to the end, by token it comes from`;
+  one("#moved-name").textContent = `What ${headName(layer, head)} moves to the end, by the token it comes from`;
   one("#moved-sum").textContent = `Logits, together ${signed(moved.reduce((a, b) => a + b, 0), 3)}: the head's cell above.`;
   all("#moved .chip").forEach((chip, i) => {
     shade(chip, Math.min(1, Math.abs(moved[i]) / data.reach));
@@ -82,13 +82,13 @@ const showCircuit = () => {
     const ends = element.dataset.ends.split(" ");
     const shown = +element.dataset.rank < state.edges;
     element.toggleAttribute("hidden", !shown);
-    element.classList.toggle("lit", ends.includes(state.node));
+    element.classList.toggle("lit", ends.includes(state.part));
     if (shown) ends.forEach((end) => reached.add(end));
   }
-  one(".graph").classList.toggle("focused", reached.has(state.node));
+  one(".graph").classList.toggle("focused", reached.has(state.part));
   for (const node of all(".node")) {
-    const picked = node.dataset.node === state.node;
-    node.classList.toggle("apart", !reached.has(node.dataset.node));
+    const picked = node.dataset.part === state.part;
+    node.classList.toggle("apart", !reached.has(node.dataset.part));
     node.classList.toggle("picked", picked);
     node.setAttribute("aria-pressed", picked);
   }

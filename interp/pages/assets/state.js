@@ -8,15 +8,16 @@ const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
 const unpacked = (text, Kind) => new Kind(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
 
-const state = { layer: 0, head: 0, pos: n - 1, pointed: null, key: null, direction: "from", node: null, edges: 0, weighting: "attention" };
+const state = { layer: 0, head: 0, pos: n - 1, pointed: null, key: null, direction: "from", part: null, edges: 0, weighting: "attention" };
 const views = [];
 const select = (change) => {
   Object.assign(state, change);
   views.forEach((view) => view());
 };
 
-// --- how numbers are written ----------------------------------------------------------------------------------------
+// --- how parts and numbers are written ----------------------------------------------------------------------------------------
 
+const headName = (layer, head) => `L${layer}H${head}`;
 const number = (x, digits) => {
   const text = x.toFixed(digits);
   return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");

@@ -1,15 +1,14 @@
-"""The prompt against its twin: a prompt of the same tokens but for those that change the answer."""
+"""The prompt against its corrupted one: the same tokens but for those that change the answer."""
 
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, get_args
 
+from interp.causal import EdgeGraph, patch
 from interp.causal.contrast import Contrast, Direction
-from interp.causal.graph import EdgeGraph
-from interp.causal.patching import patch
-from interp.circuits.circuit_evaluation import circuit_curve
-from interp.circuits.edge_attribution import Method, edge_attribution
+from interp.circuits import circuit_curve, edge_attribution
+from interp.circuits.edge_attribution import Method
 from interp.model.config import MLPS, ModelConfig
 from interp.passes.metrics import Metric, kl_divergence
 from interp.passes.observe import Subject
@@ -46,9 +45,7 @@ class Pair:
 
     def edges(self, model: Subject) -> "xr.Dataset":
         """The score of every edge."""
-        return edge_attribution(
-            model, self.prompt, self.corrupt, metric=self.metric, method=METHOD, direction="noise"
-        )
+        return edge_attribution(model, self.prompt, self.corrupt, metric=self.metric, method=METHOD)
 
     def curve(self, model: Subject, scores: "xr.Dataset") -> tuple[list[int], "xr.Dataset"]:
         """The sizes of circuits, and the faithfulness of as many of the strongest edges; no random circuits beside."""
@@ -61,12 +58,12 @@ class Pair:
 
 
 def check_aligned(model: Subject, prompt: str, corrupt: str | None) -> None:
-    """ValueError if there is a twin and it is no twin: as many tokens, not the same, and a model with logits."""
+    """ValueError for a corrupted prompt that is none: as many tokens, not the same ones, and a model with logits."""
     if corrupt is None:
         return
     if not model.transformer.config.unembed:
         raise ValueError(
-            f"a twin ({corrupt!r}) requires a model with logits, this one ends in its residual stream"
+            f"a corrupted prompt ({corrupt!r}) requires a model with logits, this one ends in its residual stream"
         )
     Contrast.of(model, prompt, corrupt, kl_divergence())
 

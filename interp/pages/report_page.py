@@ -82,7 +82,8 @@ def report(
     alone (what was measured of a checkpoint may no longer hold of a model in memory). seed: draws the random tokens on
     which heads are scored.
     Errors: ValueError for a prompt or an answer that the model cannot take, for a prompt too long for the page, for a
-    twin that does not align with the prompt or that the model answers alike, and for a model that is not causal.
+    corrupted prompt that does not align with the prompt or that the model answers alike, and for a model that is not
+    causal.
 
     Example:
         >>> found = report(model, prompt, " Mary", " John")

@@ -9,7 +9,7 @@ import pytest
 
 import interp
 from interp.pages import About, Report, ReportPage, page
-from tests.pages.conftest import PLANTED, TWIN
+from tests.pages.conftest import CORRUPTED, PLANTED
 from tests.pages.visits import Visit, needs_browser, visit
 
 if TYPE_CHECKING:
@@ -23,16 +23,16 @@ def shown(planted: Report) -> ReportPage:
     return ReportPage(planted)
 
 
-def test_the_door_gives_the_page_of_the_question(planted_model: interp.HookedTransformer) -> None:
-    found = interp.report(planted_model, PLANTED, "d", "e", TWIN, seed=3)
-    assert found.report.question.corrupt == TWIN and found.report.provenance["seed"] == 3
+def test_the_function_gives_the_page_of_the_question(planted_model: interp.HookedTransformer) -> None:
+    found = interp.report(planted_model, PLANTED, "d", "e", CORRUPTED, seed=3)
+    assert found.report.question.corrupt == CORRUPTED and found.report.provenance["seed"] == 3
     assert found.report.about == About("groundtruth-induction")
     assert {"attribution", "patching", "heads"} <= set(found.tables)
     assert found.html == page(found.report)
     assert repr(found).startswith("ReportPage('groundtruth-induction', 'abcdef")
 
 
-def test_what_a_question_refuses_the_door_refuses(planted_model: interp.HookedTransformer) -> None:
+def test_what_a_question_refuses_the_function_refuses(planted_model: interp.HookedTransformer) -> None:
     with pytest.raises(ValueError, match="requires an answer"):
         interp.report(planted_model, PLANTED, wrong="e")
 
@@ -69,7 +69,7 @@ def test_the_page_works_inside_a_notebooks_frame(
     seen: Visit = visit(browser, tmp_path)
     frame = seen.page.frame_locator("iframe")
     frame.locator(".thumb[data-layer='1'][data-head='0']").click()
-    assert frame.locator("#head-name").inner_text() == "Layer 1, head 0"
+    assert frame.locator("#head-name").inner_text() == "L1H0"
     frame.locator("nav a[href='#provenance']").click()
     assert frame.locator("#provenance").count() == 1 and frame.locator("#mine").count() == 0
     inner = seen.page.frames[1]

@@ -1,4 +1,4 @@
-"""Patching and edges on the page: tables are those of the doors, cells and lines those of the tables."""
+"""Patching and edges on the page: tables are those of the functions, cells and lines those of the tables."""
 
 import functools
 import re
@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import interp
-from interp.causal.graph import EdgeGraph
-from interp.circuits.edge_attribution import edge_attribution
+from interp.causal import EdgeGraph
+from interp.circuits import edge_attribution
 from interp.cli.commands import Report as Command
 from interp.pages import About, Question, Report, page, report_of, view_circuit, view_patching, wording
 from tests.pages.conftest import PLANTED
-from tests.pages.reports import ANSWER, PROMPT, TWIN, WRONG, page_of, report, with_twin
+from tests.pages.reports import ANSWER, CORRUPTED, PROMPT, WRONG, compared, page_of, report
 from tests.pages.test_sections import model_of, section
 from tests.tiny import hooked
 
@@ -29,33 +29,35 @@ def patches(found: Report, direction: str, site: str) -> pd.DataFrame:
     return table[(table.direction == direction) & (table.site == site)].reset_index(drop=True)
 
 
-# --- the tables against the doors ---------------------------------------------------------------------------------
+# --- the tables against the functions ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_patching_is_that_of_the_door_in_both_directions(name: str) -> None:
-    found, metric = with_twin(name), interp.logit_difference(ANSWER, WRONG)
+def test_patching_is_that_of_the_function_in_both_directions(name: str) -> None:
+    found, metric = compared(name), interp.logit_difference(ANSWER, WRONG)
     assert found.tables["patching"][["direction", "site"]].drop_duplicates().to_numpy().tolist() == [
         [direction, site] for direction in ("denoise", "noise") for site in SITES
     ]
     for direction in ("denoise", "noise"):
         for site in SITES:
             table = patches(found, direction, site)
-            expected = interp.patch(hooked(name), PROMPT, TWIN, site, metric=metric, direction=direction)
-            second = expected.effect.dims[1]
-            assert (
-                table.layer.tolist() == expected.effect.layer.values.repeat(expected.sizes[second]).tolist()
+            expected = interp.patch(hooked(name), PROMPT, CORRUPTED, site, metric=metric, direction=direction)
+            second = expected.value.dims[1]
+            assert table.layer.tolist() == expected.value.layer.values.repeat(expected.sizes[second]).tolist()
+            whole = np.broadcast_to(
+                expected.part.values.reshape(expected.sizes["layer"], -1), expected.value.shape
             )
+            assert table.part.tolist() == whole.ravel().tolist()
             assert table[second].tolist() == list(range(expected.sizes[second])) * expected.sizes["layer"]
             assert table[{"pos": "head", "head": "pos"}[second]].isna().all()
-            np.testing.assert_array_equal(table.effect_logits, expected.effect.values.ravel())
+            np.testing.assert_array_equal(table.value, expected.value.values.ravel())
             np.testing.assert_array_equal(table.normalised, expected.normalised.values.ravel())
             assert table.changed.tolist() == expected.changed.values.ravel().tolist()
 
 
 def test_the_largest_head_is_that_of_a_run_with_hooks() -> None:
-    model, table = hooked("gpt2"), patches(with_twin("gpt2"), "denoise", "z")
-    best = table.loc[table.effect_logits.abs().idxmax()]
+    model, table = hooked("gpt2"), patches(compared("gpt2"), "denoise", "z")
+    best = table.loc[table.value.abs().idxmax()]
     _, cache = model.run_with_cache(PROMPT, f"blocks.{best.layer}.attn.hook_z")
 
     def patched(z: torch.Tensor, hook: object) -> torch.Tensor:
@@ -65,51 +67,53 @@ def test_the_largest_head_is_that_of_a_run_with_hooks() -> None:
 
     right, wrong = (model.to_single_token(text) for text in (ANSWER, WRONG))
     runs = [
-        model(TWIN),
-        model.run_with_hooks(TWIN, fwd_hooks=[(f"blocks.{best.layer}.attn.hook_z", patched)]),
+        model(CORRUPTED),
+        model.run_with_hooks(CORRUPTED, fwd_hooks=[(f"blocks.{best.layer}.attn.hook_z", patched)]),
     ]
     before, after = (float(logits[0, -1, right] - logits[0, -1, wrong]) for logits in runs)
-    assert best.effect_logits == pytest.approx(after - before, rel=1e-9)
+    assert best.value == pytest.approx(after - before, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_edges_are_those_of_the_door_and_the_largest_come_first(name: str) -> None:
-    table = with_twin(name).tables["edges"]
+def test_edges_are_those_of_the_function_and_the_largest_come_first(name: str) -> None:
+    table = compared(name).tables["edges"]
     metric = interp.logit_difference(ANSWER, WRONG)
-    expected = edge_attribution(hooked(name), PROMPT, TWIN, metric=metric, method="eap-ig-inputs")
+    expected = edge_attribution(hooked(name), PROMPT, CORRUPTED, metric=metric, method="eap-ig-inputs")
     assert len(table) == len(EdgeGraph.of(hooked(name).cfg))
     places = tuple(expected[dim].to_index().get_indexer(table[dim]) for dim in ("sender", "receiver"))
-    np.testing.assert_array_equal(table.score_logits, expected.score.values[places])
+    np.testing.assert_array_equal(table.value, expected.value.values[places])
+    assert (table.sender + "->" + table.receiver).tolist() == table.edge.tolist()
     assert not table.duplicated(["sender", "receiver"]).any()
-    assert (np.diff(table.score_logits.abs()) <= 0).all()
+    assert (np.diff(table.value.abs()) <= 0).all()
 
 
 def test_the_planted_circuit_is_what_the_page_finds(planted: Report) -> None:
-    """The twin goes on with another letter: the induction head moves that letter, and nothing else matters."""
+    """The corrupted prompt goes on with another letter: the induction head moves it, and nothing else matters."""
     found = planted.tables["edges"]
     strongest = set(zip(found.sender[:2], found.receiver[:2], strict=True))
-    assert strongest == {("input", "a1.h2<v>"), ("a1.h2", "logits")}
-    assert found.score_logits[2:].abs().max() < 1e-3 * found.score_logits[:2].abs().min()
+    assert strongest == {("L0.resid", "L1H2.v"), ("L1H2", "logits")}
+    assert found.value[2:].abs().max() < 1e-3 * found.value[:2].abs().min()
+    assert (found.value[:2] > 0).all(), "bringing them back raises the answer"
     heads = patches(planted, "denoise", "z").set_index(["layer", "head"]).normalised
     assert heads[1, 2] == pytest.approx(1, abs=1e-3)
     assert heads.drop((1, 2)).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("wrong", [WRONG, None])
-def test_the_twin_says_what_the_model_makes_of_the_answers_there(wrong: str | None) -> None:
-    found, model = report("gpt2", TWIN, wrong), hooked("gpt2")
-    logits = model(TWIN)[0, -1]
+def test_the_corrupted_prompt_says_what_the_model_makes_of_the_answers_there(wrong: str | None) -> None:
+    found, model = report("gpt2", CORRUPTED, wrong), hooked("gpt2")
+    logits = model(CORRUPTED)[0, -1]
     right = model.to_single_token(ANSWER)
     total = logits[right] - (0 if wrong is None else logits[model.to_single_token(wrong)])
-    twin = found.twin
-    assert twin is not None
-    assert twin.total == pytest.approx(float(total), rel=1e-5)
-    assert twin.answer.prob == pytest.approx(float(logits.softmax(-1)[right]), rel=1e-5)
-    assert twin.answer.rank == int((logits > logits[right]).sum())
-    assert twin.changes == ((2, " cat", " dog"),)
+    other = found.corrupted
+    assert other is not None
+    assert other.total == pytest.approx(float(total), rel=1e-5)
+    assert other.answer.prob == pytest.approx(float(logits.softmax(-1)[right]), rel=1e-5)
+    assert other.answer.rank == int((logits > logits[right]).sum())
+    assert other.changes == ((2, " cat", " dog"),)
     shown = unescape(section(page_of(found), "patching"))
-    assert f"<dd>{wording.number(twin.total, 2, sign=True)}</dd>" in shown
-    assert f'<p class="prompt">{TWIN}</p>' in shown
+    assert f"<dd>{wording.number(other.total, 2, sign=True)}</dd>" in shown
+    assert f'<p class="prompt">{CORRUPTED}</p>' in shown
 
 
 # --- the page against the tables ----------------------------------------------------------------------------------
@@ -129,7 +133,7 @@ def test_every_cell_of_every_map_shows_its_row(planted: Report) -> None:
         assert len(shown) == len(rows) > 0
         for (classes, level, tip, cell), row in zip(shown, rows, strict=True):
             # The script names a cell by token from its row and column; a head names itself.
-            place = f"head {row.layer}.{row.head}\n" if row.site == "z" else ""
+            place = f"L{row.layer}H{row.head}\n" if row.site == "z" else ""
             assert tip.startswith(place)
             assert ("idle" in classes) == (not row.changed)
             if not row.changed:
@@ -137,7 +141,7 @@ def test_every_cell_of_every_map_shows_its_row(planted: Report) -> None:
                 continue
             moved = row.normalised - (direction == "noise")
             assert cell == wording.number(row.normalised)
-            assert f"{wording.number(row.effect_logits, 3, sign=True)} logits\n" in tip
+            assert f"{wording.number(row.value, 3, sign=True)} logits\n" in tip
             assert f"normalised {wording.number(row.normalised, 3)}" in tip
             assert level == pytest.approx(min(1, abs(moved)), abs=6e-4)
             assert ("neg" in classes) == (moved < 0)
@@ -145,7 +149,7 @@ def test_every_cell_of_every_map_shows_its_row(planted: Report) -> None:
 
 def test_where_both_runs_agree_the_map_says_that_nothing_was_changed() -> None:
     """A causal model reads the same tokens up to the first that differs."""
-    shown = view_patching.patching(with_twin("gpt2").tables["patching"])["denoise"]
+    shown = view_patching.patching(compared("gpt2").tables["patching"])["denoise"]
     differs = 2
     for rows in shown.maps.values():
         for row in rows:
@@ -156,50 +160,52 @@ def test_where_both_runs_agree_the_map_says_that_nothing_was_changed() -> None:
 
 
 def test_the_largest_effects_are_listed_largest_first() -> None:
-    found = with_twin("gpt2")
+    found = compared("gpt2")
     for direction, shown in view_patching.patching(found.tables["patching"]).items():
         table = found.tables["patching"]
         table = table[table.direction == direction]
-        sizes = table.effect_logits.abs().sort_values(ascending=False)[: len(shown.largest)]
+        sizes = table.value.abs().sort_values(ascending=False)[: len(shown.largest)]
         assert len(shown.largest) == view_patching.LARGEST
-        np.testing.assert_array_equal([abs(patch.effect_logits) for patch in shown.largest], sizes)
+        np.testing.assert_array_equal([abs(patch.value) for patch in shown.largest], sizes)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_drawing_has_the_strongest_edges_from_their_sender_up_to_their_receivers(name: str) -> None:
-    found = with_twin(name)
+    found = compared(name)
     table, graph = found.tables["edges"], EdgeGraph.of(found.config)
     drawn = view_circuit.drawing(table, found.config)
-    nodes = {node.name: node for node in drawn.nodes}
+    nodes = {node.part: node for node in drawn.nodes}
     assert drawn.total == len(table)
     assert drawn.steps == [step for step in (10, 25, 50) if step < len(table)] + [min(100, len(table))]
     assert len(drawn.edges) == min(100, len(table))
-    strongest = table.score_logits.abs().max()
+    strongest = table.value.abs().max()
     for edge, row in zip(drawn.edges, table.itertuples(), strict=False):
         receivers = graph.nodes_of(graph.receivers.index(row.receiver))
-        assert edge.score == row.score_logits
+        assert edge.score == row.value
         assert edge.ends.split() == [row.sender, *receivers]
-        assert edge.width == pytest.approx(0.7 + 7.3 * abs(row.score_logits) / strongest)
+        assert edge.width == pytest.approx(0.7 + 7.3 * abs(row.value) / strongest)
         lines = [[float(x) for x in re.findall(r"-?[\d.]+", line)] for line in edge.path.split("M")[1:]]
         assert len(lines) == len(receivers)
         for line, receiver in zip(lines, receivers, strict=True):
             start, end = nodes[row.sender], nodes[receiver]
-            part = row.receiver.partition("<")[2][:1]
-            offset = {"": 0, "q": -11, "k": 0, "v": 11}[part]
+            part = row.receiver[-2:]
+            offset = {".q": -11, ".k": 0, ".v": 11}.get(part, 0)
             assert line[:2] == pytest.approx([start.x, start.y - 10], abs=0.06)
             assert line[-2:] == pytest.approx([end.x + offset, end.y + 10], abs=0.06)
             assert line[-1] < line[1]
-        assert f"{wording.number(row.score_logits, 3, sign=True)} logits" in edge.tip
+        assert f"{wording.number(row.value, 3, sign=True)} logits" in edge.tip
+        assert edge.tip.startswith(f"{row.sender} → {row.receiver}")
+        assert (edge.source.name, edge.target.name) == (row.sender, row.receiver)
 
 
 def test_rows_of_the_drawing_go_up_layer_by_layer_heads_before_their_mlp() -> None:
-    found = with_twin("gpt2")
-    nodes = {node.name: node for node in view_circuit.drawing(found.tables["edges"], found.config).nodes}
-    order = ["input", "a0.h0", "m0", "a1.h0", "m1", "logits"]
+    found = compared("gpt2")
+    nodes = {node.part: node for node in view_circuit.drawing(found.tables["edges"], found.config).nodes}
+    order = ["L0.resid", "L0H0", "L0.mlp", "L1H0", "L1.mlp", "logits"]
     heights = [nodes[name].y for name in order]
     assert heights == sorted(heights, reverse=True) and len(set(heights)) == len(order)
-    assert len({nodes[f"a1.h{head}"].y for head in range(4)}) == 1
-    across = [nodes[f"a1.h{head}"].x for head in range(4)]
+    assert len({nodes[f"L1H{head}"].y for head in range(4)}) == 1
+    across = [nodes[f"L1H{head}"].x for head in range(4)]
     assert np.diff(across).min() >= 44
 
 
@@ -209,25 +215,25 @@ def test_the_circuit_of_the_page_lists_the_edges_it_draws_and_counts_all(planted
     assert f"strongest of all {wording.count(len(table))} edges" in text
     assert "first-order estimate" in text and "not a proof" in text
     scores = re.findall(r"<td>([+−]?[\d.]+)</td><td class=\"bar", text)
-    assert scores == [wording.number(score, 3, sign=True) for score in table.score_logits[:100]]
+    assert scores == [wording.number(score, 3, sign=True) for score in table.value[:100]]
     assert len(re.findall(r'<g class="edge', text)) == len(scores)
 
 
 # --- what is missing, and what is refused -------------------------------------------------------------------------
 
 
-def test_without_a_twin_both_sections_say_how_to_get_them() -> None:
+def test_without_a_corrupted_prompt_both_sections_say_how_to_get_them() -> None:
     found = report("gpt2")
-    assert found.twin is None
+    assert found.corrupted is None
     assert not {"patching", "edges"} & set(found.tables)
     text = page_of(found)
     for name in ("patching", "circuit"):
-        assert wording.NO_TWIN in section(text, name)
+        assert wording.NO_CORRUPTED in section(text, name)
         assert "<table" not in section(text, name)
 
 
 def test_a_model_without_an_edge_graph_says_why_and_is_still_patched() -> None:
-    found = with_twin("post-norm")
+    found = compared("post-norm")
     assert "edges" not in found.tables
     with pytest.raises(ValueError, match="norms the sum itself") as refused:
         EdgeGraph.of(found.config)
@@ -238,49 +244,49 @@ def test_a_model_without_an_edge_graph_says_why_and_is_still_patched() -> None:
 
 
 def test_a_model_without_mlps_has_no_map_of_them_and_says_so() -> None:
-    found = with_twin("attention-only")
+    found = compared("attention-only")
     assert set(found.tables["patching"].site) == {"resid_pre", "attn_out", "z"}
     assert "This model has no MLP" in section(page_of(found), "patching")
-    assert "This model has no MLP" not in section(page_of(with_twin("gpt2")), "patching")
-    assert "MLP" not in section(page_of(found), "circuit")
+    assert "This model has no MLP" not in section(page_of(compared("gpt2")), "patching")
+    assert ".mlp" not in section(page_of(found), "circuit")
 
 
-def test_a_model_without_logits_has_no_twin() -> None:
-    with pytest.raises(ValueError, match=r"a twin \('b'\) requires a model with logits"):
+def test_a_model_without_logits_has_no_corrupted_prompt() -> None:
+    with pytest.raises(ValueError, match=r"a corrupted prompt \('b'\) requires a model with logits"):
         report_of(model_of({"unembed": False}), Question("a", corrupt="b"), About("x"))
 
 
 @pytest.mark.parametrize(
-    ("twin", "message"),
+    ("corrupt", "message"),
     [
         (PLANTED + "a", r"same length, token for token: got \[16\] and \[17\] tokens"),
         (PLANTED, "must differ from its clean one"),
         ("", "empty"),
     ],
 )
-def test_a_twin_that_is_none_is_refused_before_any_work(
-    planted_model: interp.HookedTransformer, monkeypatch: pytest.MonkeyPatch, twin: str, message: str
+def test_a_corrupted_prompt_that_is_none_is_refused_before_any_work(
+    planted_model: interp.HookedTransformer, monkeypatch: pytest.MonkeyPatch, corrupt: str, message: str
 ) -> None:
     monkeypatch.setattr("interp.pages.report._pass", lambda *_: pytest.fail("worked"))
     with pytest.raises(ValueError, match=message):
-        report_of(planted_model, Question(PLANTED, "d", "e", twin), About("x"))
+        report_of(planted_model, Question(PLANTED, "d", "e", corrupt), About("x"))
 
 
-def test_a_twin_with_markup_in_it_is_shown_and_never_obeyed() -> None:
-    prompt, twin = "<b>x</b>", "<i>x</i>"
-    text = page(report_of(hooked("gpt2"), Question(prompt, corrupt=twin), About("x")))
+def test_a_corrupted_prompt_with_markup_in_it_is_shown_and_never_obeyed() -> None:
+    prompt, corrupt = "<b>x</b>", "<i>x</i>"
+    text = page(report_of(hooked("gpt2"), Question(prompt, corrupt=corrupt), About("x")))
     assert "<i>x" not in text and "&lt;i&gt;x" in text
 
 
-def test_a_twin_that_is_answered_alike_is_refused() -> None:
+def test_a_corrupted_prompt_that_is_answered_alike_is_refused() -> None:
     with pytest.raises(ValueError, match="for clean and corrupted runs alike"):
-        report_of(model_of({}, unembedding=0.0), Question(PROMPT, ANSWER, WRONG, TWIN), About("x"))
+        report_of(model_of({}, unembedding=0.0), Question(PROMPT, ANSWER, WRONG, CORRUPTED), About("x"))
 
 
-def test_the_command_brings_a_twin_for_its_own_question_and_takes_one_for_yours() -> None:
+def test_the_command_brings_a_corrupted_prompt_for_its_own_question_and_takes_one_for_yours() -> None:
     own = Command().question()
     assert own.corrupt == own.prompt.replace(", John", ", Mary")
     assert Command(prompt=PROMPT).question().corrupt is None
-    assert Command(prompt=PROMPT, corrupt=TWIN).question() == Question(PROMPT, corrupt=TWIN)
-    with pytest.raises(ValueError, match=r"a twin .* requires a prompt of your own"):
-        Command(corrupt=TWIN).question()
+    assert Command(prompt=PROMPT, corrupt=CORRUPTED).question() == Question(PROMPT, corrupt=CORRUPTED)
+    with pytest.raises(ValueError, match=r"\(--corrupt\) requires a prompt of your own"):
+        Command(corrupt=CORRUPTED).question()

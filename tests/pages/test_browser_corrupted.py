@@ -24,7 +24,7 @@ def drawn(seen: Visit) -> list[tuple[str, str]]:
 
 def strongest(seen: Visit, count: int) -> list[tuple[str, str]]:
     table = seen.table("edges").head(count)
-    return list(zip(table.sender, table.receiver.str.replace(r"<.>", "", regex=True), strict=True))
+    return list(zip(table.sender, table.receiver.str.replace(r"\.[qkv]$", "", regex=True), strict=True))
 
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
@@ -41,7 +41,7 @@ def test_a_cell_of_a_map_explains_itself_and_chooses_its_token(seen: Visit) -> N
     at = table.query("site == 'mlp_out' and layer == 2 and pos == 11").index[0]
     row, cell = table.loc[at], seen.page.locator("#patching .cell:visible").nth(int(at))
     cell.hover()
-    tip = f"layer 2 at {visible(row.token)} (11)\n{number(row.effect_logits, 3, sign=True)} logits"
+    tip = f"layer 2 at {visible(row.token)} (11)\n{number(row.value, 3, sign=True)} logits"
     assert seen.texts("#tip")[0].startswith(tip)
     cell.click()
     assert seen.texts("#next-pos") == ["11"]
@@ -54,7 +54,7 @@ def test_a_cell_of_a_map_explains_itself_and_chooses_its_token(seen: Visit) -> N
 
 def test_a_head_of_the_map_is_chosen_everywhere(seen: Visit) -> None:
     seen.page.locator("#patching .cell[data-layer='2'][data-head='3']:visible").click()
-    assert seen.texts("#head-name") == ["Layer 2, head 3"]
+    assert seen.texts("#head-name") == ["L2H3"]
     assert seen.page.locator("#attribution .cell.chosen[data-layer='2'][data-head='3']").count() == 1
 
 
@@ -63,16 +63,16 @@ def test_the_number_of_edges_can_be_chosen(seen: Visit, count: int) -> None:
     assert drawn(seen) == strongest(seen, 10)
     seen.page.locator("#circuit .switch").get_by_text(f"top {count}", exact=True).click()
     assert drawn(seen) == strongest(seen, count)
-    scores = seen.table("edges").score_logits[:count]
+    scores = seen.table("edges").value[:count]
     assert numbers(seen.texts("#edges tr:visible td:nth-child(3)")) == pytest.approx(
         scores.tolist(), abs=6e-4
     )
     pale = (
-        "nodes => nodes.filter((node) => !node.classList.contains('apart')).map((node) => node.dataset.node)"
+        "nodes => nodes.filter((node) => !node.classList.contains('apart')).map((node) => node.dataset.part)"
     )
     touched = {end for edge in strongest(seen, count) for end in edge}
     assert set(seen.page.eval_on_selector_all("#circuit .node", pale)) == touched | (
-        {"input", "logits"} & touched
+        {"L0.resid", "logits"} & touched
     )
 
 
@@ -80,7 +80,7 @@ def test_a_line_explains_itself_where_it_is_pointed_at_and_with_the_keyboard(see
     table = seen.table("edges")
     seen.page.focus("#circuit .edge")
     for rank in (0, 1):
-        score = number(table.score_logits[rank], 3, sign=True)
+        score = number(table.value[rank], 3, sign=True)
         assert f"{score} logits" in seen.texts("#tip")[0]
         seen.page.keyboard.press("ArrowRight")
     seen.page.keyboard.press("Escape")
@@ -100,11 +100,10 @@ def test_a_line_explains_itself_where_it_is_pointed_at_and_with_the_keyboard(see
 
 def test_choosing_a_part_shows_its_edges_and_once_more_shows_all(seen: Visit) -> None:
     seen.page.locator("#circuit .switch").get_by_text("top 100").click()
-    head = seen.table("edges").query("sender.str.contains('h')").sender.iloc[0]
-    layer, place = head[1:].split(".h")
-    node = seen.page.locator(f"#circuit .node[data-node='{head}']")
+    head = seen.table("edges").query("sender.str.contains('H')").sender.iloc[0]
+    node = seen.page.locator(f"#circuit .node[data-part='{head}']")
     node.click()
-    assert seen.texts("#head-name") == [f"Layer {layer}, head {place}"]
+    assert seen.texts("#head-name") == [head]
     lit = "lines => lines.map((line) => line.classList.contains('lit'))"
     expected = [head in edge for edge in strongest(seen, 100)]
     assert True in expected and False in expected
@@ -125,12 +124,12 @@ def test_a_part_without_heads_can_be_chosen_in_the_table_and_leaves_the_head_alo
     seen.page.locator("#circuit .switch").get_by_text("top 100").click()
     seen.page.locator("#edges .link:visible", has_text="logits").first.click()
     assert seen.texts("#head-name") == before
-    assert seen.page.locator("#circuit .node.picked").get_attribute("data-node") == "logits"
+    assert seen.page.locator("#circuit .node.picked").get_attribute("data-part") == "logits"
 
 
 def test_a_head_chosen_elsewhere_is_picked_in_the_circuit(seen: Visit) -> None:
     seen.page.locator("#circuit .switch").get_by_text("top 100").click()
-    head = seen.table("edges").query("sender.str.contains('h')").sender.iloc[0]
-    layer, place = head[1:].split(".h")
+    head = seen.table("edges").query("sender.str.contains('H')").sender.iloc[0]
+    layer, place = head[1:].split("H")
     seen.page.click(f".thumb[data-layer='{layer}'][data-head='{place}']")
-    assert seen.page.locator("#circuit .node.picked").get_attribute("data-node") == head
+    assert seen.page.locator("#circuit .node.picked").get_attribute("data-part") == head
