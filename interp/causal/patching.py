@@ -5,6 +5,8 @@ corrupted ones into the clean run (which are needed to keep it?); Heimersheim & 
 activation patching". Every cell is a variant of one planned sweep, so a map costs a few batched passes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,7 +86,7 @@ def patch(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """What patching each cell of a site does to the metric: Dataset over the dims `by`.
 
     denoise: clean values into the corrupted run; noise: corrupted ones into the clean run (Heimersheim & Nanda 2024).
@@ -125,7 +127,7 @@ class Cells:
     """What tells variants apart, `layer` first."""
 
     @classmethod
-    def of(cls, site: str, by: Sequence[str] | None, config: ModelConfig) -> "Cells":
+    def of(cls, site: str, by: Sequence[str] | None, config: ModelConfig) -> Cells:
         """The cells that `patch` was asked for, see there."""
         names = site_names(site, config)
         axes = sites.find(names[0], config)[0].axes
@@ -207,7 +209,7 @@ def patch_preset(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> dict[str, "xr.Dataset"]:
+) -> dict[str, xr.Dataset]:
     """The results of `patch` for every site of a ready sweep (`PRESETS`), by site: "block_every", "resid_pre", ...
 
     Keys and values are patched per key/value head (dim `kv_head`), which heads may share. "block_every" of Macaron

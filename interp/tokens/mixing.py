@@ -287,7 +287,7 @@ def _multiple(
     return found
 
 
-def check_stream(model: Transformer, what: str, allowed: tuple[type[Change], ...] = (Detach,)) -> None:
+def check_stream(model: Transformer, what: str, allowed: tuple[type, ...] = (Detach,)) -> None:
     """Refuse edits of the stream between blocks that put there what no earlier part of the model says.
 
     Errors: ValueError naming the edit.
