@@ -19,15 +19,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import interp
-from interp.attention.heads import head_scores
-from interp.causal.ablation import ablate
-from interp.data.batch import Batch
-from interp.dynamics.in_context import in_context
+from interp import Batch
+from interp.causal import ablate
+from interp.dynamics import in_context
 from interp.families.convert import AnyModel
-from interp.model import MLP, ModelConfig, Rotary, Transformer
-from interp.model.mixer_variants import Softmax
-from interp.passes.analysis import run_batches
-from interp.passes.metrics import next_token_loss
+from interp.model import MLP, ModelConfig, Rotary, Softmax, Transformer
+from interp.passes import next_token_loss
 from interp.runs.record import Record
 from interp.training import Place, RepeatingChain, Training, train
 
@@ -74,10 +71,8 @@ def main(job: PhaseChange, record: Record) -> None:
             logs.append(found[found["head"] < 0].assign(model=name, seed=model_seed))
             heads.append(found[found["head"] >= 0].assign(model=name, seed=model_seed))
     log, scored = pd.concat(logs, ignore_index=True), pd.concat(heads, ignore_index=True)
-    record.table("log", log.drop(columns=["layer", "head", "ablation"]))
-    record.table(
-        "heads", scored[["model", "seed", "layer", "head", "induction", "previous_token", "ablation"]]
-    )
+    record.table("log", log.drop(columns=["layer", "head", "part", "ablation"]))
+    record.table("heads", scored[["model", "seed", "part", "induction", "previous_token", "ablation"]])
     record.figure("phase_change", curves(log))
     record.figure("ablation", ablations(scored))
     record.say(summary(log).to_string())
@@ -94,35 +89,34 @@ def watched(config: ModelConfig, data: RepeatingChain, training: Training) -> pd
         interp.HookedTransformer(model), rows, "head",
         change=interp.Zero(), freeze_patterns=True, metric=next_token_loss(),
     )  # fmt: skip
-    scores["ablation"] = ablated.effect.to_series().to_numpy()
-    return pd.concat([trained.log.assign(layer=-1, head=-1, ablation=np.nan), scores], ignore_index=True)
+    scores = scores.join(interp.frame(ablated).set_index("part").value.rename("ablation"), on="part")
+    return pd.concat([trained.log.assign(layer=-1, head=-1, part="", ablation=np.nan), scores], ignore_index=True)
 
 
 def measured(model: AnyModel, step: int, rows: Batch) -> dict[str, float]:
     """In-context learning and the best heads, at one point of training."""
     assert isinstance(model, Transformer)
     found = in_context(interp.HookedTransformer(model), rows, early=8, late=60)
+    score = found.sel(score="in_context", index=60)
     best = head_table(model)[["induction", "previous_token"]].max()
     return {
-        "in_context_score": float(found.score), "score_low": float(found.score_low),
-        "score_high": float(found.score_high), **{str(name): float(value) for name, value in best.items()},
+        "in_context": float(score.value), "low": float(score.low), "high": float(score.high),
+        **{str(name): float(value) for name, value in best.items()},
     }  # fmt: skip
 
 
 def head_table(model: Transformer) -> pd.DataFrame:
     """Prefix matching and attention to the token before, on random tokens that repeat, a row per head."""
-    asked = interp.RepeatedTokens(period=15, repeats=4)
-    batch = Batch(asked.tokens(model.config.d_vocab, bos=0), bos=True)
-    found = run_batches([head_scores(model.config, asked)], model, [batch])["heads"]
-    return found[["induction", "previous_token"]].to_dataframe().reset_index()[
-        ["layer", "head", "induction", "previous_token"]
-    ]  # fmt: skip
+    found = interp.heads(model, interp.RepeatedTokens(period=15, repeats=4), sentences=None)
+    scores = interp.frame(found.value.sel(score=["induction", "previous_token"]))
+    table = scores.pivot(index=["layer", "head", "part"], columns="score", values="value")
+    return table.reset_index().rename_axis(columns=None)
 
 
 def summary(log: pd.DataFrame) -> pd.DataFrame:
     """Where each model ends: mean over seeds, and the smallest and largest."""
     last = log[log.step == log.step.max()].groupby("model", sort=False)
-    columns = ["held_out_loss", "accuracy", "in_context_score", "induction"]
+    columns = ["held_out_loss", "accuracy", "in_context", "induction"]
     return last[columns].agg(["mean", "min", "max"]).round(3)
 
 
@@ -130,7 +124,7 @@ def curves(log: pd.DataFrame) -> Figure:
     """Loss, in-context-learning score and best prefix matching against updates; a line per seed."""
     panels = {
         "held_out_loss": "held-out loss (nats/token)",
-        "in_context_score": "in-context-learning score (nats)",
+        "in_context": "in-context-learning score (nats)",
         "induction": "best prefix-matching score",
     }
     names = list(dict.fromkeys(log.model))
@@ -161,7 +155,7 @@ def ablations(heads: pd.DataFrame) -> Figure:
         ax.scatter(
             some.induction, some.ablation, label=name, color=f"C{i % 3}", marker="os"[i // 3], alpha=0.8
         )
-    ax.set(xlabel="prefix-matching score of the head", ylabel="rise of the loss without it (nats/token)")
+    ax.set(xlabel="prefix-matching score of the head", ylabel="effect of a zero on the loss (nats/token)")
     ax.axhline(0, color="grey", lw=0.8)
     ax.legend(fontsize=8)
     ax.grid(alpha=0.3)

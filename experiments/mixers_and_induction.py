@@ -23,9 +23,8 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 import interp
-from interp.attention.heads import head_scores
-from interp.data.batch import Batch
-from interp.dynamics.in_context import in_context
+from interp import Batch
+from interp.dynamics import in_context
 from interp.model import MLP, ModelConfig, NoPosition, Rotary, Transformer
 from interp.model.mixer_variants import (
     BigBird,
@@ -45,12 +44,13 @@ from interp.model.mixer_variants import (
     Strided,
     Synthesizer,
 )
-from interp.passes.analysis import run_batches
 from interp.runs.record import Record
 from interp.training import AssociativeRecall, Examples, Place, RepeatingChain, Training, scores, train
 
 TRAINING = Training(steps=1000, rows=32, learning_rate=3e-3, log_every=500)
 WIDTH = 65
+COSTS = ("parameters", "train_seconds", "forward_ms")
+"""Columns that say what a mixer costs."""
 SOFTMAX = Softmax()
 VARIANTS: dict[str, Mixer | tuple[Mixer, ...]] = {
     "softmax": SOFTMAX,
@@ -176,7 +176,7 @@ def measured(name: str, config: ModelConfig, data: RepeatsAndRecall, training: T
         "mixer": name,
         "seed": training.seed,
         "parameters": parameters(config),
-        "in_context_score": float(context.score),
+        "in_context": float(context.value.sel(score="in_context", index=60)),
         "copies_right": scores(model, chain)["accuracy"],
         "recalled_right": scores(model, recall)["accuracy"],
         **best_heads(model),
@@ -191,10 +191,8 @@ def best_heads(model: Transformer) -> dict[str, float]:
     """The best prefix-matching and previous-token scores of any head, on effective patterns; NaN without those."""
     if not all(mixer.traits.patterned for mixer in model.config.mixers):
         return {"induction": np.nan, "previous_token": np.nan}
-    asked = interp.RepeatedTokens(period=16, repeats=4)
-    batch = Batch(asked.tokens(model.config.d_vocab, bos=0), bos=True)
-    found = run_batches([head_scores(model.config, asked)], model, [batch])["heads"]
-    return {score: float(found[score].max()) for score in ("induction", "previous_token")}
+    found = interp.heads(model, interp.RepeatedTokens(period=16, repeats=4), sentences=None).value
+    return {score: float(found.sel(score=score).max()) for score in ("induction", "previous_token")}
 
 
 def k_composition(model: Transformer) -> float:
@@ -202,7 +200,7 @@ def k_composition(model: Transformer) -> float:
     first, second = (mixer.traits for mixer in model.config.mixers)
     if not (first.additive and first.bilinear and second.additive and second.bilinear):
         return float("nan")
-    return float(interp.composition(interp.HookedTransformer(model), kind="K").excess.max())
+    return float(interp.composition(model, "K").excess.max())
 
 
 @torch.no_grad()
@@ -217,32 +215,27 @@ def timed(call: Callable[[], object], repeats: int = 5) -> float:
 
 
 def with_intervals(table: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds with 95 % t-intervals, a row per mixer."""
-    grouped = table.drop(columns="seed").groupby("mixer", sort=False)
+    """Means over seeds with 95 % t-intervals, a row per mixer and score; beside them what the mixer costs."""
+    grouped = table.drop(columns=["seed", *COSTS]).groupby("mixer", sort=False)
     mean, count = grouped.mean(), grouped.count()
     with np.errstate(invalid="ignore"):
         half = grouped.sem() * stats.t.ppf(0.975, (count - 1).where(count > 1))
-    found = {}
-    for column in mean:
-        found[column] = mean[column]
-        if column not in ("parameters", "train_seconds", "forward_ms"):
-            found |= {
-                f"{column}_low": mean[column] - half[column],
-                f"{column}_high": mean[column] + half[column],
-            }
-    return pd.DataFrame(found).reset_index()
+    ends = {"value": mean, "low": mean - half, "high": mean + half, "n": count}
+    found = pd.concat({name: each.stack() for name, each in ends.items()}, axis=1)
+    costs = table.groupby("mixer", sort=False)[list(COSTS)].mean()
+    return found.rename_axis(["mixer", "score"]).reset_index().join(costs, on="mixer")
 
 
 def figure(table: pd.DataFrame) -> Figure:
     """Every run as a dot, every mean as a line, mixers in order of their in-context learning."""
     panels = {
-        "in_context_score": "in-context-learning\nscore (nats)",
+        "in_context": "in-context-learning\nscore (nats)",
         "copies_right": "copies right",
         "recalled_right": "values recalled",
         "induction": "best prefix-\nmatching score",
         "previous_token": "best previous-\ntoken score",
     }
-    order = table.groupby("mixer").in_context_score.mean().sort_values(ascending=False).index
+    order = table.groupby("mixer").in_context.mean().sort_values(ascending=False).index
     picture, axes = plt.subplots(
         1, len(panels), sharey=True, figsize=(12, 0.27 * len(order) + 1.2), layout="constrained"
     )
