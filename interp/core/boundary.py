@@ -84,7 +84,9 @@ def check(what: str, value: object, hint: object) -> None:
 
 @functools.cache
 def hints_of(owner: object) -> Mapping[str, object]:
-    """The annotations of the arguments of a function or the fields of a class, as far as they can be resolved."""
+    """The annotations of the arguments of a function or the fields of a class, but for those that only type checkers can
+    resolve.
+    """
     found: dict[str, object] = {}
     for source in reversed(owner.__mro__) if isinstance(owner, type) else [owner]:
         space = dict(vars(inspect.getmodule(source) or typing))
