@@ -87,3 +87,18 @@ def test_weights_are_what_they_are_under_edits_of_activations(case: str) -> None
     xr.testing.assert_identical(called(question, hooked.edited(edits), batch), plain)
     with pytest.raises(ValueError, match="which edits of activations leave as they are"):
         interp.run([question], hooked, None if batch is None else [batch], edits=edits)
+
+
+def test_without_its_previous_token_head_a_planted_induction_head_is_at_its_null() -> None:
+    """L0H1 carries every token's predecessor to it, by which L1H2 finds what followed the token before."""
+    model = HookedTransformer.from_pretrained("groundtruth-induction")
+    asked = interp.attention.Heads(interp.RepeatedTokens(rows=8), None)
+    whole, without = (
+        interp.run([asked], model, edits=edits)["heads"] for edits in ([], [Edit("L0H1", Zero())])
+    )
+    planted, left = (found.sel(layer=1, head=2, score="induction") for found in (whole, without))
+    assert float(planted.value) == pytest.approx(1, abs=1e-3) and str(planted.label.values) == "induction"
+    assert float(left.value) == pytest.approx(float(left.null), abs=0.003)
+    assert "induction" not in without.label.values
+    attended = without.value.sel(layer=0, head=1, score="previous_token")
+    assert float(attended) == pytest.approx(1, abs=1e-3), "it attends as before, and says nothing"

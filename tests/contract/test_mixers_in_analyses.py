@@ -175,12 +175,12 @@ def test_a_put_of_all_that_heads_read_is_all_that_they_read(name: str) -> None:
         Read(f"blocks.0.attn.hook_{part}") for part in "qkv" if config.mixers[0].traits.queries or part == "v"
     ]
     z = Read("blocks.0.attn.hook_z")
-    donor = Tap([*read, z])
-    model(some_tokens(seed=1), donor)
-    held_values: dict[str, Tensor] = {r.site: donor.values[r] for r in read}
+    other = Tap([*read, z])
+    model(some_tokens(seed=1), other)
+    held_values: dict[str, Tensor] = {r.site: other.values[r] for r in read}
     tap = Tap([z], [interp.Edit(site, partial(_put, v)) for site, v in held_values.items()])
     model(some_tokens(), tap)
-    same = torch.allclose(tap.values[z], donor.values[z])
+    same = torch.allclose(tap.values[z], other.values[z])
     assert same or not reads_by_qkv(config)
 
 
