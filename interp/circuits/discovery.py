@@ -19,7 +19,6 @@ from interp.circuits.edge_circuit import Circuit, CircuitProtocol, computing, co
 from interp.circuits.edge_effects import EdgeEffects
 from interp.circuits.edge_results import DIMS
 from interp.circuits.interchange import Interchange, Replacement, check_replacement, reference_of
-from interp.core.accessor import ANALYSIS
 from interp.core.boundary import public
 from interp.core.stats import Partial
 from interp.data.sources import Data
@@ -320,6 +319,8 @@ def _picked_from(
     merged: Partial, inner: Callable[[Partial], "xr.Dataset"], graph: EdgeGraph, asked: FindCircuit
 ) -> "xr.Dataset":
     """The table of scores with the edges that are kept, and with all that makes a circuit of them."""
+    from interp.core.accessor import ANALYSIS
+
     table = inner(merged)
     kept = connected(graph, _picked(graph, torch.from_numpy(table.value.values), asked))
     how = asked.protocol(int(table.n.max()))

@@ -30,7 +30,7 @@ class Result:
     (xarray's own `Dataset.interp` interpolates, so the accessor cannot bear this package's name.)
 
     Example:
-        >>> found = interp.attribute(model, prompt, " Mary", " John", by="head")
+        >>> found = interp.attribute(model, prompt, " Mary", " John", parts="head")
         >>> found.view.analysis
         'attribute'
         >>> ax = found.view.plot(top=5)

@@ -200,8 +200,8 @@ class Edit:
 
     Example:
         >>> edit = Edit("L1H2", Zero(), at={"pos": -1})
-        >>> model.generate("The cat", 3, edits=[Edit("L2.resid", Add(model.W_U[:, 5], scale=2.0))]).tokens.shape[1] > 3
-        True
+        >>> model.edited([edit, Edit("L2.resid", Scale(2.0))]).edits[0].name
+        'L1H2'
     """
 
     where: Part | str

@@ -1,17 +1,16 @@
 """A question as data: what it reads or runs, how rows combine, how the result is labelled; many share one pass."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Int
 from torch import Tensor
-from tqdm import tqdm
 
 from interp.core.boundary import check_fields
 from interp.core.stats import Partial, Reduction
-from interp.data.batch import Batch, counted
+from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -183,22 +182,3 @@ def merged(one: Mapping[str, Partial] | None, other: Mapping[str, Partial]) -> M
     if one is None:
         return other
     return {name: partial.merge(other[name]) for name, partial in one.items()}
-
-
-def run_batches(
-    analyses: Sequence[Analysis], model: Transformer, batches: Iterable[Batch], *, total: int | None = None
-) -> "dict[str, xr.Dataset]":
-    """The result of every analysis by name, all answered by one forward pass per batch.
-
-    The pass stops at the deepest block anybody reads; the logits are computed only if a read needs them. `interp.run`
-    does the same over data of any size, several devices and restarts.
-    Errors: ValueError for no analyses, two of one name, or no batches.
-    """
-    questions = Questions.of(analyses, model.config)
-    found: Mapping[str, Partial] | None = None
-    title = ", ".join(a.name for a in analyses)
-    for batch in tqdm(counted(batches), desc=title, total=total, delay=1, leave=False):
-        found = merged(found, questions.reduced(questions.values(model, batch), batch.identities()))
-    if found is None:
-        raise ValueError("at least one batch is required, got none")
-    return questions.finished(found)

@@ -15,7 +15,9 @@ from interp.model.config import MLPS
 from interp.model.sites import embedding_parts
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.edited import edits_at, layer_of
 from interp.residual.decomposition import check_sum
+from interp.residual.edited_sums import head_shares
 
 Grain = Literal["layer", "sublayer", "head", "source", "neuron"]
 """The grain of a decomposition."""
@@ -89,8 +91,13 @@ class Folded:
             return columns, None
         v = self.last[site(layer, f"{mixer}.hook_v")][:, :, self.weights.kv_head()]
         pattern = self.last[site(layer, f"{mixer}.hook_pattern")]
+        if edits_at(self.model, layer, [f"{mixer}.hook_z"]):
+            shares = head_shares(self.model, layer, pattern[:, :, None], v, z[:, None])
+            pattern = pattern * shares[:, :, 0]
         sources = einsum(v, folded, "b k h e, b h e -> b h k") * pattern
-        check_sum(sources.movedim(-1, 0), heads, f"sources of layer {layer}", self.model.dtype)
+        edited = [edit.name for edit in self.model.edits if layer_of(edit, self.model) == layer]
+        under = f" under the edits of {', '.join(edited)}" if edited else ""
+        check_sum(sources.movedim(-1, 0), heads, f"sources of layer {layer}{under}", self.model.dtype)
         return columns, sources
 
     def _neurons(self, layer: int, sublayer: str) -> list[Float[Tensor, "b c"]]:

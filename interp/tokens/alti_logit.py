@@ -9,23 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from einops import einsum, rearrange
+from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.precision import wide
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
-from interp.model.tap import Read, Trace
+from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.model.weights import Weights
 from interp.passes.analysis import Analysis
 from interp.passes.edited import AFTER_PATTERN, edits_at, of_columns
 from interp.passes.observe import observe
 from interp.residual.attribution import attribution, labels
 from interp.residual.decomposition import TOLERANCE, IncompleteSumError
-from interp.tokens.mixing import check_stream, contributions, head_shares, layers_read
+from interp.tokens.mixing import check_stream, contributions, layers_read
 
 _KINDS = {
     **dict.fromkeys(("embed", "pos_embed", "type_embed", "embed_bias"), "initial"),
@@ -88,7 +86,7 @@ def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> dict[s
 
 def credited(model: Transformer, batch: Batch, trace: Trace, by_source: Analysis) -> dict[str, Tensor]:
     """The numbers of `alti_logit` for rows that end in the last column, from what was recorded of them."""
-    parts = by_source.compute(_moved(model, trace, by_source.reads), batch, model)
+    parts = by_source.compute(trace, batch, model)
     n = model.config.n_layers
     moved = [parts[f"attn_out_{layer}"].sum(1) for layer in range(n)]
     mixing = [contributions(model, layer, trace, "alti")[0] for layer in range(n - 1)]
@@ -114,20 +112,6 @@ def rolled_back(
     for step, matrix in zip(reversed(moved[:-1]), reversed(mixing), strict=True):
         credit = einsum(credit, matrix, "b q, b q k -> b k") + step
     return credit
-
-
-def _moved(model: Transformer, trace: Trace, reads: Sequence[Read]) -> Trace:
-    """The trace with the last query's patterns times what edits left of each head, so that sources sum to heads."""
-    sites = {read.site: read for read in reads}
-    answers = dict(trace)
-    for layer in range(model.config.n_layers):
-        if edits_at(model, layer, ["attn.hook_z"]):
-            z, pattern, v = (sites[f"blocks.{layer}.attn.hook_{name}"] for name in ("z", "pattern", "v"))
-            value = wide(trace[v])[:, :, Weights(model).kv_head()]
-            last = rearrange(trace[pattern], "b h k -> b h 1 k")
-            share = head_shares(model, layer, wide(last), value, wide(trace[z])[:, None])
-            answers[pattern] = trace[pattern] * share[:, :, 0]
-    return Trace(answers)
 
 
 def _groups(config: ModelConfig) -> Mapping[str, Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from interp.core.precision import wide
 from interp.core.shapes import nearest
 from interp.model.config import ModelConfig
-from interp.model.edits import Change, Detach
+from interp.model.edits import Detach
 from interp.model.mixer_variants import require
 from interp.model.norm import Normalize
 from interp.model.sites import attention_input
@@ -27,7 +27,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.edited import AFTER_PATTERN, STREAM, edits_at, inner_site, layer_of
-from interp.residual.decomposition import TOLERANCE
+from interp.residual.edited_sums import head_shares, multiple
 
 CHUNK = 2**24
 """Numbers of T_i(x_j) held at a time: 64 MiB in float32."""
@@ -120,7 +120,7 @@ class SourceSplit:
         z = einsum(self.pattern.abs(), self.value.abs(), "b h q k, b k h e -> b q h e")
         size = einsum(z, self.out.abs(), "b q h e, h e d -> b q d") / self.scale
         size = size + self.stream.abs() + self.constant.abs()
-        share = _multiple(model, layer, edited, self.output, size)
+        share = multiple(model, layer, edited, self.output, size)
         return replace(
             self,
             pattern=self.pattern * rearrange(share, "b q 1 -> b 1 q 1"),
@@ -243,47 +243,6 @@ def _edited_reads(model: Transformer, layer: int, upto: Extent) -> dict[Extent, 
         sites = ("hook_resid_mid", f"{norm.name}.hook_scale", f"{norm.name}.hook_normalized")
         if edits_at(model, layer, sites):
             found["block"] = Read(f"blocks.{layer}.{norm.name}.hook_normalized")
-    return found
-
-
-def head_shares(
-    model: Transformer,
-    layer: int,
-    pattern: Float[Tensor, "b h q k"],
-    value: Float[Tensor, "b k h e"],
-    z: Float[Tensor, "b q h e"],
-) -> Float[Tensor, "b h q 1"]:
-    """What every head's output of an edited pass is times, at every query: 1 where no edit touched it, 0 if zeroed.
-
-    Errors: ValueError where it is no multiple of what the head moved.
-    """
-    moved, size = (
-        einsum(p, v, "b h q k, b k h e -> b q h e")
-        for p, v in ((pattern, value), (pattern.abs(), value.abs()))
-    )
-    return rearrange(_multiple(model, layer, z, moved, size), "b q h 1 -> b h q 1")
-
-
-def _multiple(
-    model: Transformer,
-    layer: int,
-    edited: Float[Tensor, "*b d"],
-    whole: Float[Tensor, "*b d"],
-    size: Float[Tensor, "*b d"],
-) -> Float[Tensor, "*b 1"]:
-    """The c of `edited = c whole` for every vector; size: a bound of what is summed to `whole`, for the rounding."""
-    tiny = torch.finfo(whole.dtype).tiny
-    allowed = TOLERANCE[model.dtype] * torch.maximum(size, edited.abs()).amax(-1, keepdim=True)
-    found = (edited * whole).sum(-1, keepdim=True) / whole.square().sum(-1, keepdim=True).clamp_min(tiny)
-    found = torch.where(whole.abs().amax(-1, keepdim=True) <= allowed, torch.ones_like(found), found)
-    found = torch.where((edited == 0).all(-1, keepdim=True), torch.zeros_like(found), found)
-    if not bool(((edited - found * whole).abs() <= allowed).all()):
-        names = [edit.name for edit in model.edits if layer_of(edit, model) == layer]
-        raise ValueError(
-            f"splitting attention of layer {layer} by source requires edits that multiply what it moved (Zero, "
-            f"Scale), or that come before its patterns and values; what the edits of {', '.join(names)} write comes "
-            "from no source"
-        )
     return found
 
 

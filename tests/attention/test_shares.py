@@ -12,7 +12,6 @@ from interp.attention.shares import signed_shares
 from interp.data.batch import Batch
 from interp.lenses import late_layers
 from interp.model import Read, Tap
-from interp.passes.analysis import run_batches
 from tests.configs import D_VOCAB, build, some_tokens
 from tests.mixers import MIXERS, build_mixed
 from tests.tolerances import assert_close
@@ -87,7 +86,7 @@ def test_attention_of_the_last_token_counts_in_shares_too(name: str) -> None:
     first = late.value.sel(score="first_attention").dropna("part")
     assert first.values == pytest.approx(share[:, :, 0].mean(0).numpy())
     batch = Batch(tokens).with_answers(tokens[:, 1], tokens[:, 3])
-    found = run_batches([name_attention(MIXERS[name])], build_mixed(name), [batch])["name_attention"]
+    found = interp.run([name_attention(MIXERS[name])], build_mixed(name), [batch])["name_attention"]
     for i, mention in enumerate(MENTIONS):
         expected = (share * mention_masks(batch)[:, i, None]).sum(-1)
         assert found[mention].sel(layer=1).values == pytest.approx(expected.numpy())

@@ -17,6 +17,7 @@ from interp.model import Transformer
 from interp.passes.analysis import Alone, Askable, Question, Questions, merged
 from interp.passes.observe import Model, as_model
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
+from tests.edited import without_head
 
 WINGS = (
     "attention", "weights", "residual", "tokens", "lenses", "causal", "circuits", "features", "editing", "dynamics",
@@ -42,16 +43,18 @@ class Case:
     needs_no_mlp: bool = False
     slow: bool = False
     """Whether one model must do."""
-    rows: Callable[[str], Batch] | None = None
-    """The rows by the name of the model, where they are not the usual ones."""
+    rows: Callable[[Transformer], Batch] | None = None
+    """The rows for a model, where they are not the usual ones."""
     drawn_apart: Callable[[xr.Dataset], xr.Dataset] = lambda result: result
     """What is left of a result without the numbers for which something is drawn by the place of a row."""
     undrawn: str | None = None
     """What its picture says of a result that it cannot show whole."""
     refuses: str | None = None
     """What it says of an edited head; None = it gives the numbers of the edited model."""
-    of_head: tuple[str, ...] = ()
-    """Variables about what the edited head itself puts out, which a head with zero rows of W_O still has."""
+    of_others: Callable[[xr.Dataset, str], xr.Dataset] = lambda result, head: result
+    """What is left of a result without the numbers about an edited head itself, which its copy still has."""
+    silent: Callable[[str, int, int], Transformer] = without_head
+    """A copy of the model with a head that adds nothing."""
 
     @property
     def row_dim(self) -> str | None:
@@ -80,9 +83,9 @@ class Case:
         (model, *_) = self.models
         return isinstance(self.asked(model).asked(as_model(build(model))), Alone)
 
-    def batch(self, model: str) -> Batch:
+    def batch(self, model: str, network: Transformer | None = None) -> Batch:
         """The rows it is asked about."""
-        batch = some_rows() if self.rows is None else self.rows(model)
+        batch = some_rows() if self.rows is None else self.rows(build(model) if network is None else network)
         return batch if compares_runs(self.asked(model)) else replace(batch, corrupt=None)
 
     def result(
@@ -168,7 +171,7 @@ def some_rows() -> Batch:
     return Batch(tokens, bos=True, corrupt=corrupt).with_answers(answer, wrong)
 
 
-def with_names(_: str) -> Batch:
+def with_names(_: Transformer) -> Batch:
     """Rows that hold both of their answers, as sentences about two people do."""
     batch = some_rows()
     assert batch.answer is not None and batch.wrong is not None
@@ -176,15 +179,15 @@ def with_names(_: str) -> Batch:
     return batch
 
 
-def repeats(_: str) -> Batch:
+def repeats(_: Transformer) -> Batch:
     """Rows of repeated tokens."""
     return Batch(DATA.tokens(D_VOCAB, 0), bos=True)
 
 
-def known(model: str) -> Batch:
+def known(network: Transformer) -> Batch:
     """Rows whose answer is what the model says."""
     batch = some_rows()
-    return batch.with_answers(build(model)(batch.tokens)[:, -1].argmax(-1), None)
+    return batch.with_answers(network(batch.tokens)[:, -1].argmax(-1), None)
 
 
 # --- results ------------------------------------------------------------------------------------------------------

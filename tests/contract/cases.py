@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 import xarray as xr
 
@@ -60,6 +61,7 @@ from interp.weights import (
 )
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
 from tests.contract.case import DATA, ROWS, Case, Dims, known, repeats, some_rows, with_names
+from tests.edited import without_head, without_values
 
 SPAN = torch.zeros(ROWS, 9, dtype=torch.bool)
 SPAN[:, 5:] = True
@@ -120,6 +122,24 @@ def _of_methods(found: xr.Dataset) -> xr.Dataset:
     return found.sel(attribution=found.attribution != "random").drop_vars("null", errors="ignore")
 
 
+def _without_copying(found: xr.Dataset, head: str) -> xr.Dataset:
+    """Without the copying scores of a head, which are read off its weights or its values."""
+    layer, index = map(int, head[1:].split("H"))
+    if "score" not in found.dims:
+        kept = np.ones(found.copying.shape, dtype=bool)
+        kept[layer, index] = False
+        return found.assign({name: x.where(kept) for name, x in found.items() if "copying" in str(name)})
+    here = (found.part == head) & found.score.isin(["copying", "copying_weights"])
+    return found.drop_vars("label").where(~here)
+
+
+def _but_what_changed(found: xr.Dataset, head: str) -> xr.Dataset:
+    """But for whether the head could be changed: one that is zero already cannot."""
+    if "sender" in found.dims:
+        return found.assign(changed=found.changed.where(found.sender != head))
+    return found.assign(changed=found.changed.where(found.part != head))
+
+
 def erasure(_: str, order: Sequence[int]) -> Erasure:
     """Of an attribution that is made up."""
     scores = torch.randn(ROWS, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -159,9 +179,12 @@ _ATTENTION: dict[str, Case] = {
         },
         (),
         rows=repeats,
+        of_others=_without_copying,
     ),
     "Heads": Case(
-        Heads(DATA, None, 2), of(*_SCORE, "null_sd", over="layer head score") | of("label", over="layer head")
+        Heads(DATA, None, 2),
+        of(*_SCORE, "null_sd", over="layer head score") | of("label", over="layer head"),
+        of_others=_without_copying,
     ),
     "AttentionKernel": Case(AttentionKernel(DATA, 2), of(*_SCORE, over="layer head distance")),
     **{f"AttentionEntropy {m}": Case(AttentionEntropy(m), of(*_SCORE, over="layer head score")) for m in (None, 6)},
@@ -230,7 +253,8 @@ _TOKENS: dict[str, Case] = {
     ),
     **{
         f"TokenAttribution {method}": Case(
-            TokenAttribution(method=method, batch_size=2), of("value", over="prompt pos") | of(*more, over="prompt")
+            TokenAttribution(method=method, batch_size=2), of("value", over="prompt pos") | of(*more, over="prompt"),
+            silent=without_values if method == "values" else without_head,
         )
         for method, more in {
             **dict.fromkeys(("values", "flow", "norm_rollout", "alti", "gradient_x_input"), ()),
@@ -270,20 +294,28 @@ _LENSES: dict[str, Case] = {
     "LateLayers": Case(
         LateLayers(frequencies=torch.arange(1.0, D_VOCAB + 1)), of(*_SCORE, "null_sd", over="part score")
     ),
-    "BackwardLens": Case(
-        BackwardLens(matrices=("W_O", "W_V"), top=3),
-        of("x", "delta", "relative_update", "target_rank", "word", over="prompt matrix layer pos")
-        | of(*_ENDS, over="prompt matrix layer pos rank"),
-    ),
+    **{
+        f"BackwardLens {', '.join(matrices)}": Case(
+            BackwardLens(matrices=matrices, top=3),
+            of("x", "delta", "relative_update", "target_rank", "word", over="prompt matrix layer pos")
+            | of(*_ENDS, over="prompt matrix layer pos rank"),
+            silent=silent,
+        )
+        for matrices, silent in {
+            ("W_O",): without_values,
+            ("W_V", "W_Q"): without_head,
+        }.items()
+    },
     "GradientRank": Case(
-        GradientRank(matrices=("W_O",)), of("value", over="prompt matrix layer") | of("tokens", over="prompt")
+        GradientRank(matrices=("W_O",), tolerance=0.1),
+        of("value", over="prompt matrix layer") | of("tokens", over="prompt")
     ),
     "GradientCosines": Case(
         GradientCosines(matrices=("W_O", "W_V")), of("value", over="prompt matrix layer other_layer")
     ),
 }  # fmt: skip
 _CAUSAL: dict[str, Case] = {
-    "Ablate": Case(Ablate("head"), effects("layer head")),
+    "Ablate": Case(Ablate("head"), effects("layer head"), of_others=_but_what_changed),
     "AttributionPatch": Case(
         AttributionPatch("z"), effects("layer pos head", "clean corrupt"), undrawn="a map has two dims, select"
     ),
@@ -300,8 +332,12 @@ _CAUSAL: dict[str, Case] = {
     ),
     "KnockOut": Case(KnockOut([-1], [1, 2], by=("layer", "head")), effects("layer head"), slow=True),
     "Patch": Case(Patch("resid_pre"), effects("layer pos", "clean corrupt"), slow=True),
-    "Patch heads": Case(Patch("z", by=("layer", "head"), direction="noise"), effects("layer head", "clean corrupt")),
-    "PathPatch": Case(PathPatch(), effects("part", "clean corrupt"), slow=True),
+    "Patch heads": Case(
+        Patch("z", by=("layer", "head"), direction="noise"),
+        effects("layer head", "clean corrupt"),
+        of_others=_but_what_changed,
+    ),
+    "PathPatch": Case(PathPatch(), effects("part", "clean corrupt"), slow=True, of_others=_but_what_changed),
     "Recall": Case(
         lambda _, order: Recall(SPAN[list(order)], [1]),
         of(*_SCORE, over="part score") | of("each", over="prompt part score"),

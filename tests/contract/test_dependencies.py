@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve": WINGS | {"pages", "serve"},
     "compat": WINGS | FAMILIES | {"zoo", "compat", "hooked"},
 }
-"""Part of `interp` -> the parts it may import; the doors (`__init__`, `cli`, `__main__`) may import everything."""
+"""Part of `interp` -> the parts it may import; the entrances (`__init__`, `cli`, `__main__`) may import everything."""
 
 TO_THE_RIGHT = {"core.viewer": {"plot"}}
 """The one import against the order: a result that is asked for its picture finds who draws it, at that moment."""
@@ -68,7 +68,7 @@ RESERVED = {
 }
 """Heavy or foreign package -> the only places that import it."""
 
-DOORS = {"__init__", "__main__", "cli"}
+ENTRANCES = {"__init__", "__main__", "cli"}
 
 
 def test_imports_are_absolute() -> None:
@@ -76,7 +76,7 @@ def test_imports_are_absolute() -> None:
 
 
 def test_every_part_has_a_place_in_the_tree() -> None:
-    parts = {source.module.partition(".")[0] for source in package()} - DOORS
+    parts = {source.module.partition(".")[0] for source in package()} - ENTRANCES
     assert parts - MAY_IMPORT.keys() == set(), "give it a place in the dependency rule"
 
 
@@ -85,7 +85,7 @@ def test_only_what_stands_to_the_left_is_imported() -> None:
     for source in package():
         part = source.module.partition(".")[0]
         allowed = MAY_IMPORT.get(part, set()) | TO_THE_RIGHT.get(source.module, set())
-        ours = [i for i in source.imports if i.name.startswith("interp.") and part not in DOORS]
+        ours = [i for i in source.imports if i.name.startswith("interp.") and part not in ENTRANCES]
         broken += [
             f"{source.path}:{i.line}: imports {i.name}" for i in ours if i.name.split(".")[1] not in allowed
         ]
@@ -102,9 +102,9 @@ def test_reserved_packages_are_imported_only_where_they_belong() -> None:
     none(broken)
 
 
-def test_no_door_is_hidden_by_a_module_of_its_name() -> None:
-    doors = """
+def test_no_function_is_hidden_by_a_module_of_its_name() -> None:
+    names = """
         run report heads composition copying attribute logit_lens backward_lens patch ablate path_patch causal_trace
         attribution_patch find_circuit evaluate_circuit logit_difference
     """
-    assert not set(doors.split()) & {source.module.partition(".")[0] for source in package()}
+    assert not set(names.split()) & {source.module.partition(".")[0] for source in package()}

@@ -1,4 +1,4 @@
-"""The manual: its code runs from top to bottom as a reader would type it, and every door is in it."""
+"""The manual: its code runs from top to bottom as a reader would type it, and every public name is in it."""
 
 import importlib.util
 import re
@@ -105,16 +105,16 @@ def test_a_page_on_an_analysis_says_what_it_answers_whence_it_comes_and_what_it_
     assert re.findall(r"^## (.*)$", text, re.MULTILINE)[-1] == LAST
 
 
-def test_every_door_is_in_the_reference() -> None:
+def test_every_public_name_is_in_the_reference() -> None:
     found = re.findall(r"^::: interp\.(\w+)$", REFERENCE, re.MULTILINE)
     assert sorted(found) == sorted(set(found))
     assert sorted(set(interp.__all__) - set(found)) == []
 
 
-def test_every_door_is_on_a_page_outside_the_reference() -> None:
+def test_every_public_name_is_on_a_page_outside_the_reference() -> None:
     """In its code or named as `name`: a reader meets it in use."""
     excused: set[str] = set()
-    met = {door for door in interp.__all__ if re.search(rf"(\binterp\.|`)(interp\.)?{door}\b", PROSE)}
+    met = {name for name in interp.__all__ if re.search(rf"(\binterp\.|`)(interp\.)?{name}\b", PROSE)}
     assert set(interp.__all__) - met == excused
 
 

@@ -18,15 +18,12 @@ import torch
 import interp
 from interp import HookedTransformer, plot
 from interp.families.tokenizer import HuggingFaceTokenizer
+from interp.passes.analysis import Question
 from tests.configs import CONFIGS, perturbed
+from tests.contract.case import discovered, snake
 from tests.tiny import CORPUS, backend, gpt2_tokenizer
 
 PROMPT = CORPUS[0].removesuffix(" Mary.")
-DOORS = (
-    "ablate", "attention_entropy", "attribute", "attribution_patch", "backward_lens", "causal_trace", "composition",
-    "consensus", "copying", "dispersion", "edge_attribution", "evaluate_circuit", "find_circuit", "heads", "in_context",
-    "logit_lens", "patch", "path_patch", "paths", "rank_collapse", "spectra",
-)  # fmt: skip
 
 
 def documented() -> Iterator[tuple[str, str, str]]:
@@ -70,13 +67,22 @@ def test_an_example_runs_and_gives_what_it_says(name: str) -> None:
         "tokens": torch.arange(12)[None],
     }  # fmt: skip
     for example in doctest.DocTestParser().get_examples(inspect.cleandoc(text)):
-        if example.want:
+        if example.exc_msg is not None:
+            with pytest.raises(Exception) as caught:  # noqa: PT011
+                eval(example.source, names)
+            assert f"{caught.typename}: {caught.value}" == example.exc_msg.strip()
+        elif example.want:
             got = eval(example.source, names)
             assert repr(got) == example.want.strip() or got == ast.literal_eval(example.want)
         else:
             exec(example.source, names)
 
 
-def test_every_door_shows_an_example() -> None:
+def test_the_function_of_every_question_shows_an_example() -> None:
     shown = {name.rpartition(".")[2] for name in EXAMPLES}
-    assert set(DOORS) <= shown
+    assert [name for name in map(of_record, discovered()) if name not in shown] == []
+
+
+def of_record(question: type[Question]) -> str:
+    """The name of a question's function."""
+    return snake(question.__name__)

@@ -83,11 +83,11 @@ def test_patching_a_first_mlp_is_the_edit_at_its_site() -> None:
     clean, corrupt = some_tokens(), some_tokens(seed=1)
     found = interp.patch(model(), clean, corrupt, "mlp_before_out", metric=METRIC)
     site = "blocks.0.hook_mlp_before_out"
-    donor = Tap([Read(site)])
-    build("macaron")(clean, donor)
+    of_clean = Tap([Read(site)])
+    build("macaron")(clean, of_clean)
 
     def put(value: Tensor) -> Tensor:
-        value[:, 2] = donor.values[donor.reads[0]][:, 2]
+        value[:, 2] = of_clean.values[of_clean.reads[0]][:, 2]
         return value
 
     patched = build("macaron")(corrupt, Tap(edits=[Edit(site, put)]))
@@ -180,7 +180,7 @@ REFUSED: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize("door", REFUSED)
-def test_what_knows_one_mlp_alone_refuses_two(door: str) -> None:
+@pytest.mark.parametrize("function", REFUSED)
+def test_what_knows_one_mlp_alone_refuses_two(function: str) -> None:
     with pytest.raises(ValueError, match=r"(?i)macaron"):
-        REFUSED[door]()
+        REFUSED[function]()

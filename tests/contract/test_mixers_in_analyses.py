@@ -1,4 +1,4 @@
-"""Every mixer through the doors: numbers that an oracle confirms, or a refusal that says why; never others."""
+"""Every mixer through the analyses: numbers that an oracle confirms, or a refusal that says why; never others."""
 
 from copy import deepcopy
 from functools import partial
@@ -20,7 +20,7 @@ from interp.passes.sweep import Sweep
 from interp.residual import orders
 from interp.residual.frozen import frozen_reads
 from interp.runs.tensor_parallel import check_tensor_parallel
-from interp.tokens.mixing import Mixing, contributions, mixing_reads
+from interp.tokens.mixing import SourceSplit, contributions, mixing_reads
 from interp.weights.matrices import held
 from tests.configs import some_tokens
 from tests.mixers import MIXERS, build_mixed
@@ -76,10 +76,10 @@ def test_a_block_splits_by_source_or_is_refused(name: str) -> None:
                 recorded(name, reads)
         elif layer in lacking(name, "additive"):
             with pytest.raises(ValueError, match="no pattern of the values"):
-                Mixing.of(model, layer, recorded(name, reads))
+                SourceSplit.of(model, layer, recorded(name, reads))
         else:
             trace = recorded(name, reads)
-            assert_close(Mixing.of(model, layer, trace, "attn").output, trace[reads[-1]])
+            assert_close(SourceSplit.of(model, layer, trace, "attn").output, trace[reads[-1]])
 
 
 @EVERY
@@ -130,28 +130,28 @@ def test_head_scores_leave_out_what_a_mixer_has_not(name: str) -> None:
             interp.heads(model, data, sentences=None)
         return
     table = interp.heads(model, data, sentences=None)
-    assert bool(table.induction.notnull().all())
+    assert bool(table.value.sel(score="induction").notnull().all())
     for layer in range(config.n_layers):
-        known = table.entropy.sel(layer=layer).notnull().values
+        known = table.value.sel(score="entropy", layer=layer).notnull().values
         assert bool(known.all()) != (layer in lacking(name, "distribution"))
-    assert ("copying" in table) == (not lacking(name, "additive"))
+    assert ("copying" in table.score) == (not lacking(name, "additive"))
     assert ("no_copying" in table.attrs) == bool(lacking(name, "additive"))
 
 
 @EVERY
-def test_weights_only_doors_refuse_circuits_that_do_not_exist(name: str) -> None:
+def test_functions_of_weights_refuse_circuits_that_do_not_exist(name: str) -> None:
     model = HookedTransformer(build_mixed(name))
     kinds = set(interp.spectra(model).kind.values)
     n = MIXERS[name].n_layers
     for circuit, trait in (("OV", "additive"), ("QK", "bilinear")):
         assert (circuit in kinds) == (len(lacking(name, trait)) < n)
-    for door, trait in (
+    for function, trait in (
         (interp.copying, "additive"), (lambda m: interp.composition(m, kind="V"), "additive"),
         (lambda m: interp.composition(m, kind="K"), "bilinear"),
     ):  # fmt: skip
         if lacking(name, trait):
             with pytest.raises(AttributeError, match="has no"):
-                door(model)
+                function(model)
 
 
 @EVERY
@@ -175,12 +175,12 @@ def test_a_put_of_all_that_heads_read_is_all_that_they_read(name: str) -> None:
         Read(f"blocks.0.attn.hook_{part}") for part in "qkv" if config.mixers[0].traits.queries or part == "v"
     ]
     z = Read("blocks.0.attn.hook_z")
-    donor = Tap([*read, z])
-    model(some_tokens(seed=1), donor)
-    held_values: dict[str, Tensor] = {r.site: donor.values[r] for r in read}
+    other = Tap([*read, z])
+    model(some_tokens(seed=1), other)
+    held_values: dict[str, Tensor] = {r.site: other.values[r] for r in read}
     tap = Tap([z], [interp.Edit(site, partial(_put, v)) for site, v in held_values.items()])
     model(some_tokens(), tap)
-    same = torch.allclose(tap.values[z], donor.values[z])
+    same = torch.allclose(tap.values[z], other.values[z])
     assert same or not reads_by_qkv(config)
 
 

@@ -331,7 +331,7 @@ def test_a_key_head_that_does_not_exist_is_an_error_under_grouped_heads() -> Non
         value[:, :, 3] = 0
 
     with pytest.raises(
-        RuntimeError, match=r"the edit of 'blocks\.0\.attn\.hook_k' failed on shape \[3, 9, 2, 10\]"
+        RuntimeError, match=r"the edit of blocks\.0\.attn\.hook_k failed on shape \[3, 9, 2, 10\]"
     ):
         model("llama-gqa").run_with_hooks(TOKENS, [("blocks.0.attn.hook_k", query_head_3)])
 

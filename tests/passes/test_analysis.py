@@ -1,20 +1,22 @@
-"""The loop that runs analyses over batches: many at once give what each gives alone, from no more than needed."""
+"""Analyses of one run share its passes: many at once give what each gives alone, from no more than needed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
 import xarray as xr
 from torch import Tensor
 
-from interp.attention.heads import RepeatedTokens, head_scores
+import interp
+from interp.attention import AttentionEntropy, RepeatedTokens
 from interp.core.results import labelled
 from interp.core.stats import Means, Partial
 from interp.data.batch import Batch
-from interp.lenses.lens import lens
+from interp.lenses import LogitLens
 from interp.model import Edit, Read, Tap, Trace, Transformer
-from interp.passes.analysis import Analysis, run_batches
-from interp.residual.attribution import attribution
+from interp.passes.analysis import Analysis, Askable, Questions
+from interp.residual import Attribute
 from tests.configs import CONFIGS, build, perturbed
 
 DATA = RepeatedTokens(period=5, repeats=3, rows=6)
@@ -38,24 +40,27 @@ def mean_norm(name: str = "norm", site: str = "blocks.0.hook_resid_post") -> Ana
             "made_up", {"norm": ((), merged.moments["norm"].mean)}, attrs={"n": merged.moments["norm"].n}
         )
 
-    return Analysis(name, [Read(site)], compute, Means, finish)
+    return Analysis(name, compute, Means, finish, [Read(site)])
+
+
+def run(asked: Sequence[Askable], model: Transformer, batches: Iterable[Batch]) -> Mapping[str, xr.Dataset]:
+    """The results over these batches as they are."""
+    return interp.run(asked, model, batches if isinstance(batches, Iterator) else list(batches))
 
 
 def test_several_analyses_in_one_pass_give_what_each_gives_alone() -> None:
-    analyses = [
-        attribution(CONFIG, "source"), lens(CONFIG, top=3), head_scores(CONFIG, DATA), mean_norm(),
-    ]  # fmt: skip
-    together = run_batches(analyses, build("gpt2"), batch().split(4))
-    assert together.keys() == {"attribution", "logit_lens", "heads", "norm"}
-    for analysis in analyses:
-        alone = run_batches([analysis], build("gpt2"), batch().split(4))[analysis.name]
+    questions: list[Askable] = [Attribute(parts="source"), LogitLens(top=3), AttentionEntropy(), mean_norm()]
+    together = run(questions, build("gpt2"), batch().split(4))
+    assert together.keys() == {"attribute", "logit_lens", "attention_entropy", "norm"}
+    for analysis in questions:
+        alone = run([analysis], build("gpt2"), batch().split(4))[analysis.name]
         xr.testing.assert_allclose(together[analysis.name], alone, rtol=1e-10, atol=1e-10)
         assert together[analysis.name].attrs.keys() == alone.attrs.keys()
 
 
 def test_the_number_of_rows_counted_is_the_number_given() -> None:
     for size in (1, 4, 6):
-        assert run_batches([mean_norm()], build("gpt2"), batch().split(size))["norm"].attrs["n"] == 6
+        assert run([mean_norm()], build("gpt2"), batch().split(size))["norm"].attrs["n"] == 6
 
 
 def test_two_analyses_of_one_site_share_its_read() -> None:
@@ -68,11 +73,11 @@ def test_two_analyses_of_one_site_share_its_read() -> None:
     read = Read("blocks.0.hook_resid_post", counting)
     both = [
         Analysis(
-            n, [read], lambda t, b, m: {"x": t[read].sum((1, 2))}, Means, lambda m: labelled("made_up", {})
+            n, lambda t, b, m: {"x": t[read].sum((1, 2))}, Means, lambda m: labelled("made_up", {}), [read]
         )
         for n in ("a", "b")
     ]
-    run_batches(both, build("gpt2"), batch().split(3))
+    run(both, build("gpt2"), batch().split(3))
     assert len(calls) == 2, "once per batch"
 
 
@@ -88,13 +93,19 @@ def test_the_pass_stops_at_the_deepest_block_anybody_reads() -> None:
             ran.append(self.name)
             return self.inner(*args)
 
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(super().__getattr__("inner"), name)
+
     model = perturbed(CONFIG)
     model.blocks = torch.nn.ModuleList(Noting(block, f"block {i}") for i, block in enumerate(model.blocks))
     model.unembed = Noting(model.unembed, "unembed")
-    run_batches([mean_norm()], model, [batch()])
+    run([mean_norm()], model, [batch()])
     assert ran == ["block 0"]
     ran.clear()
-    run_batches([mean_norm(), mean_norm("deep", "unembed.hook_out")], model, [batch()])
+    run([mean_norm(), mean_norm("deep", "unembed.hook_out")], model, [batch()])
     assert ran == ["block 0", "block 1", "unembed"]
 
 
@@ -104,28 +115,30 @@ def test_logits_are_computed_at_the_last_position_only_if_nobody_wants_more() ->
 
     def asking(name: str, last_only: bool) -> Analysis:
         return Analysis(
-            name, [read], lambda t, b, m: {"x": t[read]}, Means, lambda m: labelled("made_up", {}), last_only
+            name, lambda t, b, m: {"x": t[read]}, Means, lambda m: labelled("made_up", {}), [read], last_only
         )
 
-    run_batches([asking("a", True), asking("b", True)], build("gpt2"), [batch()])
-    run_batches([asking("a", True), asking("b", False)], build("gpt2"), [batch()])
+    run([asking("a", True), asking("b", True)], build("gpt2"), [batch()])
+    run([asking("a", True), asking("b", False)], build("gpt2"), [batch()])
     assert shapes == [(6, 1, 31), (6, 16, 31)]
 
 
 @pytest.mark.parametrize("names", [[], ["norm", "norm"]])
 def test_analyses_without_distinct_names_are_refused(names: list[str]) -> None:
+    with pytest.raises(ValueError, match="questions of distinct names are required"):
+        run([mean_norm(n) for n in names], build("gpt2"), [batch()])
     with pytest.raises(ValueError, match="analyses with distinct names are required"):
-        run_batches([mean_norm(n) for n in names], build("gpt2"), [batch()])
+        Questions.of([mean_norm(n) for n in names], CONFIG)
 
 
 def test_no_batches_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least one batch is required, got none"):
-        run_batches([mean_norm()], build("gpt2"), iter(()))
+    with pytest.raises(ValueError, match="at least one row is required, got"):
+        run([mean_norm()], build("gpt2"), iter(()))
 
 
 def test_a_site_the_model_does_not_have_is_refused_before_any_pass() -> None:
     with pytest.raises(KeyError, match=r"this model has no 'blocks.0.mlp.hook_post'"):
-        run_batches([mean_norm(site="blocks.0.mlp.hook_post")], build("attention-only"), iter(()))
+        run([mean_norm(site="blocks.0.mlp.hook_post")], build("attention-only"), iter(()))
 
 
 def test_an_edited_model_is_what_the_tap_says_and_no_analysis_changes_it() -> None:
@@ -133,5 +146,5 @@ def test_an_edited_model_is_what_the_tap_says_and_no_analysis_changes_it() -> No
     before = model(tokens)
     zero = Tap(edits=[Edit("blocks.0.hook_mlp_out", torch.zeros_like)])
     assert not torch.equal(model(tokens, zero), before)
-    run_batches([lens(CONFIG), attribution(CONFIG, "neuron")], model, [batch()])
+    run([LogitLens(), Attribute(parts="neuron")], model, [batch()])
     assert torch.equal(model(tokens), before)

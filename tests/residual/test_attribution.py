@@ -233,7 +233,7 @@ def test_a_position_of_each_prompt_gives_the_models_logits_there(name: str, side
         assert_close(torch.tensor(result.total.values[i]), logits[ANSWER[i]] - logits[WRONG[i]])
     np.testing.assert_allclose(result.value.sum("part"), result.total, rtol=1e-9, atol=1e-9)
     assert result.sizes["source"] == 6
-    assert (result.by_source.values[2, ..., :-1] == 0).all(), "the first token sees itself alone"
+    assert (result.by_source.values[2, ..., 1:] == 0).all(), "the first token sees itself alone"
 
 
 def test_positions_that_a_prompt_lacks_or_that_see_what_follows_are_refused() -> None:
@@ -403,7 +403,7 @@ def test_answers_come_with_the_data_where_the_question_brings_none() -> None:
 # --- edits ----------------------------------------------------------------------------------------------------------
 
 
-@over("parts", ["layer", "sublayer", "head", "neuron"])
+@over("parts", ["layer", "sublayer", "head", "source", "neuron"])
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_zeroed_head_gives_the_numbers_of_the_model_without_its_output(name: str, parts: str) -> None:
     if parts == "neuron" and not isinstance(CONFIGS[name].mlp, MLP):
@@ -413,8 +413,11 @@ def test_a_zeroed_head_gives_the_numbers_of_the_model_without_its_output(name: s
     assert_close(torch.tensor(found.value.values), torch.tensor(expected.value.values))
     assert_close(torch.tensor(found.total.values), torch.tensor(expected.total.values))
     assert float(abs(found.total - attributed(name, parts).total).max()) > 1e-6
-    if parts == "head":
+    if parts in ("head", "source"):
         assert not found.value.sel(part="L1H2").any()
+    if parts == "source":
+        assert_close(torch.tensor(found.by_source.values), torch.tensor(expected.by_source.values))
+        assert not found.by_source.sel(layer=1, head=2).any()
 
 
 def test_edits_that_hold_around_a_call_are_those_of_its_argument() -> None:
@@ -437,7 +440,7 @@ def test_what_no_part_wrote_is_refused_by_the_name_of_its_edit() -> None:
     )
     with pytest.raises(IncompleteSumError, match=r"edits of L1\.attn"):
         attributed("gpt2", "head", edits=[silent])
-    with pytest.raises(IncompleteSumError, match=r"sources of layer 1.*was the pass edited"):
-        attributed("gpt2", "source", edits=[Edit("L1H2", Zero())])
+    with pytest.raises(ValueError, match=r"what the edits of L1H2 write comes from no source"):
+        attributed("gpt2", "source", edits=[Edit("L1H2", Add(torch.arange(6.0)))])
     with pytest.raises(ValueError, match="edit inside the blocks"):
         attributed("gpt2", "head", edits=[Edit("ln_final.hook_normalized", Scale(2.0))])

@@ -8,27 +8,22 @@ import torch
 
 import interp
 from interp import HookedTransformer
-from interp.causal.graph import reads_by_qkv
+from interp.causal.graph import EdgeGraph, reads_by_qkv
 from interp.causal.tracing import Tracing
-from interp.circuits.circuit_evaluation import evaluate_circuit
-from interp.circuits.edge_circuit import Circuit
-from interp.circuits.interchange import Interchange
+from interp.circuits import Circuit, evaluate_circuit, interchange
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model import AdaptiveSoftmax, ModelConfig
-from interp.pages.render import page
-from interp.pages.report import About, Question, Report, report_of
-from interp.passes.metrics import logit_difference
+from interp.pages import About, Question, Report, page, report_of
 from tests.causal.slow_edges import writes
 from tests.causal.test_causal_trace import ALONE, LENGTHS, SAMPLES, Asked, slow
-from tests.circuits.test_interchange import CLEAN, CORRUPT, slowly, some_circuits
-from tests.circuits.test_interchange import task as task_of
+from tests.circuits.test_interchange import CLEAN, CORRUPT, METRIC, run, slowly, some_circuits
 from tests.configs import CONFIGS, perturbed, some_tokens
 from tests.mixers import MIXERS, build_mixed
 from tests.tiny import backend, gpt2_tokenizer
 from tests.tolerances import assert_close
 
 PROMPT = "When Mary and John went to the shop, John gave a drink to"
-TWIN = PROMPT.replace("John gave", "Mary gave")
+CORRUPTED = PROMPT.replace("John gave", "Mary gave")
 
 
 @pytest.mark.parametrize("name", ["differential", "minimax", "memory-gate"])
@@ -51,20 +46,22 @@ def test_a_causal_trace_is_the_slow_loop(name: str) -> None:
 def test_a_circuit_is_the_pass_written_out_node_by_node(name: str) -> None:
     """With heads that norm their z (differential, lightning) too: what they say is what they add."""
     model = build_mixed(name)
-    task = task_of(model)
-    masks = some_circuits(task.graph, 1)
-    assert_close(task.run(masks)[0], slowly(model, masks[0], writes(model, CORRUPT)), torch.float64)
-    everything = Circuit(task.graph, dict.fromkeys(task.graph.names(), 1.0))
-    result = evaluate_circuit(task, everything, subsets=2, draws=1, resamples=5)
-    assert float(result.faithfulness[0]) == pytest.approx(1, abs=1e-9)
+    graph = EdgeGraph.of(model.config)
+    masks = some_circuits(graph, 1)
+    assert_close(run(model, masks)[0], slowly(model, masks[0], writes(model, CORRUPT)), torch.float64)
+    everything = Circuit(graph, dict.fromkeys(graph.names(), 1.0))
+    result = evaluate_circuit(
+        model, CLEAN, CORRUPT, everything, metric=METRIC, subsets=2, draws=1, resamples=5
+    )
+    assert float(result.value.sel(score="faithfulness")[0]) == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", ["polar", "memory-gate", "synthesizer", "lightning-gated"])
 def test_circuits_of_heads_that_read_in_other_ways_are_refused(name: str) -> None:
     assert not reads_by_qkv(MIXERS[name])
-    metric = logit_difference([3, 14, 7], [5, 1, 30])
+    whole = torch.ones(1, 1, 1, dtype=torch.bool)
     with pytest.raises(ValueError, match="otherwise than as queries, keys and values"):
-        Interchange.of(HookedTransformer(build_mixed(name)), CLEAN, CORRUPT, metric=metric)
+        interchange(HookedTransformer(build_mixed(name)), CLEAN, CORRUPT, whole, metric=METRIC)
 
 
 def spoken(config: ModelConfig) -> HookedTransformer:
@@ -83,13 +80,14 @@ def test_a_page_shows_what_such_heads_have(name: str) -> None:
     model = spoken(MIXERS[name])
     found = reported(model)
     assert found.contrast is not None
-    total = float(found.tables["attribution"].logits.sum())
+    total = float(found.tables["attribution"].value.sum())
     assert total == pytest.approx(found.contrast.total, rel=1e-9)
     bilinear = all(mixer.traits.bilinear for mixer in MIXERS[name].mixers)
     assert set(found.tables["composition"].kind) == ({"Q", "K", "V"} if bilinear else {"V"})
     assert ("head_tokens" in found.tables) == bilinear
     assert ("layers without a QK circuit" in page(found)) != bilinear
-    matching = found.tables["circuits"].set_index("layer").matching
+    circuits = found.tables["circuits"]
+    matching = circuits[circuits.score == "matching"].set_index("layer").value
     for layer in range(2):
         known = layer > 0 and MIXERS[name].mixers[layer].traits.bilinear
         assert bool(matching[layer].notna().all()) == known
@@ -98,21 +96,21 @@ def test_a_page_shows_what_such_heads_have(name: str) -> None:
 
 def test_a_page_of_macaron_blocks_has_a_column_for_either_mlp() -> None:
     model = spoken(CONFIGS["macaron"])
-    found = reported(model, TWIN)
+    found = reported(model, CORRUPTED)
     table = found.tables["attribution"]
     assert found.contrast is not None
-    assert float(table.logits.sum()) == pytest.approx(found.contrast.total, rel=1e-9)
-    assert table.kind.value_counts()[["mlp", "first mlp"]].tolist() == [2, 2]
+    assert float(table.value.sum()) == pytest.approx(found.contrast.total, rel=1e-9)
+    assert table.kind.value_counts()[["mlp", "mlp_before"]].tolist() == [2, 2]
     expected = interp.attribute(
         model, PROMPT, *model.transformer(model.to_tokens(PROMPT))[0, -1].topk(2).indices
     )
     first = expected.value.sel(part="L1.mlp_before").item()
-    assert float(table.set_index("component").logits["1_mlp_before_out"]) == pytest.approx(first)
+    assert float(table.set_index("part").value["L1.mlp_before"]) == pytest.approx(first)
     heads = re.findall(r"<th scope=\"col\">(.*?)</th>", page(found))
-    assert ["first MLP", "MLP"] in [heads[i : i + 2] for i in range(len(heads))]
+    assert ["mlp_before", "mlp"] in [heads[i : i + 2] for i in range(len(heads))]
     assert {"mlp_before_out", "mlp_out"} <= set(found.tables["patching"].site)
-    assert "edges" not in found.tables and found.twin is not None
-    assert "Macaron" in str(found.twin.no_edges)
+    assert "edges" not in found.tables and found.corrupted is not None
+    assert "Macaron" in str(found.corrupted.no_edges)
 
 
 @pytest.mark.parametrize(
