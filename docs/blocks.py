@@ -1,6 +1,6 @@
 """Runs the Python blocks of the manual's pages: one namespace per page, from top to bottom.
 
-At build it is an mkdocs hook: behind every block it puts what the block printed, the value of its last expression and
+At build it is an mkdocs hook: after every block it puts what the block printed, the value of its last expression and
 the figures it left open, as files. In the tests the same functions run, and nothing is written. A block that raises
 stops either. A page that takes names away from others runs in a process of its own and shows nothing.
 """
@@ -89,7 +89,7 @@ def run_page(markdown: str, file: Path) -> list[Shown]:
 
 
 def with_output(markdown: str, shown: list[Shown], stem: str) -> tuple[str, dict[str, bytes]]:
-    """The page with what its blocks show behind each of them, and its pictures by file name, beginning with `stem`."""
+    """The page with what its blocks show after each of them, and its pictures by file name, beginning with `stem`."""
     pictures: dict[str, bytes] = {}
     outputs = iter(shown)
 
