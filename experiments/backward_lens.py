@@ -140,7 +140,15 @@ def _lines(
     low, high = moments.interval()
     cells = zip(moments.mean.tolist(), low.tolist(), high.tolist(), strict=True)
     return [
-        {"quantity": quantity, "matrix": matrix, "layer": i, "value": value, "low": a, "high": b, "null": null}
+        {
+            "quantity": quantity,
+            "matrix": matrix,
+            "layer": i,
+            "value": value,
+            "low": a,
+            "high": b,
+            "null": null,
+        }
         for i, (value, a, b) in enumerate(cells)
     ]
 

@@ -104,9 +104,8 @@ def one_fact(trace: xr.Dataset) -> Figure:
 def in_words(found: Mapping[str, xr.Dataset], job: CausalTracing) -> list[str]:
     """What is seen, beside what Meng et al. saw in GPT-2 XL."""
     state, last = found["state"], found["state"].sizes["layer"] - 1
-    of = state.attrs
     lines = [
-        f"{of['n']} facts, {of['dropped']} dropped; total effect {interval(state.total)}",
+        f"{state.sizes['prompt']} facts, {state.attrs['dropped']} dropped; total effect {interval(state.total)}",
         f"MLPs and attention restored {job.window} layer(s) at a time, ten in the paper.",
         "indirect effects, peak over layers with 95 % over facts:",
     ]

@@ -117,7 +117,9 @@ def planted_table(name: str, build: Build, job: CircuitBenchmark) -> pd.DataFram
         row = {"model": name, "method": method, "planted": edges, "hidden": hidden}
         for score in ("auroc", "recall"):
             cells = [table.value.sel(attribution=method, score=score) for table in found]
-            rows.append(row | interval(score, weights @ torch.tensor([float(cell) for cell in cells]).double()))
+            rows.append(
+                row | interval(score, weights @ torch.tensor([float(cell) for cell in cells]).double())
+            )
     return pd.DataFrame(rows)
 
 
@@ -131,7 +133,9 @@ def recovered(planted: Planted) -> xr.Dataset:
 def task_table(name: str, model: interp.HookedTransformer, job: CircuitBenchmark) -> pd.DataFrame:
     """One row per method and score; random circuits of each kind have the sizes that the exact scores lead to."""
     scoring, judging = halves(name, model, job)
-    judge = partial(circuit_curve, model, judging.clean, judging.corrupt, metric=judging.metric, seed=job.seed)
+    judge = partial(
+        circuit_curve, model, judging.clean, judging.corrupt, metric=judging.metric, seed=job.seed
+    )
     scores = {method: scored(model, scoring, method) for method in METHODS}
     exact, other = scores["exact"], scored(model, judging, "exact")
     rows = []
@@ -176,7 +180,8 @@ def areas(curve: xr.Dataset, helpful: xr.Dataset, share: float) -> list[Row]:
     cells = [(score, table.sel(score=score)) for score, table in whole]
     cells.append(("faithfulness", curve.sel(score="faithfulness", fraction=share)))
     return [
-        {"score": score, **{end: float(cell[end]) for end in ("value", "low", "high")}} for score, cell in cells
+        {"score": score, **{end: float(cell[end]) for end in ("value", "low", "high")}}
+        for score, cell in cells
     ]
 
 

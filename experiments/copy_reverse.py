@@ -118,7 +118,11 @@ def alignment(model: EncoderDecoder, examples: Examples, backwards: bool) -> xr.
             "pattern": (("layer", "head", "target", "source"), pattern[first, ..., :n, :n]),
         },
         coords={"layer": layers, "head": range(pattern.shape[2])},
-        units={"aligned": "share of target symbols", "exact_match": "share of sources", "pattern": "attention mass"},
+        units={
+            "aligned": "share of target symbols",
+            "exact_match": "share of sources",
+            "pattern": "attention mass",
+        },
         attrs={"rows": len(batch)},
     )
 

@@ -224,7 +224,9 @@ def sentences(
         ends = [f"{line} {float(result.value.sel(line=line)[-1]):.3g}" for line in result.line.values]
         found.append(f"{name}: relative residual after the last block: {', '.join(ends)}")
     for name, result in meeting.items():
-        curves = {score: result.value.sel(score=score) for score in ("min_cosine", "mean_cosine", "to_first_start")}
+        curves = {
+            score: result.value.sel(score=score) for score in ("min_cosine", "mean_cosine", "to_first_start")
+        }
         ends = [f"{score} {float(each[0]):.3f} to {float(each[-1]):.3f}" for score, each in curves.items()]
         found.append(f"{name}: over {result.sizes['depth'] - 1} blocks: {', '.join(ends)}")
     for name, result in entropy.items():

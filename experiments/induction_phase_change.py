@@ -90,7 +90,9 @@ def watched(config: ModelConfig, data: RepeatingChain, training: Training) -> pd
         change=interp.Zero(), freeze_patterns=True, metric=next_token_loss(),
     )  # fmt: skip
     scores = scores.join(interp.frame(ablated).set_index("part").value.rename("ablation"), on="part")
-    return pd.concat([trained.log.assign(layer=-1, head=-1, part="", ablation=np.nan), scores], ignore_index=True)
+    return pd.concat(
+        [trained.log.assign(layer=-1, head=-1, part="", ablation=np.nan), scores], ignore_index=True
+    )
 
 
 def measured(model: AnyModel, step: int, rows: Batch) -> dict[str, float]:

@@ -103,7 +103,8 @@ def material(model: interp.HookedTransformer, job: ShortCircuit) -> dict[str, tu
     """
     generator, facts = np.random.default_rng(job.seed), tasks.load_facts()[: job.facts]
     worded = [
-        tasks.FactPrompt(fact, str(generator.choice(tasks.TRAINED_PHRASINGS[fact.relation]))) for fact in facts
+        tasks.FactPrompt(fact, str(generator.choice(tasks.TRAINED_PHRASINGS[fact.relation])))
+        for fact in facts
     ]
     sentences = tasks.indirect_objects(generator, job.sentences, held_out=True)
     prose = model.to_batch(PROSE)

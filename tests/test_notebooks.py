@@ -16,10 +16,10 @@ NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipy
 PUBLIC = {
     "interp", "interp.model", "interp.plot", "interp.training", "interp.zoo.pairs", "interp.zoo.planted",
     "interp.zoo.tasks",
-    # analyses and reductions that are handed to `interp.run`
-    "interp.dynamics.in_context.position_losses", "interp.core.extremes.TopRows", "interp.core.sketches.quantiles",
-    "interp.core.stats.Bootstrap", "interp.core.stats.Means", "interp.core.stats.Rows",
-    "interp.features.top_examples.examples_table", "interp.features.top_examples.top_examples",
+    # reductions that questions of one's own are made of
+    "interp.core.extremes.TopRows", "interp.core.sketches.quantiles", "interp.core.stats.Bootstrap",
+    "interp.core.stats.Means", "interp.core.stats.Rows",
+    "interp.features.examples_table",
 }  # fmt: skip
 """What a notebook may import of the package."""
 MODEL = {f"interp.model.{name}" for name in interp.model.__all__}

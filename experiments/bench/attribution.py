@@ -9,7 +9,6 @@ the final norm folded into the unembedding; nothing else is, so that all three s
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import torch
 import transformers
@@ -22,13 +21,14 @@ from transformer_lens import ActivationCache
 from transformer_lens.model_bridge import TransformerBridge
 
 import interp
-from interp.residual.attribution import TOKENS, attribution
+from interp.residual import Attribute
 
 COLUMNS, ANSWER, WRONG = 64, 1000, 2000
+ROWS_OF_A_PASS = 8
 HEADS, NEURONS = 144, 12 * 3072
 CLAIM, CLAIM_NEWEST, CLAIM_MIB = 1 / 6, 1 / 1.9, 200
 Columns = dict[str, Tensor]
-"""Contributions `[component prompt]` by head, sublayer and neuron."""
+"""Contributions `[part prompt]` by head, sublayer and neuron."""
 
 
 @torch.no_grad()
@@ -64,7 +64,8 @@ def compared(calls: Mapping[str, Callable[[], Columns]]) -> float:
     """The largest difference to ours at any grain, relative; RuntimeError if the systems disagree."""
     found = {name: call() for name, call in calls.items()}
     mine = found.pop("interp")
-    difference = max(largest_difference(columns[by], mine[by]) for columns in found.values() for by in mine)
+    pairs = [(theirs[grain], mine[grain]) for theirs in found.values() for grain in mine]
+    difference = max(largest_difference(*both) for both in pairs)
     if difference > 1e-4:
         raise RuntimeError(f"the attributions differ by {difference}")
     return difference
@@ -72,15 +73,13 @@ def compared(calls: Mapping[str, Callable[[], Columns]]) -> float:
 
 def ours(pair: Pair, tokens: Tensor) -> Columns:
     """All three grains in one pass; the numbers of `interp.attribute`."""
-    model, rows = pair.ours.transformer, len(tokens)
-    batch = interp.Batch(tokens).with_answers(torch.full((rows,), ANSWER), torch.full((rows,), WRONG))
-    analyses = [replace(attribution(model.config, by), name=by) for by in ("head", "sublayer", "neuron")]
-    tables = interp.run(analyses, model, batch.split(TOKENS // COLUMNS))
-    wanted = {"head": r"L\d+H\d+", "sublayer": r"\d+_(attn|mlp)_out", "neuron": r"L\d+N\d+"}
+    wanted = {"head": r"L\d+H\d+$", "sublayer": r"L\d+\.(attn|mlp)$", "neuron": r"L\d+N\d+$"}
+    questions = {grain: Attribute(ANSWER, WRONG, parts=grain) for grain in wanted}  # type: ignore[arg-type]
+    tables = interp.run(questions, pair.ours, interp.Batch(tokens).split(ROWS_OF_A_PASS))
     found: Columns = {}
-    for by, pattern in wanted.items():
-        chosen = tables[by].logits[:, tables[by].component.str.match(pattern)]
-        found[by] = torch.from_numpy(chosen.values.T)
+    for grain, pattern in wanted.items():
+        table = tables[grain].value
+        found[grain] = torch.from_numpy(table[:, table.part.str.match(pattern)].values.T)
     return found
 
 
@@ -109,7 +108,7 @@ def cached(cache: ActivationCache, direction: Tensor) -> Columns:
         "head": cache.stack_head_results(pos_slice=-1, apply_ln=True),
         "sublayer": cache.decompose_resid(pos_slice=-1, apply_ln=True, incl_embeds=False),
     }
-    found = {by: projected(stack, direction) for by, stack in stacks.items()}
+    found = {grain: projected(stack, direction) for grain, stack in stacks.items()}
     neurons = cache.stack_neuron_results(-1, pos_slice=-1, apply_ln=True)
     return found | {"neuron": projected(neurons, direction)}
 

@@ -18,13 +18,12 @@ from subjects import Pair, gpt2_small, largest_difference
 from torch import Tensor
 
 import interp
-from interp.causal.attribution_patching import attribution_patch
+from interp.causal import EdgeGraph, attribution_patch
 from interp.causal.contrast import Watched
-from interp.causal.graph import EdgeGraph
-from interp.circuits.edge_attribution import edge_attribution
+from interp.circuits import edge_attribution
 from interp.circuits.edge_scores import Change, Gradients
 from interp.model import MLP, ModelConfig, RMSNorm, Rotary, Transformer
-from interp.passes.metrics import logit_difference
+from interp.passes import logit_difference
 
 COLUMNS, ANSWER, WRONG = 15, 1000, 2000
 CLAIM, CLAIM_EDGES = 1.15, 1.5

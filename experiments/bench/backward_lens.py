@@ -16,7 +16,7 @@ from subjects import Pair, gpt2_small, largest_difference
 from torch import Tensor
 
 import interp
-from interp.lenses.factors import Factors, factors
+from interp.lenses import GradientFactors, gradient_factors
 
 COLUMNS, MANY = 16, 32
 CLAIM, CLAIM_MIB, CLAIM_MANY = 0.35, 40, 1.1
@@ -57,10 +57,10 @@ def targets(pair: Pair, rows: int) -> Tensor:
     return pair.tokens(rows, 1)[:, 0]
 
 
-def lens(pair: Pair, rows: int) -> Callable[[], Factors]:
+def lens(pair: Pair, rows: int) -> Callable[[], GradientFactors]:
     """Ours: every matrix of every layer in one pass."""
-    batch = interp.Batch(pair.tokens(rows, COLUMNS)).with_answers(targets(pair, rows), None)
-    return lambda: factors(pair.ours.transformer, batch)
+    batch = interp.Batch(pair.tokens(rows, COLUMNS))
+    return lambda: gradient_factors(pair.ours, batch, targets(pair, rows))
 
 
 def hugging_face(pair: Pair) -> Callable[[], dict[str, Tensor]]:

@@ -20,7 +20,10 @@ from transformer_lens.model_bridge import TransformerBridge
 import interp
 from interp.attention.heads import REPEATS, SENTENCES, head_scores
 from interp.attention.repeats import SCORES, pattern_scores
+from interp.core.stats import Means
+from interp.data.windows import prompts_feed
 from interp.families.load import tokenizer_of
+from interp.runs.run import reduced_over
 from interp.zoo.catalog import WEIGHTS
 
 DATA = interp.RepeatedTokens(period=63, repeats=2, rows=16)
@@ -61,26 +64,27 @@ def main(repeats: int = 7, taxonomy_repeats: int = 3) -> None:
 
 def ours(pair: Pair) -> Tensor:
     """Mean scores `[layer, head, s]` of the patterns; copying and the kernel come with them."""
-    model = pair.ours.transformer
-    batch = interp.Batch(DATA.tokens(model.config.d_vocab, 0), bos=True)
-    table = interp.run([head_scores(model.config, DATA)], model, [batch])["heads"]
-    return torch.stack([torch.from_numpy(table[name].values) for name in SCORES], -1)
+    batch = interp.Batch(DATA.tokens(pair.ours.cfg.d_vocab, 0), bos=True)
+    feed = prompts_feed(batch, pair.ours.text, prepend_bos=True, batch_size=DATA.rows)
+    found = reduced_over(head_scores(pair.ours.cfg, DATA), pair.ours, feed)
+    assert isinstance(found, Means)
+    return torch.stack([found.moments[name].mean for name in SCORES], -1)
 
 
 def taxonomy(pair: Pair) -> Calls:
-    """The whole table through the public door, and plain passes over the same rows."""
+    """The whole table by the public function, and plain passes over the same rows."""
     model = interp.HookedTransformer(pair.ours.transformer, tokenizer_of(WEIGHTS / SPEAKER))
     said, unsaid = SENTENCES.batches(model.text)
     repeats = interp.Batch(REPEATS.tokens(model.cfg.d_vocab, 0), bos=True)
     parts = [part for batch in (repeats, said, unsaid) for part in batch.split(16)]
     found = interp.heads(model)
-    missing = {"name_mover", "successor", "copying_weights"} - set(found)
+    missing = {"name_mover", "successor", "copying_weights"} - set(found.score.values.tolist())
     if missing:
         raise RuntimeError(f"the table lacks {missing}: {found.attrs}")
 
     def plain() -> None:
         for part in parts:
-            interp.observe(model.transformer, part)
+            interp.observe(model, part)
 
     return {"plain passes": plain, "interp": lambda: interp.heads(model)}
 

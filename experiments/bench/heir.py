@@ -1,4 +1,4 @@
-"""Claim: code written for TransformerLens' `HookedTransformer` runs as fast as the native doors, within 10 %.
+"""Claim: code written for TransformerLens' `HookedTransformer` runs as fast as the native functions, within 10 %.
 
 Its forward without hooks is to take no more than 3 % beyond the native model's, with and without gradients. With
 TransformerLens 3 on the path (`PYTHONPATH=...`; 4 has no `HookedTransformer`) it is timed too, once.
@@ -27,7 +27,7 @@ from interp.weights.composition import Kind
 COLUMNS, NEW = 15, 32
 ANSWER, WRONG = 1000, 2000
 KINDS: tuple[Kind, ...] = ("Q", "K", "V")
-FORWARD, DOORS = 1.03, 1.1
+FORWARD, FUNCTIONS = 1.03, 1.1
 Calls = Mapping[str, Callable[[], Any]]
 
 
@@ -43,8 +43,8 @@ class Heirs:
 
     def tokens(self, rows: int, columns: int, seed: int = 1) -> Tensor:
         """The same random tokens at every call."""
-        dice = torch.Generator().manual_seed(seed)
-        return torch.randint(self.native.cfg.d_vocab, (rows, columns), generator=dice)
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(self.native.cfg.d_vocab, (rows, columns), generator=generator)
 
 
 def main(repeats: int = 5, lens: bool = True) -> None:
@@ -62,7 +62,7 @@ def main(repeats: int = 5, lens: bool = True) -> None:
     for subject, rounds in (*((each, 10 * repeats) for each in small), (gpt2, repeats)):
         forward(subject, rounds)
     with torch.no_grad():
-        for what, calls in doors(gpt2).items():
+        for what, calls in functions(gpt2).items():
             _compare(what, calls, repeats)
 
 
@@ -97,7 +97,7 @@ def forward(subject: Heirs, rounds: int) -> None:
             _compare(what, calls, rounds, FORWARD)
 
 
-def doors(subject: Heirs) -> dict[str, Calls]:
+def functions(subject: Heirs) -> dict[str, Calls]:
     """What is compared: the native way, ours under their names, and theirs."""
     native, cells = subject.native, subject.tokens(1, COLUMNS)
     corrupt = cells.clone()
@@ -107,7 +107,7 @@ def doors(subject: Heirs) -> dict[str, Calls]:
 
     def patched(site: str, by: tuple[str, ...]) -> Tensor:
         found = interp.patch(native, cells, corrupt, site, metric=metric, by=by)
-        return torch.from_numpy((found.effect + float(found.corrupt[0])).values)
+        return torch.from_numpy((found.value + float(found.corrupt[0])).values)
 
     def composed() -> Tensor:
         circuits = HeadCircuits(native)
@@ -167,7 +167,7 @@ def _difference(logits: Tensor) -> Tensor:
     return logits[0, -1, ANSWER] - logits[0, -1, WRONG]
 
 
-def _compare(what: str, calls: Calls, rounds: int, claim: float = DOORS) -> None:
+def _compare(what: str, calls: Calls, rounds: int, claim: float = FUNCTIONS) -> None:
     results = {system: call() for system, call in calls.items()}
     if all(torch.is_tensor(value) and value.shape == results["native"].shape for value in results.values()):
         exists = ~results["native"].isnan()

@@ -3,7 +3,7 @@
 13 residual states of 8 x 128 tokens, GPT-2 small's shape, top 10, target rank and probability, entropy and KL of every
 state. The products alone: the final norm of every state and the unembedding as the model applies it, 1024 rows of
 logits at a time, which are then thrown away. "In tiles": the same products in the lens' own tiles of 128 rows and 1024
-words, which are faster. The door adds one forward pass without logits to that; memory is the door's, states included.
+words, which are faster. `logit_lens` adds one forward pass without logits to that; memory is its own, states included.
 """
 
 import torch
@@ -12,9 +12,10 @@ from measure import Calls, cpu_seconds, memory, report, timing, work
 from subjects import Pair, gpt2_small
 
 import interp
-from interp.lenses.lens import CHUNK, lens
+from interp import observe
+from interp.lenses import LogitLens
+from interp.lenses.lens import CHUNK
 from interp.lenses.vocabulary import LogitTiles
-from interp.passes.observe import observe
 
 ROWS, LENGTH, TOP = 8, 128, 10
 CLAIM, CLAIM_MIB = 1.1, 200
@@ -29,21 +30,21 @@ def main(repeats: int = 5) -> None:
     """
     torch.set_num_threads(1)
     pair = gpt2_small()
-    from_states, doors = of_states(pair), with_the_pass(pair)
-    for calls in (from_states, doors):
+    from_states, whole = of_states(pair), with_the_pass(pair)
+    for calls in (from_states, whole):
         seconds, reference = cpu_seconds(calls, repeats), next(iter(calls))
         for system, call in calls.items():
             report(
                 "lens", system, f"lens of 13 states of {ROWS} x {LENGTH} tokens, top {TOP}",
                 timing(seconds, system, reference), work(call), claim=CLAIM,
             )  # fmt: skip
-    report("lens", "interp", "memory of the door", memory(doors["interp"]), claim_mib=CLAIM_MIB)
+    report("lens", "interp", "memory of logit_lens", memory(whole["interp"]), claim_mib=CLAIM_MIB)
 
 
 def of_states(pair: Pair) -> Calls:
     """The lens of states that are there already, the model's products and the same in tiles."""
     model = pair.ours.transformer
-    analysis, batch = lens(model.config, top=TOP), interp.Batch(pair.tokens(ROWS, LENGTH))
+    analysis, batch = LogitLens(top=TOP).asked(pair.ours), interp.Batch(pair.tokens(ROWS, LENGTH))
     trace = observe(model, batch, analysis.reads).trace
     states = [value.flatten(0, 1) for value in trace.values()]
 
@@ -65,9 +66,9 @@ def of_states(pair: Pair) -> Calls:
 
 
 def with_the_pass(pair: Pair) -> Calls:
-    """The public door, and the pass and the products that it needs."""
+    """The public function, and the pass and the products that it needs."""
     model, tokens = pair.ours.transformer, pair.tokens(ROWS, LENGTH)
-    reads = lens(model.config).reads
+    reads = LogitLens().asked(pair.ours).reads
 
     def needed() -> None:
         trace = observe(model, interp.Batch(tokens), reads, answers_only=True).trace

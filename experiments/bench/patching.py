@@ -23,10 +23,8 @@ from transformer_lens import ActivationCache
 from transformer_lens.model_bridge import TransformerBridge
 
 import interp
-from interp.causal.patching import patch
-from interp.model.edits import Edit, Set
-from interp.passes.sweep import Sweep
-from interp.passes.variants import Variant
+from interp import Edit, Set, Sweep, Variant
+from interp.causal import patch
 
 COLUMNS, DIFFERING, ANSWER, WRONG = 15, (2, 4, 9, 10), 1000, 2000
 METRIC = interp.logit_difference(ANSWER, WRONG)
@@ -79,7 +77,7 @@ def prompts(pair: Pair) -> tuple[Tensor, Tensor]:
 def sweep(pair: Pair, clean: Tensor, corrupt: Tensor, site: str, by: tuple[str, ...]) -> Tensor:
     """The map of logit differences."""
     found = patch(pair.ours, clean, corrupt, site, metric=METRIC, by=by)
-    return torch.from_numpy((found.effect + float(found.corrupt[0])).values)
+    return torch.from_numpy((found.value + float(found.corrupt[0])).values)
 
 
 def loop(pair: Pair, clean: Tensor, corrupt: Tensor, by: tuple[str, ...]) -> tuple[Callable[[], Tensor], int]:
@@ -121,10 +119,10 @@ def many(repeats: int) -> None:
     batch = interp.Batch(
         torch.randint(model.config.d_vocab, (1, COLUMNS), generator=torch.Generator().manual_seed(0))
     )
-    dice = torch.Generator().manual_seed(1)
-    donor = torch.randn(MANY, COLUMNS, model.config.d_model, generator=dice)
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(MANY, COLUMNS, model.config.d_model, generator=generator)
     site = "blocks.0.hook_resid_pre"
-    variants = [Variant([Edit(site, Set(donor, i), {"pos": i % COLUMNS})]) for i in range(MANY)]
+    variants = [Variant([Edit(site, Set(values, i), {"pos": i % COLUMNS})]) for i in range(MANY)]
     ids = torch.full((1,), 5)
     metric = interp.logit_difference()
     asked = batch.with_answers(ids, ids + 1)

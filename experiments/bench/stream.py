@@ -36,17 +36,14 @@ from interp.core.stats import Bootstrap, Means, Partial
 from interp.data.sources import open_source
 from interp.data.stream import Stream, Window
 from interp.data.windows import Feed, feed_of
-from interp.dynamics.in_context import chosen_losses, position_losses
-from interp.features.sae import SAE, ReLU
-from interp.features.sae_metrics import reconstruction
-from interp.features.top_examples import top_activations
-from interp.lenses.lens import lens
-from interp.model import ModelConfig, Read, Trace, Transformer
-from interp.passes.analysis import Analysis, Questions
+from interp.dynamics import InContext, OneTokenLosses
+from interp.features import SAE, Reconstruction, ReLU, TopExamples
+from interp.lenses import LogitLens
+from interp.model import Read, Trace, Transformer
+from interp.passes.analysis import Analysis, Askable, Questions
 from interp.runs.journal import Journal, packed_done, unpacked_done
 from interp.runs.memory import LiveBytes
 from interp.runs.progress import Done, Progress, Tally
-from interp.runs.run import Asked
 from interp.runs.workers import done_by_processes
 
 if TYPE_CHECKING:
@@ -90,7 +87,7 @@ def taxonomy(model: interp.HookedTransformer, rounds: int) -> None:
     """Speed against plain passes, and memory row by row."""
     batch = Batch(ROWS.tokens(model.cfg.d_vocab, 0), bos=True)
     batches = list(batch.split(BATCH_ROWS))
-    asked = head_scores(model.cfg, ROWS)
+    asked = replace(head_scores(model.cfg, ROWS), finish=partial(_means, name="heads"))
 
     def plain() -> None:
         with torch.no_grad():
@@ -109,7 +106,9 @@ def taxonomy(model: interp.HookedTransformer, rounds: int) -> None:
     )  # fmt: skip
 
 
-def flatness(asked: list[Asked], model: interp.HookedTransformer, batches: list[Batch]) -> dict[str, object]:
+def flatness(
+    asked: list[Askable], model: interp.HookedTransformer, batches: list[Batch]
+) -> dict[str, object]:
     """Resident memory, and the tensors alive, between batches from row 100 on."""
     resident: list[float] = []
     alive: list[int] = []
@@ -134,12 +133,12 @@ def flatness(asked: list[Asked], model: interp.HookedTransformer, batches: list[
 
 def sentences(count: int, seed: int) -> Iterator[str]:
     """Made-up texts of one to five sentences, no two alike."""
-    dice = random.Random(seed)
+    generator = random.Random(seed)
     for i in range(count):
         said = []
-        for _ in range(dice.randint(1, 5)):
-            one, other = dice.sample(NAMES, 2)
-            place, thing = dice.choice(PLACES), dice.choice(THINGS)
+        for _ in range(generator.randint(1, 5)):
+            one, other = generator.sample(NAMES, 2)
+            place, thing = generator.choice(PLACES), generator.choice(THINGS)
             said.append(f"When {one} and {other} went to the {place}, {one} gave a {thing} to {other}.")
         yield f"{i}. " + " ".join(said)
 
@@ -151,20 +150,20 @@ def stream_of(model: interp.HookedTransformer, count: int) -> Stream:
     )
 
 
-def questions_of(model: interp.HookedTransformer) -> dict[str, Asked]:
+def questions_of(model: interp.HookedTransformer) -> dict[str, Askable]:
     """Five that stream texts, by name; the autoencoder is random, as large as four times the stream."""
     d, s = model.cfg.d_model, 4 * model.cfg.d_model
-    dice = torch.Generator().manual_seed(0)
-    w = torch.randn(s, d, generator=dice) / d**0.5
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(s, d, generator=generator) / d**0.5
     sae = SAE(
         ReLU(), {"W_enc": w.mT.contiguous(), "b_enc": torch.zeros(s), "W_dec": w, "b_dec": torch.zeros(d)}
     )
     return {
-        "lens": lens,
-        "in_context": partial(position_losses, early=5, late=50),
-        "one_token_losses": chosen_losses,
-        "reconstruction": reconstruction(sae, STREAM),
-        "top_activations": partial(top_activations, site="blocks.2.mlp.hook_post", cells=tuple(range(64))),
+        "lens": LogitLens(),
+        "in_context": InContext(early=5, late=50),
+        "one_token_losses": OneTokenLosses(),
+        "reconstruction": Reconstruction(sae, STREAM),
+        "top_examples": TopExamples("blocks.2.mlp.hook_post", cells=range(64)),
     }
 
 
@@ -175,7 +174,7 @@ def five(model: interp.HookedTransformer, rounds: int) -> None:
     calls: dict[str, Callable[[], object]] = {
         name: partial(interp.run, [each], model, texts) for name, each in asked.items()
     }
-    calls["together"] = partial(interp.run, list(asked.values()), model, texts)
+    calls["together"] = partial(interp.run, asked, model, texts)
     seconds = cpu_seconds(calls, rounds)
     medians = {name: sorted(each)[len(each) // 2] for name, each in seconds.items()}
     dearest = max(asked, key=lambda name: medians[name])
@@ -192,7 +191,7 @@ def journal(model: interp.HookedTransformer) -> None:
     """What `Journal.write` takes of a run's CPU seconds, with and without a bootstrap."""
     texts, asked = stream_of(model, 1024), questions_of(model)
     moments, every_row = asked["in_context"], asked["lens"]
-    cases: dict[str, tuple[Asked, int]] = {
+    cases: dict[str, tuple[Askable, int]] = {
         "moments of 127 positions": (moments, 0),
         "the same with 1 000 replicates": (moments, 1000),
         "every row of a lens, all positions": (every_row, 0),
@@ -235,7 +234,7 @@ def timed_writes() -> Iterator[list[tuple[float, int]]]:
 def workers(model: interp.HookedTransformer) -> None:
     """One and two worker processes, and two actors of Ray, from the moment when all are at work."""
     texts = stream_of(model, 4096)
-    questions = Questions.of([position_losses(model.cfg, early=5, late=50)], model.cfg)
+    questions = Questions.of([InContext(early=5, late=50).asked(model)], model.cfg)
 
     def processes(progress: Progress, count: int) -> Iterator[Done]:
         devices = [torch.device("cpu")] * count
@@ -311,7 +310,7 @@ def corpus(model: interp.HookedTransformer, megabytes: int = 100) -> None:
             inner.source, inner.text, tokens_per_batch=2**14, too_long="truncate", rows_per_window=1024
         )
         start, wall = time.process_time(), time.monotonic()
-        found = interp.run([embedding_norms], model, watched, out=Path(folder) / "run")
+        found = interp.run([NORMS], model, watched, out=Path(folder) / "run")
         took, wall = time.process_time() - start, time.monotonic() - wall
         size = path.stat().st_size
     seen = RESIDENT[1:]
@@ -329,10 +328,10 @@ def corpus(model: interp.HookedTransformer, megabytes: int = 100) -> None:
 
 def costs(model: interp.HookedTransformer) -> None:
     """What a run adds to the passes themselves."""
-    questions = Questions.of([embedding_norms(model.cfg)], model.cfg)
+    questions = Questions.of([NORMS], model.cfg)
     words = [Batch(torch.tensor([[1]]), row=torch.tensor([i])) for i in range(2000)]
     passes = cpu_of(lambda: [questions.values(model.transformer, batch) for batch in words])
-    runs = cpu_of(lambda: interp.run([embedding_norms], model.transformer, words))
+    runs = cpu_of(lambda: interp.run([NORMS], model.transformer, words))
     rows = torch.arange(4)
     large = Bootstrap(Means, 1000).of({"x": torch.randn(4, 1000)}, rows)
     done = Done(0, 0, False, {"norms": large}, Tally())
@@ -378,19 +377,19 @@ class Watched(Stream):
         return super().window(w)
 
 
-def embedding_norms(config: ModelConfig) -> Analysis:
-    """The mean norm of what a row's tokens enter with."""
-    return Analysis("norms", [Read("hook_embed")], _norms, Means, _finish_norms)
-
-
 def _norms(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     norm = trace["hook_embed"].norm(dim=-1)
     return {"norm": (norm * batch.real).sum(1) / batch.lengths}
 
 
-def _finish_norms(merged: Partial) -> "xr.Dataset":
+def _means(merged: Partial, name: str) -> "xr.Dataset":
     assert isinstance(merged, Means)
-    return labelled("norms", merged.moments["norm"].cells("norm", ()))
+    means = {what: moments.mean for what, moments in merged.moments.items()}
+    return labelled(name, {what: ([f"{what}_{i}" for i in range(x.ndim)], x) for what, x in means.items()})
+
+
+NORMS = Analysis("norms", _norms, Means, partial(_means, name="norms"), [Read("hook_embed")])
+"""The mean norm of what a row's tokens enter with."""
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ class Pair:
 
     def tokens(self, rows: int, columns: int) -> Tensor:
         """The same random tokens at every call."""
-        dice = torch.Generator().manual_seed(1)
-        return torch.randint(self.ours.cfg.d_vocab, (rows, columns), generator=dice)
+        generator = torch.Generator().manual_seed(1)
+        return torch.randint(self.ours.cfg.d_vocab, (rows, columns), generator=generator)
 
     def hf_logits(self, tokens: Tensor) -> Tensor:
         """Hugging Face's plain forward, without the key/value cache that nobody would read."""

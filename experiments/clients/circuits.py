@@ -23,7 +23,7 @@ GEMMA: dict[str, object] = {
     "attn_scores_soft_cap": 50.0, "attn_scale": 4.0, "use_attn_scale": True, "model_name": "small",
     "original_architecture": "Gemma2ForCausalLM", "device": "cpu", "dtype": torch.float64, "seed": 0,
 }  # fmt: skip
-"""What Gemma 2 has that GPT-2 has not: norms behind the sublayers, grouped keys, rotations, windows, soft caps."""
+"""What Gemma 2 has that GPT-2 has not: norms after the sublayers, grouped keys, rotations, windows, soft caps."""
 
 
 def transcoders(n_layers: int, d_model: int, threshold: float) -> Any:

@@ -77,7 +77,7 @@ def feed_of(data: Feed | Data | Pairs, text: Text, tokens_per_batch: int) -> Fee
     if isinstance(data, Stream | GivenBatches):
         return data
     if isinstance(data, Batch):
-        return GivenBatches([data])
+        return GivenBatches([data if _has_pieces(data) else by_place(data)])
     if isinstance(data, Pairs):
         return Stream(data.source(), text, tokens_per_batch=tokens_per_batch)
     if isinstance(data, Feed):
@@ -102,10 +102,23 @@ def prompts_feed(data: Feed | Data | Pairs, text: Text, *, prepend_bos: bool, ba
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size must be a number of rows, at least 1, got {batch_size!r}")
     if is_prompts(data):
-        batch = text.batch(data, prepend_bos=prepend_bos)
+        batch = by_place(text.batch(data, prepend_bos=prepend_bos))
         return GivenBatches(list(batch.split(batch_size)))
     feed = feed_of(data, text, TOKENS)
     return replace(feed, prepend_bos=prepend_bos) if isinstance(feed, Stream) and feed is not data else feed
+
+
+def by_place(batch: Batch) -> Batch:
+    """The batch with its rows numbered by their places, whatever batch they were taken from (`Batch.rows`).
+
+    What a question holds for each prompt (answers, masks, groups) is found by this number. Packed texts keep theirs.
+    """
+    return batch.numbered() if batch.documents is not None else replace(batch, row=None).numbered()
+
+
+def _has_pieces(batch: Batch) -> bool:
+    """Whether rows share a number, as pieces of one text do, which a bootstrap draws together."""
+    return batch.row is not None and len(batch.row.unique()) < len(batch.row)
 
 
 def about(feed: Feed) -> Json:

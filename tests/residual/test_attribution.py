@@ -50,6 +50,15 @@ def logit_difference(name: str) -> torch.Tensor:
     return last.gather(1, ANSWER[:, None])[:, 0] - last.gather(1, WRONG[:, None])[:, 0]
 
 
+def test_answers_belong_to_the_prompts_by_place_whatever_batch_these_were_taken_from() -> None:
+    model, taken = HookedTransformer(build("gpt2", torch.float64)), torch.tensor([2, 0])
+    question = Attribute(ANSWER[taken], WRONG[taken])
+    some = Batch(some_tokens()).numbered().rows(taken)
+    expected = attribute(model, some_tokens()[taken], ANSWER[taken], WRONG[taken])
+    xr.testing.assert_identical(attribute(model, some, ANSWER[taken], WRONG[taken]), expected)
+    xr.testing.assert_identical(interp.run([question], model, some)["attribute"], expected)
+
+
 @over("parts", GRAINS)
 @pytest.mark.parametrize("name", LINEAR)
 def test_components_sum_to_the_logit_difference_at_every_grain(name: str, parts: str) -> None:
