@@ -115,7 +115,9 @@ class Moments:
         """The moments of both batches together. ValueError for rows of different shapes."""
         if self.mean.shape != other.mean.shape:
             one, two = shape_text(self.mean.shape), shape_text(other.mean.shape)
-            raise ValueError(f"moments require rows of one shape, got {one} and {two}: keep every row, or pad them")
+            raise ValueError(
+                f"moments require rows of one shape, got {one} and {two}: keep every row, or pad them"
+            )
         n = self.n + other.n
         step = other.mean - self.mean
         mean = self.mean + step * (other.n / n)
