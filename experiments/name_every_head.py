@@ -12,13 +12,11 @@ from matplotlib.figure import Figure
 
 import interp
 from interp import plot
-from interp.attention.heads import attention_kernel
+from interp.attention import attention_kernel
 from interp.attention.labels import RULES
-from interp.plot.heads import head_labels
 from interp.runs.record import Record
 
 MAPS = ("induction", "previous_token", "copying_weights", "name_mover")
-NUMBERS = {"value": "", "low": "_low", "high": "_high", "null": "_null"}
 
 
 @dataclass(frozen=True)
@@ -46,21 +44,16 @@ def main(job: NameEveryHead, record: Record) -> None:
 
 def named(table: xr.Dataset) -> pd.DataFrame:
     """Each labelled head with the score behind its label, its 95 % interval and its null."""
-    behind = {rule.label: rule.evidence[0].score for rule in RULES}
-    rows: list[dict[str, object]] = []
-    for cell in (table.sel(layer=layer, head=head) for layer in table.layer for head in table["head"]):
-        label = str(cell.label.item())
-        if label in behind:
-            score = behind[label]
-            row = {"layer": int(cell.layer), "head": int(cell["head"]), "label": label, "score": score}
-            rows.append({**row, **{name: float(cell[f"{score}{end}"]) for name, end in NUMBERS.items()}})
-    return pd.DataFrame(rows, columns=["layer", "head", "label", "score", *NUMBERS])
+    rests_on = {rule.label: rule.evidence[0].score for rule in RULES}
+    rows = interp.frame(table)
+    rows = rows[rows.score == rows.label.map(rests_on)]
+    return rows[["part", "label", "score", "value", "low", "high", "null"]].reset_index(drop=True)
 
 
 def sentences(table: xr.Dataset) -> list[str]:
     """A line for each labelled head, and the reason for each score that the table does not have."""
     lines = [
-        f"{row.layer}.{row.head} {row.label}: {row.score} {row.value:.2f} [{row.low:.2f}, {row.high:.2f}], "
+        f"{row.part} {row.label}: {row.score} {row.value:.2f} [{row.low:.2f}, {row.high:.2f}], "
         f"null {row.null:.2f}"
         for row in named(table).itertuples()
     ]
@@ -71,12 +64,12 @@ def sentences(table: xr.Dataset) -> list[str]:
 def figure(name: str, table: xr.Dataset) -> Figure:
     """The labels on top, maps of four scores below."""
     n_layers, n_heads = table.sizes["layer"], table.sizes["head"]
-    maps = [score for score in MAPS if score in table]
+    maps = [score for score in MAPS if score in table.score.values]
     rows = (len(maps) + 1) // 2
     size = (2.4 + 1.5 * n_heads, 1.4 + 0.6 * n_layers + rows * (1.2 + 0.42 * n_layers))
     picture = plt.figure(figsize=size, layout="constrained")
     grid = picture.add_gridspec(1 + rows, 2, height_ratios=[1.4, *[1.0] * rows])
-    head_labels(table, ax=picture.add_subplot(grid[0, :]))
+    plot.head_labels(table, ax=picture.add_subplot(grid[0, :]))
     for i, score in enumerate(maps):
         plot.heads(table, score, ax=picture.add_subplot(grid[1 + i // 2, i % 2]))
     picture.suptitle(name)

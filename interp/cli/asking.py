@@ -18,7 +18,7 @@ import tyro
 
 from interp.cli.common import available
 from interp.core.boundary import hints_of
-from interp.model.edits import Closed
+from interp.model.edits import Closed, Detach, Mean, Resample, Zero
 from interp.passes import metrics
 from interp.passes.analysis import Question, function_name
 from interp.passes.edit_text import CHANGES
@@ -97,7 +97,7 @@ class Asking:
 
     def fields(self) -> dict[str, object]:
         """The fields of the question as the options say."""
-        hints = hints_of(self.question)
+        hints = _hints(self.question)
         found = {
             each.name: _given(getattr(self, each.name), hints[each.name])
             for each in dataclasses.fields(self.question)
@@ -144,7 +144,7 @@ def asking(kind: type[Question], base: type[Asking] = Asking, **usual: object) -
         every.append(_field(name, hint, DATA[name], dataclasses.MISSING, positional=True))
     if not positional and base is Asking:
         every.append(_field("model", str, "Demo name, local folder, file or hub name.", "demo-4l", True))
-    hints, own = hints_of(kind), {each.name for each in dataclasses.fields(base)}
+    hints, own = _hints(kind), {each.name for each in dataclasses.fields(base)}
     for each in dataclasses.fields(kind):
         if each.name in own and base is not Asking:
             continue
@@ -157,7 +157,7 @@ def asking(kind: type[Question], base: type[Asking] = Asking, **usual: object) -
     for each in dataclasses.fields(base):
         if each.name in usual and each.name not in known:
             every.append(
-                _field(each.name, hints_of(base)[each.name], field_docs(base)[each.name], usual[each.name])
+                _field(each.name, _hints(base)[each.name], field_docs(base)[each.name], usual[each.name])
             )
     first = (inspect.getdoc(kind) or "").splitlines()[0].partition("; `")[0].rstrip(".")
     doc = f"Print {first[:1].lower()}{first[1:]}." if base is Asking else base.__doc__
@@ -193,7 +193,7 @@ def option_of(hint: object) -> object | None:
     members = _members(hint)
     kinds = [each for each in members if each is not type(None)]
     if kinds and all(each in CHANGES.values() for each in kinds):
-        return Literal[tuple(name for name, kind in CHANGES.items() if kind in kinds)]  # type: ignore[return-value]
+        return Literal[tuple(name for name, kind in CHANGES.items() if kind in kinds)]
     lists = [item for each in kinds if get_origin(each) is not None for item in _items(each)]
     simple = [each for each in kinds if each in SCALARS or get_origin(each) is Literal]
     records = [each for each in kinds if dataclasses.is_dataclass(each) and _can_be_said(each)]
@@ -216,6 +216,11 @@ def loaded(name: str, revision: str | None, device: str) -> "HookedTransformer":
     return HookedTransformer.from_pretrained(name, revision=revision, device=device)
 
 
+def _hints(owner: object) -> Mapping[str, object]:
+    """The annotations of a record, which need not be hashable itself."""
+    return hints_of(owner)
+
+
 def _members(hint: object) -> list[object]:
     """The kinds that a union allows."""
     if get_origin(hint) is Annotated:
@@ -236,7 +241,7 @@ def _items(hint: object) -> list[object]:
 def _can_be_said(record: object) -> bool:
     """Whether all fields of a record are options."""
     assert isinstance(record, type)
-    hints = hints_of(record)
+    hints = _hints(record)
     return all(
         option_of(hints.get(each.name)) is not None for each in dataclasses.fields(record) if each.init
     )
@@ -247,7 +252,7 @@ def _field(
 ) -> tuple[str, object, object]:
     """One option for tyro."""
     marks = (tyro.conf.arg(help=doc), *([tyro.conf.Positional] if positional else []))
-    return name, Annotated[hint, *marks], dataclasses.field(default=default)  # type: ignore[valid-type]
+    return name, Annotated[hint, *marks], dataclasses.field(default=default)
 
 
 def _of_metric(has_answer: bool) -> list[tuple[str, object, object]]:
@@ -271,7 +276,7 @@ def _given(value: object, hint: object) -> object:
     """The value of a field from its option: one thing instead of a list of it where the field takes both."""
     members = _members(hint)
     if isinstance(value, str) and any(each in CHANGES.values() for each in members):
-        return CHANGES[value]()
+        return cast("type[Zero | Mean | Resample | Detach]", CHANGES[value])()
     both = any(each in SCALARS or get_origin(each) is Literal for each in members)
     return _alone(value) if both else value
 

@@ -110,7 +110,9 @@ def _by_score(result: "xr.Dataset", names: Sequence[str]) -> "pd.DataFrame":
     for name in names:
         cells = wide.xs(name, axis=1, level="score").loc[found.index]
         bare = len(names) > WITH_INTERVALS or "low" not in cells
-        found[name] = [_number(row.value) if bare else _interval(row) for row in cells.itertuples()]
+        every = ([float(x) for x in row] for row in cells.to_numpy())
+        ends = [dict(zip(cells.columns, row, strict=True)) for row in every]
+        found[name] = [_number(each["value"]) if bare else _interval(**each) for each in ends]
     order = wide["value"][names[0]].sort_values(ascending=False, kind="stable").index
     found = found.loc[order].reset_index()
     return pd.DataFrame(found[[c for c in found if not ("part" in found and c in INDEX)]])
@@ -153,13 +155,13 @@ def _number(value: float) -> str:
     return "." if value != value else f"{value:.3f}"
 
 
-def _interval(row: object) -> str:
-    value, low, high = (float(getattr(row, name)) for name in ("value", "low", "high"))
+def _interval(value: float, low: float, high: float) -> str:
     return "." if value != value else f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _cell(found: "xr.Dataset") -> str:
-    return _interval(found) if "low" in found else _number(float(found.value))
+    ends = {str(name): float(found[name]) for name in found.data_vars}
+    return _interval(**ends) if "low" in ends else _number(ends["value"])
 
 
 def _place(found: "xr.Dataset") -> str:
