@@ -168,9 +168,9 @@ def _pair_against(
 
 def some_tokens(model: Transformer, rows: int = 3, n: int = 12, seed: int = 0) -> Batch:
     """Random tokens for a model, as many as its context takes up to `n`."""
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     shape = (rows, min(n, model.config.n_ctx))
-    return Batch(torch.randint(0, model.config.d_vocab, shape, generator=dice))
+    return Batch(torch.randint(0, model.config.d_vocab, shape, generator=generator))
 
 
 def relative(actual: Tensor, expected: Tensor) -> float:

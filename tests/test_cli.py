@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from interp import cli
+from interp import RepeatedTokens, cli
 from interp.cli import main, parsed
-from interp.cli.commands import ANSWER, PROMPT, WRONG, Heads, Models, Report, Verify
+from interp.cli import COMMANDS
+from interp.cli.commands import ANSWER, PROMPT, WRONG, Models, Report, Verify
 from interp.cli.runs import Run
 from interp.model import KVCache
 from tests.families.oracle import hf_model
@@ -55,7 +56,9 @@ def test_every_option_of_a_report_can_be_given() -> None:
 
 def test_other_commands() -> None:
     assert parsed(["models"]) == Models()
-    assert parsed(["heads", "demo-4l", "--seed", "1"]) == Heads("demo-4l", seed=1)
+    heads = COMMANDS["heads"]
+    asked = heads(model="demo-attn-2l", data=RepeatedTokens(seed=1))
+    assert parsed(["heads", "demo-attn-2l", "--data.seed", "1"]) == asked
     assert parsed(["verify", "m", "--dtype", "float64"]) == Verify("m", dtype="float64")
     assert parsed(["run", "x.py", "-p", "a=3", "-p", "b=4"]) == Run(Path("x.py"), ("a=3", "b=4"))
 
@@ -200,8 +203,8 @@ def test_verify_reads_the_training_checkpoint_of_a_folder_that_the_revision_name
         (["heads", "demo-4l", "--checkpoints", "all"], "with checkpoints (demo-attn-2l), got 'demo-4l'"),
         (["heads", "./nowhere", "--checkpoints", "all"], "with checkpoints (demo-attn-2l), got './nowhere'"),
         (["heads", "./nowhere", "--checkpoints", "step1"], "./nowhere does not exist"),
-        (["backward-lens", "The capital of France is", "--target", " Rome"], "single token, got 2: [' R', 'ome']"),
-        (["backward-lens", "abc", "--target", "d", "--model", "groundtruth-induction"], "no factors of W_out"),
+        (["backward-lens", "The capital of France is", "--answer", " Rome"], "single token, got 2: [' R', 'ome']"),
+        (["backward-lens", "abc", "--answer", "d", "--model", "groundtruth-induction"], "no factors of W_out"),
         (["verify", "groundtruth-inductoin"], "unknown model 'groundtruth-inductoin'"),
         (["verify", "./nowhere"], "./nowhere does not exist"),
         (["verify", "."], "config.json is required beside the weights"),
@@ -266,7 +269,7 @@ def test_debug_shows_where_it_was_raised(tmp_path: Path) -> None:
 # --- start --------------------------------------------------------------------------------------------------------
 
 
-def test_the_module_and_the_command_are_the_same_door() -> None:
-    from interp.__main__ import main as door
+def test_the_module_and_the_command_start_the_same_function() -> None:
+    from interp.__main__ import main as started
 
-    assert door is cli.main
+    assert started is cli.main

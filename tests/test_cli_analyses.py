@@ -28,7 +28,7 @@ from interp.cli.commands import Heads
 def test_models_lists_every_demo_model(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = {"value": 0.92, "n": 10, "definition": "d", "head": "1.2"}
+    entry = {"value": 0.92, "n": 10, "definition": "d", "head": "L1H2"}
     monkeypatch.setattr(
         "interp.zoo.card", lambda name: {"measured": {"best_score": entry}} if "4l" in name else {}
     )
@@ -38,7 +38,7 @@ def test_models_lists_every_demo_model(
         "demo-4l", "demo-attn-2l", "groundtruth-induction",
     ]  # fmt: skip
     assert out.count("best score") == 1
-    assert "0.920  n = 10 (head 1.2)" in out
+    assert "0.920  n = 10 (head L1H2)" in out
 
 
 def test_heads_prints_every_head_best_first(capsys: pytest.CaptureFixture[str]) -> None:

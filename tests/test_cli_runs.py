@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 
+from interp import Part
 from interp.cli import main
 from interp.runs.record import Record
 from interp.zoo.groundtruth import INDUCTION, PREVIOUS
@@ -253,17 +254,15 @@ def test_the_experiment_that_names_every_head_finds_the_planted_heads(
     file = Path(__file__).parents[1] / "experiments" / "name_every_head.py"
     lines, _ = ran(capsys, "run", str(file), "-p", "model=groundtruth-induction", "--runs", str(tmp_path))
     record = Record.open(Path(lines[-1]))
-    assert any(
-        line.startswith(f"{PREVIOUS[0]}.{PREVIOUS[1]} previous token: previous_token 1.00 ") for line in lines
-    )
-    assert any(line.startswith(f"{INDUCTION[0]}.{INDUCTION[1]} induction: induction 1.00 ") for line in lines)
+    previous, induction = (str(Part("head", *where)) for where in (PREVIOUS, INDUCTION))
+    assert any(line.startswith(f"{previous} previous token: previous_token 1.00 ") for line in lines)
+    assert any(line.startswith(f"{induction} induction: induction 1.00 ") for line in lines)
     assert any(line.startswith("no sentences: ") for line in lines)
     heads = record.result("heads")
-    assert (
-        isinstance(heads, xr.Dataset)
-        and float(heads.induction.sel(layer=INDUCTION[0], head=INDUCTION[1])) > 0.95
-    )
-    named = pd.read_parquet(record.folder / "tables" / "named.parquet").set_index(["layer", "head"])
-    assert named.loc[INDUCTION, "value"] == float(heads.induction.sel(layer=INDUCTION[0], head=INDUCTION[1]))
+    assert isinstance(heads, xr.Dataset)
+    planted = float(heads.value.sel(score="induction", layer=INDUCTION[0], head=INDUCTION[1]))
+    assert planted > 0.95
+    named = pd.read_parquet(record.folder / "tables" / "named.parquet").set_index("part")
+    assert named.loc[induction, "value"] == planted
     assert (record.folder / record.run.figures["heads"]).read_bytes().startswith(b"\x89PNG")
     assert list(record.run.models) == ["groundtruth-induction"]

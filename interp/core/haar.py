@@ -74,10 +74,10 @@ def gaussian_concentration(d: int, e: int, *, draws: int = 16, seed: int = 0) ->
 
     One draw scatters by 12 % of it at d = 24, e = 6 and by 2 % at d = 128, e = 16.
     """
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     total = torch.zeros((), dtype=torch.float64)
     for _ in range(draws):
-        a, b = torch.randn(2, d, e, generator=dice, dtype=torch.float64)
+        a, b = torch.randn(2, d, e, generator=generator, dtype=torch.float64)
         total += concentration(torch.linalg.qr(a, mode="r")[1] @ b.mT)
     return total / draws
 

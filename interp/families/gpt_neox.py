@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention and MLP side by side, each behind its norm, a quarter of every head rotated."""
+"""GPT-NeoX and Pythia: attention and MLP side by side, each after its norm, a quarter of every head rotated."""
 
 from interp.families.activations import activation
 from interp.families.rope import context, rotary

@@ -1,4 +1,4 @@
-"""GPT-J: attention and MLP side by side behind one norm, rotation of neighbouring pairs, a bias on the unembedding."""
+"""GPT-J: attention and MLP side by side after one norm, rotation of neighbouring pairs, a bias on the unembedding."""
 
 from interp.families.activations import activation
 from interp.families.spec import Family, Rule, Settings

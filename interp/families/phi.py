@@ -1,4 +1,4 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and MLP side by side behind one norm, part of every head rotated, biases."""
+"""Phi-1, Phi-1.5 and Phi-2: attention and MLP side by side after one norm, part of every head rotated, biases."""
 
 from interp.families.activations import activation
 from interp.families.rope import context, rotary

@@ -74,16 +74,16 @@ class Question:
     @property
     def name(self) -> str:
         """The name of its result: that of the record, in the spelling of functions."""
-        return name_of(type(self))
+        return function_name(type(self))
 
     def asked(self, model: Subject) -> "Analysis | Alone":
         """What to do to answer it for this model. Errors: everything the fields may have wrong for this model."""
         raise NotImplementedError(f"{type(self).__name__} must say how it is answered: define asked(model)")
 
 
-def name_of(record: type[Question]) -> str:
-    """The name of a record in the spelling of functions."""
-    return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", record.__name__).lower()
+def function_name(kind: type[Question]) -> str:
+    """The name of the function that asks a question, and of its result."""
+    return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", kind.__name__).lower()
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Sampling:
 
 
 class Choice:
-    """The rule of one generation with its state: the tokens already in each row, and the generator of its dice.
+    """The rule of one generation with its state: the tokens already in each row, and the generator of its generator.
 
     Greedy without `sampling`. ValueError unless the penalty is positive.
     """

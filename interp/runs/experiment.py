@@ -98,7 +98,7 @@ def parameters(kind: type) -> list[Parameter]:
     >>> parameters(RepeatedTokens)[-1].name
     'seed'
     """
-    hints, docs = typing.get_type_hints(kind), _docs(kind)
+    hints, docs = typing.get_type_hints(kind), field_docs(kind)
     found: list[Parameter] = []
     for each in dataclasses.fields(kind):
         hint = hints[each.name]
@@ -130,7 +130,7 @@ def _kind(file: Path, module: ModuleType) -> type:
     return given[0]
 
 
-def _docs(kind: type) -> dict[str, str]:
+def field_docs(kind: type) -> dict[str, str]:
     """The text under each field of a dataclass."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     body = typing.cast("ast.ClassDef", tree.body[0]).body

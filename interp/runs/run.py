@@ -26,7 +26,15 @@ from interp.data.windows import Feed, GivenBatches, about, feed_of, prompts_feed
 from interp.model.config import Json
 from interp.model.edits import Edit
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Alone, Analysis, Askable, NotFiniteError, Question, Questions, name_of
+from interp.passes.analysis import (
+    Alone,
+    Analysis,
+    Askable,
+    NotFiniteError,
+    Question,
+    Questions,
+    function_name,
+)
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.passes.together import least, one_after_another
 from interp.runs.memory import MOST_ON_HOST, memory_plan
@@ -344,7 +352,7 @@ def _record_of(given: object) -> str:
     module, name = sys.modules.get(getattr(given, "__module__", "")), getattr(given, "__name__", None)
     for record in vars(module).values() if module else ():
         known = isinstance(record, type) and issubclass(record, Question) and record is not Question
-        if known and name_of(record) == name:
+        if known and function_name(record) == name:
             wing = record.__module__.split(".")[1]
             return f": write interp.{wing}.{record.__name__}(...)"
     return ""

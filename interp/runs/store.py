@@ -213,30 +213,30 @@ class ActivationStore:
             raise ValueError(
                 f"1 <= size <= buffer and epochs >= 1 are required, got {size}, {buffer} and {epochs}"
             )
-        dice = None if shuffle_seed is None else torch.Generator().manual_seed(shuffle_seed)
+        generator = None if shuffle_seed is None else torch.Generator().manual_seed(shuffle_seed)
         for _ in count() if epochs is None else range(epochs):
-            for batch in self._epoch(site, size, buffer, dice):
+            for batch in self._epoch(site, size, buffer, generator):
                 yield batch.to(device)
 
     def _epoch(
-        self, site: str, size: int, buffer: int, dice: torch.Generator | None
+        self, site: str, size: int, buffer: int, generator: torch.Generator | None
     ) -> Iterator[Shaped[Tensor, "n ..."]]:
         runs = [slice(start, start + size) for start in range(0, len(self), size)]
-        if dice is None:
+        if generator is None:
             yield from (self.read(site, run) for run in runs)
             return
         pool: list[Tensor] = []
         held = 0
-        for i in torch.randperm(len(runs), generator=dice).tolist():
+        for i in torch.randperm(len(runs), generator=generator).tolist():
             pool.append(self.read(site, runs[i]))
             held += len(pool[-1])
             if held < buffer:
                 continue
-            mixed = _shuffled(pool, dice)
+            mixed = _shuffled(pool, generator)
             out = max(1, held // 2 // size) * size
             yield from mixed[:out].split(size)
             pool, held = [mixed[out:]], held - out
-        yield from (batch for batch in _shuffled(pool, dice).split(size) if len(batch))
+        yield from (batch for batch in _shuffled(pool, generator).split(size) if len(batch))
 
     def _slice(self, i: int, name: str, start: int, stop: int) -> Tensor:
         from safetensors import SafetensorError, safe_open
@@ -249,6 +249,6 @@ class ActivationStore:
             raise ValueError(f"{path} is not a readable shard (truncated?): {cause}") from cause
 
 
-def _shuffled(parts: Sequence[Tensor], dice: torch.Generator) -> Tensor:
+def _shuffled(parts: Sequence[Tensor], generator: torch.Generator) -> Tensor:
     joined = torch.cat(list(parts))
-    return joined[torch.randperm(len(joined), generator=dice)]
+    return joined[torch.randperm(len(joined), generator=generator)]

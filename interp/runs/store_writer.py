@@ -1,7 +1,7 @@
 """Writing an activation store: batches in, shards out, one forward pass each, and on again after a crash.
 
 What is known of a batch without running it (row, position and token of every entry) is compared with what is stored;
-only batches behind that are run. So a store that was killed at any moment ends with the bits of one that was not.
+only batches after that are run. So a store that was killed at any moment ends with the bits of one that was not.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -25,7 +25,7 @@ class Place:
     """How many updates came before; None = the held-out rows."""
 
     @property
-    def dice(self) -> np.random.Generator:
+    def generator(self) -> np.random.Generator:
         """The random numbers of this place."""
         return np.random.default_rng([0 if self.step is None else self.step + 1, self.seed])
 

@@ -42,7 +42,7 @@ class IndirectObjects:
 
     def batch(self, place: Place, rows: int) -> Examples:
         """Rows of this place."""
-        found = tasks.indirect_objects(place.dice, rows, held_out=place.step is None)
+        found = tasks.indirect_objects(place.generator, rows, held_out=place.step is None)
         return answered(((each.prompt, each.answer) for each in found), self.vocabulary, self.width)
 
 
@@ -70,12 +70,12 @@ class Facts:
         prompts = (tasks.held_out_fact_prompts if held_out else tasks.trained_fact_prompts)(
             tasks.load_facts()
         )
-        found = [prompts[i] for i in place.dice.integers(0, len(prompts), size=rows)]
+        found = [prompts[i] for i in place.generator.integers(0, len(prompts), size=rows)]
         return answered(((each.prompt, each.answer) for each in found), self.vocabulary, self.width)
 
 
 def answered(pairs: Iterable[tuple[str, str]], vocabulary: Vocabulary, width: int) -> Examples:
-    """A row for each prompt and answer, a full stop behind them; the tokens of the answer are determined.
+    """A row for each prompt and answer, a full stop after them; the tokens of the answer are determined.
 
     Errors: ValueError for a row of more than `width` tokens.
     """

@@ -38,9 +38,9 @@ class RepeatedSequences:
 
     def batch(self, place: Place, rows: int) -> Examples:
         """Rows of this place."""
-        dice = place.dice
-        period = dice.integers(self.low, self.high + 1, size=(rows, 1))
-        once = different(dice, rows, self.high, 1, self.d_vocab)
+        generator = place.generator
+        period = generator.integers(self.low, self.high + 1, size=(rows, 1))
+        once = different(generator, rows, self.high, 1, self.d_vocab)
         index = np.arange(self.width - 1)
         tokens = np.take_along_axis(once, index % period, axis=1)
         return _examples(tokens, index >= period)
@@ -73,21 +73,21 @@ class RepeatingChain:
 
     def batch(self, place: Place, rows: int) -> Examples:
         """Rows of this place."""
-        dice = place.dice
+        generator = place.generator
         steps, token = self.chain.cumsum(1), np.zeros(rows, dtype=np.int64)
         once = np.empty((rows, self.high), dtype=np.int64)
         for i in range(self.high):
-            drawn = (dice.random(rows)[:, None] > steps[token]).sum(1)
+            drawn = (generator.random(rows)[:, None] > steps[token]).sum(1)
             once[:, i] = token = 1 + drawn.clip(max=self.d_vocab - 2)  # the last sum may be 1 - epsilon
-        period = dice.integers(self.low, self.high + 1, size=(rows, 1))
+        period = generator.integers(self.low, self.high + 1, size=(rows, 1))
         index = np.arange(self.width - 1)
         return _examples(np.take_along_axis(once, index % period, axis=1), index >= period)
 
     @property
     def chain(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
         """Probabilities of the next token, `[token before, token - 1]`; the same for every seed."""
-        dice = np.random.default_rng(0)
-        return dice.dirichlet([self.concentration] * (self.d_vocab - 1), size=self.d_vocab)
+        generator = np.random.default_rng(0)
+        return generator.dirichlet([self.concentration] * (self.d_vocab - 1), size=self.d_vocab)
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,10 @@ class AssociativeRecall:
 
     def batch(self, place: Place, rows: int) -> Examples:
         """Rows of this place."""
-        dice = place.dice
-        keys = different(dice, rows, self.pairs, 1, 1 + self._keys)
-        values = dice.integers(1 + self._keys, self.d_vocab, size=keys.shape)
-        asked = different(dice, rows, self.queries, 0, self.pairs)
+        generator = place.generator
+        keys = different(generator, rows, self.pairs, 1, 1 + self._keys)
+        values = generator.integers(1 + self._keys, self.d_vocab, size=keys.shape)
+        asked = different(generator, rows, self.queries, 0, self.pairs)
         order = np.concatenate([np.tile(np.arange(self.pairs), (rows, 1)), asked], axis=1)
         both = [np.take_along_axis(each, order, axis=1) for each in (keys, values)]
         tokens = np.stack(both, axis=2).reshape(rows, -1)
@@ -160,9 +160,9 @@ class InContextRegression:
 
     def batch(self, place: Place, rows: int) -> Examples:
         """Rows of this place."""
-        dice, k = place.dice, self.inputs
-        x = different(dice, rows * self.examples, k, 1, self.d_vocab)
-        hidden = dice.integers(0, k, size=rows)
+        generator, k = place.generator, self.inputs
+        x = different(generator, rows * self.examples, k, 1, self.d_vocab)
+        hidden = generator.integers(0, k, size=rows)
         y = np.take_along_axis(x, np.repeat(hidden, self.examples)[:, None], axis=1)
         tokens = np.concatenate([x, y], axis=1).reshape(rows, -1)
         index = np.arange(tokens.shape[1])
@@ -197,9 +197,9 @@ class SequencePairs:
 
     def batch(self, place: Place, rows: int) -> Examples:
         """Rows of this place."""
-        dice = place.dice
-        lengths = dice.integers(self.low, self.high + 1, size=(rows, 1))
-        symbols = dice.integers(2, self.d_vocab, size=(rows, self.high))
+        generator = place.generator
+        lengths = generator.integers(self.low, self.high + 1, size=(rows, 1))
+        symbols = generator.integers(2, self.d_vocab, size=(rows, self.high))
         index = np.arange(self.high + 1)
         said = [np.pad(symbols, ((0, 0), (0, 1)))] * 2
         if self.backwards:
@@ -213,17 +213,17 @@ class SequencePairs:
         )
 
 
-def different(dice: np.random.Generator, rows: int, count: int, low: int, high: int) -> Ids:
+def different(generator: np.random.Generator, rows: int, count: int, low: int, high: int) -> Ids:
     """Per row `count` different integers of [low, high) in random order, shape [rows, count].
 
     >>> sorted(different(np.random.default_rng(0), 1, 3, 5, 8)[0].tolist())
     [5, 6, 7]
     """
-    return low + dice.random((rows, high - low)).argsort(axis=1)[:, :count]
+    return low + generator.random((rows, high - low)).argsort(axis=1)[:, :count]
 
 
 def _examples(tokens: Ids, determined: np.ndarray[tuple[int, int], np.dtype[np.bool_]]) -> Examples:
-    """Rows behind their beginning, and which of their tokens are determined."""
+    """Rows after their beginning, and which of their tokens are determined."""
     whole = np.pad(tokens.astype(np.int64), ((0, 0), (1, 0)))
     return Examples(Batch(torch.from_numpy(whole), bos=True), torch.from_numpy(determined))
 

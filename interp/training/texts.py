@@ -118,7 +118,7 @@ class PackedTexts:
     def _order(self, epoch: Place) -> Ids:
         """The texts of an epoch, in its order; the last one is remembered."""
         if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = epoch, epoch.dice.permutation(len(self._trained.lengths))
+            self._epoch = epoch, epoch.generator.permutation(len(self._trained.lengths))
         return self._epoch[1]
 
 

@@ -35,7 +35,7 @@ DEMOS: dict[str, Demo] = {
         ),
         Demo(
             "groundtruth-induction",
-            "hand-built, 2 layers: head 0.1 attends to the previous token, head 1.2 does induction, the rest is noise",
+            "hand-built, 2 layers: L0H1 attends to the previous token, L1H2 does induction, the rest is noise",
             groundtruth.induction,
         ),
     )

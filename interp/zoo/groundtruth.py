@@ -48,9 +48,9 @@ class Alphabet:
 def induction(n_ctx: int = 128, noise: float = 0.02, seed: int = 0) -> Transformer:
     """A 2-layer attention-only model with one previous-token head and one induction head by K-composition.
 
-    The stream has four subspaces: the token (one-hot), the position, the previous token, the prediction. Head 0.1
+    The stream has four subspaces: the token (one-hot), the position, the previous token, the prediction. L0H1
     matches a query's position rotated back by one to the key's position and copies the token into "previous token".
-    Head 1.2 matches the query's token with the key's previous token and copies the key's token into "prediction",
+    L1H2 matches the query's token with the key's previous token and copies the key's token into "prediction",
     which is all that the unembedding reads. The other heads are Gaussian noise of std `noise`.
     """
     config = ModelConfig(

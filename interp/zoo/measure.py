@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.model import Read, Tap, Transformer, next_token_loss
+from interp.model.parts import Part
 from interp.zoo import tasks
 from interp.zoo.tasks import FactPrompt, IndirectObject
 
@@ -198,7 +199,7 @@ def _prose_numbers(model: Transformer, validation: Int[Tensor, "n"], bos: int) -
 
 
 def induction_number(model: Transformer, bos: int) -> dict[str, Entry]:
-    """The part of the card about random repeats: the best prefix-matching score and its layer.head."""
+    """The part of the card about random repeats: the best prefix-matching score and its head."""
     rows = tasks.repeated_tokens(
         np.random.default_rng(1), 10, period=25, repeats=4, vocab=model.config.d_vocab, bos=bos
     )
@@ -209,7 +210,10 @@ def induction_number(model: Transformer, bos: int) -> dict[str, Entry]:
         "tokens after earlier occurrences of the query's token, summed per query, mean over queries; n = rows"
     )
     return {
-        "best_induction_score": {**_entry(scores_lh.max(), len(rows), definition), "head": f"{layer}.{head}"}
+        "best_induction_score": {
+            **_entry(scores_lh.max(), len(rows), definition),
+            "head": str(Part("head", layer, head)),
+        }
     }
 
 

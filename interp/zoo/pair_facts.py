@@ -8,7 +8,7 @@ import numpy as np
 
 from interp.core.shapes import nearest
 from interp.zoo import tasks
-from interp.zoo.pair_rows import Pair, Pairs, pairs_of
+from interp.zoo.pair_rows import Pair, TaskPairs, pairs_of
 from interp.zoo.pair_tokens import (
     SHOWN,
     MergedTokensError,
@@ -38,10 +38,10 @@ def facts(
     seed: int = 0,
     phrasings: Mapping[str, Sequence[str]] | None = None,
     table: Sequence[tasks.Fact] | None = None,
-) -> Pairs:
+) -> TaskPairs:
     """Facts with their subject exchanged: what is the object?
 
-    "The capital of France is" -> " Paris"; in the corrupted twin the subject is another one of as many tokens, same
+    "The capital of France is" -> " Paris"; in the corrupted prompt the subject is another one of as many tokens, same
     relation and phrasing, and `wrong` is that subject's object: the answers change places.
 
     phrasings: relation to ask about -> prompts with `{subject}` open; by default every relation of the table, in the
@@ -75,11 +75,11 @@ def facts(
     ]
     if not fitting:
         raise ValueError(_no_two_fit(tokenizer, known))
-    dice = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     pairs = []
-    for index in dice.integers(0, len(fitting), size=n).tolist():
+    for index in generator.integers(0, len(fitting), size=n).tolist():
         asked, others = fitting[index]
-        pairs.append(_swapped(asked, others[int(dice.integers(0, len(others)))]))
+        pairs.append(_swapped(asked, others[int(generator.integers(0, len(others)))]))
     return pairs_of("facts", pairs, changes=("subject",))
 
 

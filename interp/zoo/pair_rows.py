@@ -1,4 +1,4 @@
-"""Pairs of prompts that differ in known columns only: the type, and how pairs of rows become one.
+"""TaskPairs of prompts that differ in known columns only: the type, and how pairs of rows become one.
 
 A causal experiment copies activations from one run into another column by column, so both runs must have the same
 tokens at the same places except where the question is. A pair that is not aligned is refused, never padded.
@@ -18,7 +18,7 @@ from interp.zoo.pair_tokens import Row
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pairs:
+class TaskPairs:
     """Clean and corrupted prompts, aligned column by column, with the answers and the columns of their words.
 
     Rows of one group have the same length and the same columns for every role, so that means over a group, per
@@ -29,7 +29,7 @@ class Pairs:
         >>> tokenizer = interp.zoo.load("demo-4l")[1]
         >>> pairs = interp.zoo.pairs.indirect_objects(tokenizer, 4)
         >>> pairs
-        Pairs('indirect_objects', 4 pairs, differing at S2; roles: IO, S1, S1+1, S2, end)
+        TaskPairs('indirect_objects', 4 pairs, differing at S2; roles: IO, S1, S1+1, S2, end)
         >>> bool((pairs.clean_tokens[range(4), pairs.columns("IO")] == pairs.answer).all())
         True
     """
@@ -99,7 +99,7 @@ class Pairs:
 
     def __repr__(self) -> str:
         return (
-            f"Pairs({self.task!r}, {len(self)} pairs, differing at {', '.join(self.changes)}; "
+            f"TaskPairs({self.task!r}, {len(self)} pairs, differing at {', '.join(self.changes)}; "
             f"roles: {', '.join(self.spans)})"
         )
 
@@ -122,8 +122,8 @@ class Pair:
     """What all rows of these columns have in common."""
 
 
-def pairs_of(task: str, pairs: Sequence[Pair], *, changes: tuple[str, ...]) -> Pairs:
-    """Rows of any lengths as one `Pairs`, padded on the right.
+def pairs_of(task: str, pairs: Sequence[Pair], *, changes: tuple[str, ...]) -> TaskPairs:
+    """Rows of any lengths as one `TaskPairs`, padded on the right.
 
     Errors: ValueError for no pair, and for one whose rows differ in length or in the columns of their words.
     """
@@ -141,7 +141,7 @@ def pairs_of(task: str, pairs: Sequence[Pair], *, changes: tuple[str, ...]) -> P
         0
     ]  # any id of the vocabulary will do, the same in both: `keep` says what is real
     ends = [{**pair.roles, "end": range(len(pair.clean.ids) - 1, len(pair.clean.ids))} for pair in pairs]
-    return Pairs(
+    return TaskPairs(
         task=task,
         clean=tuple(pair.clean.text for pair in pairs),
         corrupt=tuple(pair.corrupt.text for pair in pairs),

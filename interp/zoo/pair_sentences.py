@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from interp.zoo import tasks
-from interp.zoo.pair_rows import Pair, Pairs, pairs_of
+from interp.zoo.pair_rows import Pair, TaskPairs, pairs_of
 from interp.zoo.pair_tokens import (
     Tokenizer,
     next_token,
@@ -48,7 +48,7 @@ def indirect_objects(
     seed: int = 0,
     corruption: NameCorruption = "swap_giver",
     held_out: bool = False,
-) -> Pairs:
+) -> TaskPairs:
     """Sentences in which one of two people gives the other something: who receives it?
 
     "When Mary and John went to the store, John gave a drink to" -> " Mary", not " John" (Wang et al. 2022,
@@ -80,19 +80,21 @@ def indirect_objects(
         raise ValueError(
             f"indirect_objects requires a pair with held_out={held_out} among the names, got {names}"
         )
-    dice = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     pairs = []
-    for sentence in _sentences(dice, n, known, places, gifts):
+    for sentence in _sentences(generator, n, known, places, gifts):
         others = [name for name in names if name not in (sentence.receiver, sentence.giver)]
         corrupt = (
-            _words(sentence.swapped()) if corruption == "swap_giver" else _unrelated(dice, sentence, others)
+            _words(sentence.swapped())
+            if corruption == "swap_giver"
+            else _unrelated(generator, sentence, others)
         )
         pairs.append(_giving(tokenizer, sentence, corrupt))
     return pairs_of("indirect_objects", pairs, changes=NAMES_CHANGED[corruption])
 
 
 def _sentences(
-    dice: np.random.Generator,
+    generator: np.random.Generator,
     n: int,
     known: Sequence[tuple[str, str]],
     places: Sequence[str],
@@ -109,7 +111,9 @@ def _sentences(
             template=tasks.INDIRECT_OBJECT_TEMPLATES[template],
             receiver_first=bool(first),
         )
-        for pair, role, place, gift, template, first in dice.integers(0, sizes, size=(n, len(sizes))).tolist()
+        for pair, role, place, gift, template, first in generator.integers(
+            0, sizes, size=(n, len(sizes))
+        ).tolist()
     ]
 
 
@@ -123,10 +127,10 @@ def _words(sentence: tasks.IndirectObject) -> dict[str, str]:
 
 
 def _unrelated(
-    dice: np.random.Generator, sentence: tasks.IndirectObject, others: Sequence[str]
+    generator: np.random.Generator, sentence: tasks.IndirectObject, others: Sequence[str]
 ) -> dict[str, str]:
     """The sentence about three different people, neither of whom is in it (p_ABC)."""
-    first, second, subject = (others[i] for i in dice.choice(len(others), 3, replace=False).tolist())
+    first, second, subject = (others[i] for i in generator.choice(len(others), 3, replace=False).tolist())
     return _words(sentence) | {"first": first, "second": second, "subject": subject}
 
 
@@ -150,10 +154,10 @@ def _giving(tokenizer: Tokenizer, sentence: tasks.IndirectObject, corrupt: Mappi
     )
 
 
-def greater_than(tokenizer: Tokenizer, n: int, *, seed: int = 0) -> Pairs:
+def greater_than(tokenizer: Tokenizer, n: int, *, seed: int = 0) -> TaskPairs:
     """Sentences about a span of years: in which year does it end?
 
-    "The war lasted from the year 1743 to the year 17" -> any of "44" .. "99"; in the corrupted twin the first year
+    "The war lasted from the year 1743 to the year 17" -> any of "44" .. "99"; in the corrupted prompt the first year
     ends in 01, so that nearly every ending is right (Hanna et al. 2023, arXiv:2305.00586). The answer is a set:
     `options` are the tokens of "00" .. "99" in order, so the token of a year YY has index YY, and `right` marks those
     above the clean YY. Probability difference of the paper: p(options[right]) - p(options[~right]), both summed; its
@@ -172,8 +176,8 @@ def greater_than(tokenizer: Tokenizer, n: int, *, seed: int = 0) -> Pairs:
             "greater_than requires years of two tokens, [' 17', '43'], and '00' to '99' as single tokens; "
             f"here ' 1743' is {pieces(tokenizer, example)} and single tokens are {list(endings)}"
         )
-    dice = np.random.default_rng(seed)
-    drawn = dice.integers(0, (len(nouns), len(known)), size=(n, 2)).tolist()
+    generator = np.random.default_rng(seed)
+    drawn = generator.integers(0, (len(nouns), len(known)), size=(n, 2)).tolist()
     pairs = [_lasting(tokenizer, nouns[noun], known[year], endings) for noun, year in drawn]
     cut = torch.tensor([int(known[year][1]) for _, year in drawn])
     return replace(

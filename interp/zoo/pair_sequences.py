@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from interp.zoo import tasks
-from interp.zoo.pair_rows import Pair, Pairs, pairs_of
+from interp.zoo.pair_rows import Pair, TaskPairs, pairs_of
 from interp.zoo.pair_tokens import Row, Tokenizer, next_token, required_single_tokens, row_of
 
 WORDS: tuple[str, ...] = (*tasks.NAMES, *tasks.PLACES, *tasks.GIFTS)
@@ -77,10 +77,10 @@ ArgumentCorruption = Literal["names", "swap"]
 
 def repeated_sequences(
     tokenizer: Tokenizer, n: int, *, seed: int = 0, period: int = 10, ids: Sequence[int] | None = None
-) -> Pairs:
+) -> TaskPairs:
     """Random tokens twice over, up to the last token of the second copy: which one is it?
 
-    [t_1 .. t_period, t_1 .. t_(period-1)] -> t_period (Olsson et al. 2022: induction). In the corrupted twin the first
+    [t_1 .. t_period, t_1 .. t_(period-1)] -> t_period (Olsson et al. 2022: induction). In the corrupted prompt the first
     occurrence of the last token, at role match, is another token from outside the row: the answer is still there,
     but nothing says that it follows. `wrong` is another token of the row, there twice, the answer once.
 
@@ -88,7 +88,7 @@ def repeated_sequences(
     text, which tokenises to the same ids only where the tokenizer does so for any tokens, as it does for whole words.
 
     Roles: match, source (the first occurrence of the answer, after match), end. One group. A caveat: the answer
-    always stands `period` columns before its place, so attention by position alone can find it, in both twins.
+    always stands `period` columns before its place, so attention by position alone can find it, in both prompts.
     Errors: ValueError for a period under 3, or for fewer than period + 1 tokens.
 
     Example:
@@ -103,11 +103,11 @@ def repeated_sequences(
         raise ValueError(
             f"at least {period + 1} different ids are required for period {period}, got {len(known)}"
         )
-    dice = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     bos = tokenizer.bos_id
-    rows = tasks.repeated_tokens(dice, n, period=period, repeats=2, vocab=known, bos=bos).tolist()
+    rows = tasks.repeated_tokens(generator, n, period=period, repeats=2, vocab=known, bos=bos).tolist()
     first = int(bos is not None)
-    pairs = [_repeat(dice, tokenizer, row, known, first) for row in rows]
+    pairs = [_repeat(generator, tokenizer, row, known, first) for row in rows]
     return pairs_of("repeated_sequences", pairs, changes=("match",))
 
 
@@ -117,23 +117,23 @@ def _drawable(tokenizer: Tokenizer, least: int) -> list[int]:
 
 
 def _repeat(
-    dice: np.random.Generator, tokenizer: Tokenizer, tokens: list[int], known: Sequence[int], first: int
+    generator: np.random.Generator, tokenizer: Tokenizer, tokens: list[int], known: Sequence[int], first: int
 ) -> Pair:
     """One pair from BOS, if there is one, and a sequence twice over."""
     source = first + (len(tokens) - first) // 2 - 1
     row, answer = tokens[:-1], tokens[-1]
     fresh = [i for i in known if i not in row]
-    other = [*row[: source - 1], fresh[int(dice.integers(0, len(fresh)))], *row[source:]]
-    wrong = row[int(dice.integers(first, source - 1))]
+    other = [*row[: source - 1], fresh[int(generator.integers(0, len(fresh)))], *row[source:]]
+    wrong = row[int(generator.integers(first, source - 1))]
     columns = {"match": range(source - 1, source), "source": range(source, source + 1)}
     clean, corrupt = (Row(tokenizer.decode(ids[first:]), tuple(ids), columns) for ids in (row, other))
     return Pair(clean, corrupt, answer, wrong, columns, group=f"twice {source + 1 - first} tokens")
 
 
-def copy(tokenizer: Tokenizer, n: int, *, seed: int = 0, words: int = 6) -> Pairs:
+def copy(tokenizer: Tokenizer, n: int, *, seed: int = 0, words: int = 6) -> TaskPairs:
     """A list of words that is written again up to some word: which one is next?
 
-    "List: key map ring cup. Again: key map" -> " ring". In the corrupted twin the word to be copied, at role source, is
+    "List: key map ring cup. Again: key map" -> " ring". In the corrupted prompt the word to be copied, at role source, is
     another one, which is `wrong`: the answers change places, and only what is copied differs, not where it is found
     (`repeated_sequences` is the other way round).
 
@@ -148,15 +148,15 @@ def copy(tokenizer: Tokenizer, n: int, *, seed: int = 0, words: int = 6) -> Pair
     if words < 2:
         raise ValueError(f"a list of at least 2 words is required, got {words}")
     known = [*required_single_tokens(tokenizer, WORDS, task="copy", kind="words", at_least=words + 1)]
-    dice = np.random.default_rng(seed)
-    written = dice.integers(1, words, size=n).tolist()
-    drawn = [dice.choice(len(known), words + 1, replace=False).tolist() for _ in range(n)]
+    generator = np.random.default_rng(seed)
+    written = generator.integers(1, words, size=n).tolist()
+    drawn = [generator.choice(len(known), words + 1, replace=False).tolist() for _ in range(n)]
     pairs = [_copied(tokenizer, [known[i] for i in row], k) for row, k in zip(drawn, written, strict=True)]
     return pairs_of("copy", pairs, changes=("source",))
 
 
 def _copied(tokenizer: Tokenizer, drawn: Sequence[str], written: int) -> Pair:
-    """One pair from the words of the list and one more, which takes the place of word `written` in the twin."""
+    """One pair from the words of the list and one more, which takes the place of word `written` in the corrupted prompt."""
     *listed, other = drawn
     first = " ".join(f"{{w{i}}}" for i in range(len(listed)))
     again = " ".join(f"{{v{i}}}" for i in range(written))
@@ -177,7 +177,7 @@ def _copied(tokenizer: Tokenizer, drawn: Sequence[str], written: int) -> Pair:
 
 def docstring_arguments(
     tokenizer: Tokenizer, n: int, *, seed: int = 0, corruption: ArgumentCorruption = "names"
-) -> Pairs:
+) -> TaskPairs:
     """A function of four arguments whose docstring has described two: which one is next?
 
     After `def f(self, a, b, c, d):`, a summary, `:param a: ...` and `:param b: ...`, `:param` -> " c" (Heimersheim and
@@ -201,11 +201,11 @@ def docstring_arguments(
     names = [*required_single_tokens(tokenizer, ARGUMENTS, task=task, kind="argument names", at_least=9)]
     words = [w for w in (*tasks.PLACES, *tasks.GIFTS) if w not in ARGUMENTS]
     words = [*required_single_tokens(tokenizer, words, task=task, kind="words", at_least=4)]
-    dice = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     pairs = []
     for _ in range(n):
-        drawn = [names[i] for i in dice.choice(len(names), 9, replace=False).tolist()]
-        about = [words[i] for i in dice.choice(len(words), 4, replace=False).tolist()]
+        drawn = [names[i] for i in generator.choice(len(names), 9, replace=False).tolist()]
+        about = [words[i] for i in generator.choice(len(words), 4, replace=False).tolist()]
         pairs.append(_documented(tokenizer, drawn, about, corruption))
     return pairs_of(task, pairs, changes=DEFINED if corruption == "names" else DEFINED[2:])
 

@@ -22,7 +22,7 @@ _PERIOD = 8
 def induction(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     """Induction by K-composition, the model of `groundtruth.induction`: eight symbols, then one of them again.
 
-    Head 0.1 writes the previous symbol, head 1.2 looks for the place where it is the present one. The corrupted prompt
+    L0H1 writes the previous symbol, L1H2 looks for the place where it is the present one. The corrupted prompt
     has eight other symbols and repeats one from another place; it answers `wrong`.
 
     >>> induction(n=4).clean.shape
@@ -40,8 +40,8 @@ def induction(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
         "L0.resid->L0H1.v", "L0H1->L1H2.k", "L0.resid->L1H2.q", "L0.resid->L1H2.v", "L1H2->logits",
     }  # fmt: skip
     note = (
-        "K-composition: every edge is needed and each shows alone. Head 0.1 finds the previous token by its position, "
-        "alike in both prompts, so its queries and keys carry no part of the difference. The softmax of head 1.2 is "
+        "K-composition: every edge is needed and each shows alone. L0H1 finds the previous token by its position, "
+        "alike in both prompts, so its queries and keys carry no part of the difference. The softmax of L1H2 is "
         "saturated: gradients at either prompt are 0 on its queries and keys"
     )
     return Planted("induction", model, frozenset(edges), clean, corrupt, answer, wrong, note)

@@ -1,4 +1,4 @@
-"""Two circuits that recall: a fact kept as key and value in an MLP, and a fact behind a fact, one head for each."""
+"""Two circuits that recall: a fact kept as key and value in an MLP, and a fact after a fact, one head for each."""
 
 from string import ascii_lowercase, ascii_uppercase
 
@@ -28,7 +28,7 @@ from interp.zoo.planted_weights import plant_head, plant_neurons
 def fact_memory(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     """A key-value memory in an MLP: "...c...1" -> the object that relation 1 gives for subject c.
 
-    Subjects are a to h, relations 0 to 2, objects capitals. Head 0.1 moves the subject to the relation, where MLP 1 has
+    Subjects are a to h, relations 0 to 2, objects capitals. L0H1 moves the subject to the relation, where MLP 1 has
     one neuron per fact: it recognises both, `relu(2 relation + 2 subject - 3)`, and writes the object. (MLPs as
     key-value memories: Geva et al. 2021, arXiv:2012.14913.)
     The corrupted prompt has another subject at another place, and another relation; it answers `wrong`.
@@ -67,9 +67,9 @@ def fact_memory(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
 
 
 def two_hop(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
-    """A fact behind a fact by V-composition: "..x..0.. " -> z, where head 0.2 knows x -> y and head 1.0 knows y -> z.
+    """A fact after a fact by V-composition: "..x..0.. " -> z, where L0H2 knows x -> y and L1H0 knows y -> z.
 
-    x and y are small letters, z is a capital. Head 0.2 looks from the marker 0 at x and writes y there; head 1.0 looks
+    x and y are small letters, z is a capital. L0H2 looks from the marker 0 at x and writes y there; L1H0 looks
     from the end at the marker and translates what was written. No head knows x -> z: only the virtual head, the product
     of both OV circuits, does (Elhage et al. 2021, "Virtual attention heads").
     The corrupted prompt has another x and has x and the marker at other places; it answers `wrong`.

@@ -33,10 +33,10 @@ def backup(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
 
     The roles of Wang et al. 2022 (arXiv:2211.00593, section 3.4). Names are small letters.
 
-    - 0.3, the name mover, looks from the end at the name and writes it with weight 1.
-    - 1.1, the negative head: its query is the prediction that 0.3 wrote, it looks for that name and writes -1/4 of it
+    - L0H3, the name mover, looks from the end at the name and writes it with weight 1.
+    - L1H1, the negative head: its query is the prediction that L0H3 wrote, it looks for that name and writes -1/4 of it
       (copy suppression, McDougall et al. 2023, arXiv:2310.04625).
-    - 1.2, the backup: it looks from the end at the name as 0.3 does, but its query subtracts the prediction that 0.3
+    - L1H2, the backup: it looks from the end at the name as L0H3 does, but its query subtracts the prediction that L0H3
       wrote: it rests while there is one. Where there is none it writes the name with weight 3/4.
 
     So the prediction is 3/4 with the name mover (1 - 1/4: the backup rests) and 3/4 without it (the negative head finds
@@ -83,7 +83,7 @@ def backup(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
 def either(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     """An OR of two heads: "..k..K.. " -> k, and either of the two letters would do.
 
-    Head 0.1 looks from the end at the small letter, head 1.3 at the capital; both move it, as a small letter. MLP 1
+    L0H1 looks from the end at the small letter, L1H3 at the capital; both move it, as a small letter. MLP 1
     clamps their sum x: `4/3 [relu(x + 1/4) - relu(x - 3/4)] - 1/3` rises from 0 at x = 0 to 1 at x = 3/4 and stays
     there. With one head x = 1, with both x = 2: the prediction is 1 all the same. The corrupted prompt has digits in
     place of both letters, the first of them is `wrong`; no head finds anything, all logits are 0 but for noise.

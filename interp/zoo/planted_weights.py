@@ -9,11 +9,11 @@ from interp.model.mlp import FeedForward
 from interp.model.transformer import Transformer
 
 
-def noisy(config: ModelConfig, noise: float, dice: torch.Generator) -> Transformer:
+def noisy(config: ModelConfig, noise: float, generator: torch.Generator) -> Transformer:
     """A frozen model whose every parameter is drawn from N(0, noise^2)."""
     model = Transformer(config).requires_grad_(False)
     for parameter in model.parameters():
-        parameter.copy_(torch.randn(parameter.shape, generator=dice) * noise)
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * noise)
     return model
 
 

@@ -42,9 +42,9 @@ def test_the_largest_differences_come_first_with_both_intervals() -> None:
 
 
 def test_rows_of_the_same_identity_are_tested_in_pairs() -> None:
-    dice = np.random.default_rng(0)
-    x = dice.normal(size=(7, 2))
-    y = x + np.array([1.0, 0.0]) + 0.1 * dice.normal(size=(7, 2))
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(7, 2))
+    y = x + np.array([1.0, 0.0]) + 0.1 * generator.normal(size=(7, 2))
     coords = {"prompt": np.arange(10, 17)}
     first, second = (xr.Dataset({"s": (("prompt", "head"), v)}, coords=coords) for v in (x, y))
     best = compared(first, second).largest[0]

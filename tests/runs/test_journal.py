@@ -45,8 +45,8 @@ REDUCTIONS: dict[str, tuple[Reduction, tuple[str, ...]]] = {
 
 
 def values(seed: int, rows: int, width: int) -> dict[str, Tensor]:
-    dice = torch.Generator().manual_seed(seed)
-    x, f = (torch.randn(rows, *shape, generator=dice) for shape in ((3,), (width, 3)))
+    generator = torch.Generator().manual_seed(seed)
+    x, f = (torch.randn(rows, *shape, generator=generator) for shape in ((3,), (width, 3)))
     x[0, 0] = -0.0
     return {
         "x": x, "cell": x[:, 0].double(), "gaps": f[..., 0].masked_fill(f[..., 1] < 0, torch.nan), "f": f,

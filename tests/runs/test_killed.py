@@ -59,16 +59,16 @@ def assert_whole(folder: Path, log: Path, deaths: int) -> None:
 
 def test_a_run_killed_at_random_moments_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     """A few batches further each time, and a little later: while it computes, writes or folds."""
-    folder, log, dice, deaths = tmp_path / "run", tmp_path / "log", random.Random(1), 0
+    folder, log, generator, deaths = tmp_path / "run", tmp_path / "log", random.Random(1), 0
 
     def ripe() -> bool:
         if computed(log).total() < most:
             return False
-        time.sleep(dice.uniform(0, 0.006))
+        time.sleep(generator.uniform(0, 0.006))
         return True
 
     while True:
-        most = computed(log).total() + dice.randint(0, 5)
+        most = computed(log).total() + generator.randint(0, 5)
         if (code := attempt(partial(go_on, folder, log), ripe)) == 0:
             break
         assert code == -signal.SIGKILL

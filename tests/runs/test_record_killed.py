@@ -76,11 +76,11 @@ def test_a_run_killed_at_random_moments_goes_on_to_the_same_numbers(tmp_path: Pa
     begun = time.monotonic()
     assert attempt(partial(five_steps, tmp_path / "timed")) == 0
     whole = time.monotonic() - begun
-    dice, killed = random.Random(0), 0
+    generator, killed = random.Random(0), 0
     for i in range(20):
         root = tmp_path / str(i)
         root.mkdir()
-        killed += followed(root, partial(five_steps, root), lambda: dice.uniform(0.2, 1) * whole)
+        killed += followed(root, partial(five_steps, root), lambda: generator.uniform(0.2, 1) * whole)
         check(root)
         if killed >= MANY:
             return

@@ -55,8 +55,8 @@ def batches(window: int) -> int:
 @cache
 def done(window: int, batch: int) -> Done:
     """Numbers of very different size; now and then a window without any good row."""
-    dice = random.Random(3 * window + batch)
-    value = dice.gauss(0, 1) * 10 ** dice.uniform(-8, 8)
+    generator = random.Random(3 * window + batch)
+    value = generator.gauss(0, 1) * 10 ** generator.uniform(-8, 8)
     partials = None if window % 97 == 0 else {"sum": Sum(value)}
     return Done(window, batch, batch == batches(window) - 1, partials, Tally(1, 10 + batch))
 
@@ -109,14 +109,14 @@ def expected(windows: int) -> tuple[str, Tally]:
 
 
 def test_shards_that_come_in_any_order_some_in_two_attempts_give_the_bits_of_one_process() -> None:
-    dice, together = random.Random(0), Progress()
+    generator, together = random.Random(0), Progress()
     order = list(range(SHARDS))
-    dice.shuffle(order)
+    generator.shuffle(order)
     for i in order:
         windows = Shard(i, SHARDS).windows(WINDOWS)
         shard = Progress()
-        if dice.random() < 0.2:  # killed somewhere, begun again from its journal
-            for each in itertools.islice(_all(windows), dice.randint(0, 2)):
+        if generator.random() < 0.2:  # killed somewhere, begun again from its journal
+            for each in itertools.islice(_all(windows), generator.randint(0, 2)):
                 shard.add(each)
             shard = restored(shard)
         together.include(alone(windows, shard))
@@ -133,15 +133,15 @@ def _all(windows: range) -> "itertools.chain[Done]":
 
 def test_workers_that_die_and_runs_that_begin_again_give_the_bits_of_one_process() -> None:
     """64 workers finish their batches in random order; 2 % of the batches kill one, twice the whole run is killed."""
-    dice, progress, computed = random.Random(1), Progress(), 0
+    generator, progress, computed = random.Random(1), Progress(), 0
     waiting, busy, again = deque(range(THEIRS)), [], []
     deaths = 0
     while waiting or busy:
         while waiting and len(busy) < WORKERS:
             busy.append(waiting.popleft())
-        at = dice.randrange(len(busy))
+        at = generator.randrange(len(busy))
         window, computed = busy[at], computed + 1
-        if dice.random() < DEATHS:
+        if generator.random() < DEATHS:
             deaths += 1
             waiting.appendleft(busy.pop(at))
             continue
@@ -163,8 +163,8 @@ def test_workers_that_die_and_runs_that_begin_again_give_the_bits_of_one_process
 def test_the_order_of_arrival_would_change_the_bits_without_the_tree() -> None:
     """The simulation can fail: the same numbers added as they come give another sum."""
     values = [each.partials["sum"] for each in _all(range(WINDOWS)) if each.partials is not None]
-    dice = random.Random(0)
-    dice.shuffle(values)
+    generator = random.Random(0)
+    generator.shuffle(values)
     total = sum(each.value for each in values if isinstance(each, Sum))
     known, _ = expected(WINDOWS)
     assert total.hex() != known

@@ -10,8 +10,8 @@ from interp.zoo.catalog import WEIGHTS
 
 VOCABULARY = Vocabulary.read(WEIGHTS / "demo-4l" / "tokenizer.json")
 SENTENCES: dict[str, dict[str, str]] = {
-    "names": {s.text: s.answer for held in (0, 1) for s in tasks.indirect_objects(Place(2, 4).dice, 40)}
-    | {s.text: s.answer for s in tasks.indirect_objects(Place(2, None).dice, 40, held_out=True)},
+    "names": {s.text: s.answer for held in (0, 1) for s in tasks.indirect_objects(Place(2, 4).generator, 40)}
+    | {s.text: s.answer for s in tasks.indirect_objects(Place(2, None).generator, 40, held_out=True)},
     "facts": {p.text: p.answer for p in tasks.trained_fact_prompts(tasks.load_facts())}
     | {p.text: p.answer for p in tasks.held_out_fact_prompts(tasks.load_facts())},
 }

@@ -11,7 +11,7 @@ import torch
 
 from interp.data.text import Text
 from interp.zoo import tasks
-from interp.zoo.pair_rows import Pairs
+from interp.zoo.pair_rows import TaskPairs
 from interp.zoo.pair_sentences import CENTURIES, YEARS
 from interp.zoo.pairs import TASKS, docstring_arguments, facts, greater_than, indirect_objects
 from tests.loops import over
@@ -37,7 +37,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids="-".join)
 
 
 @functools.cache
-def drawn(case: tuple[str, str], seed: int = 0) -> Pairs:
+def drawn(case: tuple[str, str], seed: int = 0) -> TaskPairs:
     return CASES[case](N, seed=seed)
 
 
@@ -45,7 +45,7 @@ def tokenizer_of(case: tuple[str, str]) -> Spoken:
     return tiny() if case[0] == "tiny" else SPEAKERS[case[0]]()
 
 
-def real(found: Pairs, row: int, twin: str = "clean") -> list[int]:
+def real(found: TaskPairs, row: int, twin: str = "clean") -> list[int]:
     tokens = getattr(found, f"{twin}_tokens")[row]
     return (tokens if found.keep is None else tokens[found.keep[row]]).tolist()
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from interp.model.transformer import Transformer
 from interp.zoo import card, groundtruth, load
-from interp.zoo.pair_rows import Pairs
+from interp.zoo.pair_rows import TaskPairs
 from interp.zoo.pairs import copy, facts, indirect_objects, repeated_sequences
 from tests.zoo.speakers import demo
 
@@ -16,7 +16,9 @@ MARGIN = 0.03
 
 
 @torch.inference_mode()
-def margins(pairs: Pairs, model: Transformer | None = None) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+def margins(
+    pairs: TaskPairs, model: Transformer | None = None
+) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
     """logit(answer) - logit(wrong) after the clean and the corrupted prompts."""
     model, rows = model or load("demo-4l")[0], torch.arange(len(pairs))
     logits = [

@@ -20,7 +20,7 @@ _OWNERS = {
 
 
 def get_act_name(name: str, layer: int | str | None = None, layer_type: str | None = None) -> str:
-    """The hook name behind a shorthand; full names stay as they are, unknown words become `hook_<word>`.
+    """The hook name that a shorthand stands for; full names stay as they are, unknown words become `hook_<word>`.
 
     Layer and part may stand in the name itself: the first digits are the layer, what follows is the part.
 

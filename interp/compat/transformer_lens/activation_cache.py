@@ -227,7 +227,7 @@ class ActivationCache(CachedActivations):
         """The components as the norm before `layer` (-1, None: the unembedding) reads them: linear, cached scale.
 
         Centred for LN, never for RMS, and divided by the scale of the whole stream, so that parts still sum; without
-        gamma and beta, which folding puts into the weights behind. `pos_slice` is applied to the scale only,
+        gamma and beta, which folding puts into the weights after it. `pos_slice` is applied to the scale only,
         `batch_slice` to both. With `recompute_ln` the final norm (with gamma and beta) is applied to every component
         with its own statistics instead. A model without such norms returns the stack as it is.
         """

@@ -28,7 +28,7 @@ def fold_layer_norm(
     """Every norm's gamma (and beta) in the weights that read it; the norms are left with gamma 1 and beta 0.
 
     W' = diag(gamma) W, b' = b + beta W, and with `center_weights` each column of W' minus its mean over d_model, which
-    LayerNorm's own centring makes idle. For RMSNorm both options are to be False; W_U behind a final RMSNorm
+    LayerNorm's own centring makes idle. For RMSNorm both options are to be False; W_U after a final RMSNorm
     (`final_rms`) is not centred in any case.
     """
     state = dict(state_dict)

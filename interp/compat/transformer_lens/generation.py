@@ -182,7 +182,7 @@ class Generation(nn.Module):
         ends: tuple[list[int], int],
         choosing: Choosing,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each new column of tokens, and the logits behind it. room: new tokens a cache must hold; None: no cache."""
+        """Each new column of tokens, and the logits after it. room: new tokens a cache must hold; None: no cache."""
         stops, filler = torch.tensor(ends[0], device=start.device), ends[1]
         ended = torch.zeros(len(start), dtype=torch.bool, device=start.device)
         feed = _Feed(self, start, mask, room)

@@ -86,7 +86,7 @@ class HookTap(Tap):
 
     @property
     def watches_logits(self) -> bool:
-        """Whether anybody listens behind the last block."""
+        """Whether anybody listens after the last block."""
         sites = [*self._hooked.get(None, ()), *(read.site for read in self.reads)]
         return any(site.startswith(("ln_final", "unembed")) for site in sites)
 

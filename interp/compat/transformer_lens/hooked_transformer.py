@@ -47,7 +47,7 @@ ON_DEMAND = {
 class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation, ProcessedWeights, Passes):
     """A transformer with a hook point at every interesting activation, as in TransformerLens 3.
 
-    `engine.native` is the native model behind it, on the same memory. It runs every pass unless a part was replaced, a
+    `engine.native` is the native model of it, on the same memory. It runs every pass unless a part was replaced, a
     part other than a hook point has torch hooks, or only the modules know what the config or the hooks ask for.
     """
 
@@ -123,7 +123,7 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
 
     @property
     def engine(self) -> Engine:  # type: ignore[override]
-        """The native model behind this one."""
+        """The native model of this one."""
         engine = self.__dict__["_engine"]
         assert isinstance(engine, Engine)
         return engine

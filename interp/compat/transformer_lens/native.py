@@ -1,4 +1,4 @@
-"""The native model behind a `HookedTransformer`: it computes every pass it can, with TransformerLens' hook points.
+"""The native model of a `HookedTransformer`: it computes every pass it can, with TransformerLens' hook points.
 
 TransformerLens differs from us in where some points stand: `hook_normalized` before gamma and beta, the bias of a gated
 MLP after the gate, `unembed.hook_out` before the soft cap. Parts of our own have those sites besides the native ones.
@@ -31,7 +31,7 @@ from interp.model.transformer import Transformer
 
 
 class LensNorm(Normalize):
-    """A norm with the site `hook_divided` before gamma and beta, and one (`after`) behind it."""
+    """A norm with the site `hook_divided` before gamma and beta, and one (`after`) after it."""
 
     def __init__(self, norm: Norm, d_model: int, name: str) -> None:
         super().__init__(norm, d_model, name)

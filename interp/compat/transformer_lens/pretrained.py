@@ -185,9 +185,9 @@ def _dtype(given: str | torch.dtype, fold_ln: bool) -> torch.dtype:
 def _refuse(model_name: str, options: Mapping[str, Any], n_devices: int) -> None:
     if options.get("load_in_8bit") or options.get("load_in_4bit"):
         raise AssertionError("Quantization not supported: load the original checkpoint")
-    for kind, door in (("t5", "interp.HookedEncoderDecoder"), ("bert", "interp.HookedTransformer")):
+    for kind, ours in (("t5", "interp.HookedEncoderDecoder"), ("bert", "interp.HookedTransformer")):
         if model_name.lower().startswith(kind) and not Path(model_name).exists():
-            raise RuntimeError(f"{model_name} is no decoder: use {door}.from_pretrained({model_name!r})")
+            raise RuntimeError(f"{model_name} is no decoder: use {ours}.from_pretrained({model_name!r})")
     if n_devices > 1:
         raise ValueError(
             f"n_devices must be 1, got {n_devices}; interp.HookedTransformer.from_pretrained(..., devices=[...]) "

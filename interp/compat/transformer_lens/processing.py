@@ -3,7 +3,7 @@
 Every step is a function of a state dict in TransformerLens' layout and of its config (anything with the attributes of
 a HookedTransformerConfig). It returns a new dict and writes to no tensor it was given; numbers are those of
 TransformerLens 3.9, except that float64 stays float64, that experts are centred along d_model, and that W_U is not
-centred behind a final RMSNorm. The steps alone do
+centred after a final RMSNorm. The steps alone do
 what they are told; `process_weights` and `processed` leave out what would change the model's probabilities, and say so.
 """
 
