@@ -292,7 +292,7 @@ BREAKS = (
         "order = (-table.score_logits.abs()).argsort(",
         "order = (-table.score_logits).argsort(",
         "edges are listed by their sign, not by their size",
-        "pages/test_twin.py",
+        "pages/test_corrupted.py",
     ),
     Break(
         "plot/attribution.py",
