@@ -289,8 +289,8 @@ BREAKS = (
     ),
     Break(
         "pages/tables.py",
-        "order = (-table.score_logits.abs()).argsort(",
-        "order = (-table.score_logits).argsort(",
+        "order = (-table.value.abs()).argsort(",
+        "order = (-table.value).argsort(",
         "edges are listed by their sign, not by their size",
         "pages/test_corrupted.py",
     ),
