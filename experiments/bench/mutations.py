@@ -289,10 +289,10 @@ BREAKS = (
     ),
     Break(
         "pages/tables.py",
-        "order = (-table.score_logits.abs()).argsort(",
-        "order = (-table.score_logits).argsort(",
+        "order = (-table.value.abs()).argsort(",
+        "order = (-table.value).argsort(",
         "edges are listed by their sign, not by their size",
-        "pages/test_twin.py",
+        "pages/test_corrupted.py",
     ),
     Break(
         "plot/attribution.py",

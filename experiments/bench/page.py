@@ -27,7 +27,7 @@ import interp
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.pages import About, Question, ablated, report_of, write_report
 from interp.pages import report as gathering
-from interp.pages.twin import Pair
+from interp.pages.corrupted import Pair
 
 COLUMNS, CHANGED = 64, 5
 CLAIM_TIME, CLAIM_MB, CLAIM_PAINT = 1.5, 3.0, 1.0
@@ -41,20 +41,20 @@ PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime / 1
 READY = "performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd / 1000"
 
 
-def main(pair: bool = True, visits: int = 5, keep: Path | None = None) -> None:
+def main(corrupted: bool = True, visits: int = 5, keep: Path | None = None) -> None:
     """Measure the claims.
 
     Args:
-        pair: with patching, ablation by the corrupted prompt and edges, some minutes of analyses; without, the rest.
+        corrupted: with a corrupted prompt, so with patching, resampling and edges, some minutes of analyses.
         visits: how often the browser opens the page.
         keep: folder to leave the report in.
     """
     torch.set_num_threads(1)
     model = speaking(gpt2_small().ours)
     words = [f" w{7 * i:05d}" for i in range(COLUMNS)]
-    corrupt = "".join([*words[:CHANGED], " w40000", *words[CHANGED + 1 :]]) if pair else None
+    corrupt = "".join([*words[:CHANGED], " w40000", *words[CHANGED + 1 :]]) if corrupted else None
     question = Question("".join(words), " w00021", " w00028", corrupt)
-    what = f"{COLUMNS} tokens, {'with a corrupted prompt' if pair else 'no corrupted prompt'}"
+    what = f"{COLUMNS} tokens, {'with a corrupted prompt' if corrupted else 'no corrupted prompt'}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) if keep is None else keep
         folder.mkdir(exist_ok=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import xarray as xr
 
-from interp.core import viewer
+from interp.core import results, viewer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,9 +18,6 @@ ANALYSIS = "interp_analysis"
 """The attribute of a result that names what gave it."""
 FACTS = ("metric", "unit", "n", "rows", "prompts", "interval", "null")
 """Attributes that say how to read the numbers, in the order in which they are told."""
-
-ENDS = ("_low", "_high", "_null", "_null_sd")
-"""Endings of the variables that belong to another: its interval and its chance level."""
 
 
 @xr.register_dataset_accessor("view")  # type: ignore[no-untyped-call]
@@ -62,14 +59,14 @@ class Result:
         return viewer.drawn(self._dataset, *args, **options)
 
     def frame(self) -> "pd.DataFrame":
-        """The tidy table: one row per cell, its coordinates as columns."""
-        return self._dataset.to_dataframe().reset_index()
+        """The tidy table, `interp.frame`: one row per cell, its coordinates as columns."""
+        return results.frame(self._dataset)
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{dim} {size}" for dim, size in self._dataset.sizes.items())
         lines = [f"{self.analysis} [{sizes}]", *(f"  {name}: {text}" for name, text in self.facts.items())]
         names = [str(name) for name in self._dataset.data_vars]
-        own = [name for name in names if not name.endswith(ENDS)]
+        own = [name for name in names if name == "value" or name not in results.ESTIMATE]
         lines.append(f"  values: {', '.join(own)}")
         return viewer.fitted(lines)
 

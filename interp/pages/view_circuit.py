@@ -15,7 +15,7 @@ STEPS = (10, 25, 50, 100)
 """How many edges a page can show; the first is where it opens."""
 PORTS = {"q": -11.0, "k": 0.0, "v": 11.0}
 """Where queries, keys and values enter a head, in pixels from its middle."""
-COLUMN, ROW, MARGIN = 54.0, 60.0, 30.0
+COLUMN, ROW, MARGIN = 60.0, 60.0, 30.0
 """Distance of nodes across and of rows, and the room at the sides, in pixels."""
 HALF = 10.0
 """Half the height of a node, in pixels."""

@@ -206,7 +206,7 @@ def test_rows_of_the_drawing_go_up_layer_by_layer_heads_before_their_mlp() -> No
     assert heights == sorted(heights, reverse=True) and len(set(heights)) == len(order)
     assert len({nodes[f"L1H{head}"].y for head in range(4)}) == 1
     across = [nodes[f"L1H{head}"].x for head in range(4)]
-    assert np.diff(across).min() >= 44
+    assert np.diff(across).min() >= 52
 
 
 def test_the_circuit_of_the_page_lists_the_edges_it_draws_and_counts_all(planted: Report) -> None:

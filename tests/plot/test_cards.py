@@ -13,6 +13,8 @@ import xarray as xr
 from matplotlib import image
 
 import interp
+from interp.causal import EdgeGraph
+from interp.circuits import Circuit
 from interp.core import accessor
 from interp.lenses import LogitLens
 from interp.plot import cards, choice
@@ -178,11 +180,14 @@ def test_the_plot_of_a_product_is_its_spectrum() -> None:
 
 
 def test_the_checks_of_a_circuit_are_its_bars(model: interp.HookedTransformer) -> None:
-    task = interp.Interchange.of(model, *PAIR, metric=interp.logit_difference(3, 4))
-    circuit = interp.Circuit(task.graph, {"input->m0": 1.0, "m0->logits": 1.0})
-    found = interp.evaluate_circuit(task, circuit, subsets=2, draws=1, resamples=10)
+    circuit = Circuit(EdgeGraph.of(model.cfg), {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
+    metric = interp.logit_difference(3, 4)
+    found = interp.evaluate_circuit(model, *PAIR, circuit, metric=metric, subsets=2, draws=1, resamples=10)
     bars = [bar.get_height() for bar in found.view.plot().patches]
-    np.testing.assert_allclose(bars, [*found.faithfulness, *found.minimality])
+    kinds = [kind for kind in found.circuit.values if kind in ("found", "random", "degree-matched")]
+    whole = found.value.sel(score="faithfulness", circuit=kinds)
+    nodes = found.value.sel(score="minimality", circuit=[f"without {node}" for node in found.part.values])
+    np.testing.assert_allclose(bars, [*whole, *nodes])
 
 
 def test_models_caches_and_runs_are_cards_of_text(model: interp.HookedTransformer) -> None:

@@ -1,5 +1,7 @@
 """The drawn circuit has its nodes and edges, wide and coloured by their scores; the curve is the result's."""
 
+from dataclasses import replace
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -7,9 +9,10 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
-from interp.causal.graph import EdgeGraph
-from interp.circuits.edge_circuit import Circuit, CircuitProtocol
-from interp.plot.circuit import LOWERS, RAISES, THICK, THIN, circuit, faithfulness_curve
+from interp.causal import EdgeGraph
+from interp.causal.contrast import Direction
+from interp.circuits import Circuit, CircuitProtocol
+from interp.plot.circuit import LOWERS, RAISES, THICK, THIN, circuit, circuit_curve
 from tests.configs import CONFIGS
 
 HOW = CircuitProtocol("logit difference", "logits", "eap", "top_n", "resample", 8)
@@ -35,8 +38,8 @@ def drawn(scores: dict[str, float], config: str = "gpt2") -> Axes:
 def test_every_node_is_named_and_rows_follow_the_pass() -> None:
     ax = drawn(SCORES)
     height = {text.get_text(): text.get_position()[1] for text in ax.texts if len(text.get_text()) > 1}
-    assert set(height) == {"L0.resid", "0.1", "MLP 0", "1.2", "logits"}
-    assert sorted(height, key=lambda name: height[name]) == ["L0.resid", "0.1", "MLP 0", "1.2", "logits"]
+    assert set(height) == {"L0.resid", "L0H1", "L0.mlp", "L1H2", "logits"}
+    assert sorted(height, key=lambda name: height[name]) == ["L0.resid", "L0H1", "L0.mlp", "L1H2", "logits"]
     assert [text.get_text() for text in ax.texts if len(text.get_text()) == 1] == list("qkv") * 2
     assert "small, nothing: 5 of" in ax.get_title() and "%" in ax.get_title()
 
@@ -52,7 +55,7 @@ def test_every_edge_is_an_arrow_as_wide_as_its_score_and_coloured_by_its_sign() 
 
 def test_heads_are_entered_by_their_queries_keys_and_values() -> None:
     ends = {
-        part: arrows(drawn({f"L0.resid->L0H1<{part}>": 1.0, "L0H1->logits": 1.0}))[0]._posA_posB[1]  # type: ignore[attr-defined]
+        part: arrows(drawn({f"L0.resid->L0H1.{part}": 1.0, "L0H1->logits": 1.0}))[0]._posA_posB[1]  # type: ignore[attr-defined]
         for part in "qkv"
     }
     assert ends["q"][0] < ends["k"][0] < ends["v"][0]
@@ -64,25 +67,29 @@ def test_heads_are_entered_by_their_queries_keys_and_values() -> None:
 def test_shared_keys_enter_each_head_that_is_there() -> None:
     scores = {"L0.resid->L1G1.k": 1.0, "L1H2->logits": 1.0, "L1H3->logits": 1.0}
     assert len(arrows(drawn(scores, "llama-gqa"))) == 4
-    assert len(arrows(drawn({k: v for k, v in scores.items() if "h2" not in k}, "llama-gqa"))) == 2
+    assert len(arrows(drawn({k: v for k, v in scores.items() if "H2" not in k}, "llama-gqa"))) == 2
 
 
 def test_no_two_names_overlap() -> None:
     ax = drawn(
-        {f"L0.resid->a0.h{h}<q>": 1.0 for h in range(4)}
-        | {f"a0.h{h}->L0.mlp": 1.0 for h in range(4)}
+        {f"L0.resid->L0H{h}.q": 1.0 for h in range(4)}
+        | {f"L0H{h}->L0.mlp": 1.0 for h in range(4)}
         | {"L0.mlp->logits": 1.0}
     )
     boxes = [t.get_window_extent() for t in ax.texts if len(t.get_text()) > 1]
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
-def test_the_legend_says_what_colours_mean_and_nothing_global_changes() -> None:
+@pytest.mark.parametrize(("direction", "done"), [("denoise", "its clean value"), ("noise", "corrupting it")])
+def test_the_legend_says_what_colours_mean_and_nothing_global_changes(
+    direction: Direction, done: str
+) -> None:
     before = dict(mpl.rcParams)
-    legend = drawn(SCORES).get_legend()
+    how = replace(HOW, direction=direction)
+    legend = circuit(Circuit(EdgeGraph.of(CONFIGS["gpt2"]), SCORES, protocol=how)).get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == [
-        "corrupting it lowers the logit difference", "corrupting it raises the logit difference",
+        f"{done} lowers the logit difference", f"{done} raises the logit difference",
     ]  # fmt: skip
     assert legend.get_title().get_text() == "widest: 2 logits"
     assert dict(mpl.rcParams) == before
@@ -94,26 +101,25 @@ def test_no_circuit_is_refused() -> None:
 
 
 def curve() -> xr.Dataset:
-    kinds, fractions = ["found", "random"], [0.01, 0.1, 1.0]
-    middle = np.array([[0.2, 0.9, 1.0], [0.0, 0.1, 1.0]])
-    dims = ("kind", "fraction")
+    circuits, fractions = ["found", "random"], [0.01, 0.1, 1.0]
+    curves = np.array([[0.2, 0.9, 1.0], [0.0, 0.1, 1.0]])
+    areas = [np.broadcast_to(np.array(each)[:, None], curves.shape) for each in ([0.9, 0.3], [0.1, 0.7])]
+    value = np.stack([curves, *areas], -1)
+    dims = ("circuit", "fraction", "score")
     return xr.Dataset(
-        {
-            "faithfulness": (dims, middle), "faithfulness_low": (dims, middle - 0.1),
-            "faithfulness_high": (dims, middle + 0.2), "cpr": ("kind", [0.9, 0.3]), "cmd": ("kind", [0.1, 0.7]),
-        },
-        coords={"kind": kinds, "fraction": fractions},
+        {"value": (dims, value), "low": (dims, value - 0.1), "high": (dims, value + 0.2)},
+        coords={"circuit": circuits, "fraction": fractions, "score": ["faithfulness", "cpr", "cmd"]},
         attrs={"replacement": "resample", "metric": "logit difference"},
-    )  # fmt: skip
+    )
 
 
 def test_curves_and_bands_are_those_of_the_result() -> None:
     result = curve()
-    ax = faithfulness_curve(result, label="EAP", kinds=["found", "random"])
-    assert faithfulness_curve(result, label="EAP-IG", kinds=["found"], ax=ax) is ax
+    ax = circuit_curve(result, label="EAP", circuits=["found", "random"])
+    assert circuit_curve(result, label="EAP-IG", circuits=["found"], ax=ax) is ax
     lines = [line for line in ax.lines if len(line.get_xdata()) == 3]
     assert len(lines) == 3 and len(ax.collections) == 3
-    np.testing.assert_allclose(lines[1].get_ydata(), result.faithfulness[1])
+    np.testing.assert_allclose(lines[1].get_ydata(), result.value.sel(circuit="random", score="faithfulness"))
     ys = ax.collections[0].get_paths()[0].vertices[:, 1]
     assert ys.min() == pytest.approx(0.1) and ys.max() == pytest.approx(1.2)
     legend = ax.get_legend()

@@ -47,7 +47,7 @@ PLOTS: dict[str, Callable[[dict[str, xr.Dataset], Axes | None], Axes]] = {
     "rank_collapse": lambda r, ax: depth.rank_collapse(r["collapse"], ax=ax),
     "consensus": lambda r, ax: depth.consensus(r["consensus"], label="x", ax=ax),
     "attention_entropy": lambda r, ax: attention_rows.attention_entropy(r["entropy"], ax=ax),
-    "dispersion": lambda r, ax: attention_rows.dispersion(r["dispersion"], heads=[(1, 2)], ax=ax),
+    "dispersion": lambda r, ax: attention_rows.dispersion(r["dispersion"], heads=["L1H2"], ax=ax),
     "singular_values": lambda r, ax: singular_values(r["spectra"], "OV", ax=ax),
     "spectra_map": lambda r, ax: spectra_map(r["spectra"], ax=ax),
     "spectra_heads": lambda r, ax: spectra_map(r["spectra"], "top_share", kind="QK", ax=ax),
@@ -80,8 +80,8 @@ def test_curves_are_the_numbers_of_the_results(results: dict[str, xr.Dataset]) -
         drawn = lines(depth.consensus(results["consensus"], score, label="x"))
         np.testing.assert_array_equal(drawn["x"], results["consensus"].value.sel(score=score))
     found = lines(PLOTS["dispersion"](results, None))
-    wanted = results["dispersion"].max_weight.sel(layer=1, head=2)
-    np.testing.assert_array_equal(found["1.2"], wanted)
+    wanted = results["dispersion"].value.sel(layer=1, head=2, score="max_weight")
+    np.testing.assert_array_equal(found["L1H2"], wanted)
     np.testing.assert_allclose(found["even attention"], 1 / np.arange(1, 10))
     assert len(found) == 2 + 7  # even attention, one named head, all others in grey
 
@@ -110,15 +110,17 @@ def test_maps_hold_every_matrix_in_its_place(results: dict[str, xr.Dataset]) -> 
     expected = float(results["spectra"].stable_rank.sel(matrix="blocks.1.attn.QK.3"))
     assert float(np.asarray(heads.get_array())[1, 3]) == expected
     (entropy,) = PLOTS["attention_entropy"](results, None).images
-    np.testing.assert_array_equal(np.asarray(entropy.get_array()), results["entropy"].relative)
+    np.testing.assert_array_equal(
+        np.asarray(entropy.get_array()), results["entropy"].value.sel(score="relative")
+    )
 
 
 def test_two_results_share_axes_with_one_line_for_even_attention(results: dict[str, xr.Dataset]) -> None:
-    ax = attention_rows.dispersion(results["dispersion"], "entropy", heads=[(0, 1)])
+    ax = attention_rows.dispersion(results["dispersion"], "entropy", heads=["L0H1"])
     some = results["dispersion"].sel(layer=[0], head=[1])
-    attention_rows.dispersion(some, "entropy", heads=[(0, 1)], label=", log n", ax=ax)
+    attention_rows.dispersion(some, "entropy", heads=["L0H1"], label=", log n", ax=ax)
     labels = [str(line.get_label()) for line in ax.lines]
-    assert labels.count("even attention") == 1 and "0.1, log n" in labels
+    assert labels.count("even attention") == 1 and "L0H1, log n" in labels
 
 
 def test_what_a_result_does_not_hold_is_refused_by_name(results: dict[str, xr.Dataset]) -> None:
@@ -126,10 +128,10 @@ def test_what_a_result_does_not_hold_is_refused_by_name(results: dict[str, xr.Da
         depth.consensus(results["consensus"], "min_cosin")
     with pytest.raises(KeyError, match="no score 'label'"):
         attention_rows.attention_entropy(results["entropy"], "label")
-    with pytest.raises(KeyError, match="no value 'upper'"):
+    with pytest.raises(KeyError, match="no score 'upper'"):
         attention_rows.dispersion(results["dispersion"], "upper")
-    with pytest.raises(KeyError, match=r"no head \(2, 0\) in this result"):
-        attention_rows.dispersion(results["dispersion"], heads=[(2, 0)])
+    with pytest.raises(KeyError, match=r"no head L2H0 in this result; it has L0H0, "):
+        attention_rows.dispersion(results["dispersion"], heads=["L2H0"])
     with pytest.raises(KeyError, match="no matrix of kind 'W_ou' in this result; nearest: "):
         singular_values(results["spectra"], "W_ou")
     with pytest.raises(KeyError, match="not by head"):

@@ -20,9 +20,11 @@ def test_what_can_be_negative_is_drawn_around_its_chance(table: xr.Dataset) -> N
     for score, note in (("copying", " (neutral: chance)"), ("copying_weights", "")):
         image = plot.heads(table, score).images[0]
         low, high = image.get_clim()
-        chance = float(table[f"{score}_null"])
+        cells = table.sel(score=score)
+        chance = float(cells.null.mean())
+        assert (cells.null == chance).all()
         assert (low + high) / 2 == pytest.approx(chance)
-        assert high - chance == pytest.approx(float(np.abs(table[score] - chance).max()))
+        assert high - chance == pytest.approx(float(np.abs(cells.value - chance).max()))
         assert image.colorbar is not None and image.colorbar.ax.get_ylabel() == f"copying score{note}"
 
 

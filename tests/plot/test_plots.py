@@ -90,8 +90,10 @@ def test_the_colour_bar_names_the_number_and_its_unit(
 def test_heads_are_annotated_with_their_scores(model: interp.HookedTransformer) -> None:
     result = interp.heads(model)
     ax = plot.heads(result, "previous_token")
-    np.testing.assert_array_equal(np.asarray(ax.images[0].get_array()), result.previous_token)
-    assert texts(ax) == [f"{v:.2f}" for v in result.previous_token.values.ravel()]
+    np.testing.assert_array_equal(
+        np.asarray(ax.images[0].get_array()), result.value.sel(score="previous_token")
+    )
+    assert texts(ax) == [f"{v:.2f}" for v in result.value.sel(score="previous_token").values.ravel()]
     assert ax.images[0].get_clim() == (0, 1)
 
 

@@ -27,7 +27,7 @@ def test_cells_are_scores_relative_to_the_largest_of_their_row(
     _, ax = plt.subplots()
     assert plot.token_attribution(results, prompt=prompt, ax=ax) is ax
     shown, n = np.asarray(ax.images[0].get_array()), (5, 3)[prompt]
-    scores = np.stack([result.score.values[prompt, :n] for result in results.values()])
+    scores = np.stack([result.value.values[prompt, :n] for result in results.values()])
     np.testing.assert_allclose(shown, scores / np.abs(scores).max(1, keepdims=True))
     assert [text.get_text() for text in ax.texts] == [f"{score:.2f}" for score in scores.flatten()]
     assert ax.images[0].get_clim() == (-1, 1)
@@ -38,7 +38,7 @@ def test_rows_are_methods_and_columns_the_tokens_without_padding(results: dict[s
     assert [label.get_text() for label in ax.get_yticklabels()] == ["alti", "gradient_x_input"]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["<9>", "<2>", "<6>"]
     assert ax.get_xlabel() and ax.get_ylabel() and ax.get_title()
-    assert ax.images[0].colorbar.ax.get_ylabel() == "score / largest of its row"
+    assert ax.images[0].colorbar.ax.get_ylabel() == "value / largest of its row"
 
 
 def test_a_row_of_zeros_stays_blank_and_nothing_global_changes(results: dict[str, xr.Dataset]) -> None:

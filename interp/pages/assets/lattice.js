@@ -21,7 +21,7 @@ const drawLattice = (lattice) => {
   one(".unlatticed").remove();
   one(".latticed").hidden = false;
   const field = one("#field");
-  const [high, left, top] = [layers > 6 ? 54 : 66, 58, 18];
+  const [high, left, top] = [layers > 6 ? 60 : 74, 58, 18];
   const wide = Math.max(52, Math.min(84, Math.floor((field.parentElement.clientWidth - left - 14) / n)));
   const x = (pos) => left + (pos + 0.5) * wide;
   const y = (depth) => top + (layers - depth) * high;
@@ -141,7 +141,7 @@ const drawLattice = (lattice) => {
   // A name only where no stronger line has its own: on hover every line says what it is.
   let placed = [];
   const free = (at, up) => {
-    const clear = placed.every(([a, b]) => Math.abs(a - at) > 38 || Math.abs(b - up) > 9);
+    const clear = placed.every(([a, b]) => Math.abs(a - at) > 38 || Math.abs(b - up) > 11);
     if (clear) placed.push([at, up]);
     return clear;
   };
@@ -152,8 +152,9 @@ const drawLattice = (lattice) => {
     wire.moves = group;
     svg("path", { d: path(points), class: "grip" }, wire);
     svg("path", { d: path(points), "stroke-width": width(group.reduce((sum, move) => sum + move.share, 0)) }, wire);
-    const [at, up] = onLine(points, 0.5);
-    if (free(at, up)) {
+    const spot = [0.5, 0.65, 0.35, 0.8, 0.2].map((t) => onLine(points, t)).find(([at, up]) => free(at, up));
+    if (spot) {
+      const [at, up] = spot;
       const more = group.length > 1 ? ` +${group.length - 1}` : "";
       svg("text", { x: at.toFixed(1), y: (up - 3).toFixed(1) }, wire).textContent = `${headName(layer, group[0].head)}${more}`;
     }
@@ -166,6 +167,7 @@ const drawLattice = (lattice) => {
     svg("path", { d, class: "grip" }, wire);
     svg("path", { d, "stroke-width": width(share(kind, layer, pos)) }, wire);
     if (kind === "mlp") {
+      placed.push([x(pos) + 21, box(layer) + 3]);
       svg("rect", { x: x(pos) + 5, y: box(layer) - 6, width: 32, height: 12, rx: 2 }, wire);
       svg("text", { x: x(pos) + 21, y: box(layer) + 3 }, wire).textContent = `L${layer}.mlp`;
     }
