@@ -333,14 +333,13 @@ def _known_keywords(
 
 
 def _resolved(hint: object, space: dict[str, object], source: object) -> object:
-    """An annotation of our own source as the thing it names. NameError for a name that nobody has."""
-    if not isinstance(hint, str):
-        return hint
+    """An annotation with the things that its texts name. NameError for a name that nobody has."""
+    held = types.SimpleNamespace(__annotations__={"it": hint})
     try:
-        return eval(hint, space)
+        return typing.get_type_hints(held, space, include_extras=True)["it"]
     except NameError:
         space.update(_for_type_checkers(inspect.getmodule(source)))
-        return eval(hint, space)
+        return typing.get_type_hints(held, space, include_extras=True)["it"]
 
 
 @functools.cache
