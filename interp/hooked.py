@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from interp import families, zoo
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
+from interp.core.kinds import Device
 from interp.core.shapes import nearest
 from interp.core.viewer import Shown, fitted
 from interp.data.batch import Batch, Side
@@ -81,7 +82,7 @@ class HookedTransformer(Shown):
         tokenizer: Tokenizer | TransformersTokenizer | None = None,
         revision: str | None = None,
         dtype: torch.dtype | None = None,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         devices: Sequence[torch.device | str] | None = None,
     ) -> "HookedTransformer":
         """The model of a demo name (`interp.DEMOS`), local folder, safetensors file, hub name or live HF model.
@@ -246,7 +247,7 @@ class HookedTransformer(Shown):
         *,
         stop_at_layer: int | None = None,
         pos_slice: slice | int | None = None,
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         prepend_bos: bool = True,
         padding_side: Side = "right",
     ) -> tuple[Tensor, ActivationCache]:

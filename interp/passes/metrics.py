@@ -160,7 +160,17 @@ def of_logits(
     everywhere: bool = False,
 ) -> Metric:
     """A metric from a function of the logits, at the last token `[r, 1, v]` or at every position `[r, p, v]`."""
-    return Metric(name, unit, lambda outcome: function(outcome.logits()), everywhere=everywhere)
+
+    def value(outcome: Outcome) -> Float[Tensor, "r"]:
+        logits = outcome.logits()
+        try:
+            return function(logits)
+        except Exception as cause:
+            raise ValueError(
+                f"the metric {name!r} fails on logits of shape {shape_text(logits.shape)}: {cause}"
+            ) from cause
+
+    return Metric(name, unit, value, everywhere=everywhere)
 
 
 def _no_logit_function(given: object) -> str | None:

@@ -11,6 +11,7 @@ import pkgutil
 import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -193,7 +194,7 @@ WORDS: Mapping[str, Made] = {
     "load": lambda: {"step10": model()}.__getitem__, "revisions": lambda: ["step10"], "eta": lambda: 0.1,
     "path": graph_file, "folder": lambda: "out", "vectors": lambda: numbers(2, model().cfg.d_model),
     "name": lambda: "demo-attn-2l", "config": lambda: CONFIGS["gpt2"], "edits": lambda: (), "metric": lambda: None,
-    "tokens": lambda: [5, 6], "change": Zero, "values": lambda: 0.5, "text": lambda: TEXT,
+    "tokens": lambda: [5, 6], "prompts": lambda: TOKENS, "change": Zero, "values": lambda: 0.5, "text": lambda: TEXT,
 }  # fmt: skip
 """What a required argument of this name is, where a line says nothing else."""
 
@@ -229,6 +230,13 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "TunedLens": {"sites": lambda: ("blocks.0.hook_resid_pre",), "weight": lambda: numbers(1, 24, 24),
                   "bias": lambda: numbers(1, 24), "sample": lambda: numbers(4)},
     "WeightEdit": {"name": lambda: "blocks.0.mlp.W_out", "change": lambda: numbers(40, 24)},
+    # methods
+    "HookedTransformer.from_pretrained": {"source": folder},
+    "HookedTransformer.to_single_token": {"text": lambda: "a"},
+    "HookedTransformer.to_str_tokens": {"prompt": lambda: TEXT},
+    "HookedTransformer.to_texts": {"batch": lambda: model().text.batch(TOKENS)},
+    "HookedTransformer.generate": {"max_new_tokens": lambda: 1},
+    "HookedTransformer.stream": {"prompt": lambda: TEXT, "max_new_tokens": lambda: 1},
     # functions
     "ablate": METRIC,
     "agreement": {"estimate": lambda: numbers(6), "exact": lambda: numbers(6)},
@@ -352,6 +360,20 @@ ELSEWHERE = ("cli", "compat.install", "compat.uninstall", "plot", "pages", "serv
 """What is not called here: pictures and pages of results, and what takes no argument."""
 
 
+METHODS = (
+    "from_pretrained", "edited", "to_tokens", "to_batch", "to_string", "to_str_tokens", "to_single_token",
+    "run_with_cache", "run_with_hooks", "hooks", "generate", "stream", "to_texts",
+)  # fmt: skip
+"""What is called on a model first."""
+
+
+def public_methods() -> Iterator[tuple[str, Callable[..., object]]]:
+    """The methods of a model that a user calls first."""
+    for name in METHODS:
+        yield f"HookedTransformer.{name}", getattr(model(), name)
+    yield "Transformer.edited", model().transformer.edited
+
+
 def public_names() -> Iterator[tuple[str, Callable[..., object]]]:
     """Every public function, question and looked-at class by its shortest name."""
     seen: set[int] = set()
@@ -393,6 +415,9 @@ def called(name: str, function: Callable[..., object], given: Mapping[str, objec
         several = rest.pop(parameters[places[0]].name)
         first += several if isinstance(several, tuple) else (several,)
     found = function(*first, **rest)
+    if isinstance(found, AbstractContextManager):
+        with found:
+            pass
     if isinstance(found, Question):
         found.asked(as_model(plain() if name.startswith(("circuits", "residual")) else model()))
     return found
