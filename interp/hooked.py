@@ -201,6 +201,8 @@ class HookedTransformer(Shown):
     def to_string(self, tokens: Int[Tensor, "p"] | Sequence[int] | int) -> str:
         """The text of a row of ids."""
         ids = [tokens] if isinstance(tokens, int) else [int(t) for t in tokens]
+        if bad := [i for i in ids if not 0 <= i < self.cfg.d_vocab]:
+            raise ValueError(f"tokens must be in [0, {self.cfg.d_vocab - 1}], got {bad[0]}")
         return self.text.tokenizer.decode(ids)
 
     @public()
@@ -257,6 +259,10 @@ class HookedTransformer(Shown):
         predicate. With `stop_at_layer` the output is the residual stream entering that block. `pos_slice` keeps some
         positions of every axis that counts queries. No gradients are kept.
         """
+        if stop_at_layer is not None and not 0 <= stop_at_layer <= self.cfg.n_layers:
+            raise ValueError(
+                f"stop_at_layer must be in [0, {self.cfg.n_layers}] or None, got {stop_at_layer}"
+            )
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
         wanted = matching(names, self.cfg, stop_at_layer)
         reads = [Read(name, position_filter(name, self.cfg, pos_slice)) for name in wanted]

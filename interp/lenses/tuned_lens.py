@@ -159,7 +159,7 @@ def train_tuned_lens(
     subject = as_model(model, edits)
     found = TunedLens.untrained(subject, sites=sites)
     parameters = [found.weight.requires_grad_(), found.bias.requires_grad_()]
-    optimise = (optimiser or _adam)(parameters)
+    optimise = _adam(parameters) if optimiser is None else optimiser(parameters)
     if not isinstance(optimise, torch.optim.Optimizer):
         raise ValueError(
             f"optimiser must make a torch.optim.Optimizer of the parameters, it made {shown(optimise)}"

@@ -68,10 +68,11 @@ WRONG: Mapping[str, Callable[[], object]] = {
 """What is put in the place of every argument, one at a time."""
 
 OTHER_WORDS = {
-    **dict.fromkeys(("data", "clean", "corrupt", "batch", "text", "reference", "prompts"), "prompt|row|token|batch"),
-    **dict.fromkeys(("answer", "wrong", "sources"), "token"),
+    **dict.fromkeys(("data", "clean", "corrupt", "batch", "text", "prompts"), "prompt|row|token|batch|examples"),
+    **dict.fromkeys(("answer", "wrong", "sources"), "token|answers"),
     **dict.fromkeys(("estimate", "exact"), "effects"),
     **dict.fromkeys(("heads", "where"), "a part is required"),
+    "reference": "prompt|row|mean prediction",
     "second": "conditions", "parts": "a neuron", "replacement": "a baseline", "held": "an edit as JSON",
     "values": "model_type", "d_model": "d_mlp", "scores": "sender", "labels": "classes", "queries": "query",
     "at": "has the dims", "matrices": "at least one matrix", "planted": "an edge", "shard_entries": "per shard",
@@ -99,7 +100,7 @@ def raw(error: Exception, argument: str, value: object) -> str | None:
     """
     frames = traceback.extract_tb(error.__traceback__)
     last = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)][-1]
-    if callable(value) and f"{argument}(" in (last.line or ""):
+    if callable(value) and {f"{argument}(", "accept("} & {*re.findall(r"\w+\(", last.line or "")}:
         return None
     if last is not frames[-1] or not _raises(last.filename, last.lineno or 0):
         return "raised from inside"
@@ -109,6 +110,8 @@ def raw(error: Exception, argument: str, value: object) -> str | None:
     words = [argument, argument.rstrip("s"), type(value).__name__, getattr(value, "__name__", argument)]
     told = [rf"(?i)\b{re.escape(word)}" for word in words]
     told.append(rf"(?<![\w.]){re.escape(repr(value).strip().partition(chr(10))[0][:12])}")
+    if isinstance(value, str):
+        told.append(re.escape(value))
     told.append(OTHER_WORDS.get(argument, "^$"))
     return None if any(re.search(pattern, message) for pattern in told) else "names nothing"
 
