@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from interp import families
 from interp.core.boundary import public
+from interp.core.kinds import Device
 from interp.core.viewer import Shown
 from interp.data.batch import Batch, Side
 from interp.data.text import Prompts, Text, Tokenizer
@@ -60,7 +61,7 @@ class HookedEncoderDecoder(Shown):
         tokenizer: Tokenizer | TransformersTokenizer | None = None,
         revision: str | None = None,
         dtype: torch.dtype | None = None,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         devices: Sequence[torch.device | str] | None = None,
     ) -> "HookedEncoderDecoder":
         """The model of a local folder, hub name or live Hugging Face model, as in `HookedTransformer`."""

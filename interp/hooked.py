@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from interp import families, zoo
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
+from interp.core.kinds import Device
 from interp.core.shapes import nearest
 from interp.core.viewer import Shown, fitted
 from interp.data.batch import Batch, Side
@@ -81,7 +82,7 @@ class HookedTransformer(Shown):
         tokenizer: Tokenizer | TransformersTokenizer | None = None,
         revision: str | None = None,
         dtype: torch.dtype | None = None,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         devices: Sequence[torch.device | str] | None = None,
     ) -> "HookedTransformer":
         """The model of a demo name (`interp.DEMOS`), local folder, safetensors file, hub name or live HF model.
@@ -200,6 +201,8 @@ class HookedTransformer(Shown):
     def to_string(self, tokens: Int[Tensor, "p"] | Sequence[int] | int) -> str:
         """The text of a row of ids."""
         ids = [tokens] if isinstance(tokens, int) else [int(t) for t in tokens]
+        if bad := [i for i in ids if not 0 <= i < self.cfg.d_vocab]:
+            raise ValueError(f"tokens must be in [0, {self.cfg.d_vocab - 1}], got {bad[0]}")
         return self.text.tokenizer.decode(ids)
 
     @public()
@@ -246,7 +249,7 @@ class HookedTransformer(Shown):
         *,
         stop_at_layer: int | None = None,
         pos_slice: slice | int | None = None,
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         prepend_bos: bool = True,
         padding_side: Side = "right",
     ) -> tuple[Tensor, ActivationCache]:
@@ -256,6 +259,10 @@ class HookedTransformer(Shown):
         predicate. With `stop_at_layer` the output is the residual stream entering that block. `pos_slice` keeps some
         positions of every axis that counts queries. No gradients are kept.
         """
+        if stop_at_layer is not None and not 0 <= stop_at_layer <= self.cfg.n_layers:
+            raise ValueError(
+                f"stop_at_layer must be in [0, {self.cfg.n_layers}] or None, got {stop_at_layer}"
+            )
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
         wanted = matching(names, self.cfg, stop_at_layer)
         reads = [Read(name, position_filter(name, self.cfg, pos_slice)) for name in wanted]

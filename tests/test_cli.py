@@ -7,8 +7,7 @@ import pytest
 from torch import Tensor
 
 from interp import RepeatedTokens, cli
-from interp.cli import main, parsed
-from interp.cli import COMMANDS
+from interp.cli import COMMANDS, main, parsed
 from interp.cli.commands import ANSWER, PROMPT, WRONG, Models, Report, Verify
 from interp.cli.runs import Run
 from interp.model import KVCache

@@ -37,6 +37,7 @@ Layers = Sequence[int | Sequence[int]]
 INTERVENTION = "attention pattern = identity"
 
 
+@public()
 def identity(pattern: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
     """Every query attends to itself alone: 1 at its own column, 0 elsewhere.
 

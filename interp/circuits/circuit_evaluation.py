@@ -30,7 +30,8 @@ from interp.circuits.edge_circuit import Circuit, connected
 from interp.circuits.edge_rankings import resampled
 from interp.circuits.interchange import CircuitPasses, Replacement, masks_of, reference_of
 from interp.core.boundary import public
-from interp.core.results import Score, scored
+from interp.core.kinds import Seed
+from interp.core.results import Score, check_result, scored
 from interp.core.stats import Partial, Rows
 from interp.data.sources import Data
 from interp.data.text import Prompts
@@ -73,7 +74,7 @@ class CircuitCurve(Question):
     """The prompts that means are taken over."""
     resamples: int = RESAMPLES
     """Bootstrap resamples of the prompts."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the random circuits and the resamples."""
 
     def asked(self, model: Subject) -> Analysis:
@@ -100,7 +101,7 @@ def circuit_curve(
     replacement: Replacement = "resample",
     reference: Prompts | None = None,
     resamples: int = RESAMPLES,
-    seed: int = 0,
+    seed: Seed = 0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -159,7 +160,7 @@ class EvaluateCircuit(Question):
     """Random circuits of either kind; 0 = none."""
     resamples: int = RESAMPLES
     """Bootstrap resamples of the prompts."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the subsets, the random circuits and the resamples."""
 
     def asked(self, model: Subject) -> Analysis:
@@ -184,7 +185,7 @@ def evaluate_circuit(
     subsets: int = 20,
     draws: int = 10,
     resamples: int = RESAMPLES,
-    seed: int = 0,
+    seed: Seed = 0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -467,8 +468,9 @@ def _count(name: str, value: int, least: int = 0) -> int:
 
 
 def _check_scores(graph: EdgeGraph, scores: "xr.Dataset", fractions: Sequence[float]) -> None:
+    check_result("scores", scores, ("sender", "receiver", "value"), "edge_attribution or edge_effects")
     if tuple(scores.sender.values) != graph.senders or tuple(scores.receiver.values) != graph.receivers:
         raise ValueError("scores of the model's own graph are required, got other senders or receivers")
-    rising = all(a < b for a, b in itertools.pairwise(fractions))
+    rising = bool(fractions) and all(a < b for a, b in itertools.pairwise(fractions))
     if not rising or not 0 < fractions[0] <= fractions[-1] <= 1:
         raise ValueError(f"fractions that rise within (0, 1] are required, got {tuple(fractions)}")

@@ -12,7 +12,8 @@ from interp.causal.agreement import ranks
 from interp.circuits.discovery import Rank, largest, towards, valued, worth
 from interp.circuits.edge_results import DIMS
 from interp.core.boundary import public
-from interp.core.results import Score, labelled, scored
+from interp.core.kinds import Seed
+from interp.core.results import Score, check_result, labelled, scored
 from interp.model.parts import Edge
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @public(renamed={"edges": "top"})
 def edge_stability(
-    scores: "xr.Dataset", top: int, *, rank: Rank = "magnitude", resamples: int = 200, seed: int = 0
+    scores: "xr.Dataset", top: int, *, rank: Rank = "magnitude", resamples: int = 200, seed: Seed = 0
 ) -> "xr.Dataset":
     """How much the best edges depend on the prompts that scored them.
 
@@ -39,11 +40,12 @@ def edge_stability(
         >>> float(edge_stability(scores, scores.attrs["edges"]).value)
         1.0
     """
+    check_result("scores", scores, ("sender", "receiver", "value"), "edge_attribution or edge_effects")
     total = scores.attrs["edges"]
     if "each" not in scores or resamples < 2:
         raise ValueError("every prompt's scores (each=True) and at least 2 resamples are required")
     if not 1 <= top <= total:
-        raise ValueError(f"1 to {total} edges are required, got {top}")
+        raise ValueError(f"top must be 1 to {total} edges, got {top}")
     each, sign = torch.from_numpy(scores["each"].values), towards(scores)
     weights = resampled(len(each), resamples, np.random.default_rng(seed))[1:].to(each)
     means = torch.einsum("wb,bsr->wsr", weights, each)
@@ -111,6 +113,12 @@ def recovery(tables: Sequence["xr.Dataset"], planted: Collection[str]) -> "xr.Da
         >>> recovery([scores], ["L0.mlp->logits"]).attribution.values.tolist()
         ['exact']
     """
+    if not tables:
+        raise ValueError("at least one of tables is required, got none")
+    for table in tables:
+        check_result(
+            "every one of tables", table, ("sender", "receiver", "value"), "edge_attribution or edge_effects"
+        )
     found = torch.tensor(
         [(edge_auroc(table, planted), _recall(table, planted)) for table in tables], dtype=torch.float64
     )

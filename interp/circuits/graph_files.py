@@ -170,6 +170,8 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
     that is not there or without a finite weight, parts that do not sum to their link, another version of ours.
     """
     try:
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"an attribution graph in JSON is required, {path} is no file")
         held = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as cause:
         raise ValueError(f"an attribution graph in JSON is required, {path} is none: {cause}") from cause

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from interp.compat.hooked_state import AnyTokenizer, from_hooked_transformer, read_state
 from interp.core.boundary import public
+from interp.core.kinds import Device
 from interp.hooked import HookedTransformer
 
 STATE_KEYS = ("model", "state_dict", "model_state_dict", "model_state")
@@ -46,7 +47,7 @@ def load_hooked(
     *,
     tokenizer: AnyTokenizer | None = None,
     dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
 ) -> HookedTransformer:
     """The HookedTransformer of a `.pt` or `.pth` file as our model.
 

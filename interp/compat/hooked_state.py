@@ -16,6 +16,7 @@ from torch import Tensor
 from interp.compat import hooked_config, hooked_layout
 from interp.compat.llama2c_tokenizer import Llama2cTokenizer
 from interp.core.boundary import public
+from interp.core.kinds import Device
 from interp.core.shapes import nearest
 from interp.families.convert import to_model
 from interp.families.stored import LiveTensors
@@ -34,7 +35,7 @@ def from_hooked_transformer(
     *,
     tokenizer: AnyTokenizer | None = None,
     dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
 ) -> HookedTransformer:
     """Our model of a HookedTransformer: `from_hooked_transformer(theirs.state_dict(), theirs.cfg)`.
 
@@ -60,7 +61,7 @@ def from_layout(
     *,
     folded: bool = False,
     dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
 ) -> Transformer:
     """The model of our config with weights in TransformerLens' layout; `folded` norms have no parameters in it."""
     if "unembed.b_U" not in state:

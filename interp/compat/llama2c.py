@@ -14,6 +14,7 @@ from torch import Tensor
 
 from interp.compat.llama2c_tokenizer import Llama2cTokenizer
 from interp.core.boundary import public
+from interp.core.kinds import Device
 from interp.families.convert import to_model
 from interp.families.spec import Family, Rule, Settings
 from interp.families.stored import LiveTensors
@@ -43,7 +44,7 @@ def load_llama2c(
     tokenizer: Path | str | None = None,
     *,
     dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
 ) -> HookedTransformer:
     """The model of a llama2.c `.bin` file; `tokenizer` is its `tokenizer.bin`.
 
@@ -64,7 +65,7 @@ def load_llama2c(
 def read_header(file: Path) -> Header:
     """The header of a file of either format; ValueError naming the file and the number that cannot be."""
     if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist")
+        raise FileNotFoundError(f"{file} is no file: the path of a llama2.c .bin is required")
     with file.open("rb") as content:
         start = content.read(HEADER_1)
     legacy = start[:4] != MAGIC.to_bytes(4, "little")

@@ -13,7 +13,8 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Annotated, Literal, ParamSpec, TypeGuard, TypeVar, get_args, get_origin
 
 from interp.core.shapes import nearest, shape_text
@@ -36,6 +37,7 @@ EARLIER: Mapping[str, Sequence[str]] = {
     "analysis": ("question",),
 }
 """Words of the first edition and what they are called in every function that now has the new word."""
+_COLLECTIONS = (Sequence, Collection, Iterable)
 MOST = 1000
 """Items of one value that are looked at one by one; of longer lists the first."""
 
@@ -123,11 +125,20 @@ def fits(value: object, hint: object) -> bool:
         return True
     if isinstance(value, list | tuple) and any(_all_fit(value, item) for item in allowed.lists):
         return True
+    if isinstance(value, bytes | bytearray):  # a sequence of numbers to Python, and to nobody else
+        return isinstance(value, allowed.classes)
     if (isinstance(value, bool) and not allowed.truth) or (isinstance(value, str) and not allowed.text):
         return False
     if isinstance(value, allowed.classes):
         return True
-    if allowed.rest is None:
+    if _can_be_read_again(value) and any(not _all_fit(value, item) for item in allowed.items):
+        return False
+    return _checked(value, allowed.rest)
+
+
+def _checked(value: object, hint: object | None) -> bool:
+    """Whether typeguard lets a value pass."""
+    if hint is None:
         return False
     import typeguard
 
@@ -135,7 +146,7 @@ def fits(value: object, hint: object) -> bool:
     try:
         typeguard.check_type(
             value,
-            allowed.rest,
+            hint,
             collection_check_strategy=strategy.FIRST_ITEM if _long(value) else strategy.ALL_ITEMS,
         )
     except typeguard.TypeCheckError:
@@ -209,6 +220,8 @@ class _Allowed:
     kinds: tuple[Required, ...]
     lists: tuple[object, ...]
     """Of what there may be lists."""
+    items: tuple[object, ...]
+    """What everything that can be gone through must hold, where nothing else is allowed."""
     classes: tuple[type, ...]
     rest: object | None
     """What is left of the annotation for typeguard; None if nothing is."""
@@ -232,6 +245,9 @@ def _allowed(hint: object) -> _Allowed:
         frozenset(word for option in options for word in _words(option)),
         kinds,
         tuple(get_args(option)[0] for option in others if get_origin(option) is Sequence),
+        tuple(
+            get_args(option)[0] for option in rest if len(rest) == 1 and get_origin(option) in _COLLECTIONS
+        ),
         classes,
         typing.Union[rest] if rest else None,  # noqa: UP007 - made of what is there
         any(map(_allows_bool, others)),
@@ -252,8 +268,16 @@ def _is_class(option: object) -> TypeGuard[type]:
     return not getattr(option, "_is_protocol", False) or getattr(option, "_is_runtime_protocol", False)
 
 
-def _all_fit(values: Sequence[object], item: object) -> bool:
-    return all(fits(value, item) for value in values[:MOST])
+def _all_fit(values: Iterable[object], item: object) -> bool:
+    return all(fits(value, item) for value in islice(values, MOST))
+
+
+def _can_be_read_again(value: object) -> TypeGuard[Iterable[object]]:
+    return (
+        isinstance(value, Iterable)
+        and not isinstance(value, Iterator | type)
+        and getattr(value, "ndim", 1) > 0
+    )
 
 
 def _allows_text(option: object) -> bool:
@@ -333,14 +357,13 @@ def _known_keywords(
 
 
 def _resolved(hint: object, space: dict[str, object], source: object) -> object:
-    """An annotation of our own source as the thing it names. NameError for a name that nobody has."""
-    if not isinstance(hint, str):
-        return hint
+    """An annotation with the things that its texts name. NameError for a name that nobody has."""
+    held = types.SimpleNamespace(__annotations__={"it": hint})
     try:
-        return eval(hint, space)
+        return typing.get_type_hints(held, space, include_extras=True)["it"]
     except NameError:
         space.update(_for_type_checkers(inspect.getmodule(source)))
-        return eval(hint, space)
+        return typing.get_type_hints(held, space, include_extras=True)["it"]
 
 
 @functools.cache

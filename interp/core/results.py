@@ -71,6 +71,15 @@ def labelled(
     return found.assign_coords({**counted, **given})
 
 
+def check_result(what: str, result: "xr.Dataset", needs: Sequence[str], giver: str) -> None:
+    """ValueError naming `what`, unless a result has these variables, coordinates or dims, as what `giver` gives."""
+    if missing := [name for name in needs if name not in result.variables and name not in result.sizes]:
+        held = ", ".join(map(str, result.variables)) or "nothing"
+        raise ValueError(
+            f"{what} must be a result of {giver}, which has {', '.join(missing)}, got one with {held}"
+        )
+
+
 def _coordinate(value: object) -> object:
     """Labels as a list; `(dims, values)` as it is."""
     if (

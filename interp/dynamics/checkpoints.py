@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.boundary import public
+from interp.core.boundary import check, public
 from interp.core.results import labelled
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -57,7 +57,7 @@ def over_checkpoints(
     """
     steps = [step_of(revision) for revision in revisions]
     if not steps or len(set(steps)) != len(steps):
-        raise ValueError(f"checkpoints with distinct steps are required, got {list(revisions)}")
+        raise ValueError(f"revisions must be those of checkpoints with distinct steps, got {list(revisions)}")
     record = isinstance(question, Askable)
     if not record and (data is not None or edits):
         raise ValueError(
@@ -70,14 +70,26 @@ def over_checkpoints(
 
     def result(revision: str) -> "xr.Dataset":
         if not isinstance(question, Askable):
-            return question(load(revision))
+            return question(_loaded(load, revision))
         return answered(
-            question, load(revision), data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size
+            question,
+            _loaded(load, revision),
+            data,
+            edits=edits,
+            prepend_bos=prepend_bos,
+            batch_size=batch_size,
         )
 
     order = sorted(range(len(steps)), key=steps.__getitem__)
     bar = tqdm([revisions[i] for i in order], desc="checkpoints", delay=1, leave=False)
     return _joined([result(revision) for revision in bar], [steps[i] for i in order])
+
+
+def _loaded(load: Callable[[str], Model], revision: str) -> Model:
+    """The model of a revision. ValueError if what loads it gives something else."""
+    model = load(revision)
+    check(f"load({revision!r})", model, Model)
+    return model
 
 
 def step_of(revision: str) -> int:

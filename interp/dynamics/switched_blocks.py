@@ -81,6 +81,8 @@ def switched_off(config: ModelConfig, layer: int, off: Collection[Switch]) -> li
         >>> interp.logit_lens(model, prompt, edits=without).sizes["depth"]
         4
     """
+    if not 0 <= layer < config.n_layers:
+        raise IndexError(f"layer must be in [0, {config.n_layers - 1}], got {layer}")
     parts = {name: Part.of(f"blocks.{layer}.hook_{name}") for name in config.sublayers}
     silent = [name for name in config.sublayers if "mlp" in off and name in MLPS]
     edits = [Edit(parts[name], Zero()) for name in silent]

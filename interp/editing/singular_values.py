@@ -15,7 +15,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import public, shown
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.shapes import shape_text
@@ -175,7 +175,7 @@ def train_z(
         True
     """
     if not names or len(set(names)) != len(names):
-        raise ValueError(f"distinct matrices are required, got {list(names)}")
+        raise ValueError(f"names must be those of distinct matrices, got {list(names)}")
     subject, tuning = as_model(model), tuning or FineTuning()
     network = subject.transformer
     if not network.config.unembed:
@@ -190,6 +190,8 @@ def train_z(
     for _ in range(tuning.steps):
         changed = _changed(network, parts, z, rescale)
         value = loss(torch.func.functional_call(network, changed, (batch.tokens,), inputs))
+        if not isinstance(value, Tensor):
+            raise ValueError(f"loss must be one number, a tensor, got {shown(value)}")
         if value.numel() != 1 or not bool(value.isfinite().all()):
             raise ValueError(f"the loss must be one finite number, got {value.detach()}")
         losses.append(float(value.detach()))

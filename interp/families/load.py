@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from interp.core.boundary import public
+from interp.core.kinds import Device
 from interp.core.results import write_atomically
 from interp.core.shapes import nearest
 from interp.families import (
@@ -120,7 +121,7 @@ def from_hf_model(
     hf_model: nn.Module,
     *,
     dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
     devices: Devices | None = None,
 ) -> Transformer:
     """Our copy of a live Hugging Face model; the original is not touched and shares no memory.
@@ -135,7 +136,7 @@ def any_from_hf_model(
     hf_model: nn.Module,
     *,
     dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
     devices: Devices | None = None,
 ) -> AnyModel:
     """The same for a model of either kind, an encoder-decoder included."""
@@ -157,7 +158,7 @@ def from_folder(
     *,
     config: Path | None = None,
     dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
     devices: Devices | None = None,
 ) -> Transformer:
     """The model of a local folder (`config.json` beside the weights), or of one file of weights in such a folder.
@@ -174,7 +175,7 @@ def any_from_folder(
     *,
     config: Path | None = None,
     dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
     devices: Devices | None = None,
 ) -> AnyModel:
     """The same for a model of either kind, an encoder-decoder included."""
@@ -200,9 +201,7 @@ def is_encoder_decoder(path: Path) -> bool:
     return isinstance(config_of(_json(config_file))[1], EncoderDecoderConfig)
 
 
-def _places(
-    dtype: torch.dtype | None, device: torch.device | str, devices: Devices | None
-) -> tuple[torch.device, ...]:
+def _places(dtype: torch.dtype | None, device: Device, devices: Devices | None) -> tuple[torch.device, ...]:
     """The devices to use, each checked for the dtype."""
     places = tuple(torch.device(d) for d in ([device] if devices is None else devices))
     if not places:

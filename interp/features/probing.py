@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.kinds import Seed
 from interp.core.results import Score, scored
 from interp.core.shapes import describe
 from interp.core.stats import Partial, Rows
@@ -62,7 +63,7 @@ class ProbeNeurons(Question):
     """The share of each class that is set aside for the scores."""
     shuffles: int = 5
     """How often the procedure is repeated with shuffled training labels, for the null."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the split, the shuffles and the bootstrap."""
 
     def asked(self, model: Subject) -> Analysis:
@@ -102,7 +103,7 @@ def probe_neurons(
     select: Selection = "mean_difference",
     test_share: float = 0.3,
     shuffles: int = 5,
-    seed: int = 0,
+    seed: Seed = 0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -137,7 +138,7 @@ def probe(
     select: Selection = "mean_difference",
     test_share: float = 0.3,
     shuffles: int = 5,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> "xr.Dataset":
     """How well probes on a few of the neurons find the feature in examples they were not made from.
 
@@ -214,6 +215,8 @@ class Split:
 def held_out(labels: Bool[Tensor, "n"], test_share: float, seed: int) -> Bool[Tensor, "n"]:
     """Which examples are set aside, a share of each class. ValueError if that leaves a class without examples."""
     generator = torch.Generator().manual_seed(seed)
+    if not 0 < test_share < 1:
+        raise ValueError(f"test_share must be between 0 and 1, got {test_share}")
     test = torch.zeros_like(labels)
     for group in (labels.nonzero()[:, 0], (~labels).nonzero()[:, 0]):
         n = round(test_share * len(group))

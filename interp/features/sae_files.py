@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.kinds import Device
 from interp.core.results import write_atomically
 from interp.core.shapes import nearest
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK
@@ -86,7 +87,7 @@ def load_sae(
     folder: Path | str,
     *,
     dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
     norm_scaling_factor: float | None = None,
 ) -> SAE:
     """The autoencoder of a SAELens folder, of architecture standard, topk or jumprelu.

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import public, shown
 from interp.core.covariance import Covariance, Covariances
 from interp.core.named import Parts, Several
 from interp.core.results import Score, labelled, scored
@@ -227,7 +227,7 @@ class Fit:
     def checked(self) -> "Fit":
         """Itself; ValueError for no vectors, or NaN."""
         if int(self.vectors) == 0:
-            raise ValueError("at least one vector is required, got none")
+            raise ValueError("activations must be at least one vector, got none")
         if not bool(self.error.isfinite()):
             raise ValueError("finite activations are required, some are NaN or infinite")
         return self
@@ -302,11 +302,15 @@ def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> 
     """
     found: Fit | None = None
     for chunk in (activations,) if isinstance(activations, Tensor) else activations:
+        if not isinstance(chunk, Tensor) or chunk.ndim != 2 or chunk.shape[1] != len(sae.b_dec):
+            raise ValueError(
+                f"activations must be vectors [n, {len(sae.b_dec)}], or chunks of them, got {shown(chunk)}"
+            )
         x = chunk.to(sae.W_enc.device)
         part = Fit.of(fitted(sae, x, torch.zeros(len(x), dtype=torch.long, device=x.device), 1))
         found = part if found is None else found.merge(part)
     if found is None:
-        raise ValueError("at least one vector is required, got none")
+        raise ValueError("activations must be at least one vector, got none")
     return found.result("reconstruction", {}, {})
 
 

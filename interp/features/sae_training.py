@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.boundary import public
+from interp.core.kinds import Device
 from interp.core.results import labelled
 from interp.core.shapes import shape_text
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK, step
@@ -59,7 +60,7 @@ def train_sae(
     batch_size: int = 1024,
     dead_after: int = 200,
     seed: int = 0,
-    device: torch.device | str | None = None,
+    device: Device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[SAE, "xr.Dataset"]:
     """A sparse autoencoder of activations `[n d]`, and Dataset[step], the history of its training.
@@ -98,6 +99,8 @@ def train_sae(
     scale = (sample.shape[1] / sample.square().sum(1).mean()) ** 0.5
     sae = _initial(sample * scale, kind, d_sae, seed)
     scaled = (x.to(sample.device, dtype) * scale for x in islice(chain(first, batches), steps))
+    if not lr > 0:
+        raise ValueError(f"lr must be above 0, got {lr}")
     history = _train(sae, scaled, steps, sparsity or 0.0, lr, dead_after, seed)
     found = _checked(history, steps)
     return _unscaled(sae, scale), labelled(

@@ -20,7 +20,7 @@ from interp.core.boundary import public
 from interp.core.contexts import Examples, InContext, absent
 from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
-from interp.core.results import Score, scored
+from interp.core.results import Score, check_result, scored
 from interp.core.sketches import Histogram, quantiles
 from interp.core.stats import Z95, Means, Partial, Reduction
 from interp.data.batch import Batch
@@ -185,6 +185,7 @@ def examples_table(result: "xr.Dataset") -> "pd.DataFrame":
         >>> list(table.columns)
         ['head', 'rank', 'peak', 'row', 'pos', 'key', 'key_piece', 'text']
     """
+    check_result("result", result, ("peak", "row", "pos", "text"), "top_examples")
     names = ["peak", "row", "pos", *(n for n in ("key", "key_piece") if n in result), "text"]
     table = result[names].to_dataframe().reset_index()
     columns = [str(result.peak.dims[0]), "rank", *names]

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.results import Score, labelled, scored
+from interp.core.results import Score, check_result, labelled, scored
 from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -169,6 +169,7 @@ def by_depth(result: "xr.Dataset") -> "xr.Dataset":
     Example:
         >>> by_depth(interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])).value.sel(score="kl")
     """
+    check_result("result", result, ("prompt", "depth", "pos", "kl", "entropy", "target_prob"), "logit_lens")
     scores: dict[str, Score] = {}
     for name in ("kl", "entropy", "target_prob"):
         rows = torch.from_numpy(result[name].transpose("prompt", "depth", "pos").values).nanmean(-1)

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.boundary import public
+from interp.core.boundary import public, shown
 from interp.core.precision import wide
 from interp.core.results import write_atomically
 from interp.data.batch import Batch
@@ -159,7 +159,11 @@ def train_tuned_lens(
     subject = as_model(model, edits)
     found = TunedLens.untrained(subject, sites=sites)
     parameters = [found.weight.requires_grad_(), found.bias.requires_grad_()]
-    optimise = (optimiser or _adam)(parameters)
+    optimise = _adam(parameters) if optimiser is None else optimiser(parameters)
+    if not isinstance(optimise, torch.optim.Optimizer):
+        raise ValueError(
+            f"optimiser must make a torch.optim.Optimizer of the parameters, it made {shown(optimise)}"
+        )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimise, lambda step: 1 - step / steps)
     if is_prompts(data):
         batches = _epochs(subject.text.batch(data, prepend_bos=prepend_bos), batch_size, seed)

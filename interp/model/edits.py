@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import public, shown
 from interp.core.precision import wide
 from interp.core.shapes import describe, nearest, shape_text
 from interp.model import sites
@@ -218,6 +218,10 @@ class Edit:
                 f"a change is required, such as Zero(), Set(values), Add(vector) or a function of the cells, "
                 f"got {self.change!r}"
             )
+        if not isinstance(self.at, Mapping):
+            raise ValueError(f"at must be indices by dim, such as {{'pos': 3}}, got {shown(self.at)}")
+        if self.rows is not None and not (isinstance(self.rows, tuple) and all(map(_is_index, self.rows))):
+            raise ValueError(f"rows must be a tuple of the rows' numbers or None, got {shown(self.rows)}")
         object.__setattr__(self, "_cells", self._named_cells())
 
     @property
@@ -266,6 +270,10 @@ class Edit:
             found[possible[dim]] = _checked_index(dim, index)
         object.__setattr__(self, "at", {dim: found[possible[dim]] for dim in self.at})
         return found
+
+
+def _is_index(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
 
 
 SIDES = ("encoder.", "decoder.")

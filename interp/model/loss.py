@@ -27,6 +27,10 @@ def next_token_loss(
     """
     if tokens.shape[1] < 2:
         raise ValueError(f"a loss requires at least two tokens, got shape {shape_text(tokens.shape)}")
+    if logits.shape[:2] != tokens.shape:
+        raise ValueError(
+            f"logits of every token, {shape_text(tokens.shape)}, are required, got {shape_text(logits.shape)}"
+        )
     wide = torch.promote_types(logits.dtype, torch.float32)
     target = F.pad(
         tokens[:, 1:], (0, 1), value=IGNORED
@@ -54,6 +58,9 @@ def next_token_loss_of(
     """
     if not model.config.unembed:
         raise ValueError("a loss requires logits; this model ends in its residual stream")
+    wanted = (*tokens.shape, model.config.d_model)
+    if stream.shape != wanted:
+        raise ValueError(f"stream must have the shape {shape_text(wanted)}, got {shape_text(stream.shape)}")
     if model.output is None:
         return next_token_loss(model.read_out(stream), tokens, keep, documents)
     if tokens.shape[1] < 2:

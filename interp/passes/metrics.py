@@ -156,7 +156,8 @@ def of_logits(
     everywhere: bool = False,
 ) -> Metric:
     """A metric from a function of the logits, at the last token `[r, 1, v]` or at every position `[r, p, v]`."""
-    return Metric(name, unit, partial(_of_logits, function=function), everywhere=everywhere)
+    value = partial(_of_logits, function=function, name=name)
+    return Metric(name, unit, value, everywhere=everywhere)
 
 
 def _no_logit_function(given: object) -> str | None:
@@ -220,9 +221,15 @@ def _minus(outcome: Outcome, value: Value) -> Float[Tensor, "r"]:
 
 
 def _of_logits(
-    outcome: Outcome, function: Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]]
+    outcome: Outcome, function: Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]], name: str
 ) -> Float[Tensor, "r"]:
-    return function(outcome.logits())
+    logits = outcome.logits()
+    try:
+        return function(logits)
+    except Exception as cause:
+        raise ValueError(
+            f"the metric {name!r} fails on logits of shape {shape_text(logits.shape)}: {cause}"
+        ) from cause
 
 
 def _choice_difference(

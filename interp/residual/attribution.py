@@ -79,6 +79,8 @@ class Attribute(Question):
             listed = ", ".join(f"{n} {what}" for what, n in counts.items())
             raise ValueError(f"one of each is required for every prompt, or one for all, got {listed}")
         rows = next(iter(counts.values()), None)
+        if not isinstance(self.pos, int) and not self.pos:
+            raise ValueError("pos must be one position, or one for each prompt, got none")
         if not (isinstance(self.pos, int) and self.pos == -1):
             compute = partial(_elsewhere, pos=self.pos, reads=found.reads, inner=found.compute)
             found = replace(found, compute=compute, reads=(), left=False)

@@ -136,6 +136,8 @@ def run(
     """
     subject = _subject(questions, model, edits)
     asked, alone = _asked(questions, subject, bootstrap, seed)
+    if devices is not None and not devices:
+        raise ValueError("devices must be at least one, got none")
     if engine not in (None, "ray"):
         raise ValueError(f"engine must be 'ray' or None, got {engine!r}")
     if asked and data is None:

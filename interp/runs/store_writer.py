@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import public, shown
 from interp.core.shapes import describe
 from interp.data.batch import Batch
 from interp.model.mask import Layout
@@ -127,6 +127,10 @@ def _new_entries(
     """Tables and activations of the entries that the store does not hold yet, batch by batch."""
     stop, seen = deepest(store.sites, network.config), 0
     for batch in batches:
+        if not isinstance(batch, Batch):
+            raise ValueError(
+                f"batches must be of Batch, such as model.text.batch(texts).split(32), got {shown(batch)}"
+            )
         where, tables = _entries(batch, store.index)
         n = len(tables["row"])
         known = min(max(len(store) - seen, 0), n)

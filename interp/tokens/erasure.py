@@ -19,7 +19,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.precision import wide
-from interp.core.results import Score, scored
+from interp.core.results import Score, check_result, scored
 from interp.core.shapes import nearest
 from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Batch
@@ -99,6 +99,7 @@ class Erasure(Question):
         """Passes with tokens removed, for every batch."""
         how = Removal(tuple(self.shares), self.replacement, self.measure)
         how.check(model.transformer)
+        check_result("attribution", self.attribution, ("prompt", "pos", "value"), "token_attribution")
         value = self.attribution["value"].transpose("prompt", "pos").to_numpy()
         each = [torch.tensor(row[~np.isnan(row)]) for row in value]
         return Analysis(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.precision import wide
-from interp.core.results import labelled
+from interp.core.results import check_result, labelled
 from interp.core.stats import Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -131,6 +131,11 @@ def routes(
     """
     import pandas as pd
 
+    check_result(
+        "shares", shares, ("prompt", "layer", "head", "query", "key", "value", "resid"), "flow_routes"
+    )
+    if not -shares.sizes["prompt"] <= prompt < shares.sizes["prompt"]:
+        raise IndexError(f"prompt must be in [0, {shares.sizes['prompt'] - 1}], got {prompt}")
     if not 0 < threshold <= 1:
         raise ValueError(f"a threshold in (0, 1] is required, got {threshold}")
     one = shares.isel(prompt=prompt).transpose(..., "layer", "head", "query", "key", missing_dims="ignore")

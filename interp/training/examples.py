@@ -146,6 +146,8 @@ def scores(model: AnyModel, examples: Examples, *, rows_at_once: int = 32) -> di
     ones, where the data does not say) the share whose logit is the largest, given all tokens before (teacher forcing).
     Errors: ValueError if no token is predicted, or none determined.
     """
+    if rows_at_once < 1:
+        raise ValueError(f"rows_at_once must be at least 1, got {rows_at_once}")
     sums = torch.zeros(4, dtype=torch.float64, device=model.device)
     for part in (each.to(model.device) for each in examples.split(rows_at_once)):
         batch, counted = part.batch, part.counted

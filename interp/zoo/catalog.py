@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 from interp.core.boundary import public
+from interp.core.kinds import Device
+from interp.core.shapes import nearest
 from interp.families.load import TokenizerAdapter, from_folder, tokenizer_of
 from interp.model.config import Json
 from interp.model.transformer import Transformer
@@ -48,9 +50,11 @@ def load(
     *,
     revision: str | None = None,
     dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
 ) -> tuple[Transformer, DemoTokenizer | None]:
     """A demo model and its tokenizer; `revision="step1500"` is a checkpoint of its training, where one is shipped."""
+    if name not in DEMOS:
+        raise ValueError(f"there is no demo model {name!r}; {nearest(name, DEMOS)}")
     demo = DEMOS[name]
     if demo.build is not None:
         if revision is not None:
@@ -76,9 +80,7 @@ def revisions(name: str) -> list[str]:
     return sorted((p.stem for p in found), key=lambda stem: int(stem.removeprefix("step")))
 
 
-def _weights(
-    folder: Path, revision: str | None, dtype: torch.dtype | None, device: torch.device | str
-) -> Transformer:
+def _weights(folder: Path, revision: str | None, dtype: torch.dtype | None, device: Device) -> Transformer:
     if revision is None:
         return from_folder(folder / "model.safetensors", dtype=dtype, device=device)
     file = folder / "checkpoints" / f"{revision}.safetensors"

@@ -321,7 +321,12 @@ def test_padded_pairs_have_the_numbers_of_each_alone() -> None:
         ("gpt2", {"receivers": "L1.mlp", "senders": ["embed"]}, KeyError, "embed is no sender of paths"),
         ("gpt2", {"receivers": "logits", "by": ("pos",)}, KeyError, "'part' is required in `by`"),
         ("gpt2", {"receivers": "logits", "by": "part"}, ValueError, "write by=\\('part',\\)"),
-        ("gpt2", {"receivers": "logits", "direction": "both"}, ValueError, "denoise or noise, got 'both'"),
+        (
+            "gpt2",
+            {"receivers": "logits", "direction": "both"},
+            ValueError,
+            "'denoise' or 'noise', got 'both'",
+        ),
     ],
 )
 def test_what_has_no_meaning_is_refused(name: str, how: dict, error: type[Exception], message: str) -> None:

@@ -160,9 +160,8 @@ def inner(site: str) -> str:
 def test_dims_are_a_list_of_known_words(name: str) -> None:
     asked = QUESTIONS[name]
     for by, error, message in (("pos", ValueError, r"by=\('pos',\)"), (("token",), KeyError, "not 'token'")):
-        question = replace(asked.question, by=by)  # type: ignore[call-arg]
         with pytest.raises(error, match=message):
-            question.asked(model())
+            replace(asked.question, by=by).asked(model())  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

@@ -73,7 +73,7 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, object]]] = {
     "reference for nothing": (ValueError, r"Zero\(\) takes no values", {"change": Zero(), "reference": OTHER}),
     "groups for nothing": (ValueError, "no use for groups", {"change": Mean(), "groups": GROUPS}),
     "too few groups": (ValueError, "one group per prompt", {"change": Mean("template"), "groups": ["a"]}),
-    "unknown kind": (KeyError, "nearest: head", {"change": Zero(), "parts": "heads"}),
+    "unknown kind": (ValueError, "nearest: head", {"change": Zero(), "parts": "heads"}),
     "unknown part": (KeyError, "no part 'L0Q1'", {"change": Zero(), "parts": [["L0Q1"]]}),
     "no such head": (IndexError, "the index of a head is 0 to 3", {"change": Zero(), "parts": ["L0H4"]}),
     "no such layer": (IndexError, r"layer must be in \[0, 1\], got 2", {"change": Zero(), "layers": [2]}),

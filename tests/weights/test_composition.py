@@ -361,7 +361,7 @@ def test_what_does_not_compose_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"a head of self-attention is required, such as L1H2, got L1.mlp"):
         virtual_heads(gpt2, SRC, "L1.mlp")
     with pytest.raises(
-        ValueError, match="a model is required, a HookedTransformer or a Transformer, got int"
+        ValueError, match="circuits must be a HookedTransformer or a Transformer or HeadCircuits, got 3"
     ):
         composition_scores(3, "K")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="an offset requires rotary positions: under Learned"):
@@ -385,7 +385,7 @@ def test_names_and_streams_that_do_not_exist_are_refused() -> None:
         door(hooked("gpt2"), "K", null="uniform")
     with pytest.raises(
         ValueError,
-        match=r"a model is required, a HookedTransformer or a Transformer, got HookedEncoderDecoder",
+        match=r"model must be a HookedTransformer or a Transformer, got .*HookedEncoderDecoder",
     ):
         door(interp.HookedEncoderDecoder.__new__(interp.HookedEncoderDecoder), "K")
 

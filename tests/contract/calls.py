@@ -1,0 +1,423 @@
+"""A valid call of every public function and record, as small as can be: what the others are made of by one wrong value.
+
+`CALLS` has one line per name, a function that gives the arguments; most words mean the same everywhere and are in
+`WORDS`, so a line says only what is special. Values that other calls need are made once.
+"""
+
+import functools
+import importlib
+import inspect
+import pkgutil
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+import xarray as xr
+
+import interp
+import interp.families
+import interp.passes
+import interp.training
+import interp.zoo
+from interp import Circuit, EdgeGraph, Edit, HeadCircuits, Variant, Zero
+from interp.passes.analysis import Question
+from interp.passes.observe import as_model
+from tests.configs import CONFIGS, build
+from tests.tiny import hooked
+
+Made = Callable[[], object]
+once = functools.cache
+TOKENS = torch.tensor([[5, 6, 7, 8, 9, 5, 6, 7, 8], [9, 8, 7, 6, 5, 9, 8, 7, 6]])
+OTHERS = torch.tensor([[5, 6, 3, 8, 9, 5, 6, 7, 8], [9, 8, 4, 6, 5, 9, 8, 7, 6]])
+TEXT = "When Mary and John went to the shop"
+LENGTH = TOKENS.shape[1]
+GPT2 = transformers.GPT2Config(vocab_size=30, n_positions=12, n_embd=8, n_layer=1, n_head=2)
+
+
+@once
+def model() -> interp.HookedTransformer:
+    """Two layers with MLPs, and a tokenizer."""
+    return hooked("gpt2")
+
+
+@once
+def plain() -> interp.HookedTransformer:
+    """Two layers of attention only."""
+    return hooked("attention-only")
+
+
+@once
+def circuits() -> HeadCircuits:
+    return HeadCircuits(model())
+
+
+@once
+def edges() -> xr.Dataset:
+    """The scores of all edges, prompt by prompt."""
+    found = interp.edge_effects(plain(), TOKENS, OTHERS, metric=interp.logit_difference(3, 4), each=True)
+    assert isinstance(found, xr.Dataset)
+    return found
+
+
+@once
+def circuit() -> Circuit:
+    return Circuit(
+        EdgeGraph(2, 1, 1), {"L0.resid->L0.mlp": 1.5, "L0.mlp->L1H0.q": -0.25, "L0.mlp->logits": 2.0}
+    )
+
+
+@once
+def whole_circuit() -> Circuit:
+    """All edges of the model of attention only."""
+    graph = EdgeGraph.of(plain().cfg)
+    return Circuit(graph, dict.fromkeys(graph.names(), 1.0))
+
+
+@once
+def sae() -> interp.SAE:
+    draw, d = torch.Generator().manual_seed(0), model().cfg.d_model
+    shapes = {"W_enc": (d, 6), "b_enc": (6,), "W_dec": (6, d), "b_dec": (d,)}
+    return interp.SAE(
+        interp.TopK(2),
+        {name: torch.randn(shape, dtype=torch.float64, generator=draw) for name, shape in shapes.items()},
+    )
+
+
+@once
+def keys() -> object:
+    return interp.key_moment(model(), TOKENS, layer=0)
+
+
+@once
+def attribution() -> xr.Dataset:
+    return interp.token_attribution(model(), TOKENS, 3, method="values")
+
+
+@once
+def series() -> xr.DataArray:
+    """A score that rises over the steps of training."""
+    return xr.DataArray(
+        np.linspace(0, 1, 8) ** 2, dims="step", coords={"step": np.arange(8) * 10}, name="score"
+    )
+
+
+@once
+def graph_file() -> Path:
+    path = Path(tempfile.mkdtemp()) / "graph.json"
+    interp.write_attribution_graph(circuit(), interp.GraphPrompt("a b", ("a", " b"), " c", 0.5), path)
+    return path
+
+
+@once
+def folder() -> Path:
+    """A model on disk."""
+    path = Path(tempfile.mkdtemp()) / "model"
+    interp.families.save(build("gpt2"), path)
+    return path
+
+
+@once
+def sae_folder() -> Path:
+    path = Path(tempfile.mkdtemp()) / "sae"
+    interp.save_sae(sae(), path)
+    return path
+
+
+@once
+def span() -> torch.Tensor:
+    mask = torch.zeros(2, LENGTH, dtype=torch.bool)
+    mask[:, 6:] = True
+    return mask
+
+
+@once
+def examples() -> interp.training.Examples:
+    return interp.training.RepeatedSequences(8, 12, 3, 4).batch(interp.training.Place(0, 0), 2)
+
+
+@once
+def pairs() -> object:
+    """Aligned prompts, as `interp.zoo.pairs` makes them."""
+    answer, wrong = torch.tensor([3, 4]), torch.tensor([4, 3])
+    return types.SimpleNamespace(
+        clean_tokens=TOKENS, corrupt_tokens=OTHERS, keep=None, answer=answer, wrong=wrong
+    )
+
+
+@once
+def best() -> int:
+    """What the model says after the text."""
+    return int(model()(TEXT)[0, -1].argmax())
+
+
+@once
+def state() -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+    """A model's weights and config as TransformerLens writes them."""
+    return interp.compat.to_hooked_state(build("gpt2"))
+
+
+@once
+def state_file() -> Path:
+    path = Path(tempfile.mkdtemp()) / "state.pt"
+    torch.save(state()[0], path)
+    return path
+
+
+def hf_model() -> torch.nn.Module:
+    return transformers.GPT2LMHeadModel(GPT2)
+
+
+def case() -> interp.EditCase:
+    return interp.EditCase(TEXT, 5, "John", {"paraphrase": (("John gave", 5),)})
+
+
+def shift(subject: object, given: interp.EditCase) -> interp.WeightEdit:
+    return interp.shift_edit(model(), given.prompt, answer=given.answer, layer=0, eta=0.1)
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+WORDS: Mapping[str, Made] = {
+    "model": model, "data": lambda: TOKENS, "clean": lambda: TOKENS, "corrupt": lambda: OTHERS,
+    "circuits": circuits, "circuit": whole_circuit, "answer": lambda: 5, "layer": lambda: 0, "sae": sae,
+    "site": lambda: "blocks.0.hook_resid_post", "part": lambda: "L0H1", "head": lambda: "L0H1",
+    "parts": lambda: "L0N3", "src": lambda: "L0H1", "dst": lambda: "L1H2", "top": lambda: 2, "scores": edges,
+    "matrix": lambda: "OV", "kind": lambda: "K", "queries": lambda: [-1], "keys": lambda: [0], "span": span,
+    "subject": lambda: "Mary", "labels": lambda: [True, False], "attribution": attribution,
+    "load": lambda: {"step10": model()}.__getitem__, "revisions": lambda: ["step10"], "eta": lambda: 0.1,
+    "path": graph_file, "folder": lambda: "out", "vectors": lambda: numbers(2, model().cfg.d_model),
+    "name": lambda: "demo-attn-2l", "config": lambda: CONFIGS["gpt2"], "edits": lambda: (), "metric": lambda: None,
+    "tokens": lambda: [5, 6], "prompts": lambda: TOKENS, "change": Zero, "values": lambda: 0.5, "text": lambda: TEXT,
+}  # fmt: skip
+"""What a required argument of this name is, where a line says nothing else."""
+
+METRIC: Mapping[str, Made] = {"metric": lambda: interp.logit_difference(3, 4)}
+ON_PLAIN: Mapping[str, Made] = {"model": plain}
+PAIRED: Mapping[str, Made] = ON_PLAIN | METRIC
+TEXTS: Mapping[str, Made] = {"data": lambda: TEXT}
+NORMAL: Mapping[str, Made] = {"first": lambda: numbers(4), "paired": lambda: True}
+REPEATED: Mapping[str, Made] = {"data": lambda: TOKENS[:, [0, 1, 2, 3, 0, 1, 2, 3]]}
+
+CALLS: Mapping[str, Mapping[str, Made]] = {
+    # records that are no questions
+    "SAE": {"kind": lambda: interp.TopK(2), "weights": lambda: dict(sae().named_parameters())},
+    "Batch": {"tokens": lambda: TOKENS},
+    "Circuit": {"graph": lambda: EdgeGraph(2, 1, 1), "scores": lambda: {"L0.mlp->logits": 2.0}},
+    "EdgeGraph": {"n_layers": lambda: 2, "n_heads": lambda: 2, "n_kv_heads": lambda: 2},
+    "Edit": {"where": lambda: "L1H2"},
+    "EditCase": {"prompt": lambda: TEXT, "checks": lambda: {"paraphrase": (("John gave", 5),)}},
+    "GraphPrompt": {"prompt": lambda: "a b", "tokens": lambda: ("a", " b"), "answer": lambda: " c",
+                    "probability": lambda: 0.5},
+    "HookedEncoderDecoder": {"model": lambda: interp.model.build(interp.training.encoder_decoder(8, 8))},
+    "HookedTransformer": {"transformer": lambda: build("gpt2")},
+    "Mention": {"word": lambda: "Mary", "which": lambda: 0},
+    "Metric": {"name": lambda: "m", "unit": lambda: "", "value": lambda: lambda outcome: outcome.stream[:, 0, 0]},
+    "Mixing": {"kernel": lambda: "norms"},
+    "Project": {"directions": lambda: numbers(2, 24)},
+    "Swap": {"directions": lambda: numbers(2, 24)},
+    "Scale": {"factor": lambda: 2.0},
+    "TopK": {"k": lambda: 2},
+    "Stream": {"source": lambda: interp.open_source([TEXT]), "text": lambda: model().text,
+               "tokens_per_batch": lambda: 64},
+    "Sweep": {"batch": lambda: model().text.batch(TOKENS), "variants": lambda: [Variant([Edit("L0.mlp", Zero())])]},
+    "TunedLens": {"sites": lambda: ("blocks.0.hook_resid_pre",), "weight": lambda: numbers(1, 24, 24),
+                  "bias": lambda: numbers(1, 24), "sample": lambda: numbers(4)},
+    "WeightEdit": {"name": lambda: "blocks.0.mlp.W_out", "change": lambda: numbers(40, 24)},
+    # methods
+    "HookedTransformer.from_pretrained": {"source": folder},
+    "HookedTransformer.to_single_token": {"text": lambda: "a"},
+    "HookedTransformer.to_str_tokens": {"prompt": lambda: TEXT},
+    "HookedTransformer.to_texts": {"batch": lambda: model().text.batch(TOKENS)},
+    "HookedTransformer.generate": {"max_new_tokens": lambda: 1},
+    "HookedTransformer.stream": {"prompt": lambda: TEXT, "max_new_tokens": lambda: 1},
+    # functions
+    "ablate": METRIC,
+    "agreement": {"estimate": lambda: numbers(6), "exact": lambda: numbers(6)},
+    "attribution_patch": METRIC, "patch": METRIC, "path_patch": METRIC, "knock_out": METRIC, "short_circuit": METRIC,
+    "patch_preset": METRIC | {"preset": lambda: "resid_pre"},
+    "backward_lens": {"answer": lambda: 5}, "lenses.gradient_rank": {"answer": lambda: 5},
+    "lenses.gradient_cosines": {"answer": lambda: 5}, "lenses.gradient_factors": {"answer": lambda: 5},
+    "attribute": {"answer": lambda: 5},
+    "batches": {"pairs": pairs},
+    "causal_trace": TEXTS | {"answer": best, "samples": lambda: 1},
+    "causal.subject_spread": TEXTS,
+    "choice_difference": {"options": lambda: torch.tensor([3, 4]), "right": lambda: torch.tensor([[True, False]] * 2)},
+    "circuit_curve": PAIRED | {"draws": lambda: 1},
+    "compare_methods": {"answer": lambda: 5, "methods": lambda: ["values"]},
+    "token_attribution": {"answer": lambda: 5},
+    "erasure": {"answer": lambda: 5},
+    "edge_attribution": PAIRED, "edge_effects": PAIRED, "evaluate_circuit": PAIRED, "find_circuit": PAIRED | {
+        "edges": lambda: 3}, "circuits.interchange": PAIRED | {"circuits": whole_circuit},
+    "circuits.score_edges": PAIRED,
+    "edge_stability": {"resamples": lambda: 2},
+    "edit_table": {"cases": lambda: [case()], "editors": lambda: {"shift": shift},
+                   "continuation": lambda: interp.Continuation(20)},
+    "finetune_edit": {"tuning": lambda: interp.FineTuning(1)},
+    "frame": {"result": attribution},
+    "heads": {"data": lambda: interp.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
+    "attention_kernel": {"data": lambda: interp.RepeatedTokens(4, 2, 2)},
+    "interpolated": {"vectors": lambda: [numbers(2), numbers(2)], "weights": lambda: [0.5, 0.5]},
+    "load_sae": {"folder": sae_folder},
+    "matching_scores": {"previous": lambda: numbers(2, 4)},
+    "in_context": {"early": lambda: 1, "late": lambda: 4},
+    "loss_map": {"early": lambda: 1, "late": lambda: 4},
+    "observe": {"batch": lambda: TOKENS},
+    "of_logits": {"function": lambda: lambda logits: logits[:, 0, 0]},
+    "orders": ON_PLAIN, "paths": ON_PLAIN | {"answer": lambda: 5}, "term_importance": ON_PLAIN,
+    "over_checkpoints": {"question": lambda: interp.lenses.LogitLens(top=2), "data": lambda: TOKENS},
+    "path_matrix": {"circuits": lambda: HeadCircuits(plain()), "heads": lambda: ("L0H1", "L1H2")},
+    "per_token_loss_pca": {"losses": lambda: xr.DataArray(numbers(5, 9).numpy(), dims=("step", "prompt"))},
+    "permutation_test": NORMAL | {"permutations": lambda: 20},
+    "phase_change": {"series": series},
+    "probe": {"activations": lambda: numbers(8, 3), "labels": lambda: [True, False] * 4, "sizes": lambda: (1,)},
+    "probe_neurons": {"data": lambda: TOKENS[[0, 1] * 4], "labels": lambda: [True, False] * 4, "sizes": lambda: (1,)},
+    "recovery": {"tables": lambda: [edges()], "planted": lambda: ["L0H0->logits"]},
+    "report": {"prompt": lambda: TEXT},
+    "rome_edit": {"prompt": lambda: TEXT, "subject": lambda: "Mary", "keys": keys,
+                  "rome": lambda: interp.Rome(ridge=0.1, steps=1)},
+    "routes": {"shares": lambda: interp.flow_routes(model(), TOKENS)},
+    "run": {"questions": lambda: [interp.lenses.LogitLens(top=2)], "data": lambda: TOKENS},
+    "runs.answered": {"question": lambda: interp.lenses.LogitLens(top=2), "data": lambda: TOKENS},
+    "store_activations": {"batches": lambda: [model().text.batch(TOKENS)],
+                          "sites": lambda: ["blocks.0.hook_resid_post"],
+                          "folder": lambda: tempfile.mkdtemp(dir=".")},
+    "top_examples": {"top": lambda: 2},
+    "train_sae": {"activations": lambda: numbers(16, 6).float(), "kind": lambda: interp.TopK(2), "d_sae": lambda: 8,
+                  "steps": lambda: 2, "batch_size": lambda: 4},
+    "train_tuned_lens": {"steps": lambda: 1},
+    "train_z": {"loss": lambda: lambda logits: logits.square().mean(), "names": lambda: ["blocks.0.mlp.W_out"],
+                "tuning": lambda: interp.FineTuning(1)},
+    "write_attribution_graph": {"circuit": circuit, "path": lambda: "graph.json",
+                                "asked": lambda: interp.GraphPrompt("a b", ("a", " b"), " c", 0.5)},
+    "late_layers": {"answer": lambda: 5}, "singular_directions": {"count": lambda: 2},
+    "causal.continuations": {"pairs": lambda: [("The cat sat", " on the mat")]},
+    "compat.from_bridge": {"bridge": lambda: torch.nn.Linear(2, 2)},
+    "compat.from_hooked_transformer": {"state": lambda: state()[0], "config": lambda: state()[1]},
+    "causal.identity": {"pattern": lambda: numbers(1, 2, 3, 3)},
+    "compat.load_hooked": {"path": state_file, "config": lambda: state()[1]}, "compat.load_llama2c": {"path": folder},
+    "dynamics.flow": {"x": lambda: numbers(3, 2), "qk": lambda: torch.eye(2).double(),
+                      "ov": lambda: torch.eye(2).double(), "steps": lambda: 2},
+    "dynamics.switched_off": {"off": lambda: ["skip"]},
+    "families.any_from_folder": {"path": folder}, "families.from_folder": {"path": folder},
+    "families.is_encoder_decoder": {"path": folder}, "families.tokenizer_of": {"folder": folder},
+    "families.any_from_hf_model": {"hf_model": hf_model},
+    "families.from_hf_model": {"hf_model": hf_model},
+    "families.config_of": {"values": lambda: GPT2.to_dict()},
+    "families.save": {"model": lambda: build("gpt2"), "folder": lambda: Path(tempfile.mkdtemp(dir="."))},
+    "features.dictionary_match": {"W_dec": lambda: numbers(3, 4), "truth": lambda: numbers(2, 4)},
+    "features.examples_table": {
+        "result": lambda: interp.top_examples(model(), TOKENS, "blocks.0.hook_resid_post", top=2)},
+    "features.reconstruction_quality": {"activations": lambda: numbers(4, 24)},
+    "lenses.by_depth": {"result": lambda: interp.logit_lens(model(), TOKENS, top=2)},
+    "model.mean_next_token_loss": {"logits": lambda: numbers(2, LENGTH, 10), "tokens": lambda: TOKENS},
+    "model.next_token_loss": {"logits": lambda: numbers(2, LENGTH, 10), "tokens": lambda: TOKENS},
+    "model.next_token_loss_of": {"model": lambda: model().transformer, "stream": lambda: numbers(2, LENGTH, 24),
+                                 "tokens": lambda: TOKENS},
+    "passes.edit_from_json": {"held": lambda: interp.passes.edit_to_json(Edit("L1H2", Zero()))},
+    "passes.edit_to_json": {"edit": lambda: Edit("L1H2", Zero())},
+    "passes.edit_to_python": {"edit": lambda: Edit("L1H2", Zero())},
+    "residual.path_name": {"parts": lambda: ("L0H1", "L1H2")},
+    "training.attention_only": {"n_layers": lambda: 1, "d_vocab": lambda: 8, "n_ctx": lambda: 8},
+    "training.encoder_decoder": {"d_vocab": lambda: 8, "n_ctx": lambda: 8},
+    "training.config_for": {"model": lambda: "attention-1l", "data": lambda: interp.training.RepeatedSequences()},
+    "training.exactly_right": {
+        "model": lambda: interp.model.build(interp.training.encoder_decoder(32, 16)),
+        "examples": lambda: interp.training.SequencePairs().batch(interp.training.Place(0, 0), 2)},
+    "training.mean_loss": {"model": lambda: build("gpt2"), "examples": examples},
+    "training.scores": {"model": lambda: build("gpt2"), "examples": examples},
+    "training.train": {"config": lambda: interp.training.attention_only(1, 8, 12),
+                       "data": lambda: interp.training.RepeatedSequences(8, 12, 3, 4),
+                       "training": lambda: interp.training.Training(steps=1, rows=2)},
+    # questions
+    "attention.Heads": {"data": lambda: interp.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
+    "attention.AttentionKernel": {"data": lambda: interp.RepeatedTokens(4, 2, 2)},
+    "causal.Ablate": METRIC, "causal.CausalTrace": {"answer": lambda: 5, "sigma": lambda: 0.1},
+    "circuits.CircuitCurve": METRIC, "circuits.EvaluateCircuit": METRIC,
+    "circuits.FindCircuit": METRIC | {"edges": lambda: 3}, "circuits.EdgeEffects": METRIC,
+    "circuits.EdgeAttribution": METRIC, "circuits.Interchange": METRIC | {"circuits": whole_circuit},
+    "features.ProbeNeurons": {"labels": lambda: [True, False] * 4, "sizes": lambda: (1,)},
+    "lenses.BackwardLens": {"answer": lambda: 5},
+    "lenses.GradientCosines": {"answer": lambda: 5}, "lenses.GradientRank": {"answer": lambda: 5},
+    "lenses.LateLayers": {"frequencies": lambda: torch.ones(model().cfg.d_vocab)},
+    "weights.SingularDirections": {"count": lambda: 2},
+    "tokens.CompareMethods": {"answer": lambda: 5}, "tokens.Erasure": {"answer": lambda: 5},
+    "tokens.TokenAttribution": {"answer": lambda: 5},
+}  # fmt: skip
+"""What is special about the valid call of a public name; those that are not here have nothing special."""
+
+REFUSES = ("compat.from_bridge", "compat.load_llama2c")
+"""What requires objects of other programs: its smallest call is refused, by name."""
+NOT_RUN = ("report", "finetune_edit", "probe", "training.train")
+"""What takes long even for the smallest call: whether a value is let in is asked of its annotation alone."""
+ELSEWHERE = ("cli", "compat.install", "compat.uninstall", "plot", "pages", "serve")
+"""What is not called here: pictures and pages of results, and what takes no argument."""
+
+
+METHODS = (
+    "from_pretrained", "edited", "to_tokens", "to_batch", "to_string", "to_str_tokens", "to_single_token",
+    "run_with_cache", "run_with_hooks", "hooks", "generate", "stream", "to_texts",
+)  # fmt: skip
+"""What is called on a model first."""
+
+
+def public_methods() -> Iterator[tuple[str, Callable[..., object]]]:
+    """The methods of a model that a user calls first."""
+    for name in METHODS:
+        yield f"HookedTransformer.{name}", getattr(model(), name)
+    yield "Transformer.edited", model().transformer.edited
+
+
+def public_names() -> Iterator[tuple[str, Callable[..., object]]]:
+    """Every public function, question and looked-at class by its shortest name."""
+    seen: set[int] = set()
+    for wing in ("", *(info.name for info in pkgutil.iter_modules(interp.__path__) if info.ispkg)):
+        module = importlib.import_module(f"interp.{wing}" if wing else "interp")
+        for name in getattr(module, "__all__", ()):
+            value, full = getattr(module, name), f"{wing}.{name}".lstrip(".")
+            looked_at = isinstance(value, type) and (
+                issubclass(value, Question) or hasattr(value.__init__, "__wrapped__")
+            )
+            if id(value) in seen or not (inspect.isfunction(value) or looked_at) or value is Question:
+                continue
+            seen.add(id(value))
+            if not full.startswith(ELSEWHERE):
+                yield full, value
+
+
+def valid(name: str, function: Callable[..., object]) -> dict[str, object]:
+    """The arguments of its valid call."""
+    special = CALLS.get(name, {})
+    found = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            continue
+        if parameter.name in special:
+            found[parameter.name] = special[parameter.name]()
+        elif parameter.default is inspect.Parameter.empty:
+            found[parameter.name] = WORDS[parameter.name]()
+    return found
+
+
+def called(name: str, function: Callable[..., object], given: Mapping[str, object]) -> object:
+    """The call with these arguments; a question is also asked of a model."""
+    rest, first = dict(given), []
+    parameters = list(inspect.signature(function).parameters.values())
+    places = [i for i, each in enumerate(parameters) if each.kind is inspect.Parameter.VAR_POSITIONAL]
+    if places:
+        first = [rest.pop(each.name) for each in parameters[: places[0]]]
+        several = rest.pop(parameters[places[0]].name)
+        first += several if isinstance(several, tuple) else (several,)
+    found = function(*first, **rest)
+    if isinstance(found, AbstractContextManager):
+        with found:
+            pass
+    if isinstance(found, Question):
+        found.asked(as_model(plain() if name.startswith(("circuits", "residual")) else model()))
+    return found
