@@ -1,5 +1,7 @@
 """The front door of encoder-decoders (T5, BART, Marian): both sides with their tokenizer. No logic of its own."""
 
+from __future__ import annotations
+
 import re
 import weakref
 from collections.abc import Collection, Sequence
@@ -63,7 +65,7 @@ class HookedEncoderDecoder(Shown):
         dtype: torch.dtype | None = None,
         device: Device = "cpu",
         devices: Sequence[torch.device | str] | None = None,
-    ) -> "HookedEncoderDecoder":
+    ) -> HookedEncoderDecoder:
         """The model of a local folder, hub name or live Hugging Face model, as in `HookedTransformer`."""
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
             tokenizer = HuggingFaceTokenizer(tokenizer)
@@ -180,6 +182,6 @@ class HookedEncoderDecoder(Shown):
                 raise refused[-1]
         return {side: list(dict.fromkeys(sites)) for side, sites in found.items()}
 
-    def _text(self, row: Int[Tensor, "p"], keep: Tensor | None) -> str:
+    def _text(self, row: Int[Tensor, p], keep: Tensor | None) -> str:
         ids = (row if keep is None else row[keep]).tolist()
         return self.text.tokenizer.decode(ids[1:])

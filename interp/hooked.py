@@ -1,5 +1,7 @@
 """The front door: a model, its tokenizer, and the things people type in a notebook. No logic of its own."""
 
+from __future__ import annotations
+
 import copy
 import re
 import weakref
@@ -84,7 +86,7 @@ class HookedTransformer(Shown):
         dtype: torch.dtype | None = None,
         device: Device = "cpu",
         devices: Sequence[torch.device | str] | None = None,
-    ) -> "HookedTransformer":
+    ) -> HookedTransformer:
         """The model of a demo name (`interp.DEMOS`), local folder, safetensors file, hub name or live HF model.
 
         Weights are never folded or centred. dtype None keeps the checkpoint's. A bare transformers tokenizer is
@@ -132,7 +134,7 @@ class HookedTransformer(Shown):
         return self._transformer.edited(edits) if edits else self._transformer
 
     @public()
-    def edited(self, edits: Sequence[Edit] | Edit) -> "HookedTransformer":
+    def edited(self, edits: Sequence[Edit] | Edit) -> HookedTransformer:
         """This model under interventions, as another model of the same parameters: every pass of it has these edits.
 
         Any analysis may be asked of it. Means and resampled values need data: `ablate` looks them up.
@@ -175,7 +177,7 @@ class HookedTransformer(Shown):
         )
 
     @public()
-    def to(self, target: torch.device | str | torch.dtype) -> "HookedTransformer":
+    def to(self, target: torch.device | str | torch.dtype) -> HookedTransformer:
         """Move or cast the parameters in place; returns self."""
         self.transformer.to(target)
         return self
@@ -198,7 +200,7 @@ class HookedTransformer(Shown):
         return self.text.batch(prompts, prepend_bos=prepend_bos, side=padding_side)
 
     @public()
-    def to_string(self, tokens: Int[Tensor, "p"] | Sequence[int] | int) -> str:
+    def to_string(self, tokens: Int[Tensor, p] | Sequence[int] | int) -> str:
         """The text of a row of ids."""
         ids = [tokens] if isinstance(tokens, int) else [int(t) for t in tokens]
         if bad := [i for i in ids if not 0 <= i < self.cfg.d_vocab]:
@@ -206,7 +208,7 @@ class HookedTransformer(Shown):
         return self.text.tokenizer.decode(ids)
 
     @public()
-    def to_str_tokens(self, prompt: str | Int[Tensor, "p"], *, prepend_bos: bool = True) -> list[str]:
+    def to_str_tokens(self, prompt: str | Int[Tensor, p], *, prepend_bos: bool = True) -> list[str]:
         """The text of each token of one prompt."""
         batch = self.to_batch(prompt, prepend_bos=prepend_bos)
         if len(batch) != 1:
@@ -295,7 +297,7 @@ class HookedTransformer(Shown):
     @contextmanager
     def hooks(
         self, fwd_hooks: Sequence[Hook] = (), bwd_hooks: Sequence[Hook] = (), *, edits: Sequence[Edit] = ()
-    ) -> Iterator["HookedTransformer"]:
+    ) -> Iterator[HookedTransformer]:
         """Hooks and edits for every pass inside the `with`, the passes of analyses included.
 
         They hold in this thread or task only, nest, may overlap, and vanish on leaving, also by an exception. Edits run
@@ -365,7 +367,7 @@ class HookedTransformer(Shown):
         """W_Q W_K^T of every head (rotary: at offset 0), unscaled, factored."""
         return self.weights.QK
 
-    def __getattr__(self, name: str) -> Float[Tensor, "..."]:
+    def __getattr__(self, name: str) -> Float[Tensor, ...]:
         """Weight stacks by their TransformerLens names: `W_Q`, `W_O`, `b_in`, `W_E`, ..."""
         if re.fullmatch(r"[Wb]_\w+", name) and isinstance(getattr(Weights, name, None), property):
             return getattr(self.weights, name)

@@ -6,6 +6,8 @@ the softmax, scale, bias and soft cap included; what a mixer does to the weights
 numbers. Each query is reduced to four numbers where its scores arise.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -82,7 +84,7 @@ def attention_entropy(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The entropy of every head's attention, in nats and as a share of what even attention would have.
 
     Returns Dataset[layer, head, score]: `value`, a mean over texts with the ends `low` and `high` of its 95 % interval,
@@ -114,7 +116,7 @@ def dispersion(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How every head's attention spreads with the number of visible keys n.
 
     Returns Dataset[layer, head, n_keys, score]: `value`, means over texts of means over the queries that see n keys,
@@ -208,7 +210,7 @@ def _by_keys(trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read, 
     return {name: mean(each) for name, each in values.items()}
 
 
-def _finish_heads(merged: Partial, config: ModelConfig, asked: AttentionEntropy) -> "xr.Dataset":
+def _finish_heads(merged: Partial, config: ModelConfig, asked: AttentionEntropy) -> xr.Dataset:
     assert isinstance(merged, MaskedMeans)
     nulls = {"relative": 1.0}
     scores = {
@@ -219,7 +221,7 @@ def _finish_heads(merged: Partial, config: ModelConfig, asked: AttentionEntropy)
     return scored(asked.name, scores, HEAD, coords=_coords(config), attrs=attrs)
 
 
-def _finish_keys(merged: Partial, config: ModelConfig, asked: Dispersion) -> "xr.Dataset":
+def _finish_keys(merged: Partial, config: ModelConfig, asked: Dispersion) -> xr.Dataset:
     assert isinstance(merged, MaskedMeans)
     longest = max(int(moments.count().amax((0, 1)).nonzero()[-1]) + 1 for moments in merged.moments.values())
     n_keys = torch.arange(1, longest + 1)
@@ -231,7 +233,7 @@ def _finish_keys(merged: Partial, config: ModelConfig, asked: Dispersion) -> "xr
     return scored(asked.name, scores, (*HEAD, "n_keys"), coords=coords, attrs=attrs)
 
 
-def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, "n"]) -> Score:
+def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, n]) -> Score:
     """One number by keys, NaN where no text has a query that sees so many."""
     low, high = (end[..., :longest] for end in moments.interval())
     count = moments.count()[..., :longest]
@@ -240,7 +242,7 @@ def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, "n"]) 
     return Score(value, low, high, count, null.to(value).expand_as(value), unit)
 
 
-def _even(name: str, n_keys: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
+def _even(name: str, n_keys: Int[Tensor, n]) -> Float[Tensor, n]:
     """What even attention over n keys has."""
     n = n_keys.double()
     return {"entropy": n.log(), "gap": torch.zeros_like(n)}.get(name, 1 / n)

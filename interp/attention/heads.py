@@ -4,6 +4,8 @@ Olsson et al. 2022 for repeats and copying, Wang et al. 2022 for names, Gould et
 is reduced where it arises and dies with its layer.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -96,7 +98,7 @@ def heads(
     sentences: IndirectObjects | None = SENTENCES,
     edits: Sequence[Edit] = (),
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """A table of what every head does: scores with 95 % intervals and chance levels, and a plain-word `label`.
 
     Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over rows, draws of a sentence, or items),
@@ -130,7 +132,7 @@ def heads(
 @public()
 def attention_kernel(
     model: Model, data: RepeatedTokens = REPEATS, *, edits: Sequence[Edit] = (), batch_size: int = 32
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How each head's attention falls off with distance on random tokens, before anything repeats at that distance.
 
     Returns Dataset[layer, head, distance]: `value`, the mean attention to the token `distance` before the query, over
@@ -151,7 +153,7 @@ def _check(config: ModelConfig, data: RepeatedTokens) -> None:
         raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}")
 
 
-def _heads(model: Subject, asked: Heads) -> "xr.Dataset":
+def _heads(model: Subject, asked: Heads) -> xr.Dataset:
     network, config = model.transformer, model.transformer.config
     moments = _on_repeats(model, asked.data, asked.batch_size)
     kernel = moments.pop("kernel")
@@ -193,7 +195,15 @@ def _peak(kernel: Moments, even: Float[Tensor, "l n"]) -> Score:
     return Score(value, none, none, kernel.count()[..., 0], null.to(value).expand_as(value), "tokens back")
 
 
-def _without(score: Score, heads: Bool[Tensor, "l #h"]) -> Score:
+def _without(
+    score: Score,
+    heads: Bool[
+        Tensor,
+        (
+            l  # h
+        ),
+    ],
+) -> Score:
     """The score without the number of some heads, which is NaN."""
     ends = {name: getattr(score, name) for name in ("value", "low", "high")}
     return score._replace(**{name: x.masked_fill(heads.to(x.device), torch.nan) for name, x in ends.items()})
@@ -210,7 +220,7 @@ def head_names(config: ModelConfig) -> list[list[str]]:
     return [[str(Part("head", layer, h)) for h in range(config.n_heads)] for layer in range(config.n_layers)]
 
 
-def _kernel(model: Subject, asked: AttentionKernel) -> "xr.Dataset":
+def _kernel(model: Subject, asked: AttentionKernel) -> xr.Dataset:
     config, data = model.transformer.config, asked.data
     kernel = _on_repeats(model, data, asked.batch_size)["kernel"]
     null = _even(config, data)[:, None, len(SCORES) :]
@@ -309,7 +319,7 @@ def _compute(
     return found
 
 
-def _unlabelled(merged: Partial) -> "xr.Dataset":
+def _unlabelled(merged: Partial) -> xr.Dataset:
     raise AssertionError("heads labels the moments itself")
 
 

@@ -4,6 +4,8 @@ Random tokens have no meaning, so only copying from the earlier repeat can expla
 Every score is a reduction of one pattern; the pattern itself need not be kept.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch

@@ -4,6 +4,8 @@
 (arXiv:2211.00593): name movers look at the receiver and write it, S-inhibition heads at the giver's second mention.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -190,7 +192,7 @@ def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Ten
     return {name: (rows * masks[:, i, None, None]).sum(-1) for i, name in enumerate(MENTIONS)}
 
 
-def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
+def _finish(merged: Partial, config: ModelConfig) -> xr.Dataset:
     assert isinstance(merged, Rows)
     return labelled(
         "name_attention",
@@ -200,7 +202,7 @@ def _finish(merged: Partial, config: ModelConfig) -> "xr.Dataset":
     )
 
 
-def _direct_effects(result: "xr.Dataset", config: ModelConfig) -> Float[Tensor, "b l h"]:
+def _direct_effects(result: xr.Dataset, config: ModelConfig) -> Float[Tensor, "b l h"]:
     """What each head adds to the logit difference of each sentence."""
     names = [str(Part("head", layer, h)) for layer in range(config.n_layers) for h in range(config.n_heads)]
     values = torch.from_numpy(result.value.sel(part=names).values).double()

@@ -5,6 +5,8 @@ The classic question of necessity. Two cautions come with it: redundant parts sh
 change, a record that the result carries). Every cell is a variant of one planned sweep.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -97,7 +99,7 @@ def ablate(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How far the metric moves without each part: Dataset over the dims `by`, in the metric's unit.
 
     Variables: `value`, metric(ablated) - metric(base), negative where the part holds the metric up: the mean over
@@ -138,7 +140,7 @@ def ablate(
 
 
 def _measured(
-    model: Transformer, batch: Batch, grid: "Grid", fill: StandIns, metric: Metric, freeze: bool
+    model: Transformer, batch: Batch, grid: Grid, fill: StandIns, metric: Metric, freeze: bool
 ) -> Measured:
     """The effects of every cell."""
     put = fill.put(model, batch, grid.sites)
@@ -170,7 +172,7 @@ class Grid:
         config: ModelConfig,
         layers: Sequence[int] | None,
         by: Sequence[str] | None,
-    ) -> "Grid":
+    ) -> Grid:
         """The cells that were asked for. Errors: see `ablate`."""
         if isinstance(parts, str):
             return _of_kind(parts, config, layers, by)

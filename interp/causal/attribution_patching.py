@@ -6,6 +6,8 @@ Rows of a batch do not meet, so one pass serves all prompts. It misses what satu
 gradient, however much a real patch would change (compare with `agreement`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -86,7 +88,7 @@ def attribution_patch(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The estimated change of the metric when a site's activations are patched, for every layer, position, head, ...
 
     denoise: (a_clean - a_corrupt) . d metric / d a at the corrupted run; noise: (a_corrupt - a_clean) . d metric / d a

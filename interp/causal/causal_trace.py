@@ -10,6 +10,8 @@ all prompts the same draws, and its averages over roles weigh tokens instead of 
 first and last, and one token after it as first after and last.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -131,7 +133,7 @@ def causal_trace(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 8,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How much of a fact comes back when one clean state is restored in a run whose subject is corrupted.
 
     Corrupted run: token embeddings of all subject tokens + noise * sigma * N(0, 1), sigma the standard deviation over
@@ -217,7 +219,7 @@ def _embedded(
     return {"count": count.double(), "mean": mean, "spread": spread}
 
 
-def _deviation(merged: Partial) -> "xr.Dataset":
+def _deviation(merged: Partial) -> xr.Dataset:
     assert isinstance(merged, Rows)
     count, mean, spread = (merged.rows[name] for name in ("count", "mean", "spread"))
     centre = (count * mean).sum() / count.sum()
@@ -361,7 +363,7 @@ def _by_role(
     return {"by_role": by_role.mean(1), "role_variance": _variance(by_role), "role_changed": reached.double()}
 
 
-def _variance(samples: Float[Tensor, "b n *rest"]) -> Float[Tensor, "b *rest"]:
+def _variance(samples: Float[Tensor, "b n *rest"]) -> Float[Tensor, b * rest]:
     """Over the samples; NaN for a single one."""
     return samples.var(1) if samples.shape[1] > 1 else torch.full_like(samples[:, 0], torch.nan)
 
@@ -373,7 +375,7 @@ def _finish(
     text: Text,
     tracing: Tracing,
     metric: Metric,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     own: dict[str, tuple[Sequence[str], Tensor]] = {}
     coords: dict[str, object] = {}
     if isinstance(merged, Rows):
@@ -420,7 +422,7 @@ def _finish(
 
 
 def _per_prompt(
-    kept: Mapping[str, Tensor], ids: Int[Tensor, "n"] | None, known: Bool[Tensor, "n"], text: Text
+    kept: Mapping[str, Tensor], ids: Int[Tensor, n] | None, known: Bool[Tensor, n], text: Text
 ) -> tuple[dict[str, tuple[Sequence[str], Tensor]], dict[str, object]]:
     """What is kept of every known fact, and its labels."""
     words = text.words(kept["token"].numpy())

@@ -1,5 +1,7 @@
 """What causal comparisons of two runs share: aligned pairs of prompts, sites by short name, a watched metric."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, get_args, runtime_checkable
@@ -45,12 +47,12 @@ class AlignedPairs(Protocol):
         ...
 
     @property
-    def answer(self) -> Int[Tensor, "n"]:
+    def answer(self) -> Int[Tensor, n]:
         """The clean prompts' answers."""
         ...
 
     @property
-    def wrong(self) -> Int[Tensor, "n"]:
+    def wrong(self) -> Int[Tensor, n]:
         """The tokens they are contrasted with."""
         ...
 
@@ -114,13 +116,13 @@ class Contrast:
     @classmethod
     def of(
         cls, model: Subject, clean: Prompts, corrupt: Prompts, metric: Metric, *, prepend_bos: bool = True
-    ) -> "Contrast":
+    ) -> Contrast:
         """The pairs, checked; see `paired`."""
         batch = paired(model.text, clean, corrupt, prepend_bos=prepend_bos)
         assert isinstance(batch, Batch)
         return cls(*metric.posed(batch, model.text).pair())
 
-    def split(self, size: int) -> "list[Contrast]":
+    def split(self, size: int) -> list[Contrast]:
         """The pairs in parts of at most `size`."""
         both = zip(self.clean.split(size), self.corrupt.split(size), strict=True)
         return [Contrast(clean, corrupt) for clean, corrupt in both]
@@ -142,8 +144,8 @@ class Watched:
         return picked(stream, batch.last().to(stream.device)[:, None])
 
     def value(
-        self, stream: Float[Tensor, "r p d"], batch: Batch, example: Int[Tensor, "r"] | None = None
-    ) -> Float[Tensor, "r"]:
+        self, stream: Float[Tensor, "r p d"], batch: Batch, example: Int[Tensor, r] | None = None
+    ) -> Float[Tensor, r]:
         """The metric of every row; `example`: which pair it belongs to, None where row i is pair i."""
         whose = torch.arange(len(batch), device=stream.device) if example is None else example
         seen, batch = self.columns(stream, batch), batch.to(stream.device)
@@ -158,7 +160,7 @@ class Watched:
         batch: Batch,
         reads: Sequence[Read],
         edits: Sequence[Edit] = (),
-        example: Int[Tensor, "r"] | None = None,
+        example: Int[Tensor, r] | None = None,
     ) -> Observation:
         """A pass with the gradients of the rows' metrics; rows do not meet, so their sum will do."""
 

@@ -11,6 +11,8 @@ Heads that share keys and values (grouped-query attention) have one key and one 
 `L1G0.v`, group g serving the query heads h with h // (n_heads / n_kv_heads) = g. Without groups it is `L1H0.k`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,7 +62,7 @@ class EdgeGraph:
     """Whether an MLP reads what the heads of its own layer read, instead of their sum."""
 
     @classmethod
-    def of(cls, config: ModelConfig) -> "EdgeGraph":
+    def of(cls, config: ModelConfig) -> EdgeGraph:
         """The graph of a config. ValueError where the inputs are no sums over earlier parts."""
         problem = {
             "norms the sum itself (post-norm blocks)": config.norm_place == "post",
@@ -98,7 +100,7 @@ class EdgeGraph:
         return (*names, LOGITS)
 
     @cached_property
-    def visible(self) -> Int[Tensor, "receiver"]:
+    def visible(self) -> Int[Tensor, receiver]:
         """How many senders each receiver sees: always the first ones."""
         counts: list[int] = []
         for layer in range(self.n_layers):

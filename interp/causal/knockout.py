@@ -5,6 +5,8 @@ rows still sum to 1 (Geva et al. 2023, "Dissecting Recall of Factual Association
 of layers, because one layer's loss is made good by its neighbours).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -115,7 +117,7 @@ def knock_out(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How far the metric moves when `queries` cannot attend to `keys`: Dataset over the dims `by`.
 
     score[q, k] = -inf before the softmax, for every q of `queries` and k of `keys`, so that each row still sums to 1.

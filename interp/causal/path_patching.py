@@ -6,6 +6,8 @@ arXiv:2211.00593, section 3.1 and appendix B; Goldowsky-Dill et al. 2023, arXiv:
 computed anew; one after the heads' sum (sandwich, output, post) makes a sender move the shares of its neighbours.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -91,7 +93,7 @@ def path_patch(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """What each sender's value of the other run does to the metric if it reaches only the receivers directly.
 
     denoise: into the corrupted run, from the clean one; noise: the other way round (Wang et al. 2022). For each sender

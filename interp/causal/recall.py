@@ -5,6 +5,8 @@ share of continuations that survive, and of their tokens, says how much of the m
 et al. 2025 (arXiv:2501.05078) measure the same: exact match, token accuracy, entropy of the completion.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -76,7 +78,7 @@ def recall(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How well a model recites given continuations, whole and short-circuited, the whole model as the part "none".
 
     Returns Dataset[part, score]: `value`, the mean over prompts, with `low` and `high` (95 %), `n`, and the coordinate
@@ -130,7 +132,7 @@ def _compute(
     return {"each": torch.stack((*values, *changes), -1)}
 
 
-def _finish(merged: Partial, name: str, parts: Sequence[str]) -> "xr.Dataset":
+def _finish(merged: Partial, name: str, parts: Sequence[str]) -> xr.Dataset:
     others: dict[str, tuple[Sequence[str], Tensor]] = {}
     if isinstance(merged, Rows):
         moments = Moments.of(merged.rows["each"])
@@ -185,7 +187,7 @@ class Measure:
     def metric(self, span: Bool[Tensor, "b p"]) -> Metric:
         """The measure as a metric of prompts with these spans."""
 
-        def value(outcome: Outcome) -> Float[Tensor, "r"]:
+        def value(outcome: Outcome) -> Float[Tensor, r]:
             tokens = outcome.batch.tokens[:, 1:]
             inside = span.to(tokens.device)[outcome.example, 1:]
             scores = self.score(outcome.logits()[:, :-1], tokens)

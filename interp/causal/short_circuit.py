@@ -5,6 +5,8 @@ x_i W_V W_O (with its norms and biases) and moves nothing between positions. Tha
 adds nothing. Done to the last layers of large models it costs memorised continuations more than benchmarks.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -85,7 +87,7 @@ def short_circuit(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How far the metric moves when attention is short-circuited: Dataset[part], in the metric's unit.
 
     Variables as in `ablate`: `value`, metric(short-circuited) - metric(base), with its interval and `n`, `each`

@@ -4,6 +4,8 @@ Words are sought in the decoded text, so that any tokenizer will do: a token bel
 characters, or a part of one.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

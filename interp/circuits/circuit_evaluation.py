@@ -9,6 +9,8 @@ in shares of what the metric loses between the whole model M and no edge at all:
 Intervals are percentiles of a bootstrap over prompts, the same resamples for everything in one table.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -56,7 +58,7 @@ SHARE = "share of the metric's difference between the whole model and no edge"
 class CircuitCurve(Question):
     """The faithfulness of the best edges over their number; `circuit_curve` describes the result. Asked of pairs."""
 
-    scores: "xr.Dataset"
+    scores: xr.Dataset
     """Of `edge_attribution` or `edge_effects`, better on other prompts than those asked about."""
     metric: Metric | LogitFunction | None = None
     """None = the logit difference of the answers that the data bring."""
@@ -91,7 +93,7 @@ def circuit_curve(
     model: Model,
     clean: Prompts | Data,
     corrupt: Prompts | Data,
-    scores: "xr.Dataset",
+    scores: xr.Dataset,
     *,
     metric: Metric | LogitFunction | None = None,
     rank: Rank = "magnitude",
@@ -105,7 +107,7 @@ def circuit_curve(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The faithfulness of the best edges by their scores, over the share of edges kept.
 
     Returns Dataset[circuit, fraction, score] in shares of the whole effect: `value` with the ends `low` and `high` of
@@ -189,7 +191,7 @@ def evaluate_circuit(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """Faithfulness, completeness and minimality of one circuit, with random circuits beside it.
 
     Returns Dataset[circuit, score] in shares of the whole effect: `value` with the ends `low` and `high` of its 95 %
@@ -233,7 +235,7 @@ class _Tried:
     generator: np.random.Generator
 
     @classmethod
-    def of(cls, graph: EdgeGraph, others: Sequence[Tensor], generator: np.random.Generator) -> "_Tried":
+    def of(cls, graph: EdgeGraph, others: Sequence[Tensor], generator: np.random.Generator) -> _Tried:
         """All edges and none before the others."""
         ends = torch.stack((graph.exists, torch.zeros_like(graph.exists)))
         return cls(torch.cat((ends, *others)), generator)
@@ -258,7 +260,7 @@ def _best_edges(graph: EdgeGraph, asked: CircuitCurve) -> _Tried:
 
 def _curve(
     merged: Partial, asked: CircuitCurve, attrs: Mapping[str, str | float | int], tried: _Tried
-) -> "xr.Dataset":
+) -> xr.Dataset:
     each, shares = tried.shares(merged, asked.resamples)
     count, until = len(asked.fractions), partial(area, fractions=asked.fractions)
     curves = {
@@ -299,11 +301,11 @@ class _Knocked:
     nodes: tuple[str, ...]
     removed: Bool[Tensor, "k n"]
     """The random subsets of the nodes."""
-    overlap: Float[Tensor, "circuit"]
+    overlap: Float[Tensor, circuit]
     """The share of the circuit's edges that each circuit of the result has."""
 
     @classmethod
-    def of(cls, graph: EdgeGraph, kept: Bool[Tensor, "s r"], asked: EvaluateCircuit) -> "_Knocked":
+    def of(cls, graph: EdgeGraph, kept: Bool[Tensor, "s r"], asked: EvaluateCircuit) -> _Knocked:
         """The circuits, drawn with the seed."""
         generator = np.random.default_rng(asked.seed)
         nodes = tuple(node for node in asked.circuit.nodes if node not in (INPUT, LOGITS))
@@ -323,7 +325,7 @@ class _Knocked:
 
 def _checked(
     merged: Partial, asked: EvaluateCircuit, attrs: Mapping[str, str | float | int], knocked: _Knocked
-) -> "xr.Dataset":
+) -> xr.Dataset:
     each, shares = knocked.tried.shares(merged, asked.resamples)
     removed, nodes = knocked.removed, knocked.nodes
     (k, n), draws = removed.shape, asked.draws
@@ -364,11 +366,11 @@ def _rows(values: Float[Tensor, "w n"], draws: int, others: int) -> Float[Tensor
 
 
 def _needed(
-    alone: Float[Tensor, "n"],
-    broken: Float[Tensor, "k"],
-    deeper: Float[Tensor, "kn"],
+    alone: Float[Tensor, n],
+    broken: Float[Tensor, k],
+    deeper: Float[Tensor, kn],
     removed: Bool[Tensor, "k n"],
-) -> Float[Tensor, "n"]:
+) -> Float[Tensor, n]:
     """The largest step that taking a node out makes: out of the circuit, or out of what is left without a subset."""
     steps = (
         (broken[:, None] - rearrange(deeper, "(k n) -> k n", k=len(removed))).abs().masked_fill(removed, 0)
@@ -398,7 +400,7 @@ def area(curve: Float[Tensor, "*n f"], fractions: Sequence[float]) -> Float[Tens
     return torch.cat((torch.zeros_like(curve[..., :1]), torch.cumulative_trapezoid(curve, x)), -1)
 
 
-def _score(values: Float[Tensor, "w *n"], prompts: int, null: Tensor | None = None) -> Score:
+def _score(values: Float[Tensor, w * n], prompts: int, null: Tensor | None = None) -> Score:
     """The values on all prompts and the middle 95 % of those on resamples."""
     low, high = values.quantile(torch.tensor([0.025, 0.975]).to(values), 0)
     count = torch.full_like(values[0], prompts, dtype=torch.long)
@@ -406,7 +408,7 @@ def _score(values: Float[Tensor, "w *n"], prompts: int, null: Tensor | None = No
     return Score(values[0], low, high, count, chance, SHARE)
 
 
-def _random_first(values: Float[Tensor, "w kind *f"]) -> Float[Tensor, "kind *f"]:
+def _random_first(values: Float[Tensor, "w kind *f"]) -> Float[Tensor, kind * f]:
     """What the circuit that was found has by chance: the value of the random ones; NaN for the others."""
     null = torch.full_like(values[0], torch.nan)
     if len(null) > 1:
@@ -415,8 +417,8 @@ def _random_first(values: Float[Tensor, "w kind *f"]) -> Float[Tensor, "kind *f"
 
 
 def _with_metric(
-    found: "xr.Dataset", each: Float[Tensor, "b c"], metric: Tensor, dims: tuple[str, ...], unit: str
-) -> "xr.Dataset":
+    found: xr.Dataset, each: Float[Tensor, "b c"], metric: Tensor, dims: tuple[str, ...], unit: str
+) -> xr.Dataset:
     """The result with the metric itself: of every circuit, of the whole model, and of no edge."""
     known = {"each": (("prompt", *dims), metric), "full": (("prompt",), each[:, 0])}
     known["empty"] = (("prompt",), each[:, 1])
@@ -467,7 +469,7 @@ def _count(name: str, value: int, least: int = 0) -> int:
     return value
 
 
-def _check_scores(graph: EdgeGraph, scores: "xr.Dataset", fractions: Sequence[float]) -> None:
+def _check_scores(graph: EdgeGraph, scores: xr.Dataset, fractions: Sequence[float]) -> None:
     check_result("scores", scores, ("sender", "receiver", "value"), "edge_attribution or edge_effects")
     if tuple(scores.sender.values) != graph.senders or tuple(scores.receiver.values) != graph.receivers:
         raise ValueError("scores of the model's own graph are required, got other senders or receivers")

@@ -1,5 +1,7 @@
 """Finding a circuit: score edges, keep the largest, or those that lead to the logits, or those that cannot go."""
 
+from __future__ import annotations
+
 import heapq
 import json
 from collections.abc import Callable, Sequence
@@ -159,7 +161,7 @@ def find_circuit(
     if search != "iterative":
         return Circuit.of_result(answer(asked), model=name)
 
-    def ask(kept: Bool[Tensor, "c sender receiver"]) -> "xr.Dataset":
+    def ask(kept: Bool[Tensor, "c sender receiver"]) -> xr.Dataset:
         return answer(Interchange(kept, metric, replacement, reference))
 
     return _iterative(ask, EdgeGraph.of(as_network(model).config), asked, name)
@@ -195,14 +197,14 @@ def score_edges(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The scores of all edges by any method: `edge_attribution`'s, or the exact ones of `edge_effects`."""
     data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
     question = scoring(method, metric=metric, steps=steps, rule=rule, direction=direction, each=each)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-def worth(table: "xr.Dataset", rank: Rank = "magnitude") -> Float[Tensor, "sender receiver"]:
+def worth(table: xr.Dataset, rank: Rank = "magnitude") -> Float[Tensor, "sender receiver"]:
     """What each edge is ranked by, from a table of scores; -inf where there is no edge.
 
     magnitude: the absolute score. helpful: the score signed such that an edge that moves the metric the way the run
@@ -211,7 +213,7 @@ def worth(table: "xr.Dataset", rank: Rank = "magnitude") -> Float[Tensor, "sende
     return valued(torch.from_numpy(table.value.values), rank, towards(table))
 
 
-def towards(table: "xr.Dataset") -> int:
+def towards(table: xr.Dataset) -> int:
     """1 if the run that values come from has the higher metric, -1 if it has the lower."""
     gain = float((table.clean - table.corrupt).mean())
     return 1 if (-gain if table.attrs.get("direction") == "noise" else gain) > 0 else -1
@@ -299,12 +301,12 @@ def _iterative(ask: Ask, graph: EdgeGraph, asked: FindCircuit, model: str) -> Ci
     return Circuit.of(graph, connected(graph, kept), scores, model=model, task=asked.task, protocol=how)
 
 
-def _means(ask: Ask, kept: Bool[Tensor, "c sender receiver"]) -> Float[Tensor, "c"]:
+def _means(ask: Ask, kept: Bool[Tensor, "c sender receiver"]) -> Float[Tensor, c]:
     """The mean metric of every circuit."""
     return torch.from_numpy(ask(kept).value.values)
 
 
-def _changes(ask: Ask, kept: Bool[Tensor, "sender receiver"]) -> tuple[Tensor, Float[Tensor, "n"]]:
+def _changes(ask: Ask, kept: Bool[Tensor, "sender receiver"]) -> tuple[Tensor, Float[Tensor, n]]:
     """The edges of a circuit, and the change of the mean metric when each is dropped from it."""
     cells = kept.nonzero()
     here = _means(ask, kept[None])
@@ -316,8 +318,8 @@ def _changes(ask: Ask, kept: Bool[Tensor, "sender receiver"]) -> tuple[Tensor, F
 
 
 def _picked_from(
-    merged: Partial, inner: Callable[[Partial], "xr.Dataset"], graph: EdgeGraph, asked: FindCircuit
-) -> "xr.Dataset":
+    merged: Partial, inner: Callable[[Partial], xr.Dataset], graph: EdgeGraph, asked: FindCircuit
+) -> xr.Dataset:
     """The table of scores with the edges that are kept, and with all that makes a circuit of them."""
     from interp.core.accessor import ANALYSIS
 

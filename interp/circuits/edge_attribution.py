@@ -6,6 +6,8 @@ Patching Outperforms Automated Circuit Discovery"). Where a softmax saturates th
 effect is not; EAP-IG averages it along a line between the two runs (Hanna et al. 2024, "Have Faith in Faithfulness").
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -64,7 +66,7 @@ class Line:
         if self.steps < 1:
             raise ValueError(f"at least one step is required, got {self.steps}")
 
-    def points(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
+    def points(self) -> tuple[Float[Tensor, k], Float[Tensor, k]]:
         """The points and their weights, which sum to 1; in float64."""
         if self.method == "eap":
             points = torch.ones(1)
@@ -143,7 +145,7 @@ def edge_attribution(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The estimated change of the metric when one edge carries the other run's value, for every edge.
 
     Returns Dataset[sender, receiver] in the metric's unit: `value` (the mean over prompts), `low` and `high` (its 95 %
@@ -206,7 +208,7 @@ class Sides:
         """The rows that values come from."""
         return self.clean if self.direction == "denoise" else self.corrupt
 
-    def split(self, size: int) -> "Iterator[Sides]":
+    def split(self, size: int) -> Iterator[Sides]:
         """The same in parts of at most so many pairs."""
         for clean, corrupt in zip(self.clean.split(size), self.corrupt.split(size), strict=True):
             yield Sides(clean, corrupt, self.direction)
@@ -225,7 +227,7 @@ def _measured(
 
 def _scores(
     model: Transformer, pair: Sides, metric: Metric, line: Line, graph: EdgeGraph
-) -> tuple[Float[Tensor, "b s r"], Float[Tensor, "b"], Float[Tensor, "b"]]:
+) -> tuple[Float[Tensor, "b s r"], Float[Tensor, b], Float[Tensor, b]]:
     watched, reads = Watched(model, metric), _reads(model, graph, line)
     there = watched.recorded(pair.other, reads)
     if line.method == "eap":
@@ -254,7 +256,7 @@ class Runs:
     corrupt: Trace
 
     @classmethod
-    def of(cls, model: Transformer, pair: Sides, own: Trace, other: Trace) -> "Runs":
+    def of(cls, model: Transformer, pair: Sides, own: Trace, other: Trace) -> Runs:
         """From the two runs by what is done to them."""
         clean, corrupt = (other, own) if pair.direction == "denoise" else (own, other)
         return cls(Change.between(model, own, other), clean, corrupt)
@@ -324,7 +326,7 @@ def _between(
     value: Float[Tensor, "r p d"],
     corrupt: Float[Tensor, "b p d"],
     clean: Float[Tensor, "b p d"],
-    points: Float[Tensor, "k"],
+    points: Float[Tensor, k],
 ) -> Float[Tensor, "r p d"]:
     """Every example at every point."""
     share = points.to(value)[:, None, None]

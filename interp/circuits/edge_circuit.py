@@ -1,5 +1,7 @@
 """A circuit: some edges of a model's graph with what each is worth, and how they were found; kept in JSON."""
 
+from __future__ import annotations
+
 import functools
 import itertools
 import json
@@ -95,13 +97,13 @@ class Circuit(Viewable):
         model: str = "",
         task: str = "",
         protocol: CircuitProtocol | None = None,
-    ) -> "Circuit":
+    ) -> Circuit:
         """The circuit of a mask over the graph's edges; cells that are no edges are not looked at."""
         values = scores[graph.exists & kept].tolist()
         return cls(graph, dict(zip(graph.names(kept), values, strict=True)), model, task, protocol)
 
     @classmethod
-    def of_result(cls, result: "xr.Dataset", *, model: str = "") -> "Circuit":
+    def of_result(cls, result: xr.Dataset, *, model: str = "") -> Circuit:
         """The circuit in the answer to `FindCircuit`. ValueError for another result."""
         if "kept" not in result or "circuit" not in result.attrs:
             raise ValueError("the result of FindCircuit is required, with the edges that it kept")
@@ -110,7 +112,7 @@ class Circuit(Viewable):
         how = CircuitProtocol(**held["protocol"])
         return cls.of(EdgeGraph(**held["graph"]), kept, scores, model=model, task=held["task"], protocol=how)
 
-    def __reduce__(self) -> tuple[type["Circuit"], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[type[Circuit], tuple[object, ...]]:
         """How it travels to other processes: scores that cannot be written to cannot be pickled either."""
         return type(self), (self.graph, dict(self.scores), self.model, self.task, self.protocol)
 
@@ -151,7 +153,7 @@ class Circuit(Viewable):
             ends |= set(nodes) if len(nodes) == 1 else set()
         return tuple(node for node in (*self.graph.senders, LOGITS) if node in ends)
 
-    def pruned(self) -> "Circuit":
+    def pruned(self) -> Circuit:
         """Without the edges that are on no path from the input to the logits."""
         kept = connected(self.graph, self._known)
         left = {edge: self.scores[edge] for edge in self.graph.names(kept)}
@@ -167,7 +169,7 @@ class Circuit(Viewable):
         write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
 
     @classmethod
-    def load(cls, path: str | Path) -> "Circuit":
+    def load(cls, path: str | Path) -> Circuit:
         """Read it from a JSON file, one of the first edition (format 1) too.
 
         Errors: ValueError for a file that holds something else, or another version; KeyError for edges that its own

@@ -1,5 +1,7 @@
 """The exact effect of changing every edge of a small model, one at a time: what edge attribution estimates."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -68,7 +70,7 @@ def edge_effects(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The exact change of the metric when one edge carries the other run's value, for every edge.
 
     Edge u -> v: v reads u's output of the other run, all else as in the own run, and everything after v is recomputed

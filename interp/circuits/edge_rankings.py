@@ -1,5 +1,7 @@
 """What a ranking of edges is worth: how well it knows a planted circuit, and how much it depends on the prompts."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
 @public(renamed={"edges": "top"})
 def edge_stability(
-    scores: "xr.Dataset", top: int, *, rank: Rank = "magnitude", resamples: int = 200, seed: Seed = 0
-) -> "xr.Dataset":
+    scores: xr.Dataset, top: int, *, rank: Rank = "magnitude", resamples: int = 200, seed: Seed = 0
+) -> xr.Dataset:
     """How much the best edges depend on the prompts that scored them.
 
     Returns Dataset with `value`, the mean over all pairs of bootstrap resamples of |A and B| / |A or B| of their best
@@ -75,7 +77,7 @@ def edge_stability(
     )
 
 
-def edge_auroc(scores: "xr.Dataset", planted: Collection[str]) -> float:
+def edge_auroc(scores: xr.Dataset, planted: Collection[str]) -> float:
     """The chance that a planted edge has a larger absolute score than another one, equal scores counting half.
 
     (R - n (n + 1) / 2) / (n m), R the sum of the n planted edges' ranks among all n + m from 1 upwards (Mann and
@@ -96,7 +98,7 @@ def edge_auroc(scores: "xr.Dataset", planted: Collection[str]) -> float:
 
 
 @public()
-def recovery(tables: Sequence["xr.Dataset"], planted: Collection[str]) -> "xr.Dataset":
+def recovery(tables: Sequence[xr.Dataset], planted: Collection[str]) -> xr.Dataset:
     """How well each table of scores knows a planted circuit.
 
     Returns Dataset[attribution, score]: `value` with its `null`, what random scores have. They are no means over
@@ -135,7 +137,7 @@ def recovery(tables: Sequence["xr.Dataset"], planted: Collection[str]) -> "xr.Da
     )
 
 
-def _recall(table: "xr.Dataset", planted: Collection[str]) -> float:
+def _recall(table: xr.Dataset, planted: Collection[str]) -> float:
     best = largest(worth(table), len(planted)).nonzero().tolist()
     names = {f"{table.sender.values[s]}->{table.receiver.values[r]}" for s, r in best}
     return len(names & {str(Edge.of(edge)) for edge in planted}) / len(planted)

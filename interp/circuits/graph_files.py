@@ -8,6 +8,8 @@ put `null` where the format wants the number of a feature; a graph that is read 
 becomes a `Circuit` only if its nodes are those of an edge graph.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import re
@@ -77,7 +79,7 @@ class AttributionGraph:
     prompt: str
     tokens: tuple[str, ...]
     nodes: tuple[GraphNode, ...]
-    links: "pd.DataFrame"
+    links: pd.DataFrame
     """source, target, weight; in the order of the file."""
     supernodes: tuple[tuple[str, ...], ...] = ()
     """Groups that somebody made: a label, then names of nodes."""
@@ -86,7 +88,7 @@ class AttributionGraph:
     parts: tuple[Mapping[str, float], ...] = ()
     """Of our files for each link its weight by what it enters (`q`, `k`, `v`, or nothing for MLPs and logits)."""
 
-    def table(self) -> "pd.DataFrame":
+    def table(self) -> pd.DataFrame:
         """The links with the labels of their ends, the largest absolute weight first."""
         labels = {node.name: node.label or node.name for node in self.nodes}
         named = self.links.assign(
@@ -339,7 +341,7 @@ def _read_parts(link: Mapping[str, object], path: object) -> Mapping[str, float]
     return parts
 
 
-def _frame(links: Sequence[Mapping[str, object]]) -> "pd.DataFrame":
+def _frame(links: Sequence[Mapping[str, object]]) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(

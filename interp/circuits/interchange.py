@@ -4,6 +4,8 @@ What the edges outside carry is a choice that belongs to the number: values of t
 circuits of one question are rows of common passes over the model under study (`DroppedEdges`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -81,7 +83,7 @@ def interchange(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """What the metric is when the model has the edges of a circuit only, for one circuit or many.
 
     Returns Dataset[circuit] in the metric's unit: `value`, the mean over prompts, with the ends `low` and `high` of its
@@ -168,7 +170,7 @@ class CircuitPasses:
     @classmethod
     def of(
         cls, model: Subject, metric: Metric, replacement: Replacement, reference: Prompts | None
-    ) -> "CircuitPasses":
+    ) -> CircuitPasses:
         """Checked against the model, with the means looked up.
 
         Errors: ValueError for models or edits whose stream is no sum, an unknown replacement, a mean without reference
@@ -193,7 +195,7 @@ class CircuitPasses:
         model: Subject,
         name: str,
         kept: Bool[Tensor, "c sender receiver"],
-        finish: "Callable[[Partial], xr.Dataset]",
+        finish: Callable[[Partial], xr.Dataset],
     ) -> Analysis:
         """The question of every pair's metric under every circuit, as rows `value` [circuit]."""
         posed = Posed.of(model.text, self.metric.answer, self.metric.wrong)
@@ -263,7 +265,7 @@ def _compute(
     return {"value": values}
 
 
-def _finish(merged: Partial, name: str, passes: CircuitPasses) -> "xr.Dataset":
+def _finish(merged: Partial, name: str, passes: CircuitPasses) -> xr.Dataset:
     assert isinstance(merged, Rows)
     each = merged.rows["value"]
     return labelled(

@@ -1,5 +1,7 @@
 """A live TransformerLens 4 `TransformerBridge` becomes our model."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
 """Our model in TransformerLens' layout: a state dict and config that its HookedTransformer (until 3.9) takes."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import torch

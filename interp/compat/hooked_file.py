@@ -5,6 +5,8 @@ else. Two kinds of object that such files often hold beside them are added, and 
 pickled HookedTransformerConfig, of which only the fields are kept.
 """
 
+from __future__ import annotations
+
 import json
 import pickle
 from collections.abc import Callable, Mapping

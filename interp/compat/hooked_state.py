@@ -6,6 +6,8 @@ transposed, with two exceptions, which TransformerLens' arithmetic asks for: nor
 as b_in W_out. Some old files have no bias of the unembedding; then neither has our model.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

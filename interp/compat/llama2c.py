@@ -4,6 +4,8 @@ Formats: the legacy one (seven int32, then weights, read by run.c) and version 1
 256 bytes). The network is Llama's with rotation of adjacent pairs; nothing is permuted.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

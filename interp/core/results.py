@@ -6,6 +6,8 @@ that estimates something holds it as `value`, with the ends `low` and `high` of 
 `each` holds the same per prompt. Every variable of numbers has a `unit`.
 """
 
+from __future__ import annotations
+
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +41,7 @@ def labelled(
     coords: Coords | None = None,
     units: str | Mapping[str, str] | None = None,
     attrs: Mapping[str, str | float | int] | None = None,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """A Dataset from `{name: (dims, tensor)}`; half precision is widened to float32, tensors move to the host.
 
     analysis: what gave it, kept as `attrs["interp_analysis"]`: by it a result finds its plot, `result.view.plot()`.
@@ -71,7 +73,7 @@ def labelled(
     return found.assign_coords({**counted, **given})
 
 
-def check_result(what: str, result: "xr.Dataset", needs: Sequence[str], giver: str) -> None:
+def check_result(what: str, result: xr.Dataset, needs: Sequence[str], giver: str) -> None:
     """ValueError naming `what`, unless a result has these variables, coordinates or dims, as what `giver` gives."""
     if missing := [name for name in needs if name not in result.variables and name not in result.sizes]:
         held = ", ".join(map(str, result.variables)) or "nothing"
@@ -104,14 +106,14 @@ class Score(NamedTuple):
     unit: str
 
     @classmethod
-    def of(cls, moments: Moments, unit: str, null: Tensor | float = float("nan")) -> "Score":
+    def of(cls, moments: Moments, unit: str, null: Tensor | float = float("nan")) -> Score:
         """From the moments over rows; null: the chance level, NaN where there is none."""
         low, high = moments.interval()
         chance = torch.as_tensor(null, dtype=moments.mean.dtype).to(moments.mean.device)
         return cls(moments.mean, low, high, moments.count(), chance.expand_as(moments.mean), unit)
 
     @classmethod
-    def exact(cls, value: Tensor, unit: str, null: Tensor | float = float("nan")) -> "Score":
+    def exact(cls, value: Tensor, unit: str, null: Tensor | float = float("nan")) -> Score:
         """A number that is no mean over rows: its interval is itself, and n = 0."""
         chance, none = torch.as_tensor(null, dtype=value.dtype), torch.zeros_like(value, dtype=torch.long)
         return cls(value, value, value, none, chance.to(value.device).expand_as(value), unit)
@@ -126,7 +128,7 @@ def scored(
     attrs: Mapping[str, str | float | int] | None = None,
     others: Variables | None = None,
     units: Mapping[str, str] | None = None,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """A Dataset of several quantities: `value`, `low`, `high`, `null`, `n` over the dims and `score`, and their `unit`.
 
     others: further variables, such as labels or indices. units: of those that are not over `score`.
@@ -150,7 +152,7 @@ def scored(
 
 
 @public()
-def frame(result: "xr.Dataset | xr.DataArray", variable: str | None = None) -> "pd.DataFrame":
+def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.DataFrame:
     """The tidy table of a result: one row per cell, its coordinates as columns, then what it estimates.
 
     The table has the variables over the cells of `value` (of the first variable, where there is none), so the numbers
@@ -195,7 +197,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_tables(tables: Mapping[str, "pd.DataFrame"], folder: Path) -> list[Path]:
+def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:
     """Write each table as `<name>.csv` and `<name>.parquet` into `folder`; returns the paths."""
     paths = []
     for name, table in tables.items():

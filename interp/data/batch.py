@@ -1,5 +1,7 @@
 """A batch of token rows with its padding said explicitly; nothing downstream guesses it from the tokens."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -26,9 +28,9 @@ class Batch:
     """True at real tokens; None = no padding anywhere."""
     bos: bool = False
     """Whether a beginning-of-sequence token was prepended to every row."""
-    answer: Int[Tensor, "b"] | None = None
+    answer: Int[Tensor, b] | None = None
     """The token each row should be followed by, where a question has one."""
-    wrong: Int[Tensor, "b"] | None = None
+    wrong: Int[Tensor, b] | None = None
     """The token the answer is contrasted with."""
     documents: Int[Tensor, "b p"] | None = None
     """The text that each column belongs to, in packed rows (-1 at padding); None = one text per row."""
@@ -36,7 +38,7 @@ class Batch:
     """Token types, for models that have them; None = 0 everywhere."""
     memory: Memory | None = None
     """What cross-attention reads, for the decoder of an encoder-decoder."""
-    row: Int[Tensor, "n"] | None = None
+    row: Int[Tensor, n] | None = None
     """Which of the prompts each row is, however often they were split, repeated or reordered; None = not numbered.
 
     In packed rows one entry per text: `documents` holds places in `row`.
@@ -60,7 +62,7 @@ class Batch:
     @classmethod
     def of(
         cls, rows: Sequence[Sequence[int]], *, pad_id: int = 0, side: Side = "right", bos: bool = False
-    ) -> "Batch":
+    ) -> Batch:
         """Rows of any lengths, padded to the longest; `keep` is None when they are all equally long."""
         lengths = [len(row) for row in rows]
         if not rows or min(lengths) == 0:
@@ -81,8 +83,8 @@ class Batch:
         width: int,
         *,
         pad_id: int = 0,
-        row: Int[Tensor, "n"] | None = None,
-    ) -> "Batch":
+        row: Int[Tensor, n] | None = None,
+    ) -> Batch:
         """Texts side by side in rows of `width` columns, each seeing only itself; `documents` holds their numbers.
 
         row: the identity of each text.
@@ -129,7 +131,7 @@ class Batch:
         return self.tokens.shape[0]
 
     @property
-    def lengths(self) -> Int[Tensor, "b"]:
+    def lengths(self) -> Int[Tensor, b]:
         """How many real tokens each row has."""
         if self.keep is None:
             return torch.full((len(self),), self.tokens.shape[1], device=self.tokens.device)
@@ -140,7 +142,7 @@ class Batch:
         """True at every real token: `keep`, written out where there is no padding."""
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.keep is None else self.keep
 
-    def last(self) -> Int[Tensor, "b"]:
+    def last(self) -> Int[Tensor, b]:
         """Column of the last real token of each row; ValueError for packed rows, which have several."""
         self._one_text_per_row("the last token")
         n = self.tokens.shape[1]
@@ -148,20 +150,20 @@ class Batch:
             return torch.full((len(self),), n - 1, device=self.tokens.device)
         return n - 1 - self.keep.flip(1).int().argmax(1)
 
-    def to(self, device: torch.device) -> "Batch":
+    def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
         return self._each(lambda x: x.to(device))
 
-    def split(self, size: int) -> Iterator["Batch"]:
+    def split(self, size: int) -> Iterator[Batch]:
         """Consecutive parts of at most `size` rows, of the same width."""
         for start in range(0, len(self), size):
             yield self._each(itemgetter(slice(start, start + size)))
 
-    def rows(self, index: Int[Tensor, "n"]) -> "Batch":
+    def rows(self, index: Int[Tensor, n]) -> Batch:
         """These rows in this order, one several times if need be; of the same width."""
         return self._each(lambda x: x[index.to(x.device)])
 
-    def trimmed(self) -> "Batch":
+    def trimmed(self) -> Batch:
         """The same rows without the last columns that are padding in all of them."""
         if self.keep is None:
             return self
@@ -173,14 +175,14 @@ class Batch:
         keep_ = None if bool(keep.all()) else keep
         return replace(self, tokens=tokens, keep=keep_, documents=documents, types=types, corrupt=corrupt)
 
-    def numbered(self) -> "Batch":
+    def numbered(self) -> Batch:
         """The same with its rows (the texts of packed rows) numbered, if they are not."""
         if self.row is not None:
             return self
         count = len(self) if self.documents is None else int(self.documents.max()) + 1
         return replace(self, row=torch.arange(count))
 
-    def identities(self) -> Int[Tensor, "n"] | None:
+    def identities(self) -> Int[Tensor, n] | None:
         """Which prompt each row is; in packed rows each text, in the order in which they stand there."""
         if self.row is None or self.documents is None:
             return self.row
@@ -190,7 +192,7 @@ class Batch:
         starts[:: self.documents.shape[1]] = True
         return self.row.to(flat.device)[flat[starts & (flat >= 0)]]
 
-    def pair(self) -> "tuple[Batch, Batch]":
+    def pair(self) -> tuple[Batch, Batch]:
         """The rows and their corrupted prompts, each as a batch of its own, both with the answers.
 
         Errors: ValueError for a batch without corrupted prompts.
@@ -199,11 +201,11 @@ class Batch:
             raise ValueError("this question compares two prompts: corrupted prompts are required, got none")
         return replace(self, corrupt=None), replace(self, tokens=self.corrupt, corrupt=None)
 
-    def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> "Batch":
+    def with_answers(self, answer: Int[Tensor, b], wrong: Int[Tensor, b] | None) -> Batch:
         """The same rows with the tokens a question is about."""
         return replace(self, answer=answer, wrong=wrong)
 
-    def left_aligned(self) -> "Batch":
+    def left_aligned(self) -> Batch:
         """The same rows with all padding moved to the left, so that every row ends in the last column."""
         self._one_text_per_row("alignment")
         if self.keep is None:
@@ -218,7 +220,7 @@ class Batch:
         if self.documents is not None:
             raise ValueError(f"{what} requires one text per row, this batch is packed")
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         def changed(x: Tensor | None) -> Tensor | None:
             return None if x is None else change(x)
 

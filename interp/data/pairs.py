@@ -1,5 +1,7 @@
 """Pairs of prompts as data: a clean prompt, its corrupted one, and the answers they are asked for, row by row."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +32,7 @@ class Pairs:
     answer: Data | None = None
     wrong: Data | None = None
 
-    def source(self) -> "PairedSource":
+    def source(self) -> PairedSource:
         """The rows. Errors: those of `open_source`; ValueError for parts of different lengths."""
         parts = {name: getattr(self, name) for name in ("clean", "corrupt", "answer", "wrong")}
         return PairedSource({name: _opened(name, part) for name, part in parts.items() if part is not None})

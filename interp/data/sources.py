@@ -4,6 +4,8 @@ A source is ordered rows with a fingerprint. The number of a row in its source i
 batched or restarted later; `data.stream` turns stretches of rows into batches.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -133,7 +135,7 @@ class Listed:
     field: str
 
     @classmethod
-    def of(cls, data: str | Tensor | Batch | Sequence[object], field: str) -> "Listed":
+    def of(cls, data: str | Tensor | Batch | Sequence[object], field: str) -> Listed:
         """The rows of a text, of several, of token ids, or of batches. Errors: ValueError for none."""
         items: Sequence[object] | Tensor
         if isinstance(data, Tensor):
@@ -215,7 +217,7 @@ class Dataset:
     field: str
 
     @classmethod
-    def of(cls, data: Columns, field: str) -> "Dataset":
+    def of(cls, data: Columns, field: str) -> Dataset:
         """The column `field`. Errors: ValueError if there is no such column, or no row."""
         known = list(data.features)
         if field not in known:

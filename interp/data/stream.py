@@ -4,6 +4,8 @@ A window is tokenised, sorted by length and cut into batches (or packed), so tha
 yet every process, in any order, gets the same batches. Workers and shards take windows; journals count batches.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -131,7 +133,7 @@ class Stream:
         batches = tuple(_with_pairs(batch, pairs) for batch in self._batches(kept, bool(texts)))
         return Window(batches, tuple(rejected), len(found), tokens, cut)
 
-    def _paired(self, number: int, row: Example, clean: list[int], corrupt: list[int]) -> "Paired | Rejected":
+    def _paired(self, number: int, row: Example, clean: list[int], corrupt: list[int]) -> Paired | Rejected:
         """What goes with a clean prompt, as ids, or why it cannot."""
         if self.layout == "packed" or len(clean) > self.text.n_ctx:
             why = (

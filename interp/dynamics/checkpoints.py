@@ -4,6 +4,8 @@ Olsson et al. 2022 found induction heads by watching many small results over tra
 Dataset can be watched so. Models are loaded one after the other, and each is released before the next.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -33,13 +35,13 @@ _STEP = re.compile(r"(?:step|checkpoint)[-_]?(\d+)(?!\d)")
 def over_checkpoints(
     load: Callable[[str], Model],
     revisions: Sequence[str],
-    question: "Askable | Callable[[Model], xr.Dataset]",
+    question: Askable | Callable[[Model], xr.Dataset],
     data: Feed | Data | Pairs | None = None,
     *,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The results of one question at every checkpoint, with the new first dim `step`, ascending.
 
     load: from a revision ("step2850") to its model. question: a record such as `Heads()`, asked as `interp.run` asks it
@@ -68,7 +70,7 @@ def over_checkpoints(
             "an iterator gives every row once: a list is required, which lasts for every checkpoint"
         )
 
-    def result(revision: str) -> "xr.Dataset":
+    def result(revision: str) -> xr.Dataset:
         if not isinstance(question, Askable):
             return question(_loaded(load, revision))
         return answered(
@@ -105,7 +107,7 @@ def step_of(revision: str) -> int:
 
 
 @public()
-def phase_change(series: "xr.DataArray") -> "xr.Dataset":
+def phase_change(series: xr.DataArray) -> xr.Dataset:
     """Between which neighbouring checkpoints a number rises fastest, for every cell (head, ...) on its own.
 
     series: any result with a dim `step`, such as `table.value.sel(score="induction")`; pass `-series` to find the
@@ -143,13 +145,13 @@ def phase_change(series: "xr.DataArray") -> "xr.Dataset":
     return found.assign_coords(kept)
 
 
-def _scalar(series: "xr.DataArray", name: str) -> str | None:
+def _scalar(series: xr.DataArray, name: str) -> str | None:
     """The label that a selection left on a series, such as the score that was selected; None where there is none."""
     return str(series[name].item()) if name in series.coords and series[name].ndim == 0 else None
 
 
 @public()
-def per_token_loss_pca(losses: "xr.DataArray", *, components: int = 2) -> "xr.Dataset":
+def per_token_loss_pca(losses: xr.DataArray, *, components: int = 2) -> xr.Dataset:
     """Where training moves in the space of per-token losses: the main components of all snapshots jointly.
 
     losses: dims (..., prompt), the `value` of `one_token_losses` at several checkpoints; all other dims (`step`, or
@@ -198,7 +200,7 @@ def per_token_loss_pca(losses: "xr.DataArray", *, components: int = 2) -> "xr.Da
 
 def principal_components(
     rows_se: Float[Tensor, "s e"],
-) -> tuple[Float[Tensor, "s c"], Float[Tensor, "c e"], Float[Tensor, "c"]]:
+) -> tuple[Float[Tensor, "s c"], Float[Tensor, "c e"], Float[Tensor, c]]:
     """Projections, unit directions and explained shares of centred rows; the largest entry of a direction is positive.
 
     Without any variance the shares are 0.
@@ -223,7 +225,7 @@ def _steepest(values: Float[Tensor, "s ..."], steps: Tensor) -> dict[str, Tensor
     }
 
 
-def _joined(parts: Sequence["xr.Dataset"], steps: Sequence[int]) -> "xr.Dataset":
+def _joined(parts: Sequence[xr.Dataset], steps: Sequence[int]) -> xr.Dataset:
     """The results along `step`; attributes that differ become variables."""
     import xarray as xr
 

@@ -5,6 +5,8 @@ x_j) x_j). From a hemisphere they meet; under a causal mask they go to the first
 has no MLPs and no residual growth; `consensus` measures what a model does, `flow` is the theory itself.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -81,7 +83,7 @@ def consensus(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How alike the directions of a text's tokens are in the stream, by depth.
 
     Returns Dataset[depth, score]: `value` with `low` and `high` (95 % over texts), `n` and the coordinate `unit`, of
@@ -124,7 +126,7 @@ def angles(
     others = real.clone()
     others[rows, column] = False
 
-    def mean(values: Float[Tensor, "b p"], over: Bool[Tensor, "b p"]) -> Float[Tensor, "b"]:
+    def mean(values: Float[Tensor, "b p"], over: Bool[Tensor, "b p"]) -> Float[Tensor, b]:
         return values.masked_fill(~over, 0.0).sum(1) / over.sum(1)
 
     found = (
@@ -197,7 +199,7 @@ def _compute(
     return dict(zip(ANGLES, torch.stack(found, 1).unbind(-1), strict=True))
 
 
-def _finish(merged: Partial, name: str, depths: int) -> "xr.Dataset":
+def _finish(merged: Partial, name: str, depths: int) -> xr.Dataset:
     assert isinstance(merged, Means)
     return scored(
         name,

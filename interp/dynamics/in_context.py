@@ -4,6 +4,8 @@ A model that learns from its context predicts the 500th token of a text better t
 the last residual stream, some rows of logits at a time, and dies with its batch: only its moments per index remain.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -97,7 +99,7 @@ def in_context(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The loss at every token index, and how far context lowers it: loss(index) - loss(early).
 
     Returns Dataset[index, score]: `value` in nats with `low` and `high` (95 % over texts; NaN for fewer than two), `n`,
@@ -136,7 +138,7 @@ def loss_map(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The loss by token index and training step, and how fast it falls with the logarithm of the index.
 
     Returns Dataset[step, index, score]: all of `in_context` at each checkpoint, and `slope`[step, index] = d loss /
@@ -176,7 +178,7 @@ def one_token_losses(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The loss of one token of every text, always the same one: the coordinates of a snapshot of training.
 
     Returns Dataset[prompt]: `value`, the loss in nats, and `index` of the token. Which token depends on the text and
@@ -239,7 +241,7 @@ def by_text(losses: Float[Tensor, "b n"], batch: Batch) -> Float[Tensor, "t n"]:
 
 
 def log_index_slope(
-    loss: Float[Tensor, "*s n"], index: Int[Tensor, "n"], *, span: float
+    loss: Float[Tensor, "*s n"], index: Int[Tensor, n], *, span: float
 ) -> Float[Tensor, "*s n"]:
     """d loss / d log(index): the least-squares slope over the indices in [index / span, index * span], in float64.
 
@@ -303,7 +305,7 @@ def _curves(trace: Trace, batch: Batch, model: Transformer, early: Sequence[int]
     return {"loss": loss, "in_context": loss[:, None] - first[..., None]}
 
 
-def _finish(merged: Partial, name: str, compared: Sequence[tuple[int, int]]) -> "xr.Dataset":
+def _finish(merged: Partial, name: str, compared: Sequence[tuple[int, int]]) -> xr.Dataset:
     assert isinstance(merged, MaskedMeans)
     loss, changes = merged.moments["loss"], merged.moments["in_context"]
     assert isinstance(loss, MaskedMoments) and isinstance(changes, MaskedMoments)
@@ -346,7 +348,7 @@ def _score(moments: MaskedMoments, n: int, null: float = torch.nan) -> Score:
     return Score(value, low, high, found.n[:n], found.null[:n], "nats")
 
 
-def _chosen(trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, "c"]) -> Mapping[str, Tensor]:
+def _chosen(trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, c]) -> Mapping[str, Tensor]:
     """One token per row: its index is a hash of the row's tokens, whatever batch and padding they come in."""
     if batch.documents is not None:
         raise ValueError("one token per example requires one text per row, got a packed batch")
@@ -362,7 +364,7 @@ def _chosen(trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, "c
     return {"value": loss.gather(1, index[:, None] - 1)[:, 0], "index": index}
 
 
-def _finish_chosen(merged: Partial, name: str, seed: int) -> "xr.Dataset":
+def _finish_chosen(merged: Partial, name: str, seed: int) -> xr.Dataset:
     assert isinstance(merged, Rows)
     return labelled(
         name,

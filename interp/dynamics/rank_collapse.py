@@ -5,6 +5,8 @@ in encoders doubly exponentially in depth. Under a causal mask rows differ by co
 at most.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -85,7 +87,7 @@ def rank_collapse(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How far the tokens of a text are from being all alike, by depth, with skips and MLPs on and off.
 
     Returns Dataset[line, depth]: `value`, the relative residual |X - 1 x^T| / |X| with x the mean of the tokens and the
@@ -119,7 +121,7 @@ def composite_norm(x: Float[Tensor, "*b p d"]) -> Float[Tensor, "*b"]:
     return (size.sum(-2).amax(-1) * size.sum(-1).amax(-1)).sqrt()
 
 
-def relative_residual(x: Float[Tensor, "b p d"], real: Bool[Tensor, "b p"]) -> Float[Tensor, "b"]:
+def relative_residual(x: Float[Tensor, "b p d"], real: Bool[Tensor, "b p"]) -> Float[Tensor, b]:
     """|X - 1 x^T| / |X| in the composite norm, x the mean of the real tokens; NaN for a stream of zeros.
 
     Example:
@@ -144,7 +146,7 @@ def _compute(trace: Trace, batch: Batch, model: Transformer, lines: Sequence[str
     return {"residual": torch.stack(found, 1)}
 
 
-def _finish(merged: Partial, name: str, lines: Sequence[str], depths: int, floor: float) -> "xr.Dataset":
+def _finish(merged: Partial, name: str, lines: Sequence[str], depths: int, floor: float) -> xr.Dataset:
     assert isinstance(merged, Means)
     residual = merged.moments["residual"]
     return labelled(

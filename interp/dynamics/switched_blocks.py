@@ -5,6 +5,8 @@ sublayer added (its norm, bias and factor included), so nothing is subtracted an
 In blocks that norm the sum (post-norm) the norm stays. Parallel blocks: the sum is attention plus MLP.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal

@@ -5,6 +5,8 @@ Katz et al. 2024 (arXiv:2402.12865): a model that an edit has broken says the sa
 that varies goes unseen; perplexity on a text sees it.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections import Counter

@@ -6,6 +6,8 @@ makes a model of its own, whose weights are put back before the next. The layout
 probabilities of Meng et al. 2022.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -83,7 +85,7 @@ def edit_table(
     text: Prompts | None = None,
     continuation: Continuation | None = None,
     batch_size: int = 64,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The worth of each editor over single edits, one case at a time, every edit undone before the next.
 
     Returns Dataset[editor, score] with `value`, `low`, `high`, `null`, `n` and the coordinate `unit`, and `each`[case,
@@ -156,7 +158,7 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tens
     }
 
 
-def _unlabelled(merged: Partial) -> "xr.Dataset":
+def _unlabelled(merged: Partial) -> xr.Dataset:
     raise AssertionError("edit_table goes on computing with the sums")
 
 
@@ -224,7 +226,7 @@ def _shares(model: Transformer, batch: Batch, spans: Mapping[str, slice]) -> lis
 
 def _labelled(
     values: Float[Tensor, "editor score case"], editors: list[str], names: list[str], prompts: list[str]
-) -> "xr.Dataset":
+) -> xr.Dataset:
     cases, mean = values.shape[-1], values.mean(-1)
     low, high = wilson(mean, cases)
     normal = [i for i, name in enumerate(names) if name in UNITS]

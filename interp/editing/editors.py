@@ -5,6 +5,8 @@ The forward-only shift, one gradient step and plain fine-tuning; rank-one ROME i
 answer at the last token of each. Katz et al. 2024, "Backward Lens" (arXiv:2402.12865), sections 5 and 6.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Literal
 

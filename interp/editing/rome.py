@@ -5,6 +5,8 @@ convention, with keys k (post-activations), K those of the text and V what W mak
 min |K W' - V| so that k* W' = v*   is   W' = W + C^-1 k*^T (v* - k* W) / (k* C^-1 k*^T),   C = E[k^T k].
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,7 +52,7 @@ class Keys:
     tokens: int
     """How many tokens it was averaged over."""
 
-    def solved(self, key: Float[Tensor, "m"], ridge: float) -> Float[Tensor, "m"]:
+    def solved(self, key: Float[Tensor, m], ridge: float) -> Float[Tensor, m]:
         """(C + ridge tr(C)/m I)^-1 k, float64. ValueError where that matrix is not positive definite."""
         m = len(self.moment)
         damped = self.moment + ridge * self.moment.trace() / m * torch.eye(m).to(self.moment)
@@ -125,7 +127,7 @@ def _keys(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Mapping
     return {"key": batch.by_text(keys, real, torch.nan)}
 
 
-def _unlabelled(merged: Partial) -> "xr.Dataset":
+def _unlabelled(merged: Partial) -> xr.Dataset:
     raise AssertionError("key_moment goes on computing with the sums")
 
 
@@ -197,9 +199,7 @@ class Search:
 
 
 @torch.enable_grad()
-def sought(
-    model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], search: Search
-) -> Float[Tensor, "d"]:
+def sought(model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], search: Search) -> Float[Tensor, d]:
     """delta, added to what W_out writes where `where` holds, that makes the rows' answers likely (see `rome_edit`)."""
     rome, route = search.rome, ends(model.config, f"blocks.{search.layer}.mlp.W_out")
     wide = torch.promote_types(model.dtype, torch.float32)

@@ -5,6 +5,8 @@ layout of the parameter that holds it: queries, keys and values share one parame
 unembedding may be the embedding itself.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -113,7 +115,7 @@ class WeightEdit:
         return dense
 
 
-_STANDING: dict[int, list["_Standing"]] = {}
+_STANDING: dict[int, list[_Standing]] = {}
 """The changes that stand in each parameter, in the order in which they began; by the identity of the parameter."""
 _LOCK = RLock()
 

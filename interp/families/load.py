@@ -4,6 +4,8 @@ Nothing here executes code from a checkpoint: configs are JSON, weights are safe
 weights-only unpickler; remote code is never asked for.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

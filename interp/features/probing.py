@@ -4,6 +4,8 @@ A probe is a logistic regression on a few chosen neurons. Choosing and fitting s
 from the test examples; a second number, with shuffled labels, says what the same procedure finds in noise.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -107,7 +109,7 @@ def probe_neurons(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How well a few neurons of each layer tell prompts with a feature from those without.
 
     Returns Dataset[layer, n_neurons, score]: what `probe` gives, at every layer. The coordinate `part` names the
@@ -139,7 +141,7 @@ def probe(
     test_share: float = 0.3,
     shuffles: int = 5,
     seed: Seed = 0,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How well probes on a few of the neurons find the feature in examples they were not made from.
 
     Returns Dataset[n_neurons, score] for probes on so many neurons (`sizes`): `value`, `low`, `high` (95 %), `null` and
@@ -172,9 +174,9 @@ def probe(
 class Probe:
     """A probe on a few neurons, and how it did on the test examples."""
 
-    neurons: Int[Tensor, "k"]
-    weights: Float[Tensor, "k"]
-    confusion: Int[Tensor, "4"]
+    neurons: Int[Tensor, k]
+    weights: Float[Tensor, k]
+    confusion: Int[Tensor, 4]
     """Test examples that are true positives, false positives, false negatives, true negatives."""
 
 
@@ -183,17 +185,17 @@ class Split:
     """Examples to choose and fit on, and examples to score on."""
 
     train_x: Float[Tensor, "n m"]
-    train_y: Bool[Tensor, "n"]
+    train_y: Bool[Tensor, n]
     test_x: Float[Tensor, "t m"]
-    test_y: Bool[Tensor, "t"]
+    test_y: Bool[Tensor, t]
 
     @classmethod
-    def of(cls, x: Float[Tensor, "n m"], y: Bool[Tensor, "n"], test_share: float, seed: int) -> "Split":
+    def of(cls, x: Float[Tensor, "n m"], y: Bool[Tensor, n], test_share: float, seed: int) -> Split:
         """A share of each class is set aside at random. Errors: ValueError if that leaves a class without examples."""
         test = held_out(y, test_share, seed)
         return cls(x[~test], y[~test], x[test], y[test])
 
-    def shuffled(self, generator: torch.Generator) -> "Split":
+    def shuffled(self, generator: torch.Generator) -> Split:
         """The same with the training labels in random order."""
         order = torch.randperm(len(self.train_y), generator=generator)
         return Split(self.train_x, self.train_y[order], self.test_x, self.test_y)
@@ -203,7 +205,7 @@ class Split:
         chosen = selected(self.train_x, self.train_y, sizes, select=select, seed=seed)
         return [self._probe(neurons) for neurons in chosen]
 
-    def _probe(self, neurons: Int[Tensor, "k"]) -> Probe:
+    def _probe(self, neurons: Int[Tensor, k]) -> Probe:
         train, test = (part[:, neurons].double() for part in (self.train_x, self.test_x))
         mean, spread = standard(train)
         weights, bias = logistic((train - mean) / spread, self.train_y)
@@ -212,7 +214,7 @@ class Split:
         return Probe(neurons, weights, torch.stack([(a & b).sum() for a, b in pairs]))
 
 
-def held_out(labels: Bool[Tensor, "n"], test_share: float, seed: int) -> Bool[Tensor, "n"]:
+def held_out(labels: Bool[Tensor, n], test_share: float, seed: int) -> Bool[Tensor, n]:
     """Which examples are set aside, a share of each class. ValueError if that leaves a class without examples."""
     generator = torch.Generator().manual_seed(seed)
     if not 0 < test_share < 1:
@@ -229,7 +231,7 @@ def held_out(labels: Bool[Tensor, "n"], test_share: float, seed: int) -> Bool[Te
     return test
 
 
-def as_labels(labels: Labels) -> Bool[Tensor, "n"]:
+def as_labels(labels: Labels) -> Bool[Tensor, n]:
     """Labels as booleans on the host. ValueError for anything but a list of true and false."""
     given = torch.as_tensor(labels).detach().cpu()
     if given.ndim != 1:
@@ -249,7 +251,7 @@ class Procedure:
     shuffles: int
     seed: int
 
-    def probed(self, activations: Float[Tensor, "n m"], labels: Bool[Tensor, "n"]) -> "Probed":
+    def probed(self, activations: Float[Tensor, "n m"], labels: Bool[Tensor, n]) -> Probed:
         """The probes of some examples, and those with shuffled labels. Errors: see `probe`."""
         x = activations.detach().cpu()
         if len(labels) != len(x):
@@ -289,7 +291,7 @@ def _table(
     procedure: Procedure,
     attrs: Mapping[str, str | int | float],
     sites: Sequence[str] | None = None,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The scores of probes: of one set of activations, or of one per layer."""
     split, width = found[0].split, max(procedure.sizes)
     dims = ("layer", "n_neurons") if sites is not None else ("n_neurons",)
@@ -325,7 +327,7 @@ def _table(
 
 def _scores(
     found: Sequence[Probed], seed: int, *, layered: bool
-) -> tuple[dict[str, Score], Float[Tensor, "..."]]:
+) -> tuple[dict[str, Score], Float[Tensor, ...]]:
     """Every score of the probes `[layer size]` (without layers `[size]`), and the deviation of its null."""
     counts = torch.stack([torch.stack([each.confusion for each in one.made]) for one in found])
     shape = counts.shape[:-1] if layered else counts.shape[1:-1]
@@ -419,10 +421,10 @@ def _finish(
     merged: Partial,
     name: str,
     sites: Sequence[str],
-    labels: Bool[Tensor, "n"],
+    labels: Bool[Tensor, n],
     procedure: Procedure,
     attrs: Mapping[str, str | int | float],
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """Probes of all prompts, layer by layer."""
     assert isinstance(merged, Rows)
     ids = torch.arange(len(merged.rows[sites[0]])) if merged.ids is None else merged.ids.cpu()

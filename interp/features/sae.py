@@ -5,6 +5,8 @@ f = act((x - b_dec) W_enc + b_enc), x_hat = f W_dec + b_dec. What `act` is tells
 (`sae_files`); training is in `sae_training`, what a trained one is worth in `sae_metrics`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -89,7 +91,7 @@ def _rectangle(z: Tensor, threshold: Tensor, bandwidth: Tensor) -> Tensor:
 
 
 def jump_relu(
-    z: Float[Tensor, "*n s"], threshold: Float[Tensor, "s"], bandwidth: float
+    z: Float[Tensor, "*n s"], threshold: Float[Tensor, s], bandwidth: float
 ) -> Float[Tensor, "*n s"]:
     """z where z > threshold, 0 elsewhere; differentiable in the threshold by a straight-through estimator.
 
@@ -104,7 +106,7 @@ def jump_relu(
     return _Jump.apply(z, threshold, z.new_tensor(bandwidth))  # type: ignore[no-untyped-call]
 
 
-def step(z: Float[Tensor, "*n s"], threshold: Float[Tensor, "s"], bandwidth: float) -> Float[Tensor, "*n s"]:
+def step(z: Float[Tensor, "*n s"], threshold: Float[Tensor, s], bandwidth: float) -> Float[Tensor, "*n s"]:
     """1 where z > threshold, 0 elsewhere: summed over features the L0 that a JumpReLU is trained on.
 
     With g the gradient of the output: the threshold receives -(1 / bandwidth) 1[|z - threshold| < bandwidth / 2] g,
@@ -206,7 +208,7 @@ class SAE(nn.Module):
                 return jump_relu(z, self.thresholds, bandwidth)
 
     @property
-    def thresholds(self) -> Float[Tensor, "s"]:
+    def thresholds(self) -> Float[Tensor, s]:
         """What z must exceed for a feature to be active: 0 but for JumpReLU, whose negative ones count as 0."""
         if not isinstance(self.kind, JumpReLU):
             return torch.zeros_like(self.b_enc)
@@ -258,7 +260,7 @@ class SAE(nn.Module):
         """
         return Read(site, via=self.features)
 
-    def on_features(self, change: FeatureChange, *, error: bool = True) -> "OnFeatures":
+    def on_features(self, change: FeatureChange, *, error: bool = True) -> OnFeatures:
         """What to do with a site to change its features: the change of an `Edit`, a function of the site's cells.
 
         change: gets the features `[b p s]` and returns them changed. With `error` what the autoencoder does not explain

@@ -4,6 +4,8 @@ Written folders are read by SAELens 6, and folders of SAELens 6 and of its older
 says is either understood, or known to change no number, or refused by name.
 """
 
+from __future__ import annotations
+
 import json
 import warnings
 from collections.abc import Mapping

@@ -4,6 +4,8 @@ Everything is a sum over vectors that merges: the mean of the explained variance
 whatever the batches.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -116,7 +118,7 @@ def reconstruction(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How sparse and how exact an autoencoder is at a site, over data of any size.
 
     Returns what `reconstruction_quality` does of given activations, for those of the site at every token that counts
@@ -146,7 +148,7 @@ def sae_quality(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """What an autoencoder is worth at a site: all of `reconstruction_quality`, and what the model loses by it.
 
     Returns Dataset[score]: `value`, `low`, `high`, `null`, `n` and the coordinate `unit`. Besides those scores:
@@ -192,16 +194,16 @@ class Fit:
 
     refuses_nan: ClassVar[bool] = True
     vectors: Int[Tensor, ""]
-    mean: Float[Tensor, "d"]
+    mean: Float[Tensor, d]
     spread: Float[Tensor, ""]
     """Sum of ||x - mean||^2."""
     error: Float[Tensor, ""]
     """Sum of ||x - x_hat||^2."""
-    active: Int[Tensor, "s"]
+    active: Int[Tensor, s]
     """On how many vectors each feature is active."""
 
     @classmethod
-    def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> "Fit":
+    def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, n] | None = None) -> Fit:
         """The sums over some rows, from those of each (`fitted`)."""
         vectors, means = values["vectors"], values["mean"]
         total = vectors.sum()
@@ -210,7 +212,7 @@ class Fit:
         spread = values["spread"].sum() + weight @ (means - mean).square().sum(1)
         return cls(total, mean, spread, values["error"].sum(), values["active"].sum(0))
 
-    def merge(self, other: "Fit") -> "Fit":
+    def merge(self, other: Fit) -> Fit:
         """The sums over both parts."""
         mine, theirs = self.tensors(), other.tensors()
         return Fit.of({name: torch.stack((mine[name], theirs[name])) for name in mine})
@@ -220,11 +222,11 @@ class Fit:
         return dict(vars(self))
 
     @classmethod
-    def load(cls, tensors: Mapping[str, Tensor]) -> "Fit":
+    def load(cls, tensors: Mapping[str, Tensor]) -> Fit:
         """The sums whose `tensors` these are."""
         return cls(**tensors)
 
-    def checked(self) -> "Fit":
+    def checked(self) -> Fit:
         """Itself; ValueError for no vectors, or NaN."""
         if int(self.vectors) == 0:
             raise ValueError("activations must be at least one vector, got none")
@@ -243,7 +245,7 @@ class Fit:
             "dead_fraction": _plain((self.active == 0).double().mean(), d_sae, "share of features"),
         }
 
-    def result(self, name: str, more: Mapping[str, Score], attrs: Mapping[str, str | int]) -> "xr.Dataset":
+    def result(self, name: str, more: Mapping[str, Score], attrs: Mapping[str, str | int]) -> xr.Dataset:
         """The sums as labelled scores with some more, see `reconstruction_quality`; ValueError as in `checked`."""
         self.checked()
         density = self.active.double() / self.vectors
@@ -265,7 +267,7 @@ class Fit:
 
 
 @torch.no_grad()
-def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int) -> dict[str, Tensor]:
+def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, n], rows: int) -> dict[str, Tensor]:
     """What `Fit` needs of each row: its vectors are those of `x` where `row` says so. Sums in float64."""
     features = sae.encode(x)
     error = (x.double() - sae.decode(features, x).double()).square().sum(1)
@@ -285,7 +287,7 @@ def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int) 
 
 
 @public()
-def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> "xr.Dataset":
+def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> xr.Dataset:
     """How sparse and how exact an autoencoder is on activations `[n d]`, a tensor or a stream of chunks.
 
     Returns Dataset[score]: `value`, `n` (vectors) and the coordinate `unit` of `l0`, active features per vector; `mse`,
@@ -315,7 +317,7 @@ def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> 
 
 
 @public()
-def dictionary_match(W_dec: Float[Tensor, "s d"], truth: Float[Tensor, "t d"]) -> "xr.Dataset":
+def dictionary_match(W_dec: Float[Tensor, "s d"], truth: Float[Tensor, "t d"]) -> xr.Dataset:
     """Which feature is which true direction, by the cosine of their directions.
 
     Returns Dataset[true]: `feature` and `cosine` of the one-to-one assignment with the greatest sum (Hungarian method;
@@ -356,7 +358,7 @@ def counted_tokens(batch: Batch, bos_id: int | None, skip_bos: bool) -> Bool[Ten
 
 
 def ratio(
-    sums: Covariance, top: Float[Tensor, "f"], bottom: Float[Tensor, "f"], unit: str, null: float = torch.nan
+    sums: Covariance, top: Float[Tensor, f], bottom: Float[Tensor, f], unit: str, null: float = torch.nan
 ) -> Score:
     """sum(x . top) / sum(x . bottom) over rows x, with its 95 % interval (linearised; NaN for fewer than two rows).
 
@@ -397,7 +399,7 @@ def _text_of(batch: Batch) -> Int[Tensor, "b p"]:
     return (starts & batch.real).flatten().cumsum(0).view_as(batch.tokens) - 1
 
 
-def _finish(merged: Partial, name: str) -> "xr.Dataset":
+def _finish(merged: Partial, name: str) -> xr.Dataset:
     assert isinstance(merged, Fit)
     return merged.result(name, {}, {})
 
@@ -410,7 +412,7 @@ def _quality(
     site: str,
     bos_id: int | None,
     skip_bos: bool,
-    mean: Float[Tensor, "d"] | None,
+    mean: Float[Tensor, d] | None,
 ) -> Mapping[str, Tensor]:
     """The sums of every text, and what its tokens cost with the site replaced: the losses of the runs, how many tokens
     were predicted, and how many BOS were skipped."""
@@ -435,7 +437,7 @@ def _unpacked(batch: Batch) -> Batch:
     return Batch.of(rows, bos=batch.bos).to(batch.tokens.device)
 
 
-def _finish_quality(merged: Partial, name: str, runs: Sequence[str]) -> "xr.Dataset":
+def _finish_quality(merged: Partial, name: str, runs: Sequence[str]) -> xr.Dataset:
     assert isinstance(merged, Parts)
     fit, sums = merged.parts["fit"], merged.parts["losses"]
     assert isinstance(fit, Fit) and isinstance(sums, Covariance)
@@ -464,7 +466,7 @@ def _losses(
     site: str,
     batch: Batch,
     at: Bool[Tensor, "b p"],
-    mean: Float[Tensor, "d"] | None,
+    mean: Float[Tensor, d] | None,
 ) -> Float[Tensor, "r b"]:
     """The summed next-token loss of every row, in the order of `RUNS`, as far as there is a mean."""
 
@@ -486,7 +488,7 @@ def _losses(
     return torch.cat((swept.base[None], swept.values))
 
 
-def _summed_loss(outcome: Outcome) -> Float[Tensor, "r"]:
+def _summed_loss(outcome: Outcome) -> Float[Tensor, r]:
     batch = outcome.batch
     return next_token_loss(outcome.logits(), batch.tokens, batch.keep, batch.documents).sum(1)
 

@@ -5,6 +5,8 @@ every split of the data gives the same list. Beside them stands the distribution
 says little without it, and the examples show where a cell peaks, not what it does the rest of the time.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -140,7 +142,7 @@ def top_examples(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The places where each cell of a site is largest, with their contexts, and the distribution they end.
 
     What the value of a cell at a token is depends on the site. Neurons, coordinates of the stream, logits: the number
@@ -177,7 +179,7 @@ def top_examples(
 
 
 @public()
-def examples_table(result: "xr.Dataset") -> "pd.DataFrame":
+def examples_table(result: xr.Dataset) -> pd.DataFrame:
     """The lists of a result as a table: cell, rank, peak, row, pos, text; without empty places.
 
     Example:
@@ -306,7 +308,7 @@ def _by_text(value: Shaped[Tensor, "b p ..."], batch: Batch) -> Shaped[Tensor, "
 
 def _finish(
     merged: Partial, name: str, site: str, dim: str, cells: tuple[int, ...] | None, skip_bos: bool, text: Text
-) -> "xr.Dataset":
+) -> xr.Dataset:
     assert isinstance(merged, Parts)
     examples, spread, sums = (merged.parts[part] for part in ("examples", "spread", "sums"))
     assert isinstance(examples, Examples) and isinstance(spread, Histogram) and isinstance(sums, Means)
@@ -363,7 +365,7 @@ def _parts(site: str, dim: str, cells: Sequence[int]) -> list[str] | None:
     return None if kind is None else [str(Part(kind, int(at[1]), i)) for i in cells]
 
 
-def _words(result: "xr.Dataset", text: Text) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+def _words(result: xr.Dataset, text: Text) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
     """The text of every token, and the whole contexts with their token marked; what several share shows as �."""
     dims = tuple(str(dim) for dim in result.tokens.dims)
     found = {"piece": (dims, text.words(result.tokens.to_numpy()))}

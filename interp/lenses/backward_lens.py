@@ -6,6 +6,8 @@ vector is projected on the vocabulary: read the MOST probable tokens of x, and t
 step subtracts it (Katz, Belinkov, Geva, Wolf 2024, "Backward Lens", EMNLP, arXiv:2402.12865).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -112,7 +114,7 @@ def backward_lens(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """What a training step towards the answer at the last token would write into each matrix, in words.
 
     The gradient of -log p(answer) (with `wrong`: of logit(wrong) - logit(answer)) at a matrix is sum_i x_i^T delta_i
@@ -158,7 +160,7 @@ def _compute(trace: Trace, batch: Batch, model: Transformer, asked: BackwardLens
 
 @torch.no_grad()
 def _of_matrix(
-    found: GradientFactors, matrix: Matrix, layers: Sequence[int], read_out: "ReadOut", asked: BackwardLens
+    found: GradientFactors, matrix: Matrix, layers: Sequence[int], read_out: ReadOut, asked: BackwardLens
 ) -> dict[str, Tensor]:
     """The readings of one matrix, `[b layer p ...]`."""
     values = norms(found, matrix, layers)
@@ -208,7 +210,7 @@ class ReadOut:
 
 
 def _read_off(
-    model: Transformer, rows: Float[Tensor, "n d"], answers: Int[Tensor, "n"], top: int, *, biased: bool
+    model: Transformer, rows: Float[Tensor, "n d"], answers: Int[Tensor, n], top: int, *, biased: bool
 ) -> dict[str, Tensor]:
     """The most and least probable tokens of each row, in order, and the rank of its answer; a tile at a time."""
     weights = Weights(model)
@@ -225,7 +227,7 @@ def _read_off(
     return {"target_rank": rank, "top_token": best, "bottom_token": worst}
 
 
-def _finish(merged: Partial, asked: BackwardLens, config: ModelConfig, text: Text) -> "xr.Dataset":
+def _finish(merged: Partial, asked: BackwardLens, config: ModelConfig, text: Text) -> xr.Dataset:
     assert isinstance(merged, Rows)
     rows = dict(merged.rows)
     token = text.words(rows.pop("token").cpu().numpy())

@@ -5,6 +5,8 @@ al. 2024, "Backward Lens", section 4). One forward and one backward pass with fr
 every matrix; no weight gradient is formed. Names are the field's: `blocks.3.mlp.W_in`, `blocks.3.attn.W_Q`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -192,7 +194,7 @@ def _both_sides(
     }
 
 
-def _unlabelled(merged: Partial) -> "xr.Dataset":
+def _unlabelled(merged: Partial) -> xr.Dataset:
     raise AssertionError("factors are kept as tensors")
 
 

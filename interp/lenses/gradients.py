@@ -4,6 +4,8 @@ Both come from the thin factors of each prompt's gradient (`factors`); no weight
 "Backward Lens", section 4.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -96,7 +98,7 @@ def gradient_rank(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How many singular values of each prompt's gradient X^T Delta are above the tolerance.
 
     Returns Dataset[prompt, matrix, layer] with `value`, from the factors alone in float64, and `tokens`[prompt], its
@@ -127,7 +129,7 @@ def gradient_cosines(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How alike what two layers' gradients hold at the last token is, as a cosine.
 
     Returns Dataset[prompt, matrix, layer, other_layer] with `value`: of delta for W_out and W_O, of x for the others;
@@ -151,7 +153,7 @@ def _analysis(
     model: Subject,
     asked: Asked,
     compute: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
-    finish: Callable[[Partial], "xr.Dataset"],
+    finish: Callable[[Partial], xr.Dataset],
 ) -> Analysis:
     """The analysis of either question."""
     network = model.transformer
@@ -199,7 +201,7 @@ def _coords(asked: Asked, config: ModelConfig) -> dict[str, object]:
     return {"matrix": matrices, "layer": layers, "part": (("matrix", "layer"), parts)}
 
 
-def _finish_ranks(merged: Partial, asked: GradientRank, config: ModelConfig) -> "xr.Dataset":
+def _finish_ranks(merged: Partial, asked: GradientRank, config: ModelConfig) -> xr.Dataset:
     assert isinstance(merged, Rows)
     rows = merged.rows
     return labelled(
@@ -210,7 +212,7 @@ def _finish_ranks(merged: Partial, asked: GradientRank, config: ModelConfig) -> 
     )
 
 
-def _finish_cosines(merged: Partial, asked: GradientCosines, config: ModelConfig) -> "xr.Dataset":
+def _finish_cosines(merged: Partial, asked: GradientCosines, config: ModelConfig) -> xr.Dataset:
     assert isinstance(merged, Rows)
     coords = _coords(asked, config)
     return labelled(

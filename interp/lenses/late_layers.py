@@ -5,6 +5,8 @@ heads by looking at the first position and copying what stands there, its MLP by
 token, sum_t p(t) of the token's direction.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +61,7 @@ class LateLayers(Question):
 
     answer: Answers | None = None
     """The right next token, as text or id, one for all prompts or one for each; None = that of the data."""
-    frequencies: Float[Tensor, "v"] | None = None
+    frequencies: Float[Tensor, v] | None = None
     """How often each token is, counts of a corpus; None = the model's own mean prediction on `reference`."""
     reference: Feed | Data | None = None
     """The prompts over whose tokens the mean prediction is taken, where no frequencies are given."""
@@ -86,7 +88,7 @@ class LateLayers(Question):
             rows=None if posed is None else posed.rows,
         )
 
-    def _share(self, model: Subject) -> Float[Tensor, "v"]:
+    def _share(self, model: Subject) -> Float[Tensor, v]:
         """p(t) of every token."""
         if self.frequencies is not None:
             return _normalised(self.frequencies, model.transformer.config.d_vocab)
@@ -104,12 +106,12 @@ def late_layers(
     data: Feed | Data,
     answer: Answers | None = None,
     *,
-    frequencies: Float[Tensor, "v"] | None = None,
+    frequencies: Float[Tensor, v] | None = None,
     reference: Feed | Data | None = None,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """What the last layer does to the right answer at the last token of each prompt, part by part.
 
     Returns Dataset[part, score]: `value` (the mean over prompts), `low` and `high` (95 %), `null`, `null_sd` and `n`;
@@ -141,7 +143,7 @@ def late_layers(
     return answered(LateLayers(answer, frequencies, reference), model, feed, edits=edits)
 
 
-def mean_prediction(model: Subject, reference: Feed | Data) -> Float[Tensor, "v"]:
+def mean_prediction(model: Subject, reference: Feed | Data) -> Float[Tensor, v]:
     """The mean over all real tokens of the model's next-token distribution, in float64.
 
     Errors: ValueError for an iterator, which could not be read again afterwards.
@@ -171,11 +173,11 @@ def _predicted(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Ma
     return {"sum": total, "count": batch.lengths.double()}
 
 
-def _unlabelled(merged: Partial) -> "xr.Dataset":
+def _unlabelled(merged: Partial) -> xr.Dataset:
     raise AssertionError("late layers go on computing with the moments")
 
 
-def _normalised(frequencies: Float[Tensor, "v"], d_vocab: int) -> Float[Tensor, "v"]:
+def _normalised(frequencies: Float[Tensor, v], d_vocab: int) -> Float[Tensor, v]:
     """Frequencies as shares that sum to 1. ValueError unless there is one of every word, and some positive."""
     shape = list(frequencies.shape)
     if shape != [d_vocab] or not bool((frequencies >= 0).all()) or not float(frequencies.sum()) > 0:
@@ -225,9 +227,7 @@ def _reads(config: ModelConfig) -> tuple[Read, ...]:
 
 
 @torch.no_grad()
-def _compute(
-    trace: Trace, batch: Batch, model: Transformer, share: Float[Tensor, "v"]
-) -> Mapping[str, Tensor]:
+def _compute(trace: Trace, batch: Batch, model: Transformer, share: Float[Tensor, v]) -> Mapping[str, Tensor]:
     if batch.answer is None:
         raise ValueError(
             "late layers require an answer for every prompt, got none: name it, or bring it with the data"
@@ -267,7 +267,7 @@ def _without(batch: Batch, model: Transformer, groups: Sequence[Sequence[Part]])
     return found
 
 
-def _answers_said(outcome: Outcome) -> tuple[Float[Tensor, "r"], Float[Tensor, "r"]]:
+def _answers_said(outcome: Outcome) -> tuple[Float[Tensor, r], Float[Tensor, r]]:
     """Log probability and rank of each row's answer at the last token."""
     assert outcome.batch.answer is not None
     log_prob, rank = _said(outcome.logits(), outcome.batch.answer.to(outcome.stream.device))
@@ -281,7 +281,7 @@ _METRICS = {
 
 
 def _said(
-    logits: Float[Tensor, "b n v"], answer: Int[Tensor, "b"]
+    logits: Float[Tensor, "b n v"], answer: Int[Tensor, b]
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b n"]]:
     """Log probability and rank of each row's answer."""
     logp = wide(logits).log_softmax(-1)
@@ -297,7 +297,7 @@ def _to_first(pattern: Float[Tensor, "b h k"], batch: Batch) -> Float[Tensor, "b
     return pattern.gather(-1, first[:, None, None].expand(-1, pattern.shape[1], 1))[..., 0]
 
 
-def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str) -> "xr.Dataset":
+def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str) -> xr.Dataset:
     assert isinstance(merged, Means)
     written, states = list(_groups(config)), [Part.of(site) for site in _states(config)]
     parts, heads = [*written, *states], config.n_heads

@@ -5,6 +5,8 @@ model's own logits, their factor and soft cap included. It shows what a linear r
 use.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -113,7 +115,7 @@ def logit_lens(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """What the model would answer if it stopped at each depth, at every position.
 
     Returns Dataset[prompt, depth, pos]: `top_token`, its text `word` and `top_prob` [.., rank], `entropy` and `kl` =
@@ -160,7 +162,7 @@ def lens_sites(config: ModelConfig, sites: str | Sequence[str]) -> tuple[str, ..
 
 
 @public()
-def by_depth(result: "xr.Dataset") -> "xr.Dataset":
+def by_depth(result: xr.Dataset) -> xr.Dataset:
     """The lens of many prompts as curves over depth: the mean over each prompt's positions, then over prompts.
 
     Returns Dataset[depth, score]: `value`, `low` and `high` (95 % over prompts) and `n` of `kl`, `entropy` (nats) and
@@ -211,7 +213,7 @@ def _compute(
 
 
 def _read_out(
-    states: Sequence[Float[Tensor, "r d"]], target: Int[Tensor, "r"], tiles: LogitTiles, top: int
+    states: Sequence[Float[Tensor, "r d"]], target: Int[Tensor, r], tiles: LogitTiles, top: int
 ) -> dict[str, Tensor]:
     """Every depth's statistics for some rows; the last state is the reference of the KL."""
     tiles.fill(states[-1])
@@ -261,7 +263,7 @@ def _finish(
     sites: tuple[str, ...],
     positions: Sequence[int] | None,
     text: Text,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     assert isinstance(merged, Rows)
     dims, rows = ("prompt", "depth", "pos"), dict(merged.rows)
     token = rows.pop("token")

@@ -6,6 +6,8 @@ to the model's: it is direct logit attribution to every word of the vocabulary a
 2021. It shows what a part says directly, not what later parts make of it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -89,7 +91,7 @@ def output_lens(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """What one part of the model says at each position, in logits relative to their mean over the vocabulary.
 
     Returns Dataset[prompt, pos]: `norm` of the write as the unembedding reads it, `target_logit` (of `answer`, else of
@@ -152,7 +154,7 @@ def spoken(
     return {**found, "norm": written.norm(dim=-1)}
 
 
-def _finish(merged: Partial, name: str, config: ModelConfig, part: Part, text: Text) -> "xr.Dataset":
+def _finish(merged: Partial, name: str, config: ModelConfig, part: Part, text: Text) -> xr.Dataset:
     assert isinstance(merged, Rows)
     dims, rows = ("prompt", "pos", "rank"), dict(merged.rows)
     words = text.words(rows.pop("token").cpu().numpy())

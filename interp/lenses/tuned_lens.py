@@ -5,6 +5,8 @@ KL(final || lens_l) with the model frozen (Belrose et al. 2023). A_l and b_l beg
 lens. What it finds is what an affine map can read out; a trained probe may find what the model itself never uses.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -46,13 +48,13 @@ class TunedLens:
     weight: Float[Tensor, "l d d"]
     """A of every state: it becomes x + x A + b."""
     bias: Float[Tensor, "l d"]
-    sample: Float[Tensor, "n"]
+    sample: Float[Tensor, n]
     """Some numbers of every parameter of the model, in order: what it is recognised by."""
     losses: Float[Tensor, "step l"] | None = None
     """KL(final || lens) in nats of each state before each step of the training; None if untrained or loaded."""
 
     @classmethod
-    def untrained(cls, model: Model, *, sites: str | Sequence[str] = "resid_pre") -> "TunedLens":
+    def untrained(cls, model: Model, *, sites: str | Sequence[str] = "resid_pre") -> TunedLens:
         """Translators that change nothing: the logit lens. sites: as in `logit_lens`.
 
         Example:
@@ -95,7 +97,7 @@ class TunedLens:
         write_atomically(Path(path), lambda file: save_file(flat, file, metadata=header))
 
     @classmethod
-    def load(cls, path: Path | str, model: Model) -> "TunedLens":
+    def load(cls, path: Path | str, model: Model) -> TunedLens:
         """The translators of a file. ValueError if it is none, is damaged, or belongs to another model."""
         from safetensors import SafetensorError, safe_open
 
@@ -184,7 +186,7 @@ def train_tuned_lens(
 
 def loss_and_gradients(
     model: Transformer, translators: TunedLens, batch: Batch
-) -> tuple[Float[Tensor, "l"], tuple[Float[Tensor, "l d d"], Float[Tensor, "l d"]]]:
+) -> tuple[Float[Tensor, l], tuple[Float[Tensor, "l d d"], Float[Tensor, "l d"]]]:
     """Mean KL(final || lens) in nats of each state over a batch's tokens, and the gradients of their sum.
 
     d KL / d logits = softmax(logits) - p_final, so that only the way from the state to its logits is differentiated.
@@ -266,7 +268,7 @@ def _used(keep: Bool[Tensor, "b p"] | None) -> slice:
 
 
 @torch.no_grad()
-def _sample(model: Transformer) -> Float[Tensor, "n"]:
+def _sample(model: Transformer) -> Float[Tensor, n]:
     """A few evenly spaced numbers of every parameter, in float32 at least."""
     picked = []
     for _, parameter in sorted(model.named_parameters()):

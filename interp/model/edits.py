@@ -5,6 +5,8 @@ touch and what they need, so a thousand of them can be planned as one sweep, wri
 printed as Python. Any function of the cells is a change too; nobody can plan it, so it runs where it is put.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -40,7 +42,7 @@ class Set:
     holds several values per example.
     """
 
-    values: Shaped[Tensor, "..."] | float
+    values: Shaped[Tensor, ...] | float
     first: int = 0
 
     def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
@@ -91,7 +93,7 @@ class Resample:
 class Add:
     """Add `scale` times a vector (or a number, or whatever broadcasts against the cells): steering, for one."""
 
-    values: Shaped[Tensor, "..."] | float
+    values: Shaped[Tensor, ...] | float
     scale: float = 1.0
 
     def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
@@ -141,7 +143,7 @@ class Swap:
     """
 
     directions: Float[Tensor, "*k d"]
-    values: Shaped[Tensor, "..."] | float
+    values: Shaped[Tensor, ...] | float
     first: int = 0
 
     def __post_init__(self) -> None:
@@ -245,7 +247,7 @@ class Edit:
         """Whether the change is data, so that a sweep knows what it touches."""
         return isinstance(self.change, Ready)
 
-    def singly(self) -> "list[Edit]":
+    def singly(self) -> list[Edit]:
         """The same as edits that name one index per axis."""
         many = {dim: i for dim, i in self.at.items() if isinstance(i, tuple)}
         if not many:
@@ -310,7 +312,7 @@ def edited(edit: Edit, value: Tensor, span: Span) -> Tensor:
     return part if rows is None else value.index_copy(0, rows, part)
 
 
-def _written(edit: Edit, part: Tensor, index: "Where", span: Span) -> Tensor:
+def _written(edit: Edit, part: Tensor, index: Where, span: Span) -> Tensor:
     """The private copy with some of its cells changed."""
     whole = len(index) == 1
     cells = part if whole else part[index].clone()

@@ -1,5 +1,7 @@
 """An encoder and a decoder that attends to it; one tap observes both."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
 """The language-model loss, in nats, with padding and packed texts left out."""
 
+from __future__ import annotations
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int

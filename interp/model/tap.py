@@ -5,6 +5,8 @@ A `Read` says what to record, an `Edit` what to change. A `Tap` holds both for O
 nothing can leak into the next pass.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +64,7 @@ class Trace(Mapping[Read, Tensor]):
 class Scope:
     """The part of a tap that concerns one layer (or the parts outside the layers)."""
 
-    def __init__(self, tap: "Tap", prefix: str) -> None:
+    def __init__(self, tap: Tap, prefix: str) -> None:
         self._tap = tap
         self._prefix = prefix
         self._edits: dict[str, list[Edit]] = defaultdict(list)

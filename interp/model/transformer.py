@@ -1,5 +1,7 @@
 """The model: ordinary PyTorch whose forward takes one optional argument, `tap`."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Sequence
 
@@ -79,7 +81,7 @@ class Transformer(nn.Module):
             self.block(layer).to(device)
 
     @public()
-    def edited(self, edits: Sequence[Edit] | Edit) -> "Transformer":
+    def edited(self, edits: Sequence[Edit] | Edit) -> Transformer:
         """This model under interventions: another one of the same parameters, every pass of which has these edits.
 
         Errors: KeyError or IndexError for a part or site that the model lacks; ValueError for an edit of some rows.
@@ -94,11 +96,11 @@ class Transformer(nn.Module):
         return self._with((*self.edits, *given))
 
     @property
-    def unedited(self) -> "Transformer":
+    def unedited(self) -> Transformer:
         """This model without interventions."""
         return self._with(()) if self.edits else self
 
-    def _with(self, edits: tuple[Edit, ...]) -> "Transformer":
+    def _with(self, edits: tuple[Edit, ...]) -> Transformer:
         found = copy.copy(self)
         found.edits = edits
         return found

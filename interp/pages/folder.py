@@ -1,5 +1,7 @@
 """A folder that appears whole or not at all: filled under a temporary name beside its own, then renamed."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil

@@ -1,5 +1,7 @@
 """An attribution graph as a page of its own: nodes by token and layer, the strongest links, everything as tables."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from interp.circuits.graph_files import AttributionGraph, GraphNode

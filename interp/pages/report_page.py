@@ -1,5 +1,7 @@
 """`interp.report(...)`: the analysis page of one prompt as an object that a notebook shows inline."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +38,7 @@ class ReportPage:
         return page(self.report)
 
     @property
-    def tables(self) -> Mapping[str, "pd.DataFrame"]:
+    def tables(self) -> Mapping[str, pd.DataFrame]:
         """Every number on the page, as tidy tables by name."""
         return self.report.tables
 

@@ -1,5 +1,7 @@
 """The page of an experiment's run, drawn from its folder: one HTML file with its figures inside, fetching nothing."""
 
+from __future__ import annotations
+
 import base64
 from dataclasses import dataclass
 

@@ -1,5 +1,7 @@
 """The page of maximum-activating examples: contexts coloured by how a cell runs along them, one block per cell."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,7 +50,7 @@ class Cell:
 
 
 @public()
-def top_examples_page(result: "xr.Dataset", *, most: int = 100) -> str:
+def top_examples_page(result: xr.Dataset, *, most: int = 100) -> str:
     """A result of `interp.features.top_examples` as one HTML page that opens from disk, fetching nothing.
 
     Tokens are shaded by the activation of their cell, up to the largest size among the cell's own contexts: shades of
@@ -84,12 +86,12 @@ def top_examples_page(result: "xr.Dataset", *, most: int = 100) -> str:
     )
 
 
-def _facts(result: "xr.Dataset") -> list[tuple[str, str]]:
+def _facts(result: xr.Dataset) -> list[tuple[str, str]]:
     known = {"texts": "texts", "tokens_counted": "tokens", "rejected": "rows set aside"}
     return [(word, count(int(result.attrs[name]))) for name, word in known.items() if name in result.attrs]
 
 
-def _cell(one: "xr.Dataset", dim: str) -> Cell:
+def _cell(one: xr.Dataset, dim: str) -> Cell:
     activation = one.activation.to_numpy()
     largest = float(np.nanmax(np.abs(activation), initial=0.0))
     entries = [_entry(one.isel(rank=i), largest) for i in range(one.sizes["rank"]) if int(one.row[i]) >= 0]
@@ -104,7 +106,7 @@ def _cell(one: "xr.Dataset", dim: str) -> Cell:
     return Cell(f"{dim} {int(one[dim])}".replace("_", " "), facts, entries, _short(largest))
 
 
-def _entry(one: "xr.Dataset", largest: float) -> Entry:
+def _entry(one: xr.Dataset, largest: float) -> Entry:
     columns = (one[name].to_numpy().tolist() for name in ("piece", "activation", "offset", "tokens"))
     tokens = [_token(piece, value, largest, offset == 0)
               for piece, value, offset, token in zip(*columns, strict=True) if token >= 0]  # fmt: skip

@@ -1,5 +1,7 @@
 """A question as data: what it reads or runs, how rows combine, how the result is labelled; many share one pass."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +38,7 @@ class Askable(Protocol):
         """The name of its result."""
         ...
 
-    def asked(self, model: Subject) -> "Analysis | Alone":
+    def asked(self, model: Subject) -> Analysis | Alone:
         """What to do to answer it for this model."""
         ...
 
@@ -76,7 +78,7 @@ class Question:
         """The name of its result: that of the record, in the spelling of functions."""
         return function_name(type(self))
 
-    def asked(self, model: Subject) -> "Analysis | Alone":
+    def asked(self, model: Subject) -> Analysis | Alone:
         """What to do to answer it for this model. Errors: everything the fields may have wrong for this model."""
         raise NotImplementedError(f"{type(self).__name__} must say how it is answered: define asked(model)")
 
@@ -100,7 +102,7 @@ class Analysis:
     name: str
     compute: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]]
     reduction: Reduction
-    finish: Callable[[Partial], "xr.Dataset"]
+    finish: Callable[[Partial], xr.Dataset]
     reads: Sequence[Read] = ()
     last_only: bool = False
     """Whether sites after the blocks (final norm, logits) are needed at the last real token only."""
@@ -113,7 +115,7 @@ class Analysis:
     rows: int | None = None
     """How many rows the data must have, where the question holds something for each."""
 
-    def asked(self, model: Subject) -> "Analysis":
+    def asked(self, model: Subject) -> Analysis:
         """Itself: it has been asked already."""
         return self
 
@@ -123,7 +125,7 @@ class Alone:
     """A question that needs no rows of the user's: about weights, or about rows that it makes itself."""
 
     name: str
-    answer: Callable[[], "xr.Dataset"]
+    answer: Callable[[], xr.Dataset]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +139,7 @@ class Questions:
     last_only: bool
 
     @classmethod
-    def of(cls, analyses: Sequence[Analysis], config: ModelConfig) -> "Questions":
+    def of(cls, analyses: Sequence[Analysis], config: ModelConfig) -> Questions:
         """The shared pass of these analyses.
 
         Errors: ValueError for none, or two of one name; KeyError for a site the model does not have.
@@ -168,11 +170,11 @@ class Questions:
             a.name: a.compute(trace, batch if a.pose is None else a.pose(batch), model) for a in self.analyses
         }
 
-    def reduced(self, values: Values, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
+    def reduced(self, values: Values, rows: Int[Tensor, n] | None) -> dict[str, Partial]:
         """The partial result of every analysis, from the values of these rows."""
         return {a.name: a.reduction.of(values[a.name], rows) for a in self.analyses}
 
-    def finished(self, partial: Mapping[str, Partial]) -> "dict[str, xr.Dataset]":
+    def finished(self, partial: Mapping[str, Partial]) -> dict[str, xr.Dataset]:
         """The labelled result of every analysis."""
         return {a.name: a.finish(partial[a.name]) for a in self.analyses}
 

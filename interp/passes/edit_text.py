@@ -1,5 +1,7 @@
 """Edits as JSON and as Python: what a result carries, a page asks for and a file keeps, and back without loss."""
 
+from __future__ import annotations
+
 import base64
 import math
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """One pass with its questions: forward to the deepest layer anybody asks about, then gradients if any are wanted."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

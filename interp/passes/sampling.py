@@ -1,5 +1,7 @@
 """How the next token is chosen from the logits: repetition penalty, then temperature, top-k and top-p."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch
@@ -65,7 +67,7 @@ class Choice:
         seed = None if sampling is None else sampling.seed
         self._dice = None if seed is None else torch.Generator(batch.tokens.device).manual_seed(seed)
 
-    def draw(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, "b"]:
+    def draw(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, b]:
         """The next token of each row; it counts as present from now on."""
         if self._present is not None:
             logits = penalised(logits, self._present, self._penalty)

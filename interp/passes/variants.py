@@ -4,6 +4,8 @@ Edits whose change is data (`Edit.planned`) say what they touch, so those of man
 index assignments. A function of the cells runs on the rows of its own variant.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

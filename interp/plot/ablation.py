@@ -1,5 +1,7 @@
 """What is lost without a part: effects of ablations, knockouts and short-circuits as maps and bars, recall by layer."""
 
+from __future__ import annotations
+
 import json
 
 import numpy as np

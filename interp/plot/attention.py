@@ -1,5 +1,7 @@
 """The attention pattern of one head, query by key."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from jaxtyping import Float

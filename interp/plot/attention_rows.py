@@ -1,5 +1,7 @@
 """How sharp attention is: a map of the heads, and curves over the number of keys."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 
 import numpy as np

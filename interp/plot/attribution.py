@@ -1,5 +1,7 @@
 """Direct logit attribution: a waterfall of parts (or paths), and a map of the heads."""
 
+from __future__ import annotations
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes

@@ -1,5 +1,7 @@
 """The backward lens as a panel: how strongly each layer and token would be changed, and towards which word."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Causal traces: which layer and token, restored, brings a fact back; as a map, and as curves with their intervals."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np
@@ -101,7 +103,7 @@ def _of_one(cell: xr.Dataset, ax: Axes | None) -> Axes:
     return ax
 
 
-def _map(ax: Axes, result: xr.Dataset, values: "np.ndarray", names: Sequence[str], about: str) -> AxesImage:
+def _map(ax: Axes, result: xr.Dataset, values: np.ndarray, names: Sequence[str], about: str) -> AxesImage:
     """Tokens from top to bottom, layers from left to right."""
     scale = Scale.signed(values, f"indirect effect ({result.attrs['unit']})")
     image = heat_map(ax, values, scale, title=_title(result, about))
@@ -114,7 +116,7 @@ def _map(ax: Axes, result: xr.Dataset, values: "np.ndarray", names: Sequence[str
     return image
 
 
-def _texts(values: "np.ndarray", halves: "np.ndarray", changed: "np.ndarray") -> list[str]:
+def _texts(values: np.ndarray, halves: np.ndarray, changed: np.ndarray) -> list[str]:
     """The number of each cell over the half-width of its interval."""
     found = []
     for value, half, any_change in zip(values, halves, changed, strict=True):

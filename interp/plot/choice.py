@@ -1,5 +1,7 @@
 """Which picture shows which result: `drawn(result)` is what `result.view.plot()` and a notebook's cards call."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import xarray as xr

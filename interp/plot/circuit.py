@@ -1,5 +1,7 @@
 """A circuit as a layered graph, and how faithful circuits are over their size."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Composition of all pairs of heads as one map: sources down, destinations across."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np

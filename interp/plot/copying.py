@@ -1,5 +1,7 @@
 """What heads copy and match: the eigenvalues of a circuit on a disc, all heads in the copying x matching plane."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -22,7 +24,7 @@ GREY = "#777777"
 
 @public()
 def eigenvalue_disc(
-    eigenvalues: Complex[Tensor, "e"], *, decades: int = 3, title: str = "", ax: Axes | None = None
+    eigenvalues: Complex[Tensor, e], *, decades: int = 3, title: str = "", ax: Axes | None = None
 ) -> Axes:
     """The eigenvalues of one circuit on the unit disc: the angle is theirs, the largest has radius 1.
 

@@ -1,5 +1,7 @@
 """What depth does to the tokens of a text: rank collapse and consensus as curves over blocks."""
 
+from __future__ import annotations
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes

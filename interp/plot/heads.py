@@ -1,5 +1,7 @@
 """Scores of every head as a map, layer by head, and what the heads are called."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from textwrap import fill
 

@@ -1,5 +1,7 @@
 """Loss by token index, its map over training, and head scores over the checkpoints of a training run."""
 
+from __future__ import annotations
+
 import numpy as np
 import xarray as xr
 from jaxtyping import Float

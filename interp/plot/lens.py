@@ -1,5 +1,7 @@
 """The logit lens as a table of words, depth by position, and as curves over depth."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 import xarray as xr

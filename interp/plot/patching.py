@@ -1,5 +1,7 @@
 """Patching maps: what putting each cell of one run into the other does to the metric."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np

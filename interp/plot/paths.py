@@ -1,5 +1,7 @@
 """What each order of V-composition is worth: the loss with all terms up to it, as bars."""
 
+from __future__ import annotations
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes

@@ -1,5 +1,7 @@
 """How well sparse probes do by the number of neurons they read."""
 
+from __future__ import annotations
+
 import numpy as np
 import xarray as xr
 from matplotlib import pyplot as plt

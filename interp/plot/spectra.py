@@ -1,5 +1,7 @@
 """Spectra of weight matrices: singular values as curves, ranks as maps."""
 
+from __future__ import annotations
+
 import numpy as np
 import xarray as xr
 from matplotlib import colormaps

@@ -1,5 +1,7 @@
 """Several attributions of one prompt, one strip of its tokens each."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 import numpy as np
@@ -45,6 +47,6 @@ def token_attribution(results: Mapping[str, xr.Dataset], *, prompt: int = 0, ax:
     return ax
 
 
-def _tokens(row: xr.Dataset) -> Shaped[np.ndarray, "pos"]:
+def _tokens(row: xr.Dataset) -> Shaped[np.ndarray, pos]:
     """The text of each token."""
     return row["token"].to_numpy()

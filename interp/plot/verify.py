@@ -1,5 +1,7 @@
 """The numerical contract as a picture: how far each measured error is below what is allowed."""
 
+from __future__ import annotations
+
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes

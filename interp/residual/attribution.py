@@ -6,6 +6,8 @@ summands and checks the sum. It shows direct effects only: what a part does thro
 Elhage et al. 2021; Ferrando et al. 2024, section 4.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,7 +51,7 @@ _NEURONS = {"mlp_before_out": "neuron_before", "mlp_out": "neuron"}
 class Attribute(Question):
     """How much each part adds to the answer's logit at one token of each prompt; `attribute` describes the result."""
 
-    answer: Answers | Float[Tensor, "d"] | Float[Tensor, "b d"] | None = None
+    answer: Answers | Float[Tensor, d] | Float[Tensor, "b d"] | None = None
     """The right next token, as text or id, one for all prompts or one for each, or a direction at the output of the
     final norm; None = the answer that the data bring."""
     wrong: Answers | None = None
@@ -119,7 +121,7 @@ def attribution(
 def attribute(
     model: Model,
     data: Feed | Data,
-    answer: Answers | Float[Tensor, "d"] | Float[Tensor, "b d"] | None = None,
+    answer: Answers | Float[Tensor, d] | Float[Tensor, "b d"] | None = None,
     wrong: Answers | None = None,
     *,
     parts: Grain = "sublayer",
@@ -128,7 +130,7 @@ def attribute(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How much each part adds to the answer's logit (minus the wrong answer's) at one token of each prompt.
 
     Returns Dataset[prompt, part] with `value`, in logits, and `total`[prompt], the model's own number;
@@ -380,11 +382,11 @@ class _Target:
 
     direction: Float[Tensor, "b d"]
     """At the output of the final norm."""
-    constant: Float[Tensor, "b"]
+    constant: Float[Tensor, b]
     """What is added after the linear part of the final norm."""
-    total: Float[Tensor, "b"]
+    total: Float[Tensor, b]
     """The model's own number."""
-    largest: Float[Tensor, "b"]
+    largest: Float[Tensor, b]
     """The largest term that the model sums or subtracts to get it; the rounding it carries."""
 
 
@@ -418,7 +420,7 @@ def _of_rows(
 
 def _finish(
     merged: Partial, config: ModelConfig, parts: Grain, top: int | None, projected: bool
-) -> "xr.Dataset":
+) -> xr.Dataset:
     assert isinstance(merged, Rows)
     rows, names = merged.rows, labels(config, parts)
     found, names = (

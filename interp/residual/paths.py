@@ -7,6 +7,8 @@ Freezing the patterns limits all this to V-composition: a head that serves anoth
 circuit's previous-token head) shows up in the pattern of that head, not as a path of its own.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -106,7 +108,7 @@ def paths(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How much every path adds to the answer's logit (minus the wrong answer's) at the last token of each prompt.
 
     Returns Dataset[prompt, path] with `value` in logits (before a soft cap), and `total`[prompt], the model's own.
@@ -137,7 +139,7 @@ def orders(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """Logits by order of V-composition, with patterns and norm scales frozen at those of the pass.
 
     Returns Dataset[prompt, order, pos, vocab] with `value`, in logits; order k is what passed exactly k heads, 0 to
@@ -167,7 +169,7 @@ def term_importance(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """By how much each order of terms, and each layer's heads alone, lower the loss of an attention-only model.
 
     Returns Dataset[term, score] in nats per token: `value` with `low` and `high` (95 % over rows), `null` and `n`; each
@@ -256,7 +258,7 @@ def order_logits(frozen: Frozen) -> tuple[Float[Tensor, "order b p v"], float]:
     return parts, check_sum(parts, whole, "logits by order", frozen.model.dtype)
 
 
-def _finish_orders(merged: Partial, name: str, config: ModelConfig, text: Text) -> "xr.Dataset":
+def _finish_orders(merged: Partial, name: str, config: ModelConfig, text: Text) -> xr.Dataset:
     assert isinstance(merged, Rows)
     words = text.words(merged.rows["token"].cpu().numpy())
     return labelled(
@@ -290,7 +292,7 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tens
     }
 
 
-def _row_loss(frozen: Frozen, batch: Batch, stream: Float[Tensor, "b p d"]) -> Float[Tensor, "b"]:
+def _row_loss(frozen: Frozen, batch: Batch, stream: Float[Tensor, "b p d"]) -> Float[Tensor, b]:
     """Each row's mean loss if this were the final stream, in nats; one stream at a time, as its logits are large."""
     logits, cap = frozen.logits(stream), frozen.model.config.logit_softcap
     if cap is not None:
@@ -304,7 +306,7 @@ def _row_loss(frozen: Frozen, batch: Batch, stream: Float[Tensor, "b p d"]) -> F
     return loss.sum(1) / counted.sum(1)
 
 
-def _finish_losses(merged: Partial, name: str, config: ModelConfig) -> "xr.Dataset":
+def _finish_losses(merged: Partial, name: str, config: ModelConfig) -> xr.Dataset:
     assert isinstance(merged, Means)
     n, h = config.n_layers, config.n_heads
     nulls = {"loss": log(config.d_vocab), "reduction": 0.0, "given_others": 0.0}
@@ -414,7 +416,7 @@ def _names(config: ModelConfig, key: tuple[int, ...]) -> list[str]:
     return [path_name(writer, reader) for reader in readers for writer in writers]
 
 
-def _finish_paths(merged: Partial, name: str, config: ModelConfig) -> "xr.Dataset":
+def _finish_paths(merged: Partial, name: str, config: ModelConfig) -> xr.Dataset:
     assert isinstance(merged, Rows)
     grid = [(key, _names(config, key)) for key in _grid(config)]
     order = [-1 if key == (-1,) else len(key) for key, names in grid for _ in names]

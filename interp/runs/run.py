@@ -5,6 +5,8 @@ the progress folds them in an order that depends on nothing but their numbers. W
 is killed goes on, and processes or machines that share the windows give the bits that one would have given.
 """
 
+from __future__ import annotations
+
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -71,10 +73,10 @@ class Results(Shown, Named):
     """Rows that were truncated or split."""
     complete: bool
     """Whether all of the data is in: False where shards are missing."""
-    rejected: "pd.DataFrame"
+    rejected: pd.DataFrame
     """Rows set aside: `row`, `reason`, `excerpt`."""
 
-    def __getitem__(self, name: str) -> "xr.Dataset":
+    def __getitem__(self, name: str) -> xr.Dataset:
         return self.datasets[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -220,7 +222,7 @@ def answered(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The answer to one question: what the function of the same name returns.
 
     data: as `run` takes them (None: a question that needs none), with the difference that prompts (texts, ids, a batch)
@@ -406,14 +408,14 @@ def _results(questions: Questions, feed: Feed, progress: Progress) -> Results:
     return Results(datasets, tally.rows, tally.tokens, tally.cut, complete, _rejected_table(rejected))
 
 
-def _rejected_table(rejected: Sequence[Rejected]) -> "pd.DataFrame":
+def _rejected_table(rejected: Sequence[Rejected]) -> pd.DataFrame:
     """The rows set aside."""
     import pandas as pd
 
     return pd.DataFrame([vars(each) for each in rejected], columns=["row", "reason", "excerpt"])
 
 
-def _numbered(found: "xr.Dataset", partial: object) -> "xr.Dataset":
+def _numbered(found: xr.Dataset, partial: object) -> xr.Dataset:
     """The result with the identity of every row as coordinate `prompt` (`row` of examples), where it keeps rows."""
     if isinstance(partial, Rows) and partial.ids is not None:
         ids = partial.ids.cpu().numpy()

@@ -4,6 +4,8 @@ What is known of a batch without running it (row, position and token of every en
 only batches after that are run. So a store that was killed at any moment ends with the bits of one that was not.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -177,8 +179,8 @@ def _narrowed(
     value: Shaped[Tensor, "_ p ..."],
     *,
     site: str,
-    rows: Int[Tensor, "n"],
-    columns: Int[Tensor, "n"],
+    rows: Int[Tensor, n],
+    columns: Int[Tensor, n],
     dtype: torch.dtype,
 ) -> Shaped[Tensor, "n ..."]:
     if len(value) == 1:  # the same in every row

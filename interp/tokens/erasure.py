@@ -5,6 +5,8 @@ it falls when only they are kept (low is good). Both as AOPC, the mean over k (D
 10, 20 and 50 % in Ferrando et al. 2022). Removed means that the embedding is replaced; positions stay.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -78,7 +80,7 @@ class Removal:
 class Erasure(Question):
     """Whether the tokens that an attribution names matter to the answer; `erasure` describes the result."""
 
-    attribution: "xr.Dataset"
+    attribution: xr.Dataset
     """`value[prompt, pos]` of the same prompts, as `token_attribution` returns it."""
     answer: Answers | None = None
     """The next token that is watched, one for all prompts or one for each; None = the answer that the data bring."""
@@ -164,7 +166,7 @@ class CompareMethods(Question):
 def erasure(
     model: Model,
     data: Feed | Data,
-    attribution: "xr.Dataset",
+    attribution: xr.Dataset,
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,
@@ -175,7 +177,7 @@ def erasure(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """Comprehensiveness and sufficiency of one attribution: how far the answer falls as the tokens it names are erased.
 
     Returns Dataset[score] in the unit of `measure`: `value`, the mean over prompts with the ends `low` and `high` of
@@ -214,7 +216,7 @@ def compare_methods(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """Which attribution names the tokens that matter: comprehensiveness (high) and sufficiency (low) of each method.
 
     Returns Dataset[attribution, score] in the unit of `measure`: `value`, the mean over prompts with the ends `low` and
@@ -238,12 +240,12 @@ def compare_methods(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-def comprehensiveness(whole: Float[Tensor, "b"], without_top: Float[Tensor, "s b"]) -> Float[Tensor, "b"]:
+def comprehensiveness(whole: Float[Tensor, b], without_top: Float[Tensor, "s b"]) -> Float[Tensor, b]:
     """AOPC: the mean over shares of how far the answer falls without the highest tokens."""
     return (whole - without_top).mean(0)
 
 
-def sufficiency(whole: Float[Tensor, "b"], only_top: Float[Tensor, "s b"]) -> Float[Tensor, "b"]:
+def sufficiency(whole: Float[Tensor, b], only_top: Float[Tensor, "s b"]) -> Float[Tensor, b]:
     """AOPC: the mean over shares of how far the answer falls with nothing but the highest tokens."""
     return (whole - only_top).mean(0)
 
@@ -252,7 +254,7 @@ def erased(
     model: Transformer,
     batch: Batch,
     value: Float[Tensor, "b p"],
-    at: Int[Tensor, "b"],
+    at: Int[Tensor, b],
     how: Removal,
     *,
     batch_size: int = 32,
@@ -295,7 +297,7 @@ def _of_one(
     trace: Trace,
     batch: Batch,
     model: Transformer,
-    each: Sequence[Float[Tensor, "n"]],
+    each: Sequence[Float[Tensor, n]],
     how: Removal,
     pos: int,
     batch_size: int,
@@ -344,7 +346,7 @@ def _answers(
     model: Transformer,
     batch: Batch,
     holes: Bool[Tensor, "n b p"],
-    at: Int[Tensor, "b"],
+    at: Int[Tensor, b],
     how: Removal,
     batch_size: int,
 ) -> Float[Tensor, "n b"]:
@@ -364,7 +366,7 @@ def _answers(
 
 
 def _replaced(
-    value: Float[Tensor, "b p d"], base: Float[Tensor, "d"], holes: Bool[Tensor, "b p"]
+    value: Float[Tensor, "b p d"], base: Float[Tensor, d], holes: Bool[Tensor, "b p"]
 ) -> Float[Tensor, "b p d"]:
     return torch.where(holes[..., None], base.to(value), value)
 
@@ -374,9 +376,9 @@ def _measured(
     model: Transformer,
     stream: Float[Tensor, "b p d"],
     batch: Batch,
-    at: Int[Tensor, "b"],
+    at: Int[Tensor, b],
     measure: Measure,
-) -> Float[Tensor, "b"]:
+) -> Float[Tensor, b]:
     if measure == "logits":
         return answer_logits(model, stream, batch, at)
     assert batch.answer is not None
@@ -402,7 +404,7 @@ def _attrs(how: Removal) -> dict[str, str | float | int]:
     }
 
 
-def _finish(merged: Partial, name: str, how: Removal) -> "xr.Dataset":
+def _finish(merged: Partial, name: str, how: Removal) -> xr.Dataset:
     assert isinstance(merged, Rows)
     each = merged.rows["each"]
     scores = {score: Score.of(Moments.of(each[:, i]), how.measure) for i, score in enumerate(SCORES)}
@@ -411,7 +413,7 @@ def _finish(merged: Partial, name: str, how: Removal) -> "xr.Dataset":
 
 def _compared(
     merged: Partial, name: str, methods: Sequence[str], attrs: Mapping[str, str | float | int]
-) -> "xr.Dataset":
+) -> xr.Dataset:
     assert isinstance(merged, Rows)
     each, unit = merged.rows["each"], str(attrs["unit"])
     moments = [Moments.of(each[..., i]) for i in range(len(SCORES))]

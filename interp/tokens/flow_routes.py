@@ -6,6 +6,8 @@ biases; after the MLP the stream between and the MLP. Ferrando & Voita 2024, "In
 Interpreting Language Models at Scale" (2403.00824); the proximity is that of ALTI (Ferrando et al. 2022).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -71,7 +73,7 @@ def flow_routes(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The share of every part in every sum of the residual stream, block by block and position by position.
 
     Returns Dataset of shares in [0, 1], named by the kinds of parts:
@@ -114,9 +116,7 @@ def why_no_routes(config: ModelConfig) -> str | None:
 
 
 @public()
-def routes(
-    shares: "xr.Dataset", *, threshold: float = 0.02, prompt: int = 0, pos: int = -1
-) -> "pd.DataFrame":
+def routes(shares: xr.Dataset, *, threshold: float = 0.02, prompt: int = 0, pos: int = -1) -> pd.DataFrame:
     """The routes into the final stream at one position: every edge of at least `threshold` met on the way back from it.
 
     shares: what `flow_routes` returned; pos: a position of the prompt, negative from its end. One row per edge, from
@@ -171,7 +171,7 @@ class BlockShares:
     @classmethod
     def of(
         cls, split: SourceSplit, mlp: Float[Tensor, "b q d"] | None, *, parallel: bool, causal: bool
-    ) -> "BlockShares":
+    ) -> BlockShares:
         """A block from attention's parts (upto "res") and what its MLP adds."""
         middle = split.output
         whole = middle + mlp if parallel and mlp is not None else middle
@@ -241,7 +241,7 @@ def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Ten
     return {**found, "token": batch.tokens.masked_fill(~batch.real, -1)}
 
 
-def _finish(merged: Partial, name: str, config: ModelConfig, text: Text) -> "xr.Dataset":
+def _finish(merged: Partial, name: str, config: ModelConfig, text: Text) -> xr.Dataset:
     assert isinstance(merged, Rows)
     rows = dict(merged.rows)
     token = rows.pop("token")

@@ -5,6 +5,8 @@ mixed together, whatever comes of it; ALTI-Logit and the gradients say what an a
 to trust is measured by removing tokens: `compare_methods`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -167,7 +169,7 @@ def token_attribution(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How much each token of each prompt has to do with position `pos` (or with the answer predicted there).
 
     Returns Dataset[prompt, pos] with `value`, and each token's text as the coordinate `token`; padding is NaN.
@@ -205,7 +207,7 @@ def layer_mixing(
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """What each position took from each other one in every block, by one kernel.
 
     Returns Dataset[prompt, layer, query, key]: `value`, rows sum to 1 (attention with a sink: to less), and
@@ -232,7 +234,7 @@ def as_method(method: str | Method) -> Method:
     return METHODS[method]
 
 
-def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
+def columns(batch: Batch, pos: int) -> Int[Tensor, b]:
     """The column of each row's real token number `pos`, negative from its end.
 
     Errors: IndexError for a row that is too short, ValueError for packed rows.
@@ -288,7 +290,7 @@ def _compute(
 
 
 def _mixed(
-    trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"], how: Mixing
+    trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, b], how: Mixing
 ) -> dict[str, Tensor]:
     layers = [contributions(model, layer, trace, how.kernel)[0] for layer in how.layers(model.config)]
     if how.kernel == "attention" and isinstance(how.across, str):
@@ -300,12 +302,12 @@ def _mixed(
     return {"value": shares(torch.stack(flows))}
 
 
-def _alti_logit(trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"]) -> dict[str, Tensor]:
+def _alti_logit(trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, b]) -> dict[str, Tensor]:
     return alti_logit(model, batch, at)
 
 
 def _gradient(
-    trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"], batch_size: int
+    trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, b], batch_size: int
 ) -> dict[str, Tensor]:
     return {"value": gradient_x_input(model, batch, at, batch_size=batch_size)}
 
@@ -314,7 +316,7 @@ def _integrated(
     trace: Trace,
     batch: Batch,
     model: Transformer,
-    at: Int[Tensor, "b"],
+    at: Int[Tensor, b],
     how: IntegratedGradients,
     batch_size: int,
 ) -> dict[str, Tensor]:
@@ -324,7 +326,7 @@ def _integrated(
 
 def _finish(
     merged: Partial, name: str, unit: str, attrs: Mapping[str, str | int | float], text: Text
-) -> "xr.Dataset":
+) -> xr.Dataset:
     assert isinstance(merged, Rows)
     rows = dict(merged.rows)
     token = rows.pop("token")
@@ -357,7 +359,7 @@ def _matrices(trace: Trace, batch: Batch, model: Transformer, kernel: Kernel) ->
     return {"value": matrix, "mixing_ratio": ratio, "token": batch.tokens.masked_fill(~batch.real, -1)}
 
 
-def _finish_layers(merged: Partial, asked: LayerMixing, config: ModelConfig, text: Text) -> "xr.Dataset":
+def _finish_layers(merged: Partial, asked: LayerMixing, config: ModelConfig, text: Text) -> xr.Dataset:
     assert isinstance(merged, Rows)
     dims = ("prompt", "layer", "query", "key")
     n = merged.rows["token"].shape[1]

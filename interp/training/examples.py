@@ -1,5 +1,7 @@
 """What a model learns from: rows with what the context determines in them, their loss, and how much of it is right."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -57,7 +59,7 @@ class Examples:
         known = predicted(self.batch.keep, self.batch.documents)
         return torch.ones_like(self.batch.tokens[:, 1:], dtype=torch.bool) if known is None else known
 
-    def to(self, device: torch.device) -> "Examples":
+    def to(self, device: torch.device) -> Examples:
         """The same on another device."""
         return replace(
             self,
@@ -66,7 +68,7 @@ class Examples:
             source=None if self.source is None else self.source.to(device),
         )
 
-    def split(self, size: int) -> Iterator["Examples"]:
+    def split(self, size: int) -> Iterator[Examples]:
         """Consecutive parts of at most `size` rows."""
         for start in range(0, len(self.batch), size):
             rows = torch.arange(start, min(start + size, len(self.batch)))

@@ -1,5 +1,7 @@
 """The training loop: one model, one source of rows, one record of parameters; it can be killed anywhere and go on."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -35,7 +37,7 @@ class Trained:
     """A trained model and what was measured on the way."""
 
     model: AnyModel
-    log: "pd.DataFrame"
+    log: pd.DataFrame
     """A row per measurement: step, tokens, loss, gradient_norm, learning_rate, held_out_loss, accuracy, and more."""
 
 

@@ -1,5 +1,7 @@
 """Which model to train: a config from a JSON or TOML file, or a small one by name that fits the data."""
 
+from __future__ import annotations
+
 import json
 import tomllib
 from collections.abc import Callable, Mapping

@@ -1,5 +1,7 @@
 """What the direct path, embedding to unembedding, knows of a corpus: a bigram table against the corpus' own."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -62,7 +64,7 @@ def bigram_table(
     embedding: Embedding = "token",
     prepend_bos: bool = True,
     batch_size: int = 32,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How well the direct path E W_U tells the next token of a corpus, token by token.
 
     Returns Dataset[token, score] for every token a that something follows: `value`, `null`, the same of the corpus'
@@ -89,17 +91,17 @@ def bigram_table(
 class PairCounts:
     """How often each pair of neighbours came, the pair as first * d_vocab + second; a reduction of `pair`."""
 
-    codes: Int[Tensor, "n"]
+    codes: Int[Tensor, n]
     """Sorted."""
-    counts: Int[Tensor, "n"]
+    counts: Int[Tensor, n]
 
     @classmethod
-    def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> "PairCounts":
+    def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, n] | None = None) -> PairCounts:
         """The pairs of one batch; -1 is none."""
         given = values["pair"]
         return cls(*given[given >= 0].unique(return_counts=True))
 
-    def merge(self, other: "PairCounts") -> "PairCounts":
+    def merge(self, other: PairCounts) -> PairCounts:
         """The pairs of both parts."""
         codes, place = torch.cat((self.codes, other.codes)).unique(return_inverse=True)
         counts = torch.zeros_like(codes).index_add(0, place, torch.cat((self.counts, other.counts)))
@@ -110,7 +112,7 @@ class PairCounts:
         return {"codes": self.codes, "counts": self.counts}
 
     @classmethod
-    def load(cls, tensors: Mapping[str, Tensor]) -> "PairCounts":
+    def load(cls, tensors: Mapping[str, Tensor]) -> PairCounts:
         """The counts whose `tensors` these are."""
         return cls(**tensors)
 
@@ -127,7 +129,7 @@ def _neighbours(trace: Trace, batch: Batch, model: Transformer, d_vocab: int) ->
 
 
 @torch.no_grad()
-def _finish(merged: Partial, name: str, circuits: HeadCircuits, text: Text) -> "xr.Dataset":
+def _finish(merged: Partial, name: str, circuits: HeadCircuits, text: Text) -> xr.Dataset:
     assert isinstance(merged, PairCounts)
     if not len(merged.codes):
         raise ValueError("rows of at least two tokens are required, got no two neighbours")
@@ -167,8 +169,8 @@ def _finish(merged: Partial, name: str, circuits: HeadCircuits, text: Text) -> "
 
 
 def _log_softmax_at(
-    a: Float[Tensor, "n d"], b: Float[Tensor, "d v"], index: Int[Tensor, "c"], column: Int[Tensor, "c"]
-) -> tuple[Float[Tensor, "c"], Float[Tensor, "n"]]:
+    a: Float[Tensor, "n d"], b: Float[Tensor, "d v"], index: Int[Tensor, c], column: Int[Tensor, c]
+) -> tuple[Float[Tensor, c], Float[Tensor, n]]:
     """log softmax of the rows of `a @ b` at some entries (sorted by row), and each row's spread; by tiles."""
     chosen, spreads = [], []
     for start, tile in row_tiles(a, b):
@@ -179,7 +181,7 @@ def _log_softmax_at(
     return torch.cat(chosen).double().cpu(), torch.cat(spreads).double().cpu()
 
 
-def _spread(q: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
+def _spread(q: Float[Tensor, "n v"]) -> Float[Tensor, n]:
     """Summed squared deviation of each row of probabilities from 1 / v, in place; NaN where that is rounding alone."""
     v = q.shape[-1]
     found = torch.linalg.vector_norm(q.sub_(1 / v), dim=-1)
@@ -188,12 +190,12 @@ def _spread(q: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
 
 
 def _agreement(
-    p: Float[Tensor, "c"],
-    log_q: Float[Tensor, "c"],
-    spread: Float[Tensor, "n"],
-    index: Int[Tensor, "c"],
+    p: Float[Tensor, c],
+    log_q: Float[Tensor, c],
+    spread: Float[Tensor, n],
+    index: Int[Tensor, c],
     v: int,
-) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+) -> tuple[Float[Tensor, n], Float[Tensor, n]]:
     """KL(p || q) of each row, and Pearson's correlation over all v entries, from the entries where p > 0."""
     terms = torch.stack((p * (p.log() - log_q), p * (log_q.exp() - 1 / v), p.square()), 1)
     kl, shared, square = spread.new_zeros(len(spread), 3).index_add(0, index, terms).unbind(1)

@@ -5,6 +5,8 @@ row convention with W1 = OV of the source and W2 = QK (Q), QK^T (K) or OV (V) of
 itself: random heads have 1/sqrt(d), most trained ones less (Elhage et al.). So it comes with the law it has by chance.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
@@ -69,7 +71,7 @@ def composition(
     folded: bool = True,
     null: Null = "spectrum",
     offset: int | None = None,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """How strongly every head composes with every head of a later layer, and how far that is from chance.
 
     Returns Dataset[src, dst], heads by name, with the coordinates `src_layer` and `dst_layer`; NaN where the source is
@@ -171,7 +173,7 @@ class SingularTriples:
     """What it then writes: left @ W1, as a direction. Not orthogonal to each other."""
     right: Float[Tensor, "k d"]
     """What the destination makes of it: Q, the key it then looks for; K, the query that finds it; V, what it writes."""
-    share: Float[Tensor, "k"]
+    share: Float[Tensor, k]
     """Of ||W1 W2||^2; all shares sum to 1. NaN for a product of zeros."""
 
 
@@ -210,7 +212,7 @@ def composition_directions(
     )
 
 
-def _pairs(circuits: HeadCircuits, asked: Composition) -> "xr.Dataset":
+def _pairs(circuits: HeadCircuits, asked: Composition) -> xr.Dataset:
     """The ratio of every pair against its null, heads by name."""
     ratio, law = against_null(circuits, asked.kind, null=asked.null, offset=asked.offset)
     mean, sd = law.mean(), law.sd()

@@ -5,6 +5,8 @@ key]`. Both have rank d_head: spectra come from d_head x d_head products, ranks 
 Mathematical Framework for Transformer Circuits"; Olsson et al. 2022.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -47,7 +49,7 @@ class Copying(Question):
     """Whether tokens are ranked, which is nearly all of the work."""
     sample: int | None = None
     """How many tokens are ranked against the whole vocabulary; None = all."""
-    previous: "xr.DataArray | None" = None
+    previous: xr.DataArray | None = None
     """The weight `[layer, head]` of each head as one that attends to the previous token."""
     of_weights: ClassVar[bool] = True
 
@@ -73,8 +75,8 @@ def copying(
     embedding: Embedding = "effective",
     ranks: bool = True,
     sample: int | None = None,
-    previous: "xr.DataArray | None" = None,
-) -> "xr.Dataset":
+    previous: xr.DataArray | None = None,
+) -> xr.Dataset:
     """How far every head copies the token it attends to, from the weights alone.
 
     Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over the vocabulary's tokens), `null` (chance),
@@ -171,7 +173,7 @@ def positivity(eigenvalues: Complex[Tensor, "*h e"]) -> Float[Tensor, "*h"]:
 
 
 @torch.no_grad()
-def copying_ranks(circuits: HeadCircuits, head: Named) -> Int[Tensor, "v"]:
+def copying_ranks(circuits: HeadCircuits, head: Named) -> Int[Tensor, v]:
     """How many outputs each source token's row of the full OV circuit puts above the token itself; tile by tile.
 
     0 = the head, attending to the token, raises no logit more; equal logits share the better rank.
@@ -181,7 +183,7 @@ def copying_ranks(circuits: HeadCircuits, head: Named) -> Int[Tensor, "v"]:
 
 
 @torch.no_grad()
-def _copying(circuits: HeadCircuits, asked: Copying) -> "xr.Dataset":
+def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
     config = circuits.config
     scores = {"eigenvalue": Score.exact(eigenvalue_scores(circuits), POSITIVITY, 0.0)}
     if asked.previous is not None:
@@ -204,14 +206,14 @@ def _copying(circuits: HeadCircuits, asked: Copying) -> "xr.Dataset":
     )  # fmt: skip
 
 
-def _sampled(d_vocab: int, sample: int | None) -> Int[Tensor, "n"] | None:
+def _sampled(d_vocab: int, sample: int | None) -> Int[Tensor, n] | None:
     """The tokens to rank; None = all."""
     if sample is None:
         return None
     return torch.randperm(d_vocab, generator=torch.Generator().manual_seed(0))[:sample]
 
 
-def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> dict[str, Score]:
+def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, n] | None) -> dict[str, Score]:
     """top1 and mean_rank of every head with their intervals over tokens; NaN where the circuit is zero."""
     config, cells, counts = circuits.config, list[Tensor](), list[Tensor]()
     for head in tqdm(head_names(config), desc="copying ranks", delay=1, leave=False):
@@ -236,7 +238,7 @@ def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> di
     }
 
 
-def _own_first(full: FactoredMatrix, sources: Int[Tensor, "n"]) -> FactoredMatrix:
+def _own_first(full: FactoredMatrix, sources: Int[Tensor, n]) -> FactoredMatrix:
     """Some rows, their own columns first, so that the tokens stay on the diagonal."""
     ours = torch.zeros(full.shape[1], dtype=torch.bool)
     ours[sources] = True

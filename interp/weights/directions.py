@@ -10,6 +10,8 @@ belongs (Dar et al. justify it by the overlap of the top tokens). A late layer r
 embeddings, and writes to be read by later ones: these lists see neither.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -135,7 +137,7 @@ class Neurons(Question):
 @public()
 def directions(
     model: Model, vectors: Shaped[Tensor, "*n d"], *, side: Side = "written", top: int = 10
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """Any vectors of the residual stream as lists of tokens: biases, embeddings, rows of a matrix, probes.
 
     side: "written", what a vector adds to the logits, v W_U with the final norm at scale 1, centred over the vocabulary
@@ -164,7 +166,7 @@ def singular_directions(
     offset: int | None = None,
     count: int = 10,
     top: int = 10,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The strongest singular directions of a head's OV or QK or of an MLP's matrix, each as a list of tokens.
 
     M = sum_i s_i u_i v_i^T in row convention: along u_i the matrix reads, along v_i it writes, s_i times as much. QK
@@ -190,7 +192,7 @@ def singular_directions(
 
 
 @public(renamed={"layer": "parts, such as 'L3N17'", "index": "parts, such as 'L3N17'"})
-def neurons(model: Model, parts: Named | Sequence[Named], *, top: int = 10) -> "xr.Dataset":
+def neurons(model: Model, parts: Named | Sequence[Named], *, top: int = 10) -> xr.Dataset:
     """What MLP neurons read and write, as lists of tokens.
 
     Neuron i reads the stream along column i of W_in (and of W_gate, if the MLP is gated) and writes n_i times row i of
@@ -211,7 +213,7 @@ def neurons(model: Model, parts: Named | Sequence[Named], *, top: int = 10) -> "
 
 
 @torch.no_grad()
-def _directions(circuits: HeadCircuits, text: Text, asked: Directions) -> "xr.Dataset":
+def _directions(circuits: HeadCircuits, text: Text, asked: Directions) -> xr.Dataset:
     embedded, unit = circuits.embedded, UNITS[asked.side]
     rows = asked.vectors.detach().reshape(-1, circuits.config.d_model)
     rows = rows.to(embedded.device, wide(embedded[:0]).dtype)
@@ -228,7 +230,7 @@ def _directions(circuits: HeadCircuits, text: Text, asked: Directions) -> "xr.Da
 @torch.no_grad()
 def _singular_directions(
     circuits: HeadCircuits, text: Text, part: Part, asked: SingularDirections
-) -> "xr.Dataset":
+) -> xr.Dataset:
     s, vectors = _singular(circuits, asked.matrix, part, asked.offset)
     scores = torch.stack([_scores(circuits, x[:, : asked.count].mT, side) for side, x in vectors.items()], 1)
     scores = scores * _sign(scores[:, -1])[:, None, None]
@@ -249,7 +251,7 @@ def _singular_directions(
 
 
 @torch.no_grad()
-def _neurons(circuits: HeadCircuits, text: Text, chosen: Sequence[Part], asked: Neurons) -> "xr.Dataset":
+def _neurons(circuits: HeadCircuits, text: Text, chosen: Sequence[Part], asked: Neurons) -> xr.Dataset:
     places = [(part.layer or 0, part.index or 0) for part in chosen]
     layers = {layer: _mlp_matrices(circuits, layer) for layer, _ in places}
     names = list(layers[places[0][0]])
@@ -301,7 +303,7 @@ def _owner(config: ModelConfig, matrix: Matrix, part: Named) -> Part:
 
 def _singular(
     circuits: HeadCircuits, matrix: Matrix, part: Part, offset: int | None
-) -> tuple[Float[Tensor, "s"], dict[str, Float[Tensor, "d s"]]]:
+) -> tuple[Float[Tensor, s], dict[str, Float[Tensor, "d s"]]]:
     """Singular values and the vectors of every side, as columns."""
     if matrix in ("OV", "QK"):
         is_ov = matrix == "OV"
@@ -333,7 +335,7 @@ def _scores(circuits: HeadCircuits, vectors: Float[Tensor, "n d"], side: str) ->
     return logits - logits.mean(-1, keepdim=True)
 
 
-def _sign(scores: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
+def _sign(scores: Float[Tensor, "n v"]) -> Float[Tensor, n]:
     """1 or -1: what makes the largest absolute score of each row positive."""
     largest = scores.gather(1, scores.abs().argmax(1, keepdim=True))[:, 0]
     return torch.where(largest < 0, -1.0, 1.0).to(scores)

@@ -4,6 +4,8 @@ The entries are those of `top_pairs`, for chosen tokens and all heads at once: O
 rows stay among the given tokens, which needs no product over the vocabulary. Elhage et al. 2021; Dar et al. 2022.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -69,7 +71,7 @@ def head_tokens(
     folded: bool = True,
     scaled: bool = True,
     embedding: Embedding = "effective",
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """For every head and token: the logits it raises and lowers most if it attends to it, and the tokens it looks for.
 
     Returns Dataset[layer, head, token, list, rank]: `value`, and `word` and `word_id`, the text and id of the token
@@ -96,9 +98,7 @@ def head_tokens(
 
 
 @torch.no_grad()
-def _head_tokens(
-    circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], asked: HeadTokens
-) -> "xr.Dataset":
+def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, n], asked: HeadTokens) -> xr.Dataset:
     config, device = circuits.config, circuits.network.device
     rows, unembedding = wide(circuits.embedded_tokens(ids)), wide(circuits.bare_unembedding)
     centre, known = unembedding.mean(-1), ids.to(device)
@@ -131,7 +131,7 @@ def _head_tokens(
     return table.assign(word=(_CELL, text.words(found.cpu().numpy())))
 
 
-def _distinct(text: Text, tokens: Answers) -> Int[Tensor, "n"]:
+def _distinct(text: Text, tokens: Answers) -> Int[Tensor, n]:
     """The ids of the tokens, each once."""
     if not isinstance(tokens, str | int) and len(tokens) == 0:
         raise ValueError("at least one token is required, got none")
@@ -146,7 +146,7 @@ def _written(
     heads: Part,
     rows: Float[Tensor, "n d"],
     unembedding: Float[Tensor, "d v"],
-    centre: Float[Tensor, "d"],
+    centre: Float[Tensor, d],
     top: int,
 ) -> tuple[Float[Tensor, "h n end rank"], Int[Tensor, "h n end rank"]]:
     """Centred scores and ids of both ends; `top` entries of all rows in one product."""

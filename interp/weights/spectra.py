@@ -4,6 +4,8 @@ A spectrum says how many directions a matrix uses and how unevenly. Weights only
 signal is another question.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -64,7 +66,7 @@ class Spectra(Question):
 
 
 @public()
-def spectra(model: Model, *, top: int = 10) -> "xr.Dataset":
+def spectra(model: Model, *, top: int = 10) -> xr.Dataset:
     """The singular values of every matrix of a model, and what they say: Dataset[matrix, index].
 
     By matrix, with p_i = sigma_i / sum sigma: `norm` (Frobenius), `stable_rank` = sum sigma^2 / sigma_1^2,
@@ -89,7 +91,7 @@ def spectra(model: Model, *, top: int = 10) -> "xr.Dataset":
 
 
 @torch.no_grad()
-def _spectra(network: Transformer, asked: Spectra) -> "xr.Dataset":
+def _spectra(network: Transformer, asked: Spectra) -> xr.Dataset:
     names, kinds, parts, layers, values = [], [], [], [], []
     for each in _matrices(network):
         found = singular_values(each.matrix)
@@ -136,7 +138,7 @@ def singular_values(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[T
     return torch.linalg.svdvals(middle)
 
 
-def summary(singular: Float[Tensor, "n r"], top: int) -> dict[str, Float[Tensor, "n"] | Tensor]:
+def summary(singular: Float[Tensor, "n r"], top: int) -> dict[str, Float[Tensor, n] | Tensor]:
     """`norm`, `stable_rank`, `effective_rank`, `top_share` and `size` of spectra in descending order, then NaN.
 
     Example:

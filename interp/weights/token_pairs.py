@@ -5,6 +5,8 @@ key]`; neither is ever formed, entries come from tiles. Elhage et al. 2021, "A M
 Circuits"; Dar et al. 2022 (entries of both forms).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -113,7 +115,7 @@ def top_pairs(
     folded: bool = True,
     scaled: bool = True,
     embedding: Embedding = "effective",
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """The largest (or smallest) entries of heads' full circuits: source -> output (OV) or query -> key (QK).
 
     Returns Dataset[part, rank]: `value`, the entry minus the mean of its row, since a softmax over the columns does not
@@ -143,7 +145,7 @@ def skip_trigrams(
     folded: bool = True,
     scaled: bool = True,
     embedding: Embedding = "effective",
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """Skip-trigrams of heads, "source ... destination -> output".
 
     Which destination attends to a source is read off QK, what the source then makes likely off OV (Elhage et al. 2021,
@@ -170,7 +172,7 @@ def _heads(given: Named | Sequence[Named], circuits: HeadCircuits) -> list[Part]
 
 
 @torch.no_grad()
-def _top_pairs(circuits: HeadCircuits, text: Text, heads: Sequence[Part], asked: TopPairs) -> "xr.Dataset":
+def _top_pairs(circuits: HeadCircuits, text: Text, heads: Sequence[Part], asked: TopPairs) -> xr.Dataset:
     found = [
         _centred(_full(circuits, asked.kind, head)).top_entries(asked.top, largest=asked.largest)
         for head in heads
@@ -195,9 +197,9 @@ def _skip_trigrams(
     circuits: HeadCircuits,
     text: Text,
     heads: Sequence[Part],
-    sources: Int[Tensor, "n"] | None,
+    sources: Int[Tensor, n] | None,
     asked: SkipTrigrams,
-) -> "xr.Dataset":
+) -> xr.Dataset:
     found = [_of_head(circuits, head, sources, asked) for head in heads]
     qk, destination, source, ov, output = (torch.stack(each) for each in zip(*found, strict=True))
     pairs = ("part", "pair")
@@ -216,8 +218,8 @@ def _skip_trigrams(
 
 
 def _of_head(
-    circuits: HeadCircuits, head: Part, sources: Int[Tensor, "n"] | None, asked: SkipTrigrams
-) -> tuple[Float[Tensor, "n"], Int[Tensor, "n"], Int[Tensor, "n"], Float[Tensor, "n o"], Int[Tensor, "n o"]]:
+    circuits: HeadCircuits, head: Part, sources: Int[Tensor, n] | None, asked: SkipTrigrams
+) -> tuple[Float[Tensor, n], Int[Tensor, n], Int[Tensor, n], Float[Tensor, "n o"], Int[Tensor, "n o"]]:
     """QK entries, destinations and sources of the pairs, OV entries and outputs of each pair's source."""
     qk, ov = (_centred(_full(circuits, kind, head)) for kind in ("QK", "OV"))
     if sources is None:

@@ -1,5 +1,7 @@
 """The models that come with the package: trained ones from `weights/`, hand-built ones from code."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,6 +4,8 @@
 the same module objects, so a class is the same class under all names. Nothing is imported before somebody asks for it.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
