@@ -7,8 +7,7 @@ import pytest
 from torch import Tensor
 
 from interp import RepeatedTokens, cli
-from interp.cli import main, parsed
-from interp.cli import COMMANDS
+from interp.cli import COMMANDS, main, parsed
 from interp.cli.commands import ANSWER, PROMPT, WRONG, Models, Report, Verify
 from interp.cli.runs import Run
 from interp.model import KVCache
@@ -204,7 +203,8 @@ def test_verify_reads_the_training_checkpoint_of_a_folder_that_the_revision_name
         (["heads", "./nowhere", "--checkpoints", "all"], "with checkpoints (demo-attn-2l), got './nowhere'"),
         (["heads", "./nowhere", "--checkpoints", "step1"], "./nowhere does not exist"),
         (["backward-lens", "The capital of France is", "--answer", " Rome"], "single token, got 2: [' R', 'ome']"),
-        (["backward-lens", "abc", "--answer", "d", "--model", "groundtruth-induction"], "no factors of W_out"),
+        (["backward-lens", "abc", "--answer", "d", "--model", "groundtruth-induction", "--matrices", "W_out"],
+         "no factors of W_out"),
         (["verify", "groundtruth-inductoin"], "unknown model 'groundtruth-inductoin'"),
         (["verify", "./nowhere"], "./nowhere does not exist"),
         (["verify", "."], "config.json is required beside the weights"),
