@@ -65,7 +65,7 @@ class IndirectObjectCircuit:
 class Task:
     """The pairs, and the same as batches that carry their answers."""
 
-    pairs: pairs.Pairs
+    pairs: pairs.TaskPairs
     clean: interp.Batch
     corrupt: interp.Batch
 

@@ -1,5 +1,7 @@
-"""The commands that print an analysis: models, heads (also over training) and the backward lens."""
+"""The commands that print an analysis: every question that has one, heads over training, circuits of a task."""
 
+import dataclasses
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +11,11 @@ import pandas as pd
 import pytest
 from xarray import Dataset
 
+import interp
 from interp import (
     Circuit,
     HookedTransformer,
     RepeatedTokens,
-    backward_lens,
     causal_trace,
     frame,
     heads,
@@ -21,8 +23,10 @@ from interp import (
     patch,
     zoo,
 )  # fmt: skip
-from interp.cli import main, parsed
-from interp.cli.commands import Heads
+from interp.cli import ASKED, COMMANDS, main, parsed
+from interp.cli.asking import data_of, function_of, option_of
+from interp.core.boundary import hints_of
+from interp.passes.analysis import function_name
 
 
 def test_models_lists_every_demo_model(
@@ -41,105 +45,284 @@ def test_models_lists_every_demo_model(
     assert "0.920  n = 10 (head L1H2)" in out
 
 
+SCORES = ("induction", "previous_token", "duplicate_token")
+CLEAN = "When Mary and John went to the store, John gave a drink to"
+CORRUPT = CLEAN.replace(", John", ", Mary")
+ANSWERS = ["--answer", " Mary", "--wrong", " John"]
+
+
+def demo(name: str = "demo-4l", revision: str | None = None) -> HookedTransformer:
+    return HookedTransformer.from_pretrained(name, revision=revision)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
+    """The lines of a command that ends well."""
+    assert main(argv) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def written(path: Path, result: Dataset) -> None:
+    """The file holds the tidy table of the result."""
+    table, there = frame(result), pd.read_csv(path, keep_default_na=False, na_values=[""])
+    assert list(there) == list(table) and len(there) == len(table)
+    for name in table:
+        if table[name].dtype.kind in "fiu":
+            np.testing.assert_allclose(there[name].astype(float), table[name].astype(float), rtol=1e-6)
+        else:
+            assert there[name].fillna("").astype(str).tolist() == table[name].astype(str).tolist()
+
+
+# --- options ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ASKED, ids=lambda command: command.__name__)
+def test_the_options_are_the_fields_of_the_record_with_its_defaults(
+    command: type, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, options = command.question, {each.name: each for each in dataclasses.fields(command)}
+    name = function_name(kind).replace("_", "-")
+    assert COMMANDS[name] is command
+    with pytest.raises(SystemExit) as ended:
+        parsed([name, "--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert ended.value.code == 0
+    hints, fields = hints_of(kind), {each.name: each for each in dataclasses.fields(kind)}
+    said = {name for name in fields if name in hints and option_of(hints[name]) is not None}
+    assert said <= set(options)
+    for each in said - {"metric"}:
+        doc = interp.runs.experiment.field_docs(kind)[each]
+        assert f"--{each.replace('_', '-')}" in shown and doc.split("`")[0].split(";")[0][:25] in shown
+        required = fields[each].default is dataclasses.MISSING
+        assert (options[each].default is dataclasses.MISSING) == required
+    given = {each: [" x"] if each == "data" else " x" for each in data_of(kind)}
+    needed = {each for each in said if fields[each].default is dataclasses.MISSING}
+    asked = command(**given, **dict.fromkeys(needed, ("a",)))
+    for each, value in asked.fields().items():
+        if each not in needed:
+            assert value == fields[each].default
+
+
+def test_a_command_line_gives_a_list_a_word_or_a_named_change() -> None:
+    command = parsed(["ablate", "a", "b", "--parts", "L0H1", "L1.mlp", "--change", "zero", "--by", "layer"])
+    fields = command.fields()  # type: ignore[attr-defined]
+    assert (fields["parts"], fields["change"], fields["by"]) == (
+        ("L0H1", "L1.mlp"),
+        interp.Zero(),
+        ("layer",),
+    )
+    one = parsed(["ablate", "a", "--parts", "mlp"]).fields()  # type: ignore[attr-defined]
+    assert one["parts"] == "mlp" and one["metric"] is None
+    watched = parsed(["ablate", "a", "--answer", " b", "--metric", "answer_loss"]).fields()["metric"]  # type: ignore[attr-defined]
+    assert (watched.name, watched.answer) == ("loss", " b")
+
+
+def test_data_may_be_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text(f"{CLEAN}\n{CORRUPT}\n")
+    out = tmp_path / "table.csv"
+    printed(capsys, "ablate", str(tmp_path / "texts.txt"), *ANSWERS, "--parts", "mlp", "--out", str(out))
+    metric = logit_difference(" Mary", " John")
+    written(out, interp.ablate(demo(), tmp_path / "texts.txt", "mlp", change=interp.Mean(), metric=metric))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["patch", CLEAN, CORRUPT, "--metric", "kl_divergence", "--answer", " Mary"], "asks for no answer"),
+        (["heads", "groundtruth-induction", "--scores", "inductoin"], "no score 'inductoin'; nearest: induction"),
+        (["attribute", CLEAN, *ANSWERS, "--sort", "vlaue"], "no column 'vlaue'; nearest: value"),
+        (["output-lens", CLEAN, "--part", "L9H9"], "L9H9"),
+        (["patch", CLEAN, f"{CORRUPT} the", "--answer", " Mary"], "same length"),
+        (["causal-trace", CLEAN, "--subject", "Spain", "--answer", " Mary"], "Spain"),
+    ],
+)  # fmt: skip
+def test_what_a_question_refuses_is_one_line(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert message in capsys.readouterr().err
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "options"),
+    [
+        (["attribute", CLEAN, *ANSWERS, "--parts", "head"], {"answer": " Mary", "wrong": " John", "parts": "head"}),
+        (["logit-lens", CLEAN, "--answer", " Mary", "--pos", "-1"], {"answer": " Mary", "pos": -1}),
+        (["output-lens", CLEAN, "--part", "L3H5"], {"part": "L3H5"}),
+        (["token-attribution", CLEAN, *ANSWERS], {"answer": " Mary", "wrong": " John"}),
+        (["attribution-patch", CLEAN, CORRUPT, *ANSWERS], {"metric": logit_difference(" Mary", " John")}),
+        (["path-patch", CLEAN, CORRUPT, *ANSWERS], {"metric": logit_difference(" Mary", " John")}),
+        (["composition", "demo-4l", "--kind", "V"], {"kind": "V"}),
+        (["copying", "demo-4l", "--no-ranks"], {"ranks": False}),
+        (["head-tokens", "--tokens", " Mary", " John"], {"tokens": [" Mary", " John"]}),
+        (["top-pairs", "demo-4l", "--head", "L1H7"], {"head": "L1H7"}),
+    ],
+    ids=lambda each: each[0] if isinstance(each, list) else "",
+)  # fmt: skip
+def test_every_command_asks_the_function_of_its_name(
+    argv: list[str], options: dict[str, object], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "table.csv"
+    lines = printed(capsys, *argv, "--out", str(out), "--most", "5")
+    command = COMMANDS[argv[0]]
+    data = [{"data": CLEAN, "clean": CLEAN, "corrupt": CORRUPT}[name] for name in data_of(command.question)]  # type: ignore[attr-defined]
+    found = function_of(command.question)(demo(), *data, **options)  # type: ignore[attr-defined]
+    written(out, found)
+    assert lines[-1] == str(out)
+    if len(frame(found)) > 5 and "score" not in found.dims:
+        assert lines[-2].startswith("the first 5 of ")
+        assert all(len(line) < 200 for line in lines)
+
+
 def test_heads_prints_every_head_best_first(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["heads", "groundtruth-induction"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[0] == ["layer", "head", "called", "induction", "previous_token", "duplicate_token"]
-    assert rows[1][:4] == ["1", "2", "induction", "1.00"]
-    assert [row[:4] for row in rows[1:-1] if row[2] == "previous"] == [["0", "1", "previous", "token"]]
+    rows = [line.split() for line in printed(capsys, "heads", "groundtruth-induction")]
+    assert rows[0] == ["part", "label", *SCORES]
+    assert rows[1][:3] == ["L1H2", "induction", "1.00"]
+    assert [row[:3] for row in rows[1:-1] if row[1] == "previous"] == [["L0H1", "previous", "token"]]
     assert len(rows) == 2 * 4 + 2
     scores = [float(row[-9]) for row in rows[1:-1]]
     assert scores == sorted(scores, reverse=True)
 
 
-def test_backward_lens_prints_what_the_table_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    prompt, target = "The capital of France is", " R"
-    assert main(["backward-lens", prompt, "--target", target]) == 0
-    rows = capsys.readouterr().out.splitlines()
-    model = HookedTransformer.from_pretrained("demo-4l")
-    found = backward_lens(model, prompt, target, matrices=["W_out"])
-    table = frame(found)
-    table["bottom"] = [" | ".join(row) for row in found.bottom_word.values[0, 0].reshape(-1, 5)]
-    last = table[table.pos == table.pos.max()]
-    assert len(rows) == 1 + 4 + 1
-    for line, row in zip(rows[1:-1], last.itertuples(), strict=True):
-        expected = [row.layer, row.pos, "' is'", f"{row.relative_update:.3f}", row.target_rank]
-        before, after = line.split("' is'")
-        assert [*before.split(), "' is'", *after.split()[:2]] == [str(cell) for cell in expected]
-        assert line.endswith(repr(row.bottom))
-    assert main(["backward-lens", prompt, "--target", target, "--matrix", "W_in", "--every-token"]) == 0
-    rows = capsys.readouterr().out.splitlines()
-    assert len(rows) == 1 + len(table) + 1
-    assert "top tokens" in rows[0] and "read the most probable" in rows[-1]
-
-
-def test_backward_lens_with_a_wrong_token_is_that_of_the_difference(
-    capsys: pytest.CaptureFixture[str],
+def test_patch_prints_the_largest_effects_and_writes_the_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The wrong token is improbable: the loss alone would hardly move it."""
-    prompt, target, wrong = "The capital of France is", " R", " the"
-    assert main(["backward-lens", prompt, "--target", target, "--wrong", wrong]) == 0
-    rows = capsys.readouterr().out.splitlines()
-    model = HookedTransformer.from_pretrained("demo-4l")
-    table, without = (backward_lens(model, prompt, target, wrong=w).table("W_out") for w in (wrong, None))
-    last = table[table.pos == table.pos.max()]
-    assert not last.bottom.equals(without.bottom[last.index])
-    for line, row in zip(rows[1:-1], last.itertuples(), strict=True):
-        assert line.split("' is'")[1].split()[:2] == [f"{row.relative_update:.3f}", str(row.target_rank)]
-        assert line.endswith(repr(row.bottom))
+    out = tmp_path / "map.csv"
+    lines = printed(capsys, "patch", CLEAN, CORRUPT, *ANSWERS, "--out", str(out), "--most", "7")
+    found = patch(demo(), CLEAN, CORRUPT, metric=logit_difference(" Mary", " John"))
+    assert lines[0].split() == ["pos", "part", "token", "value", "changed", "normalised"]
+    table = frame(found.isel(prompt=0))
+    table = table.iloc[(-table.value.abs()).argsort(kind="stable")].head(7)
+    for line, row in zip(lines[1:8], table.itertuples(), strict=True):
+        numbers = [f"{row.value:.3f}", str(row.changed), f"{row.normalised:.3f}"]
+        assert line.split()[:2] == [str(row.pos), row.part] and line.split()[-3:] == numbers
+        assert repr(row.token) in line
+    clean, corrupt = float(found.clean[0]), float(found.corrupt[0])
+    assert lines[8] == f"logit difference: clean {clean:.3f}, corrupt {corrupt:.3f}"
+    assert lines[9].startswith("logits; metric with the intervention minus metric of the same run without it")
+    written(out, found)
+
+
+def test_patch_by_layer_position_and_head_in_the_other_direction(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out, by = tmp_path / "map.csv", ["--site", "z", "--by", "layer", "pos", "head", "--direction", "noise"]
+    lines = printed(capsys, "patch", CLEAN, CORRUPT, *ANSWERS, *by, "--out", str(out), "--most", "15")
+    assert len(lines) == 1 + 15 + 4
+    metric = logit_difference(" Mary", " John")
+    written(
+        out, patch(demo(), CLEAN, CORRUPT, "z", by=("layer", "pos", "head"), direction="noise", metric=metric)
+    )
+
+
+def test_causal_trace_prints_what_the_function_finds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    prompt, out = "The name of France's capital is", tmp_path / "map.csv"
+    argv = [
+        "causal-trace",
+        prompt,
+        "--subject",
+        "France",
+        "--answer",
+        " P",
+        "--samples",
+        "2",
+        "--out",
+        str(out),
+    ]
+    for options, more in ((["--severed", "mlp"], {"severed": "mlp"}), (["--seed", "5"], {"seed": 5})):
+        lines = printed(capsys, *argv, *options)
+        found = causal_trace(demo(), prompt, "France", " P", samples=2, **more)  # type: ignore[arg-type]
+        written(out, found)
+        one = found.isel(prompt=0)
+        assert f"probability: clean {float(one.clean):.3f}, corrupt {float(one.corrupt):.3f}" in lines
+
+
+def test_backward_lens_prints_what_the_table_holds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With a wrong token, too, which is improbable: the loss alone would hardly move it."""
+    prompt, out = "The capital of France is", tmp_path / "table.csv"
+    argv = [
+        "backward-lens",
+        prompt,
+        "--answer",
+        " R",
+        "--matrices",
+        "W_out",
+        "--out",
+        str(out),
+        "--most",
+        "100",
+    ]
+    for options, wrong in (([], None), (["--wrong", " the"], " the")):
+        lines = printed(capsys, *argv, *options)
+        found = interp.backward_lens(demo(), prompt, " R", wrong, matrices=["W_out"])
+        written(out, found)
+        table = frame(found.isel(prompt=0)).sort_values("relative_update", ascending=False, kind="stable")
+        for line, row in zip(lines[1 : 1 + len(table)], table.itertuples(), strict=True):
+            cells = line.split()
+            assert cells[:4] == ["W_out", str(row.pos), "delta", row.part]
+            assert f" {row.relative_update:.3f} " in line and line.endswith(repr(row.word))
+
+
+# --- over training ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Dataset]:
-    """`interp.heads` on few rows and without sentences, in place of the door that the command line opens."""
+    """`interp.heads` on few rows and without sentences, in place of what the command line calls."""
 
-    def few(model: HookedTransformer, data: RepeatedTokens) -> Dataset:
+    def few(model: HookedTransformer, *, data: RepeatedTokens, **options: object) -> Dataset:
         return heads(model, replace(data, rows=3), sentences=None)
 
-    monkeypatch.setattr("interp.heads", few)
+    monkeypatch.setattr(importlib.import_module("interp.attention.heads"), "heads", few)
     return few
 
 
 def test_heads_over_checkpoints_prints_the_best_head_of_each_and_the_phase_change(
     quick: Callable[..., Dataset], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["heads", "demo-attn-2l", "--checkpoints", "step3250", "step1200"]) == 0
-    header, *steps, change, about = capsys.readouterr().out.splitlines()
-    assert header.split() == ["step", "induction", "previous_token", "duplicate_token"]
+    lines = printed(capsys, "heads", "demo-attn-2l", "--checkpoints", "step3250", "step1200")
+    header, *steps, change, about = lines
+    assert header.split() == ["step", *SCORES]
     tables = {}
     for line, step in zip(steps, (1200, 3250), strict=True):
-        model = HookedTransformer.from_pretrained("demo-attn-2l", revision=f"step{step}")
-        table = tables[step] = quick(model, RepeatedTokens())
+        tables[step] = quick(demo("demo-attn-2l", f"step{step}"), data=RepeatedTokens())
         cells = [str(step)]
-        for score in ("induction", "previous_token", "duplicate_token"):
-            layer, head = divmod(int(table[score].values.argmax()), 8)
-            value, low, high = (float(table[f"{score}{end}"][layer, head]) for end in ("", "_low", "_high"))
-            cells += [f"{layer}.{head}", f"{value:.2f}", f"[{low:.2f},", f"{high:.2f}]"]
+        for score in SCORES:
+            found = tables[step].sel(score=score)
+            layer, head = divmod(int(found.value.values.argmax()), 8)
+            value, low, high = (float(found[end][layer, head]) for end in ("value", "low", "high"))
+            cells += [f"L{layer}H{head}", f"{value:.2f}", f"[{low:.2f},", f"{high:.2f}]"]
         assert line.split() == cells
     best = steps[1].split()[1]
-    where = {"layer": int(best[0]), "head": int(best[2])}
-    rise = float(tables[3250].induction.sel(where) - tables[1200].induction.sel(where))
+    where = {"layer": int(best[1]), "head": int(best[3]), "score": "induction"}
+    rise = float(tables[3250].value.sel(where) - tables[1200].value.sel(where))
     assert change == (
-        f"induction of head {best}, the best at the end, rises fastest between steps 1200 and 3250: {rise:+.2f}"
+        f"induction of {best}, the best at the end, rises fastest between steps 1200 and 3250: {rise:+.2f}"
     )
-    assert about == "attention mass, 95 % over 3 rows of 25 x 4 random tokens"
+    assert about == "attention mass; 95 % over rows; 3 rows of 25 x 4 random tokens"
 
 
 def test_one_checkpoint_has_no_phase_change(
     quick: Callable[..., Dataset], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["heads", "demo-attn-2l", "--checkpoints", "step1200"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(capsys, "heads", "demo-attn-2l", "--checkpoints", "step1200")
     assert len(lines) == 3 and lines[1].split()[0] == "1200"
 
 
 def test_all_checkpoints_are_those_that_the_demo_model_ships(
     quick: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert parsed(["heads", "m", "--checkpoints", "a", "b"]) == Heads("m", checkpoints=("a", "b"))
+    assert parsed(["heads", "m", "--checkpoints", "a", "b"]) == COMMANDS["heads"](
+        model="m", checkpoints=("a", "b")
+    )
     command = parsed(["heads", "demo-attn-2l", "--checkpoints", "all"])
-    assert isinstance(command, Heads)
-    planted = HookedTransformer.from_pretrained("groundtruth-induction")
+    planted = demo("groundtruth-induction")
     loaded: list[str | None] = []
 
     def remembered(name: str, *, revision: str | None, device: str) -> HookedTransformer:
@@ -151,60 +334,6 @@ def test_all_checkpoints_are_those_that_the_demo_model_ships(
     assert loaded == zoo.revisions("demo-attn-2l") and len(loaded) > 1
 
 
-CLEAN = "When Mary and John went to the store, John gave a drink to"
-TWIN = CLEAN.replace(", John", ", Mary")
-
-
-def test_patch_prints_the_map_and_writes_the_table(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    answers = ["--answer", " Mary", "--wrong", " John"]
-    assert main(["patch", CLEAN, TWIN, *answers, "--out", str(tmp_path / "map.csv")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    model = HookedTransformer.from_pretrained("demo-4l")
-    found = patch(model, CLEAN, TWIN, metric=logit_difference(" Mary", " John"))
-    for layer, line in enumerate(lines[2:6]):
-        shown = [
-            f"{float(v):.2f}" if c else "."
-            for v, c in zip(found.normalised[layer], found.changed[layer], strict=True)
-        ]
-        assert line.split() == [str(layer), *shown]
-    written = pd.read_csv(tmp_path / "map.csv")
-    assert np.allclose(written.effect, found.effect.values.ravel())
-
-
-def test_patch_of_many_cells_prints_the_largest(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--answer", " Mary", "--wrong", " John", "--site", "z", "--by", "layer", "pos", "head"]
-    assert main(["patch", CLEAN, TWIN, *arguments, "--direction", "noise"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 + 15 + 1
-    assert lines[0].split() == ["normalised", "changed"]
-
-
-def test_patch_of_prompts_that_do_not_align_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["patch", CLEAN, f"{TWIN} the", "--answer", " Mary"]) == 2
-    assert "same length" in capsys.readouterr().err
-
-
-def test_trace_prints_the_map_of_the_door(capsys: pytest.CaptureFixture[str]) -> None:
-    prompt = "The name of France's capital is"
-    assert main(["trace", prompt, "--subject", "France", "--samples", "2", "--severed", "mlp"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    model = HookedTransformer.from_pretrained("demo-4l")
-    answer = model.text.targets(" P", 1)
-    found = causal_trace(model, prompt, "France", answer, samples=2, window=1, severed="mlp").isel(prompt=0)
-    for layer, line in enumerate(lines[2:6]):
-        pairs = zip(found.each.values[layer], found.changed.values[layer], strict=True)
-        assert line.split() == [str(layer), *(f"{value:.2f}" if changed else "." for value, changed in pairs)]
-    assert lines[6].startswith(f"p(' P'): clean {float(found.clean):.3f}")
-    assert main(["trace", prompt, "--subject", "France", "--samples", "2", "--seed", "5"]) == 0
-    again = capsys.readouterr().out.splitlines()
-    found = causal_trace(model, prompt, "France", answer, samples=2, window=1, seed=5).isel(prompt=0)
-    assert f"subject noised {float(found.corrupt):.3f}" in again[6] and again[6] != lines[6]
-    assert main(["trace", prompt, "--subject", "Spain"]) == 2
-    assert "Spain" in capsys.readouterr().err
-
-
 def test_circuit_prints_edges_and_how_much_they_keep(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -213,9 +342,9 @@ def test_circuit_prints_edges_and_how_much_they_keep(
     lines = capsys.readouterr().out.splitlines()
     circuit = Circuit.load(tmp_path / "circuit.json")
     assert len(lines) == len(circuit.edges) + 2
-    printed = [line.split() for line in lines[:-2]]
-    assert {edge: float(score) for score, edge in printed} == pytest.approx(dict(circuit.scores), abs=6e-4)
-    sizes = [abs(float(score)) for score, _ in printed]
+    listed = [line.split() for line in lines[:-2]]
+    assert {edge: float(score) for score, edge in listed} == pytest.approx(dict(circuit.scores), abs=6e-4)
+    sizes = [abs(float(score)) for score, _ in listed]
     assert sizes == sorted(sizes, reverse=True)
     assert lines[-2].startswith(f"{len(circuit.edges)} of {len(circuit.graph)} edges keep ")
     assert (circuit.task, circuit.model) == ("copy", "demo-4l")

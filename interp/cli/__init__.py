@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = parsed(sys.argv[1:] if argv is None else list(argv))
     try:
         return command.run() or 0
-    except (ValueError, KeyError, OSError, ArithmeticError) as cause:
+    except (ValueError, LookupError, OSError, ArithmeticError) as cause:
         if command.debug:
             raise
         message = cause.args[0] if isinstance(cause, KeyError) and cause.args else cause

@@ -80,9 +80,9 @@ def repeated_sequences(
 ) -> TaskPairs:
     """Random tokens twice over, up to the last token of the second copy: which one is it?
 
-    [t_1 .. t_period, t_1 .. t_(period-1)] -> t_period (Olsson et al. 2022: induction). In the corrupted prompt the
-    first occurrence of the last token, at role match, is another token from outside the row: the answer is still
-    there, but nothing says that it follows. `wrong` is another token of the row, there twice, the answer once.
+    [t_1 .. t_period, t_1 .. t_(period-1)] -> t_period (Olsson et al. 2022: induction). In the corrupted one the first
+    occurrence of the last token, at role match, is another token from outside the row: the answer is still there,
+    but nothing says that it follows. `wrong` is another token of the row, there twice, the answer once.
 
     ids: the tokens to draw from; by default the words of `zoo.tasks` that are single tokens. A row is decoded to its
     text, which tokenises to the same ids only where the tokenizer does so for any tokens, as it does for whole words.
@@ -133,8 +133,8 @@ def _repeat(
 def copy(tokenizer: Tokenizer, n: int, *, seed: int = 0, words: int = 6) -> TaskPairs:
     """A list of words that is written again up to some word: which one is next?
 
-    "List: key map ring cup. Again: key map" -> " ring". In the corrupted prompt the word to be copied, at role source,
-    is another one, which is `wrong`: the answers change places, and only what is copied differs, not where it is found
+    "List: key map ring cup. Again: key map" -> " ring". In the corrupted one the word to be copied, at role source, is
+    another one, which is `wrong`: the answers change places, and only what is copied differs, not where it is found
     (`repeated_sequences` is the other way round).
 
     Roles: source, match (the word before it, in the first list), end. A group is a number of words already written
@@ -156,7 +156,7 @@ def copy(tokenizer: Tokenizer, n: int, *, seed: int = 0, words: int = 6) -> Task
 
 
 def _copied(tokenizer: Tokenizer, drawn: Sequence[str], written: int) -> Pair:
-    """One pair from the words of the list and one more, in place of word `written` of the corrupted prompt."""
+    """One pair from the words of the list and one more, which takes the place of word `written` in the other prompt."""
     *listed, other = drawn
     first = " ".join(f"{{w{i}}}" for i in range(len(listed)))
     again = " ".join(f"{{v{i}}}" for i in range(written))
