@@ -35,7 +35,7 @@ def public(
         ...     return words[:top]
         >>> shown(["a", "b"], k=1)
         Traceback (most recent call last):
-        TypeError: shown() has no argument 'k': it is called 'top'
+        TypeError: shown() has no argument 'k': it is called top
     """
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:

@@ -191,7 +191,8 @@ class Edit:
 
     Example:
         >>> edit = Edit("L1H2", Zero(), at={"pos": -1})
-        >>> model.generate("The cat", 3, edits=[Edit("L2.resid", Add(model.W_U[:, 5], scale=2.0))]).tokens.shape[1] > 3
+        >>> steered = model.edited([edit, Edit("L2.resid", Add(torch.ones(24), scale=2.0))])
+        >>> steered(tokens).shape == model(tokens).shape
         True
     """
 

@@ -1,11 +1,13 @@
 """Every example in a docstring of the package runs, and gives what it says."""
 
 import ast
+import builtins
 import doctest
 import functools
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -22,7 +24,7 @@ from tests.configs import CONFIGS, perturbed
 from tests.tiny import CORPUS, backend, gpt2_tokenizer
 
 PROMPT = CORPUS[0].removesuffix(" Mary.")
-DOORS = (
+SHOWN = (
     "ablate", "attention_entropy", "attribute", "attribution_patch", "backward_lens", "causal_trace", "composition",
     "consensus", "copying", "dispersion", "edge_attribution", "evaluate_circuit", "find_circuit", "heads", "in_context",
     "logit_lens", "patch", "path_patch", "paths", "rank_collapse", "spectra",
@@ -70,13 +72,17 @@ def test_an_example_runs_and_gives_what_it_says(name: str) -> None:
         "tokens": torch.arange(12)[None],
     }  # fmt: skip
     for example in doctest.DocTestParser().get_examples(inspect.cleandoc(text)):
-        if example.want:
+        if example.exc_msg:
+            kind, _, message = example.exc_msg.strip().partition(": ")
+            with pytest.raises(vars(builtins)[kind], match=f"^{re.escape(message)}$"):
+                exec(example.source, names)
+        elif example.want:
             got = eval(example.source, names)
             assert repr(got) == example.want.strip() or got == ast.literal_eval(example.want)
         else:
             exec(example.source, names)
 
 
-def test_every_door_shows_an_example() -> None:
+def test_every_function_shows_an_example() -> None:
     shown = {name.rpartition(".")[2] for name in EXAMPLES}
-    assert set(DOORS) <= shown
+    assert set(SHOWN) <= shown
