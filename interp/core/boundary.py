@@ -161,7 +161,7 @@ def hints_of(owner: object) -> Mapping[str, object]:
     for source in reversed(owner.__mro__) if isinstance(owner, type) else [owner]:
         space = dict(vars(inspect.getmodule(source) or typing))
         for name, hint in getattr(source, "__annotations__", {}).items():
-            if name == "return":
+            if name == "return" or str(hint).removeprefix("typing.").startswith("ClassVar"):
                 continue
             try:
                 found[name] = _resolved(hint, space, source)
@@ -358,12 +358,20 @@ def _known_keywords(
 
 def _resolved(hint: object, space: dict[str, object], source: object) -> object:
     """An annotation with the things that its texts name. NameError for a name that nobody has."""
-    held = types.SimpleNamespace(__annotations__={"it": hint})
     try:
-        return typing.get_type_hints(held, space, include_extras=True)["it"]
+        return _evaluated(hint, space)
     except NameError:
         space.update(_for_type_checkers(inspect.getmodule(source)))
-        return typing.get_type_hints(held, space, include_extras=True)["it"]
+        return _evaluated(hint, space)
+
+
+def _evaluated(hint: object, space: dict[str, object]) -> object:
+    """The same with the names of one space; the axes of arrays, which are texts as well, stay what they are."""
+    whole = eval(hint, space) if isinstance(hint, str) else hint
+    if isinstance(whole, type) and not typing.get_args(whole):
+        return whole
+    held = types.SimpleNamespace(__annotations__={"it": whole})
+    return typing.get_type_hints(held, space, include_extras=True)["it"]
 
 
 @functools.cache

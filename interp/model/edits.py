@@ -202,8 +202,9 @@ class Edit:
 
     Example:
         >>> edit = Edit("L1H2", Zero(), at={"pos": -1})
-        >>> model.edited([edit, Edit("L2.resid", Scale(2.0))]).edits[0].name
-        'L1H2'
+        >>> steered = model.edited([edit, Edit("L2.resid", Add(torch.ones(24), scale=2.0))])
+        >>> steered(tokens).shape == model(tokens).shape
+        True
     """
 
     where: Part | str

@@ -27,6 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
+from interp.core.boundary import hints_of
 from interp.runs.provenance import question_of
 from interp.runs.record import Record
 
@@ -98,7 +99,7 @@ def parameters(kind: type) -> list[Parameter]:
     >>> parameters(RepeatedTokens)[-1].name
     'seed'
     """
-    hints, docs = typing.get_type_hints(kind), field_docs(kind)
+    hints, docs = hints_of(kind), field_docs(kind)
     found: list[Parameter] = []
     for each in dataclasses.fields(kind):
         hint = hints[each.name]
