@@ -284,7 +284,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """The door to the pages at its first use: they need pandas, xarray and jinja2, which are slow to import."""
+    """The function that makes pages, at its first use: they need pandas, xarray and jinja2, which are slow to import."""
     if name == "report":
         from interp.pages.report_page import report
 

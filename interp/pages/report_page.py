@@ -12,7 +12,7 @@ from markupsafe import Markup
 from interp.pages.folder import replacing, write_report
 from interp.pages.render import page
 from interp.pages.report import About, Question, Report, report_of
-from interp.passes.observe import Subject
+from interp.passes.observe import Model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,7 @@ class ReportPage:
 
 
 def report(
-    model: Subject,
+    model: Model,
     prompt: str,
     answer: str | None = None,
     wrong: str | None = None,
