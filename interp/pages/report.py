@@ -27,7 +27,7 @@ from interp.pages.ablated import ablation
 from interp.pages.corrupted import Pair, check_aligned, why_no_edges
 from interp.pages.flow import about_flow
 from interp.passes.metrics import logit_difference
-from interp.passes.observe import Subject, observe
+from interp.passes.observe import Model, Subject, as_model, observe
 from interp.residual import attribute
 from interp.residual.decomposition import not_linear
 from interp.runs.provenance import provenance
@@ -139,16 +139,17 @@ class _Answered:
 
 
 @public()
-def report_of(model: Subject, question: Question, about: About, *, seed: int = 0) -> Report:
+def report_of(model: Model, question: Question, about: About, *, seed: int = 0) -> Report:
     """Every table of the page for one prompt; the seed draws the repeated tokens of the head scores.
 
     A model without logits has tables of attention, head scores and composition, and no `contrast`; a question without
     a corrupted prompt has no tables of patching and edges, a model without an edge graph none of edges. Heads whose
     scores do not come from q . k have no composition into queries and keys.
-    Errors: ValueError for a prompt or an answer the model cannot take, for a prompt too long for the page, for a
-    corrupted prompt that does not align with the prompt or that the model answers alike, for a model that is not
-    causal, whose mixers weigh no values, or not by shares, or whose logits are not linear in the stream.
+    Errors: ValueError for what is no model, for a prompt or an answer the model cannot take, for a prompt too long for
+    the page, for a corrupted prompt that does not align with the prompt or that the model answers alike, for a model
+    that is not causal, whose mixers weigh no values, or not by shares, or whose logits are not linear in the stream.
     """
+    model = as_model(model)
     batch = model.text.batch(question.prompt)
     check_aligned(model, question.prompt, question.corrupt)
     config = model.transformer.config

@@ -15,7 +15,7 @@ from interp.core.boundary import public
 from interp.pages.folder import replacing, write_report
 from interp.pages.render import page
 from interp.pages.report import About, Question, Report, report_of
-from interp.passes.observe import Subject
+from interp.passes.observe import Model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +67,7 @@ class ReportPage:
 
 @public()
 def report(
-    model: Subject,
+    model: Model,
     prompt: str,
     answer: str | None = None,
     wrong: str | None = None,

@@ -10,7 +10,9 @@ import pytest
 import interp
 from interp.pages import About, Report, ReportPage, page
 from tests.pages.conftest import CORRUPTED, PLANTED
+from tests.pages.reports import ANSWER, PROMPT, WRONG
 from tests.pages.visits import Visit, needs_browser, visit
+from tests.tiny import hooked
 
 if TYPE_CHECKING:
     from playwright import sync_api
@@ -79,3 +81,14 @@ def test_the_page_works_inside_a_notebooks_frame(
     assert seen.complaints == []
     assert [url for url in seen.requests if url.startswith("http")] == []
     seen.page.close()
+
+
+def test_an_edit_that_an_analysis_of_the_page_cannot_follow_is_refused_by_name() -> None:
+    edited = hooked("gpt2").edited(interp.Edit("L0.mlp", interp.Zero()))
+    with pytest.raises(ValueError, match=r"the edit of L0\.mlp \(Zero\) changes that"):
+        interp.report(edited, PROMPT, ANSWER, WRONG)
+
+
+def test_what_is_no_model_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"a HookedTransformer or a Transformer, got str: load it with"):
+        interp.report("demo-4l", PLANTED)  # type: ignore[arg-type]
