@@ -301,7 +301,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """The function that makes pages, at its first use: they need pandas, xarray and jinja2, which are slow to import."""
+    """The function that makes pages, at its first use: they need pandas, xarray and jinja2, slow to import."""
     if name == "report":
         from interp.pages.report_page import report
 

@@ -182,6 +182,6 @@ class HookedEncoderDecoder(Shown):
                 raise refused[-1]
         return {side: list(dict.fromkeys(sites)) for side, sites in found.items()}
 
-    def _text(self, row: Int[Tensor, p], keep: Tensor | None) -> str:
+    def _text(self, row: Int[Tensor, "p"], keep: Tensor | None) -> str:
         ids = (row if keep is None else row[keep]).tolist()
         return self.text.tokenizer.decode(ids[1:])

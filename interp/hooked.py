@@ -200,7 +200,7 @@ class HookedTransformer(Shown):
         return self.text.batch(prompts, prepend_bos=prepend_bos, side=padding_side)
 
     @public()
-    def to_string(self, tokens: Int[Tensor, p] | Sequence[int] | int) -> str:
+    def to_string(self, tokens: Int[Tensor, "p"] | Sequence[int] | int) -> str:
         """The text of a row of ids."""
         ids = [tokens] if isinstance(tokens, int) else [int(t) for t in tokens]
         if bad := [i for i in ids if not 0 <= i < self.cfg.d_vocab]:
@@ -208,7 +208,7 @@ class HookedTransformer(Shown):
         return self.text.tokenizer.decode(ids)
 
     @public()
-    def to_str_tokens(self, prompt: str | Int[Tensor, p], *, prepend_bos: bool = True) -> list[str]:
+    def to_str_tokens(self, prompt: str | Int[Tensor, "p"], *, prepend_bos: bool = True) -> list[str]:
         """The text of each token of one prompt."""
         batch = self.to_batch(prompt, prepend_bos=prepend_bos)
         if len(batch) != 1:
@@ -367,7 +367,7 @@ class HookedTransformer(Shown):
         """W_Q W_K^T of every head (rotary: at offset 0), unscaled, factored."""
         return self.weights.QK
 
-    def __getattr__(self, name: str) -> Float[Tensor, ...]:
+    def __getattr__(self, name: str) -> Float[Tensor, "..."]:
         """Weight stacks by their TransformerLens names: `W_Q`, `W_O`, `b_in`, `W_E`, ..."""
         if re.fullmatch(r"[Wb]_\w+", name) and isinstance(getattr(Weights, name, None), property):
             return getattr(self.weights, name)

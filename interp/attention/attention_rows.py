@@ -233,7 +233,7 @@ def _finish_keys(merged: Partial, config: ModelConfig, asked: Dispersion) -> xr.
     return scored(asked.name, scores, (*HEAD, "n_keys"), coords=coords, attrs=attrs)
 
 
-def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, n]) -> Score:
+def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, "n"]) -> Score:
     """One number by keys, NaN where no text has a query that sees so many."""
     low, high = (end[..., :longest] for end in moments.interval())
     count = moments.count()[..., :longest]
@@ -242,7 +242,7 @@ def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, n]) ->
     return Score(value, low, high, count, null.to(value).expand_as(value), unit)
 
 
-def _even(name: str, n_keys: Int[Tensor, n]) -> Float[Tensor, n]:
+def _even(name: str, n_keys: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
     """What even attention over n keys has."""
     n = n_keys.double()
     return {"entropy": n.log(), "gap": torch.zeros_like(n)}.get(name, 1 / n)

@@ -33,7 +33,7 @@ class Agreement:
 
 
 @public()
-def agreement(estimate: Float[Tensor, ...], exact: Float[Tensor, ...], *, top: int) -> Agreement:
+def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, top: int) -> Agreement:
     """How well two tensors of effects agree in rank and in their largest; cells that are NaN in both do not count.
 
     Errors: ValueError for other shapes, for cells that only one of them has, or for a `top` outside 1 to n.
@@ -62,7 +62,7 @@ def agreement(estimate: Float[Tensor, ...], exact: Float[Tensor, ...], *, top: i
     return Agreement(correlation, len(tops[0] & tops[1]) / top, same, top, n)
 
 
-def ranks(values: Float[Tensor, n]) -> Float[Tensor, n]:
+def ranks(values: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     """The rank of every value from 0 upwards, equal values sharing the mean of theirs."""
     _, which, count = values.unique(return_inverse=True, return_counts=True)
     last = count.cumsum(0).double() - 1

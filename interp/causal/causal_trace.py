@@ -422,7 +422,7 @@ def _finish(
 
 
 def _per_prompt(
-    kept: Mapping[str, Tensor], ids: Int[Tensor, n] | None, known: Bool[Tensor, n], text: Text
+    kept: Mapping[str, Tensor], ids: Int[Tensor, "n"] | None, known: Bool[Tensor, "n"], text: Text
 ) -> tuple[dict[str, tuple[Sequence[str], Tensor]], dict[str, object]]:
     """What is kept of every known fact, and its labels."""
     words = text.words(kept["token"].numpy())

@@ -47,12 +47,12 @@ class AlignedPairs(Protocol):
         ...
 
     @property
-    def answer(self) -> Int[Tensor, n]:
+    def answer(self) -> Int[Tensor, "n"]:
         """The clean prompts' answers."""
         ...
 
     @property
-    def wrong(self) -> Int[Tensor, n]:
+    def wrong(self) -> Int[Tensor, "n"]:
         """The tokens they are contrasted with."""
         ...
 
@@ -144,8 +144,8 @@ class Watched:
         return picked(stream, batch.last().to(stream.device)[:, None])
 
     def value(
-        self, stream: Float[Tensor, "r p d"], batch: Batch, example: Int[Tensor, r] | None = None
-    ) -> Float[Tensor, r]:
+        self, stream: Float[Tensor, "r p d"], batch: Batch, example: Int[Tensor, "r"] | None = None
+    ) -> Float[Tensor, "r"]:
         """The metric of every row; `example`: which pair it belongs to, None where row i is pair i."""
         whose = torch.arange(len(batch), device=stream.device) if example is None else example
         seen, batch = self.columns(stream, batch), batch.to(stream.device)
@@ -160,7 +160,7 @@ class Watched:
         batch: Batch,
         reads: Sequence[Read],
         edits: Sequence[Edit] = (),
-        example: Int[Tensor, r] | None = None,
+        example: Int[Tensor, "r"] | None = None,
     ) -> Observation:
         """A pass with the gradients of the rows' metrics; rows do not meet, so their sum will do."""
 

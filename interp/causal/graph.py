@@ -100,7 +100,7 @@ class EdgeGraph:
         return (*names, LOGITS)
 
     @cached_property
-    def visible(self) -> Int[Tensor, receiver]:
+    def visible(self) -> Int[Tensor, "receiver"]:
         """How many senders each receiver sees: always the first ones."""
         counts: list[int] = []
         for layer in range(self.n_layers):

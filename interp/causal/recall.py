@@ -187,7 +187,7 @@ class Measure:
     def metric(self, span: Bool[Tensor, "b p"]) -> Metric:
         """The measure as a metric of prompts with these spans."""
 
-        def value(outcome: Outcome) -> Float[Tensor, r]:
+        def value(outcome: Outcome) -> Float[Tensor, "r"]:
             tokens = outcome.batch.tokens[:, 1:]
             inside = span.to(tokens.device)[outcome.example, 1:]
             scores = self.score(outcome.logits()[:, :-1], tokens)

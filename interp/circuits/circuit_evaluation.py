@@ -301,7 +301,7 @@ class _Knocked:
     nodes: tuple[str, ...]
     removed: Bool[Tensor, "k n"]
     """The random subsets of the nodes."""
-    overlap: Float[Tensor, circuit]
+    overlap: Float[Tensor, "circuit"]
     """The share of the circuit's edges that each circuit of the result has."""
 
     @classmethod
@@ -366,11 +366,11 @@ def _rows(values: Float[Tensor, "w n"], draws: int, others: int) -> Float[Tensor
 
 
 def _needed(
-    alone: Float[Tensor, n],
-    broken: Float[Tensor, k],
-    deeper: Float[Tensor, kn],
+    alone: Float[Tensor, "n"],
+    broken: Float[Tensor, "k"],
+    deeper: Float[Tensor, "kn"],
     removed: Bool[Tensor, "k n"],
-) -> Float[Tensor, n]:
+) -> Float[Tensor, "n"]:
     """The largest step that taking a node out makes: out of the circuit, or out of what is left without a subset."""
     steps = (
         (broken[:, None] - rearrange(deeper, "(k n) -> k n", k=len(removed))).abs().masked_fill(removed, 0)

@@ -301,12 +301,12 @@ def _iterative(ask: Ask, graph: EdgeGraph, asked: FindCircuit, model: str) -> Ci
     return Circuit.of(graph, connected(graph, kept), scores, model=model, task=asked.task, protocol=how)
 
 
-def _means(ask: Ask, kept: Bool[Tensor, "c sender receiver"]) -> Float[Tensor, c]:
+def _means(ask: Ask, kept: Bool[Tensor, "c sender receiver"]) -> Float[Tensor, "c"]:
     """The mean metric of every circuit."""
     return torch.from_numpy(ask(kept).value.values)
 
 
-def _changes(ask: Ask, kept: Bool[Tensor, "sender receiver"]) -> tuple[Tensor, Float[Tensor, n]]:
+def _changes(ask: Ask, kept: Bool[Tensor, "sender receiver"]) -> tuple[Tensor, Float[Tensor, "n"]]:
     """The edges of a circuit, and the change of the mean metric when each is dropped from it."""
     cells = kept.nonzero()
     here = _means(ask, kept[None])

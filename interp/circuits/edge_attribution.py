@@ -66,7 +66,7 @@ class Line:
         if self.steps < 1:
             raise ValueError(f"at least one step is required, got {self.steps}")
 
-    def points(self) -> tuple[Float[Tensor, k], Float[Tensor, k]]:
+    def points(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
         """The points and their weights, which sum to 1; in float64."""
         if self.method == "eap":
             points = torch.ones(1)
@@ -227,7 +227,7 @@ def _measured(
 
 def _scores(
     model: Transformer, pair: Sides, metric: Metric, line: Line, graph: EdgeGraph
-) -> tuple[Float[Tensor, "b s r"], Float[Tensor, b], Float[Tensor, b]]:
+) -> tuple[Float[Tensor, "b s r"], Float[Tensor, "b"], Float[Tensor, "b"]]:
     watched, reads = Watched(model, metric), _reads(model, graph, line)
     there = watched.recorded(pair.other, reads)
     if line.method == "eap":
@@ -326,7 +326,7 @@ def _between(
     value: Float[Tensor, "r p d"],
     corrupt: Float[Tensor, "b p d"],
     clean: Float[Tensor, "b p d"],
-    points: Float[Tensor, k],
+    points: Float[Tensor, "k"],
 ) -> Float[Tensor, "r p d"]:
     """Every example at every point."""
     share = points.to(value)[:, None, None]

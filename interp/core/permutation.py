@@ -53,7 +53,7 @@ def permutation_test(
     paired: bool,
     permutations: int = 10_000,
     seed: int = 0,
-    rows: Int[Tensor, r] | None = None,
+    rows: Int[Tensor, "r"] | None = None,
 ) -> PermutationTest:
     """Whether the mean over rows differs between two conditions, per cell, with p-values that need no distribution.
 
@@ -106,12 +106,12 @@ def _as_large(
 class _Flips:
     """Signs of paired differences, one for each identity."""
 
-    ids: Int[Tensor, g]
-    member: Int[Tensor, n]
+    ids: Int[Tensor, "g"]
+    member: Int[Tensor, "n"]
     """Which identity each pair has."""
 
     @classmethod
-    def of(cls, ids: Int[Tensor, n]) -> _Flips:
+    def of(cls, ids: Int[Tensor, "n"]) -> _Flips:
         return cls(*ids.unique(return_inverse=True))
 
     def parts(
@@ -129,7 +129,7 @@ class _Flips:
     def total(self) -> int:
         return 2 ** len(self.ids)
 
-    def observed(self) -> Float[Tensor, g]:
+    def observed(self) -> Float[Tensor, "g"]:
         return torch.ones(len(self.ids), dtype=torch.float64, device=self.ids.device)
 
     def every(self, start: int, size: int) -> Float[Tensor, "size g"]:
@@ -144,7 +144,7 @@ class _Flips:
 class _Deals:
     """Which rows of both conditions together are dealt to the first: 1, or else 0."""
 
-    ids: Int[Tensor, n]
+    ids: Int[Tensor, "n"]
     first: int
 
     def parts(self, first: Float[Tensor, "n c"], second: Float[Tensor, "m c"]) -> Float[Tensor, "r c"]:
@@ -160,7 +160,7 @@ class _Deals:
     def total(self) -> int:
         return comb(len(self.ids), self.first)
 
-    def observed(self) -> Float[Tensor, r]:
+    def observed(self) -> Float[Tensor, "r"]:
         return (torch.arange(len(self.ids), device=self.ids.device) < self.first).double()
 
     def every(self, start: int, size: int) -> Float[Tensor, "size r"]:
@@ -177,7 +177,7 @@ class _Deals:
         return zeros.scatter(1, index, 1.0)
 
 
-def _normalised(parts: Float[Tensor, "g c"], size: Float[Tensor, c]) -> Float[Tensor, "g c"]:
+def _normalised(parts: Float[Tensor, "g c"], size: Float[Tensor, "c"]) -> Float[Tensor, "g c"]:
     """Each column over its norm; 0 where that is but rounding, given the norm of the values it was made from."""
     norm = parts.norm(dim=0)
     return torch.where(norm > CONSTANT * size, parts / norm, 0.0)

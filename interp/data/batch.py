@@ -28,9 +28,9 @@ class Batch:
     """True at real tokens; None = no padding anywhere."""
     bos: bool = False
     """Whether a beginning-of-sequence token was prepended to every row."""
-    answer: Int[Tensor, b] | None = None
+    answer: Int[Tensor, "b"] | None = None
     """The token each row should be followed by, where a question has one."""
-    wrong: Int[Tensor, b] | None = None
+    wrong: Int[Tensor, "b"] | None = None
     """The token the answer is contrasted with."""
     documents: Int[Tensor, "b p"] | None = None
     """The text that each column belongs to, in packed rows (-1 at padding); None = one text per row."""
@@ -38,7 +38,7 @@ class Batch:
     """Token types, for models that have them; None = 0 everywhere."""
     memory: Memory | None = None
     """What cross-attention reads, for the decoder of an encoder-decoder."""
-    row: Int[Tensor, n] | None = None
+    row: Int[Tensor, "n"] | None = None
     """Which of the prompts each row is, however often they were split, repeated or reordered; None = not numbered.
 
     In packed rows one entry per text: `documents` holds places in `row`.
@@ -83,7 +83,7 @@ class Batch:
         width: int,
         *,
         pad_id: int = 0,
-        row: Int[Tensor, n] | None = None,
+        row: Int[Tensor, "n"] | None = None,
     ) -> Batch:
         """Texts side by side in rows of `width` columns, each seeing only itself; `documents` holds their numbers.
 
@@ -131,7 +131,7 @@ class Batch:
         return self.tokens.shape[0]
 
     @property
-    def lengths(self) -> Int[Tensor, b]:
+    def lengths(self) -> Int[Tensor, "b"]:
         """How many real tokens each row has."""
         if self.keep is None:
             return torch.full((len(self),), self.tokens.shape[1], device=self.tokens.device)
@@ -142,7 +142,7 @@ class Batch:
         """True at every real token: `keep`, written out where there is no padding."""
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.keep is None else self.keep
 
-    def last(self) -> Int[Tensor, b]:
+    def last(self) -> Int[Tensor, "b"]:
         """Column of the last real token of each row; ValueError for packed rows, which have several."""
         self._one_text_per_row("the last token")
         n = self.tokens.shape[1]
@@ -159,7 +159,7 @@ class Batch:
         for start in range(0, len(self), size):
             yield self._each(itemgetter(slice(start, start + size)))
 
-    def rows(self, index: Int[Tensor, n]) -> Batch:
+    def rows(self, index: Int[Tensor, "n"]) -> Batch:
         """These rows in this order, one several times if need be; of the same width."""
         return self._each(lambda x: x[index.to(x.device)])
 
@@ -182,7 +182,7 @@ class Batch:
         count = len(self) if self.documents is None else int(self.documents.max()) + 1
         return replace(self, row=torch.arange(count))
 
-    def identities(self) -> Int[Tensor, n] | None:
+    def identities(self) -> Int[Tensor, "n"] | None:
         """Which prompt each row is; in packed rows each text, in the order in which they stand there."""
         if self.row is None or self.documents is None:
             return self.row
@@ -201,7 +201,7 @@ class Batch:
             raise ValueError("this question compares two prompts: corrupted prompts are required, got none")
         return replace(self, corrupt=None), replace(self, tokens=self.corrupt, corrupt=None)
 
-    def with_answers(self, answer: Int[Tensor, b], wrong: Int[Tensor, b] | None) -> Batch:
+    def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> Batch:
         """The same rows with the tokens a question is about."""
         return replace(self, answer=answer, wrong=wrong)
 

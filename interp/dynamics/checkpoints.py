@@ -200,7 +200,7 @@ def per_token_loss_pca(losses: xr.DataArray, *, components: int = 2) -> xr.Datas
 
 def principal_components(
     rows_se: Float[Tensor, "s e"],
-) -> tuple[Float[Tensor, "s c"], Float[Tensor, "c e"], Float[Tensor, c]]:
+) -> tuple[Float[Tensor, "s c"], Float[Tensor, "c e"], Float[Tensor, "c"]]:
     """Projections, unit directions and explained shares of centred rows; the largest entry of a direction is positive.
 
     Without any variance the shares are 0.

@@ -126,7 +126,7 @@ def angles(
     others = real.clone()
     others[rows, column] = False
 
-    def mean(values: Float[Tensor, "b p"], over: Bool[Tensor, "b p"]) -> Float[Tensor, b]:
+    def mean(values: Float[Tensor, "b p"], over: Bool[Tensor, "b p"]) -> Float[Tensor, "b"]:
         return values.masked_fill(~over, 0.0).sum(1) / over.sum(1)
 
     found = (

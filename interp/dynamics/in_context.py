@@ -241,7 +241,7 @@ def by_text(losses: Float[Tensor, "b n"], batch: Batch) -> Float[Tensor, "t n"]:
 
 
 def log_index_slope(
-    loss: Float[Tensor, "*s n"], index: Int[Tensor, n], *, span: float
+    loss: Float[Tensor, "*s n"], index: Int[Tensor, "n"], *, span: float
 ) -> Float[Tensor, "*s n"]:
     """d loss / d log(index): the least-squares slope over the indices in [index / span, index * span], in float64.
 
@@ -348,7 +348,7 @@ def _score(moments: MaskedMoments, n: int, null: float = torch.nan) -> Score:
     return Score(value, low, high, found.n[:n], found.null[:n], "nats")
 
 
-def _chosen(trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, c]) -> Mapping[str, Tensor]:
+def _chosen(trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, "c"]) -> Mapping[str, Tensor]:
     """One token per row: its index is a hash of the row's tokens, whatever batch and padding they come in."""
     if batch.documents is not None:
         raise ValueError("one token per example requires one text per row, got a packed batch")

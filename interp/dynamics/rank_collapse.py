@@ -121,7 +121,7 @@ def composite_norm(x: Float[Tensor, "*b p d"]) -> Float[Tensor, "*b"]:
     return (size.sum(-2).amax(-1) * size.sum(-1).amax(-1)).sqrt()
 
 
-def relative_residual(x: Float[Tensor, "b p d"], real: Bool[Tensor, "b p"]) -> Float[Tensor, b]:
+def relative_residual(x: Float[Tensor, "b p d"], real: Bool[Tensor, "b p"]) -> Float[Tensor, "b"]:
     """|X - 1 x^T| / |X| in the composite norm, x the mean of the real tokens; NaN for a stream of zeros.
 
     Example:

@@ -52,7 +52,7 @@ class Keys:
     tokens: int
     """How many tokens it was averaged over."""
 
-    def solved(self, key: Float[Tensor, m], ridge: float) -> Float[Tensor, m]:
+    def solved(self, key: Float[Tensor, "m"], ridge: float) -> Float[Tensor, "m"]:
         """(C + ridge tr(C)/m I)^-1 k, float64. ValueError where that matrix is not positive definite."""
         m = len(self.moment)
         damped = self.moment + ridge * self.moment.trace() / m * torch.eye(m).to(self.moment)
@@ -199,7 +199,9 @@ class Search:
 
 
 @torch.enable_grad()
-def sought(model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], search: Search) -> Float[Tensor, d]:
+def sought(
+    model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], search: Search
+) -> Float[Tensor, "d"]:
     """delta, added to what W_out writes where `where` holds, that makes the rows' answers likely (see `rome_edit`)."""
     rome, route = search.rome, ends(model.config, f"blocks.{search.layer}.mlp.W_out")
     wide = torch.promote_types(model.dtype, torch.float32)

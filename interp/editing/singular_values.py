@@ -39,7 +39,7 @@ class SingularValues:
     name: str
     """As `WeightEdit` names matrices."""
     U: Float[Tensor, "i r"]
-    sigma: Float[Tensor, r]
+    sigma: Float[Tensor, "r"]
     V: Float[Tensor, "o r"]
     heads: int | None = None
     """How many heads stand side by side in the columns (W_Q, W_K, W_V) or rows (W_O); None outside attention."""
@@ -65,7 +65,7 @@ class SingularValues:
         u, sigma, vh = torch.linalg.svd(weight, full_matrices=False)
         return cls(name, u, sigma, vh.mT, heads)
 
-    def factor(self, z: Float[Tensor, r], *, rescale: bool = False) -> Float[Tensor, r]:
+    def factor(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> Float[Tensor, "r"]:
         """What every singular value is multiplied by: z, or with `rescale` z sum(sigma) / sum(sigma z).
 
         The paper's formula has no rescale; its released code has: then a constant z changes nothing, and where z >= 0
@@ -84,7 +84,7 @@ class SingularValues:
             raise ValueError(f"rescale requires sum(sigma z) other than 0 in {self.name}")
         return z * self.sigma.sum() / total
 
-    def scaled(self, z: Float[Tensor, r], *, rescale: bool = False) -> Float[Tensor, "i o"]:
+    def scaled(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> Float[Tensor, "i o"]:
         """W' = U diag(sigma z) V^T, heads side by side; to rounding what `edit` makes of the matrix.
 
         Example:
@@ -95,7 +95,7 @@ class SingularValues:
         """
         return (self.U * (self.sigma * self.factor(z, rescale=rescale))) @ self.V.mT
 
-    def change(self, z: Float[Tensor, r], *, rescale: bool = False) -> FactoredMatrix:
+    def change(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> FactoredMatrix:
         """W' - W = U diag(sigma (z - 1)) V^T in the layout of `Weights`, heads in front; exactly 0 for z = 1."""
         left = self.U * (self.sigma * (self.factor(z, rescale=rescale) - 1))
         right = self.V.mT
@@ -105,7 +105,7 @@ class SingularValues:
             return FactoredMatrix(rearrange(left, "(h e) r -> h e r", h=self.heads), right)
         return FactoredMatrix(left, rearrange(right, "r (h e) -> h r e", h=self.heads))
 
-    def edit(self, z: Float[Tensor, r], *, rescale: bool = False) -> WeightEdit:
+    def edit(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> WeightEdit:
         """The scaling as a change that `applied` makes and takes back bit for bit.
 
         Example:
@@ -132,7 +132,7 @@ def applied(model: Model, edits: Sequence[WeightEdit]) -> Iterator[None]:
 
 
 @public()
-def interpolated(vectors: Sequence[Float[Tensor, r]], weights: Sequence[float]) -> Float[Tensor, r]:
+def interpolated(vectors: Sequence[Float[Tensor, "r"]], weights: Sequence[float]) -> Float[Tensor, "r"]:
     """sum_k alpha_k z_k: several trained vectors as one. W' is linear in it without the rescale, not with it.
 
     Errors: ValueError unless there is one weight per vector, and at least one.
@@ -158,7 +158,7 @@ def train_z(
     rescale: bool = False,
     tuning: FineTuning | None = None,
     prepend_bos: bool = True,
-) -> tuple[dict[str, Float[Tensor, r]], list[float]]:
+) -> tuple[dict[str, Float[Tensor, "r"]], list[float]]:
     """One vector z per matrix, trained from z = 1 by gradient descent on a loss; and the loss before every step.
 
     z are the only leaves: the model's parameters are neither written nor given gradients. data: prompts, all in one

@@ -174,8 +174,8 @@ def probe(
 class Probe:
     """A probe on a few neurons, and how it did on the test examples."""
 
-    neurons: Int[Tensor, k]
-    weights: Float[Tensor, k]
+    neurons: Int[Tensor, "k"]
+    weights: Float[Tensor, "k"]
     confusion: Int[Tensor, 4]
     """Test examples that are true positives, false positives, false negatives, true negatives."""
 
@@ -185,12 +185,12 @@ class Split:
     """Examples to choose and fit on, and examples to score on."""
 
     train_x: Float[Tensor, "n m"]
-    train_y: Bool[Tensor, n]
+    train_y: Bool[Tensor, "n"]
     test_x: Float[Tensor, "t m"]
-    test_y: Bool[Tensor, t]
+    test_y: Bool[Tensor, "t"]
 
     @classmethod
-    def of(cls, x: Float[Tensor, "n m"], y: Bool[Tensor, n], test_share: float, seed: int) -> Split:
+    def of(cls, x: Float[Tensor, "n m"], y: Bool[Tensor, "n"], test_share: float, seed: int) -> Split:
         """A share of each class is set aside at random. Errors: ValueError if that leaves a class without examples."""
         test = held_out(y, test_share, seed)
         return cls(x[~test], y[~test], x[test], y[test])
@@ -205,7 +205,7 @@ class Split:
         chosen = selected(self.train_x, self.train_y, sizes, select=select, seed=seed)
         return [self._probe(neurons) for neurons in chosen]
 
-    def _probe(self, neurons: Int[Tensor, k]) -> Probe:
+    def _probe(self, neurons: Int[Tensor, "k"]) -> Probe:
         train, test = (part[:, neurons].double() for part in (self.train_x, self.test_x))
         mean, spread = standard(train)
         weights, bias = logistic((train - mean) / spread, self.train_y)
@@ -214,7 +214,7 @@ class Split:
         return Probe(neurons, weights, torch.stack([(a & b).sum() for a, b in pairs]))
 
 
-def held_out(labels: Bool[Tensor, n], test_share: float, seed: int) -> Bool[Tensor, n]:
+def held_out(labels: Bool[Tensor, "n"], test_share: float, seed: int) -> Bool[Tensor, "n"]:
     """Which examples are set aside, a share of each class. ValueError if that leaves a class without examples."""
     generator = torch.Generator().manual_seed(seed)
     if not 0 < test_share < 1:
@@ -231,7 +231,7 @@ def held_out(labels: Bool[Tensor, n], test_share: float, seed: int) -> Bool[Tens
     return test
 
 
-def as_labels(labels: Labels) -> Bool[Tensor, n]:
+def as_labels(labels: Labels) -> Bool[Tensor, "n"]:
     """Labels as booleans on the host. ValueError for anything but a list of true and false."""
     given = torch.as_tensor(labels).detach().cpu()
     if given.ndim != 1:
@@ -251,7 +251,7 @@ class Procedure:
     shuffles: int
     seed: int
 
-    def probed(self, activations: Float[Tensor, "n m"], labels: Bool[Tensor, n]) -> Probed:
+    def probed(self, activations: Float[Tensor, "n m"], labels: Bool[Tensor, "n"]) -> Probed:
         """The probes of some examples, and those with shuffled labels. Errors: see `probe`."""
         x = activations.detach().cpu()
         if len(labels) != len(x):
@@ -327,7 +327,7 @@ def _table(
 
 def _scores(
     found: Sequence[Probed], seed: int, *, layered: bool
-) -> tuple[dict[str, Score], Float[Tensor, ...]]:
+) -> tuple[dict[str, Score], Float[Tensor, "..."]]:
     """Every score of the probes `[layer size]` (without layers `[size]`), and the deviation of its null."""
     counts = torch.stack([torch.stack([each.confusion for each in one.made]) for one in found])
     shape = counts.shape[:-1] if layered else counts.shape[1:-1]
@@ -421,7 +421,7 @@ def _finish(
     merged: Partial,
     name: str,
     sites: Sequence[str],
-    labels: Bool[Tensor, n],
+    labels: Bool[Tensor, "n"],
     procedure: Procedure,
     attrs: Mapping[str, str | int | float],
 ) -> xr.Dataset:

@@ -91,7 +91,7 @@ def _rectangle(z: Tensor, threshold: Tensor, bandwidth: Tensor) -> Tensor:
 
 
 def jump_relu(
-    z: Float[Tensor, "*n s"], threshold: Float[Tensor, s], bandwidth: float
+    z: Float[Tensor, "*n s"], threshold: Float[Tensor, "s"], bandwidth: float
 ) -> Float[Tensor, "*n s"]:
     """z where z > threshold, 0 elsewhere; differentiable in the threshold by a straight-through estimator.
 
@@ -106,7 +106,7 @@ def jump_relu(
     return _Jump.apply(z, threshold, z.new_tensor(bandwidth))  # type: ignore[no-untyped-call]
 
 
-def step(z: Float[Tensor, "*n s"], threshold: Float[Tensor, s], bandwidth: float) -> Float[Tensor, "*n s"]:
+def step(z: Float[Tensor, "*n s"], threshold: Float[Tensor, "s"], bandwidth: float) -> Float[Tensor, "*n s"]:
     """1 where z > threshold, 0 elsewhere: summed over features the L0 that a JumpReLU is trained on.
 
     With g the gradient of the output: the threshold receives -(1 / bandwidth) 1[|z - threshold| < bandwidth / 2] g,
@@ -208,7 +208,7 @@ class SAE(nn.Module):
                 return jump_relu(z, self.thresholds, bandwidth)
 
     @property
-    def thresholds(self) -> Float[Tensor, s]:
+    def thresholds(self) -> Float[Tensor, "s"]:
         """What z must exceed for a feature to be active: 0 but for JumpReLU, whose negative ones count as 0."""
         if not isinstance(self.kind, JumpReLU):
             return torch.zeros_like(self.b_enc)

@@ -194,16 +194,16 @@ class Fit:
 
     refuses_nan: ClassVar[bool] = True
     vectors: Int[Tensor, ""]
-    mean: Float[Tensor, d]
+    mean: Float[Tensor, "d"]
     spread: Float[Tensor, ""]
     """Sum of ||x - mean||^2."""
     error: Float[Tensor, ""]
     """Sum of ||x - x_hat||^2."""
-    active: Int[Tensor, s]
+    active: Int[Tensor, "s"]
     """On how many vectors each feature is active."""
 
     @classmethod
-    def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, n] | None = None) -> Fit:
+    def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> Fit:
         """The sums over some rows, from those of each (`fitted`)."""
         vectors, means = values["vectors"], values["mean"]
         total = vectors.sum()
@@ -267,7 +267,7 @@ class Fit:
 
 
 @torch.no_grad()
-def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, n], rows: int) -> dict[str, Tensor]:
+def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int) -> dict[str, Tensor]:
     """What `Fit` needs of each row: its vectors are those of `x` where `row` says so. Sums in float64."""
     features = sae.encode(x)
     error = (x.double() - sae.decode(features, x).double()).square().sum(1)
@@ -358,7 +358,7 @@ def counted_tokens(batch: Batch, bos_id: int | None, skip_bos: bool) -> Bool[Ten
 
 
 def ratio(
-    sums: Covariance, top: Float[Tensor, f], bottom: Float[Tensor, f], unit: str, null: float = torch.nan
+    sums: Covariance, top: Float[Tensor, "f"], bottom: Float[Tensor, "f"], unit: str, null: float = torch.nan
 ) -> Score:
     """sum(x . top) / sum(x . bottom) over rows x, with its 95 % interval (linearised; NaN for fewer than two rows).
 
@@ -412,7 +412,7 @@ def _quality(
     site: str,
     bos_id: int | None,
     skip_bos: bool,
-    mean: Float[Tensor, d] | None,
+    mean: Float[Tensor, "d"] | None,
 ) -> Mapping[str, Tensor]:
     """The sums of every text, and what its tokens cost with the site replaced: the losses of the runs, how many tokens
     were predicted, and how many BOS were skipped."""
@@ -466,7 +466,7 @@ def _losses(
     site: str,
     batch: Batch,
     at: Bool[Tensor, "b p"],
-    mean: Float[Tensor, d] | None,
+    mean: Float[Tensor, "d"] | None,
 ) -> Float[Tensor, "r b"]:
     """The summed next-token loss of every row, in the order of `RUNS`, as far as there is a mean."""
 
@@ -488,7 +488,7 @@ def _losses(
     return torch.cat((swept.base[None], swept.values))
 
 
-def _summed_loss(outcome: Outcome) -> Float[Tensor, r]:
+def _summed_loss(outcome: Outcome) -> Float[Tensor, "r"]:
     batch = outcome.batch
     return next_token_loss(outcome.logits(), batch.tokens, batch.keep, batch.documents).sum(1)
 

@@ -117,7 +117,7 @@ def train_sae(
     )  # fmt: skip
 
 
-def objective(sae: SAE, x: Float[Tensor, "n d"], sparsity: float, dead: Bool[Tensor, s]) -> Terms:
+def objective(sae: SAE, x: Float[Tensor, "n d"], sparsity: float, dead: Bool[Tensor, "s"]) -> Terms:
     """What a batch costs: the mean of ||x - x_hat||^2 and what its kind adds. Differentiable."""
     z = sae.before(x)
     features = sae.activate(z)
@@ -134,7 +134,7 @@ def objective(sae: SAE, x: Float[Tensor, "n d"], sparsity: float, dead: Bool[Ten
 
 
 def dead_error(
-    sae: SAE, z: Float[Tensor, "n s"], residual: Float[Tensor, "n d"], dead: Bool[Tensor, s]
+    sae: SAE, z: Float[Tensor, "n s"], residual: Float[Tensor, "n d"], dead: Bool[Tensor, "s"]
 ) -> Float[Tensor, ""]:
     """Mean of ||residual - sum of the dead features||^2 over the d/2 dead features of largest z; 0 if none is dead.
 
@@ -146,7 +146,7 @@ def dead_error(
     return (residual - guess).square().sum(1).mean() * dead.any()
 
 
-def geometric_median(x: Float[Tensor, "n d"], *, rounds: int = 100) -> Float[Tensor, d]:
+def geometric_median(x: Float[Tensor, "n d"], *, rounds: int = 100) -> Float[Tensor, "d"]:
     """The point whose summed distance to all vectors is least, by Weiszfeld's iteration from the mean.
 
     Example:
@@ -279,10 +279,10 @@ def _resample(
     sae: SAE,
     optimiser: torch.optim.Optimizer,
     x: Float[Tensor, "n d"],
-    idle: Int[Tensor, s],
+    idle: Int[Tensor, "s"],
     dead_after: int,
     generator: torch.Generator,
-) -> Int[Tensor, s]:
+) -> Int[Tensor, "s"]:
     """Let dead features restart at badly explained inputs; returns for how long each was idle."""
     dead = (idle >= dead_after).nonzero()[:, 0]
     if len(dead) == 0:

@@ -210,7 +210,7 @@ class ReadOut:
 
 
 def _read_off(
-    model: Transformer, rows: Float[Tensor, "n d"], answers: Int[Tensor, n], top: int, *, biased: bool
+    model: Transformer, rows: Float[Tensor, "n d"], answers: Int[Tensor, "n"], top: int, *, biased: bool
 ) -> dict[str, Tensor]:
     """The most and least probable tokens of each row, in order, and the rank of its answer; a tile at a time."""
     weights = Weights(model)

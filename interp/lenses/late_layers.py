@@ -61,7 +61,7 @@ class LateLayers(Question):
 
     answer: Answers | None = None
     """The right next token, as text or id, one for all prompts or one for each; None = that of the data."""
-    frequencies: Float[Tensor, v] | None = None
+    frequencies: Float[Tensor, "v"] | None = None
     """How often each token is, counts of a corpus; None = the model's own mean prediction on `reference`."""
     reference: Feed | Data | None = None
     """The prompts over whose tokens the mean prediction is taken, where no frequencies are given."""
@@ -88,7 +88,7 @@ class LateLayers(Question):
             rows=None if posed is None else posed.rows,
         )
 
-    def _share(self, model: Subject) -> Float[Tensor, v]:
+    def _share(self, model: Subject) -> Float[Tensor, "v"]:
         """p(t) of every token."""
         if self.frequencies is not None:
             return _normalised(self.frequencies, model.transformer.config.d_vocab)
@@ -106,7 +106,7 @@ def late_layers(
     data: Feed | Data,
     answer: Answers | None = None,
     *,
-    frequencies: Float[Tensor, v] | None = None,
+    frequencies: Float[Tensor, "v"] | None = None,
     reference: Feed | Data | None = None,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
@@ -143,7 +143,7 @@ def late_layers(
     return answered(LateLayers(answer, frequencies, reference), model, feed, edits=edits)
 
 
-def mean_prediction(model: Subject, reference: Feed | Data) -> Float[Tensor, v]:
+def mean_prediction(model: Subject, reference: Feed | Data) -> Float[Tensor, "v"]:
     """The mean over all real tokens of the model's next-token distribution, in float64.
 
     Errors: ValueError for an iterator, which could not be read again afterwards.
@@ -177,7 +177,7 @@ def _unlabelled(merged: Partial) -> xr.Dataset:
     raise AssertionError("late layers go on computing with the moments")
 
 
-def _normalised(frequencies: Float[Tensor, v], d_vocab: int) -> Float[Tensor, v]:
+def _normalised(frequencies: Float[Tensor, "v"], d_vocab: int) -> Float[Tensor, "v"]:
     """Frequencies as shares that sum to 1. ValueError unless there is one of every word, and some positive."""
     shape = list(frequencies.shape)
     if shape != [d_vocab] or not bool((frequencies >= 0).all()) or not float(frequencies.sum()) > 0:
@@ -227,7 +227,9 @@ def _reads(config: ModelConfig) -> tuple[Read, ...]:
 
 
 @torch.no_grad()
-def _compute(trace: Trace, batch: Batch, model: Transformer, share: Float[Tensor, v]) -> Mapping[str, Tensor]:
+def _compute(
+    trace: Trace, batch: Batch, model: Transformer, share: Float[Tensor, "v"]
+) -> Mapping[str, Tensor]:
     if batch.answer is None:
         raise ValueError(
             "late layers require an answer for every prompt, got none: name it, or bring it with the data"
@@ -267,7 +269,7 @@ def _without(batch: Batch, model: Transformer, groups: Sequence[Sequence[Part]])
     return found
 
 
-def _answers_said(outcome: Outcome) -> tuple[Float[Tensor, r], Float[Tensor, r]]:
+def _answers_said(outcome: Outcome) -> tuple[Float[Tensor, "r"], Float[Tensor, "r"]]:
     """Log probability and rank of each row's answer at the last token."""
     assert outcome.batch.answer is not None
     log_prob, rank = _said(outcome.logits(), outcome.batch.answer.to(outcome.stream.device))
@@ -281,7 +283,7 @@ _METRICS = {
 
 
 def _said(
-    logits: Float[Tensor, "b n v"], answer: Int[Tensor, b]
+    logits: Float[Tensor, "b n v"], answer: Int[Tensor, "b"]
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b n"]]:
     """Log probability and rank of each row's answer."""
     logp = wide(logits).log_softmax(-1)

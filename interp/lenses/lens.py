@@ -213,7 +213,7 @@ def _compute(
 
 
 def _read_out(
-    states: Sequence[Float[Tensor, "r d"]], target: Int[Tensor, r], tiles: LogitTiles, top: int
+    states: Sequence[Float[Tensor, "r d"]], target: Int[Tensor, "r"], tiles: LogitTiles, top: int
 ) -> dict[str, Tensor]:
     """Every depth's statistics for some rows; the last state is the reference of the KL."""
     tiles.fill(states[-1])

@@ -48,7 +48,7 @@ class TunedLens:
     weight: Float[Tensor, "l d d"]
     """A of every state: it becomes x + x A + b."""
     bias: Float[Tensor, "l d"]
-    sample: Float[Tensor, n]
+    sample: Float[Tensor, "n"]
     """Some numbers of every parameter of the model, in order: what it is recognised by."""
     losses: Float[Tensor, "step l"] | None = None
     """KL(final || lens) in nats of each state before each step of the training; None if untrained or loaded."""
@@ -186,7 +186,7 @@ def train_tuned_lens(
 
 def loss_and_gradients(
     model: Transformer, translators: TunedLens, batch: Batch
-) -> tuple[Float[Tensor, l], tuple[Float[Tensor, "l d d"], Float[Tensor, "l d"]]]:
+) -> tuple[Float[Tensor, "l"], tuple[Float[Tensor, "l d d"], Float[Tensor, "l d"]]]:
     """Mean KL(final || lens) in nats of each state over a batch's tokens, and the gradients of their sum.
 
     d KL / d logits = softmax(logits) - p_final, so that only the way from the state to its logits is differentiated.
@@ -268,7 +268,7 @@ def _used(keep: Bool[Tensor, "b p"] | None) -> slice:
 
 
 @torch.no_grad()
-def _sample(model: Transformer) -> Float[Tensor, n]:
+def _sample(model: Transformer) -> Float[Tensor, "n"]:
     """A few evenly spaced numbers of every parameter, in float32 at least."""
     picked = []
     for _, parameter in sorted(model.named_parameters()):

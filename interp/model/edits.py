@@ -42,7 +42,7 @@ class Set:
     holds several values per example.
     """
 
-    values: Shaped[Tensor, ...] | float
+    values: Shaped[Tensor, "..."] | float
     first: int = 0
 
     def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
@@ -93,7 +93,7 @@ class Resample:
 class Add:
     """Add `scale` times a vector (or a number, or whatever broadcasts against the cells): steering, for one."""
 
-    values: Shaped[Tensor, ...] | float
+    values: Shaped[Tensor, "..."] | float
     scale: float = 1.0
 
     def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
@@ -143,7 +143,7 @@ class Swap:
     """
 
     directions: Float[Tensor, "*k d"]
-    values: Shaped[Tensor, ...] | float
+    values: Shaped[Tensor, "..."] | float
     first: int = 0
 
     def __post_init__(self) -> None:

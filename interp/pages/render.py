@@ -173,7 +173,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _packed(weights: Float[np.ndarray, cells]) -> dict[str, object]:
+def _packed(weights: Float[np.ndarray, "cells"]) -> dict[str, object]:
     """Attention weights in [0, 1] as base64 of unsigned integers, little-endian, the largest standing for 1."""
     size = 2 if len(weights) <= COARSE else 1
     most = 256**size - 1

@@ -307,7 +307,7 @@ def _pass(model: Subject, batch: Batch) -> tuple[Float[Tensor, "p _"], Float[Ten
     return seen.output[0], torch.stack([seen.trace[read][0] for read in reads])
 
 
-def _answers(model: Subject, question: Question, logits: Float[Tensor, v]) -> tuple[int, int | None]:
+def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> tuple[int, int | None]:
     """The ids of answer and wrong answer; the model's own first two if the question names none."""
     if question.answer is None:
         first, second = logits.topk(2).indices.tolist()
@@ -331,7 +331,7 @@ def _backward_lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
     return tables.backward_lens(found)
 
 
-def _candidate(token: int, logits: Float[Tensor, v], model: Subject) -> Candidate:
+def _candidate(token: int, logits: Float[Tensor, "v"], model: Subject) -> Candidate:
     """The text, probability and rank of a token."""
     prob = float(logits.float().softmax(-1)[token])
     return Candidate(model.text.pieces([token])[0], prob, int((logits > logits[token]).sum()))

@@ -170,7 +170,7 @@ class Questions:
             a.name: a.compute(trace, batch if a.pose is None else a.pose(batch), model) for a in self.analyses
         }
 
-    def reduced(self, values: Values, rows: Int[Tensor, n] | None) -> dict[str, Partial]:
+    def reduced(self, values: Values, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
         """The partial result of every analysis, from the values of these rows."""
         return {a.name: a.reduction.of(values[a.name], rows) for a in self.analyses}
 

@@ -33,13 +33,13 @@ class Outcome:
     """The final stream, before the final norm: at the metric's position (n = 1), or at every column."""
     batch: Batch
     """The rows themselves, with their answers."""
-    example: Int[Tensor, r]
+    example: Int[Tensor, "r"]
     """Which row of `reference` each row belongs to; for data of your own by prompt take `prompt`."""
     reference: Float[Tensor, "b n d"] | None = None
     """The final stream of each example in the run that a metric compares with, at the same columns."""
 
     @property
-    def prompt(self) -> Int[Tensor, r]:
+    def prompt(self) -> Int[Tensor, "r"]:
         """Which prompt each row is a variant of, counted through all that the experiment was given."""
         return self.example if self.batch.row is None else self.batch.row.to(self.stream.device)
 
@@ -47,7 +47,7 @@ class Outcome:
         """All logits, soft cap included, in float32 at least."""
         return wide(self.model.read_out(self.stream))
 
-    def logits_of(self, tokens: Int[Tensor, r]) -> Float[Tensor, "r n"]:
+    def logits_of(self, tokens: Int[Tensor, "r"]) -> Float[Tensor, "r n"]:
         """The logits of one token per row, in float32 at least; no others are computed."""
         columns = tokens[:, None, None].expand(-1, self.stream.shape[1], 1)
         return wide(self.model.read_out(self.stream, columns=columns))[..., 0]
@@ -82,7 +82,7 @@ class Metric:
         wrong = None if self.wrong is None else text.targets(self.wrong, len(batch))
         return batch.with_answers(text.targets(self.answer, len(batch)), wrong)
 
-    def of(self, outcome: Outcome) -> Float[Tensor, r]:
+    def of(self, outcome: Outcome) -> Float[Tensor, "r"]:
         """The value of every row; ValueError if it is not one number per row."""
         found = self.value(outcome)
         rows = len(outcome.stream)
@@ -138,7 +138,7 @@ def next_token_loss() -> Metric:
 
 
 @public()
-def choice_difference(options: Int[Tensor, c], right: Bool[Tensor, "b c"]) -> Metric:
+def choice_difference(options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]) -> Metric:
     """Summed p(right options) minus summed p(wrong options) at the last token, in [-1, 1].
 
     options: the tokens that count. right: which of them are right for each prompt. It is the probability difference of
@@ -151,7 +151,7 @@ def choice_difference(options: Int[Tensor, c], right: Bool[Tensor, "b c"]) -> Me
 
 @public()
 def of_logits(
-    function: Callable[[Float[Tensor, "r n v"]], Float[Tensor, r]],
+    function: Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]],
     *,
     name: str = "metric",
     unit: str = "",
@@ -198,33 +198,33 @@ def as_metric(given: Metric | LogitFunction | None) -> Metric:
     return of_logits(given, name=getattr(given, "__name__", "metric").strip("<>"))
 
 
-def _answers(outcome: Outcome) -> Int[Tensor, r]:
+def _answers(outcome: Outcome) -> Int[Tensor, "r"]:
     if outcome.batch.answer is None:
         raise ValueError("this metric requires an answer for every prompt, got none")
     return outcome.batch.answer.to(outcome.stream.device)
 
 
-def _logit_difference(outcome: Outcome) -> Float[Tensor, r]:
+def _logit_difference(outcome: Outcome) -> Float[Tensor, "r"]:
     right = outcome.logits_of(_answers(outcome))[:, -1]
     wrong = outcome.batch.wrong
     return right if wrong is None else right - outcome.logits_of(wrong.to(right.device))[:, -1]
 
 
-def _probability(outcome: Outcome) -> Float[Tensor, r]:
+def _probability(outcome: Outcome) -> Float[Tensor, "r"]:
     return _log_probability(outcome).exp()
 
 
-def _loss(outcome: Outcome) -> Float[Tensor, r]:
+def _loss(outcome: Outcome) -> Float[Tensor, "r"]:
     return -_log_probability(outcome)
 
 
-def _minus(outcome: Outcome, value: Value) -> Float[Tensor, r]:
+def _minus(outcome: Outcome, value: Value) -> Float[Tensor, "r"]:
     return -value(outcome)
 
 
 def _of_logits(
-    outcome: Outcome, function: Callable[[Float[Tensor, "r n v"]], Float[Tensor, r]], name: str
-) -> Float[Tensor, r]:
+    outcome: Outcome, function: Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]], name: str
+) -> Float[Tensor, "r"]:
     logits = outcome.logits()
     try:
         return function(logits)
@@ -235,20 +235,20 @@ def _of_logits(
 
 
 def _choice_difference(
-    outcome: Outcome, options: Int[Tensor, c], right: Bool[Tensor, "b c"]
-) -> Float[Tensor, r]:
+    outcome: Outcome, options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]
+) -> Float[Tensor, "r"]:
     device = outcome.stream.device
     share = outcome.logits()[:, -1].softmax(-1)[:, options.to(device)]
     signs = torch.where(right.to(device), 1.0, -1.0)[outcome.prompt]
     return (share * signs.to(share)).sum(1)
 
 
-def _log_probability(outcome: Outcome) -> Float[Tensor, r]:
+def _log_probability(outcome: Outcome) -> Float[Tensor, "r"]:
     answers = _answers(outcome)
     return -F.cross_entropy(outcome.logits()[:, -1], answers, reduction="none")
 
 
-def _kl(outcome: Outcome) -> Float[Tensor, r]:
+def _kl(outcome: Outcome) -> Float[Tensor, "r"]:
     if outcome.reference is None:
         raise ValueError("KL divergence requires a reference run to compare with, got none")
     base = wide(outcome.model.read_out(outcome.reference[:, -1])).log_softmax(-1)[outcome.example]
@@ -256,7 +256,7 @@ def _kl(outcome: Outcome) -> Float[Tensor, r]:
     return F.kl_div(mine, base, reduction="none", log_target=True).sum(-1)
 
 
-def _next_token_loss(outcome: Outcome) -> Float[Tensor, r]:
+def _next_token_loss(outcome: Outcome) -> Float[Tensor, "r"]:
     tokens, real = outcome.batch.tokens, outcome.batch.real
     logits = outcome.logits()
     counted = (real[:, 1:] & real[:, :-1]).to(logits)

@@ -67,7 +67,7 @@ class Choice:
         seed = None if sampling is None else sampling.seed
         self._dice = None if seed is None else torch.Generator(batch.tokens.device).manual_seed(seed)
 
-    def draw(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, b]:
+    def draw(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, "b"]:
         """The next token of each row; it counts as present from now on."""
         if self._present is not None:
             logits = penalised(logits, self._present, self._penalty)

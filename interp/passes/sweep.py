@@ -42,7 +42,7 @@ class Swept:
 
     values: Float[Tensor, "v b"]
     """The metric of every variant of every example; the base run's where the variant changed nothing."""
-    base: Float[Tensor, b]
+    base: Float[Tensor, "b"]
     """The metric of the base run."""
     changed: Bool[Tensor, "v b"]
     """Whether the variant changed anything that can reach the metric."""
@@ -67,7 +67,7 @@ class Sweep:
     variants: Sequence[Variant]
     common: Variant = field(default_factory=Variant)
     """What is edited in the base run and in every variant, before the variant's own; after the model's own edits."""
-    at: Int[Tensor, b] | None = None
+    at: Int[Tensor, "b"] | None = None
     """The column where each example is watched; None = its last token."""
     memory: int | None = None
     """Bytes that a pack may hold; None = as suits the device."""
@@ -179,7 +179,7 @@ class Sweep:
         return self.batch.to(self._network.device)
 
     @cached_property
-    def _columns(self) -> Int[Tensor, b]:
+    def _columns(self) -> Int[Tensor, "b"]:
         return (self._batch.last() if self.at is None else self.at).to(self._network.device)
 
     @cached_property

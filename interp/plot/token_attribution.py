@@ -47,6 +47,6 @@ def token_attribution(results: Mapping[str, xr.Dataset], *, prompt: int = 0, ax:
     return ax
 
 
-def _tokens(row: xr.Dataset) -> Shaped[np.ndarray, pos]:
+def _tokens(row: xr.Dataset) -> Shaped[np.ndarray, "pos"]:
     """The text of each token."""
     return row["token"].to_numpy()

@@ -51,7 +51,7 @@ _NEURONS = {"mlp_before_out": "neuron_before", "mlp_out": "neuron"}
 class Attribute(Question):
     """How much each part adds to the answer's logit at one token of each prompt; `attribute` describes the result."""
 
-    answer: Answers | Float[Tensor, d] | Float[Tensor, "b d"] | None = None
+    answer: Answers | Float[Tensor, "d"] | Float[Tensor, "b d"] | None = None
     """The right next token, as text or id, one for all prompts or one for each, or a direction at the output of the
     final norm; None = the answer that the data bring."""
     wrong: Answers | None = None
@@ -121,7 +121,7 @@ def attribution(
 def attribute(
     model: Model,
     data: Feed | Data,
-    answer: Answers | Float[Tensor, d] | Float[Tensor, "b d"] | None = None,
+    answer: Answers | Float[Tensor, "d"] | Float[Tensor, "b d"] | None = None,
     wrong: Answers | None = None,
     *,
     parts: Grain = "sublayer",
@@ -382,11 +382,11 @@ class _Target:
 
     direction: Float[Tensor, "b d"]
     """At the output of the final norm."""
-    constant: Float[Tensor, b]
+    constant: Float[Tensor, "b"]
     """What is added after the linear part of the final norm."""
-    total: Float[Tensor, b]
+    total: Float[Tensor, "b"]
     """The model's own number."""
-    largest: Float[Tensor, b]
+    largest: Float[Tensor, "b"]
     """The largest term that the model sums or subtracts to get it; the rounding it carries."""
 
 

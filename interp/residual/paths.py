@@ -292,7 +292,7 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tens
     }
 
 
-def _row_loss(frozen: Frozen, batch: Batch, stream: Float[Tensor, "b p d"]) -> Float[Tensor, b]:
+def _row_loss(frozen: Frozen, batch: Batch, stream: Float[Tensor, "b p d"]) -> Float[Tensor, "b"]:
     """Each row's mean loss if this were the final stream, in nats; one stream at a time, as its logits are large."""
     logits, cap = frozen.logits(stream), frozen.model.config.logit_softcap
     if cap is not None:

@@ -179,8 +179,8 @@ def _narrowed(
     value: Shaped[Tensor, "_ p ..."],
     *,
     site: str,
-    rows: Int[Tensor, n],
-    columns: Int[Tensor, n],
+    rows: Int[Tensor, "n"],
+    columns: Int[Tensor, "n"],
     dtype: torch.dtype,
 ) -> Shaped[Tensor, "n ..."]:
     if len(value) == 1:  # the same in every row

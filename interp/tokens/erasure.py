@@ -240,12 +240,12 @@ def compare_methods(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-def comprehensiveness(whole: Float[Tensor, b], without_top: Float[Tensor, "s b"]) -> Float[Tensor, b]:
+def comprehensiveness(whole: Float[Tensor, "b"], without_top: Float[Tensor, "s b"]) -> Float[Tensor, "b"]:
     """AOPC: the mean over shares of how far the answer falls without the highest tokens."""
     return (whole - without_top).mean(0)
 
 
-def sufficiency(whole: Float[Tensor, b], only_top: Float[Tensor, "s b"]) -> Float[Tensor, b]:
+def sufficiency(whole: Float[Tensor, "b"], only_top: Float[Tensor, "s b"]) -> Float[Tensor, "b"]:
     """AOPC: the mean over shares of how far the answer falls with nothing but the highest tokens."""
     return (whole - only_top).mean(0)
 
@@ -254,7 +254,7 @@ def erased(
     model: Transformer,
     batch: Batch,
     value: Float[Tensor, "b p"],
-    at: Int[Tensor, b],
+    at: Int[Tensor, "b"],
     how: Removal,
     *,
     batch_size: int = 32,
@@ -297,7 +297,7 @@ def _of_one(
     trace: Trace,
     batch: Batch,
     model: Transformer,
-    each: Sequence[Float[Tensor, n]],
+    each: Sequence[Float[Tensor, "n"]],
     how: Removal,
     pos: int,
     batch_size: int,
@@ -346,7 +346,7 @@ def _answers(
     model: Transformer,
     batch: Batch,
     holes: Bool[Tensor, "n b p"],
-    at: Int[Tensor, b],
+    at: Int[Tensor, "b"],
     how: Removal,
     batch_size: int,
 ) -> Float[Tensor, "n b"]:
@@ -366,7 +366,7 @@ def _answers(
 
 
 def _replaced(
-    value: Float[Tensor, "b p d"], base: Float[Tensor, d], holes: Bool[Tensor, "b p"]
+    value: Float[Tensor, "b p d"], base: Float[Tensor, "d"], holes: Bool[Tensor, "b p"]
 ) -> Float[Tensor, "b p d"]:
     return torch.where(holes[..., None], base.to(value), value)
 
@@ -376,9 +376,9 @@ def _measured(
     model: Transformer,
     stream: Float[Tensor, "b p d"],
     batch: Batch,
-    at: Int[Tensor, b],
+    at: Int[Tensor, "b"],
     measure: Measure,
-) -> Float[Tensor, b]:
+) -> Float[Tensor, "b"]:
     if measure == "logits":
         return answer_logits(model, stream, batch, at)
     assert batch.answer is not None

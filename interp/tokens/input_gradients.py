@@ -53,7 +53,7 @@ class IntegratedGradients:
                 f"at least one step and the rule gauss or midpoint are required, got {self.steps}, {self.rule!r}"
             )
 
-    def nodes(self) -> tuple[Float[Tensor, m], Float[Tensor, m]]:
+    def nodes(self) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]]:
         """Nodes in (0, 1) and their weights, which sum to 1; in float64."""
         if self.rule == "midpoint":
             return (torch.arange(self.steps).double() + 0.5) / self.steps, torch.full(
@@ -68,13 +68,13 @@ class Integral:
     """Integrated gradients of some rows, and how well they sum."""
 
     score: Float[Tensor, "b p"]
-    total: Float[Tensor, b]
+    total: Float[Tensor, "b"]
     """The logit (difference) of the prompt minus that of the baseline."""
-    error: Float[Tensor, b]
+    error: Float[Tensor, "b"]
     """By how much the scores' sum misses it, relative to the largest of the two logits and the scores."""
 
 
-def baseline_embedding(model: Transformer, baseline: Baseline) -> Float[Tensor, d]:
+def baseline_embedding(model: Transformer, baseline: Baseline) -> Float[Tensor, "d"]:
     """The embedding that stands for an absent token, as `hook_embed` would hold it.
 
     Errors: ValueError for an unknown name, or a token outside the vocabulary.
@@ -92,8 +92,8 @@ def baseline_embedding(model: Transformer, baseline: Baseline) -> Float[Tensor, 
 
 
 def answer_logits(
-    model: Transformer, stream: Float[Tensor, "b p d"], batch: Batch, at: Int[Tensor, b]
-) -> Float[Tensor, b]:
+    model: Transformer, stream: Float[Tensor, "b p d"], batch: Batch, at: Int[Tensor, "b"]
+) -> Float[Tensor, "b"]:
     """The answer's logit (minus the wrong answer's) before a soft cap, read off the final stream at these columns."""
     if batch.answer is None or model.unembed is None:
         raise ValueError(
@@ -106,7 +106,7 @@ def answer_logits(
 
 
 def gradient_x_input(
-    model: Transformer, batch: Batch, at: Int[Tensor, b], *, batch_size: int = 32
+    model: Transformer, batch: Batch, at: Int[Tensor, "b"], *, batch_size: int = 32
 ) -> Float[Tensor, "b p"]:
     """Embedding . gradient at every position. It sums to nothing in particular, unless the logit is linear.
 
@@ -122,7 +122,7 @@ def gradient_x_input(
 
 
 def integrated_gradients(
-    model: Transformer, batch: Batch, at: Int[Tensor, b], how: IntegratedGradients, *, batch_size: int = 32
+    model: Transformer, batch: Batch, at: Int[Tensor, "b"], how: IntegratedGradients, *, batch_size: int = 32
 ) -> Integral:
     """(embedding - baseline) . mean gradient on the line between them; the scores sum to the logit's change.
 
@@ -160,7 +160,7 @@ def integrated_gradients(
 def _differentiated(
     model: Transformer,
     batch: Batch,
-    at: Int[Tensor, b],
+    at: Int[Tensor, "b"],
     reads: tuple[Read, ...],
     edits: tuple[Edit, ...] = (),
 ) -> Observation:
@@ -174,10 +174,10 @@ def _differentiated(
 
 
 def _towards(
-    value: Float[Tensor, "b p d"], base: Float[Tensor, d], share: Float[Tensor, b]
+    value: Float[Tensor, "b p d"], base: Float[Tensor, "d"], share: Float[Tensor, "b"]
 ) -> Float[Tensor, "b p d"]:
     return base + (value - base) * share[:, None, None].to(value)
 
 
-def _chunks(n: int, size: int) -> Iterator[Int[Tensor, r]]:
+def _chunks(n: int, size: int) -> Iterator[Int[Tensor, "r"]]:
     yield from torch.arange(n).split(size)

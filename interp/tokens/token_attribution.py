@@ -234,7 +234,7 @@ def as_method(method: str | Method) -> Method:
     return METHODS[method]
 
 
-def columns(batch: Batch, pos: int) -> Int[Tensor, b]:
+def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
     """The column of each row's real token number `pos`, negative from its end.
 
     Errors: IndexError for a row that is too short, ValueError for packed rows.
@@ -290,7 +290,7 @@ def _compute(
 
 
 def _mixed(
-    trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, b], how: Mixing
+    trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"], how: Mixing
 ) -> dict[str, Tensor]:
     layers = [contributions(model, layer, trace, how.kernel)[0] for layer in how.layers(model.config)]
     if how.kernel == "attention" and isinstance(how.across, str):
@@ -302,12 +302,12 @@ def _mixed(
     return {"value": shares(torch.stack(flows))}
 
 
-def _alti_logit(trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, b]) -> dict[str, Tensor]:
+def _alti_logit(trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"]) -> dict[str, Tensor]:
     return alti_logit(model, batch, at)
 
 
 def _gradient(
-    trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, b], batch_size: int
+    trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"], batch_size: int
 ) -> dict[str, Tensor]:
     return {"value": gradient_x_input(model, batch, at, batch_size=batch_size)}
 
@@ -316,7 +316,7 @@ def _integrated(
     trace: Trace,
     batch: Batch,
     model: Transformer,
-    at: Int[Tensor, b],
+    at: Int[Tensor, "b"],
     how: IntegratedGradients,
     batch_size: int,
 ) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from interp.training.examples import Examples
 
 
 @public()
-def exactly_right(model: EncoderDecoder, examples: Examples, *, end: int = 1) -> Bool[Tensor, b]:
+def exactly_right(model: EncoderDecoder, examples: Examples, *, end: int = 1) -> Bool[Tensor, "b"]:
     """Which sources are decoded to their target, every token of it, and to nothing after it.
 
     The most probable token is taken each time, until `end` or as many tokens as the longest target has. Errors:

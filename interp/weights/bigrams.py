@@ -91,12 +91,12 @@ def bigram_table(
 class PairCounts:
     """How often each pair of neighbours came, the pair as first * d_vocab + second; a reduction of `pair`."""
 
-    codes: Int[Tensor, n]
+    codes: Int[Tensor, "n"]
     """Sorted."""
-    counts: Int[Tensor, n]
+    counts: Int[Tensor, "n"]
 
     @classmethod
-    def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, n] | None = None) -> PairCounts:
+    def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> PairCounts:
         """The pairs of one batch; -1 is none."""
         given = values["pair"]
         return cls(*given[given >= 0].unique(return_counts=True))
@@ -169,8 +169,8 @@ def _finish(merged: Partial, name: str, circuits: HeadCircuits, text: Text) -> x
 
 
 def _log_softmax_at(
-    a: Float[Tensor, "n d"], b: Float[Tensor, "d v"], index: Int[Tensor, c], column: Int[Tensor, c]
-) -> tuple[Float[Tensor, c], Float[Tensor, n]]:
+    a: Float[Tensor, "n d"], b: Float[Tensor, "d v"], index: Int[Tensor, "c"], column: Int[Tensor, "c"]
+) -> tuple[Float[Tensor, "c"], Float[Tensor, "n"]]:
     """log softmax of the rows of `a @ b` at some entries (sorted by row), and each row's spread; by tiles."""
     chosen, spreads = [], []
     for start, tile in row_tiles(a, b):
@@ -181,7 +181,7 @@ def _log_softmax_at(
     return torch.cat(chosen).double().cpu(), torch.cat(spreads).double().cpu()
 
 
-def _spread(q: Float[Tensor, "n v"]) -> Float[Tensor, n]:
+def _spread(q: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
     """Summed squared deviation of each row of probabilities from 1 / v, in place; NaN where that is rounding alone."""
     v = q.shape[-1]
     found = torch.linalg.vector_norm(q.sub_(1 / v), dim=-1)
@@ -190,12 +190,12 @@ def _spread(q: Float[Tensor, "n v"]) -> Float[Tensor, n]:
 
 
 def _agreement(
-    p: Float[Tensor, c],
-    log_q: Float[Tensor, c],
-    spread: Float[Tensor, n],
-    index: Int[Tensor, c],
+    p: Float[Tensor, "c"],
+    log_q: Float[Tensor, "c"],
+    spread: Float[Tensor, "n"],
+    index: Int[Tensor, "c"],
     v: int,
-) -> tuple[Float[Tensor, n], Float[Tensor, n]]:
+) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
     """KL(p || q) of each row, and Pearson's correlation over all v entries, from the entries where p > 0."""
     terms = torch.stack((p * (p.log() - log_q), p * (log_q.exp() - 1 / v), p.square()), 1)
     kl, shared, square = spread.new_zeros(len(spread), 3).index_add(0, index, terms).unbind(1)

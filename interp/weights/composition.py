@@ -173,7 +173,7 @@ class SingularTriples:
     """What it then writes: left @ W1, as a direction. Not orthogonal to each other."""
     right: Float[Tensor, "k d"]
     """What the destination makes of it: Q, the key it then looks for; K, the query that finds it; V, what it writes."""
-    share: Float[Tensor, k]
+    share: Float[Tensor, "k"]
     """Of ||W1 W2||^2; all shares sum to 1. NaN for a product of zeros."""
 
 

@@ -173,7 +173,7 @@ def positivity(eigenvalues: Complex[Tensor, "*h e"]) -> Float[Tensor, "*h"]:
 
 
 @torch.no_grad()
-def copying_ranks(circuits: HeadCircuits, head: Named) -> Int[Tensor, v]:
+def copying_ranks(circuits: HeadCircuits, head: Named) -> Int[Tensor, "v"]:
     """How many outputs each source token's row of the full OV circuit puts above the token itself; tile by tile.
 
     0 = the head, attending to the token, raises no logit more; equal logits share the better rank.
@@ -206,14 +206,14 @@ def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
     )  # fmt: skip
 
 
-def _sampled(d_vocab: int, sample: int | None) -> Int[Tensor, n] | None:
+def _sampled(d_vocab: int, sample: int | None) -> Int[Tensor, "n"] | None:
     """The tokens to rank; None = all."""
     if sample is None:
         return None
     return torch.randperm(d_vocab, generator=torch.Generator().manual_seed(0))[:sample]
 
 
-def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, n] | None) -> dict[str, Score]:
+def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> dict[str, Score]:
     """top1 and mean_rank of every head with their intervals over tokens; NaN where the circuit is zero."""
     config, cells, counts = circuits.config, list[Tensor](), list[Tensor]()
     for head in tqdm(head_names(config), desc="copying ranks", delay=1, leave=False):
@@ -238,7 +238,7 @@ def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, n] | None) -> dict
     }
 
 
-def _own_first(full: FactoredMatrix, sources: Int[Tensor, n]) -> FactoredMatrix:
+def _own_first(full: FactoredMatrix, sources: Int[Tensor, "n"]) -> FactoredMatrix:
     """Some rows, their own columns first, so that the tokens stay on the diagonal."""
     ours = torch.zeros(full.shape[1], dtype=torch.bool)
     ours[sources] = True

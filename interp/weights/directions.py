@@ -303,7 +303,7 @@ def _owner(config: ModelConfig, matrix: Matrix, part: Named) -> Part:
 
 def _singular(
     circuits: HeadCircuits, matrix: Matrix, part: Part, offset: int | None
-) -> tuple[Float[Tensor, s], dict[str, Float[Tensor, "d s"]]]:
+) -> tuple[Float[Tensor, "s"], dict[str, Float[Tensor, "d s"]]]:
     """Singular values and the vectors of every side, as columns."""
     if matrix in ("OV", "QK"):
         is_ov = matrix == "OV"
@@ -335,7 +335,7 @@ def _scores(circuits: HeadCircuits, vectors: Float[Tensor, "n d"], side: str) ->
     return logits - logits.mean(-1, keepdim=True)
 
 
-def _sign(scores: Float[Tensor, "n v"]) -> Float[Tensor, n]:
+def _sign(scores: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
     """1 or -1: what makes the largest absolute score of each row positive."""
     largest = scores.gather(1, scores.abs().argmax(1, keepdim=True))[:, 0]
     return torch.where(largest < 0, -1.0, 1.0).to(scores)

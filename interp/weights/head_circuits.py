@@ -148,7 +148,7 @@ class HeadCircuits:
             found[chunk[0] : chunk[-1] + 1] = self._alone(chunk)
         return self._with_constant(found, 1.0)
 
-    def embedded_tokens(self, ids: Int[Tensor, n]) -> Float[Tensor, "n d"]:
+    def embedded_tokens(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
         """The rows of `embedded` of these vocabulary entries, without the work for all others."""
         ids = ids.to(self.network.device)
         return self._with_constant(
@@ -274,7 +274,7 @@ class HeadCircuits:
         found, head = make(chosen.layer), slice(None) if chosen.index is None else chosen.index
         return FactoredMatrix(found.A[..., head, :, :].clone(), found.B[..., head, :, :].clone())
 
-    def checked_offsets(self, offset: Offset, *, cross: bool = False) -> Int[Tensor, ...] | None:
+    def checked_offsets(self, offset: Offset, *, cross: bool = False) -> Int[Tensor, "..."] | None:
         """The offsets of a QK circuit as a tensor. Errors: those of `qk`."""
         if offset is None:
             return None
@@ -290,7 +290,7 @@ class HeadCircuits:
             raise ValueError(f"offsets (query minus key) of {least} to {most - 1} are required, got {offset}")
         return offsets
 
-    def _alone(self, ids: Int[Tensor, n]) -> Float[Tensor, "n d"]:
+    def _alone(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
         """The stream of each token in a text of its own: after the embeddings, or after block 0 without attention."""
         parts = [site for site in embedding_parts(self.config) if site != "hook_embed"]
         alone = self.network(ids[:, None], Tap(edits=[Edit(site, Zero()) for site in parts]), stop=0)

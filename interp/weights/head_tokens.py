@@ -98,7 +98,7 @@ def head_tokens(
 
 
 @torch.no_grad()
-def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, n], asked: HeadTokens) -> xr.Dataset:
+def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], asked: HeadTokens) -> xr.Dataset:
     config, device = circuits.config, circuits.network.device
     rows, unembedding = wide(circuits.embedded_tokens(ids)), wide(circuits.bare_unembedding)
     centre, known = unembedding.mean(-1), ids.to(device)
@@ -131,7 +131,7 @@ def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, n], asked:
     return table.assign(word=(_CELL, text.words(found.cpu().numpy())))
 
 
-def _distinct(text: Text, tokens: Answers) -> Int[Tensor, n]:
+def _distinct(text: Text, tokens: Answers) -> Int[Tensor, "n"]:
     """The ids of the tokens, each once."""
     if not isinstance(tokens, str | int) and len(tokens) == 0:
         raise ValueError("at least one token is required, got none")
@@ -146,7 +146,7 @@ def _written(
     heads: Part,
     rows: Float[Tensor, "n d"],
     unembedding: Float[Tensor, "d v"],
-    centre: Float[Tensor, d],
+    centre: Float[Tensor, "d"],
     top: int,
 ) -> tuple[Float[Tensor, "h n end rank"], Int[Tensor, "h n end rank"]]:
     """Centred scores and ids of both ends; `top` entries of all rows in one product."""

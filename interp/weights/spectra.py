@@ -138,7 +138,7 @@ def singular_values(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[T
     return torch.linalg.svdvals(middle)
 
 
-def summary(singular: Float[Tensor, "n r"], top: int) -> dict[str, Float[Tensor, n] | Tensor]:
+def summary(singular: Float[Tensor, "n r"], top: int) -> dict[str, Float[Tensor, "n"] | Tensor]:
     """`norm`, `stable_rank`, `effective_rank`, `top_share` and `size` of spectra in descending order, then NaN.
 
     Example:

@@ -197,7 +197,7 @@ def _skip_trigrams(
     circuits: HeadCircuits,
     text: Text,
     heads: Sequence[Part],
-    sources: Int[Tensor, n] | None,
+    sources: Int[Tensor, "n"] | None,
     asked: SkipTrigrams,
 ) -> xr.Dataset:
     found = [_of_head(circuits, head, sources, asked) for head in heads]
@@ -218,8 +218,8 @@ def _skip_trigrams(
 
 
 def _of_head(
-    circuits: HeadCircuits, head: Part, sources: Int[Tensor, n] | None, asked: SkipTrigrams
-) -> tuple[Float[Tensor, n], Int[Tensor, n], Int[Tensor, n], Float[Tensor, "n o"], Int[Tensor, "n o"]]:
+    circuits: HeadCircuits, head: Part, sources: Int[Tensor, "n"] | None, asked: SkipTrigrams
+) -> tuple[Float[Tensor, "n"], Int[Tensor, "n"], Int[Tensor, "n"], Float[Tensor, "n o"], Int[Tensor, "n o"]]:
     """QK entries, destinations and sources of the pairs, OV entries and outputs of each pair's source."""
     qk, ov = (_centred(_full(circuits, kind, head)) for kind in ("QK", "OV"))
     if sources is None:
