@@ -113,8 +113,8 @@ def searched(
     circuit = circuit_of(
         model, record.step(f"{name}-circuit", lambda: edges(model, pairs, METHODS[name], job))
     )
-    how = {"metric": other.metric, "draws": job.draws, "seed": job.seed}
-    judged = record.step(f"{name}-judged", lambda: evaluate_circuit(*judging, circuit, subsets=8, **how))
+    judge = partial(evaluate_circuit, metric=other.metric, subsets=8, draws=job.draws, seed=job.seed)
+    judged = record.step(f"{name}-judged", partial(judge, *judging, circuit))
     curve = partial(circuit_curve, *judging, scores, metric=other.metric)
     return Found(
         circuit,

@@ -122,7 +122,7 @@ def by_role(model: interp.HookedTransformer, task: Task) -> xr.DataArray:
         rows = torch.tensor([i for i, name in enumerate(task.pairs.groups) if name == group])
         found = patch(model, task.clean.rows(rows), task.corrupt.rows(rows), "resid_pre")
         columns = [int(task.pairs.columns(role)[rows[0]]) for role in ROLES]
-        effects.append(found["each"].isel(pos=columns).sum("prompt"))
+        effects.append(found["each"].isel(pos=columns).sum("prompt").drop_vars("pos"))
         total += float((found.clean - found.corrupt).sum())
     summed = sum(effects[1:], effects[0])
     return (summed / total).rename(pos="role").assign_coords(role=list(ROLES))

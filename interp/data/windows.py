@@ -113,7 +113,7 @@ def by_place(batch: Batch) -> Batch:
 
     What a question holds for each prompt (answers, masks, groups) is found by this number. Packed texts keep theirs.
     """
-    return batch.numbered() if batch.documents is not None else replace(batch, row=None).numbered()
+    return batch if batch.documents is not None else replace(batch, row=None).numbered()
 
 
 def _has_pieces(batch: Batch) -> bool:
