@@ -120,7 +120,8 @@ def ablate(
     prompt for `Resample` (None: each takes another prompt of its group). groups: the template of each prompt.
     each=False keeps only the moments.
     Caveat: an effect near 0 does not show that a part is unused: another may stand in.
-    Errors: ValueError for an unknown kind of part, a change without the data it requires, cells by position although lengths differ; KeyError
+    Errors: ValueError for an unknown kind of part, a change without the data it requires,
+    cells by position although lengths differ; KeyError
     for an unknown part or dim; IndexError for a layer, head or neuron that does not exist.
 
     Example:
