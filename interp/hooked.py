@@ -207,7 +207,7 @@ class HookedTransformer(Shown):
             raise ValueError(f"tokens must be in [0, {self.cfg.d_vocab - 1}], got {bad[0]}")
         return self.text.tokenizer.decode(ids)
 
-    @public()
+    @public(unchecked=("prompt",))
     def to_str_tokens(self, prompt: str | Int[Tensor, "p"], *, prepend_bos: bool = True) -> list[str]:
         """The text of each token of one prompt."""
         batch = self.to_batch(prompt, prepend_bos=prepend_bos)

@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import public, shown
 from interp.core.shapes import shape_text
 from interp.model.attention import Memory
 
 Side = Literal["left", "right"]
 
 
-@public()
+@public(unchecked=("tokens",))
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Token rows `[b p]` and which of them are real."""
@@ -47,6 +47,8 @@ class Batch:
     """The corrupted prompt of each row, aligned with it token for token, where a question compares two."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.tokens, Tensor):
+            raise ValueError(f"tokens must be ids in a Tensor, shape [batch, pos], got {shown(self.tokens)}")
         if self.tokens.ndim != 2 or self.tokens.is_floating_point() or self.tokens.numel() == 0:
             raise ValueError(
                 "a batch requires at least one token id, shape [batch, pos], "

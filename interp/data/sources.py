@@ -19,7 +19,7 @@ from typing import Annotated, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from interp.core.boundary import Required, public
+from interp.core.boundary import Required, check, public, shown
 from interp.core.shapes import nearest, shape_text
 from interp.data.batch import Batch
 from interp.data.files import OPENERS, Files, open_files
@@ -84,7 +84,7 @@ Data = Annotated[
 """Texts, token ids, a batch, files, a folder, a Hugging Face dataset, or anything that gives rows one by one."""
 
 
-@public()
+@public(unchecked=("data",))
 def open_source(data: Data, *, field: str = "text", rows: Unit = "line", encoding: str = "utf-8") -> Source:
     """The rows of any data.
 
@@ -116,11 +116,13 @@ def open_source(data: Data, *, field: str = "text", rows: Unit = "line", encodin
     if isinstance(data, Mapping):
         known = ", ".join(map(repr, data))
         raise ValueError(f"one data set is required, got several by name: choose one of {known}")
+    if isinstance(data, bytes | bytearray | type) or hasattr(data, "iloc"):
+        check("open_source: data", data, Data)
     if isinstance(data, str | Tensor | Batch | Sequence):
         return Listed.of(data, field)
     if isinstance(data, Iterable):
         return Arriving(data, field)
-    raise ValueError(f"rows are required: texts, token ids, files or a data set, got {type(data).__name__}")
+    raise ValueError(f"data must be rows: texts, token ids, files or a data set, got {shown(data)}")
 
 
 # --- in memory ----------------------------------------------------------------------------------------------------

@@ -87,12 +87,7 @@ def train_sae(
         >>> history.error.dims
         ('step',)
     """
-    _check(kind, d_sae, steps, sparsity, batch_size)
-    if not isinstance(activations, Tensor | Iterable):
-        raise ValueError(
-            "activations are required, a tensor [n, d] or chunks of it such as `store.batches(site, size)`, got "
-            f"{type(activations).__name__}"
-        )
+    _check(kind, d_sae, steps, sparsity, batch_size, lr)
     batches = _batches(activations, batch_size, seed)
     first = list(islice(batches, min(steps, -(-SAMPLE // batch_size))))
     if not first:
@@ -101,8 +96,6 @@ def train_sae(
     scale = (sample.shape[1] / sample.square().sum(1).mean()) ** 0.5
     sae = _initial(sample * scale, kind, d_sae, seed)
     scaled = (x.to(sample.device, dtype) * scale for x in islice(chain(first, batches), steps))
-    if not lr > 0:
-        raise ValueError(f"lr must be above 0, got {lr}")
     history = _train(sae, scaled, steps, sparsity or 0.0, lr, dead_after, seed)
     found = _checked(history, steps)
     return _unscaled(sae, scale), labelled(
@@ -160,7 +153,9 @@ def geometric_median(x: Float[Tensor, "n d"], *, rounds: int = 100) -> Float[Ten
     return found
 
 
-def _check(kind: Kind, d_sae: int, steps: int, sparsity: float | None, batch_size: int) -> None:
+def _check(kind: Kind, d_sae: int, steps: int, sparsity: float | None, batch_size: int, lr: float) -> None:
+    if not lr > 0:
+        raise ValueError(f"lr must be above 0, got {lr}")
     if min(d_sae, steps, batch_size) < 1:
         raise ValueError(
             f"at least one feature, step and row are required, got d_sae={d_sae}, steps={steps}, "

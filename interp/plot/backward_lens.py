@@ -61,13 +61,10 @@ def backward_lens(
     best = cells.isel(rank=0).transpose("layer", "pos")
     ids = best[f"{read}_token"].where(best.relative_update > threshold, -1).to_numpy().astype(int)
     texts = best[f"{read}_word"].to_numpy()
-    words = [
-        [
-            "" if i < 0 else printable(str(text) if pieces is None else pieces([i])[0])
-            for i, text in zip(*row, strict=True)
-        ]
-        for row in zip(ids.tolist(), texts, strict=True)
-    ]
+    said = np.where(
+        ids < 0, "", texts if pieces is None else np.vectorize(lambda i: pieces([i])[0])(ids.clip(0))
+    )
+    words = [[printable(str(word)) for word in row] for row in said]
     annotate(ax, image, words, size=7.0)
     if tokens is None and "token" in cells.coords:
         tokens = [str(token) for token in cells.token.to_numpy()]

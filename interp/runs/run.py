@@ -152,9 +152,8 @@ def run(
     if data is not None:
         place = _Place(None if out is None else Path(out), resume, shard)
         found = _over_data(asked, subject, data, place, devices, engine)
-    return replace(
-        found, datasets={**found.datasets, **{name: each.answer() for name, each in alone.items()}}
-    )
+    answered = {name: each.answer() for name, each in alone.items()}
+    return replace(found, datasets={**found.datasets, **answered})
 
 
 def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:

@@ -157,7 +157,7 @@ def directions(
     return answered(Directions(vectors, side, top), model)
 
 
-@public(renamed={"layer": "part, such as 'L3H5'", "head": "part, such as 'L3H5'"})
+@public(renamed={"k": "count", "layer": "part, such as 'L3H5'", "head": "part, such as 'L3H5'"})
 def singular_directions(
     model: Model,
     matrix: Matrix,
