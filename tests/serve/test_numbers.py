@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("pydantic", reason="no pydantic: the extra `serve` is not installed")
 
-from interp import HookedTransformer, Sampling
+from interp import HookedTransformer, Part, Sampling
 from interp.data.batch import Batch
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model.variants import AdaptiveSoftmax
@@ -106,19 +106,24 @@ def test_both_runs_give_the_numbers_of_hooks(name: str, edits: list[dict[str, ob
         assert found["kl"] == pytest.approx(float(kl), abs=2e-6)
 
 
-def test_what_a_cut_edge_had_goes_to_the_other_keys_and_the_sinks_keep_theirs() -> None:
-    """A row of a head with a sink sums to less than 1, before and after."""
+def test_what_an_edge_cut_in_the_scores_had_goes_to_the_other_keys_and_the_sink_in_proportion() -> None:
+    """A row of a head with a sink sums to less than 1, before and after; `knock_out` cuts edges so, too."""
     model, position = hooked("gpt-oss"), 6
-    for edit in (edit for edits in EDITS.values() for edit in edits if edit["part"] == "edge"):
+    cuts = [edit for edits in EDITS.values() for edit in edits if "query" in edit.get("at", {})]
+    assert len(cuts) == 3
+    for edit in cuts:
+        where, at = Part.of(edit["where"]), edit["at"]
         found = asked(
-            session_of("gpt-oss"), edits=[edit], layer=edit["layer"], head=edit["head"], position=position
+            session_of("gpt-oss"), edits=[edit], layer=where.layer, head=at["head"], position=position
         )
         edited = model.run_with_hooks(PROMPT, hooks_of([edit], model, SECOND))[0, position]
         shown = torch.tensor([row["edited"] for row in found["next"]], dtype=torch.float64)
         torch.testing.assert_close(shown, probabilities(edited, found), rtol=0, atol=1e-6)
-        before, after = (sum(found["pattern"][run][edit["query"]]) for run in ("clean", "edited"))
-        assert before < 0.99
-        assert (after == pytest.approx(before, abs=1e-3)) == edit.get("renormalise", False)
+        before, after = (sum(found["pattern"][run][at["query"]]) for run in ("clean", "edited"))
+        lost = found["pattern"]["clean"][at["query"]][at["key"]]
+        assert before < 0.99 and lost > 0
+        share = (1 - lost) if edit["values"] == "-inf" else 1.0
+        assert after == pytest.approx((before - lost) / share, abs=1e-3)
 
 
 @pytest.mark.parametrize("name", MODELS)
