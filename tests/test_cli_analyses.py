@@ -119,9 +119,20 @@ def test_a_command_line_gives_a_list_a_word_or_a_named_change() -> None:
 def test_data_may_be_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text(f"{CLEAN}\n{CORRUPT}\n")
     out = tmp_path / "table.csv"
-    printed(capsys, "ablate", str(tmp_path / "texts.txt"), *ANSWERS, "--parts", "mlp", "--out", str(out))
+    printed(
+        capsys,
+        "ablate",
+        str(tmp_path / "texts.txt"),
+        *ANSWERS,
+        "--parts",
+        "mlp",
+        "--change",
+        "zero",
+        "--out",
+        str(out),
+    )
     metric = logit_difference(" Mary", " John")
-    written(out, interp.ablate(demo(), tmp_path / "texts.txt", "mlp", change=interp.Mean(), metric=metric))
+    written(out, interp.ablate(demo(), tmp_path / "texts.txt", "mlp", change=interp.Zero(), metric=metric))
 
 
 @pytest.mark.parametrize(

@@ -131,10 +131,10 @@ def about(feed: Feed) -> Json:
         options = {
             f.name: getattr(feed, f.name) for f in fields(feed) if f.name not in ("source", "text", "_")
         }
-        known = {"data": feed.source.name, "fingerprint": feed.source.fingerprint(), **options}
+        known = {"source": feed.source.name, "fingerprint": feed.source.fingerprint(), **options}
     else:
         print_ = None if feed.windows is None else _hash(feed.window(w) for w in range(feed.windows))
-        known = {"data": "batches", "fingerprint": print_}
+        known = {"source": "batches", "fingerprint": print_}
     if known["fingerprint"] is None:
         raise ValueError("a run in a folder requires data that can be read again, got an iterator")
     first = _hash(feed.window(w) for w in range(min(1, feed.windows or 0)))

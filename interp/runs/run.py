@@ -299,14 +299,14 @@ class _Work:
 
 
 def _kept(work: _Work, folder: Path, sized: Callable[[Json], Feed]) -> Results:
-    """The results of the work, with its progress in a folder; `sized` gives the feed of the run that is there."""
+    """The results of the work, with its progress in a folder; `sized` gives the data as the run there cuts them."""
     questions, model = work.questions, work.model
     asked = work_of(questions, model, about(work.feed))
     with one_after_another(model):
         stored = claimed(folder, asked)
     if stored != asked:  # of shards that start together one decides on the batches
         work = replace(work, feed=sized(stored))
-        asked = {**asked, "feed": about(work.feed)}
+        asked = {**asked, "data": about(work.feed)}
     with opened(folder, asked, questions, model, work.share) as place:
         work.go(place.due, place.journal.progress, place.take)
         results = _results(questions, work.feed, place.together())
@@ -369,12 +369,12 @@ def _resampled(analysis: Analysis, replicates: int, seed: int) -> Analysis:
 
 
 def _sized(data: Feed | Data | Pairs, questions: Questions, model: Subject, before: Json | None) -> Feed:
-    """The feed with as many tokens per batch as fit, or as the run in the folder had."""
+    """The data with as many tokens per batch as fit, or as the run in the folder had."""
     feed = feed_of(data, model.text, MOST_ON_HOST)
     if feed is data or not isinstance(feed, Stream):
         return feed
     if before is not None:
-        kept = before["feed"]
+        kept = before["data"]
         assert isinstance(kept, dict)
         return replace(feed, tokens_per_batch=int(kept["tokens_per_batch"]))
     network = model.transformer

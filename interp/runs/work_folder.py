@@ -96,7 +96,7 @@ def work_of(questions: Questions, model: Transformer, feed: Json) -> Json:
     """All that decides the numbers of a run, as JSON."""
     asked = {a.name: described(a) for a in questions.analyses}
     network = {"model_sha256": model_hash(model), "dtype": str(model.dtype), "edits": described(model.edits)}
-    work = {**network, "feed": feed, "analyses": asked}
+    work = {**network, "data": feed, "analyses": asked}
     found: Json = json.loads(json.dumps(work, default=repr))
     return found
 
@@ -119,8 +119,8 @@ def begun(folder: Path, join: bool = True) -> Json | None:
 def fingerprint_in(folder: Path) -> str:
     """The fingerprint of the data of a run in its folder."""
     work = begun(folder)
-    assert work is not None and isinstance(work["feed"], dict)
-    return str(work["feed"]["fingerprint"])
+    assert work is not None and isinstance(work["data"], dict)
+    return str(work["data"]["fingerprint"])
 
 
 def _ours(path: Path) -> bool:

@@ -91,7 +91,7 @@ def test_a_resumed_record_does_not_run_a_finished_stream_again(
 def test_other_data_are_refused_on_resume(tmp_path: Path) -> None:
     record, _ = interrupted(tmp_path)
     with (
-        pytest.raises(ValueError, match=r"feed\.fingerprint: was"),
+        pytest.raises(ValueError, match=r"data\.fingerprint: was"),
         Record.resume(record.folder, Nothing()) as again,
     ):
         again.stream("all", ASKED, hooked("gpt2"), TEXTS[:30])

@@ -230,9 +230,9 @@ def test_what_decides_a_number_must_not_change(tmp_path: Path, monkeypatch: pyte
     again = partial(interp.run, out=tmp_path / "run", resume=True, bootstrap=50)
     with pytest.raises(ValueError, match=r"holds another run: model_sha256: was .\w+\.\.\., is ."):
         again(ASKED, hooked("tied"), stream())
-    with pytest.raises(ValueError, match=r"feed\.fingerprint: was"):
+    with pytest.raises(ValueError, match=r"data\.fingerprint: was"):
         again(ASKED, model(), stream(TEXTS[1:]))
-    with pytest.raises(ValueError, match=r"feed\.tokens_per_batch: was 64, is 32"):
+    with pytest.raises(ValueError, match=r"data\.tokens_per_batch: was 64, is 32"):
         again(ASKED, model(), stream(tokens=32))
     with pytest.raises(ValueError, match=r"analyses\.norms\.reduction\.replicates: was 50, is 60"):
         again(ASKED, model(), stream(), bootstrap=60)

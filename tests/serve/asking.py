@@ -85,10 +85,10 @@ def _cutting(at: dict, renormalise: bool) -> Callable[[Tensor, object], Tensor]:
     def hook(pattern: Tensor, hook: object) -> Tensor:
         new = pattern.clone()
         row = [float(x) for x in pattern[0, at["head"], at["query"]]]
-        rest = sum(row) - row[at["key"]]
+        rest = 1.0 - row[at["key"]]  # a sink's share, which is in no pattern, grows like those of the keys
         for key, weight in enumerate(row):
             kept = 0.0 if key == at["key"] else weight
-            new[0, at["head"], at["query"], key] = kept * sum(row) / rest if renormalise else kept
+            new[0, at["head"], at["query"], key] = kept / rest if renormalise else kept
         return new
 
     return hook

@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("pydantic", reason="no pydantic: the extra `serve` is not installed")
 
-from interp import HookedTransformer, Sampling
+from interp import HookedTransformer, Part, Sampling
 from interp.data.batch import Batch
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model.variants import AdaptiveSoftmax
@@ -106,21 +106,27 @@ def test_both_runs_give_the_numbers_of_hooks(name: str, edits: list[dict[str, ob
         assert found["kl"] == pytest.approx(float(kl), abs=2e-6)
 
 
-def test_what_a_cut_edge_had_is_gone_or_shared_out_by_the_softmax_of_keys_and_sink() -> None:
-    """A row of a head with a sink sums to less than 1, before and after."""
+def test_what_an_edge_cut_in_the_scores_had_goes_to_the_other_keys_and_the_sink_in_proportion() -> None:
+    """A row of a head with a sink sums to less than 1, before and after; `knock_out` cuts edges so, too."""
     model, position = hooked("gpt-oss"), 6
-    for way in (".pattern", ".attn_scores"):
-        head, query = 1, 5
-        edit = cut(1, way, head, query, 0)
-        found = asked(session_of("gpt-oss"), edits=[edit], layer=1, head=head, position=position)
+    cuts = [edit for edits in EDITS.values() for edit in edits if "query" in edit.get("at", {})]
+    assert len(cuts) == 3
+    changed = 0
+    for edit in cuts:
+        where, at = Part.of(edit["where"]), edit["at"]
+        found = asked(
+            session_of("gpt-oss"), edits=[edit], layer=where.layer, head=at["head"], position=position
+        )
         edited = model.run_with_hooks(PROMPT, hooks_of([edit], model, SECOND))[0, position]
         shown = torch.tensor([row["edited"] for row in found["next"]], dtype=torch.float64)
         torch.testing.assert_close(shown, probabilities(edited, found), rtol=0, atol=1e-6)
-        before, after = (sum(found["pattern"][run][query]) for run in ("clean", "edited"))
-        lost = found["pattern"]["clean"][query][0]
-        assert before < 0.99 and lost > 0.005
-        shared = 1 if way == ".pattern" else 1 - lost
-        assert after == pytest.approx((before - lost) / shared, abs=1e-3)
+        before, after = (sum(found["pattern"][run][at["query"]]) for run in ("clean", "edited"))
+        lost = found["pattern"]["clean"][at["query"]][at["key"]]
+        assert before < 0.99
+        changed += lost > 0
+        share = (1 - lost) if edit["values"] == "-inf" else 1.0
+        assert after == pytest.approx((before - lost) / share, abs=1e-3)
+    assert changed == 2, "a window hides the key of one"
 
 
 @pytest.mark.parametrize("name", MODELS)
