@@ -176,7 +176,7 @@ def digest(found: Results) -> str:
                 repr(value.values.tolist()).encode() if value.dtype.kind in "OUT" else value.values.tobytes()
             )
     mark.update(found.rejected.to_csv().encode())
-    mark.update(np.int64([found.rows, found.tokens, found.cut]).tobytes())
+    mark.update(np.array([found.rows, found.tokens, found.cut]).tobytes())
     return mark.hexdigest()
 
 

@@ -217,8 +217,8 @@ def loaded(name: str, revision: str | None, device: str) -> "HookedTransformer":
 
 
 def _hints(owner: object) -> Mapping[str, object]:
-    """The annotations of a record, which need not be hashable itself."""
-    return hints_of(owner)
+    """The annotations that a command line can give a value for: tables, whose package is slow to load, it cannot."""
+    return hints_of(owner, imported=False)
 
 
 def _members(hint: object) -> list[object]:

@@ -155,8 +155,11 @@ def _checked(value: object, hint: object | None) -> bool:
 
 
 @functools.cache
-def hints_of(owner: object) -> Mapping[str, object]:
-    """The annotations of a function's parameters or of a class, those for type checkers alone included."""
+def hints_of(owner: object, *, imported: bool = True) -> Mapping[str, object]:
+    """The annotations of a function's parameters or of a class.
+
+    imported: with those of packages that a module imports for type checkers alone, which are then loaded.
+    """
     found: dict[str, object] = {}
     for source in reversed(owner.__mro__) if isinstance(owner, type) else [owner]:
         space = dict(vars(inspect.getmodule(source) or typing))
@@ -164,7 +167,7 @@ def hints_of(owner: object) -> Mapping[str, object]:
             if name == "return" or str(hint).removeprefix("typing.").startswith("ClassVar"):
                 continue
             try:
-                found[name] = _resolved(hint, space, source)
+                found[name] = _resolved(hint, space, source) if imported else _evaluated(hint, space)
             except NameError:
                 found.pop(name, None)
     return found
