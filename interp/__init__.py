@@ -284,7 +284,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """The function that makes pages, at its first use: they need pandas, xarray and jinja2, which are slow to import."""
+    """The report at its first use: pages need pandas, xarray and jinja2, which are slow to import."""
     if name == "report":
         from interp.pages.report_page import report
 
