@@ -24,7 +24,12 @@ def shot(page: Page) -> bytes:
     if top is None or bottom is None:
         raise RuntimeError("this page has no lattice or no attention")
     end = bottom["y"] + bottom["height"] + MARGIN
-    clip: FloatRect = {"x": 0.0, "y": top["y"] + MARGIN, "width": float(WIDTH), "height": end - top["y"] - MARGIN}
+    clip: FloatRect = {
+        "x": 0.0,
+        "y": top["y"] + MARGIN,
+        "width": float(WIDTH),
+        "height": end - top["y"] - MARGIN,
+    }
     return page.screenshot(full_page=True, clip=clip)
 
 
