@@ -41,20 +41,20 @@ PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime / 1
 READY = "performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd / 1000"
 
 
-def main(corrupted: bool = True, visits: int = 5, keep: Path | None = None) -> None:
+def main(twin: bool = True, visits: int = 5, keep: Path | None = None) -> None:
     """Measure the claims.
 
     Args:
-        corrupted: with a corrupted prompt, so with patching, resampling and edges, some minutes of analyses.
+        twin: with patching, ablation by the twin and edges, some minutes of analyses; without, the rest.
         visits: how often the browser opens the page.
         keep: folder to leave the report in.
     """
     torch.set_num_threads(1)
     model = speaking(gpt2_small().ours)
     words = [f" w{7 * i:05d}" for i in range(COLUMNS)]
-    corrupt = "".join([*words[:CHANGED], " w40000", *words[CHANGED + 1 :]]) if corrupted else None
+    corrupt = "".join([*words[:CHANGED], " w40000", *words[CHANGED + 1 :]]) if twin else None
     question = Question("".join(words), " w00021", " w00028", corrupt)
-    what = f"{COLUMNS} tokens, {'with a corrupted prompt' if corrupted else 'no corrupted prompt'}"
+    what = f"{COLUMNS} tokens, {'with a twin' if twin else 'no twin'}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) if keep is None else keep
         folder.mkdir(exist_ok=True)
