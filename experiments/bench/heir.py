@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def heirs(name: str, native: interp.HookedTransformer, *, lens: bool = False) ->
     shim = HookedTransformer(HookedTransformerConfig.from_dict({**config, "device": "cpu"}))
     shim.load_state_dict(state, strict=False)
     theirs = None
-    if lens and hasattr(transformer_lens, "HookedTransformer"):
+    if lens and int(version("transformer-lens").partition(".")[0]) < 4:
         cfg = transformer_lens.HookedTransformerConfig.from_dict({**config, "device": "cpu"})
         theirs = transformer_lens.HookedTransformer(cfg)
         theirs.load_state_dict(state, strict=False)
