@@ -208,8 +208,14 @@ def _compute(
         nothing = torch.nan if value.is_floating_point() else -1
         every = value.new_full((len(sites), real.numel(), *value.shape[2:]), nothing)
         every[:, cells] = value
-        out[name] = every.unflatten(1, tuple(real.shape)).movedim(0, 1)
-    return out | {"token": batch.tokens.gather(1, columns).masked_fill(~real, -1)}
+        out[name] = every.unflatten(1, tuple(real.shape)).movedim(0, 2)
+    out["token"] = batch.tokens.gather(1, columns).masked_fill(~real, -1)
+    if batch.documents is not None:
+        out = {
+            name: batch.by_text(value, real, torch.nan if value.is_floating_point() else -1)
+            for name, value in out.items()
+        }
+    return {name: value if name == "token" else value.movedim(2, 1) for name, value in out.items()}
 
 
 def _read_out(

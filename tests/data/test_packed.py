@@ -183,13 +183,16 @@ def test_the_loss_of_packed_texts_is_that_of_the_texts_and_no_boundary_counts() 
 def test_the_lens_of_packed_texts_is_that_of_the_texts_and_asks_for_no_token_of_another() -> None:
     subject, batch = HookedTransformer(build("gpt2")), packed()
     together = interp.logit_lens(subject, batch, top=2)
-    for name in ("entropy", "kl", "target_rank", "target_prob", "top_token"):
-        values = torch.tensor(together[name].values).movedim(1, 2)
-        for text, found in zip(TEXTS, batch.unpack(values), strict=True):
-            one = torch.tensor(interp.logit_lens(subject, torch.tensor(text), top=2)[name].values[0]).movedim(
-                0, 1
+    assert together.sizes["prompt"] == len(TEXTS)
+    for i, text in enumerate(TEXTS):
+        one = interp.logit_lens(subject, torch.tensor(text), top=2)
+        for name in ("entropy", "kl", "target_rank", "target_prob", "top_token"):
+            found, expected = (
+                torch.tensor(table[name].isel(pos=slice(len(text))).values).double().nan_to_num(-7.0)
+                for table in (together.sel(prompt=[i]), one)
             )
-            assert_close(found.double().nan_to_num(-7.0), one.double().nan_to_num(-7.0))
+            assert_close(found, expected)
+        assert (together.token.sel(prompt=i).values[len(text) :] == "").all()
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "masked-lm"])
