@@ -41,8 +41,8 @@ class Case:
     """Sides on which rows may be padded; none means that padding is refused."""
     needs_mlp: bool = False
     needs_no_mlp: bool = False
-    slow: bool = False
-    """Whether one model must do."""
+    only: str | None = None
+    """The one model that must do for what takes long."""
     rows: Callable[[Transformer], Batch] | None = None
     """The rows for a model, where they are not the usual ones."""
     drawn_apart: Callable[[xr.Dataset], xr.Dataset] = lambda result: result
@@ -65,7 +65,7 @@ class Case:
     def models(self) -> list[str]:
         """The models that the question can be asked about."""
         able = [name for name in MODELS if not (self.needs_no_mlp if CONFIGS[name].mlp else self.needs_mlp)]
-        return able[-2:-1] or able if self.slow else able
+        return able if self.only is None else [self.only]
 
     def asked(self, model: str, order: Sequence[int] = IN_ORDER) -> Askable:
         """The question about these rows in this order."""

@@ -242,7 +242,7 @@ _TOKENS: dict[str, Case] = {
     "CompareMethods": Case(
         CompareMethods(methods=("alti", "gradient_x_input"), shares=(0.5,), draws=2, batch_size=2),
         of(*_SCORE, over="attribution score") | of("each", over="prompt attribution score"),
-        slow=True,
+        only="llama-gqa",
         drawn_apart=_of_methods,
     ),
     "FlowRoutes": Case(
@@ -264,6 +264,7 @@ _TOKENS: dict[str, Case] = {
     "TokenAttribution integrated_gradients": Case(
         TokenAttribution(method=IntegratedGradients(steps=2), batch_size=2),
         of("value", over="prompt pos") | of("total", "error", over="prompt"),
+        only="llama-gqa",
     ),
     "LayerMixing": Case(
         LayerMixing("norms"),
@@ -327,22 +328,22 @@ _CAUSAL: dict[str, Case] = {
         | of("subject", over="prompt pos")
         | of("clean", "corrupt", over="prompt")
         | of("total", over="estimate"),
-        slow=True,
+        only="llama-gqa",
         rows=known,
     ),
-    "KnockOut": Case(KnockOut([-1], [1, 2], by=("layer", "head")), effects("layer head"), slow=True),
-    "Patch": Case(Patch("resid_pre"), effects("layer pos", "clean corrupt"), slow=True),
+    "KnockOut": Case(KnockOut([-1], [1, 2], by=("layer", "head")), effects("layer head"), only="llama-gqa"),
+    "Patch": Case(Patch("resid_pre"), effects("layer pos", "clean corrupt"), only="llama-gqa"),
     "Patch heads": Case(
         Patch("z", by=("layer", "head"), direction="noise"),
         effects("layer head", "clean corrupt"),
         of_others=_but_what_changed,
     ),
-    "PathPatch": Case(PathPatch(), effects("part", "clean corrupt"), slow=True, of_others=_but_what_changed),
+    "PathPatch": Case(PathPatch(), effects("part", "clean corrupt"), only="llama-gqa", of_others=_but_what_changed),
     "Recall": Case(
         lambda _, order: Recall(SPAN[list(order)], [1]),
         of(*_SCORE, over="part score") | of("each", over="prompt part score"),
         (),
-        slow=True,
+        only="llama-gqa",
     ),
     "ShortCircuit": Case(ShortCircuit([0, range(2)]), effects("part")),
 }  # fmt: skip
@@ -353,7 +354,7 @@ _CIRCUITS: dict[str, Case] = {
         | of("edges", over="fraction")
         | of("each", over="prompt circuit fraction")
         | of("full", "empty", over="prompt"),
-        slow=True,
+        only="llama-gqa",
         drawn_apart=_without_bootstrap,
     ),
     "EvaluateCircuit": Case(
@@ -364,7 +365,7 @@ _CIRCUITS: dict[str, Case] = {
         | of("needed", over="part")
         | of("each", over="prompt circuit")
         | of("full", "empty", over="prompt"),
-        slow=True,
+        only="llama-gqa",
         drawn_apart=_without_bootstrap,
     ),
     "FindCircuit": Case(
@@ -375,7 +376,7 @@ _CIRCUITS: dict[str, Case] = {
     "EdgeEffects": Case(
         EdgeEffects(each=True),
         EDGES | of("each", over="prompt sender receiver") | of("clean", "corrupt", over="prompt"),
-        slow=True,
+        only="attention-only-rotary",
     ),
     "Interchange": Case(
         lambda model, _: Interchange(some_circuit(model)),
@@ -387,7 +388,7 @@ _FEATURES: dict[str, Case] = {
     "ProbeNeurons": Case(
         lambda _, order: ProbeNeurons([LABELS[i] for i in order], site="resid_post", sizes=(1,), shuffles=1),
         of(*_SCORE, "null_sd", over="layer n_neurons score") | of("neuron", "weight", over="layer n_neurons rank"),
-        slow=True,
+        only="llama-gqa",
         drawn_apart=lambda found: found[["n"]],  # which rows are set aside for the test
     ),
     "Reconstruction": Case(Reconstruction(autoencoder(), "L1.resid"), _VECTORS),
