@@ -99,8 +99,6 @@ def train_sae(
     scale = (sample.shape[1] / sample.square().sum(1).mean()) ** 0.5
     sae = _initial(sample * scale, kind, d_sae, seed)
     scaled = (x.to(sample.device, dtype) * scale for x in islice(chain(first, batches), steps))
-    if not lr > 0:
-        raise ValueError(f"lr must be above 0, got {lr}")
     history = _train(sae, scaled, steps, sparsity or 0.0, lr, dead_after, seed)
     found = _checked(history, steps)
     return _unscaled(sae, scale), labelled(
@@ -228,6 +226,8 @@ def _train(
     seed: int,
 ) -> list[Tensor]:
     """Train in place; returns loss, error, penalty, L0 and the share of dead features of each step."""
+    if not lr > 0:
+        raise ValueError(f"lr must be above 0, got {lr}")
     generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam(sae.requires_grad_(True).parameters(), lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda n: _rate(n, steps))
