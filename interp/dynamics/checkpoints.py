@@ -59,7 +59,7 @@ def over_checkpoints(
     """
     steps = [step_of(revision) for revision in revisions]
     if not steps or len(set(steps)) != len(steps):
-        raise ValueError(f"revisions must be those of checkpoints with distinct steps, got {list(revisions)}")
+        raise ValueError(f"revisions: checkpoints with distinct steps are required, got {list(revisions)}")
     record = isinstance(question, Askable)
     if not record and (data is not None or edits):
         raise ValueError(

@@ -229,7 +229,7 @@ class Fit:
     def checked(self) -> Fit:
         """Itself; ValueError for no vectors, or NaN."""
         if int(self.vectors) == 0:
-            raise ValueError("activations must be at least one vector, got none")
+            raise ValueError("activations: at least one vector is required, got none")
         if not bool(self.error.isfinite()):
             raise ValueError("finite activations are required, some are NaN or infinite")
         return self
@@ -312,7 +312,7 @@ def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> 
         part = Fit.of(fitted(sae, x, torch.zeros(len(x), dtype=torch.long, device=x.device), 1))
         found = part if found is None else found.merge(part)
     if found is None:
-        raise ValueError("activations must be at least one vector, got none")
+        raise ValueError("activations: at least one vector is required, got none")
     return found.result("reconstruction", {}, {})
 
 

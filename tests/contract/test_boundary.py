@@ -29,6 +29,7 @@ import torch
 import xarray as xr
 
 import interp
+import interp.plot
 from interp.core.boundary import fits, hints_of
 from tests.contract.calls import (
     CALLS,
@@ -192,6 +193,24 @@ def test_an_argument_that_is_not_there_is_refused_by_name(name: str) -> None:
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         with pytest.raises(TypeError, match="nonsense"):
             function(**_valid(name), nonsense=1)
+
+
+MAYBE_DRAWN = {"another result", "a mapping", "an array", "ids of one axis", "fractions of three axes"}
+"""What some pictures are of: a tensor, results by name."""
+PICTURES = [
+    name for name in interp.plot.__all__ if inspect.isfunction(getattr(interp.plot, name)) and name != "drawn"
+]
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_of_another_kind_of_thing_is_refused_by_name(name: str) -> None:
+    draw = getattr(interp.plot, name)
+    argument = next(iter(inspect.signature(draw).parameters))
+    with every() as case:
+        for wrong in WRONG.keys() - MAYBE_DRAWN:
+            value = WRONG[wrong]()
+            with case(wrong), pytest.raises(ValueError, match=rf"{name}: {argument} must be"):
+                draw(value)
 
 
 GONE = {

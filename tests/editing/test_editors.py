@@ -253,7 +253,7 @@ def test_a_bare_network_will_do_and_the_model_under_study_is_the_edited_one(edit
     assert torch.equal(inside.dense, edit(model.edited(silent), tokens, answer=answer, layer=1).dense)
     assert not torch.equal(inside.dense, edit(model, tokens, answer=answer, layer=1).dense)
     with pytest.raises(
-        ValueError, match="a model is required, a HookedTransformer or a Transformer, got str"
+        ValueError, match=r"model must be a HookedTransformer or a Transformer, got 'gpt2'.*from_pretrained"
     ):
         edit("gpt2", tokens, answer=answer, layer=0)
 

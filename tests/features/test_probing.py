@@ -412,7 +412,7 @@ def test_prompts_that_cannot_be_probed_are_refused() -> None:
     for wanted in (2, -3):
         with pytest.raises(IndexError, match=f"the shortest has 2 tokens; got {wanted}"):
             probe_neurons(model, batch, labels, pos=wanted)
-    with pytest.raises(ValueError, match="pos must be 'mean' or the number of a token, got 'last'"):
+    with pytest.raises(ValueError, match="pos must be 'mean' or int, got 'last'"):
         probe_neurons(model, batch, labels, pos="last")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="one text per row, this batch is packed"):
         probe_neurons(model, Batch.packed([[3, 1], [2]] * 4, 4), labels)

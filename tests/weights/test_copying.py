@@ -282,7 +282,7 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
     ):
         copying(hooked("gpt2"), previous=xr.DataArray([1.0], dims="head"))
     with pytest.raises(
-        ValueError, match="a model is required, a HookedTransformer or a Transformer, got str"
+        ValueError, match=r"must be a HookedTransformer or a Transformer.*, got '.*from_pretrained"
     ):
         eigenvalue_scores("gpt2")  # type: ignore[arg-type]
     no_logits = perturbed(replace(CONFIGS["gpt2"], unembed=False))
