@@ -4,7 +4,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -26,7 +26,7 @@ MODELS = ("gpt2", "llama-gqa", "attention-only-rotary")
 DATA = RepeatedTokens(period=5, repeats=3, rows=5)
 ROWS = 5
 IN_ORDER = tuple(range(ROWS))
-Dims = Mapping[str, tuple[str, ...]]
+Dims = dict[str, tuple[str, ...]]
 Maker = Callable[[str, Sequence[int]], Askable]
 """From the name of a model, and which of the rows are asked about in which order, to the question."""
 
