@@ -50,7 +50,7 @@ class Terms(NamedTuple):
     features: Float[Tensor, "n s"]
 
 
-@public()
+@public(unchecked=("activations",))
 def train_sae(
     activations: Tensor | Iterable[Tensor],
     kind: Kind,
