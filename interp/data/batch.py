@@ -240,6 +240,10 @@ def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
     """The batches, those without row numbers numbered on from the ones before."""
     seen = 0
     for batch in batches:
+        if not isinstance(batch, Batch):
+            raise ValueError(
+                f"batches are required, such as model.text.batch(texts).split(32), got {batch!r:.60}"
+            )
         if batch.row is None:
             fresh = batch.numbered().row
             assert fresh is not None

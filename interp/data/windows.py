@@ -108,6 +108,15 @@ def prompts_feed(data: Feed | Data | Pairs, text: Text, *, prepend_bos: bool, ba
     return replace(feed, prepend_bos=prepend_bos) if isinstance(feed, Stream) and feed is not data else feed
 
 
+def batches_of(feed: Feed) -> Iterator[Batch]:
+    """All batches, window after window."""
+    for w in itertools.count() if feed.windows is None else range(feed.windows):
+        window = feed.window(w)
+        if not window.batches and feed.windows is None:
+            return
+        yield from window.batches
+
+
 def by_place(batch: Batch) -> Batch:
     """The batch with its rows numbered by their places, whatever batch they were taken from (`Batch.rows`).
 

@@ -16,14 +16,16 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from interp.core.boundary import public, shown
+from interp.core.boundary import public
 from interp.core.shapes import describe
 from interp.data.batch import Batch
+from interp.data.sources import Data
+from interp.data.windows import Feed, batches_of, prompts_feed
 from interp.model.mask import Layout
 from interp.model.sites import find
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, as_network, deepest, observe
+from interp.passes.observe import Model, as_network, deepest, observe, text_of
 from interp.runs.provenance import model_hash
 from interp.runs.store import DTYPES, INDEX, TABLES, ActivationStore, Index, Positions, Shard
 
@@ -31,39 +33,44 @@ from interp.runs.store import DTYPES, INDEX, TABLES, ActivationStore, Index, Pos
 @public()
 def store_activations(
     model: Model,
-    batches: Iterable[Batch],
+    data: Feed | Data,
     sites: Sequence[str],
     folder: Path | str,
     *,
     dtype: torch.dtype = torch.float16,
-    positions: Positions = "all",
+    pos: Positions = "all",
     skip_bos: bool = True,
     shard_entries: int = 16_384,
-    data: str | None = None,
+    source: str | None = None,
+    prepend_bos: bool = True,
+    batch_size: int = 32,
 ) -> ActivationStore:
-    """The store of what these sites hold at every token of the batches, one forward pass each, in constant memory.
+    """The store of what these sites hold at every token of the data, one forward pass per batch, in constant memory.
 
     A pass ends with the deepest site. Padding is never stored. Memory: one batch and one shard of all sites.
-    batches: numbered (`Batch.row`) over all of them, as a stream's are and those of one `model.text.batch`. Pieces of a
-    text that was split share its number, and each begins at position 0. sites: full names of sites with one
-    value per position. dtype: float16, bfloat16 or float32. positions: all tokens of a text, or its last.
-    skip_bos: leave out the BOS of batches that have one. data: the source's fingerprint, kept in the index.
+    data: texts, token ids, files, a `Stream`, or batches as they are. Pieces of a text that was split share its number
+    (`row` of the store), and each begins at position 0. sites: full names of sites with one value per position.
+    dtype: float16, bfloat16 or float32. pos: all tokens of a text, or its last. skip_bos: leave out the BOS of batches
+    that have one. source: the data's fingerprint, kept in the index.
 
     Called again with the same arguments, it goes on after the entries stored: the batches are compared with these, and
     run only where they are new, so an interrupted write ends with the same bits. One writer per folder.
     Errors: ValueError for a folder of other contents, model, sites or dtype (saying what differs), for batches that are
-    not those stored, without row numbers or without entries, and for values that are NaN or do not fit the dtype.
+    not those stored or without entries, for values that are NaN or do not fit the dtype, and for an edited model.
 
     Example:
         >>> import tempfile
-        >>> batches = model.text.batch([prompt, "The cat sat"]).split(1)
-        >>> store = store_activations(model, batches, ["blocks.0.hook_resid_post"], tempfile.mkdtemp())
+        >>> store = store_activations(model, ["The cat sat"], ["blocks.0.hook_resid_post"], tempfile.mkdtemp())
         >>> [len(batch) for batch in store.batches("blocks.0.hook_resid_post", 4, shuffle_seed=0)][0]
         4
     """
     folder, network = Path(folder), as_network(model)
-    wanted = _new_index(network, sites, dtype, positions, skip_bos, shard_entries, data)
+    if network.edits:
+        names = ", ".join(edit.name for edit in network.edits)
+        raise ValueError(f"a store holds what the model itself computes; this one is edited at {names}")
+    wanted = _new_index(network, sites, dtype, pos, skip_bos, shard_entries, source)
     index = _begun(folder, wanted)
+    batches = batches_of(prompts_feed(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size))
     parts = _new_entries(network, batches, ActivationStore(folder, index))
     for tensors in _regrouped(parts, shard_entries):
         shard = Shard.write(folder, len(index.shards), tensors)
@@ -81,17 +88,17 @@ def _new_index(
     network: Transformer,
     sites: Sequence[str],
     dtype: torch.dtype,
-    positions: Positions,
+    pos: Positions,
     skip_bos: bool,
     shard_entries: int,
-    data: str | None,
+    source: str | None,
 ) -> Index:
     """The index of an empty store; everything the caller asks for is checked here."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {name}")
-    if positions not in get_args(Positions):
-        raise ValueError(f"positions must be all or last, got {positions!r}")
+    if pos not in get_args(Positions):
+        raise ValueError(f"pos must be all or last, got {pos!r}")
     if shard_entries < 1:
         raise ValueError(f"at least one entry per shard is required, got {shard_entries}")
     if isinstance(sites, str) or not sites or len(set(sites)) != len(sites):
@@ -100,7 +107,7 @@ def _new_index(
         axes = find(site, network.config)[0].axes
         if not axes.startswith("b p"):
             raise ValueError(f"sites with one value per position are required, {site!r} is {describe(axes)}")
-    return Index(name, tuple(sites), model_hash(network), positions, skip_bos, shard_entries, data)
+    return Index(name, tuple(sites), model_hash(network), pos, skip_bos, shard_entries, source)
 
 
 def _begun(folder: Path, wanted: Index) -> Index:
@@ -129,10 +136,6 @@ def _new_entries(
     """Tables and activations of the entries that the store does not hold yet, batch by batch."""
     stop, seen = deepest(store.sites, network.config), 0
     for batch in batches:
-        if not isinstance(batch, Batch):
-            raise ValueError(
-                f"batches must be of Batch, such as model.text.batch(texts).split(32), got {shown(batch)}"
-            )
         where, tables = _entries(batch, store.index)
         n = len(tables["row"])
         known = min(max(len(store) - seen, 0), n)
@@ -147,8 +150,7 @@ def _new_entries(
 
 def _entries(batch: Batch, index: Index) -> tuple[Bool[Tensor, "b p"], dict[str, Tensor]]:
     """Which tokens of a batch are entries, and the tables of these."""
-    if batch.row is None:
-        raise ValueError("batches with row numbers are required (Batch.row), got one without")
+    assert batch.row is not None
     tokens, real = batch.tokens, batch.real
     pos = Layout(batch.keep, batch.documents).positions(tokens.shape[1], 0, tokens.device).expand_as(tokens)
     text = (

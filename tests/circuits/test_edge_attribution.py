@@ -486,7 +486,7 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         attributed(build("post-norm"))
     with pytest.raises(ValueError, match="at least one step is required, got 0"):
         Line("eap-ig-inputs", steps=0)
-    with pytest.raises(ValueError, match="direction must be denoise or noise, got 'up'"):
+    with pytest.raises(ValueError, match="direction must be 'denoise' or 'noise', got 'up'"):
         attributed(build("gpt2"), direction="up")
 
 

@@ -127,7 +127,7 @@ def test_a_file_of_another_length_is_refused_with_both_numbers(tmp_path: Path) -
         load_llama2c(write(tmp_path / "a.bin", whole[:12]))
     with pytest.raises(ValueError, match=r"a.bin has 200 bytes, too few for a header"):
         load_llama2c(write(tmp_path / "a.bin", version_1(True)[:200]))
-    with pytest.raises(FileNotFoundError, match=r"b.bin does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"b.bin is no file"):
         load_llama2c(tmp_path / "b.bin")
 
 

@@ -285,7 +285,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "routes": {"shares": lambda: interp.flow_routes(model(), TOKENS)},
     "run": {"questions": lambda: [interp.lenses.LogitLens(top=2)], "data": lambda: TOKENS},
     "runs.answered": {"question": lambda: interp.lenses.LogitLens(top=2), "data": lambda: TOKENS},
-    "store_activations": {"batches": lambda: [model().text.batch(TOKENS)],
+    "store_activations": {"data": lambda: TOKENS,
                           "sites": lambda: ["blocks.0.hook_resid_post"],
                           "folder": lambda: tempfile.mkdtemp(dir=".")},
     "top_examples": {"top": lambda: 2},

@@ -277,10 +277,6 @@ KNOWN: Mapping[str, tuple[Callable[[], object], str]] = {
     "a record that is not called": (
         lambda: interp.run([interp.attention.Heads], model(), TOKENS), r"got the class Heads: call it, Heads\(",
     ),
-    "texts for batches": (
-        lambda: interp.store_activations(model(), ["a text"], ["blocks.0.hook_resid_post"], "out"),
-        r"store_activations: batches must be Iterable\[Batch\], got \['a text'\]",
-    ),
     "a word for dims": (lambda: interp.patch(model(), TOKENS, OTHERS, by="pos"), r"write by=\('pos',\)"),
     "a class of changes": (lambda: interp.ablate(model(), TOKENS, change=interp.Zero), r"write Zero\(...\)"),
     "whole numbers of numpy": (lambda: interp.spectra(model(), top=np.int64(2)), r"write int\(...\)"),
