@@ -87,7 +87,7 @@ def train_sae(
         >>> history.error.dims
         ('step',)
     """
-    _check(kind, d_sae, steps, sparsity, batch_size, lr)
+    _check(activations, kind, d_sae, steps, sparsity, batch_size, lr)
     batches = _batches(activations, batch_size, seed)
     first = list(islice(batches, min(steps, -(-SAMPLE // batch_size))))
     if not first:
@@ -153,7 +153,20 @@ def geometric_median(x: Float[Tensor, "n d"], *, rounds: int = 100) -> Float[Ten
     return found
 
 
-def _check(kind: Kind, d_sae: int, steps: int, sparsity: float | None, batch_size: int, lr: float) -> None:
+def _check(
+    activations: object,
+    kind: Kind,
+    d_sae: int,
+    steps: int,
+    sparsity: float | None,
+    batch_size: int,
+    lr: float,
+) -> None:
+    if not isinstance(activations, Tensor | Iterable):
+        raise ValueError(
+            "activations are required, a tensor [n, d] or chunks of it such as `store.batches(site, size)`, got "
+            f"{type(activations).__name__}"
+        )
     if not lr > 0:
         raise ValueError(f"lr must be above 0, got {lr}")
     if min(d_sae, steps, batch_size) < 1:

@@ -24,7 +24,7 @@ GREY = "#777777"
 
 @public()
 def eigenvalue_disc(
-    eigenvalues: Complex[Tensor, e], *, decades: int = 3, title: str = "", ax: Axes | None = None
+    eigenvalues: Complex[Tensor, "e"], *, decades: int = 3, title: str = "", ax: Axes | None = None
 ) -> Axes:
     """The eigenvalues of one circuit on the unit disc: the angle is theirs, the largest has radius 1.
 

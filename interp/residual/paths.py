@@ -40,7 +40,7 @@ from interp.passes.observe import Model, Subject
 from interp.residual.decomposition import REMAINDER, check_sum, logit_direction
 from interp.residual.frozen import Frozen, FrozenLayer, Readings, check_expandable, frozen_reads
 from interp.runs.run import answered
-from interp.weights.head_circuits import HeadCircuits
+from interp.weights.head_circuits import HeadCircuits, as_circuits
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -195,12 +195,13 @@ def term_importance(
 
 
 @public()
-def path_matrix(circuits: HeadCircuits, *heads: Named) -> FactoredMatrix:
+def path_matrix(circuits: Model | HeadCircuits, *heads: Named) -> FactoredMatrix:
     """W_E OV_1 OV_2 ... W_U `[source token, output token]`: what a path through these heads does to each logit.
 
     No head: the direct path, a bigram table. One: its full OV circuit. Two: a virtual head (Elhage et al. 2021, "Two-
     layer attention-only transformers"), whose pattern is the product of both patterns. The matrix is kept factored, the
     circuits' conventions (`folded`, `biases`: those of the first head) apply.
+    circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
     heads: "L0H1", or whatever else names a head.
     Caveat: the norms of the stream itself, in post-norm models, are no part of it.
     Errors: KeyError for an unknown part, IndexError for a head that does not exist, ValueError for a part that is no
@@ -208,9 +209,10 @@ def path_matrix(circuits: HeadCircuits, *heads: Named) -> FactoredMatrix:
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
-        >>> path_matrix(interp.HeadCircuits(small), "L0H1", "L1H2")
+        >>> path_matrix(small, "L0H1", "L1H2")
         FactoredMatrix([64, 64], rank <= 64)
     """
+    circuits = as_circuits(circuits)
     chosen = [_place(as_part(head, circuits.config)) for head in heads]
     if any(later <= earlier for (earlier, _), (later, _) in pairwise(chosen)):
         named = ", ".join(path_name(head) for head in heads)

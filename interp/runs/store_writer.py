@@ -61,8 +61,8 @@ def store_activations(
     Example:
         >>> import tempfile
         >>> store = store_activations(model, ["The cat sat"], ["blocks.0.hook_resid_post"], tempfile.mkdtemp())
-        >>> [len(batch) for batch in store.batches("blocks.0.hook_resid_post", 4, shuffle_seed=0)][0]
-        4
+        >>> [len(batch) for batch in store.batches("blocks.0.hook_resid_post", 4, shuffle_seed=0)]
+        [3]
     """
     folder, network = Path(folder), as_network(model)
     if network.edits:

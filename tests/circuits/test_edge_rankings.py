@@ -85,9 +85,8 @@ def test_methods_recover_what_is_planted_except_where_the_notes_say_so(name: str
     if name == "either":  # no single edge of a branch shows at the clean prompt, and all do half way
         assert auroc["exact"] < 1 == auroc["eap-ig-inputs"]
     restored = recovery([ask(method="exact")], c.edges).value.sel(score="auroc")
-    assert float(restored[0]) > (0.95 if name != "backup" else 0.7), (
-        "one way to the answer is enough, no backup is needed"
-    )
+    spare = {"backup": 0.7, "either": 0.8}  # where one way to the answer is enough, the other shows less
+    assert float(restored[0]) > spare.get(name, 0.95)
 
 
 def test_recovery_has_its_chance_levels_and_reads_every_spelling() -> None:

@@ -32,6 +32,11 @@ from tests.tiny import hooked
 
 Made = Callable[[], object]
 once = functools.cache
+
+
+OWN = "a folder of the call's own"
+
+
 TOKENS = torch.tensor([[5, 6, 7, 8, 9, 5, 6, 7, 8], [9, 8, 7, 6, 5, 9, 8, 7, 6]])
 OTHERS = torch.tensor([[5, 6, 3, 8, 9, 5, 6, 7, 8], [9, 8, 4, 6, 5, 9, 8, 7, 6]])
 TEXT = "When Mary and John went to the shop"
@@ -287,7 +292,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "runs.answered": {"question": lambda: interp.lenses.LogitLens(top=2), "data": lambda: TOKENS},
     "store_activations": {"data": lambda: TOKENS,
                           "sites": lambda: ["blocks.0.hook_resid_post"],
-                          "folder": lambda: tempfile.mkdtemp(dir=".")},
+                          "folder": lambda: OWN},
     "top_examples": {"top": lambda: 2},
     "train_sae": {"activations": lambda: numbers(16, 6).float(), "kind": lambda: interp.TopK(2), "d_sae": lambda: 8,
                   "steps": lambda: 2, "batch_size": lambda: 4},
@@ -408,6 +413,8 @@ def valid(name: str, function: Callable[..., object]) -> dict[str, object]:
 def called(name: str, function: Callable[..., object], given: Mapping[str, object]) -> object:
     """The call with these arguments; a question is also asked of a model."""
     rest, first = dict(given), []
+    if name == "store_activations" and rest["folder"] is OWN:
+        rest["folder"] = tempfile.mkdtemp(dir=".")  # a second call would go on with the first one's store
     parameters = list(inspect.signature(function).parameters.values())
     places = [i for i, each in enumerate(parameters) if each.kind is inspect.Parameter.VAR_POSITIONAL]
     if places:
