@@ -8,7 +8,7 @@ needs it.
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import tyro
 
@@ -26,6 +26,7 @@ from interp.tokens import TokenAttribution
 from interp.weights import Composition, Copying, HeadTokens, TopPairs
 
 
+@runtime_checkable
 class Command(Protocol):
     """What the command line starts."""
 

@@ -335,7 +335,7 @@ def _spread(moments: Moments, unit: str, null: Tensor | float, where: range, cou
     """A score of some of the parts among all of them; NaN, of no prompts, for the others."""
     some = Score.of(moments, unit, null)
 
-    def whole(values: Tensor, nothing: float) -> Tensor:
+    def whole(values: Tensor, nothing: float | int) -> Tensor:
         every = values.new_full((count,), nothing)
         every[list(where)] = values
         return every
