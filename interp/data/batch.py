@@ -118,7 +118,7 @@ class Batch:
         return [values[self.documents == i] for i in range(count)]
 
     def by_text(
-        self, values: Shaped[Tensor, "b p ..."], real: Bool[Tensor, "b p"], nothing: float
+        self, values: Shaped[Tensor, "b p ..."], real: Bool[Tensor, "b p"], nothing: float | int
     ) -> Shaped[Tensor, "n q ..."]:
         """Per-position values with one row per text, in the order of `identities`; `nothing` where `real` is False."""
         kept = torch.where(real.view(*real.shape, *[1] * (values.ndim - 2)), values, nothing)
