@@ -132,6 +132,6 @@ class DroppedEdges:
         added = einsum(change, out, "c b p h e, h e d -> h c b p d")
         return einsum(dropped, added, "c h v, h c b p d -> c v b p d")
 
-    def _change(self, current: Float[Tensor, "r p ..."], replaced: Float[Tensor, "n p ..."]) -> Tensor:
+    def _change(self, current: Float[Tensor, "r p ..."], replaced: Float[Tensor, "#n #p ..."]) -> Tensor:
         """replaced - current, `[c b p ...]`."""
         return replaced - current.unflatten(0, (len(self.dropped), -1))
