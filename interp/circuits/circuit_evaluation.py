@@ -240,7 +240,9 @@ class _Tried:
         ends = torch.stack((graph.exists, torch.zeros_like(graph.exists)))
         return cls(torch.cat((ends, *others)), generator)
 
-    def shares(self, merged: Partial, resamples: int) -> tuple[Float[Tensor, "b c"], Float[Tensor, "w others"]]:
+    def shares(
+        self, merged: Partial, resamples: int
+    ) -> tuple[Float[Tensor, "b c"], Float[Tensor, "w others"]]:
         """Every prompt's metric, and the share of the effect of every circuit but the first two (`effect_shares`)."""
         assert isinstance(merged, Rows)
         values = merged.rows["value"]

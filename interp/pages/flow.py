@@ -75,7 +75,9 @@ def shares(result: xr.Dataset, attributed: xr.Dataset, names: Sequence[str]) -> 
     words = np.array(names, dtype=object)
     table["head"] = table["head"].astype("Int64")
     where = zip(table.kind, table.layer, table["head"], strict=True)
-    table["part"] = [str(Part(kind, layer, None if head is pd.NA else int(head))) for kind, layer, head in where]
+    table["part"] = [
+        str(Part(kind, layer, None if head is pd.NA else int(head))) for kind, layer, head in where
+    ]
     table["query_token"], table["key_token"] = words[table["query"]], words[table.key]
     columns = ["kind", "part", "layer", "head", "query", "query_token", "key", "key_token", "value"]
     return table[[*columns, "attribution"]]

@@ -62,7 +62,7 @@ def backward_lens(
     ids = best[f"{read}_token"].where(best.relative_update > threshold, -1).to_numpy().astype(int)
     texts = best[f"{read}_word"].to_numpy()
     said = np.where(
-        ids < 0, "", texts if pieces is None else np.vectorize(lambda i: pieces([i])[0])(ids.clip(0))
+        ids < 0, "", texts if pieces is None else np.vectorize(lambda i: pieces([int(i)])[0])(ids.clip(0))
     )
     words = [[printable(str(word)) for word in row] for row in said]
     annotate(ax, image, words, size=7.0)

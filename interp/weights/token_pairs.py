@@ -218,7 +218,7 @@ def _skip_trigrams(
 
 
 def _of_head(
-    circuits: HeadCircuits, head: Part, sources: Int[Tensor, "n"] | None, asked: SkipTrigrams
+    circuits: HeadCircuits, head: Part, sources: Int[Tensor, "given"] | None, asked: SkipTrigrams
 ) -> tuple[Float[Tensor, "n"], Int[Tensor, "n"], Int[Tensor, "n"], Float[Tensor, "n o"], Int[Tensor, "n o"]]:
     """QK entries, destinations and sources of the pairs, OV entries and outputs of each pair's source."""
     qk, ov = (_centred(_full(circuits, kind, head)) for kind in ("QK", "OV"))

@@ -32,7 +32,7 @@ def test_every_cell_has_its_norm_and_the_word_that_its_side_is_read_by(
     lens: xr.Dataset, matrix: str, side: str
 ) -> None:
     result = lens.sel(matrix=matrix)
-    ax = plot.backward_lens(lens, MODEL.text.pieces, matrix=matrix, prompt=0, threshold=0)
+    ax = plot.backward_lens(lens, MODEL.text.pieces, matrix=matrix, prompt=0, threshold=0.0)
     drawn = np.ma.filled(ax.images[0].get_array(), np.nan)
     np.testing.assert_allclose(10 ** drawn[0], result.delta.values[0, 0])
     assert np.isnan(drawn[1, :-1]).all() and np.isfinite(drawn[1, -1])
