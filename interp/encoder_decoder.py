@@ -1,4 +1,4 @@
-"""The front door of encoder-decoders (T5, BART, Marian): both sides with their tokenizer. No logic of its own."""
+"""Encoder-decoders (T5, BART, Marian) as users hold them: both sides with their tokenizer. No logic of its own."""
 
 from __future__ import annotations
 

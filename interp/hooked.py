@@ -1,4 +1,4 @@
-"""The front door: a model, its tokenizer, and the things people type in a notebook. No logic of its own."""
+"""What users hold: a model, its tokenizer, and the things people type in a notebook. No logic of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front door of encoder-decoders: texts in, logits, losses, caches and translations out, all Hugging Face's."""
+"""Encoder-decoders as users hold them: texts in, logits, losses, caches and translations out, all Hugging Face's."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""The front door: text, caches, weights and generation as people type them in a notebook (hooks: test_hooks.py)."""
+"""HookedTransformer: text, caches, weights and generation as people type them in a notebook (hooks: test_hooks.py)."""
 
 import re
 

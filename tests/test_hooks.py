@@ -1,4 +1,4 @@
-"""Hooks of the front door: what they see and change, how they nest, and that none stays behind."""
+"""Hooks of a HookedTransformer: what they see and change, how they nest, and that none stays behind."""
 
 import contextlib
 import random

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.causal.contrast import Direction, Watched, check_direction, paired, site_names
+from interp.causal.contrast import Direction, Watched, paired, site_names
 from interp.causal.effects import Measured, Table, causal, dims_asked, dims_of, layer_coord, part_names
 from interp.core.boundary import public
 from interp.core.precision import wide
@@ -55,7 +55,6 @@ class AttributionPatch(Question):
 
     def asked(self, model: Subject) -> Analysis:
         """Two forward passes and one backward pass per batch of pairs."""
-        check_direction(self.direction)
         config, metric = model.transformer.config, as_metric(self.metric)
         if self.direction == "noise" and metric.compares:
             raise ValueError(

@@ -293,12 +293,7 @@ def _compute(
     values["total"] = values["clean"] - values["corrupt"]
     values["known"] = known.double()
     if question.each:
-        real = batch.real.cpu()
-        values |= {
-            "best": best,
-            "answer": batch.answer.cpu(),
-            "token": batch.tokens.cpu().masked_fill(~real, -1),
-        }
+        values |= {"best": best, "answer": batch.answer.cpu(), "token": batch.token_ids.cpu()}
         values["subject"] = within(batch, span).cpu().double()
     return values
 
@@ -425,7 +420,6 @@ def _per_prompt(
     kept: Mapping[str, Tensor], ids: Int[Tensor, "n"] | None, known: Bool[Tensor, "n"], text: Text
 ) -> tuple[dict[str, tuple[Sequence[str], Tensor]], dict[str, object]]:
     """What is kept of every known fact, and its labels."""
-    words = text.words(kept["token"].numpy())
     values: dict[str, tuple[Sequence[str], Tensor]] = {
         "each": (TOKENS, kept["each"]),
         "each_spread": (TOKENS, kept["each_spread"]),
@@ -435,7 +429,7 @@ def _per_prompt(
     }
     numbers = known.nonzero()[:, 0] if ids is None else ids.cpu()[known]
     return values, {
-        "prompt": numbers.tolist(), "pos": range(words.shape[1]), "token": (("prompt", "pos"), words),
+        "prompt": numbers.tolist(), "pos": range(kept["token"].shape[1]), "token": text.token_words(kept["token"]),
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -185,9 +185,3 @@ def site_names(site: str, config: ModelConfig) -> tuple[str, ...]:
     if sites.find(name, config)[1] is None and name not in sites.EMBEDDING_SITES:
         raise ValueError(f"a site before the final norm is required, {name!r} comes after it")
     return (name,)
-
-
-def check_direction(direction: str) -> None:
-    """ValueError for a direction that is neither."""
-    if direction not in get_args(Direction):
-        raise ValueError(f"direction must be denoise or noise, got {direction!r}")

@@ -90,7 +90,6 @@ def causal(
         partial(_finish, table=table),
         pose=posed,
         pairs=pairs,
-        rows=None if posed is None else posed.rows,
     )
 
 
@@ -128,7 +127,7 @@ def _compute(
         "effect": found.effect, "changed": found.changed.double(), "length": batch.lengths.double(), **found.runs,
     }  # fmt: skip
     if each:  # of rows of several widths there are no moments
-        rows["token"] = batch.tokens.masked_fill(~batch.real, -1).to(found.effect.device)
+        rows["token"] = batch.token_ids.to(found.effect.device)
     return rows
 
 
@@ -187,7 +186,6 @@ def _of_rows(kept: Mapping[str, Tensor], table: Table) -> _Found:
             f"{table.metric.name}: its gradient at {table.attrs['site']} is zero in every prompt; the metric is "
             "constant or saturated there"
         )
-    words = table.text.words(token.cpu().numpy())
     return _Found(
         Moments.of(effect),
         {name: float(value.double().mean()) for name, value in rows.items()},
@@ -195,7 +193,7 @@ def _of_rows(kept: Mapping[str, Tensor], table: Table) -> _Found:
             "changed": (table.dims, changed), "each": (("prompt", *table.dims), effect),
             **{name: (("prompt",), value) for name, value in rows.items()},
         },
-        {"token": (("prompt", "pos"), words), "pos": range(words.shape[1])},
+        {"token": table.text.token_words(token), "pos": range(token.shape[1])},
         bool((length == length[0]).all()),
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from interp.causal.contrast import Direction, Watched, check_direction, paired, site_names
+from interp.causal.contrast import Direction, Watched, paired, site_names
 from interp.causal.effects import Measured, Table, causal, dims_asked, dims_of, layer_coord, part_names
 from interp.core.boundary import public
 from interp.core.shapes import nearest
@@ -62,7 +62,6 @@ class Patch(Question):
 
     def asked(self, model: Subject) -> Analysis:
         """One planned sweep per batch of pairs."""
-        check_direction(self.direction)
         config, metric = model.transformer.config, as_metric(self.metric)
         cells = Cells.of(self.site, self.by, config)
         coords = layer_coord(cells.names) | part_names(cells.names, cells.dims, config)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from interp.causal.contrast import Direction, Watched, check_direction, paired
+from interp.causal.contrast import Direction, Watched, paired
 from interp.causal.effects import Measured, Table, causal, dims_asked, listed
 from interp.causal.graph import LOGITS
 from interp.causal.path_runs import PathRuns, Routes
@@ -56,7 +56,6 @@ class PathPatch(Question):
 
     def asked(self, model: Subject) -> Analysis:
         """Two planned sweeps per batch of pairs."""
-        check_direction(self.direction)
         ends, config = listed(self.receivers), model.transformer.config
         routes = Routes.of(config, ends, self.senders, freeze_mlps=self.freeze_mlps)
         metric, dims = as_metric(self.metric), dims_asked(self.by, ("part", "pos"), "path patching")

@@ -14,13 +14,13 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.causal.contrast import Direction, check_direction, paired
+from interp.causal.contrast import Direction, paired
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_attribution import EdgeAttribution, Method, Rule
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, computing, connected
 from interp.circuits.edge_effects import EdgeEffects
 from interp.circuits.edge_results import DIMS
-from interp.circuits.interchange import Interchange, Replacement, check_replacement, reference_of
+from interp.circuits.interchange import Interchange, Replacement, reference_of
 from interp.core.boundary import public
 from interp.core.stats import Partial
 from interp.data.sources import Data
@@ -80,7 +80,6 @@ class FindCircuit(Question):
         """The question of the edges' scores; the search comes last."""
         graph = EdgeGraph.of(model.transformer.config)
         check_search(graph, self.search, self.edges, self.threshold)
-        check_replacement(self.replacement)
         if self.search == "iterative":
             raise ValueError(
                 "the iterative search asks the same prompts again in every round: find_circuit(..., "
@@ -260,7 +259,7 @@ def backwards(
     return found
 
 
-def whittled(
+def pruned(
     ask: Ask, graph: EdgeGraph, n: int, threshold: float | None = None
 ) -> tuple[Bool[Tensor, "sender receiver"], Float[Tensor, "sender receiver"]]:
     """At most n edges that are left when the least needed are dropped round by round, and what dropping each changes.
@@ -293,8 +292,7 @@ def whittled(
 def _iterative(ask: Ask, graph: EdgeGraph, asked: FindCircuit, model: str) -> Circuit:
     """What the iterative search leaves; scores are signed as `direction` says."""
     check_search(graph, asked.search, asked.edges, asked.threshold)
-    check_direction(asked.direction)
-    kept, changes = whittled(ask, graph, asked.edges or 1, asked.threshold)
+    kept, changes = pruned(ask, graph, asked.edges or 1, asked.threshold)
     scores = changes if asked.direction == "noise" else -changes
     prompts = int(ask(kept[None]).n.max())
     how = asked.protocol(prompts, "exact")
@@ -349,8 +347,6 @@ def _picked(
 
 def check_search(graph: EdgeGraph, search: Search, edges: int | None, threshold: float | None) -> None:
     """ValueError for a search without its limit, or with that of another one."""
-    if search not in get_args(Search):
-        raise ValueError(f"search must be one of {get_args(Search)}, got {search!r}")
     limits = {"top_n": [(True, False)], "greedy": [(True, False)], "threshold": [(False, True)]}
     given = (edges is not None, threshold is not None)
     if given not in limits.get(search, [(True, False), (False, True)]):

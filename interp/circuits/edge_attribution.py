@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.causal.contrast import Direction, Watched, check_direction, paired
+from interp.causal.contrast import Direction, Watched, paired
 from interp.causal.effects import Measured
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_results import edge_table
@@ -111,7 +111,6 @@ class EdgeAttribution(Question):
 
     def asked(self, model: Subject) -> Analysis:
         """Two forward passes and a backward pass per batch of pairs, or one for every point of a line."""
-        check_direction(self.direction)
         network, metric = model.transformer, as_metric(self.metric)
         line, graph = Line(self.method, self.steps, self.rule), EdgeGraph.of(network.config)
         check_edits(network, gradients=True)

@@ -12,7 +12,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.causal.contrast import Direction, Watched, check_direction, paired
+from interp.causal.contrast import Direction, Watched, paired
 from interp.causal.effects import Measured
 from interp.causal.graph import EdgeGraph
 from interp.circuits.dropped_edges import inputs
@@ -50,7 +50,6 @@ class EdgeEffects(Question):
 
     def asked(self, model: Subject) -> Analysis:
         """One planned sweep per input site and batch of pairs."""
-        check_direction(self.direction)
         metric, graph = as_metric(self.metric), EdgeGraph.of(model.transformer.config)
         check_edits(model.transformer)
         attrs = {"method": "exact", "direction": self.direction}

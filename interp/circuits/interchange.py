@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -123,7 +123,7 @@ def reference_of(
     """What means are taken over: the reference, or, for a mean over none, the corrupted prompts as far as they are
     prompts in memory.
     """
-    check_replacement(replacement, reference)
+    check_reference(replacement, reference)
     if reference is not None:
         return text_of(model).batch(reference, prepend_bos=prepend_bos)
     if replacement != "mean" or not is_prompts(corrupt):
@@ -131,10 +131,8 @@ def reference_of(
     return text_of(model).batch(corrupt, prepend_bos=prepend_bos)
 
 
-def check_replacement(replacement: str, reference: Prompts | None = None) -> None:
-    """ValueError for an unknown replacement, or reference prompts for one that takes no means."""
-    if replacement not in get_args(Replacement):
-        raise ValueError(f"replacement must be one of {get_args(Replacement)}, got {replacement!r}")
+def check_reference(replacement: str, reference: Prompts | None) -> None:
+    """ValueError for reference prompts where nothing takes means."""
     if reference is not None and replacement != "mean":
         raise ValueError(f"reference prompts belong to replacement='mean', got {replacement!r}")
 
@@ -173,13 +171,13 @@ class CircuitPasses:
     ) -> CircuitPasses:
         """Checked against the model, with the means looked up.
 
-        Errors: ValueError for models or edits whose stream is no sum, an unknown replacement, a mean without reference
+        Errors: ValueError for models or edits whose stream is no sum, a mean without reference
         prompts, or reference prompts without a mean.
         """
         network = model.transformer
         graph = EdgeGraph.of(network.config)
         check_edits(network)
-        check_replacement(replacement, reference)
+        check_reference(replacement, reference)
         if replacement == "resample":
             return cls(graph, metric, replacement, None)
         if replacement == "zero":
@@ -206,7 +204,6 @@ class CircuitPasses:
             finish,
             pose=posed,
             pairs=True,
-            rows=None if posed is None else posed.rows,
         )
 
     @property

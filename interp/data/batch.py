@@ -144,6 +144,11 @@ class Batch:
         """True at every real token: `keep`, written out where there is no padding."""
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.keep is None else self.keep
 
+    @property
+    def token_ids(self) -> Int[Tensor, "b p"]:
+        """The tokens, -1 at padding: what a result says of its positions (`Text.token_words`)."""
+        return self.tokens if self.keep is None else self.tokens.masked_fill(~self.keep, -1)
+
     def last(self) -> Int[Tensor, "b"]:
         """Column of the last real token of each row; ValueError for packed rows, which have several."""
         self._one_text_per_row("the last token")

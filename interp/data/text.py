@@ -228,9 +228,8 @@ class Text:
             return [f"<{i}>" for i in values]
         return [self._tokenizer.piece(i) for i in values]
 
-    def token_words(self, batch: Batch) -> tuple[tuple[str, str], Shaped[np.ndarray, "b p"]]:
-        """The dims and the texts of a batch's tokens, "" at padding: the coordinate `token` of a result."""
-        ids = batch.tokens.masked_fill(~batch.real, -1)
+    def token_words(self, ids: Int[Tensor, "b p"]) -> tuple[tuple[str, str], Shaped[np.ndarray, "b p"]]:
+        """The dims and the texts of a result's coordinate `token`, from `Batch.token_ids`; "" at padding."""
         return ("prompt", "pos"), self.words(ids.cpu().numpy())
 
     def words(self, ids: Int[np.ndarray, "*n"]) -> Shaped[np.ndarray, "*n"]:

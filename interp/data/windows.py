@@ -108,13 +108,13 @@ def prompts_feed(data: Feed | Data | Pairs, text: Text, *, prepend_bos: bool, ba
     return replace(feed, prepend_bos=prepend_bos) if isinstance(feed, Stream) and feed is not data else feed
 
 
-def batches_of(feed: Feed) -> Iterator[Batch]:
-    """All batches, window after window."""
+def windows_of(feed: Feed) -> Iterator[Window]:
+    """All windows in their order; those of an iterator until one has no rows."""
     for w in itertools.count() if feed.windows is None else range(feed.windows):
         window = feed.window(w)
-        if not window.batches and feed.windows is None:
+        if not window.rows and feed.windows is None:
             return
-        yield from window.batches
+        yield window
 
 
 def by_place(batch: Batch) -> Batch:

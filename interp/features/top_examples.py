@@ -89,7 +89,7 @@ class TopExamples(Question):
             raise ValueError(
                 f"cells that are distinct, and at least one, are required, got {list(cells)[:9]}"
             )
-        if isinstance(self.top, bool) or not isinstance(self.top, int) or self.top < 1:
+        if self.top < 1:
             raise ValueError(f"top must be a number of places, at least 1, got {self.top!r}")
         if len(self.context) != 2:
             raise ValueError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -79,14 +79,12 @@ class BackwardLens(Question):
     def asked(self, model: Subject) -> Analysis:
         """A forward and a backward pass per batch, and what the unembedding says of the factors."""
         network, n_vocab = model.transformer, model.transformer.config.d_vocab
-        if isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= n_vocab:
+        if not 1 <= self.top <= n_vocab:
             raise ValueError(f"top must be in [1, {n_vocab}], got {self.top!r}")
         if not 0 <= self.threshold < 1:
             raise ValueError(
                 f"threshold, a share of the largest update, must be in [0, 1), got {self.threshold}"
             )
-        if self.projection not in get_args(Projection):
-            raise ValueError(f"projection must be {', '.join(get_args(Projection))}, got {self.projection!r}")
         check_differentiable(network, chosen(network.config, self.matrices, self.layers))
         posed = Posed.of(model.text, self.answer, self.wrong)
         return Analysis(
@@ -95,7 +93,6 @@ class BackwardLens(Question):
             Rows,
             partial(_finish, asked=self, config=network.config, text=model.text),
             pose=posed,
-            rows=None if posed is None else posed.rows,
         )
 
 
@@ -155,7 +152,7 @@ def _compute(trace: Trace, batch: Batch, model: Transformer, asked: BackwardLens
         _of_matrix(found, matrix, layers, read_out, asked) for matrix, layers in found.recorded().items()
     ]
     values = {name: torch.stack([each[name] for each in by_matrix], 1) for name in by_matrix[0]}
-    return values | {"token": batch.tokens.masked_fill(~batch.real, -1)}
+    return values | {"token": batch.token_ids}
 
 
 @torch.no_grad()
@@ -230,7 +227,7 @@ def _read_off(
 def _finish(merged: Partial, asked: BackwardLens, config: ModelConfig, text: Text) -> xr.Dataset:
     assert isinstance(merged, Rows)
     rows = dict(merged.rows)
-    token = text.words(rows.pop("token").cpu().numpy())
+    token = text.token_words(rows.pop("token"))
     every = chosen(config, asked.matrices, asked.layers)
     matrices = list(dict.fromkeys(matrix for _, matrix in every))
     layers = list(dict.fromkeys(layer for layer, _ in every))
@@ -241,7 +238,7 @@ def _finish(merged: Partial, asked: BackwardLens, config: ModelConfig, text: Tex
         {name: ((*_CELL, "rank")[: value.ndim], value) for name, value in rows.items()},
         coords={
             "matrix": matrices, "layer": layers, "side": (("matrix",), sides), "part": (("matrix", "layer"), parts),
-            "token": (("prompt", "pos"), token),
+            "token": token,
         },
         units={"x": "norm", "delta": "norm", "relative_update": "share of the prompt's largest"},
         attrs={

@@ -165,7 +165,6 @@ def _analysis(
         Rows,
         finish,
         pose=posed,
-        rows=None if posed is None else posed.rows,
     )
 
 

@@ -85,7 +85,6 @@ class LateLayers(Question):
             reads=_reads(config),
             pose=posed,
             left=True,
-            rows=None if posed is None else posed.rows,
         )
 
     def _share(self, model: Subject) -> Float[Tensor, "v"]:

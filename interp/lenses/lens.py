@@ -80,7 +80,7 @@ class LogitLens(Question):
     def asked(self, model: Subject) -> Analysis:
         """The states to read and what to make of them."""
         config = model.transformer.config
-        if isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= config.d_vocab:
+        if not 1 <= self.top <= config.d_vocab:
             raise ValueError(f"top must be in [1, {config.d_vocab}], got {self.top!r}")
         if not config.unembed:
             raise ValueError("a lens requires an unembedding; this model ends in its residual stream")
@@ -98,7 +98,6 @@ class LogitLens(Question):
             partial(_finish, name=self.name, config=config, sites=states, positions=chosen, text=model.text),
             reads=tuple(Read(site) for site in states),
             pose=posed,
-            rows=None if posed is None else posed.rows,
         )
 
 
@@ -279,7 +278,7 @@ def _finish(
         {name: ((*dims, "rank") if v.ndim == 4 else dims, v) for name, v in rows.items()},
         coords={
             "depth": [str(Part.of(site)) for site in sites],
-            "token": (("prompt", "pos"), text.words(token.cpu().numpy())),
+            "token": text.token_words(token),
             **chosen,
         },
         units={"entropy": "nats", "kl": "nats", "top_prob": "probability", "target_prob": "probability"},

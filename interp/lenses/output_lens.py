@@ -59,7 +59,7 @@ class OutputLens(Question):
         """The part's activations, and the scale of every norm on its way."""
         network = model.transformer
         config = network.config
-        if isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= config.d_vocab:
+        if not 1 <= self.top <= config.d_vocab:
             raise ValueError(f"top must be in [1, {config.d_vocab}], got {self.top!r}")
         if what := not_linear(config):
             raise ValueError(
@@ -76,7 +76,6 @@ class OutputLens(Question):
             partial(_finish, name=self.name, config=config, part=part, text=model.text),
             reads=reads_of(part, config),
             pose=posed,
-            rows=None if posed is None else posed.rows,
         )
 
 
@@ -157,14 +156,14 @@ def spoken(
 def _finish(merged: Partial, name: str, config: ModelConfig, part: Part, text: Text) -> xr.Dataset:
     assert isinstance(merged, Rows)
     dims, rows = ("prompt", "pos", "rank"), dict(merged.rows)
-    words = text.words(rows.pop("token").cpu().numpy())
+    token = text.token_words(rows.pop("token"))
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
     relative = f"{unit}, relative to their mean over the vocabulary"
     order = sorted(rows, key=lambda each: rows[each].ndim)  # the table is of positions
     found = labelled(
         name,
         {each: (dims[: rows[each].ndim], rows[each]) for each in order},
-        coords={"token": (dims[:2], words)},
+        coords={"token": token},
         units={
             **dict.fromkeys(("top_logit", "bottom_logit", "target_logit"), relative),
             "vocabulary_mean": unit, "norm": "norm",

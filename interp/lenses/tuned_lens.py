@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count, repeat
+from itertools import chain, repeat
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from interp.core.results import write_atomically
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.text import is_prompts
-from interp.data.windows import Feed, prompts_feed
+from interp.data.windows import Feed, prompts_feed, windows_of
 from interp.lenses.lens import CHUNK, lens_sites
 from interp.model.edits import Edit
 from interp.model.sites import final_stream
@@ -243,9 +243,8 @@ def _rounds(feed: Feed, steps: int, seed: int) -> Iterator[Batch]:
     """
     generator = torch.Generator().manual_seed(seed)
     if feed.windows is None:
-        windows = map(feed.window, count())
         seen = 0
-        while (window := next(windows)).rows:
+        for window in windows_of(feed):
             yield from window.batches
             seen += len(window.batches)
         raise ValueError(f"batches for {steps} steps are required, the iterator ended after {seen}")

@@ -4,8 +4,6 @@ Both return log-probabilities `[*b v]` in the place of logits, whose log-softmax
 metrics read them as they read logits. Their gain is in training, where a loss needs the target's probability alone.
 """
 
-from typing import Protocol, runtime_checkable
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -13,19 +11,6 @@ from torch import Tensor, nn
 
 from interp.model.config import ModelConfig
 from interp.model.variants import AdaptiveSoftmax, HierarchicalSoftmax
-
-
-@runtime_checkable
-class OutputLayer(Protocol):
-    """From what the final norm leaves to the probabilities of tokens."""
-
-    def __call__(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
-        """Log-probabilities of all tokens."""
-        ...
-
-    def loss(self, x: Float[Tensor, "n d"], target: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
-        """-log p(target) in nats, without the other tokens' probabilities."""
-        ...
 
 
 class AdaptiveOutput(nn.Module):

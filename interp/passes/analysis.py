@@ -16,6 +16,7 @@ from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
+from interp.passes.answers import Posed
 from interp.passes.observe import Subject, deepest, observe
 
 if TYPE_CHECKING:
@@ -113,7 +114,11 @@ class Analysis:
     pairs: bool = False
     """Whether every row must come with a corrupted prompt."""
     rows: int | None = None
-    """How many rows the data must have, where the question holds something for each."""
+    """How many rows the data must have, where the question holds something for each, such as its answers."""
+
+    def __post_init__(self) -> None:
+        if self.rows is None and isinstance(self.pose, Posed):
+            object.__setattr__(self, "rows", self.pose.rows)
 
     def asked(self, model: Subject) -> Analysis:
         """Itself: it has been asked already."""

@@ -84,7 +84,7 @@ def _turns_by_length(config: ModelConfig, columns: int) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Footing:
+class Departures:
     """Where variants leave the base run."""
 
     layers: Sequence[int]
@@ -95,13 +95,13 @@ class Footing:
     """Whether it changes anything that can reach what is watched; elsewhere `first` has no meaning."""
 
 
-def footing(
+def departures(
     config: ModelConfig,
     base: Base,
     variants: Sequence[Sequence[Placed]],
     batch: Batch,
     watched: Int[Tensor, "b"] | None,
-) -> Footing:
+) -> Departures:
     """Where each variant leaves the base run; watched: the one column of each example that counts, None = all do.
 
     An edit that finds its values already there changes nothing. A function may change all the cells that it names.
@@ -121,7 +121,7 @@ def footing(
     found = torch.from_numpy(first).to(base.final.device)
     causal = base.cache is not None
     limit = n - 1 if watched is None or not causal else watched.to(found.device)
-    return Footing(layers, found, found <= limit)
+    return Departures(layers, found, found <= limit)
 
 
 class _Differences:

@@ -1,7 +1,7 @@
 """Many interventions on the same examples as one planned computation instead of one forward pass each.
 
-base run -> where each variant leaves it (block, column) -> packs -> climb: block by block, variants entering at theirs,
-keys and values of the columns before theirs taken from the base run -> metric of the final stream at one column.
+base run -> where each variant leaves it (block, column) -> packs -> one pass each: block by block, variants entering at
+theirs, keys and values of the columns before theirs from the base run -> metric of the final stream at one column.
 The numbers are those of a loop over `observe(model, batch, edits=...)`, to rounding, whatever the packing.
 """
 
@@ -22,11 +22,11 @@ from interp.data.batch import Batch
 from interp.model.mask import picked
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.base_run import Base, Footing, base_run, footing
+from interp.passes.base_run import Base, Departures, base_run, departures
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import Model, as_network
 from interp.passes.plan import Pack, Plan, Start, bytes_per_token, planned
-from interp.passes.sweep_pass import Climb
+from interp.passes.sweep_pass import SweepPass
 from interp.passes.together import least
 from interp.passes.variants import Placed, Variant, canonical, layer_of, placed
 
@@ -84,12 +84,12 @@ class Sweep:
         base_value = judge.value(home, 1)[0]
         values = base_value.repeat(len(self.variants), 1)
 
-        def measure(climb: Climb) -> None:
-            stream = climb.final(None if everywhere else self._columns)
-            values[list(climb.pack.variants)] = judge.value(stream, len(climb.pack.variants))
+        def measure(one: SweepPass) -> None:
+            stream = one.final(None if everywhere else self._columns)
+            values[list(one.pack.variants)] = judge.value(stream, len(one.pack.variants))
 
-        where = self._footing(base, everywhere=everywhere)
-        self._climb(base, self._planned(where, everywhere=everywhere), metric.name, measure)
+        where = self._departures(base, everywhere=everywhere)
+        self._run(base, self._planned(where, everywhere=everywhere), metric.name, measure)
         return Swept(torch.where(where.reaches, values, base_value), base_value, where.reaches)
 
     def read(self, reads: Sequence[Read]) -> dict[Read, Tensor]:
@@ -108,8 +108,8 @@ class Sweep:
             for r in asked.values()
         }
         stop = 1 + max(layer_of(read.site, config) for read in found)
-        plan = self._planned(self._footing(base, everywhere=True), everywhere=True)
-        self._climb(base, plan, "reading", lambda climb: climb.record(found, stop))
+        plan = self._planned(self._departures(base, everywhere=True), everywhere=True)
+        self._run(base, plan, "reading", lambda one: one.record(found, stop))
         return {read: found[same] for read, same in asked.items()}
 
     def plan(self, *, everywhere: bool = False) -> Plan:
@@ -117,9 +117,9 @@ class Sweep:
 
         everywhere: for a metric that looks at every column.
         """
-        return self._planned(self._footing(self.base, everywhere=everywhere), everywhere=everywhere)
+        return self._planned(self._departures(self.base, everywhere=everywhere), everywhere=everywhere)
 
-    def _planned(self, where: Footing, *, everywhere: bool) -> Plan:
+    def _planned(self, where: Departures, *, everywhere: bool) -> Plan:
         config, columns = self._network.config, self._batch.tokens.shape[1]
         reached = torch.where(where.reaches, where.first, columns).amin(1)
         latest = columns - 1 if everywhere else int(self._columns.min())
@@ -146,7 +146,7 @@ class Sweep:
         """The run that every variant departs from, with what these sites hold in it."""
         return base_run(self._plain, self._batch, self._variants, self._common, reads)
 
-    def _climb(self, base: Base, plan: Plan, name: str, each: Callable[[Climb], None]) -> None:
+    def _run(self, base: Base, plan: Plan, name: str, each: Callable[[SweepPass], None]) -> None:
         waiting = list(plan.packs[::-1])
         with tqdm(total=len(self.variants), desc=name, delay=1, leave=False) as bar, torch.no_grad():
             bar.update(sum(start.idle for start in plan.starts))
@@ -154,7 +154,7 @@ class Sweep:
                 pack = waiting.pop()
                 try:
                     each(
-                        Climb(
+                        SweepPass(
                             self._plain,
                             self._batch,
                             base,
@@ -198,9 +198,9 @@ class Sweep:
         """The model without its own edits, which are among the common ones."""
         return self._network.unedited
 
-    def _footing(self, base: Base, *, everywhere: bool) -> Footing:
+    def _departures(self, base: Base, *, everywhere: bool) -> Departures:
         watched = None if everywhere else self._columns
-        return footing(self._network.config, base, self._variants, self._batch, watched)
+        return departures(self._network.config, base, self._variants, self._batch, watched)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from interp.passes.variants import Placed, changes, layer_of
 
 
 @dataclass(frozen=True, eq=False)
-class Climb:
+class SweepPass:
     """The rows are variants x examples, variants in the pack's order; columns before the pack's are the base run's.
 
     A variant joins at the block it first changes, so the first rows are always those that have been on the way longest.

@@ -70,7 +70,6 @@ class Paths(Question):
             reads=frozen_reads(config),
             pose=posed,
             left=True,
-            rows=None if posed is None else posed.rows,
         )
 
 
@@ -247,8 +246,7 @@ def path_name(*parts: Named) -> str:
 def _by_order(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     values, error = order_logits(Frozen(model, trace))
     by_row = values.movedim(1, 0).masked_fill(~batch.real[:, None, :, None], torch.nan)
-    token = batch.tokens.masked_fill(~batch.real, -1)
-    return {"value": by_row, "token": token, "error": by_row.new_full((len(batch),), error)}
+    return {"value": by_row, "token": batch.token_ids, "error": by_row.new_full((len(batch),), error)}
 
 
 @torch.no_grad()
@@ -262,11 +260,10 @@ def order_logits(frozen: Frozen) -> tuple[Float[Tensor, "order b p v"], float]:
 
 def _finish_orders(merged: Partial, name: str, config: ModelConfig, text: Text) -> xr.Dataset:
     assert isinstance(merged, Rows)
-    words = text.words(merged.rows["token"].cpu().numpy())
     return labelled(
         name,
         {"value": (("prompt", "order", "pos", "vocab"), merged.rows["value"])},
-        coords={"order": range(config.n_layers + 1), "token": (("prompt", "pos"), words)},
+        coords={"order": range(config.n_layers + 1), "token": text.token_words(merged.rows["token"])},
         units=_unit(config),
         attrs={"frozen": _FROZEN, "completeness_error": float(merged.rows["error"].max())},
     )

@@ -73,6 +73,8 @@ class Index:
     data: str | None
     """The fingerprint of the source, where the writer was given one."""
     complete: bool = False
+    rejected: int = 0
+    """How many rows of the source could not be used and were left out, as counted when the last shard was in."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The shape of one entry at each site; empty as long as there is none."""
     shards: tuple[Shard, ...] = ()
@@ -92,6 +94,7 @@ class Index:
             found = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
                 raise ValueError(f"its format is not {FORMAT!r}")
+            found.setdefault("rejected", 0)  # stores of the first edition count none
             if set(found) != {f.name for f in fields(cls)}:
                 raise ValueError(f"it has the keys {sorted(found)}")
             found["sites"] = tuple(found["sites"])
@@ -107,7 +110,7 @@ class Index:
 
     def differences(self, other: "Index") -> list[str]:
         """In words, what two stores do not have in common, contents apart."""
-        contents = {"complete", "shapes", "shards"}
+        contents = {"complete", "rejected", "shapes", "shards"}
         names = [f.name for f in fields(self) if f.name not in contents]
         ours, theirs = ({name: getattr(index, name) for name in names} for index in (self, other))
         return [f"{name}: stored {had}, asked {has}" for name, had, has in changes(ours, theirs)]

@@ -19,8 +19,9 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.shapes import describe
 from interp.data.batch import Batch
+from interp.data.rows import Rejected
 from interp.data.sources import Data
-from interp.data.windows import Feed, batches_of, prompts_feed
+from interp.data.windows import Feed, prompts_feed, windows_of
 from interp.model.mask import Layout
 from interp.model.sites import find
 from interp.model.tap import Read
@@ -49,7 +50,8 @@ def store_activations(
 
     A pass ends with the deepest site. Padding is never stored. Memory: one batch and one shard of all sites.
     data: texts, token ids, files, a `Stream`, or batches as they are. Pieces of a text that was split share its number
-    (`row` of the store), and each begins at position 0. sites: full names of sites with one value per position.
+    (`row` of the store), and each begins at position 0. Rows of a file or stream that cannot be used are left out and
+    counted (`store.index.rejected`). sites: full names of sites with one value per position.
     dtype: float16, bfloat16 or float32. pos: all tokens of a text, or its last. skip_bos: leave out the BOS of batches
     that have one. source: the data's fingerprint, kept in the index.
 
@@ -70,18 +72,30 @@ def store_activations(
         raise ValueError(f"a store holds what the model itself computes; this one is edited at {names}")
     wanted = _new_index(network, sites, dtype, pos, skip_bos, shard_entries, source)
     index = _begun(folder, wanted)
-    batches = batches_of(prompts_feed(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size))
-    parts = _new_entries(network, batches, ActivationStore(folder, index))
+    feed = prompts_feed(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
+    rejected: list[Rejected] = []
+    parts = _new_entries(network, _batches(feed, rejected), ActivationStore(folder, index))
     for tensors in _regrouped(parts, shard_entries):
         shard = Shard.write(folder, len(index.shards), tensors)
         shapes = {site: tuple(tensors[site].shape[1:]) for site in index.sites}
         index = replace(index, shapes=shapes, shards=(*index.shards, shard), complete=False)
         index.write(folder)
     if not index.entries:
-        raise ValueError("at least one entry is required, the batches have none")
+        raise ValueError(f"at least one entry is required, the batches have none{_first(rejected)}")
     if not index.complete:
-        replace(index, complete=True).write(folder)
+        replace(index, complete=True, rejected=len(rejected)).write(folder)
     return ActivationStore.open(folder)
+
+
+def _batches(feed: Feed, rejected: list[Rejected]) -> Iterator[Batch]:
+    """All batches of a feed; its rows that cannot be used go to a list."""
+    for window in windows_of(feed):
+        rejected += window.rejected
+        yield from window.batches
+
+
+def _first(rejected: Sequence[Rejected]) -> str:
+    return f", and row {rejected[0].row} cannot be used: {rejected[0].reason}" if rejected else ""
 
 
 def _new_index(

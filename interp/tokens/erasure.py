@@ -104,12 +104,18 @@ class Erasure(Question):
         check_result("attribution", self.attribution, ("prompt", "pos", "value"), "token_attribution")
         value = self.attribution["value"].transpose("prompt", "pos").to_numpy()
         each = [torch.tensor(row[~np.isnan(row)]) for row in value]
+        posed = Posed.of(model.text, self.answer, self.wrong)
+        if posed is not None and posed.rows not in (None, len(each)):
+            raise ValueError(
+                f"one answer for all {len(each)} prompts of the attribution or one for each is required, "
+                f"got {posed.rows}"
+            )
         return Analysis(
             self.name,
             partial(_of_one, each=each, how=how, pos=self.pos, batch_size=self.batch_size),
             Rows,
             partial(_finish, name=self.name, how=how),
-            pose=Posed.of(model.text, self.answer, self.wrong),
+            pose=posed,
             rows=len(each),
         )
 
@@ -158,7 +164,6 @@ class CompareMethods(Question):
             partial(_compared, name=self.name, methods=[*each, RANDOM], attrs=attrs),
             reads=tuple(dict.fromkeys(read for analysis in each.values() for read in analysis.reads)),
             pose=posed,
-            rows=None if posed is None else posed.rows,
         )
 
 

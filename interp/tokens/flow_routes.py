@@ -238,7 +238,7 @@ def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Ten
         pairs = keep[:, :, None] & keep[:, None, :]
         masks = {name: ~(pairs[:, None, None] if x.ndim == 5 else keep[:, None]) for name, x in found.items()}
         found = {name: x.masked_fill(masks[name], torch.nan) for name, x in found.items()}
-    return {**found, "token": batch.tokens.masked_fill(~batch.real, -1)}
+    return {**found, "token": batch.token_ids}
 
 
 def _finish(merged: Partial, name: str, config: ModelConfig, text: Text) -> xr.Dataset:
@@ -252,7 +252,7 @@ def _finish(merged: Partial, name: str, config: ModelConfig, text: Text) -> xr.D
         coords={
             "layer": layers, "head": heads, "query": range(n), "key": range(n), "pos": range(n),
             "part": (("layer", "head"), [[str(Part("head", i, h)) for h in heads] for i in layers]),
-            "token": (("prompt", "pos"), text.words(token.cpu().numpy())),
+            "token": text.token_words(token),
         },
         units="share of the sum",
         attrs={

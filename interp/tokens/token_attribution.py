@@ -134,7 +134,6 @@ class TokenAttribution(Question):
             partial(_finish, name=self.name, unit=unit, attrs=attrs, text=model.text),
             reads=reads,
             pose=posed,
-            rows=None if posed is None else posed.rows,
         )
 
 
@@ -286,7 +285,7 @@ def _compute(
     found = inner(trace, batch, model, at)
     real = batch.real.to(found["value"].device)
     value = found["value"].masked_fill(~real, torch.nan)
-    return {**found, "value": value, "token": batch.tokens.masked_fill(~batch.real, -1)}
+    return {**found, "value": value, "token": batch.token_ids}
 
 
 def _mixed(
@@ -338,15 +337,10 @@ def _finish(
             name: (("prompt", "pos") if value.ndim == 2 else ("prompt",), value)
             for name, value in rows.items()
         },
-        coords={"pos": range(token.shape[1]), "token": _words(text, token)},
+        coords={"pos": range(token.shape[1]), "token": text.token_words(token)},
         units={**units, "error": "share of the largest term"},
         attrs={**attrs, **error, "unit": unit},
     )
-
-
-def _words(text: Text, tokens: Int[Tensor, "b p"]) -> tuple[tuple[str, str], object]:
-    """The text of every token as a coordinate; "" at padding, which is -1."""
-    return ("prompt", "pos"), text.words(tokens.cpu().numpy())
 
 
 def _matrices(trace: Trace, batch: Batch, model: Transformer, kernel: Kernel) -> Mapping[str, Tensor]:
@@ -356,7 +350,7 @@ def _matrices(trace: Trace, batch: Batch, model: Transformer, kernel: Kernel) ->
         ratio = ratio.masked_fill(~batch.keep[:, None], torch.nan)
         real = batch.keep[:, :, None] & batch.keep[:, None, :]
         matrix = matrix.masked_fill(~real[:, None], torch.nan)
-    return {"value": matrix, "mixing_ratio": ratio, "token": batch.tokens.masked_fill(~batch.real, -1)}
+    return {"value": matrix, "mixing_ratio": ratio, "token": batch.token_ids}
 
 
 def _finish_layers(merged: Partial, asked: LayerMixing, config: ModelConfig, text: Text) -> xr.Dataset:
@@ -368,7 +362,7 @@ def _finish_layers(merged: Partial, asked: LayerMixing, config: ModelConfig, tex
         {"value": (dims, merged.rows["value"]), "mixing_ratio": (dims[:3], merged.rows["mixing_ratio"])},
         coords={
             "layer": range(config.n_layers), "query": range(n), "key": range(n), "pos": range(n),
-            "token": _words(text, merged.rows["token"]),
+            "token": text.token_words(merged.rows["token"]),
         },
         units={"value": "share of the row", "mixing_ratio": "share"},
         attrs={"kernel": asked.kernel, "unit": "share of the row"},

@@ -28,9 +28,7 @@ def exactly_right(model: EncoderDecoder, examples: Examples, *, end: int = 1) ->
     found = greedy_decode(model, source, target.tokens.shape[1] - 1, stop_tokens=[end])
     width = max(found.tokens.shape[1], target.tokens.shape[1])
     said, told = (
-        torch.nn.functional.pad(
-            each.tokens.masked_fill(~each.real, -1), (0, width - each.tokens.shape[1]), value=-1
-        )
+        torch.nn.functional.pad(each.token_ids, (0, width - each.tokens.shape[1]), value=-1)
         for each in (found.to(target.tokens.device), target)
     )
     return (said == told).all(1)

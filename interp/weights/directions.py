@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Shaped
@@ -75,8 +75,6 @@ class Directions(Question):
                 f"finite vectors of the stream, [{width}] or [direction, {width}], are required, got {given.dtype} of "
                 f"shape {shape_text(given.shape)}"
             )
-        if self.side not in get_args(Side):
-            raise ValueError(f"side must be read or written, got {self.side!r}")
         _check_top(self.top, circuits)
         return Alone(self.name, partial(_directions, circuits, model.text, self))
 
@@ -100,8 +98,6 @@ class SingularDirections(Question):
     def asked(self, model: Subject) -> Alone:
         """A decomposition of thin factors, no pass."""
         circuits = HeadCircuits(model, folded=True)
-        if self.matrix not in get_args(Matrix):
-            raise ValueError(f"matrix must be one of {', '.join(get_args(Matrix))}, got {self.matrix!r}")
         if self.offset is not None and self.matrix != "QK":
             raise ValueError(f"an offset requires QK, got {self.matrix}")
         part, config = _owner(circuits.config, self.matrix, self.part), circuits.config

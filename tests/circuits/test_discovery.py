@@ -13,7 +13,7 @@ import interp
 from interp import HookedTransformer
 from interp.causal import EdgeGraph
 from interp.circuits import Circuit, FindCircuit, find_circuit, interchange, score_edges
-from interp.circuits.discovery import backwards, largest, whittled, worth
+from interp.circuits.discovery import backwards, largest, pruned, worth
 from interp.circuits.edge_circuit import connected
 from interp.data.pairs import Pairs
 from interp.passes.metrics import Metric, logit_difference
@@ -138,7 +138,7 @@ def test_whittling_drops_the_least_needed_and_reports_what_is_left() -> None:
     def run(masks: Tensor) -> Tensor:
         return torch.from_numpy(ask(masks)["each"].values.T)
 
-    kept, scores = whittled(ask, graph, 60)
+    kept, scores = pruned(ask, graph, 60)
     assert 0 < int(kept.sum()) <= 60 and torch.equal(kept, connected(graph, kept))
     (here,) = run(kept[None]).mean(1)
     for s, r in kept.nonzero()[::7].tolist():

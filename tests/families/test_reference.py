@@ -326,7 +326,7 @@ def test_no_code_of_a_checkpoint_runs(tmp_path: Path) -> None:
     assert found.lines[0].claim == "logits = Hugging Face"
 
 
-# --- through the front door -----------------------------------------------------------------------------------------
+# --- as users load them -----------------------------------------------------------------------------------------
 
 
 def test_verify_compares_with_a_model_that_is_given() -> None:

@@ -17,7 +17,7 @@ from interp.model.transformer import Transformer
 from interp.passes.metrics import Metric, kl_divergence, logit_difference, next_token_loss
 from interp.passes.observe import observe
 from interp.passes.sweep import Sweep
-from interp.passes.sweep_pass import Climb
+from interp.passes.sweep_pass import SweepPass
 from interp.passes.variants import Variant
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.tolerances import assert_close
@@ -377,14 +377,14 @@ def test_a_pack_that_does_not_fit_is_halved_until_it_does(monkeypatch: pytest.Mo
     site = "blocks.0.hook_resid_pre"
     donor = donors(model, batch, [site])[site]
     sweep = Sweep(model, batch, [Variant([put(site, donor, {"p": p})]) for p in range(9)])
-    expected, final, room = sweep.run(DIFFERENCE).values, Climb.final, 2
+    expected, final, room = sweep.run(DIFFERENCE).values, SweepPass.final, 2
 
-    def tight(climb: Climb, at: Tensor | None) -> Tensor:
-        if len(climb.pack.variants) > room:
+    def tight(one: SweepPass, at: Tensor | None) -> Tensor:
+        if len(one.pack.variants) > room:
             raise torch.OutOfMemoryError("no room")
-        return final(climb, at)
+        return final(one, at)
 
-    monkeypatch.setattr(Climb, "final", tight)
+    monkeypatch.setattr(SweepPass, "final", tight)
     assert_close(sweep.run(DIFFERENCE).values, expected)
     room = 0
     with pytest.raises(MemoryError, match="fewer examples"):

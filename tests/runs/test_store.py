@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from interp import Batch, HookedTransformer
+from interp import Batch, HookedTransformer, Stream
 from interp.core import results
+from interp.data.sources import open_source
 from interp.model.tap import Read, Tap
 from interp.runs import provenance, store
 from interp.runs.store import TABLES, ActivationStore
@@ -385,3 +386,15 @@ def test_the_index_says_what_is_stored(tmp_path: Path) -> None:
     assert said["shapes"] == {POST: [40], Z: [4, 6], STREAM: [width]}
     assert said["model_sha256"] == provenance.model_hash(model().transformer)
     assert [s["file"] for s in said["shards"]] == [f"shard-{i:05d}.safetensors" for i in range(5)]
+
+
+def test_rows_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path) -> None:
+    """Also where a whole window of an iterator has none that can: the rest is read on."""
+    given = ["a cat", "", *([""] * 300), "the dog"]
+    texts = HookedTransformer.from_pretrained("demo-attn-2l")
+    for name, source in (("list", given), ("iterator", iter(given))):
+        data = Stream(open_source(source), texts.text, tokens_per_batch=64, rows_per_window=8)
+        found = store_activations(texts, data, ["blocks.0.hook_resid_post"], tmp_path / name)
+        assert found.index.rejected == 301
+        assert found.read("row").unique().tolist() == [0, 302]
+        assert ActivationStore.open(tmp_path / name).index == found.index
