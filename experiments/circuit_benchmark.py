@@ -32,7 +32,7 @@ from interp.circuits import circuit_curve, recovery, score_edges
 from interp.circuits.circuit_evaluation import KINDS
 from interp.circuits.edge_rankings import resampled
 from interp.data.text import Prompts
-from interp.passes import Metric, logit_difference
+from interp.metrics import Metric, logit_difference
 from interp.runs.record import Record
 from interp.zoo import pairs
 from interp.zoo.planted import PLANTED, Build, Planted

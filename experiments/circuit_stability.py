@@ -29,7 +29,7 @@ from interp.circuits import (
     score_edges,
 )
 from interp.circuits.edge_attribution import Method
-from interp.passes import Metric, logit_difference
+from interp.metrics import Metric, logit_difference
 from interp.runs.record import Record
 from interp.zoo import tasks
 

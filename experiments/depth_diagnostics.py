@@ -114,7 +114,7 @@ def rows_of_text(
 def untrained(model: interp.HookedTransformer, seed: int, *, causal: bool) -> interp.HookedTransformer:
     """The same architecture with the weights training began from, in float64; with or without its causal mask."""
     torch.manual_seed(seed)
-    network = interp.Transformer(replace(model.transformer.config, causal=causal)).double().eval()
+    network = interp.model.Transformer(replace(model.transformer.config, causal=causal)).double().eval()
     return interp.HookedTransformer(network.requires_grad_(False))
 
 

@@ -18,7 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from interp import Batch, HookedTransformer, RepeatedTokens, plot
+from interp import Batch, HookedTransformer, plot
+from interp.attention import RepeatedTokens
 from interp.residual import paths, term_importance
 from interp.runs.record import Record
 from interp.zoo import tasks

@@ -23,8 +23,8 @@ from interp import Batch
 from interp.causal import ablate
 from interp.dynamics import in_context
 from interp.families.convert import AnyModel
+from interp.metrics import next_token_loss
 from interp.model import MLP, ModelConfig, Rotary, Softmax, Transformer
-from interp.passes import next_token_loss
 from interp.runs.record import Record
 from interp.training import Place, RepeatingChain, Training, train
 
@@ -87,7 +87,7 @@ def watched(config: ModelConfig, data: RepeatingChain, training: Training) -> pd
     scores = head_table(model)
     ablated = ablate(
         interp.HookedTransformer(model), rows, "head",
-        change=interp.Zero(), freeze_patterns=True, metric=next_token_loss(),
+        change=interp.edits.Zero(), freeze_patterns=True, metric=next_token_loss(),
     )  # fmt: skip
     scores = scores.join(interp.frame(ablated).set_index("part").value.rename("ablation"), on="part")
     return pd.concat(
@@ -109,7 +109,7 @@ def measured(model: AnyModel, step: int, rows: Batch) -> dict[str, float]:
 
 def head_table(model: Transformer) -> pd.DataFrame:
     """Prefix matching and attention to the token before, on random tokens that repeat, a row per head."""
-    found = interp.heads(model, interp.RepeatedTokens(period=15, repeats=4), sentences=None)
+    found = interp.heads(model, interp.attention.RepeatedTokens(period=15, repeats=4), sentences=None)
     scores = interp.frame(found.value.sel(score=["induction", "previous_token"]))
     table = scores.pivot(index=["layer", "head", "part"], columns="score", values="value")
     return table.reset_index().rename_axis(columns=None)

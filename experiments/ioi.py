@@ -75,7 +75,7 @@ class Task:
         found = pairs.indirect_objects(
             model.text.tokenizer, job.prompts, seed=job.seed, corruption=job.corruption, held_out=True
         )
-        return cls(found, *interp.batches(model, found))
+        return cls(found, *interp.causal.batches(model, found))
 
 
 def main(job: IndirectObjectCircuit, record: Record) -> None:

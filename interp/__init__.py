@@ -1,313 +1,181 @@
 """A hookable Transformer and the exact analyses that take it apart.
 
-import interp
-model = interp.HookedTransformer.from_pretrained("demo-4l")
-interp.heads(model)
-interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
+    import interp
+    model = interp.HookedTransformer.from_pretrained("demo-4l")
+    interp.heads(model)
+    interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
+
+Here stand the names of a first day. Everything else lives one level down, by question, and is there without an import:
+
+    interp.attention    what heads look at: scores of heads, attention rows, generators of test rows
+    interp.causal       what an intervention changes: ablation, patching, paths, tracing, knock-outs
+    interp.circuits     which edges do a task: scores, searches, evaluation, graph files
+    interp.dynamics     what changes with context, depth and training
+    interp.editing      changing what a model says: weight edits and their scores
+    interp.features     neurons, probes, sparse autoencoders, top examples
+    interp.lenses       what a state, an output or a gradient says in tokens
+    interp.residual     the stream as a sum of parts, and of paths
+    interp.tokens       which input tokens matter: attribution, erasure, routes
+    interp.weights      what heads and neurons do by their weights alone
+
+    interp.edits        what an intervention may put in place of a value
+    interp.metrics      what is watched while something is changed
+    interp.data         batches, streams, sources, pairs of prompts
+    interp.model        the network, its configuration and sites
+    interp.passes       hooks, planned sweeps, sampling, questions of your own
+    interp.runs         questions over much data: results, stores, records
+    interp.plot         the pictures
+    interp.pages        the report page, and viewers for notebooks
+    interp.training     training small models
+    interp.verify       whether a model's numbers keep their contract
+    interp.zoo          the demo models, planted models, tasks
+    interp.families     which checkpoints are understood, one file each
+    interp.compat       TransformerLens: its names on this model, its files, other exports
+    interp.core         statistics, factored matrices, tables
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from interp.attention import (
-    IndirectObjects,
-    RepeatedTokens,
-    attention_entropy,
-    attention_kernel,
-    dispersion,
-    heads,
-)
-from interp.causal.ablation import ablate
-from interp.causal.agreement import agreement
-from interp.causal.attribution_patching import attribution_patch
-from interp.causal.causal_trace import causal_trace
-from interp.causal.contrast import batches
-from interp.causal.graph import EdgeGraph
-from interp.causal.knockout import knock_out
-from interp.causal.patching import patch, patch_preset
-from interp.causal.path_patching import path_patch
-from interp.causal.recall import recall
-from interp.causal.short_circuit import short_circuit
-from interp.causal.spans import Mention
-from interp.circuits.circuit_evaluation import circuit_curve, evaluate_circuit
-from interp.circuits.discovery import find_circuit
-from interp.circuits.edge_attribution import edge_attribution
-from interp.circuits.edge_circuit import Circuit
-from interp.circuits.edge_effects import edge_effects
-from interp.circuits.edge_rankings import edge_stability, recovery
-from interp.circuits.graph_files import (
-    AttributionGraph,
-    GraphPrompt,
-    read_attribution_graph,
-    write_attribution_graph,
-)
-from interp.core.factored import FactoredMatrix
-from interp.core.permutation import permutation_test
-from interp.core.results import frame
-from interp.data.batch import Batch
-from interp.data.sources import open_source
-from interp.data.stream import Stream
-from interp.dynamics.checkpoints import over_checkpoints, per_token_loss_pca, phase_change
-from interp.dynamics.consensus import consensus
-from interp.dynamics.in_context import in_context, loss_map, one_token_losses
-from interp.dynamics.rank_collapse import rank_collapse
-from interp.editing.continuation import Continuation, ngram_entropy
-from interp.editing.edit_scores import EditCase, edit_table
-from interp.editing.editors import FineTuning, finetune_edit, gradient_edit, shift_edit
-from interp.editing.rome import Rome, key_moment, rome_edit
-from interp.editing.singular_values import SingularValues, interpolated, train_z
-from interp.editing.weight_edit import WeightEdit
+from interp.attention import heads
+from interp.causal import ablate, attribution_patch, causal_trace, patch, path_patch
+from interp.circuits import evaluate_circuit, find_circuit
+from interp.core import frame
+from interp.data import Batch, Stream
+from interp.edits import Edit
 from interp.encoder_decoder import HookedEncoderDecoder
-from interp.features.probing import probe, probe_neurons
-from interp.features.sae import SAE, JumpReLU, ReLU, TopK
-from interp.features.sae_files import load_sae, save_sae
-from interp.features.sae_metrics import sae_quality
-from interp.features.sae_training import train_sae
-from interp.features.top_examples import top_examples
 from interp.hooked import HookedTransformer
-from interp.lenses.backward_lens import backward_lens
-from interp.lenses.late_layers import late_layers
-from interp.lenses.lens import logit_lens
-from interp.lenses.output_lens import output_lens
-from interp.lenses.tuned_lens import TunedLens, train_tuned_lens
-from interp.model.config import ModelConfig
-from interp.model.edits import Add, Detach, Edit, Mean, Project, Resample, Scale, Set, Swap, Zero
-from interp.model.parts import Edge, Part
-from interp.model.tap import Read, Tap, Trace
-from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis
-from interp.passes.hooks import HookPoint
-from interp.passes.metrics import (
-    Metric,
-    answer_loss,
-    answer_probability,
-    choice_difference,
-    kl_divergence,
-    logit_difference,
-    next_token_loss,
-    of_logits,
-)
-from interp.passes.observe import observe
-from interp.passes.sampling import Sampling
-from interp.passes.sweep import Sweep
-from interp.passes.variants import Variant
-from interp.residual.activation_cache import ActivationCache
-from interp.residual.attribution import attribute
-from interp.residual.decomposition import Decomposition, IncompleteSumError
-from interp.residual.paths import orders, path_matrix, paths, term_importance
-from interp.runs.record import Record
-from interp.runs.run import Results, run
-from interp.runs.store import ActivationStore
-from interp.runs.store_writer import store_activations
-from interp.tokens import (
-    IntegratedGradients,
-    Mixing,
-    compare_methods,
-    erasure,
-    flow_routes,
-    layer_mixing,
-    routes,
-    token_attribution,
-)
-from interp.verify import Contract
-from interp.weights.bigrams import bigram_table
-from interp.weights.composition import (
-    composition,
-    composition_directions,
-    composition_scores,
-    virtual_heads,
-)
-from interp.weights.copying import copying, eigenvalue_scores, matching_scores
-from interp.weights.directions import directions, neurons, singular_directions
-from interp.weights.head_circuits import HeadCircuits
-from interp.weights.head_tokens import head_tokens
-from interp.weights.spectra import spectra
-from interp.weights.token_pairs import skip_trigrams, top_pairs
+from interp.lenses import backward_lens, logit_lens
+from interp.metrics import logit_difference
+from interp.model.parts import Part
+from interp.model.tap import Read
+from interp.passes import observe
+from interp.residual import attribute
+from interp.runs import run
+from interp.tokens import token_attribution
+from interp.weights import composition, copying
 from interp.zoo import DEMOS
 
 if TYPE_CHECKING:
-    from interp.pages.report_page import report
+    from interp import (
+        attention,
+        causal,
+        circuits,
+        compat,
+        core,
+        data,
+        dynamics,
+        editing,
+        edits,
+        families,
+        features,
+        lenses,
+        metrics,
+        model,
+        pages,
+        passes,
+        plot,
+        residual,
+        runs,
+        tokens,
+        training,
+        verify,
+        weights,
+        zoo,
+    )
+    from interp.pages import report
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DEMOS",
-    "SAE",
-    "ActivationCache",
-    "ActivationStore",
-    "Add",
-    "Analysis",
-    "AttributionGraph",
     "Batch",
-    "Circuit",
-    "Continuation",
-    "Contract",
-    "Decomposition",
-    "Detach",
-    "Edge",
-    "EdgeGraph",
     "Edit",
-    "EditCase",
-    "FactoredMatrix",
-    "FineTuning",
-    "GraphPrompt",
-    "HeadCircuits",
-    "HookPoint",
     "HookedEncoderDecoder",
     "HookedTransformer",
-    "IncompleteSumError",
-    "IndirectObjects",
-    "IntegratedGradients",
-    "JumpReLU",
-    "Mean",
-    "Mention",
-    "Metric",
-    "Mixing",
-    "ModelConfig",
     "Part",
-    "Project",
-    "ReLU",
     "Read",
-    "Record",
-    "RepeatedTokens",
-    "Resample",
-    "Results",
-    "Rome",
-    "Sampling",
-    "Scale",
-    "Set",
-    "SingularValues",
     "Stream",
-    "Swap",
-    "Sweep",
-    "Tap",
-    "TopK",
-    "Trace",
-    "Transformer",
-    "TunedLens",
-    "Variant",
-    "WeightEdit",
-    "Zero",
     "ablate",
-    "agreement",
-    "answer_loss",
-    "answer_probability",
-    "attention_entropy",
-    "attention_kernel",
     "attribute",
     "attribution_patch",
     "backward_lens",
-    "batches",
-    "bigram_table",
     "causal_trace",
-    "choice_difference",
-    "circuit_curve",
-    "compare_methods",
     "composition",
-    "composition_directions",
-    "composition_scores",
-    "consensus",
     "copying",
-    "directions",
-    "dispersion",
-    "edge_attribution",
-    "edge_effects",
-    "edge_stability",
-    "edit_table",
-    "eigenvalue_scores",
-    "erasure",
     "evaluate_circuit",
     "find_circuit",
-    "finetune_edit",
-    "flow_routes",
     "frame",
-    "gradient_edit",
-    "head_tokens",
     "heads",
-    "in_context",
-    "interpolated",
-    "key_moment",
-    "kl_divergence",
-    "knock_out",
-    "late_layers",
-    "layer_mixing",
-    "load_sae",
     "logit_difference",
     "logit_lens",
-    "loss_map",
-    "matching_scores",
-    "neurons",
-    "next_token_loss",
-    "ngram_entropy",
     "observe",
-    "of_logits",
-    "one_token_losses",
-    "open_source",
-    "orders",
-    "output_lens",
-    "over_checkpoints",
     "patch",
-    "patch_preset",
-    "path_matrix",
     "path_patch",
-    "paths",
-    "per_token_loss_pca",
-    "permutation_test",
-    "phase_change",
-    "probe",
-    "probe_neurons",
-    "rank_collapse",
-    "read_attribution_graph",
-    "recall",
-    "recovery",
     "report",
-    "rome_edit",
-    "routes",
     "run",
-    "sae_quality",
-    "save_sae",
-    "shift_edit",
-    "short_circuit",
-    "singular_directions",
-    "skip_trigrams",
-    "spectra",
-    "store_activations",
-    "term_importance",
     "token_attribution",
-    "top_examples",
-    "top_pairs",
-    "train_sae",
-    "train_tuned_lens",
-    "train_z",
-    "virtual_heads",
-    "write_attribution_graph",
 ]
+
+WINGS = (
+    *(
+        "attention",
+        "causal",
+        "circuits",
+        "dynamics",
+        "editing",
+        "features",
+        "lenses",
+        "residual",
+        "tokens",
+        "weights",
+    ),
+    *(
+        "edits",
+        "metrics",
+        "data",
+        "model",
+        "passes",
+        "runs",
+        "plot",
+        "pages",
+        "training",
+        "verify",
+        "zoo",
+        "families",
+        "compat",
+        "core",
+    ),
+)
+"""Where everything else lives, one level down; imported at first use where that is slow."""
 
 _EARLIER = {
     "BackwardLens": "interp.lenses.GradientFactors, made by interp.lenses.gradient_factors",
-    "Circuits": "interp.HeadCircuits",
-    "Erasure": "interp.tokens.Erasure",
-    "Interchange": "interp.circuits.Interchange",
-    "Mixed": "interp.Mixing",
-    "Parts": "interp.Decomposition",
-    "Put": "interp.Edit, with interp.Set(values) as its change",
-    "faithfulness": "interp.erasure",
-    "faithfulness_curve": "interp.circuit_curve",
+    "Circuits": "interp.weights.HeadCircuits",
+    "Mixed": "interp.tokens.Mixing",
+    "Parts": "interp.residual.Decomposition",
+    "Put": "interp.Edit, with interp.edits.Set(values) as its change",
+    "faithfulness": "interp.tokens.erasure",
+    "faithfulness_curve": "interp.circuits.circuit_curve",
 }
 """Names of the first edition that are gone, and what does their work now."""
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *WINGS, "__version__"})
 
 
 def __getattr__(name: str) -> object:
-    """The function that makes pages, at its first use: they need pandas, xarray and jinja2, slow to import."""
+    """A wing or the report at its first use; for other names an error that says where they are."""
+    if name in WINGS:
+        return import_module(f"interp.{name}")
     if name == "report":
-        from interp.pages.report_page import report
-
-        return report
+        return import_module("interp.pages").report
+    what = f"module 'interp' has no attribute {name!r}"
     if name in _EARLIER:
-        raise AttributeError(f"module 'interp' has no attribute {name!r}: it is called {_EARLIER[name]}")
+        raise AttributeError(f"{what}: it is called {_EARLIER[name]}")
+    if homes := [wing for wing in WINGS if name in import_module(f"interp.{wing}").__all__]:
+        raise AttributeError(f"{what}: it is called {' or '.join(f'interp.{wing}.{name}' for wing in homes)}")
     from interp.core.shapes import nearest
 
-    raise AttributeError(f"module 'interp' has no attribute {name!r}; {nearest(name, __all__)}")
+    raise AttributeError(f"{what}; {nearest(name, [*__all__, *WINGS])}")

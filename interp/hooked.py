@@ -141,7 +141,7 @@ class HookedTransformer(Shown):
         Errors: KeyError or IndexError for a part or site that the model lacks; ValueError for edits of some rows.
 
         Example:
-            >>> without = model.edited([Edit("L1H2", interp.Zero())])
+            >>> without = model.edited([Edit("L1H2", interp.edits.Zero())])
             >>> interp.heads(without).attrs == interp.heads(model).attrs
             True
         """

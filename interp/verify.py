@@ -4,6 +4,8 @@ Each line compares two ways to the same number, one of them as direct as can be;
 difference relative to the largest absolute value (unless the line says otherwise).
 """
 
+from __future__ import annotations
+
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +17,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.viewer import Viewable
 from interp.data.batch import Batch, Side
 from interp.model.encoder_decoder import EncoderDecoder
@@ -23,11 +26,13 @@ from interp.model.sites import names
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.observe import observe
+from interp.passes.observe import Model, as_network, observe
 from interp.residual.decomposition import TOLERANCE, IncompleteSumError, by_sublayer, head_parts
 
 if TYPE_CHECKING:
     import pandas as pd
+
+__all__ = ["Contract", "Line", "PairReference", "Reference", "contract", "pair_contract"]
 
 SAME = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Allowed between two of our own ways to one number, relative."""
@@ -118,20 +123,24 @@ class Contract(Viewable):
         return "\n".join(rows)
 
 
+@public()
 def contract(
-    model: Transformer, reference: Reference | str, *, name: str = "model", batch: Batch | None = None
+    model: Model, reference: Reference | str, *, name: str = "model", batch: Batch | None = None
 ) -> Contract:
     """Measure every line on random tokens.
 
-    reference: what to compare with, or the reason why there is nothing. batch: tokens to use instead (unpadded rows;
+    model: with the interventions that hold here and now. reference: what to compare with, or the reason why there is
+    nothing. batch: tokens to use instead (unpadded rows;
     a decoder with cross-attention requires one that carries its memory).
     """
-    batch = (some_tokens(model) if batch is None else batch).to(model.device)
+    network = as_network(model)
+    batch = (some_tokens(network) if batch is None else batch).to(network.device)
     with torch.no_grad():
-        lines = tuple(_lines(model, reference, batch))
+        lines = tuple(_lines(network, reference, batch))
     return Contract(name, lines)
 
 
+@public()
 def pair_contract(model: EncoderDecoder, reference: PairReference | str, *, name: str = "model") -> Contract:
     """Measure an encoder-decoder: the whole against the reference, then every line of each side on its own."""
     source = some_tokens(model.encoder, n=10).to(model.device)

@@ -2,7 +2,7 @@
 whose values are zero, for every number but their gradients.
 """
 
-from interp import Transformer
+from interp.model import Transformer
 from tests.configs import CONFIGS, build
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from interp import RepeatedTokens, cli
+from interp import cli
+from interp.attention import RepeatedTokens
 from interp.cli import COMMANDS, main, parsed
 from interp.cli.commands import ANSWER, PROMPT, WRONG, Models, Report, Verify
 from interp.cli.runs import Run

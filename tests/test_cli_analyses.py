@@ -12,17 +12,9 @@ import pytest
 from xarray import Dataset
 
 import interp
-from interp import (
-    Circuit,
-    HookedTransformer,
-    RepeatedTokens,
-    causal_trace,
-    frame,
-    heads,
-    logit_difference,
-    patch,
-    zoo,
-)  # fmt: skip
+from interp import HookedTransformer, causal_trace, frame, heads, logit_difference, patch, zoo
+from interp.attention import RepeatedTokens
+from interp.circuits import Circuit  # fmt: skip
 from interp.cli import ASKED, COMMANDS, main, parsed
 from interp.cli.asking import data_of, function_of, option_of
 from interp.core.boundary import hints_of
@@ -107,7 +99,7 @@ def test_a_command_line_gives_a_list_a_word_or_a_named_change() -> None:
     fields = command.fields()  # type: ignore[attr-defined]
     assert (fields["parts"], fields["change"], fields["by"]) == (
         ("L0H1", "L1.mlp"),
-        interp.Zero(),
+        interp.edits.Zero(),
         ("layer",),
     )
     one = parsed(["ablate", "a", "--parts", "mlp"]).fields()  # type: ignore[attr-defined]
@@ -132,7 +124,9 @@ def test_data_may_be_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         str(out),
     )
     metric = logit_difference(" Mary", " John")
-    written(out, interp.ablate(demo(), tmp_path / "texts.txt", "mlp", change=interp.Zero(), metric=metric))
+    written(
+        out, interp.ablate(demo(), tmp_path / "texts.txt", "mlp", change=interp.edits.Zero(), metric=metric)
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 import interp
-from interp import HookedTransformer, HookPoint, Sampling
+from interp import HookedTransformer
 from interp.model import MLP, sites
+from interp.passes import HookPoint, Sampling
 from tests.configs import CONFIGS
 from tests.tiny import CORPUS, END, backend, hooked
 from tests.tolerances import assert_close

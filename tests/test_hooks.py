@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp import Add, Edit, HookedTransformer, HookPoint, Read, Scale, Tap, Zero, observe
-from interp.model import sites
+from interp import Edit, HookedTransformer, Read, observe
+from interp.edits import Add, Scale, Zero
+from interp.model import Tap, sites
+from interp.passes import HookPoint
 from tests.tiny import CORPUS, hooked
 from tests.tolerances import assert_close
 

@@ -17,5 +17,6 @@ for name in (
     import_module(name)
 
 package = import_module("interp")
-for name in package.__all__:
-    getattr(package, name)
+for name in (*package.__all__, *package.WINGS):
+    if name != "compat":
+        getattr(package, name)

@@ -22,8 +22,8 @@ from interp.causal import EdgeGraph, attribution_patch
 from interp.causal.contrast import Watched
 from interp.circuits import edge_attribution
 from interp.circuits.edge_scores import Change, Gradients
+from interp.metrics import logit_difference
 from interp.model import MLP, ModelConfig, RMSNorm, Rotary, Transformer
-from interp.passes import logit_difference
 
 COLUMNS, ANSWER, WRONG = 15, 1000, 2000
 CLAIM, CLAIM_EDGES = 1.15, 1.5

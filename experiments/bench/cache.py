@@ -12,7 +12,7 @@ from measure import cpu_seconds, distinct_mib, memory, report, timing, work
 from subjects import gpt2_small
 from torch import Tensor
 
-from interp import ActivationCache
+from interp.residual import ActivationCache
 
 ROWS, COLUMNS = 8, 128
 CLAIMS = {"everything": 1.07, "resid_post": 1.02}

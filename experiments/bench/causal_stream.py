@@ -24,9 +24,9 @@ import torch
 import tyro
 
 import interp
-from interp import Results
 from interp.causal import Patch
 from interp.data import Pairs, Stream
+from interp.runs import Results
 from interp.zoo import pairs as tasks
 
 Engine = Literal["memory", "folder", "processes", "ray"]

@@ -31,7 +31,7 @@ def main(repeats: int = 3) -> None:
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = interp.Transformer(SHAPE).eval().requires_grad_(False)
+    model = interp.model.Transformer(SHAPE).eval().requires_grad_(False)
     circuits = HeadCircuits(model, folded=True)
     eigenvalues = {
         "products": lambda: eigenvalue_products(circuits),

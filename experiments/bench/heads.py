@@ -26,7 +26,7 @@ from interp.families.load import tokenizer_of
 from interp.runs.run import reduced_over
 from interp.zoo.catalog import WEIGHTS
 
-DATA = interp.RepeatedTokens(period=63, repeats=2, rows=16)
+DATA = interp.attention.RepeatedTokens(period=63, repeats=2, rows=16)
 CLAIM, CLAIM_MIB, CLAIM_PASSES = 0.70, 220, 6.0
 SPEAKER = "demo-4l"
 """Whose tokenizer the random model gets, so that the names of the sentences are single tokens."""

@@ -23,8 +23,10 @@ from transformer_lens import ActivationCache
 from transformer_lens.model_bridge import TransformerBridge
 
 import interp
-from interp import Edit, Set, Sweep, Variant
+from interp import Edit
 from interp.causal import patch
+from interp.edits import Set, Variant
+from interp.passes import Sweep
 
 COLUMNS, DIFFERING, ANSWER, WRONG = 15, (2, 4, 9, 10), 1000, 2000
 METRIC = interp.logit_difference(ANSWER, WRONG)

@@ -23,7 +23,8 @@ from playwright.sync_api import Page, sync_playwright
 from subjects import gpt2_small
 
 import interp
-from interp import Edit, Scale
+from interp import Edit
+from interp.edits import Scale
 from interp.families.load import tokenizer_of
 from interp.passes.edit_text import edit_to_json
 from interp.serve.answers import look

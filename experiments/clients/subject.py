@@ -46,7 +46,7 @@ def texts(n: int, length: int = 100) -> list[str]:
     """What the demo model writes, `n` texts of `length` tokens: the same at every call."""
     model = interp.HookedTransformer.from_pretrained(MODEL)
     starts = torch.zeros(n, 1, dtype=torch.long)
-    rows = model.generate(starts, length, sampling=interp.Sampling(seed=0))
+    rows = model.generate(starts, length, sampling=interp.passes.Sampling(seed=0))
     return [tokenizer().decode(row, skip_special_tokens=True) for row in rows.tokens.tolist()]
 
 

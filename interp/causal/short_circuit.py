@@ -103,7 +103,7 @@ def short_circuit(
     Errors: IndexError for a layer that does not exist; ValueError for an empty range, or a variant given twice.
 
     Example:
-        >>> short_circuit(model, prompt, [0, range(1, 3)], metric=interp.kl_divergence()).part.values.tolist()
+        >>> short_circuit(model, prompt, [0, range(1, 3)], metric=interp.metrics.kl_divergence()).part.values.tolist()
         ['L0.attn', 'L1.attn+L2.attn']
     """
     question = ShortCircuit(layers, metric, each)

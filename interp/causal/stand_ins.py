@@ -33,7 +33,7 @@ def as_stand_in(change: object) -> StandIn:
     hint = {"zero": "Zero()", "mean": "Mean()", "resample": "Resample()"}.get(str(change).lower())
     raise ValueError(
         f"what stands in for a part is Zero(), Mean(...) or Resample(...), got {change!r}"
-        + (f": write interp.{hint}" if hint else "")
+        + (f": write interp.edits.{hint}" if hint else "")
     )
 
 

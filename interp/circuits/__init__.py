@@ -19,12 +19,14 @@ from interp.circuits.graph_files import (
     write_attribution_graph,
 )
 from interp.circuits.interchange import Interchange, interchange
+from interp.model.parts import Edge
 
 __all__ = [
     "AttributionGraph",
     "Circuit",
     "CircuitCurve",
     "CircuitProtocol",
+    "Edge",
     "EdgeAttribution",
     "EdgeEffects",
     "EvaluateCircuit",

@@ -27,7 +27,8 @@ class OfTask(Asking):
 
     def run(self) -> None:
         """Print the edges from the strongest on, and the circuit's faithfulness beside random ones."""
-        from interp import batches, evaluate_circuit, find_circuit
+        from interp import evaluate_circuit, find_circuit
+        from interp.causal import batches
         from interp.zoo.pairs import TASKS
 
         model = loaded(self.model, None, available(self.device))

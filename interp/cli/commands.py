@@ -85,7 +85,7 @@ class Graph:
 
     def run(self) -> None:
         """Read, draw, write."""
-        from interp import read_attribution_graph
+        from interp.circuits import read_attribution_graph
         from interp.core.results import write_atomically
         from interp.pages import graph_page
 

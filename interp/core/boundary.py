@@ -11,6 +11,7 @@ import functools
 import inspect
 import re
 import reprlib
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -413,12 +414,20 @@ def _hint(what: str, value: object, hint: object) -> str:
     return ""
 
 
+def _place(kind: type) -> str:
+    """Where a user finds a class: at a face of the package rather than in the module behind it."""
+    package, *inner, module = kind.__module__.split(".")
+    faces = [f"{package}.{name}" for name in (module, *inner)]
+    found = (face for face in faces if getattr(sys.modules.get(face), kind.__name__, None) is kind)
+    return f"{next(found, kind.__module__)}.{kind.__name__}"
+
+
 def _instead_of_text(what: str, value: str, options: Sequence[object], allowed: _Allowed) -> str:
     if allowed.words:
         return f"; {nearest(value, allowed.words)}"
     records = {each.__name__: each for each in options if isinstance(each, type)}
     if named := [name for name in records if name.lower() == value.lower().removesuffix("()")]:
-        return f": write interp.{named[0]}()"
+        return f": write {_place(records[named[0]])}()"
     if any(get_args(each) and not _allows_text(each) and "str" in said(each) for each in options):
         return f": write {what.rpartition(' ')[2]}=({value!r},)"
     return ""

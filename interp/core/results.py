@@ -160,7 +160,8 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
     that do not exist are left out.
 
     Example:
-        >>> list(frame(interp.ablate(model, prompt, "mlp", change=interp.Zero(), metric=interp.kl_divergence())))[:4]
+        >>> zero, metric = interp.edits.Zero(), interp.metrics.kl_divergence()
+        >>> list(frame(interp.ablate(model, prompt, "mlp", change=zero, metric=metric)))[:4]
         ['layer', 'part', 'value', 'low']
     """
     import xarray as xr

@@ -146,7 +146,7 @@ class SAE(nn.Module):
         >>> sae = SAE(ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
         >>> sae.encode(torch.arange(24.0) - 21).count_nonzero().item()
         2
-        >>> steer = interp.Edit("L1.resid", interp.Add(sae.W_dec[7], scale=3.0))
+        >>> steer = interp.Edit("L1.resid", interp.edits.Add(sae.W_dec[7], scale=3.0))
         >>> interp.logit_lens(model, prompt, edits=[steer, interp.Edit("L2.resid", sae.reconstruct)]).sizes["depth"]
         4
     """

@@ -23,7 +23,7 @@ from interp.weights import head_tokens
 FLOOR = 0.01
 """Least share of a head's move that the page holds; smaller ones are told as a sum."""
 OWN = ("resid", "attn_bias", "mlp", "resid_mid")
-"""The parts that stay at their position, as `interp.flow_routes` calls them."""
+"""The parts that stay at their position, as `interp.tokens.flow_routes` calls them."""
 LISTS = ("raises", "lowers", "seeks")
 """The lists of a head in the order of the page."""
 LISTED = 5
@@ -49,7 +49,7 @@ def about_flow(
 
 
 def shares(result: xr.Dataset, attributed: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
-    """`interp.flow_routes` of one prompt: one row per part of a sum, heads' moves from `FLOOR` on.
+    """`interp.tokens.flow_routes` of one prompt: one row per part of a sum, heads' moves from `FLOOR` on.
 
     kind: "head", or one of `OWN`. attribution: the logits that the part adds to the answer by itself (minus the wrong
     one's): heads' moves and MLPs at the last position; NaN elsewhere, where nothing is added to the answer but through
@@ -110,7 +110,7 @@ def value_norms(model: Subject, batch: Batch, names: Sequence[str]) -> pd.DataFr
 
 
 def words_of_heads(model: Subject, batch: Batch) -> pd.DataFrame:
-    """`interp.head_tokens` of the prompt's different tokens: one row per list and rank.
+    """`interp.weights.head_tokens` of the prompt's different tokens: one row per list and rank.
 
     `list`: raises and lowers (the next tokens that the head makes more and less probable where it attends to the
     token), seeks (the keys that the token prefers, among the prompt's).

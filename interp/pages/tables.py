@@ -194,7 +194,7 @@ def patching(results: Mapping[tuple[str, str], xr.Dataset], names: Sequence[str]
 
 
 def edges(result: xr.Dataset) -> pd.DataFrame:
-    """Every edge of `interp.edge_attribution` with its score in logits, the largest first.
+    """Every edge of `interp.circuits.edge_attribution` with its score in logits, the largest first.
 
     Positive: bringing the edge back (it alone carries the prompt's value in the corrupted run) raises the metric.
     """
@@ -204,7 +204,7 @@ def edges(result: xr.Dataset) -> pd.DataFrame:
 
 
 def faithfulness(sizes: Sequence[int], result: xr.Dataset) -> pd.DataFrame:
-    """The faithfulness of the strongest edges of one prompt (`interp.circuit_curve`), by how many.
+    """The faithfulness of the strongest edges of one prompt (`interp.circuits.circuit_curve`), by how many.
 
     edges = how many were kept, `connected` how many of them lie on a path from the input to the logits, value =
     (metric of the circuit - metric of the corrupted prompt) / (metric of the prompt - that of the corrupted one): 0

@@ -110,7 +110,7 @@ def edit_to_python(edit: Edit) -> str:
 
     Example:
         >>> edit_to_python(Edit("L3.mlp", Scale(0.5), at={"pos": (0, 1)}))
-        "interp.Edit('L3.mlp', interp.Scale(0.5), at={'pos': (0, 1)})"
+        "interp.Edit('L3.mlp', interp.edits.Scale(0.5), at={'pos': (0, 1)})"
     """
     ends = [f", at={dict(edit.at)!r}"] if edit.at else []
     ends += [f", rows={edit.rows!r}"] if edit.rows is not None else []
@@ -124,7 +124,7 @@ def change_to_python(change: Change) -> str:
     for place, (name, value) in enumerate(_fields(change).items()):
         first = place == 0 and not given and name == next(iter(_every_field(change)))
         given.append(_python(value) if first else f"{name}={_python(value)}")
-    return f"interp.{type(change).__name__}({', '.join(given)})"
+    return f"interp.edits.{type(change).__name__}({', '.join(given)})"
 
 
 def _fields(change: Change) -> dict[str, object]:

@@ -57,8 +57,8 @@ class Sweep:
 
     Example:
         >>> batch = model.text.batch(prompt)
-        >>> variants = [interp.Variant([interp.Edit(f"L{layer}.mlp", interp.Zero())]) for layer in range(2)]
-        >>> Sweep(model.transformer, batch, variants).run(interp.kl_divergence()).values.shape
+        >>> variants = [interp.edits.Variant([interp.Edit(f"L{layer}.mlp", interp.edits.Zero())]) for layer in range(2)]
+        >>> Sweep(model.transformer, batch, variants).run(interp.metrics.kl_divergence()).values.shape
         torch.Size([2, 1])
     """
 

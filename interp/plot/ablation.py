@@ -27,7 +27,7 @@ def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Errors: ValueError for a result of another number of dims.
 
     Example:
-        >>> ablation(interp.ablate(model, prompt, change=interp.Zero(), metric=interp.kl_divergence()))
+        >>> ablation(interp.ablate(model, prompt, change=interp.edits.Zero(), metric=interp.metrics.kl_divergence()))
     """
     effect = result.value
     if effect.ndim not in (1, 2):

@@ -24,12 +24,12 @@ VALUES = {
 
 @public()
 def attention_entropy(result: xr.Dataset, score: str = "relative", *, ax: Axes | None = None) -> Axes:
-    """A layer x head map of `interp.attention_entropy`, each cell with its number.
+    """A layer x head map of `interp.attention.attention_entropy`, each cell with its number.
 
     score: "relative" (H / log n, from 0 to 1), "entropy" (nats) or "max_weight". Errors: KeyError for another.
 
     Example:
-        >>> attention_entropy(interp.attention_entropy(model, prompt))
+        >>> attention_entropy(interp.attention.attention_entropy(model, prompt))
     """
     known = {
         "relative": "entropy / log(keys)",
@@ -60,14 +60,14 @@ def dispersion(
     label: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """One score of `interp.dispersion` against the number of keys: named heads in colour, all others grey.
+    """One score of `interp.attention.dispersion` against the number of keys: named heads in colour, all others grey.
 
     score: "max_weight" (both axes logarithmic; dashed: 1 / n, even attention), "entropy" (dashed: log n) or "gap".
     heads: those with a name and a 95 % band, `"L0H1"` or (0, 1). label: what is added to the names, where several
     results share an Axes (select the named heads in all but the first). Errors: KeyError for another score or head.
 
     Example:
-        >>> dispersion(interp.dispersion(model, prompt), "entropy", heads=["L0H1"])
+        >>> dispersion(interp.attention.dispersion(model, prompt), "entropy", heads=["L0H1"])
     """
     if score not in VALUES:
         raise KeyError(f"no score {score!r} to draw; {nearest(score, VALUES)}")

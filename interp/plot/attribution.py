@@ -18,8 +18,8 @@ FOR, AGAINST, REST = "#2166ac", "#b2182b", "#777777"
 def attribution(result: xr.Dataset, *, prompt: int = 0, top: int = 20, ax: Axes | None = None) -> Axes:
     """The largest parts as a waterfall that ends at the total: each bar starts where the one above stopped.
 
-    result: what `interp.attribute` returned, at any grain, or `interp.paths`. What comes after the first `top` is one
-    bar.
+    result: what `interp.attribute` returned, at any grain, or `interp.residual.paths`. What comes after
+    the first `top` is one bar.
     Errors: IndexError for a prompt that the result does not hold.
 
     Example:

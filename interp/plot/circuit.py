@@ -40,7 +40,7 @@ def circuit(found: Circuit, *, ax: Axes | None = None) -> Axes:
 
     Example:
         >>> scores = {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 2.0}
-        >>> ax = circuit(Circuit(interp.EdgeGraph.of(model.cfg), scores))
+        >>> ax = circuit(Circuit(interp.causal.EdgeGraph.of(model.cfg), scores))
     """
     if not found.edges:
         raise ValueError("a circuit with at least one edge is required, got none")
@@ -74,7 +74,7 @@ def circuit_curve(
         >>> from interp.circuits import edge_effects
         >>> pairs, metric = (torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])), interp.logit_difference(3, 4)
         >>> scores = edge_effects(model, *pairs, metric=metric)
-        >>> ax = circuit_curve(interp.circuit_curve(model, *pairs, scores, metric=metric, draws=1))
+        >>> ax = circuit_curve(interp.circuits.circuit_curve(model, *pairs, scores, metric=metric, draws=1))
     """
     ax = axes(ax, 6.0, 3.8)
     if not ax.lines:
@@ -103,7 +103,7 @@ def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
-        >>> found = Circuit(interp.EdgeGraph.of(model.cfg), {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
+        >>> found = Circuit(interp.causal.EdgeGraph.of(model.cfg), {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
         >>> asked = {"metric": interp.logit_difference(3, 4), "draws": 2}
         >>> ax = circuit_checks(interp.evaluate_circuit(model, *pairs, found, **asked))
     """

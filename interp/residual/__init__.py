@@ -9,7 +9,6 @@ from interp.residual.paths import (
     TermImportance,
     orders,
     path_matrix,
-    path_name,
     paths,
     term_importance,
 )
@@ -25,7 +24,6 @@ __all__ = [
     "attribute",
     "orders",
     "path_matrix",
-    "path_name",
     "paths",
     "term_importance",
 ]

@@ -61,7 +61,7 @@ def _edit(edit: Edit) -> str:
         values = f"donor[{edit.site!r}][{cells}]"
     else:
         return text
-    return text.replace(change_to_python(edit.change), f"interp.Set({values})")
+    return text.replace(change_to_python(edit.change), f"interp.edits.Set({values})")
 
 
 def _end(position: int) -> list[str]:

@@ -107,7 +107,7 @@ class Erasure(Question):
         posed = Posed.of(model.text, self.answer, self.wrong)
         if posed is not None and posed.rows not in (None, len(each)):
             raise ValueError(
-                f"one answer for all {len(each)} prompts of the attribution or one for each is required, "
+                f"answer and wrong are for all {len(each)} prompts of the attribution, or one for each: "
                 f"got {posed.rows}"
             )
         return Analysis(

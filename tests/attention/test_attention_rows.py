@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import interp
-from interp import Batch, Edit, HookedTransformer, Zero
+from interp import Batch, Edit, HookedTransformer
 from interp.attention import AttentionEntropy, Dispersion, attention_entropy, dispersion
 from interp.attention.attention_rows import row_numbers
 from interp.core.temperature import log_n_factor
+from interp.edits import Zero
 from interp.model import Transformer
 from interp.model.tap import Read, Tap
 from tests.configs import CONFIGS, build, perturbed, some_tokens

@@ -182,7 +182,7 @@ def test_sentences_that_cannot_be_said_are_refused_with_the_reason() -> None:
 
 
 def test_the_table_tells_why_sentences_are_absent() -> None:
-    data = interp.RepeatedTokens(period=5, repeats=3, rows=2)
+    data = interp.attention.RepeatedTokens(period=5, repeats=3, rows=2)
     table = interp.heads(HookedTransformer(build("gpt2")), data)
     assert "to_receiver" not in table.score and "no tokenizer" in table.attrs["no_sentences"]
     assert interp.heads(speaker(), data, sentences=None).attrs["no_sentences"] == "not asked for"

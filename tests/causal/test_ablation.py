@@ -101,7 +101,7 @@ def by_hand(
         values = CASES[case][2](own[site], other[site])
 
         def put(
-            value: Tensor, hook: interp.HookPoint, index: tuple = index, values: Tensor = values
+            value: Tensor, hook: interp.passes.HookPoint, index: tuple = index, values: Tensor = values
         ) -> Tensor:
             value[(slice(None), *index)] = values[(slice(None), *index)]
             return value

@@ -312,7 +312,7 @@ def test_the_question_has_the_numbers_of_the_function_over_any_data() -> None:
     question = CausalTrace(SUBJECTS, a.answers, samples=SAMPLES, noise=NOISE, sigma=whole.attrs["sigma"])
     xr.testing.assert_identical(interp.run([question], a.model, a.batch())["causal_trace"], whole)
     rows = [row.tolist() for row in a.rows]
-    stream = interp.Stream(interp.open_source(rows), a.model.text, tokens_per_batch=8)
+    stream = interp.Stream(interp.data.open_source(rows), a.model.text, tokens_per_batch=8)
     assert subject_spread(a.model, stream, SUBJECTS) == pytest.approx(question.sigma, rel=1e-12)
     kept = interp.run([question], a.model, stream)["causal_trace"]
     assert kept.prompt.values.tolist() == [0, 2] and kept.attrs["dropped"] == 1

@@ -45,7 +45,7 @@ def by_hand(
 ) -> Tensor:
     """The effect `[prompt]` of -inf at these (query, key)s, from whole passes with hooks."""
 
-    def cut(scores: Tensor, hook: interp.HookPoint) -> Tensor:
+    def cut(scores: Tensor, hook: interp.passes.HookPoint) -> Tensor:
         for head in heads:
             for q, k in edges:
                 scores[:, head, q, k] = -torch.inf

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 import interp
-from interp import HookedTransformer, Metric, Resample, logit_difference
+from interp import HookedTransformer, logit_difference
 from interp.causal import ablate, attribution_patch, patch, path_patch
 from interp.data.batch import Batch
+from interp.edits import Resample
+from interp.metrics import Metric
 from interp.model.parts import Part
 from interp.zoo.planted import PLANTED
 

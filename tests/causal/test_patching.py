@@ -36,7 +36,7 @@ def by_hooks(model: HookedTransformer, site: str, index: tuple, direction: str) 
     _, cache = model.run_with_cache(other, names=site)
     given = cache[site]
 
-    def put(value: Tensor, hook: interp.HookPoint) -> Tensor:
+    def put(value: Tensor, hook: interp.passes.HookPoint) -> Tensor:
         value[(slice(None), *index)] = given[(slice(None), *index)]
         return value
 

@@ -10,8 +10,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from interp import Edge, HookedTransformer, Read, observe
+from interp import HookedTransformer, Read, observe
 from interp.causal import EdgeGraph, patch, path_patch
+from interp.circuits import Edge
 from interp.data.batch import Batch
 from interp.model import Tap, Transformer
 from interp.model.config import ModelConfig

@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 
 import interp
-from interp import HookedTransformer, Read, Zero, causal
+from interp import HookedTransformer, Read, causal
 from interp.causal import (
     Ablate,
     AttributionPatch,
@@ -23,6 +23,7 @@ from interp.causal import (
     ShortCircuit,
 )
 from interp.data.batch import Batch
+from interp.edits import Zero
 from interp.model.edits import Edit, Scale
 from interp.passes.analysis import Question
 from tests.configs import build, some_tokens

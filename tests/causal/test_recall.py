@@ -128,7 +128,7 @@ def test_a_stream_of_any_size_keeps_the_moments() -> None:
     model, (batch, span) = HookedTransformer(build("gpt2"), None), prompts()
     rows = [row[:n].tolist() for row, n in zip(batch.tokens, LENGTHS, strict=True)]
     whole = recall(model, batch, span, ENTRIES)
-    stream = interp.Stream(interp.open_source(rows), model.text, tokens_per_batch=18)
+    stream = interp.Stream(interp.data.open_source(rows), model.text, tokens_per_batch=18)
     kept = interp.run([Recall(span, ENTRIES)], model, stream)["recall"]
     np.testing.assert_allclose(kept.sortby("prompt")["each"], whole["each"], rtol=1e-9, atol=1e-9)
     small = interp.run([Recall(span, ENTRIES, each=False)], model, stream)["recall"]

@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import interp
-from interp import Add, Edit, HookedTransformer, Read, Scale, Zero, frame, observe
+from interp import Edit, HookedTransformer, Read, frame, observe
 from interp.causal import EdgeGraph
 from interp.circuits import EdgeAttribution, edge_attribution
 from interp.circuits import edge_scores as kernel
 from interp.circuits.edge_attribution import Line, Method
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
+from interp.edits import Add, Scale, Zero
 from interp.model import MLP, LayerNorm, ModelConfig, NoNorm, NoPosition, Tap, Transformer
 from interp.passes.metrics import kl_divergence, logit_difference, of_logits
 from tests.causal.slow_edges import (

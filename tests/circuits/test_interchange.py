@@ -13,12 +13,13 @@ from jaxtyping import TypeCheckError
 from torch import Tensor
 
 import interp
-from interp import Add, HookedTransformer, Scale, Zero, observe
+from interp import HookedTransformer, observe
 from interp.causal import EdgeGraph
 from interp.circuits import Circuit, EdgeEffects, Interchange, edge_effects, interchange
 from interp.circuits.interchange import Replacement
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
+from interp.edits import Add, Scale, Zero
 from interp.model import Tap, Transformer
 from interp.model.config import ModelConfig
 from interp.model.tap import Edit, Read

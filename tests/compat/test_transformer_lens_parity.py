@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp import HookedTransformer, HookPoint, Part
+from interp import HookedTransformer, Part
 from interp.data.text import Text
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model import sites
+from interp.passes import HookPoint
 from tests.families.oracle import hf_model, new_hf_model, some_tokens
 from tests.tiny import CORPUS, END, gpt2_tokenizer
 from tests.tolerances import assert_close

@@ -7,7 +7,6 @@
 import functools
 import importlib
 import inspect
-import pkgutil
 import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -24,9 +23,13 @@ import interp.families
 import interp.passes
 import interp.training
 import interp.zoo
-from interp import Circuit, EdgeGraph, Edit, HeadCircuits, Variant, Zero
+from interp import Edit
+from interp.causal import EdgeGraph
+from interp.circuits import Circuit
+from interp.edits import Variant, Zero
 from interp.passes.analysis import Question
 from interp.passes.observe import as_model
+from interp.weights import HeadCircuits
 from tests.configs import CONFIGS, build
 from tests.tiny import hooked
 
@@ -64,7 +67,9 @@ def circuits() -> HeadCircuits:
 @once
 def edges() -> xr.Dataset:
     """The scores of all edges, prompt by prompt."""
-    found = interp.edge_effects(plain(), TOKENS, OTHERS, metric=interp.logit_difference(3, 4), each=True)
+    found = interp.circuits.edge_effects(
+        plain(), TOKENS, OTHERS, metric=interp.logit_difference(3, 4), each=True
+    )
     assert isinstance(found, xr.Dataset)
     return found
 
@@ -84,18 +89,18 @@ def whole_circuit() -> Circuit:
 
 
 @once
-def sae() -> interp.SAE:
+def sae() -> interp.features.SAE:
     draw, d = torch.Generator().manual_seed(0), model().cfg.d_model
     shapes = {"W_enc": (d, 6), "b_enc": (6,), "W_dec": (6, d), "b_dec": (d,)}
-    return interp.SAE(
-        interp.TopK(2),
+    return interp.features.SAE(
+        interp.features.TopK(2),
         {name: torch.randn(shape, dtype=torch.float64, generator=draw) for name, shape in shapes.items()},
     )
 
 
 @once
 def keys() -> object:
-    return interp.key_moment(model(), TOKENS, layer=0)
+    return interp.editing.key_moment(model(), TOKENS, layer=0)
 
 
 @once
@@ -114,7 +119,9 @@ def series() -> xr.DataArray:
 @once
 def graph_file() -> Path:
     path = Path(tempfile.mkdtemp()) / "graph.json"
-    interp.write_attribution_graph(circuit(), interp.GraphPrompt("a b", ("a", " b"), " c", 0.5), path)
+    interp.circuits.write_attribution_graph(
+        circuit(), interp.circuits.GraphPrompt("a b", ("a", " b"), " c", 0.5), path
+    )
     return path
 
 
@@ -129,7 +136,7 @@ def folder() -> Path:
 @once
 def sae_folder() -> Path:
     path = Path(tempfile.mkdtemp()) / "sae"
-    interp.save_sae(sae(), path)
+    interp.features.save_sae(sae(), path)
     return path
 
 
@@ -177,12 +184,12 @@ def hf_model() -> torch.nn.Module:
     return transformers.GPT2LMHeadModel(GPT2)
 
 
-def case() -> interp.EditCase:
-    return interp.EditCase(TEXT, 5, "John", {"paraphrase": (("John gave", 5),)})
+def case() -> interp.editing.EditCase:
+    return interp.editing.EditCase(TEXT, 5, "John", {"paraphrase": (("John gave", 5),)})
 
 
-def shift(subject: object, given: interp.EditCase) -> interp.WeightEdit:
-    return interp.shift_edit(model(), given.prompt, answer=given.answer, layer=0, eta=0.1)
+def shift(subject: object, given: interp.editing.EditCase) -> interp.editing.WeightEdit:
+    return interp.editing.shift_edit(model(), given.prompt, answer=given.answer, layer=0, eta=0.1)
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -212,29 +219,31 @@ REPEATED: Mapping[str, Made] = {"data": lambda: TOKENS[:, [0, 1, 2, 3, 0, 1, 2, 
 
 CALLS: Mapping[str, Mapping[str, Made]] = {
     # records that are no questions
-    "SAE": {"kind": lambda: interp.TopK(2), "weights": lambda: dict(sae().named_parameters())},
+    "features.SAE": {"kind": lambda: interp.features.TopK(2), "weights": lambda: dict(sae().named_parameters())},
     "Batch": {"tokens": lambda: TOKENS},
-    "Circuit": {"graph": lambda: EdgeGraph(2, 1, 1), "scores": lambda: {"L0.mlp->logits": 2.0}},
-    "EdgeGraph": {"n_layers": lambda: 2, "n_heads": lambda: 2, "n_kv_heads": lambda: 2},
+    "circuits.Circuit": {"graph": lambda: EdgeGraph(2, 1, 1), "scores": lambda: {"L0.mlp->logits": 2.0}},
+    "causal.EdgeGraph": {"n_layers": lambda: 2, "n_heads": lambda: 2, "n_kv_heads": lambda: 2},
     "Edit": {"where": lambda: "L1H2"},
-    "EditCase": {"prompt": lambda: TEXT, "checks": lambda: {"paraphrase": (("John gave", 5),)}},
-    "GraphPrompt": {"prompt": lambda: "a b", "tokens": lambda: ("a", " b"), "answer": lambda: " c",
+    "editing.EditCase": {"prompt": lambda: TEXT, "checks": lambda: {"paraphrase": (("John gave", 5),)}},
+    "circuits.GraphPrompt": {"prompt": lambda: "a b", "tokens": lambda: ("a", " b"), "answer": lambda: " c",
                     "probability": lambda: 0.5},
     "HookedEncoderDecoder": {"model": lambda: interp.model.build(interp.training.encoder_decoder(8, 8))},
     "HookedTransformer": {"transformer": lambda: build("gpt2")},
-    "Mention": {"word": lambda: "Mary", "which": lambda: 0},
-    "Metric": {"name": lambda: "m", "unit": lambda: "", "value": lambda: lambda outcome: outcome.stream[:, 0, 0]},
-    "Mixing": {"kernel": lambda: "norms"},
-    "Project": {"directions": lambda: numbers(2, 24)},
-    "Swap": {"directions": lambda: numbers(2, 24)},
-    "Scale": {"factor": lambda: 2.0},
-    "TopK": {"k": lambda: 2},
-    "Stream": {"source": lambda: interp.open_source([TEXT]), "text": lambda: model().text,
+    "causal.Mention": {"word": lambda: "Mary", "which": lambda: 0},
+    "metrics.Metric": {"name": lambda: "m", "unit": lambda: "",
+                       "value": lambda: lambda outcome: outcome.stream[:, 0, 0]},
+    "tokens.Mixing": {"kernel": lambda: "norms"},
+    "edits.Project": {"directions": lambda: numbers(2, 24)},
+    "edits.Swap": {"directions": lambda: numbers(2, 24)},
+    "edits.Scale": {"factor": lambda: 2.0},
+    "features.TopK": {"k": lambda: 2},
+    "Stream": {"source": lambda: interp.data.open_source([TEXT]), "text": lambda: model().text,
                "tokens_per_batch": lambda: 64},
-    "Sweep": {"batch": lambda: model().text.batch(TOKENS), "variants": lambda: [Variant([Edit("L0.mlp", Zero())])]},
-    "TunedLens": {"sites": lambda: ("blocks.0.hook_resid_pre",), "weight": lambda: numbers(1, 24, 24),
+    "passes.Sweep": {"batch": lambda: model().text.batch(TOKENS),
+                     "variants": lambda: [Variant([Edit("L0.mlp", Zero())])]},
+    "lenses.TunedLens": {"sites": lambda: ("blocks.0.hook_resid_pre",), "weight": lambda: numbers(1, 24, 24),
                   "bias": lambda: numbers(1, 24), "sample": lambda: numbers(4)},
-    "WeightEdit": {"name": lambda: "blocks.0.mlp.W_out", "change": lambda: numbers(40, 24)},
+    "editing.WeightEdit": {"name": lambda: "blocks.0.mlp.W_out", "change": lambda: numbers(40, 24)},
     # methods
     "HookedTransformer.from_pretrained": {"source": folder},
     "HookedTransformer.to_single_token": {"text": lambda: "a"},
@@ -244,64 +253,70 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "HookedTransformer.stream": {"prompt": lambda: TEXT, "max_new_tokens": lambda: 1},
     # functions
     "ablate": METRIC,
-    "agreement": {"estimate": lambda: numbers(6), "exact": lambda: numbers(6)},
-    "attribution_patch": METRIC, "patch": METRIC, "path_patch": METRIC, "knock_out": METRIC, "short_circuit": METRIC,
-    "patch_preset": METRIC | {"preset": lambda: "resid_pre"},
+    "causal.agreement": {"estimate": lambda: numbers(6), "exact": lambda: numbers(6)},
+    "attribution_patch": METRIC, "patch": METRIC, "path_patch": METRIC, "causal.knock_out": METRIC,
+    "causal.short_circuit": METRIC,
+    "causal.patch_preset": METRIC | {"preset": lambda: "resid_pre"},
     "backward_lens": {"answer": lambda: 5}, "lenses.gradient_rank": {"answer": lambda: 5},
     "lenses.gradient_cosines": {"answer": lambda: 5}, "lenses.gradient_factors": {"answer": lambda: 5},
     "attribute": {"answer": lambda: 5},
-    "batches": {"pairs": pairs},
+    "causal.batches": {"pairs": pairs},
     "causal_trace": TEXTS | {"answer": best, "samples": lambda: 1},
     "causal.subject_spread": TEXTS,
-    "choice_difference": {"options": lambda: torch.tensor([3, 4]), "right": lambda: torch.tensor([[True, False]] * 2)},
-    "circuit_curve": PAIRED | {"draws": lambda: 1},
-    "compare_methods": {"answer": lambda: 5, "methods": lambda: ["values"]},
+    "metrics.choice_difference": {"options": lambda: torch.tensor([3, 4]),
+                                  "right": lambda: torch.tensor([[True, False]] * 2)},
+    "circuits.circuit_curve": PAIRED | {"draws": lambda: 1},
+    "tokens.compare_methods": {"answer": lambda: 5, "methods": lambda: ["values"]},
     "token_attribution": {"answer": lambda: 5},
-    "erasure": {"answer": lambda: 5},
-    "edge_attribution": PAIRED, "edge_effects": PAIRED, "evaluate_circuit": PAIRED, "find_circuit": PAIRED | {
+    "tokens.erasure": {"answer": lambda: 5},
+    "circuits.edge_attribution": PAIRED, "circuits.edge_effects": PAIRED, "evaluate_circuit": PAIRED,
+    "find_circuit": PAIRED | {
         "edges": lambda: 3}, "circuits.interchange": PAIRED | {"circuits": whole_circuit},
     "circuits.score_edges": PAIRED,
-    "edge_stability": {"resamples": lambda: 2},
-    "edit_table": {"cases": lambda: [case()], "editors": lambda: {"shift": shift},
-                   "continuation": lambda: interp.Continuation(20)},
-    "finetune_edit": {"tuning": lambda: interp.FineTuning(1)},
+    "circuits.edge_stability": {"resamples": lambda: 2},
+    "editing.edit_table": {"cases": lambda: [case()], "editors": lambda: {"shift": shift},
+                   "continuation": lambda: interp.editing.Continuation(20)},
+    "editing.finetune_edit": {"tuning": lambda: interp.editing.FineTuning(1)},
     "frame": {"result": attribution},
-    "heads": {"data": lambda: interp.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
-    "attention_kernel": {"data": lambda: interp.RepeatedTokens(4, 2, 2)},
-    "interpolated": {"vectors": lambda: [numbers(2), numbers(2)], "weights": lambda: [0.5, 0.5]},
-    "load_sae": {"folder": sae_folder},
-    "matching_scores": {"previous": lambda: numbers(2, 4)},
-    "in_context": {"early": lambda: 1, "late": lambda: 4},
-    "loss_map": {"early": lambda: 1, "late": lambda: 4},
+    "heads": {"data": lambda: interp.attention.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
+    "attention.attention_kernel": {"data": lambda: interp.attention.RepeatedTokens(4, 2, 2)},
+    "editing.interpolated": {"vectors": lambda: [numbers(2), numbers(2)], "weights": lambda: [0.5, 0.5]},
+    "features.load_sae": {"folder": sae_folder},
+    "weights.matching_scores": {"previous": lambda: numbers(2, 4)},
+    "dynamics.in_context": {"early": lambda: 1, "late": lambda: 4},
+    "dynamics.loss_map": {"early": lambda: 1, "late": lambda: 4},
     "observe": {"batch": lambda: TOKENS},
-    "of_logits": {"function": lambda: lambda logits: logits[:, 0, 0]},
-    "orders": ON_PLAIN, "paths": ON_PLAIN | {"answer": lambda: 5}, "term_importance": ON_PLAIN,
-    "over_checkpoints": {"question": lambda: interp.lenses.LogitLens(top=2), "data": lambda: TOKENS},
-    "path_matrix": {"circuits": lambda: HeadCircuits(plain()), "heads": lambda: ("L0H1", "L1H2")},
-    "per_token_loss_pca": {"losses": lambda: xr.DataArray(numbers(5, 9).numpy(), dims=("step", "prompt"))},
-    "permutation_test": NORMAL | {"permutations": lambda: 20},
-    "phase_change": {"series": series},
-    "probe": {"activations": lambda: numbers(8, 3), "labels": lambda: [True, False] * 4, "sizes": lambda: (1,)},
-    "probe_neurons": {"data": lambda: TOKENS[[0, 1] * 4], "labels": lambda: [True, False] * 4, "sizes": lambda: (1,)},
-    "recovery": {"tables": lambda: [edges()], "planted": lambda: ["L0H0->logits"]},
+    "metrics.of_logits": {"function": lambda: lambda logits: logits[:, 0, 0]},
+    "residual.orders": ON_PLAIN, "residual.paths": ON_PLAIN | {"answer": lambda: 5},
+    "residual.term_importance": ON_PLAIN,
+    "dynamics.over_checkpoints": {"question": lambda: interp.lenses.LogitLens(top=2), "data": lambda: TOKENS},
+    "residual.path_matrix": {"circuits": lambda: HeadCircuits(plain()), "heads": lambda: ("L0H1", "L1H2")},
+    "dynamics.per_token_loss_pca": {"losses": lambda: xr.DataArray(numbers(5, 9).numpy(), dims=("step", "prompt"))},
+    "core.permutation_test": NORMAL | {"permutations": lambda: 20},
+    "dynamics.phase_change": {"series": series},
+    "features.probe": {"activations": lambda: numbers(8, 3), "labels": lambda: [True, False] * 4,
+                       "sizes": lambda: (1,)},
+    "features.probe_neurons": {"data": lambda: TOKENS[[0, 1] * 4], "labels": lambda: [True, False] * 4,
+                               "sizes": lambda: (1,)},
+    "circuits.recovery": {"tables": lambda: [edges()], "planted": lambda: ["L0H0->logits"]},
     "report": {"prompt": lambda: TEXT},
-    "rome_edit": {"prompt": lambda: TEXT, "subject": lambda: "Mary", "keys": keys,
-                  "rome": lambda: interp.Rome(ridge=0.1, steps=1)},
-    "routes": {"shares": lambda: interp.flow_routes(model(), TOKENS)},
+    "editing.rome_edit": {"prompt": lambda: TEXT, "subject": lambda: "Mary", "keys": keys,
+                  "rome": lambda: interp.editing.Rome(ridge=0.1, steps=1)},
+    "tokens.routes": {"shares": lambda: interp.tokens.flow_routes(model(), TOKENS)},
     "run": {"questions": lambda: [interp.lenses.LogitLens(top=2)], "data": lambda: TOKENS},
     "runs.answered": {"question": lambda: interp.lenses.LogitLens(top=2), "data": lambda: TOKENS},
-    "store_activations": {"data": lambda: TOKENS,
+    "runs.store_activations": {"data": lambda: TOKENS,
                           "sites": lambda: ["blocks.0.hook_resid_post"],
                           "folder": lambda: OWN},
-    "top_examples": {"top": lambda: 2},
-    "train_sae": {"activations": lambda: numbers(16, 6).float(), "kind": lambda: interp.TopK(2), "d_sae": lambda: 8,
-                  "steps": lambda: 2, "batch_size": lambda: 4},
-    "train_tuned_lens": {"steps": lambda: 1},
-    "train_z": {"loss": lambda: lambda logits: logits.square().mean(), "names": lambda: ["blocks.0.mlp.W_out"],
-                "tuning": lambda: interp.FineTuning(1)},
-    "write_attribution_graph": {"circuit": circuit, "path": lambda: "graph.json",
-                                "asked": lambda: interp.GraphPrompt("a b", ("a", " b"), " c", 0.5)},
-    "late_layers": {"answer": lambda: 5}, "singular_directions": {"count": lambda: 2},
+    "features.top_examples": {"top": lambda: 2},
+    "features.train_sae": {"activations": lambda: numbers(16, 6).float(), "kind": lambda: interp.features.TopK(2),
+                  "d_sae": lambda: 8, "steps": lambda: 2, "batch_size": lambda: 4},
+    "lenses.train_tuned_lens": {"steps": lambda: 1},
+    "editing.train_z": {"loss": lambda: lambda logits: logits.square().mean(), "names": lambda: ["blocks.0.mlp.W_out"],
+                "tuning": lambda: interp.editing.FineTuning(1)},
+    "circuits.write_attribution_graph": {"circuit": circuit, "path": lambda: "graph.json",
+                                "asked": lambda: interp.circuits.GraphPrompt("a b", ("a", " b"), " c", 0.5)},
+    "lenses.late_layers": {"answer": lambda: 5}, "weights.singular_directions": {"count": lambda: 2},
     "causal.continuations": {"pairs": lambda: [("The cat sat", " on the mat")]},
     "compat.from_bridge": {"bridge": lambda: torch.nn.Linear(2, 2)},
     "compat.from_hooked_transformer": {"state": lambda: state()[0], "config": lambda: state()[1]},
@@ -318,17 +333,16 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "families.save": {"model": lambda: build("gpt2"), "folder": lambda: Path(tempfile.mkdtemp(dir="."))},
     "features.dictionary_match": {"W_dec": lambda: numbers(3, 4), "truth": lambda: numbers(2, 4)},
     "features.examples_table": {
-        "result": lambda: interp.top_examples(model(), TOKENS, "blocks.0.hook_resid_post", top=2)},
+        "result": lambda: interp.features.top_examples(model(), TOKENS, "blocks.0.hook_resid_post", top=2)},
     "features.reconstruction_quality": {"activations": lambda: numbers(4, 24)},
     "lenses.by_depth": {"result": lambda: interp.logit_lens(model(), TOKENS, top=2)},
     "model.mean_next_token_loss": {"logits": lambda: numbers(2, LENGTH, 10), "tokens": lambda: TOKENS},
     "model.next_token_loss": {"logits": lambda: numbers(2, LENGTH, 10), "tokens": lambda: TOKENS},
     "model.next_token_loss_of": {"model": lambda: model().transformer, "stream": lambda: numbers(2, LENGTH, 24),
                                  "tokens": lambda: TOKENS},
-    "passes.edit_from_json": {"held": lambda: interp.passes.edit_to_json(Edit("L1H2", Zero()))},
-    "passes.edit_to_json": {"edit": lambda: Edit("L1H2", Zero())},
-    "passes.edit_to_python": {"edit": lambda: Edit("L1H2", Zero())},
-    "residual.path_name": {"parts": lambda: ("L0H1", "L1H2")},
+    "edits.edit_from_json": {"held": lambda: interp.edits.edit_to_json(Edit("L1H2", Zero()))},
+    "edits.edit_to_json": {"edit": lambda: Edit("L1H2", Zero())},
+    "edits.edit_to_python": {"edit": lambda: Edit("L1H2", Zero())},
     "training.attention_only": {"n_layers": lambda: 1, "d_vocab": lambda: 8, "n_ctx": lambda: 8},
     "training.encoder_decoder": {"d_vocab": lambda: 8, "n_ctx": lambda: 8},
     "training.config_for": {"model": lambda: "attention-1l", "data": lambda: interp.training.RepeatedSequences()},
@@ -340,9 +354,12 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "training.train": {"config": lambda: interp.training.attention_only(1, 8, 12),
                        "data": lambda: interp.training.RepeatedSequences(8, 12, 3, 4),
                        "training": lambda: interp.training.Training(steps=1, rows=2)},
+    "verify.contract": {"reference": lambda: "none"},
+    "verify.pair_contract": {"model": lambda: interp.model.build(interp.training.encoder_decoder(32, 16)),
+                             "reference": lambda: "none"},
     # questions
-    "attention.Heads": {"data": lambda: interp.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
-    "attention.AttentionKernel": {"data": lambda: interp.RepeatedTokens(4, 2, 2)},
+    "attention.Heads": {"data": lambda: interp.attention.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
+    "attention.AttentionKernel": {"data": lambda: interp.attention.RepeatedTokens(4, 2, 2)},
     "causal.Ablate": METRIC, "causal.CausalTrace": {"answer": lambda: 5, "sigma": lambda: 0.1},
     "circuits.CircuitCurve": METRIC, "circuits.EvaluateCircuit": METRIC,
     "circuits.FindCircuit": METRIC | {"edges": lambda: 3}, "circuits.EdgeEffects": METRIC,
@@ -359,7 +376,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
 
 REFUSES = ("compat.from_bridge", "compat.load_llama2c")
 """What requires objects of other programs: its smallest call is refused, by name."""
-NOT_RUN = ("report", "finetune_edit", "probe", "training.train")
+NOT_RUN = ("report", "editing.finetune_edit", "features.probe", "training.train")
 """What takes long even for the smallest call: whether a value is let in is asked of its annotation alone."""
 ELSEWHERE = ("cli", "compat.install", "compat.uninstall", "plot", "pages", "serve")
 """What is not called here: pictures and pages of results, and what takes no argument."""
@@ -382,9 +399,9 @@ def public_methods() -> Iterator[tuple[str, Callable[..., object]]]:
 def public_names() -> Iterator[tuple[str, Callable[..., object]]]:
     """Every public function, question and looked-at class by its shortest name."""
     seen: set[int] = set()
-    for wing in ("", *(info.name for info in pkgutil.iter_modules(interp.__path__) if info.ispkg)):
+    for wing in ("", *interp.WINGS):
         module = importlib.import_module(f"interp.{wing}" if wing else "interp")
-        for name in getattr(module, "__all__", ()):
+        for name in module.__all__:
             value, full = getattr(module, name), f"{wing}.{name}".lstrip(".")
             looked_at = isinstance(value, type) and (
                 issubclass(value, Question) or hasattr(value.__init__, "__wrapped__")
@@ -413,7 +430,7 @@ def valid(name: str, function: Callable[..., object]) -> dict[str, object]:
 def called(name: str, function: Callable[..., object], given: Mapping[str, object]) -> object:
     """The call with these arguments; a question is also asked of a model."""
     rest, first = dict(given), []
-    if name == "store_activations" and rest["folder"] is OWN:
+    if name == "runs.store_activations" and rest["folder"] is OWN:
         rest["folder"] = tempfile.mkdtemp(dir=".")  # a second call would go on with the first one's store
     parameters = list(inspect.signature(function).parameters.values())
     places = [i for i, each in enumerate(parameters) if each.kind is inspect.Parameter.VAR_POSITIONAL]

@@ -214,32 +214,40 @@ def test_a_picture_of_another_kind_of_thing_is_refused_by_name(name: str) -> Non
 
 
 GONE = {
-    "BackwardLens": "interp.lenses.GradientFactors", "Circuits": "interp.HeadCircuits",
-    "Erasure": "interp.tokens.Erasure", "Interchange": "interp.circuits.Interchange", "Mixed": "interp.Mixing",
-    "Parts": "interp.Decomposition", "Put": "interp.Edit", "faithfulness": "interp.erasure",
-    "faithfulness_curve": "interp.circuit_curve",
+    "BackwardLens": "interp.lenses.GradientFactors", "Circuits": "interp.weights.HeadCircuits",
+    "Erasure": "interp.tokens.Erasure", "Interchange": "interp.circuits.Interchange", "Mixed": "interp.tokens.Mixing",
+    "Parts": "interp.residual.Decomposition", "Put": "interp.Edit", "faithfulness": "interp.tokens.erasure",
+    "faithfulness_curve": "interp.circuits.circuit_curve",
 }  # fmt: skip
 """The names of the first edition's 146 that are gone, and what they are called now."""
 RENAMED = [
     ("ablate", "prompts", "data"), ("ablate", "protocol", "change"), ("ablate", "what", "parts"),
-    ("attention_entropy", "prompts", "data"), ("attribute", "prompts", "data"), ("attribute", "by", "parts"),
-    ("backward_lens", "targets", "answer"), ("bigram_table", "circuits", "model"), ("bigram_table", "tokens", "data"),
-    ("causal_trace", "prompts", "data"), ("compare_methods", "erasure", "shares, replacement and measure"),
-    ("composition_directions", "k", "top"), ("agreement", "k", "top"), ("consensus", "block", "layer"),
-    ("edge_stability", "edges", "top"), ("evaluate_circuit", "task", "model, clean, corrupt and metric"),
-    ("finetune_edit", "prompt", "data"), ("finetune_edit", "target", "answer"), ("gradient_edit", "target", "answer"),
-    ("head_tokens", "circuits", "folded, scaled and embedding"), ("knock_out", "prompts", "data"),
-    ("late_layers", "answers", "answer"), ("logit_lens", "prompts", "data"), ("logit_lens", "positions", "pos"),
-    ("neurons", "layer", "parts"), ("neurons", "index", "parts"), ("over_checkpoints", "analysis", "question"),
-    ("path_patch", "by_pos", "by"), ("probe", "k", "sizes"), ("probe_neurons", "positions", "pos"),
-    ("probe_neurons", "k", "sizes"), ("recall", "blocks", "layers"), ("rome_edit", "target", "answer"),
-    ("run", "analyses", "questions"), ("sae_quality", "prompts", "data"), ("shift_edit", "target", "answer"),
-    ("short_circuit", "blocks", "layers"), ("singular_directions", "layer", "part"),
-    ("singular_directions", "head", "part"), ("singular_directions", "k", "count"), ("skip_trigrams", "k", "top"),
-    ("skip_trigrams", "layer", "head"), ("token_attribution", "prompts", "data"), ("top_examples", "k", "top"),
-    ("top_pairs", "k", "top"), ("top_pairs", "layer", "head"), ("train_z", "prompts", "data"),
-    ("Edit", "site", "where"), ("EditCase", "target", "answer"), ("EditCase", "questions", "checks"),
-    ("Variant", "puts", "edits"), ("Mean", "freeze_patterns", "freeze_patterns, an argument of ablate"),
+    ("attention.attention_entropy", "prompts", "data"), ("attribute", "prompts", "data"), ("attribute", "by", "parts"),
+    ("backward_lens", "targets", "answer"), ("weights.bigram_table", "circuits", "model"),
+    ("weights.bigram_table", "tokens", "data"),
+    ("causal_trace", "prompts", "data"), ("tokens.compare_methods", "erasure", "shares, replacement and measure"),
+    ("weights.composition_directions", "k", "top"), ("causal.agreement", "k", "top"),
+    ("dynamics.consensus", "block", "layer"),
+    ("circuits.edge_stability", "edges", "top"), ("evaluate_circuit", "task", "model, clean, corrupt and metric"),
+    ("editing.finetune_edit", "prompt", "data"), ("editing.finetune_edit", "target", "answer"),
+    ("editing.gradient_edit", "target", "answer"),
+    ("weights.head_tokens", "circuits", "folded, scaled and embedding"), ("causal.knock_out", "prompts", "data"),
+    ("lenses.late_layers", "answers", "answer"), ("logit_lens", "prompts", "data"), ("logit_lens", "positions", "pos"),
+    ("weights.neurons", "layer", "parts"), ("weights.neurons", "index", "parts"),
+    ("dynamics.over_checkpoints", "analysis", "question"),
+    ("path_patch", "by_pos", "by"), ("features.probe", "k", "sizes"), ("features.probe_neurons", "positions", "pos"),
+    ("features.probe_neurons", "k", "sizes"), ("causal.recall", "blocks", "layers"),
+    ("editing.rome_edit", "target", "answer"),
+    ("run", "analyses", "questions"), ("features.sae_quality", "prompts", "data"),
+    ("editing.shift_edit", "target", "answer"),
+    ("causal.short_circuit", "blocks", "layers"), ("weights.singular_directions", "layer", "part"),
+    ("weights.singular_directions", "head", "part"), ("weights.singular_directions", "k", "count"),
+    ("weights.skip_trigrams", "k", "top"),
+    ("weights.skip_trigrams", "layer", "head"), ("token_attribution", "prompts", "data"),
+    ("features.top_examples", "k", "top"),
+    ("weights.top_pairs", "k", "top"), ("weights.top_pairs", "layer", "head"), ("editing.train_z", "prompts", "data"),
+    ("Edit", "site", "where"), ("editing.EditCase", "target", "answer"), ("editing.EditCase", "questions", "checks"),
+    ("edits.Variant", "puts", "edits"), ("edits.Mean", "freeze_patterns", "freeze_patterns, an argument of ablate"),
 ]  # fmt: skip
 """What arguments were called in the first edition."""
 
@@ -251,7 +259,19 @@ def test_a_name_that_is_gone_is_answered_with_the_one_that_is_there(name: str) -
     assert not hasattr(interp, name)
 
 
+def test_a_name_that_lives_in_a_wing_is_answered_with_its_place() -> None:
+    """Some hundred of these stood at the top in the first edition."""
+    for wing in interp.WINGS:
+        for name in getattr(interp, wing).__all__:
+            if name not in {*interp.__all__, *interp.WINGS, *GONE, "encoder_decoder"}:  # a module too
+                with pytest.raises(
+                    AttributeError, match=rf"no attribute '{name}': it is called .*interp.{wing}.{name}"
+                ):
+                    getattr(interp, name)
+
+
 def test_names_that_are_there_are_found_and_listed() -> None:
+    assert len(dir(interp)) < 60, "a screen of a terminal"
     assert set(interp.__all__) <= set(dir(interp))
     assert all(hasattr(interp, name) for name in interp.__all__)
     with pytest.raises(AttributeError, match="no attribute 'logit_lense'; nearest: logit_lens"):
@@ -260,15 +280,20 @@ def test_names_that_are_there_are_found_and_listed() -> None:
 
 @pytest.mark.parametrize(("name", "earlier", "now"), RENAMED)
 def test_an_earlier_word_for_an_argument_is_answered_with_todays(name: str, earlier: str, now: str) -> None:
-    with pytest.raises(TypeError, match=rf"^{name}\(\) has no argument '{earlier}': it is called {now}"):
+    with pytest.raises(
+        TypeError, match=rf"^{name.rpartition('.')[2]}\(\) has no argument '{earlier}': it is called {now}"
+    ):
         FUNCTIONS[name](**{earlier: 1})
 
 
 KNOWN: Mapping[str, tuple[Callable[[], object], str]] = {
-    "head circuits of a word": (lambda: interp.HeadCircuits("gpt2"), "load it with HookedTransformer.from_pretrained"),
-    "a change as a word": (lambda: interp.ablate(model(), TOKENS, change="zero"), r"write interp.Zero\(\)"),
+    "head circuits of a word": (
+        lambda: interp.weights.HeadCircuits("gpt2"),
+        "load it with HookedTransformer.from_pretrained",
+    ),
+    "a change as a word": (lambda: interp.ablate(model(), TOKENS, change="zero"), r"write interp.edits.Zero\(\)"),
     "a maker of metrics": (
-        lambda: interp.patch(model(), TOKENS, OTHERS, metric=interp.kl_divergence),
+        lambda: interp.patch(model(), TOKENS, OTHERS, metric=interp.metrics.kl_divergence),
         r"kl_divergence makes a metric: call it, kl_divergence\(...\)",
     ),
     "a function for a record": (
@@ -278,8 +303,8 @@ KNOWN: Mapping[str, tuple[Callable[[], object], str]] = {
         lambda: interp.run([interp.attention.Heads], model(), TOKENS), r"got the class Heads: call it, Heads\(",
     ),
     "a word for dims": (lambda: interp.patch(model(), TOKENS, OTHERS, by="pos"), r"write by=\('pos',\)"),
-    "a class of changes": (lambda: interp.ablate(model(), TOKENS, change=interp.Zero), r"write Zero\(...\)"),
-    "whole numbers of numpy": (lambda: interp.spectra(model(), top=np.int64(2)), r"write int\(...\)"),
+    "a class of changes": (lambda: interp.ablate(model(), TOKENS, change=interp.edits.Zero), r"write Zero\(...\)"),
+    "whole numbers of numpy": (lambda: interp.weights.spectra(model(), top=np.int64(2)), r"write int\(...\)"),
 }  # fmt: skip
 """What came through as a raw error, or with the wrong explanation, in the first edition."""
 
@@ -292,32 +317,42 @@ def test_what_is_often_written_is_answered_with_what_was_meant(case: str) -> Non
 
 
 def test_every_way_to_bring_a_model_works_where_a_network_was_required() -> None:
-    batch, variants = model().text.batch(TOKENS), [interp.Variant([interp.Edit("L0.mlp", interp.Zero())])]
+    batch, variants = (
+        model().text.batch(TOKENS),
+        [interp.edits.Variant([interp.Edit("L0.mlp", interp.edits.Zero())])],
+    )
     metric, read = interp.logit_difference(3, 4), interp.Read("blocks.0.hook_resid_post")
     batch = metric.posed(batch, model().text)
     mine, theirs = (
-        interp.Sweep(each, batch, variants).run(metric) for each in (model(), model().transformer)
+        interp.passes.Sweep(each, batch, variants).run(metric) for each in (model(), model().transformer)
     )
     assert torch.equal(mine.values, theirs.values)
     mine_, theirs_ = (
         interp.observe(each, TOKENS, [read]).trace[read] for each in (model(), model().transformer)
     )
     assert torch.equal(mine_, theirs_)
-    assert torch.equal(interp.eigenvalue_scores(model()), interp.eigenvalue_scores(model().transformer))
+    assert torch.equal(
+        interp.weights.eigenvalue_scores(model()), interp.weights.eigenvalue_scores(model().transformer)
+    )
 
 
 def test_a_plain_function_of_the_logits_is_a_metric_and_a_stream_is_data() -> None:
     found = interp.patch(model(), TOKENS, OTHERS, metric=lambda logits: logits[:, -1, 3] - logits[:, -1, 4])
     asked = interp.patch(model(), TOKENS, OTHERS, metric=interp.logit_difference(3, 4))
     np.testing.assert_allclose(found.value, asked.value, rtol=1e-12, atol=1e-12)
-    rows = interp.Stream(interp.open_source(TOKENS), model().text, tokens_per_batch=64)
+    rows = interp.Stream(interp.data.open_source(TOKENS), model().text, tokens_per_batch=64)
     xr.testing.assert_allclose(interp.logit_lens(model(), rows).kl, interp.logit_lens(model(), TOKENS).kl)
 
 
 def test_signatures_names_and_pickles_are_those_of_the_function() -> None:
     assert inspect.signature(interp.logit_lens).parameters["top"].default == 10
     assert pickle.loads(pickle.dumps(interp.logit_lens)) is interp.logit_lens
-    assert list(inspect.signature(interp.Sampling).parameters) == ["temperature", "top_k", "top_p", "seed"]
+    assert list(inspect.signature(interp.passes.Sampling).parameters) == [
+        "temperature",
+        "top_k",
+        "top_p",
+        "seed",
+    ]
 
 
 def test_long_data_are_let_in_at_once() -> None:

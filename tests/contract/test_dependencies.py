@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve": WINGS | {"pages", "serve"},
     "compat": WINGS | FAMILIES | {"zoo", "compat", "hooked"},
 }
-"""Part of `interp` -> the parts it may import; the entrances (`__init__`, `cli`, `__main__`) may import everything."""
+"""Part of `interp` -> the parts it may import; the entrances may import everything."""
 
 TO_THE_RIGHT = {"core.viewer": {"plot"}}
 """The one import against the order: a result that is asked for its picture finds who draws it, at that moment."""
@@ -68,7 +68,8 @@ RESERVED = {
 }
 """Heavy or foreign package -> the only places that import it."""
 
-ENTRANCES = {"__init__", "__main__", "cli"}
+ENTRANCES = {"__init__", "__main__", "cli", "edits", "metrics"}
+"""What starts or presents the others, and has nothing of its own."""
 
 
 def test_imports_are_absolute() -> None:

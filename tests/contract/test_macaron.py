@@ -156,7 +156,7 @@ def test_the_largest_neurons_are_chosen_among_both_mlps() -> None:
 
 
 def test_spectra_have_the_matrices_of_both() -> None:
-    names = interp.spectra(model()).matrix.values.tolist()
+    names = interp.weights.spectra(model()).matrix.values.tolist()
     for part in ("mlp", "mlp_before"):
         assert {f"blocks.1.{part}.{w}" for w in ("W_in", "W_gate", "W_out")} <= set(names)
 
@@ -169,7 +169,9 @@ def test_a_sweep_is_planned_with_the_cost_of_both() -> None:
 
 REFUSED: dict[str, Callable[[], object]] = {
     "edge graph": lambda: EdgeGraph.of(CONFIG),
-    "edges": lambda: interp.edge_attribution(model(), some_tokens(), some_tokens(seed=1), metric=METRIC),
+    "edges": lambda: interp.circuits.edge_attribution(
+        model(), some_tokens(), some_tokens(seed=1), metric=METRIC
+    ),
     "paths": lambda: interp.path_patch(
         model(), some_tokens(), some_tokens(seed=1), ["L1.mlp"], metric=METRIC
     ),

@@ -141,7 +141,7 @@ def test_head_scores_leave_out_what_a_mixer_has_not(name: str) -> None:
 @EVERY
 def test_functions_of_weights_refuse_circuits_that_do_not_exist(name: str) -> None:
     model = HookedTransformer(build_mixed(name))
-    kinds = set(interp.spectra(model).kind.values)
+    kinds = set(interp.weights.spectra(model).kind.values)
     n = MIXERS[name].n_layers
     for circuit, trait in (("OV", "additive"), ("QK", "bilinear")):
         assert (circuit in kinds) == (len(lacking(name, trait)) < n)

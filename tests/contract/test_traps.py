@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 import interp
-from interp import Batch, Edit, FactoredMatrix, HookedTransformer, HookPoint, Read, observe
+from interp import Batch, Edit, HookedTransformer, Read, observe
 from interp.attention.heads import repeat_scores
+from interp.core import FactoredMatrix
 from interp.families import config_of
 from interp.model import KVCache, RMSNorm, Rotary
 from interp.model.norm import Normalize
+from interp.passes import HookPoint
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.families.oracle import hf_config, hf_model
 from tests.tiny import CORPUS, END, hooked

@@ -90,7 +90,7 @@ def test_what_is_no_pair_is_set_aside_with_the_reason() -> None:
     clean = [*CLEAN, "The cat sat", "The cat", "", "The cat", "The dog"]
     corrupt = [*CORRUPT, "The", "The cat", "The dog", "The dog", "The cat"]
     data = Pairs(clean, corrupt, [*ANSWERS, 5, 5, 5, "two whole words", 5])
-    found = interp.run([Patch("z", metric=interp.answer_probability())], hooked(), data)
+    found = interp.run([Patch("z", metric=interp.metrics.answer_probability())], hooked(), data)
     reasons = dict(zip(found.rejected["row"], found.rejected["reason"], strict=True))
     assert reasons[4].startswith("the clean prompt has") and "equally long" in reasons[4]
     assert reasons[5] == "both prompts are the same"

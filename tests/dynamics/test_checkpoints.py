@@ -9,8 +9,8 @@ import torch
 import xarray as xr
 
 import interp
-from interp import HookedTransformer, RepeatedTokens
-from interp.attention import Heads
+from interp import HookedTransformer
+from interp.attention import Heads, RepeatedTokens
 from interp.dynamics import InContext, in_context, over_checkpoints, per_token_loss_pca, phase_change
 from interp.dynamics.checkpoints import step_of
 from interp.zoo import revisions
@@ -47,7 +47,7 @@ def test_every_checkpoint_has_its_own_result_in_ascending_order() -> None:
 
 
 def test_a_question_about_data_is_asked_of_every_checkpoint_under_the_same_edits() -> None:
-    silent = [interp.Edit("L0.attn", interp.Zero())]
+    silent = [interp.Edit("L0.attn", interp.edits.Zero())]
     found = over_checkpoints(
         load, ["step30", "step4"], InContext(2, 7), some_tokens(), edits=silent, batch_size=2
     )

@@ -10,9 +10,10 @@ import xarray as xr
 from torch import Tensor
 
 import interp
-from interp import Add, Batch, Edit, HookedTransformer
+from interp import Batch, Edit, HookedTransformer
 from interp.dynamics import Consensus, consensus, flow
 from interp.dynamics.consensus import ANGLES
+from interp.edits import Add
 from interp.model import Read, Tap, Transformer
 from interp.passes import observe
 from tests.configs import CONFIGS, build, perturbed, some_tokens

@@ -11,11 +11,13 @@ import xarray as xr
 from torch import Tensor
 
 import interp
-from interp import Batch, Edit, HookedTransformer, RepeatedTokens, Stream, Zero, run
+from interp import Batch, Edit, HookedTransformer, Stream, run
+from interp.attention import RepeatedTokens
 from interp.core.stats import MaskedMoments, Moments
 from interp.data import open_source
 from interp.dynamics import InContext, OneTokenLosses, in_context, loss_map, one_token_losses
 from interp.dynamics.in_context import by_text, compared_indices, log_index_slope
+from interp.edits import Zero
 from interp.lenses import LogitLens
 from interp.model import NoPosition, Transformer
 from interp.zoo import groundtruth

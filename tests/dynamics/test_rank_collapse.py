@@ -10,10 +10,11 @@ import xarray as xr
 from torch import Tensor
 
 import interp
-from interp import Add, Batch, Edit, HookedTransformer
+from interp import Batch, Edit, HookedTransformer
 from interp.dynamics import RankCollapse, rank_collapse, switched_off
 from interp.dynamics.rank_collapse import LINES, composite_norm, relative_residual
 from interp.dynamics.switched_blocks import Switch, pass_through
+from interp.edits import Add
 from interp.model import ModelConfig, NoNorm, NoPosition, Read, Tap, Transformer
 from interp.model.attention import Memory
 from tests.configs import CONFIGS, build, perturbed, some_tokens

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp import Batch, Edit, HookedTransformer, Scale
+from interp import Batch, Edit, HookedTransformer
 from interp.editing import (
     FineTuning,
     Rome,
@@ -20,6 +20,7 @@ from interp.editing import (
     rome_edit,
     shift_edit,
 )
+from interp.edits import Scale
 from interp.model import MLP, MoE, Weights
 from interp.weights.matrices import held
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens

@@ -180,7 +180,7 @@ def test_the_changed_weights_are_those_of_the_bare_network_and_of_an_edited_mode
     edit = WeightEdit(name, some_change(matrices(model.transformer)[name]))
     with edit.applied(model):
         expected = state(model)
-    other = model.edited(interp.Edit("L1H0", interp.Zero()))
+    other = model.edited(interp.Edit("L1H0", interp.edits.Zero()))
     for given in (model.transformer, other):
         with edit.applied(given):
             assert same(expected, state(model)) == []

@@ -18,8 +18,9 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 import interp
-from interp import Batch, Edit, HookedTransformer, Stream, Zero
+from interp import Batch, Edit, HookedTransformer, Stream
 from interp.data import open_source
+from interp.edits import Zero
 from interp.features import ProbeNeurons, probe, probe_neurons
 from interp.features.neuron_selection import Selection, selected
 from interp.features.probe_scores import intervals, scores, wilson

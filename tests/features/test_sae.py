@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp import Add, Batch, Edit, HookedTransformer, Project, Read, Swap
+from interp import Batch, Edit, HookedTransformer, Read
+from interp.edits import Add, Project, Swap
 from interp.features import SAE, JumpReLU, ReLU, TopK
 from interp.features.sae import Kind, Normalisation, jump_relu, step
 from interp.passes.observe import observe

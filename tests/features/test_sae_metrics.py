@@ -9,10 +9,11 @@ import xarray as xr
 from torch import Tensor
 
 import interp
-from interp import Batch, Edit, HookedTransformer, Read, Stream, Zero
+from interp import Batch, Edit, HookedTransformer, Read, Stream
 from interp.core.covariance import Covariance
 from interp.core.stats import Moments
 from interp.data import open_source
+from interp.edits import Zero
 from interp.features import (
     SAE,
     JumpReLU,

@@ -222,7 +222,7 @@ def test_the_function_is_the_record_applied() -> None:
     asked = TopExamples("L1.post", [3, 17], 2)
     xr.testing.assert_identical(interp.run([asked], model(), batches)["top_examples"], found)
     assert found.part.values.tolist() == ["L1N3", "L1N17"]
-    silent = [interp.Edit("L1.post", interp.Zero())]
+    silent = [interp.Edit("L1.post", interp.edits.Zero())]
     edited = top_examples(model(), TEXTS, "L1.post", cells=[3], top=2, edits=silent)
     assert (edited.peak == 0).all() and (edited.value == 0).all()
 

@@ -10,8 +10,9 @@ from jaxtyping import TypeCheckError
 from torch import Tensor
 
 import interp
-from interp import Add, Batch, Edit, HookedTransformer, Scale, Zero
+from interp import Batch, Edit, HookedTransformer
 from interp.core import tiles
+from interp.edits import Add, Scale, Zero
 from interp.lenses import (
     BackwardLens,
     GradientCosines,

@@ -10,9 +10,11 @@ import xarray as xr
 from torch import Tensor
 
 import interp
-from interp import Batch, Edit, HookedTransformer, Transformer, Zero
+from interp import Batch, Edit, HookedTransformer
+from interp.edits import Zero
 from interp.lenses import LateLayers, late_layers
 from interp.lenses.late_layers import SCORES, average_token, mean_prediction
+from interp.model import Transformer
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
 from tests.edited import without_head
 from tests.tolerances import assert_close
@@ -225,7 +227,7 @@ def test_a_zeroed_head_gives_the_numbers_of_the_model_without_its_output(name: s
 
 
 def test_an_edit_of_the_stream_that_enters_the_layer_is_carried_out_once() -> None:
-    model, steering = subject("gpt2"), Edit("L1.resid", interp.Add(torch.arange(24.0) / 8))
+    model, steering = subject("gpt2"), Edit("L1.resid", interp.edits.Add(torch.arange(24.0) / 8))
     found = late_layers(model, some_tokens(), ANSWERS, frequencies=FREQUENCIES, edits=[steering])
     with model.hooks(edits=[steering]):
         before, _ = answered(model(some_tokens()))  # type: ignore[arg-type]

@@ -6,7 +6,8 @@ import torch
 import xarray as xr
 
 import interp
-from interp import Batch, Edit, HookedTransformer, Zero
+from interp import Batch, Edit, HookedTransformer
+from interp.edits import Zero
 from interp.lenses import LogitLens, TunedLens, lens, vocabulary
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
 from tests.edited import without_head

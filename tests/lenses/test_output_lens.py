@@ -8,7 +8,8 @@ import torch
 import xarray as xr
 
 import interp
-from interp import Add, Batch, Edit, HookedTransformer, Part, Zero
+from interp import Batch, Edit, HookedTransformer, Part
+from interp.edits import Add, Zero
 from interp.lenses import OutputLens, output_lens
 from interp.model import MLP
 from interp.model.weights import Weights

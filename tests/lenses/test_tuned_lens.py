@@ -10,9 +10,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import interp
-from interp import Batch, Edit, HookedTransformer, Zero
+from interp import Batch, Edit, HookedTransformer
 from interp.data.sources import open_source
 from interp.data.stream import Stream
+from interp.edits import Zero
 from interp.lenses import TunedLens, train_tuned_lens, tuned_lens
 from interp.lenses.tuned_lens import loss_and_gradients
 from interp.model import NoNorm, Transformer

@@ -247,7 +247,7 @@ def test_what_needs_linear_logits_names_the_output_layer(door: str) -> None:
 
 
 def test_head_scores_leave_out_what_needs_linear_logits() -> None:
-    data = interp.RepeatedTokens(period=6, repeats=3, rows=2)
+    data = interp.attention.RepeatedTokens(period=6, repeats=3, rows=2)
     table = interp.heads(HookedTransformer(built("adaptive")), data, sentences=None)
     assert not {"copying", "copying_weights"} & set(table.score.values.tolist())
     assert "AdaptiveSoftmax" in table.attrs["no_copying"]

@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from interp import HookedTransformer, flow_routes, routes
+from interp import HookedTransformer
 from interp.model.parts import Part
 from interp.pages import About, Question, report_of, write_report
 from interp.pages.view_lattice import OPENS, STEPS, STRONGEST
 from interp.pages.wording import visible
+from interp.tokens import flow_routes, routes
 from tests.pages.conftest import SENTENCE
 from tests.pages.reports import PROMPT
 from tests.pages.test_sections import model_of

@@ -36,7 +36,7 @@ def replaced(found: Report, change: str) -> pd.DataFrame:
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("change", ["zero", "resample"])
 def test_total_effects_are_those_of_the_function(name: str, change: str) -> None:
-    how: StandIn = {"zero": interp.Zero(), "resample": interp.Resample()}[change]
+    how: StandIn = {"zero": interp.edits.Zero(), "resample": interp.edits.Resample()}[change]
     table = replaced(compared(name), change)
     for kind in ("head", "mlp"):
         rows = table[table.kind == kind]
@@ -202,7 +202,7 @@ def test_a_model_without_an_edge_graph_has_no_curve_and_no_graph_to_exchange(tmp
 
 
 def test_the_graph_beside_the_page_is_what_the_page_draws(planted: Report, planted_folder: Path) -> None:
-    found = interp.read_attribution_graph(planted_folder / GRAPH)
+    found = interp.circuits.read_attribution_graph(planted_folder / GRAPH)
     assert found.prompt == planted.question.prompt
     assert found.tokens == tuple(planted.tables["tokens"].token)
     shown = planted.tables["edges"].head(100)

@@ -18,11 +18,11 @@ EVIL = '<script>alert("x")</script>\u202e'
 
 
 @pytest.fixture
-def others(tmp_path: Path) -> interp.AttributionGraph:
-    return interp.read_attribution_graph(saved(foreign(), tmp_path))
+def others(tmp_path: Path) -> interp.circuits.AttributionGraph:
+    return interp.circuits.read_attribution_graph(saved(foreign(), tmp_path))
 
 
-def test_nodes_stand_by_token_and_layer_and_links_join_them(others: interp.AttributionGraph) -> None:
+def test_nodes_stand_by_token_and_layer_and_links_join_them(others: interp.circuits.AttributionGraph) -> None:
     drawn = drawing(others)
     spots = {spot.node.name: spot for spot in drawn.spots}
     assert [name for name, _ in drawn.layers] == ["E", "0", "3", "out"]
@@ -36,7 +36,7 @@ def test_nodes_stand_by_token_and_layer_and_links_join_them(others: interp.Attri
     assert [line.bar for line in drawn.lines] == pytest.approx([100, 100 * 24.5 / 27.5, 100 * 3 / 27.5])
 
 
-def test_only_the_strongest_links_and_their_ends_are_drawn(others: interp.AttributionGraph) -> None:
+def test_only_the_strongest_links_and_their_ends_are_drawn(others: interp.circuits.AttributionGraph) -> None:
     drawn = drawing(others, 1)
     assert {spot.node.name for spot in drawn.spots} == {"0_6200_1", "3_373_1"}
     text = graph_page(others, most=1)
@@ -46,7 +46,7 @@ def test_only_the_strongest_links_and_their_ends_are_drawn(others: interp.Attrib
 
 
 def test_features_of_transcoders_are_shown_by_name_with_what_the_file_knows(
-    others: interp.AttributionGraph,
+    others: interp.circuits.AttributionGraph,
 ) -> None:
     text = unescape(graph_page(others))
     assert "the digit 1\ncross layer transcoder, layer 0, at 1 (1)\nactivation 21.875" in text
@@ -62,7 +62,7 @@ def test_names_that_are_markup_are_shown_and_never_obeyed(tmp_path: Path) -> Non
     held["nodes"][0] |= {"clerp": EVIL, "feature_type": EVIL, "layer": EVIL}
     held["nodes"][1]["node_id"] = held["links"][1]["target"] = held["links"][1]["target"] + EVIL
     held["qParams"]["supernodes"] = [[EVIL, EVIL]]
-    text = graph_page(interp.read_attribution_graph(saved(held, tmp_path)))
+    text = graph_page(interp.circuits.read_attribution_graph(saved(held, tmp_path)))
     assert "<script" not in text and "\u202e" not in text
     assert "⟨U+202E⟩" in text
     assert "default-src 'none'; style-src 'unsafe-inline'" in text
@@ -70,7 +70,7 @@ def test_names_that_are_markup_are_shown_and_never_obeyed(tmp_path: Path) -> Non
 
 def test_a_graph_of_ours_says_what_its_weights_and_places_mean(tmp_path: Path) -> None:
     written(circuit(), tmp_path)
-    text = unescape(graph_page(interp.read_attribution_graph(tmp_path / "graph.json")))
+    text = unescape(graph_page(interp.circuits.read_attribution_graph(tmp_path / "graph.json")))
     assert "positive weights speak for the answer" in text and "because the format requires a place" in text
     assert "head 1.1\nattention head, layer 1" in text
 
@@ -88,5 +88,5 @@ def test_the_command_draws_a_file_and_refuses_what_is_none(
 
 def test_a_graph_without_links_says_so(tmp_path: Path) -> None:
     held = foreign() | {"links": []}
-    text = graph_page(interp.read_attribution_graph(saved(held, tmp_path)))
+    text = graph_page(interp.circuits.read_attribution_graph(saved(held, tmp_path)))
     assert "This graph has no links." in text and "<svg" not in text

@@ -32,7 +32,10 @@ def unpacked(text: str, kind: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_table_of_shares_is_the_function_from_the_floor_on(name: str) -> None:
-    table, found = report(name).tables["flow_routes"], interp.flow_routes(hooked(name), PROMPT).isel(prompt=0)
+    table, found = (
+        report(name).tables["flow_routes"],
+        interp.tokens.flow_routes(hooked(name), PROMPT).isel(prompt=0),
+    )
     moved = table[table.kind == "head"]
     assert len(moved) == int((found.value >= FLOOR).sum())
     at = found.value.values[moved.layer, moved["head"].astype(int), moved["query"], moved.key]
@@ -79,7 +82,7 @@ def test_the_table_of_words_is_the_function_on_the_prompts_different_tokens() ->
     table, model = report("gpt2").tables["head_tokens"], hooked("gpt2")
     ids = torch.unique(model.text.batch(PROMPT).tokens)
     assert sorted(set(table.token_id)) == ids.tolist()
-    found = interp.head_tokens(model, ids, top=listed(model.cfg, len(ids)))
+    found = interp.weights.head_tokens(model, ids, top=listed(model.cfg, len(ids)))
     for name in ("raises", "lowers", "seeks"):
         part, expected = table[table.list == name], found.sel(list=name)
         known = expected.word_id.values >= 0
@@ -91,7 +94,7 @@ def test_the_table_of_words_is_the_function_on_the_prompts_different_tokens() ->
 
 @pytest.mark.parametrize("tokens", [1, 4, 64, 100_000])
 def test_lists_are_shortened_so_that_the_page_stays_small(tokens: int) -> None:
-    config = interp.ModelConfig(12, 768, 12, n_ctx=1024, d_vocab=50257)
+    config = interp.model.ModelConfig(12, 768, 12, n_ctx=1024, d_vocab=50257)
     each = listed(config, tokens)
     assert 1 <= each <= LISTED
     assert each == 1 or 2 * 144 * tokens * each <= MOST_LISTED

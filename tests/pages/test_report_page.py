@@ -84,7 +84,7 @@ def test_the_page_works_inside_a_notebooks_frame(
 
 
 def test_an_edit_that_an_analysis_of_the_page_cannot_follow_is_refused_by_name() -> None:
-    edited = hooked("gpt2").edited(interp.Edit("L0.mlp", interp.Zero()))
+    edited = hooked("gpt2").edited(interp.Edit("L0.mlp", interp.edits.Zero()))
     with pytest.raises(ValueError, match=r"the edit of L0\.mlp \(Zero\) changes that"):
         interp.report(edited, PROMPT, ANSWER, WRONG)
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 from torch import Tensor
 
-from interp import Batch, HookPoint, Sampling
+from interp import Batch
 from interp.families.tokenizer import HuggingFaceTokenizer
+from interp.passes import HookPoint, Sampling
 from interp.passes.text_stream import UNDECODED, stop_ids, text_pieces
 from tests.tiny import END, gpt2_tokenizer, hooked
 

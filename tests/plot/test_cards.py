@@ -93,7 +93,7 @@ def test_a_dataset_of_others_has_no_plot_and_no_name() -> None:
 
 
 def test_a_result_without_a_plot_says_which_have_one(model: interp.HookedTransformer) -> None:
-    found = interp.directions(model, torch.eye(model.cfg.d_model)[:2])
+    found = interp.weights.directions(model, torch.eye(model.cfg.d_model)[:2])
     with pytest.raises(ValueError, match=r"no plot for the result of directions; .*ablate"):
         found.view.plot()
 
@@ -109,8 +109,8 @@ def test_a_name_survives_files_selections_and_merges(result: xr.Dataset) -> None
 
 
 def test_a_result_over_checkpoints_is_drawn_over_them(model: interp.HookedTransformer) -> None:
-    rows = interp.RepeatedTokens(period=5, repeats=3, rows=2)
-    found = interp.over_checkpoints(
+    rows = interp.attention.RepeatedTokens(period=5, repeats=3, rows=2)
+    found = interp.dynamics.over_checkpoints(
         {"step1": model, "step2": model}.__getitem__,
         ["step1", "step2"],
         lambda one: interp.heads(one, rows, sentences=None),
@@ -142,18 +142,18 @@ def test_a_picture_that_cannot_be_drawn_says_why(result: xr.Dataset) -> None:
 def test_what_a_result_says_is_escaped(result: xr.Dataset) -> None:
     evil = result.assign_attrs(unit="<script>alert(1)</script>")
     assert "<script" not in cards.card(evil) and "&lt;script" in cards.card(evil)
-    contract = interp.Contract("<b>m", (Line("<i>claim", 0.5, 1.0),))
+    contract = interp.verify.Contract("<b>m", (Line("<i>claim", 0.5, 1.0),))
     assert "<b>m" not in contract._repr_html_() and "<i>claim" not in contract._repr_html_()
 
 
 def test_objects_have_a_text_a_plot_and_a_card(model: interp.HookedTransformer) -> None:
     circuit = interp.find_circuit(model, *PAIR, metric=interp.logit_difference(3, 4), edges=60)
-    contract = interp.Contract(
+    contract = interp.verify.Contract(
         "m", (Line("a", 1e-6, 1e-4), Line("b", 1.0, 0.0), Line("c", None, note="x" * 99))
     )
     backward = interp.backward_lens(model, some_tokens(rows=1, n=5), 3)
     assert len(pictures(cards.card(backward))) == 1 and backward.view.plot().has_data()
-    for each in (circuit, contract, interp.HeadCircuits(model.transformer).ov("L0H1")):
+    for each in (circuit, contract, interp.weights.HeadCircuits(model.transformer).ov("L0H1")):
         if each is not contract:  # a line for each claim, as the command line prints it
             assert max(map(len, str(each).splitlines())) <= 80
         assert len(pictures(each._repr_html_())) == 1
@@ -162,7 +162,7 @@ def test_objects_have_a_text_a_plot_and_a_card(model: interp.HookedTransformer) 
 
 
 def test_a_broken_line_of_a_contract_is_drawn_red() -> None:
-    found = interp.Contract(
+    found = interp.verify.Contract(
         "m", (Line("good", 1e-6, 1e-4), Line("bad", 1.0, 0.0), Line("nan", float("nan"), 1e-4))
     )
     ax = found.plot()
@@ -175,7 +175,7 @@ def test_a_broken_line_of_a_contract_is_drawn_red() -> None:
 def test_the_plot_of_a_product_is_its_spectrum() -> None:
     torch.manual_seed(0)
     a, b = torch.randn(7, 3).double(), torch.randn(3, 5).double()
-    (line,) = interp.FactoredMatrix(a, b).plot().lines
+    (line,) = interp.core.FactoredMatrix(a, b).plot().lines
     np.testing.assert_allclose(line.get_ydata(), torch.linalg.svdvals(a @ b)[:3], rtol=1e-6)
 
 
@@ -213,7 +213,7 @@ def test_a_crowded_picture_has_no_words_and_a_plot_has_them(model: interp.Hooked
 
 def test_a_large_product_is_not_taken_apart_unasked() -> None:
     wide = torch.zeros(1, 1).expand(3_000_000, 5), torch.zeros(1, 1).expand(5, 3_000_000)
-    assert "no picture unasked" in interp.FactoredMatrix(*wide)._repr_html_()
+    assert "no picture unasked" in interp.core.FactoredMatrix(*wide)._repr_html_()
 
 
 # --- in a notebook ----------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_a_printer_of_the_users_own_is_kept(shell: object, result: xr.Dataset) -
 
 
 def test_a_notebook_shows_our_objects_by_their_cards(shell: object) -> None:
-    html = html_of(shell, interp.FactoredMatrix(torch.ones(4, 2), torch.rand(2, 3)))
+    html = html_of(shell, interp.core.FactoredMatrix(torch.ones(4, 2), torch.rand(2, 3)))
     assert len(pictures(html)) == 1 and "FactoredMatrix" in html
 
 

@@ -10,8 +10,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 
-from interp import Batch, HookedTransformer, RepeatedTokens, plot
-from interp.attention import Heads
+from interp import Batch, HookedTransformer, plot
+from interp.attention import Heads, RepeatedTokens
 from interp.dynamics import in_context, loss_map, over_checkpoints
 from interp.plot import choice
 from tests.configs import build, some_tokens

@@ -10,21 +10,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import interp
-from interp import (
-    Add,
-    Batch,
-    Edit,
-    HookedEncoderDecoder,
-    HookedTransformer,
-    IncompleteSumError,
-    Scale,
-    Zero,
-)
+from interp import Batch, Edit, HookedEncoderDecoder, HookedTransformer
 from interp.data.text import Answers
+from interp.edits import Add, Scale, Zero
 from interp.model import MLP
 from interp.model.norm import Normalize
 from interp.passes.observe import observe
-from interp.residual import Attribute, attribute
+from interp.residual import Attribute, IncompleteSumError, attribute
 from interp.residual.attribution import labels
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
 from tests.edited import without_head

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp import ActivationCache, HookedTransformer, IncompleteSumError, Part
+from interp import HookedTransformer, Part
 from interp.model import MLP, MoE
+from interp.residual import ActivationCache, IncompleteSumError
 from interp.residual import decomposition as residual
 from tests.configs import CONFIGS, build, some_tokens
 from tests.loops import over

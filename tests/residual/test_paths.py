@@ -13,20 +13,12 @@ import xarray as xr
 from torch import Tensor
 
 import interp
-from interp import (
-    Add,
-    Edit,
-    FactoredMatrix,
-    HeadCircuits,
-    HookedTransformer,
-    IncompleteSumError,
-    Read,
-    Scale,
-    Zero,
-    observe,
-)
+from interp import Edit, HookedTransformer, Read, observe
+from interp.core import FactoredMatrix
 from interp.data.batch import Batch
+from interp.edits import Add, Scale, Zero
 from interp.residual import (
+    IncompleteSumError,
     Orders,
     Paths,
     TermImportance,
@@ -38,6 +30,7 @@ from interp.residual import (
 )
 from interp.residual.frozen import Frozen, Readings, frozen_reads
 from interp.residual.paths import order_logits
+from interp.weights import HeadCircuits
 from tests.configs import CONFIGS, perturbed
 from tests.loops import over
 from tests.residual.reruns import BATCH, PLAIN, VARIANTS, Rerun, model

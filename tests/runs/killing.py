@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 import interp
-from interp import Batch, HookedTransformer, Results
+from interp import Batch, HookedTransformer
 from interp.data.sources import open_source
 from interp.data.stream import Stream
 from interp.model import Trace, Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Subject
+from interp.runs import Results
 from interp.runs import journal as journals
 from tests.runs import killed
 from tests.runs.running import ASKED, ByPosition, Kept, Norms, _norms, agree, norms_by

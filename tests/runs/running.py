@@ -9,11 +9,13 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from interp import Batch, Read, Results, Trace, Transformer
+from interp import Batch, Read
 from interp.core.results import labelled
 from interp.core.stats import MaskedMeans, Means, Partial, Rows
+from interp.model import Trace, Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Subject
+from interp.runs import Results
 
 SITE = "blocks.1.hook_resid_post"
 READS = (Read(SITE),)

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 import interp
-from interp import Results
 from interp.causal import Patch
 from interp.data import Pairs, Stream
+from interp.runs import Results
 from tests.runs.killing import dying_at_write, model
 from tests.runs.running import agree
 
@@ -18,7 +18,9 @@ BAD = 17
 """The pair that does not align."""
 ASKED = {
     "by_head": Patch("z", interp.logit_difference(3, 4)),
-    "noised": Patch("resid_pre", interp.answer_probability(5), by=["layer"], direction="noise", each=False),
+    "noised": Patch(
+        "resid_pre", interp.metrics.answer_probability(5), by=["layer"], direction="noise", each=False
+    ),
 }
 
 

@@ -128,7 +128,7 @@ def experiments(model: Transformer, name: str) -> Answers:
     shape = (1, tokens.shape[1], config.n_heads, config.head_width)
     nothing = torch.zeros(shape, dtype=model.dtype)
     variants = [
-        interp.Variant([interp.Edit((layer, h), interp.Set(nothing))])
+        interp.edits.Variant([interp.Edit((layer, h), interp.edits.Set(nothing))])
         for layer in range(config.n_layers)
         for h in range(config.n_heads)
     ]

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import interp
-from interp import Edit, Results, Scale
+from interp import Edit
 from interp.causal import Patch, patch
 from interp.data import Pairs
-from interp.runs import workers
+from interp.edits import Scale
+from interp.runs import Results, workers
 from tests.forking import PROCESSES, attempt
 from tests.runs.killing import alone, model
 from tests.runs.running import agree
@@ -75,7 +76,7 @@ def test_two_actors_give_the_same_bits() -> None:
     ("change", "named"),
     [
         ({"question": Patch("z", interp.logit_difference(3, 5))}, "pose"),
-        ({"question": Patch("z", interp.answer_loss(3))}, "metric"),
+        ({"question": Patch("z", interp.metrics.answer_loss(3))}, "metric"),
         ({"question": Patch("z", lambda logits: logits[:, -1, 3] - logits[:, -1, 5])}, "metric"),
         ({"question": Patch("z", interp.logit_difference(3, 4), direction="noise")}, "direction"),
         ({"edits": [Edit("L1H1", Scale(0.5))]}, "edits"),

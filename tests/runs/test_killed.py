@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import interp
-from interp import Results
+from interp.runs import Results
 from tests.forking import attempt
 from tests.runs.killing import (
     TEXTS,

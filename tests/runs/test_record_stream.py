@@ -50,11 +50,11 @@ class Nothing:
     """No parameters."""
 
 
-def streamed(record: Record) -> interp.Results:
+def streamed(record: Record) -> interp.runs.Results:
     return record.stream("all", ASKED, hooked("gpt2"), [*TEXTS[:40], ""])
 
 
-def interrupted(root: Path) -> tuple[Record, interp.Results]:
+def interrupted(root: Path) -> tuple[Record, interp.runs.Results]:
     """A run that ended after its stream."""
     record = Record.create(root, "x", Nothing())
     found = streamed(record)

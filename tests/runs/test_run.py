@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import interp
-from interp import Batch, HookedTransformer, Results
+from interp import Batch, HookedTransformer
 from interp.core.resampling import poisson_weights
 from interp.core.stats import Z95
 from interp.data.sources import open_source
 from interp.data.stream import Stream
 from interp.passes.analysis import Analysis
+from interp.runs import Results
 from interp.runs import journal as journals
 from interp.runs.work import Worker
 from tests.configs import build, some_tokens

@@ -21,7 +21,7 @@ class StopError(Exception):
     """What ends the first try in both processes."""
 
 
-def whole() -> interp.Transformer:
+def whole() -> interp.model.Transformer:
     torch.manual_seed(0)
     return perturbed(CONFIGS["gpt2"])
 

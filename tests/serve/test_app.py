@@ -157,7 +157,7 @@ def test_continuations_and_the_script_are_answered(client: TestClient) -> None:
     assert found["tokens"] == [3, 3] and found["greedy"]
     script = post(client, "source", body(edits=ZERO)).json()["python"]
     compile(script, "script", "exec")
-    assert "from_pretrained('tiny')" in script and "interp.Edit('L0H1', interp.Zero())" in script
+    assert "from_pretrained('tiny')" in script and "interp.Edit('L0H1', interp.edits.Zero())" in script
 
 
 def test_errors_are_json_with_the_reason(

@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("pydantic", reason="no pydantic: the extra `serve` is not installed")
 
-from interp import Edit, Mean, Resample, Scale, Set, Zero
+from interp import Edit
+from interp.edits import Mean, Resample, Scale, Set, Zero
 from interp.passes.edit_text import edit_to_json
 from interp.serve.asks import MAX_EDITS, MAX_NAME, MAX_TEXT, Continue, Look, parsed
 from interp.serve.changes import said

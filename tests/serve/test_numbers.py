@@ -10,10 +10,11 @@ from torch import Tensor
 
 pytest.importorskip("pydantic", reason="no pydantic: the extra `serve` is not installed")
 
-from interp import HookedTransformer, Part, Sampling
+from interp import HookedTransformer, Part
 from interp.data.batch import Batch
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model.variants import AdaptiveSoftmax
+from interp.passes import Sampling
 from interp.passes.generate import stream
 from interp.serve import session as sessions
 from interp.serve.asks import Continue, Look, parsed

@@ -8,8 +8,9 @@ import torch
 import xarray as xr
 
 import interp
-from interp import Batch, Edit, HookedTransformer, Zero
+from interp import Batch, Edit, HookedTransformer
 from interp.core.stats import Moments
+from interp.edits import Zero
 from interp.model import Tap
 from interp.tokens import (
     METHODS,
@@ -235,7 +236,9 @@ def test_what_cannot_be_compared_is_refused_by_name() -> None:
         erasure(model(), tokens, scored(torch.rand(3, 8)), 3)
     with pytest.raises(ValueError, match="erasure holds answers for 2 prompts, got 3 rows of data"):
         erasure(model(), tokens, scored(torch.rand(2, 9)), 3)
-    with pytest.raises(ValueError, match=r"one answer for all 3 prompts .* or one for each is required, got 4"):
+    with pytest.raises(
+        ValueError, match="answer and wrong are for all 3 prompts of the attribution, or one for each: got 4"
+    ):
         erasure(model(), tokens, scored(torch.rand(3, 9)), [3, 4, 5, 6])
     with pytest.raises(ValueError, match=r"shares in \(0, 1\] are required, at least one, got \(1.5,\)"):
         erasure(model(), tokens, scored(torch.rand(3, 9)), 3, shares=(1.5,))

@@ -13,8 +13,9 @@ import xarray as xr
 from torch import Tensor
 
 import interp
-from interp import Add, Edit, HookedTransformer, Zero
+from interp import Edit, HookedTransformer
 from interp.data.batch import Batch
+from interp.edits import Add, Zero
 from interp.model import Read
 from interp.model.mixer_variants import Differential
 from interp.model.parts import Part

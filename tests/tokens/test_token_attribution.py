@@ -9,7 +9,8 @@ import torch
 import xarray as xr
 
 import interp
-from interp import Add, Batch, Edit, HookedTransformer, Resample, Scale, Set, Zero
+from interp import Batch, Edit, HookedTransformer
+from interp.edits import Add, Resample, Scale, Set, Zero
 from interp.tokens import (
     METHODS,
     AltiLogit,
@@ -155,14 +156,14 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         token_attribution(model("bidirectional"), some_tokens(), 3, method="alti_logit", pos=2)
     with pytest.raises(ValueError, match="one text per row"):
         token_attribution(model(), Batch.packed([[1, 2], [3]], 4))
-    long = HookedTransformer(interp.Transformer(interp.ModelConfig(1, 8, 2, 70, 5)))
+    long = HookedTransformer(interp.model.Transformer(interp.model.ModelConfig(1, 8, 2, 70, 5)))
     with pytest.raises(ValueError, match="attention flow requires at most 64 tokens, got 70"):
         token_attribution(long, torch.zeros(1, 70, dtype=torch.long), method="flow")
 
 
 def test_a_decoder_that_attends_to_a_memory_is_refused() -> None:
-    config = interp.ModelConfig(1, 8, 2, 8, 5, cross_attention=True)
-    decoder = HookedTransformer(interp.Transformer(config))
+    config = interp.model.ModelConfig(1, 8, 2, 8, 5, cross_attention=True)
+    decoder = HookedTransformer(interp.model.Transformer(config))
     for method in METHODS:
         with pytest.raises(ValueError, match="also attends to the memory of an encoder"):
             token_attribution(decoder, torch.tensor([1, 2]), 3, method=method)

@@ -301,7 +301,7 @@ def test_hooks_of_activations_do_not_concern_the_weights() -> None:
     with pytest.raises(
         ValueError, match="composition ask about the weights, which edits of activations leave"
     ):
-        interp.run([Composition()], model, edits=[interp.Edit("L0H1", interp.Zero())])
+        interp.run([Composition()], model, edits=[interp.Edit("L0H1", interp.edits.Zero())])
 
 
 # --- one pair -------------------------------------------------------------------------------------------------------

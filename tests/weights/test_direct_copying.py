@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import interp
-from interp import HookedTransformer, RepeatedTokens
+from interp import HookedTransformer
+from interp.attention import RepeatedTokens
 from interp.model import ModelConfig, NoNorm, NoPosition, Transformer
 from interp.model.weights import Weights
 from interp.weights.direct_copying import chance_copying, copying_scores, raised_share

@@ -51,7 +51,7 @@ def test_some_tokens_are_embedded_as_among_all(name: str, embedding: str, biases
 
 def test_the_largest_entry_of_a_row_is_that_of_top_pairs() -> None:
     model = HookedTransformer(build("gpt2"))
-    pairs = interp.top_pairs(model, "L1H2", top=1).isel(part=0, rank=0)
+    pairs = interp.weights.top_pairs(model, "L1H2", top=1).isel(part=0, rank=0)
     found = (
         head_tokens(model, [int(pairs.source_id)], top=1).sel(layer=1, head=2, list="raises").isel(token=0)
     )

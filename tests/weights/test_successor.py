@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import interp
-from interp import HookedTransformer, RepeatedTokens
+from interp import HookedTransformer
+from interp.attention import RepeatedTokens
 from interp.data.text import Text
 from interp.model import ModelConfig, NoNorm, NoPosition, Transformer
 from interp.weights import HeadCircuits

@@ -1,6 +1,7 @@
 """TransformerLens' rough evaluations that need no download: a sanity check, induction and the IOI task.
 
-The others raise with the native way. Natively: `interp.zoo` has tasks with counted answers, `interp.in_context` losses.
+The others raise with the native way: `interp.zoo` has tasks with counted answers, `interp.dynamics.in_context` the
+losses.
 """
 
 import random

@@ -2,7 +2,7 @@
 
 The six patch setters here, on our own `HookedTransformer` without hooks, are one planned sweep: shared positions and
 layers are computed once and variants run in batches. Any other setter or model runs index by index through
-`run_with_hooks`. The numbers are the same. Natively: `interp.patch` and `interp.patch_preset`, which also give
+`run_with_hooks`. The numbers are the same. Natively: `interp.patch` and `interp.causal.patch_preset`, which also give
 per-prompt effects and intervals.
 """
 
