@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 from interp.attention import heads
 from interp.causal import ablate, attribution_patch, causal_trace, patch, path_patch
 from interp.circuits import evaluate_circuit, find_circuit
-from interp.core import frame
+from interp.core import frame, viewer
 from interp.data import Batch, Stream
 from interp.edits import Edit
 from interp.encoder_decoder import HookedEncoderDecoder
@@ -148,6 +148,9 @@ WINGS = (
     ),
 )
 """Where everything else lives, one level down; imported at first use where that is slow."""
+
+viewer.PICTURES.load = lambda: import_module("interp.plot")
+"""Who draws a result, at the first look at one: matplotlib is slow to import."""
 
 _EARLIER = {
     "BackwardLens": "interp.lenses.GradientFactors, made by interp.lenses.gradient_factors",

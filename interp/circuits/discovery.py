@@ -319,7 +319,7 @@ def _picked_from(
     merged: Partial, inner: Callable[[Partial], xr.Dataset], graph: EdgeGraph, asked: FindCircuit
 ) -> xr.Dataset:
     """The table of scores with the edges that are kept, and with all that makes a circuit of them."""
-    from interp.core.accessor import ANALYSIS
+    from interp.core.viewer import ANALYSIS
 
     table = inner(merged)
     kept = connected(graph, _picked(graph, torch.from_numpy(table.value.values), asked))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from interp.core import viewer
 from interp.core.boundary import public
 from interp.core.stats import Moments
 
@@ -51,7 +52,7 @@ def labelled(
     """
     import xarray as xr
 
-    from interp.core import accessor
+    from interp.core import accessor  # noqa: F401 - gives every result its `.view`
 
     def host(value: Tensor) -> object:
         value = value.detach()
@@ -67,7 +68,7 @@ def labelled(
     variables = {
         name: (tuple(dims), host(value), unit_of(name, value)) for name, (dims, value) in values.items()
     }
-    found = xr.Dataset(variables, attrs={accessor.ANALYSIS: analysis, **(attrs or {})})
+    found = xr.Dataset(variables, attrs={viewer.ANALYSIS: analysis, **(attrs or {})})
     given = {name: _coordinate(value) for name, value in (coords or {}).items()}
     counted = {str(dim): range(size) for dim, size in found.sizes.items() if dim not in IDENTIFIED}
     return found.assign_coords({**counted, **given})

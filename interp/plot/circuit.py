@@ -30,18 +30,19 @@ STYLES = {"found": "-", "random": ":", "degree-matched": "--"}
 
 
 @public()
-def circuit(found: Circuit, *, ax: Axes | None = None) -> Axes:
+def circuit(found: Circuit | xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The circuit's nodes in the order of the forward pass, the input below, heads with their q, k and v inputs.
 
     An arrow is an edge, as wide as its absolute score, coloured by whether what the score is the effect of (its clean
     value in the corrupted run, or the other way round) raises the metric or lowers it.
-    Keys and values that several heads share enter each of those that are drawn.
+    Keys and values that several heads share enter each of those that are drawn. found: or the result of `find_circuit`.
     Errors: ValueError for a circuit without edges.
 
     Example:
         >>> scores = {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 2.0}
         >>> ax = circuit(Circuit(interp.causal.EdgeGraph.of(model.cfg), scores))
     """
+    found = Circuit.of_result(found) if isinstance(found, xr.Dataset) else found
     if not found.edges:
         raise ValueError("a circuit with at least one edge is required, got none")
     places = _places(found)

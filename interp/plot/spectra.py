@@ -20,14 +20,17 @@ NAMES = {
 
 
 @public()
-def singular_values(result: xr.Dataset, kind: str = "W_out", *, ax: Axes | None = None) -> Axes:
+def singular_values(result: xr.Dataset, kind: str | None = None, *, ax: Axes | None = None) -> Axes:
     """The singular values of every matrix of a kind, one colour per layer, one line per head or expert; logarithmic.
 
-    result: what `interp.weights.spectra` returned. Errors: KeyError for a kind that it does not hold.
+    result: what `interp.weights.spectra` returned. kind: one that it holds; None = W_out if it is there, else the
+    first. Errors: KeyError for another kind.
 
     Example:
         >>> singular_values(interp.weights.spectra(model), "OV")
     """
+    kinds = [str(each) for each in result.kind.values]
+    kind = kind or ("W_out" if "W_out" in kinds else kinds[0])
     some = _of_kind(result, kind)
     ax = axes(ax, 5.2, 3.6)
     layers = sorted(set(some.layer.values.tolist()))

@@ -40,9 +40,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Part of `interp` -> the parts it may import; the entrances may import everything."""
 
-TO_THE_RIGHT = {"core.viewer": {"plot"}}
-"""The one import against the order: a result that is asked for its picture finds who draws it, at that moment."""
-
 RESERVED = {
     **dict.fromkeys(
         ["transformers", "tokenizers", "huggingface_hub"],
@@ -61,7 +58,7 @@ RESERVED = {
     ),
     "sklearn": ("features.neuron_selection",),
     "pyarrow": ("data", "runs"),
-    "matplotlib": ("plot", "core.viewer"),  # there for the type of what a plot returns
+    "matplotlib": ("plot",),
     "transformer_lens": ("compat",),
     "ray": ("runs.shard",),
     **dict.fromkeys(["starlette", "uvicorn", "pydantic"], ("serve",)),
@@ -85,7 +82,7 @@ def test_only_what_stands_to_the_left_is_imported() -> None:
     broken = []
     for source in package():
         part = source.module.partition(".")[0]
-        allowed = MAY_IMPORT.get(part, set()) | TO_THE_RIGHT.get(source.module, set())
+        allowed = MAY_IMPORT.get(part, set())
         ours = [i for i in source.imports if i.name.startswith("interp.") and part not in ENTRANCES]
         broken += [
             f"{source.path}:{i.line}: imports {i.name}" for i in ours if i.name.split(".")[1] not in allowed

@@ -16,8 +16,9 @@ import interp
 from interp.causal import EdgeGraph
 from interp.circuits import Circuit
 from interp.core import accessor
+from interp.core.viewer import PICTURES
 from interp.lenses import LogitLens
-from interp.plot import cards, choice
+from interp.plot import cards
 from interp.runs.step_files import decoded, encoded
 from interp.verify import Line
 from tests.configs import build, some_tokens
@@ -115,7 +116,7 @@ def test_a_result_over_checkpoints_is_drawn_over_them(model: interp.HookedTransf
         ["step1", "step2"],
         lambda one: interp.heads(one, rows, sentences=None),
     )
-    assert choice.draw_of(found) is interp.plot.heads_over_training
+    assert PICTURES.of(found) is interp.plot.heads_over_training
     with pytest.raises(ValueError, match="composition over training"):
         interp.composition(model).expand_dims(step=[1]).view.plot()
 
@@ -206,7 +207,7 @@ def test_a_crowded_picture_has_no_words_and_a_plot_has_them(model: interp.Hooked
     few, many = (found.isel(pos=np.arange(n) % 8) for n in (8, 200))
     words = []
     for each in (few, many):
-        cards.png(lambda ax, each=each: words.append(len(choice.drawn(each, ax=ax).texts)))
+        cards.png(lambda ax, each=each: words.append(len(interp.plot.drawn(each, ax=ax).texts)))
     assert words == [few.depth.size * 8, 0]
     assert len(many.view.plot().texts) == many.depth.size * 200
 
