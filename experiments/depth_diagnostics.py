@@ -23,14 +23,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
-from interp import plot
+from interp import plot, tasks
 from interp.attention import attention_entropy, dispersion
 from interp.dynamics import consensus, rank_collapse
 from interp.editing import FineTuning, SingularValues, train_z
 from interp.editing.singular_values import applied
 from interp.runs.record import Record
 from interp.weights import spectra
-from interp.zoo import tasks
 
 TRAINED, RANDOM, UNMASKED = "trained", "random weights", "random weights, no causal mask"
 
@@ -99,12 +98,12 @@ def rows_of_text(
 ) -> Int[Tensor, "b p"]:
     """Rows of sentences and facts, drawn at random and joined; `fresh`: others than without."""
     generator = np.random.default_rng((job.seed, int(fresh)))
-    facts = tasks.trained_fact_prompts(tasks.load_facts())
+    facts = tasks.fact_prompts()
     bos, rows = model.text.bos_id, []
     for _ in range(job.rows // 2 if fresh else job.rows):
         ids: list[int] = [] if bos is None else [bos]
         while len(ids) < job.length:
-            sentence = tasks.indirect_objects(generator, 1, held_out=fresh)[0].text
+            sentence = tasks.IndirectObjects(1, held_out=fresh).sentences(generator)[0].text
             fact = facts[int(generator.integers(len(facts)))].text
             ids += model.text.ids(f"{sentence} {fact} ", prepend_bos=False)
         rows.append(ids[: job.length])

@@ -264,7 +264,7 @@ BREAKS = (
         "Gemma's norms scale by gamma instead of 1 + gamma",
         "families/test_parity.py -k gemma",
     ),
-    # --- zoo: models and tasks of the package
+    # --- models and tasks of the package
     Break(
         "zoo/measure.py",
         "return mass_bh / (n - 1 - period)",
@@ -273,11 +273,11 @@ BREAKS = (
         "zoo/test_measure.py",
     ),
     Break(
-        "zoo/pair_rows.py",
+        "tasks/pairs.py",
         "return (column >= start) & (column < stop)",
         "return (column >= start) & (column <= stop)",
         "the roles of a pair are one token too long",
-        "zoo/test_pairs.py",
+        "tasks/test_pairs.py",
     ),
     # --- pages, plots, live page, command line
     Break(
@@ -352,11 +352,11 @@ BREAKS = (
         "training/test_loop.py",
     ),
     Break(
-        "training/examples.py",
+        "training/losses.py",
         "asked = counted if part.determined is None else part.determined",
         "asked = counted",
         "accuracy counts tokens that nothing determines",
-        "training/test_examples.py",
+        "training/test_losses.py",
     ),
     # --- compat: other libraries
     Break(

@@ -30,7 +30,7 @@ from torch import Tensor
 
 import interp
 from interp import Batch
-from interp.attention.heads import RepeatedTokens, head_scores
+from interp.attention.heads import head_scores
 from interp.core.results import labelled
 from interp.core.stats import Bootstrap, Means, Partial
 from interp.data.sources import open_source
@@ -45,6 +45,7 @@ from interp.runs.journal import Journal, packed_done, unpacked_done
 from interp.runs.memory import LiveBytes
 from interp.runs.progress import Done, Progress, Tally
 from interp.runs.workers import done_by_processes
+from interp.tasks import RepeatedTokens
 
 if TYPE_CHECKING:
     import xarray as xr

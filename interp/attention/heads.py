@@ -19,13 +19,11 @@ from interp.attention.edited_heads import embedding_edits, rewritten, unlike_wei
 from interp.attention.labels import labels
 from interp.attention.repeats import (
     SCORES,
-    RepeatedTokens,
     distance_kernel,
     even_attention,
     pattern_scores,
-    repeat_scores,
 )
-from interp.attention.sentences import IndirectObjects, sentence_scores
+from interp.attention.sentences import sentence_scores
 from interp.attention.shares import NO_SHARES, signed_shares, without_shares
 from interp.core.boundary import public
 from interp.core.results import Score, labelled, scored
@@ -42,6 +40,7 @@ from interp.passes.analysis import Alone, Analysis, Question
 from interp.passes.observe import Model, Subject
 from interp.residual.decomposition import IncompleteSumError, not_linear
 from interp.runs.run import answered, reduced_over
+from interp.tasks import SHORT_SENTENCES, IndirectObjects, RepeatedTokens
 from interp.weights.copying import eigenvalue_scores
 from interp.weights.direct_copying import chance_copying, copying_scores
 from interp.weights.head_circuits import HeadCircuits
@@ -50,10 +49,8 @@ from interp.weights.successor import known_sequences, successor_hits
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["SCORES", "RepeatedTokens", "attention_kernel", "head_scores", "heads", "repeat_scores"]
-
-REPEATS, SENTENCES = RepeatedTokens(), IndirectObjects()
-"""What heads are asked about unless told otherwise."""
+REPEATS = RepeatedTokens()
+"""What heads are asked about unless told otherwise, beside `SHORT_SENTENCES`."""
 HEAD = ("layer", "head")
 MASS = "attention mass"
 
@@ -64,7 +61,7 @@ class Heads(Question):
 
     data: RepeatedTokens = REPEATS
     """The rows of repeated random tokens."""
-    sentences: IndirectObjects | None = SENTENCES
+    sentences: IndirectObjects | None = SHORT_SENTENCES
     """The sentences about names; None = none."""
     batch_size: int = 32
     """Rows of one pass."""
@@ -95,7 +92,7 @@ def heads(
     model: Model,
     data: RepeatedTokens = REPEATS,
     *,
-    sentences: IndirectObjects | None = SENTENCES,
+    sentences: IndirectObjects | None = SHORT_SENTENCES,
     edits: Sequence[Edit] = (),
     batch_size: int = 32,
 ) -> xr.Dataset:
@@ -330,7 +327,7 @@ def _names(
     if sentences is None:
         return {}, {"no_sentences": "not asked for"}
     try:
-        batches = sentences.batches(model.text)
+        batches = sentences.balanced(model.text)
     except ValueError as cause:
         return {}, {"no_sentences": str(cause)}
     reasons: dict[str, str | int] = {"sentences": len(batches[0])}

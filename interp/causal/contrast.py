@@ -29,7 +29,7 @@ Direction = Literal["denoise", "noise"]
 
 @runtime_checkable
 class AlignedPairs(Protocol):
-    """Clean and corrupted prompts as tokens, token for token; `interp.zoo.pairs` makes them."""
+    """Clean and corrupted prompts as tokens, token for token; `interp.tasks` makes them."""
 
     @property
     def clean_tokens(self) -> Int[Tensor, "n p"]:
@@ -63,7 +63,7 @@ def batches(model: Model, pairs: AlignedPairs) -> tuple[Batch, Batch]:
 
     Example:
         >>> demo = interp.HookedTransformer.from_pretrained("demo-4l")
-        >>> pairs = interp.zoo.pairs.indirect_objects(demo.text.tokenizer, 4)
+        >>> pairs = interp.tasks.IndirectObjects(4).pairs(demo.text.tokenizer)
         >>> interp.patch(demo, *batches(demo, pairs), "z").value.shape
         (4, 8)
     """

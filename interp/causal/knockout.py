@@ -124,7 +124,7 @@ def knock_out(
     Variables as in `ablate`, in the metric's unit: `value` with its interval and `n`, `each`, `base`, and `changed`
     (False where no such edge exists, as in a causal model from an earlier query to a later key).
     queries, keys: which of each prompt's tokens, negative from its end (BOS counts), or masks `[prompt, pos]` of each
-    prompt's own columns, such as the spans of `interp.zoo.pairs`.
+    prompt's own columns, such as the spans of `interp.tasks`.
     by: which cuts are made one at a time, of `layer`, `head`, `query` and `key` (the last two for tokens that are alike
     in all prompts, labelled as they were asked for); along dims that are not named all are cut at once.
     layers, heads: those concerned; None = all. window: with `layer`, how many layers are cut at once, those around the

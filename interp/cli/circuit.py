@@ -29,14 +29,12 @@ class OfTask(Asking):
         """Print the edges from the strongest on, and the circuit's faithfulness beside random ones."""
         from interp import evaluate_circuit, find_circuit
         from interp.causal import batches
-        from interp.zoo.pairs import TASKS
+        from interp.tasks import TASKS
 
         model = loaded(self.model, None, available(self.device))
-        make, seeds = (
-            TASKS[self.task],
-            (2 * self.seed, 2 * self.seed + 1),
-        )  # no other seed of a user's shares them
-        to_find, to_try = (batches(model, make(model.text.tokenizer, self.pairs, seed=s)) for s in seeds)
+        seeds = 2 * self.seed, 2 * self.seed + 1  # no other seed of a user's shares them
+        drawn = (TASKS[self.task](rows=self.pairs, seed=s).pairs(model.text.tokenizer) for s in seeds)
+        to_find, to_try = (batches(model, pairs) for pairs in drawn)
         found = find_circuit(model, *to_find, **self.fields())  # type: ignore[arg-type]
         for edge, score in sorted(found.scores.items(), key=lambda each: -abs(each[1]))[: self.most]:
             print(f"{score:+9.3f}  {edge}")

@@ -117,7 +117,7 @@ def in_context(
     Errors: ValueError if no text reaches `late`, for a model that is not causal or has no unembedding, NaN losses.
 
     Example:
-        >>> rows = interp.attention.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
+        >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
         >>> found = in_context(model, rows)
         >>> found.attrs["early"], found.attrs["late"], found.value.dims
         (4, 28, ('index', 'score'))
@@ -146,7 +146,7 @@ def loss_map(
     index * span; a wider span smooths more. load, revisions: as in `over_checkpoints`.
 
     Example:
-        >>> rows = interp.attention.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
+        >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
         >>> loss_map({"step10": model}.__getitem__, ["step10"], rows).slope.dims
         ('step', 'index')
     """

@@ -24,7 +24,7 @@ def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | No
     result: what `in_context` returned. label: a name for the legend, where several models share an Axes.
 
     Example:
-        >>> rows = interp.attention.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
+        >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
         >>> ax = plot.loss_by_index(interp.dynamics.in_context(model, rows))
     """
     ax = axes(ax, 6.4, 3.6)
@@ -50,7 +50,7 @@ def loss_map(result: xr.Dataset, value: str = "loss", *, ax: Axes | None = None)
     Errors: KeyError for another value.
 
     Example:
-        >>> rows = interp.attention.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
+        >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
         >>> load = {"step10": model, "step20": model}.__getitem__
         >>> ax = plot.loss_map(interp.dynamics.loss_map(load, ["step10", "step20"], rows))
     """

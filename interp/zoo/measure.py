@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp import tasks
 from interp.model import Read, Tap, Transformer, next_token_loss
 from interp.model.parts import Part
-from interp.zoo import tasks
-from interp.zoo.tasks import FactPrompt, IndirectObject
+from interp.tasks import FactPrompt, IndirectObject
 
 BATCH = 64
 """Rows per forward pass."""
@@ -131,7 +131,7 @@ def card_numbers(
 ) -> dict[str, Entry]:
     """Every number of a model's card: value, how many things it was measured on, and its definition in words.
 
-    `validation` is held-out prose as token ids; the other material comes from `interp.zoo.tasks` with fixed seeds.
+    `validation` is held-out prose as token ids; the other material comes from `interp.tasks` with fixed seeds.
     """
     return (
         _prose_numbers(model, validation, bos)
@@ -143,9 +143,9 @@ def card_numbers(
 def task_numbers(model: Transformer, encode: Encode, bos: int) -> dict[str, Entry]:
     """The part of the card that needs no prose: facts and indirect objects."""
     facts = tasks.load_facts()
-    trained, held_out = tasks.trained_fact_prompts(facts), tasks.held_out_fact_prompts(facts)
-    distant = tasks.distant_fact_prompts(facts)
-    pairs = tasks.indirect_objects(np.random.default_rng(2), 2000, held_out=True)
+    trained, held_out = tasks.fact_prompts(table=facts), tasks.fact_prompts(tasks.HELD_OUT_PHRASINGS, facts)
+    distant = tasks.fact_prompts(tasks.DISTANT_PHRASINGS, facts)
+    pairs = tasks.IndirectObjects(2000, held_out=True).sentences(np.random.default_rng(2))
     first = completes(model, encode, bos, [(p.prompt, p.answer) for p in pairs])
     return {
         "facts_trained_phrasings": _entry(
@@ -200,8 +200,8 @@ def _prose_numbers(model: Transformer, validation: Int[Tensor, "n"], bos: int) -
 
 def induction_number(model: Transformer, bos: int) -> dict[str, Entry]:
     """The part of the card about random repeats: the best prefix-matching score and its head."""
-    rows = tasks.repeated_tokens(
-        np.random.default_rng(1), 10, period=25, repeats=4, vocab=model.config.d_vocab, bos=bos
+    rows = tasks.RepeatedTokens(25, 4, 10).tokens(
+        model.config.d_vocab, bos=bos, generator=np.random.default_rng(1)
     )
     scores_lh = induction_scores(model, rows, period=25)
     layer, head = divmod(int(scores_lh.argmax()), model.config.n_heads)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 import interp
 from interp import Edit, HookedTransformer
-from interp.attention import AttentionKernel, Heads, RepeatedTokens, attention_kernel
+from interp.attention import AttentionKernel, Heads, attention_kernel
 from interp.attention.labels import RULES
 from interp.attention.repeats import SCORES, distance_kernel, even_attention
 from interp.edits import Add, Scale, Set, Zero
 from interp.model import Transformer
+from interp.tasks import RepeatedTokens
 from interp.weights.direct_copying import chance_copying
 from interp.zoo import groundtruth, planted
 from interp.zoo.groundtruth import INDUCTION, PREVIOUS

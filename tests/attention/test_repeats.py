@@ -9,7 +9,6 @@ from torch import Tensor
 from interp.attention.repeats import (
     NEAR,
     SCORES,
-    RepeatedTokens,
     distance_kernel,
     entropy,
     even_attention,
@@ -20,6 +19,7 @@ from interp.attention.repeats import (
 from interp.data.batch import Batch
 from interp.model import Read
 from interp.passes.observe import observe
+from interp.tasks import RepeatedTokens
 from tests.attention.slow_heads import causal, slow_scores, tokens_of
 from tests.configs import build, some_tokens
 from tests.tolerances import assert_close

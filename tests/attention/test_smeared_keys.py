@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.attention.repeats import RepeatedTokens, repeat_scores
+from interp.attention.repeats import repeat_scores
 from interp.model import Edit, ModelConfig, NoNorm, NoPosition, Read, Tap, Transformer, next_token_loss
+from interp.tasks import RepeatedTokens
 
 V, GAIN = 64, 60.0
 DATA = RepeatedTokens(rows=4)

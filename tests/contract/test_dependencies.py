@@ -7,7 +7,7 @@ from tests.contract.sources import none, package
 
 MODEL = {"core", "model"}
 FAMILIES = MODEL | {"families"}
-RUNS = MODEL | {"data", "passes", "runs"}
+RUNS = MODEL | {"data", "tasks", "passes", "runs"}
 RESIDUAL = RUNS | {"weights", "residual"}
 LENSES = RESIDUAL | {"attention", "lenses"}
 WINGS = LENSES | {"causal", "tokens", "circuits", "features", "editing", "dynamics", "verify"}
@@ -15,6 +15,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": {"core"},
     "model": MODEL,
     "data": MODEL | {"data"},
+    "tasks": MODEL | {"data", "tasks"},
     "passes": MODEL | {"data", "passes"},
     "runs": RUNS,
     "weights": RUNS | {"weights"},
@@ -30,8 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify": RESIDUAL | {"verify"},
     "plot": WINGS | {"plot"},
     "families": FAMILIES,
-    "zoo": FAMILIES | {"zoo"},
-    "training": FAMILIES | {"data", "passes", "runs", "zoo", "training"},
+    "zoo": FAMILIES | {"tasks", "zoo"},
+    "training": FAMILIES | RUNS | {"zoo", "training"},
     "hooked": WINGS | FAMILIES | {"zoo", "hooked"},
     "encoder_decoder": WINGS | FAMILIES | {"encoder_decoder"},
     "pages": WINGS | {"pages"},

@@ -12,7 +12,6 @@ from torch import Tensor
 
 import interp
 from interp import Batch, Edit, HookedTransformer, Stream, run
-from interp.attention import RepeatedTokens
 from interp.core.stats import MaskedMoments, Moments
 from interp.data import open_source
 from interp.dynamics import InContext, OneTokenLosses, in_context, loss_map, one_token_losses
@@ -20,6 +19,7 @@ from interp.dynamics.in_context import by_text, compared_indices, log_index_slop
 from interp.edits import Zero
 from interp.lenses import LogitLens
 from interp.model import NoPosition, Transformer
+from interp.tasks import RepeatedTokens
 from interp.zoo import groundtruth
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
 from tests.tiny import CORPUS, hooked

@@ -110,7 +110,7 @@ def test_a_name_survives_files_selections_and_merges(result: xr.Dataset) -> None
 
 
 def test_a_result_over_checkpoints_is_drawn_over_them(model: interp.HookedTransformer) -> None:
-    rows = interp.attention.RepeatedTokens(period=5, repeats=3, rows=2)
+    rows = interp.tasks.RepeatedTokens(period=5, repeats=3, rows=2)
     found = interp.dynamics.over_checkpoints(
         {"step1": model, "step2": model}.__getitem__,
         ["step1", "step2"],

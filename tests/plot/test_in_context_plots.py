@@ -11,9 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 
 from interp import Batch, HookedTransformer, plot
-from interp.attention import Heads, RepeatedTokens
+from interp.attention import Heads
 from interp.core.viewer import PICTURES
 from interp.dynamics import in_context, loss_map, over_checkpoints
+from interp.tasks import RepeatedTokens
 from tests.configs import build, some_tokens
 
 MODELS = {"step4": "gpt2", "step30": "mqa", "step200": "bloom"}

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.attention import RepeatedTokens
 from interp.model import ModelConfig, NoNorm, NoPosition, Transformer
 from interp.model.weights import Weights
+from interp.tasks import RepeatedTokens
 from interp.weights.direct_copying import chance_copying, copying_scores, raised_share
 from tests.configs import D_VOCAB, build, perturbed
 from tests.tolerances import assert_close

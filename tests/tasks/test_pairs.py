@@ -5,40 +5,48 @@ import functools
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from interp import tasks
 from interp.data.text import Text
-from interp.zoo import tasks
-from interp.zoo.pair_rows import TaskPairs
-from interp.zoo.pair_sentences import CENTURIES, YEARS
-from interp.zoo.pairs import TASKS, docstring_arguments, facts, greater_than, indirect_objects
+from interp.tasks import TASKS, Facts, GreaterThan, IndirectObjects, Task, TaskPairs
+from interp.tasks.greater_than import CENTURIES, YEARS
+from interp.tasks.indirect_objects import is_held_out
+from interp.tasks.lists import DocstringArguments
 from tests.loops import over
-from tests.zoo.speakers import FACTS, SPEAKERS, UNKNOWN, Spoken, demo, tiny, words_without_bos
+from tests.tasks.speakers import SPEAKERS, UNKNOWN, Spoken, demo, tiny, words_without_bos
 
 N = 24
-TINY_FACTS = [tasks.Fact("capital", "France", "Paris"), tasks.Fact("capital", "Italy", "Rome")]
-TINY_PHRASING = {"capital": ["The capital of {subject} is"]}
-MAKERS = {
+TINY = functools.partial(
+    Facts,
+    table=(tasks.Fact("capital", "France", "Paris"), tasks.Fact("capital", "Italy", "Rome")),
+    phrasings={"capital": ["The capital of {subject} is"]},
+)
+MAKERS: dict[str, Callable[..., Task]] = {
     **TASKS,
-    "facts": functools.partial(facts, phrasings={"capital": tasks.TRAINED_PHRASINGS["capital"]}),
-    "abc": functools.partial(indirect_objects, corruption="abc"),
-    "held out": functools.partial(indirect_objects, held_out=True),
-    "swap": functools.partial(docstring_arguments, corruption="swap"),
+    "facts": functools.partial(Facts, phrasings={"capital": tasks.TRAINED_PHRASINGS["capital"]}),
+    "abc": IndirectObjects,
+    "held out": functools.partial(IndirectObjects, held_out=True),
+    "swap": DocstringArguments,
 }
-CASES = {
-    (speaker, task): functools.partial(maker, SPEAKERS[speaker]())
+HOW = {"abc": {"corruption": "abc"}, "swap": {"corruption": "swap"}}
+CASES: dict[tuple[str, str], Callable[..., Task]] = {
+    (speaker, task): maker
     for speaker in SPEAKERS
     for task, maker in MAKERS.items()
     if task != "greater_than" or speaker == "words"
-} | {("tiny", "facts"): functools.partial(facts, tiny(), table=TINY_FACTS, phrasings=TINY_PHRASING)}
+} | {("tiny", "facts"): TINY}
 every_case = pytest.mark.parametrize("case", CASES, ids="-".join)
 
 
-@functools.cache
-def drawn(case: tuple[str, str], seed: int = 0) -> TaskPairs:
-    return CASES[case](N, seed=seed)
+def draw(case: tuple[str, str], seed: int) -> TaskPairs:
+    return CASES[case](rows=N, seed=seed).pairs(tokenizer_of(case), **HOW.get(case[1], {}))
+
+
+drawn = functools.cache(functools.partial(draw, seed=0))
 
 
 def tokenizer_of(case: tuple[str, str]) -> Spoken:
@@ -124,22 +132,23 @@ def test_no_drawn_word_is_unknown_to_the_tokenizer(case: tuple[str, str]) -> Non
 
 @every_case
 def test_rows_follow_the_seed(case: tuple[str, str]) -> None:
-    again = CASES[case](N, seed=0)
+    again = draw(case, seed=0)
     assert again.clean == drawn(case).clean and again.corrupt == drawn(case).corrupt
     assert torch.equal(again.answer, drawn(case).answer) and torch.equal(again.wrong, drawn(case).wrong)
-    other = drawn(case, seed=1)
+    other = draw(case, seed=1)
     assert (other.clean, other.corrupt) != (again.clean, again.corrupt)
 
 
 def test_another_process_draws_the_same_rows() -> None:
     say = (  # a fresh interpreter: a fork would share what its hashes begin with
-        "from interp.families.load import tokenizer_of; from interp.zoo import pairs, catalog;"
+        "from interp.families.load import tokenizer_of; from interp.tasks import TASKS; from interp.zoo import catalog;"
         "t = tokenizer_of(catalog.WEIGHTS / 'demo-4l');"
-        "print([[f(t, 5).clean, f(t, 5).corrupt] for n, f in pairs.TASKS.items() if n != 'greater_than'])"
+        "drawn = [f(rows=5).pairs(t) for n, f in TASKS.items() if n != 'greater_than'];"
+        "print([[p.clean, p.corrupt] for p in drawn])"
     )
     said = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True).stdout
-    mine = [[f(demo(), 5).clean, f(demo(), 5).corrupt] for n, f in TASKS.items() if n != "greater_than"]
-    assert ast.literal_eval(said) == mine
+    mine = [f(rows=5).pairs(demo()) for n, f in TASKS.items() if n != "greater_than"]
+    assert ast.literal_eval(said) == [[each.clean, each.corrupt] for each in mine]
 
 
 @cases("indirect_objects", "abc", "held out")
@@ -150,7 +159,7 @@ def test_roles_of_indirect_objects_are_the_names_of_the_sentence(case: tuple[str
         people = [word for word in re.findall(r"\w+", prompt) if word in tasks.NAMES]
         assert sorted(people) == sorted([io[row], s1[row], s2[row]]) and s1[row] == s2[row] == people[2]
         assert found.groups[row].startswith("ABBA" if people[0] == io[row] else "BABA")
-        assert tasks.is_held_out(io[row], s1[row]) == (case[1] == "held out")
+        assert is_held_out(io[row], s1[row]) == (case[1] == "held out")
     assert (io, s1) == (answers(case), answers(case, "wrong"))
     assert torch.equal(found.columns("S1+1"), found.columns("S1") + 1)
     assert bool((found.columns("S1") < found.columns("S2")).all())
@@ -174,10 +183,8 @@ def test_three_unrelated_names_replace_the_two(case: tuple[str, str]) -> None:
 @cases("facts")
 def test_a_fact_and_its_twin_have_their_own_objects(case: tuple[str, str]) -> None:
     found = drawn(case)
-    book = {
-        prompt.prompt: prompt
-        for prompt in tasks.trained_fact_prompts(TINY_FACTS if case[0] == "tiny" else FACTS)
-    }
+    asked = TINY() if case[0] == "tiny" else Facts()
+    book = {prompt.prompt: prompt for prompt in asked.prompts}
     for twin, which in (("clean", "answer"), ("corrupt", "wrong")):
         subjects, objects = spoken(case, "subject", twin), answers(case, which)
         for text, subject, start in zip(getattr(found, twin), subjects, objects, strict=True):
@@ -190,7 +197,7 @@ def test_a_fact_and_its_twin_have_their_own_objects(case: tuple[str, str]) -> No
 
 def test_the_demo_tokenizer_has_pairs_for_every_relation() -> None:
     asked = {phrasing for phrasings in tasks.TRAINED_PHRASINGS.values() for phrasing in phrasings}
-    assert {group.rpartition(" (")[0] for group in facts(demo(), 400).groups} == asked
+    assert {group.rpartition(" (")[0] for group in Facts(400).pairs(demo()).groups} == asked
 
 
 def test_right_years_are_those_above_the_first_year() -> None:
@@ -216,7 +223,7 @@ def test_only_years_of_two_tokens_are_drawn() -> None:
     split = {"1201", "1203", "1250", "1501", "1598", "1620"}
     whole = [f"{century}{year}" for century in CENTURIES for year in YEARS]
     tokenizer = words_without_bos(tuple(f" {year}" for year in whole if year not in split))
-    years = {re.findall(r"\d{4}", prompt)[0] for prompt in greater_than(tokenizer, 60).clean}
+    years = {re.findall(r"\d{4}", prompt)[0] for prompt in GreaterThan(60).pairs(tokenizer).clean}
     assert years == {"1203", "1250", "1598"}
 
 

@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.training.examples import Place, TrainingData
-from interp.training.sequences import (
+from interp.tasks import (
     AssociativeRecall,
     InContextRegression,
     RepeatedSequences,
     RepeatingChain,
     SequencePairs,
 )
+from interp.tasks.examples import Place
+from interp.training.losses import TrainingData
 
 REPEATS = RepeatedSequences(d_vocab=20, width=30, low=3, high=9)
 RECALL = AssociativeRecall(d_vocab=21, pairs=5, queries=3)

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 
 from interp.data.batch import Batch
 from interp.model import EncoderDecoder
-from interp.training.examples import Examples, Place, logits, mean_loss, scores
+from interp.tasks import SequencePairs
+from interp.tasks.examples import Examples, Place
+from interp.training.losses import logits, mean_loss, scores
 from interp.training.presets import encoder_decoder
-from interp.training.sequences import SequencePairs
 from tests.configs import build, some_tokens
 from tests.tolerances import assert_close
 

@@ -8,21 +8,17 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from interp import tasks
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer
-from interp.zoo import load, pair_sentences, pair_sequences, tasks
+from interp.tasks import greater_than, lists
+from interp.zoo import load
 from tests.tiny import gpt2_tokenizer
 
-FACTS = tasks.load_facts()
 KNOWN = [
-    *("the List: Again:", pair_sequences.DOCUMENTED, pair_sentences.SPAN_OF_YEARS),
-    *(
-        *tasks.INDIRECT_OBJECT_TEMPLATES,
-        *pair_sentences.NOUNS,
-        *pair_sequences.ARGUMENTS,
-        *pair_sequences.WORDS,
-    ),
-    *(f"{prompt.prompt}{prompt.answer}" for prompt in tasks.trained_fact_prompts(FACTS)),
-    *(f" {century}{year}" for century in pair_sentences.CENTURIES for year in pair_sentences.YEARS),
+    *("the List: Again:", lists.DOCUMENTED, greater_than.SPAN_OF_YEARS),
+    *(*tasks.TEMPLATES, *greater_than.NOUNS, *lists.ARGUMENTS, *lists.WORDS),
+    *(f"{prompt.prompt}{prompt.answer}" for prompt in tasks.fact_prompts()),
+    *(f" {century}{year}" for century in greater_than.CENTURIES for year in greater_than.YEARS),
 ]
 UNKNOWN = {"Lucy", "beach", "Italy", "Madrid"}
 """Words that the word-level tokenizers have no token for."""

@@ -1,80 +1,18 @@
-"""What a model learns from: rows with what the context determines in them, their loss, and how much of it is right."""
+"""What a model is trained on, its loss there, and how much of what the context determines it gets right."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.data.batch import Batch
 from interp.families.convert import AnyModel
 from interp.model.encoder_decoder import EncoderDecoder
-from interp.model.loss import next_token_loss, next_token_loss_of, predicted
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in data without end a batch stands; with the data it decides every token, whatever came before."""
-
-    seed: int
-    step: int | None
-    """How many updates came before; None = the held-out rows."""
-
-    @property
-    def generator(self) -> np.random.Generator:
-        """The random numbers of this place."""
-        return np.random.default_rng([0 if self.step is None else self.step + 1, self.seed])
-
-
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """Some rows of training data."""
-
-    batch: Batch
-    """What the model reads, token by token; for an encoder-decoder the target, start token first."""
-    determined: Bool[Tensor, "b n"] | None = None
-    """Which of the tokens from the second on follow from what stands before (or from the source); None = not known."""
-    source: Batch | None = None
-    """What the encoder of an encoder-decoder reads."""
-
-    def __post_init__(self) -> None:
-        rows, columns = self.batch.tokens.shape
-        if self.determined is not None and self.determined.shape != (rows, columns - 1):
-            raise ValueError(
-                f"determined must have one column per token after the first, [{rows}, {columns - 1}], "
-                f"got {list(self.determined.shape)}"
-            )
-        if self.source is not None and len(self.source) != rows:
-            raise ValueError(f"one source per target is required, got {len(self.source)} for {rows}")
-
-    @property
-    def counted(self) -> Bool[Tensor, "b n"]:
-        """Which tokens from the second on are predicted at all: real, and in one text with the token before."""
-        known = predicted(self.batch.keep, self.batch.documents)
-        return torch.ones_like(self.batch.tokens[:, 1:], dtype=torch.bool) if known is None else known
-
-    def to(self, device: torch.device) -> Examples:
-        """The same on another device."""
-        return replace(
-            self,
-            batch=self.batch.to(device),
-            determined=None if self.determined is None else self.determined.to(device),
-            source=None if self.source is None else self.source.to(device),
-        )
-
-    def split(self, size: int) -> Iterator[Examples]:
-        """Consecutive parts of at most `size` rows."""
-        for start in range(0, len(self.batch), size):
-            rows = torch.arange(start, min(start + size, len(self.batch)))
-            determined = None if self.determined is None else self.determined[rows]
-            source = None if self.source is None else self.source.rows(rows)
-            yield Examples(self.batch.rows(rows), determined, source)
+from interp.model.loss import next_token_loss, next_token_loss_of
+from interp.tasks.examples import Examples, Place
 
 
 @runtime_checkable

@@ -1,61 +1,72 @@
 """What has no aligned pair or no single-token answer is refused by name."""
 
+from collections.abc import Callable
+
 import pytest
 
-from interp.zoo import groundtruth, pairs, tasks
-from interp.zoo.pair_rows import Pair, pairs_of
-from interp.zoo.pair_tokens import Row, row_of
-from interp.zoo.pairs import copy, docstring_arguments, facts, greater_than, indirect_objects
-from tests.zoo.speakers import demo, tiny, words_with_bos
+from interp.tasks import (
+    DocstringArguments,
+    Fact,
+    Facts,
+    GreaterThan,
+    IndirectObjects,
+    ListCopy,
+    RepeatedTokens,
+)
+from interp.tasks.pairs import Pair, Row, pairs_of, row_of
+from interp.zoo.groundtruth import Alphabet
+from tests.tasks.speakers import demo, tiny, words_with_bos
 
 
 def test_words_that_are_several_tokens_are_named() -> None:
     with pytest.raises(
         ValueError, match=r"at least 5 names .* got 2 \['Mary', 'John'\]: 'Tom' is \[.*, .*\]"
     ):
-        indirect_objects(tiny(), 3, corruption="abc")
+        IndirectObjects(3).pairs(tiny(), corruption="abc")
     with pytest.raises(ValueError, match=r"at least 1 places .* got 0 \[\]: 'store' is \[.* and 2 more$"):
-        indirect_objects(tiny(), 3)
+        IndirectObjects(3).pairs(tiny())
     with pytest.raises(ValueError, match=r"at least 11 words that are single tokens .* 'Tom' is \[' ', 'T'"):
-        pairs.repeated_sequences(groundtruth.Alphabet(), 3)
+        RepeatedTokens(10, 2).pairs(Alphabet())
     with pytest.raises(ValueError, match="at least 7 words"):
-        copy(groundtruth.Alphabet(), 3)
+        ListCopy(3).pairs(Alphabet())
     with pytest.raises(ValueError, match="docstring_arguments requires at least 9 argument names"):
-        docstring_arguments(tiny(), 3)
+        DocstringArguments(3).pairs(tiny())
 
 
 def test_years_of_other_tokens_are_named() -> None:
     with pytest.raises(ValueError, match=r"at least 1 nouns .*'war' is"):
-        greater_than(demo(), 3)
+        GreaterThan(3).pairs(demo())
     with pytest.raises(ValueError, match=r"here ' 1743' is \['', '1', '7', '4', '3'\]"):
-        greater_than(words_with_bos(), 3)
+        GreaterThan(3).pairs(words_with_bos())
 
 
 def test_facts_that_do_not_fit_are_named_with_their_tokens() -> None:
-    same = [tasks.Fact("capital", "France", "Paris"), tasks.Fact("capital", "Italy", "Paris")]
+    same = Fact("capital", "France", "Paris"), Fact("capital", "Italy", "Paris")
     with pytest.raises(ValueError, match=r"got none among 2: 'France' is \[.*\], 'Paris' is \[.*\]; 'Italy'"):
-        facts(demo(), 3, table=same)
+        Facts(3, table=same).pairs(demo())
     with pytest.raises(ValueError, match="required for the relation 'river'"):
-        facts(demo(), 3, table=[tasks.Fact("river", "France", "Seine")])
+        Facts(table=(Fact("river", "France", "Seine"),))
     with pytest.raises(ValueError, match="no fact of the relation 'capitol'; nearest: capital"):
-        facts(demo(), 3, phrasings={"capitol": ["The capital of {subject} is"]})
+        Facts(phrasings={"capitol": ["The capital of {subject} is"]})
     with pytest.raises(ValueError, match=r"phrasing requires {subject}, got 'The capital is'"):
-        facts(demo(), 3, phrasings={"capital": ["The capital is"]})
+        Facts(phrasings={"capital": ["The capital is"]})
     with pytest.raises(ValueError, match="a list of phrasings of 'capital'"):
-        facts(demo(), 3, phrasings={"capital": "The capital of {subject} is"})
+        Facts(phrasings={"capital": "The capital of {subject} is"})
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: indirect_objects(demo(), 0), "n of at least 1"),
-        (lambda: pairs.repeated_sequences(demo(), 2, period=2), "at least 3 tokens"),
-        (lambda: pairs.repeated_sequences(demo(), 2, period=3, ids=[0, 1, 2, 3]), "4 different ids .* got 3"),
-        (lambda: copy(demo(), 2, words=1), "at least 2 words"),
+        (lambda: IndirectObjects(0), "at least one row"),
+        (lambda: IndirectObjects(templates=()), "words for every field"),
+        (lambda: ListCopy(0).pairs(demo()), "rows of at least 1"),
+        (lambda: ListCopy(words=1), "at least 2 words"),
+        (lambda: RepeatedTokens(2, 2).pairs(demo()), "at least 3 tokens"),
+        (lambda: RepeatedTokens(3, 3).pairs(demo()), "two copies"),
+        (lambda: RepeatedTokens(3, 2).pairs(demo(), ids=[0, 1, 2, 3]), "4 different ids .* got 3"),
     ],
 )
-def test_layouts_without_a_question_are_refused(call: object, message: str) -> None:
-    assert callable(call)
+def test_layouts_without_a_question_are_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -87,7 +98,7 @@ def test_rows_of_other_columns_need_another_group() -> None:
 
 
 def test_a_role_of_several_tokens_has_no_one_column() -> None:
-    found = facts(demo(), 20)
+    found = Facts(20).pairs(demo())
     with pytest.raises(ValueError, match=r"'subject' is 2 to . tokens long"):
         found.columns("subject")
     with pytest.raises(KeyError, match="no role 'subjekt'; nearest: subject"):

@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from interp.zoo import tasks
+from interp import tasks
+from interp.tasks.indirect_objects import name_pairs
 
 FACTS = tasks.load_facts()
 
 
 def sentences(*, held_out: bool, count: int = 3000) -> tuple[tasks.IndirectObject, ...]:
-    return tasks.indirect_objects(np.random.default_rng(0), count, held_out=held_out)
+    return tasks.IndirectObjects(count, held_out=held_out).sentences()
 
 
 def test_fact_table_has_over_200_facts_of_four_relations_with_one_object_each() -> None:
     assert len(FACTS) >= 240
-    assert {fact.relation for fact in FACTS} == set(tasks.TRAINED_PHRASINGS) == set(tasks.HELD_OUT_PHRASING)
+    assert {fact.relation for fact in FACTS} == set(tasks.TRAINED_PHRASINGS) == set(tasks.HELD_OUT_PHRASINGS)
     assert max(Counter((fact.relation, fact.subject) for fact in FACTS).values()) == 1
     assert len({fact.subject for fact in FACTS}) >= 62
 
@@ -35,8 +36,8 @@ def test_a_capital_belongs_to_one_country() -> None:
 
 @pytest.mark.parametrize("relation", tasks.TRAINED_PHRASINGS)
 def test_held_out_phrasing_never_occurs_in_training_text(relation: str) -> None:
-    trained = "\n".join(prompt.text for prompt in tasks.trained_fact_prompts(FACTS))
-    both = tasks.held_out_fact_prompts(FACTS) + tasks.distant_fact_prompts(FACTS)
+    trained = "\n".join(prompt.text for prompt in tasks.fact_prompts())
+    both = tasks.fact_prompts(tasks.HELD_OUT_PHRASINGS) + tasks.fact_prompts(tasks.DISTANT_PHRASINGS)
     unseen = [prompt for prompt in both if prompt.fact.relation == relation]
     assert unseen
     assert not [p.prompt for p in unseen if p.prompt in trained]
@@ -45,13 +46,13 @@ def test_held_out_phrasing_never_occurs_in_training_text(relation: str) -> None:
 @pytest.mark.parametrize("relation", tasks.TRAINED_PHRASINGS)
 def test_held_out_phrasing_recombines_trained_words(relation: str) -> None:
     words = {word for phrasing in tasks.TRAINED_PHRASINGS[relation] for word in phrasing.split()}
-    assert set(tasks.HELD_OUT_PHRASING[relation].split()) <= words
-    assert set(tasks.DISTANT_PHRASING[relation].split()) <= words
+    assert set(tasks.HELD_OUT_PHRASINGS[relation][0].split()) <= words
+    assert set(tasks.DISTANT_PHRASINGS[relation][0].split()) <= words
 
 
 def test_every_fact_has_four_trained_prompts_and_one_held_out() -> None:
-    assert len(tasks.trained_fact_prompts(FACTS)) == 4 * len(FACTS)
-    assert len(tasks.held_out_fact_prompts(FACTS)) == len(FACTS)
+    assert len(tasks.fact_prompts()) == 4 * len(FACTS)
+    assert len(tasks.fact_prompts(tasks.HELD_OUT_PHRASINGS)) == len(FACTS)
 
 
 def test_fact_text_is_prompt_then_answer_then_full_stop() -> None:
@@ -61,7 +62,7 @@ def test_fact_text_is_prompt_then_answer_then_full_stop() -> None:
 
 
 def test_held_out_pairs_are_about_15_per_cent_and_disjoint_from_the_trained_ones() -> None:
-    unseen, trained = set(tasks.name_pairs(held_out=True)), set(tasks.name_pairs(held_out=False))
+    unseen, trained = set(name_pairs(held_out=True)), set(name_pairs(held_out=False))
     n = len(tasks.NAMES)
     assert not unseen & trained
     assert len(unseen | trained) == n * (n - 1) // 2
@@ -70,14 +71,14 @@ def test_held_out_pairs_are_about_15_per_cent_and_disjoint_from_the_trained_ones
 
 def test_held_out_pairs_never_occur_in_training_sentences_in_either_role() -> None:
     seen = {frozenset((s.receiver, s.giver)) for s in sentences(held_out=False)}
-    assert not seen & {frozenset(pair) for pair in tasks.name_pairs(held_out=True)}
+    assert not seen & {frozenset(pair) for pair in name_pairs(held_out=True)}
     assert {frozenset((s.receiver, s.giver)) for s in sentences(held_out=True)} <= {
-        frozenset(pair) for pair in tasks.name_pairs(held_out=True)
+        frozenset(pair) for pair in name_pairs(held_out=True)
     }
 
 
 def test_every_name_is_trained_with_many_others() -> None:
-    partners = Counter(name for pair in tasks.name_pairs(held_out=False) for name in pair)
+    partners = Counter(name for pair in name_pairs(held_out=False) for name in pair)
     assert min(partners[name] for name in tasks.NAMES) >= 20
 
 
@@ -91,7 +92,7 @@ def test_the_answer_occurs_once_in_the_prompt_and_the_wrong_name_twice(held_out:
 
 def test_both_orders_and_all_templates_are_drawn() -> None:
     drawn = sentences(held_out=False)
-    assert {s.template for s in drawn} == set(tasks.INDIRECT_OBJECT_TEMPLATES)
+    assert {s.template for s in drawn} == set(tasks.TEMPLATES)
     assert 0.4 < np.mean([s.receiver_first for s in drawn]) < 0.6
     for s in drawn[:200]:
         first = s.prompt.index(f" {s.receiver}") < s.prompt.index(f" {s.giver}")
@@ -114,13 +115,14 @@ def test_swapping_changes_exactly_the_repeated_name_and_exchanges_the_answers() 
 
 
 def test_the_same_seed_gives_the_same_sentences_and_another_seed_others() -> None:
-    draws = [tasks.indirect_objects(np.random.default_rng(seed), 20) for seed in (3, 3, 4)]
+    draws = [tasks.IndirectObjects(20, seed).sentences() for seed in (3, 3, 4)]
     assert draws[0] == draws[1] != draws[2]
+    assert tasks.IndirectObjects(20, seed=9).sentences(np.random.default_rng(3)) == draws[0]
 
 
-def repeats(seed: int = 0, **changes: int | None) -> torch.Tensor:
-    layout = {"period": 25, "repeats": 4, "vocab": 50, "bos": 7} | changes
-    return tasks.repeated_tokens(np.random.default_rng(seed), 6, **layout)  # type: ignore[arg-type]
+def repeats(seed: int = 0, period: int = 25, bos: int | None = 7) -> torch.Tensor:
+    asked = tasks.RepeatedTokens(period, rows=6, seed=99)  # the generator counts, not the seed
+    return asked.tokens(50, bos, np.random.default_rng(seed))
 
 
 def test_repeated_tokens_really_repeat_after_bos() -> None:
@@ -146,15 +148,11 @@ def test_repeats_without_bos_start_with_the_first_period() -> None:
 
 
 def test_repeats_draw_only_from_the_given_ids() -> None:
-    tokens = tasks.repeated_tokens(np.random.default_rng(0), 4, period=3, repeats=2, vocab=[5, 11, 13, 17])
-    assert set(tokens.unique().tolist()) <= {5, 11, 13, 17}
+    for generator in (None, np.random.default_rng(0)):
+        tokens = tasks.RepeatedTokens(3, 2, 4).tokens([5, 11, 13, 17], generator=generator)
+        assert tokens.shape == (4, 6) and set(tokens.unique().tolist()) <= {5, 11, 13, 17}
 
 
 def test_a_period_longer_than_the_vocabulary_is_refused_with_the_limit() -> None:
-    with pytest.raises(ValueError, match=r"period must be in \[1, 49\].*got 50"):
+    with pytest.raises(ValueError, match="50 distinct tokens besides BOS are required, got 49"):
         repeats(period=50)
-
-
-def test_an_empty_request_for_repeats_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1, got rows=6, repeats=0"):
-        repeats(repeats=0)

@@ -5,10 +5,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.model.transformer import Transformer
+from interp.tasks import Facts, IndirectObjects, ListCopy, RepeatedTokens, TaskPairs
 from interp.zoo import card, groundtruth, load
-from interp.zoo.pair_rows import TaskPairs
-from interp.zoo.pairs import copy, facts, indirect_objects, repeated_sequences
-from tests.zoo.speakers import demo
+from tests.tasks.speakers import demo
 
 N = 200
 MARGIN = 0.03
@@ -40,33 +39,33 @@ def share(margin: Float[Tensor, "n"]) -> float:
 
 
 def test_the_demo_model_finds_the_receiver_and_follows_the_swap() -> None:
-    clean, corrupt = margins(indirect_objects(demo(), N, held_out=True))
+    clean, corrupt = margins(IndirectObjects(N, held_out=True).pairs(demo()))
     assert share(clean) > measured("indirect_object_unseen_pairs")
     assert share(-corrupt) > measured("indirect_object_unseen_pairs")
 
 
 def test_unrelated_names_leave_no_preference() -> None:
     """Three standard errors around even odds."""
-    clean, corrupt = margins(indirect_objects(demo(), N, corruption="abc"))
+    clean, corrupt = margins(IndirectObjects(N).pairs(demo(), corruption="abc"))
     assert share(clean) > measured("indirect_object_unseen_pairs")
     assert abs(share(corrupt) - 0.5) < 3 * 0.5 / N**0.5
 
 
 def test_the_demo_model_states_the_fact_asked_for() -> None:
-    clean, corrupt = margins(facts(demo(), N))
+    clean, corrupt = margins(Facts(N).pairs(demo()))
     assert min(share(clean), share(-corrupt)) > measured("facts_trained_phrasings")
 
 
 def test_the_demo_model_copies_the_word_that_is_there() -> None:
     """Its best induction head has a score of 0.99, and both twins are lists to copy."""
-    clean, corrupt = margins(copy(demo(), N))
+    clean, corrupt = margins(ListCopy(N).pairs(demo()))
     assert min(share(clean), share(-corrupt)) > measured("best_induction_score")
 
 
 def test_a_planted_induction_head_copies_the_answer_and_has_nothing_to_copy_in_the_twin() -> None:
     """Without noise its attention is one key, or all 20 alike: one is the answer, two are the wrong token."""
     symbols = range(1, len(groundtruth.SYMBOLS))
-    found = repeated_sequences(groundtruth.Alphabet(), N, ids=symbols)
+    found = RepeatedTokens(10, 2, N).pairs(groundtruth.Alphabet(), ids=symbols)
     clean, corrupt = margins(found, groundtruth.induction(noise=0.0))
     torch.testing.assert_close(clean, torch.full_like(clean, 20.0))
     torch.testing.assert_close(corrupt, torch.full_like(clean, 20.0 * (1 - 2) / 20))

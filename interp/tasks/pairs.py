@@ -1,12 +1,14 @@
-"""TaskPairs of prompts that differ in known columns only: the type, and how pairs of rows become one.
+"""Clean and corrupted prompts, aligned column by column: the type, and how templates and words become its rows.
 
 A causal experiment copies activations from one run into another column by column, so both runs must have the same
-tokens at the same places except where the question is. A pair that is not aligned is refused, never padded.
+tokens at the same places except where the question is. A pair that is not aligned is refused, never padded. The columns
+of a word are found with the tokenizer itself, by counting the tokens of the text up to the word: any tokenizer will do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from string import Formatter
 from types import MappingProxyType
 
 import torch
@@ -14,7 +16,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from interp.core.shapes import nearest
-from interp.zoo.pair_tokens import Row
+from interp.data.text import Tokenizer
+
+SHOWN = 12
+"""How many unfit words an error message spells out."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,7 +32,7 @@ class TaskPairs:
 
     Example:
         >>> tokenizer = interp.zoo.load("demo-4l")[1]
-        >>> pairs = interp.zoo.pairs.indirect_objects(tokenizer, 4)
+        >>> pairs = interp.tasks.IndirectObjects(4).pairs(tokenizer)
         >>> pairs
         TaskPairs('indirect_objects', 4 pairs, differing at S2; roles: IO, S1, S1+1, S2, end)
         >>> bool((pairs.clean_tokens[range(4), pairs.columns("IO")] == pairs.answer).all())
@@ -35,7 +40,7 @@ class TaskPairs:
     """
 
     task: str
-    """Key of `pairs.TASKS`."""
+    """Key of `TASKS`."""
     clean: tuple[str, ...]
     """The prompts that have the answer, without BOS; tokenising them gives `clean_tokens`."""
     corrupt: tuple[str, ...]
@@ -105,6 +110,18 @@ class TaskPairs:
 
 
 @dataclass(frozen=True)
+class Row:
+    """A text as token ids, and which of them each of its words is."""
+
+    text: str
+    """The prompt, without BOS."""
+    ids: tuple[int, ...]
+    """Its tokens, BOS first if the tokenizer has one."""
+    columns: Mapping[str, range]
+    """Field of the template -> the columns of its word."""
+
+
+@dataclass(frozen=True)
 class Pair:
     """One clean and one corrupted row, before they are padded to their neighbours."""
 
@@ -128,7 +145,7 @@ def pairs_of(task: str, pairs: Sequence[Pair], *, changes: tuple[str, ...]) -> T
     Errors: ValueError for no pair, and for one whose rows differ in length or in the columns of their words.
     """
     if not pairs:
-        raise ValueError(f"{task} requires n of at least 1, got 0 pairs")
+        raise ValueError(f"{task} requires rows of at least 1, got 0")
     for pair in pairs:
         if len(pair.clean.ids) != len(pair.corrupt.ids) or pair.clean.columns != pair.corrupt.columns:
             raise ValueError(
@@ -137,9 +154,7 @@ def pairs_of(task: str, pairs: Sequence[Pair], *, changes: tuple[str, ...]) -> T
             )
     lengths = torch.tensor([len(pair.clean.ids) for pair in pairs])
     keep = torch.arange(int(lengths.max())) < lengths[:, None]
-    fill = pairs[0].clean.ids[
-        0
-    ]  # any id of the vocabulary will do, the same in both: `keep` says what is real
+    fill = pairs[0].clean.ids[0]  # any id will do, the same in both: `keep` says what is real
     ends = [{**pair.roles, "end": range(len(pair.clean.ids) - 1, len(pair.clean.ids))} for pair in pairs]
     return TaskPairs(
         task=task,
@@ -165,3 +180,102 @@ def _mask(columns: Sequence[range], keep: Bool[Tensor, "n p"]) -> Bool[Tensor, "
     start, stop = (torch.tensor([getattr(c, end) for c in columns])[:, None] for end in ("start", "stop"))
     column = torch.arange(keep.shape[1])
     return (column >= start) & (column < stop)
+
+
+class MergedTokensError(ValueError):
+    """A token reaches over the end of a word, so that the word has no columns of its own."""
+
+
+def filled(template: str, words: Mapping[str, str]) -> tuple[str, dict[str, tuple[int, int]]]:
+    """A template with its fields filled in, and the characters of each word; a word owns the space before it.
+
+    >>> filled("the {noun} of", {"noun": "war"})
+    ('the war of', {'noun': (3, 7)})
+    """
+    text, spans = "", {}
+    for literal, field, _, _ in Formatter().parse(template):
+        text += literal
+        if field is not None:
+            start = len(text.rstrip(" "))
+            text += words[field]
+            spans[field] = (start, len(text))
+    return text, spans
+
+
+def row_of(tokenizer: Tokenizer, template: str, words: Mapping[str, str]) -> Row:
+    """The tokens of a filled template, with the columns of every word.
+
+    Errors: MergedTokensError where a word has no tokens of its own because they reach into its neighbours.
+    """
+    text, spans = filled(template, words)
+    ids = tokenizer.encode(text)
+    bos = [] if tokenizer.bos_id is None or ids[:1] == [tokenizer.bos_id] else [tokenizer.bos_id]
+    columns = {
+        field: range(*(len(bos) + _tokens_before(tokenizer, text, ids, end) for end in span))
+        for field, span in spans.items()
+    }
+    return Row(text, (*bos, *ids), columns)
+
+
+def _tokens_before(tokenizer: Tokenizer, text: str, ids: Sequence[int], end: int) -> int:
+    """How many of the ids of a text are those of its first `end` characters."""
+    before = tokenizer.encode(text[:end]) if end else []
+    if list(ids[: len(before)]) != before:
+        raise MergedTokensError(
+            f"a token boundary is required after {text[:end]!r} in {text!r}, got {pieces(tokenizer, ids)}"
+        )
+    return len(before)
+
+
+def tokens_after(tokenizer: Tokenizer, text: str, continuation: str) -> list[int]:
+    """The tokens that a continuation adds to a text; MergedTokensError if it changes those of the text."""
+    ids = tokenizer.encode(text + continuation)
+    return ids[_tokens_before(tokenizer, text + continuation, ids, len(text)) :]
+
+
+def next_token(tokenizer: Tokenizer, text: str, continuation: str) -> int:
+    """The one token that a continuation adds to a text; ValueError if it adds several."""
+    ids = tokens_after(tokenizer, text, continuation)
+    if len(ids) != 1:
+        raise ValueError(
+            f"{continuation!r} must be a single token after {text!r}, got {pieces(tokenizer, ids)}"
+        )
+    return ids[0]
+
+
+def single_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, int]:
+    """Those of the words that are one token of their own after a space, with their ids; no unknown-word token."""
+    found = {word: _after_space(tokenizer, word) for word in words}
+    return {word: ids[0] for word, ids in found.items() if len(ids) == 1 and spells(tokenizer, ids, word)}
+
+
+def spells(tokenizer: Tokenizer, ids: Sequence[int], word: str) -> bool:
+    """Whether these tokens are the word and nothing else but spaces, as an unknown-word token never is."""
+    return tokenizer.decode(ids).strip().casefold() == word.casefold()
+
+
+def _after_space(tokenizer: Tokenizer, word: str) -> list[int]:
+    return tokens_after(tokenizer, "the", f" {word}")
+
+
+def required_single_tokens(
+    tokenizer: Tokenizer, words: Sequence[str], *, task: str, kind: str, at_least: int
+) -> dict[str, int]:
+    """`single_tokens`; ValueError naming the words that are not, and their tokens, if fewer than needed remain."""
+    found = single_tokens(tokenizer, words)
+    if len(found) < at_least:
+        unfit = [word for word in words if word not in found]
+        shown = ", ".join(
+            f"{word!r} is {pieces(tokenizer, _after_space(tokenizer, word))}" for word in unfit[:SHOWN]
+        )
+        more = f" and {len(unfit) - SHOWN} more" if len(unfit) > SHOWN else ""
+        raise ValueError(
+            f"{task} requires at least {at_least} {kind} that are single tokens after a space, "
+            f"got {len(found)} {list(found)}: {shown}{more}"
+        )
+    return found
+
+
+def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text of each token."""
+    return [tokenizer.decode([i]) for i in ids]
