@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.data.text import Tokenizer
 from interp.tasks.pairs import (
@@ -130,26 +131,32 @@ def load_facts() -> tuple[Fact, ...]:
     )
 
 
+@public()
 def fact_prompts(
     phrasings: Mapping[str, Sequence[str]] = TRAINED_PHRASINGS, table: Sequence[Fact] | None = None
 ) -> tuple[FactPrompt, ...]:
     """Every fact in each of the phrasings of its relation, fact by fact.
 
-    table: the facts; those of the package by default. Errors: KeyError for a relation without phrasings.
+    table: the facts; those of the package by default. Errors: ValueError for a relation without phrasings.
 
     Example:
         >>> len(interp.tasks.fact_prompts(interp.tasks.HELD_OUT_PHRASINGS)) == len(interp.tasks.load_facts())
         True
     """
     known = load_facts() if table is None else table
+    if bare := next((fact.relation for fact in known if fact.relation not in phrasings), None):
+        raise ValueError(
+            f"phrasings are required for the relation {bare!r}, got those of {', '.join(map(str, phrasings))}"
+        )
     return tuple(FactPrompt(fact, phrasing) for fact in known for phrasing in phrasings[fact.relation])
 
 
+@public()
 @dataclass(frozen=True)
 class Facts:
     """Questions about facts: what is the object? "The capital of France is" -> " Paris".
 
-    Errors: ValueError for a relation without facts or phrasings, or a phrasing without a subject.
+    Errors: ValueError for a relation without facts, or a phrasing without a subject.
     """
 
     rows: int = 32
@@ -165,10 +172,6 @@ class Facts:
 
     def __post_init__(self) -> None:
         relations = list(dict.fromkeys(fact.relation for fact in self.known))
-        if bare := [
-            relation for relation in relations if self.phrasings is None and relation not in TRAINED_PHRASINGS
-        ]:
-            raise ValueError(f"phrasings are required for the relation {bare[0]!r}")
         for relation, prompts in (self.phrasings or {}).items():
             if relation not in relations:
                 raise ValueError(
@@ -187,8 +190,9 @@ class Facts:
     @property
     def prompts(self) -> tuple[FactPrompt, ...]:
         """Everything that may be asked, fact by fact."""
-        asked = self.phrasings or (HELD_OUT_PHRASINGS if self.held_out else TRAINED_PHRASINGS)
-        return fact_prompts(asked, [fact for fact in self.known if fact.relation in asked])
+        if self.phrasings is None:
+            return fact_prompts(HELD_OUT_PHRASINGS if self.held_out else TRAINED_PHRASINGS, self.known)
+        return fact_prompts(self.phrasings, [fact for fact in self.known if fact.relation in self.phrasings])
 
     def sentences(self, generator: np.random.Generator | None = None) -> tuple[FactPrompt, ...]:
         """Random questions; generator: where the random numbers come from, instead of the seed."""

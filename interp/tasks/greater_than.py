@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from interp.core.boundary import public
 from interp.data.text import Tokenizer
 from interp.tasks.pairs import (
     Pair,
@@ -35,6 +36,7 @@ SPAN_OF_YEARS = "The {noun} lasted from the year {XX}{YY} to the year {last}"
 """The greater-than prompt of Hanna et al. 2023 (arXiv:2305.00586), section 2."""
 
 
+@public()
 @dataclass(frozen=True)
 class GreaterThan:
     """Sentences about a span of years: in which year does it end?

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from interp.core.boundary import public
 from interp.data.text import Tokenizer
 from interp.tasks.indirect_objects import GIFTS, NAMES, PLACES
 from interp.tasks.pairs import Pair, TaskPairs, next_token, pairs_of, required_single_tokens, row_of
@@ -35,6 +36,7 @@ DEFINED: tuple[str, ...] = ("A_def", "B_def", "C_def", "D_def")
 ArgumentCorruption = Literal["names", "swap"]
 
 
+@public()
 @dataclass(frozen=True)
 class ListCopy:
     """A list of words that is written again up to some word: which one is next?
@@ -98,6 +100,7 @@ def _copied(tokenizer: Tokenizer, drawn: Sequence[str], written: int) -> Pair:
     )
 
 
+@public()
 @dataclass(frozen=True)
 class DocstringArguments:
     """A function of four arguments whose docstring has described two: which one is next?

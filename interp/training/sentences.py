@@ -3,10 +3,13 @@
 One sentence per row, its beginning token first, padded on the right. Determined: the answer's tokens.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 
 import torch
 
+from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.model.config import Json
 from interp.tasks.examples import Examples, Place
@@ -15,6 +18,7 @@ from interp.tasks.indirect_objects import IndirectObjects
 from interp.training.vocabulary import Vocabulary
 
 
+@public()
 @dataclass(frozen=True)
 class Sentences:
     """The sentences of a task with answers, a full stop after them; a place says how many and which, not the task.

@@ -45,6 +45,7 @@ TOKENS = torch.tensor([[5, 6, 7, 8, 9, 5, 6, 7, 8], [9, 8, 7, 6, 5, 9, 8, 7, 6]]
 OTHERS = torch.tensor([[5, 6, 3, 8, 9, 5, 6, 7, 8], [9, 8, 4, 6, 5, 9, 8, 7, 6]])
 TEXT = "When Mary and John went to the shop"
 LENGTH = TOKENS.shape[1]
+TOKENIZER = interp.zoo.catalog.WEIGHTS / "demo-4l" / "tokenizer.json"
 GPT2 = transformers.GPT2Config(vocab_size=30, n_positions=12, n_embd=8, n_layer=1, n_head=2)
 
 
@@ -351,6 +352,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
         "model": lambda: interp.model.build(interp.training.encoder_decoder(32, 16)),
         "examples": lambda: interp.tasks.SequencePairs().batch(interp.tasks.Place(0, 0), 2)},
     "training.mean_loss": {"model": lambda: build("gpt2"), "examples": examples},
+    "training.Sentences": {
+        "task": interp.tasks.Facts, "vocabulary": lambda: interp.training.Vocabulary.read(TOKENIZER)},
     "training.scores": {"model": lambda: build("gpt2"), "examples": examples},
     "training.train": {"config": lambda: interp.training.attention_only(1, 8, 12),
                        "data": lambda: interp.tasks.RepeatedSequences(8, 12, 3, 4),

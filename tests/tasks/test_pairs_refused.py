@@ -45,7 +45,7 @@ def test_facts_that_do_not_fit_are_named_with_their_tokens() -> None:
     with pytest.raises(ValueError, match=r"got none among 2: 'France' is \[.*\], 'Paris' is \[.*\]; 'Italy'"):
         Facts(3, table=same).pairs(demo())
     with pytest.raises(ValueError, match="required for the relation 'river'"):
-        Facts(table=(Fact("river", "France", "Seine"),))
+        Facts(table=(Fact("river", "France", "Seine"),)).pairs(demo())
     with pytest.raises(ValueError, match="no fact of the relation 'capitol'; nearest: capital"):
         Facts(phrasings={"capitol": ["The capital of {subject} is"]})
     with pytest.raises(ValueError, match=r"phrasing requires {subject}, got 'The capital is'"):
