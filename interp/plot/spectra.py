@@ -11,7 +11,7 @@ from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import nearest, shape_text
 from interp.model.parts import Part
-from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
+from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, numbers
 
 NAMES = {
     "stable_rank": "stable rank", "effective_rank": "effective rank", "top_share": "share of the largest",
@@ -108,7 +108,7 @@ def spectra_map(
         ax, grid, Scale("Blues", 0.0, top, label), title=f"{label}{'' if kind is None else f' of {kind}'}"
     )
     form = "{:.2f}" if value == "top_share" else "{:.1f}"
-    annotate(ax, image, [["" if np.isnan(v) else form.format(v) for v in row] for row in grid])
+    annotate(ax, image, numbers(grid, form))
     name_cells(ax, rows=names, columns=[str(i) for i in range(grid.shape[1])])
     ax.set_xlabel(words[0])
     ax.set_ylabel(words[1])

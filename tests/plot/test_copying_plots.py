@@ -91,7 +91,7 @@ def test_they_draw_on_the_axes_they_are_given_and_name_them(draw: str) -> None:
 
 
 def test_what_cannot_be_shown_is_refused() -> None:
-    with pytest.raises(KeyError, match="no score 'matching' in this table"):
+    with pytest.raises(KeyError, match="no score 'matching' in this result"):
         plot.copying_plane(table().sel(score=["eigenvalue"]))
     with pytest.raises(KeyError, match="no score 'induction' in this table"):
         plot.copying_plane(table(), table())
