@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.model.parts import Named, Part
-from interp.plot.canvas import MASS, Scale, axes, head_map
+from interp.plot.canvas import MASS, Scale, axes, curve, head_map, legend
 
 REST = "#bbbbbb"
 """Colour of heads that are not named."""
@@ -73,15 +73,13 @@ def dispersion(
         if head not in named:
             ax.plot(n, cell["value"], color=REST, linewidth=0.6, zorder=1)
     for head in named:
-        cell = lines[head]
-        (line,) = ax.plot(n, cell["value"], linewidth=1.4, label=f"{head}{label}")
-        ax.fill_between(n, cell["low"], cell["high"], color=line.get_color(), alpha=0.2, linewidth=0)
+        curve(ax, n, lines[head], linewidth=1.4, label=f"{head}{label}")
     _even(ax, result, score)
     ax.set_xlabel("visible keys n")
     ax.set_ylabel(VALUES[score])
     ax.set_title(f"{score.replace('_', ' ')} by number of keys")
     if named:
-        ax.legend(title="head", fontsize="small", framealpha=0.85, edgecolor="none")
+        legend(ax, title="head")
     return ax
 
 

@@ -138,3 +138,28 @@ def score_of(result: xr.Dataset, name: str) -> xr.Dataset:
             f"no score {name!r} in this result; {nearest(name, known) if known else 'it has none'}"
         )
     return result.sel(score=name)
+
+
+def token_names(result: xr.Dataset, tokens: Sequence[str] | None) -> list[str] | None:
+    """What the columns of a map by position are called: by the tokens given, else those of the result, if it has any.
+
+    Errors: ValueError for another number of tokens.
+    """
+    n = result.sizes["pos"]
+    if tokens is not None and len(tokens) != n:
+        raise ValueError(f"one token per position is required, {n}, got {shape_text([len(tokens)])}")
+    if tokens is None and "token" in result.coords:
+        tokens = [str(token) for token in result.token.to_numpy()]
+    return None if tokens is None else [printable(token) for token in tokens]
+
+
+def curve(ax: Axes, x: object, cells: xr.Dataset, *style: str, alpha: float = 0.2, **line: object) -> None:
+    """A line through `value` with a band from `low` to `high`, where there are such; `line` as matplotlib takes it."""
+    (drawn,) = ax.plot(x, cells.value, *style, **line)  # type: ignore[arg-type]
+    if "low" in cells and "high" in cells:
+        ax.fill_between(x, cells.low, cells.high, color=drawn.get_color(), alpha=alpha, linewidth=0)  # type: ignore[arg-type]
+
+
+def legend(ax: Axes, *, title: str | None = None, columns: int = 1) -> None:
+    """A small legend through which the lines can be seen."""
+    ax.legend(title=title, ncols=columns, fontsize="small", framealpha=0.85, edgecolor="none")

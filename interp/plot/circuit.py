@@ -15,7 +15,7 @@ from interp.causal.graph import INPUT
 from interp.circuits.edge_circuit import Circuit
 from interp.core.boundary import public
 from interp.model.parts import Part
-from interp.plot.canvas import SIGNED, axes
+from interp.plot.canvas import SIGNED, axes, curve
 
 BOX = (0.76, 0.4)
 """Width and height of a node, where neighbours stand 1 apart."""
@@ -85,8 +85,7 @@ def circuit_curve(
         one = result.sel(circuit=kind, score="faithfulness")
         cpr, cmd = result.value.sel(circuit=kind, score=["cpr", "cmd"]).isel(fraction=-1).values
         name = f"{label}: CPR {cpr:.2f}, CMD {cmd:.2f}" if kind == "found" else kind
-        (line,) = ax.plot(one.fraction, one.value, STYLES[kind], marker="o", markersize=3, label=name)
-        ax.fill_between(one.fraction, one.low, one.high, color=line.get_color(), alpha=0.2, linewidth=0)
+        curve(ax, one.fraction, one, STYLES[kind], marker="o", markersize=3, label=name)
     ax.set_xscale("log")
     ax.set_xlabel(f"share of all edges kept (rest: {result.attrs['replacement']})")
     ax.set_ylabel(f"faithfulness\n(share of the {result.attrs['metric']})")

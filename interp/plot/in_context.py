@@ -11,7 +11,7 @@ from matplotlib.ticker import StrMethodFormatter
 from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.model.parts import Part
-from interp.plot.canvas import Scale, axes
+from interp.plot.canvas import Scale, axes, curve, legend
 
 REST = "#999999"
 """Colour of what is drawn for comparison."""
@@ -30,15 +30,14 @@ def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | No
     ax = axes(ax, 6.4, 3.6)
     index, loss = result["index"].to_numpy(), result.sel(score="loss")
     name = _score_line(result) if label is None else f"{label}: {_score_line(result)}"
-    (line,) = ax.plot(index, loss.value, linewidth=1.4, label=name)
-    ax.fill_between(index, loss.low, loss.high, color=line.get_color(), alpha=0.25, linewidth=0)
+    curve(ax, index, loss, alpha=0.25, linewidth=1.4, label=name)
     for place in (result.attrs["early"], result.attrs["late"]):
         ax.axvline(place, color=REST, linewidth=0.8, linestyle=":")
     ax.set_xlim(0, int(index[-1]) + 1)
     ax.set_xlabel("token index (BOS is 0)")
     ax.set_ylabel("loss (nats)")
     ax.set_title("loss by token index")
-    ax.legend(fontsize="small", framealpha=0.85, edgecolor="none")
+    legend(ax)
     return ax
 
 
@@ -107,14 +106,11 @@ def heads_over_training(
         ax.plot(steps, lines.value[place], color=REST, linewidth=0.8, alpha=0.6)
     for place in order[:top]:
         name = str(Part("head", *map(int, lines.place.values[place])))
-        (line,) = ax.plot(steps, lines.value[place], marker=".", label=name)
-        if "low" in lines and "high" in lines:
-            band = (lines.low[place], lines.high[place])
-            ax.fill_between(steps, *band, color=line.get_color(), alpha=0.2, linewidth=0)
+        curve(ax, steps, lines.isel(place=place), marker=".", label=name)
     if "null" in lines and bool(lines.null[order[0]].notnull().all()):
         chance = lines.null[order[0]]
         ax.plot(steps, chance, color="black", linewidth=0.8, linestyle="--", label="chance")
-    ax.legend(title="head", fontsize="small", framealpha=0.85, edgecolor="none")
+    legend(ax, title="head")
     ax.set_xlabel("training step")
     words = score.replace("_", " ")
     ax.set_ylabel(f"{words} ({result.unit.sel(score=score).item()})")

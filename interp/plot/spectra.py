@@ -11,7 +11,7 @@ from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import nearest, shape_text
 from interp.model.parts import Part
-from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, numbers
+from interp.plot.canvas import Scale, annotate, axes, heat_map, legend, name_cells, numbers
 
 NAMES = {
     "stable_rank": "stable rank", "effective_rank": "effective rank", "top_share": "share of the largest",
@@ -51,7 +51,7 @@ def singular_values(result: xr.Dataset, kind: str | None = None, *, ax: Axes | N
     ax.set_ylabel("singular value")
     ax.set_title(f"singular values of {kind}")
     if layers != [-1]:
-        ax.legend(title="layer", fontsize="small", framealpha=0.85, edgecolor="none")
+        legend(ax, title="layer")
     return ax
 
 
