@@ -68,7 +68,7 @@ def labelled(
     variables = {
         name: (tuple(dims), host(value), unit_of(name, value)) for name, (dims, value) in values.items()
     }
-    found = xr.Dataset(variables, attrs={viewer.ANALYSIS: analysis, **(attrs or {})})
+    found = xr.Dataset(variables, attrs={**(attrs or {}), viewer.ANALYSIS: analysis})
     given = {name: _coordinate(value) for name, value in (coords or {}).items()}
     counted = {str(dim): range(size) for dim, size in found.sizes.items() if dim not in IDENTIFIED}
     return found.assign_coords({**counted, **given})

@@ -121,6 +121,14 @@ def test_a_result_over_checkpoints_is_drawn_over_them(model: interp.HookedTransf
         interp.composition(model).expand_dims(step=[1]).view.plot()
 
 
+def test_a_result_made_of_another_has_a_name_and_a_picture_of_its_own(
+    model: interp.HookedTransformer,
+) -> None:
+    found = interp.lenses.by_depth(interp.logit_lens(model, some_tokens(rows=3, n=6)))
+    assert found.view.analysis == "lens_by_depth"
+    assert found.view.plot("entropy").get_ylabel() == "entropy (nats)"
+
+
 # --- cards ------------------------------------------------------------------------------------------------------------
 
 
