@@ -95,7 +95,7 @@ def loaded(file: Path) -> Iterator[Experiment]:
 def parameters(kind: type) -> list[Parameter]:
     """The parameters of a dataclass in order; fields that are records themselves are opened.
 
-    >>> from interp.attention.heads import RepeatedTokens
+    >>> from interp.attention import RepeatedTokens
     >>> parameters(RepeatedTokens)[-1].name
     'seed'
     """

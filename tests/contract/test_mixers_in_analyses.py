@@ -10,7 +10,7 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.attention.repeats import RepeatedTokens
+from interp.attention import RepeatedTokens
 from interp.causal.graph import EdgeGraph, reads_by_qkv
 from interp.compat.hooked_export import to_hooked_state
 from interp.lenses.factors import present
