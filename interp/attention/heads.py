@@ -22,7 +22,7 @@ from interp.attention.shares import NO_SHARES, signed_shares, without_shares
 from interp.core.boundary import public
 from interp.core.patterns import SCORES, distance_kernel, even_attention, pattern_scores
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import Means, Moments, Partial
+from interp.core.stats import Means, Moments
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.data.windows import prompts_feed
@@ -261,7 +261,6 @@ def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
         reads=(*patterns, *values),
         compute=partial(_compute, patterns=patterns, values=values, data=data),
         reduction=Means,
-        finish=_unlabelled,
     )
 
 
@@ -306,10 +305,6 @@ def _compute(
         first = batch.tokens[:, 1 : 1 + data.sample]
         found["copying"] = copying_scores([trace[read] for read in values], first, model)
     return found
-
-
-def _unlabelled(merged: Partial) -> xr.Dataset:
-    raise AssertionError("heads labels the moments itself")
 
 
 def _names(

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from interp.core.boundary import public
 from interp.core.results import labelled
-from interp.core.stats import Z95, Moments, Partial, Rows
+from interp.core.stats import Z95, Moments, Rows
 from interp.data.batch import Batch
 from interp.data.text import Prompts
 from interp.data.windows import Feed, prompts_feed
@@ -142,7 +142,7 @@ def wilson(share: Float[Tensor, "*n"], count: int) -> tuple[Float[Tensor, "*n"],
 
 def mean_loss(model: Subject, feed: Feed) -> Float[Tensor, ""]:
     """Nats per predicted token over all prompts, float64."""
-    found = reduced_over(Analysis("mean_loss", _losses, Rows, _unlabelled), model, feed)
+    found = reduced_over(Analysis("mean_loss", _losses, Rows), model, feed)
     assert isinstance(found, Rows)
     return (found.rows["loss"].sum() / found.rows["count"].sum()).cpu()
 
@@ -156,10 +156,6 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tens
     return {
         name: batch.by_text(x, real, 0.0).sum(1) for name, x in (("loss", loss), ("count", real.double()))
     }
-
-
-def _unlabelled(merged: Partial) -> xr.Dataset:
-    raise AssertionError("edit_table goes on computing with the sums")
 
 
 Posed = tuple[Batch, dict[str, slice]]

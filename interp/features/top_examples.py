@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
@@ -351,7 +350,7 @@ def _finish(
             "null": "none: the largest of many values is large by chance; compare with the quantiles",
         },
     )  # fmt: skip
-    return found.assign(_words(found, text))
+    return _worded(found, text)
 
 
 def _parts(site: str, dim: str, cells: Sequence[int]) -> list[str] | None:
@@ -365,19 +364,16 @@ def _parts(site: str, dim: str, cells: Sequence[int]) -> list[str] | None:
     return None if kind is None else [str(Part(kind, int(at[1]), i)) for i in cells]
 
 
-def _words(result: xr.Dataset, text: Text) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    """The text of every token, and the whole contexts with their token marked; what several share shows as �."""
-    dims = tuple(str(dim) for dim in result.tokens.dims)
-    found = {"piece": (dims, text.words(result.tokens.to_numpy()))}
-    offset, (open_, close) = result.offset.to_numpy(), MARKS
-    marked = found["piece"][1].copy()
-    marked[..., offset == 0] = open_ + marked[..., offset == 0] + close
+def _worded(result: xr.Dataset, text: Text) -> xr.Dataset:
+    """With the text of every token, and whole contexts with their token marked; what several share shows as �."""
+    found = text.worded(
+        result, piece="tokens", **({"key_piece": "key_token"} if "key_token" in result else {})
+    )
+    marked, here, (open_, close) = found.piece.to_numpy().copy(), result.offset.to_numpy() == 0, MARKS
+    marked[..., here] = open_ + marked[..., here] + close
     texts = marked.sum(-1)
     texts[result.row.to_numpy() < 0] = ""
-    found["text"] = (dims[:-1], texts)
-    if "key_token" in result:
-        found["key_piece"] = (dims[:-1], text.words(result.key_token.to_numpy()))
-    return {name: (its, value.astype(str)) for name, (its, value) in found.items()}
+    return found.assign(text=(result.row.dims, texts))
 
 
 def _per_token(sums: Means, part: str, unit: str) -> Score:

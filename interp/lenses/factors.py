@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from torch.func import functional_call
 from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.shapes import nearest
-from interp.core.stats import Partial, Rows
+from interp.core.stats import Rows
 from interp.data.batch import Batch
 from interp.data.text import Answers, Prompts
 from interp.data.windows import prompts_feed
@@ -38,9 +38,6 @@ from interp.passes.answers import Posed
 from interp.passes.observe import Model, Objective, as_model, observe
 from interp.runs.run import reduced_over
 from interp.weights.matrices import between, held
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 Matrix = Literal["W_in", "W_gate", "W_out", "W_Q", "W_K", "W_V", "W_O"]
 MATRICES: tuple[Matrix, ...] = get_args(Matrix)
@@ -167,9 +164,7 @@ def gradient_factors(
             f"one answer per prompt is required, got {posed.rows} answers for {len(batch)} prompts"
         )
     batch = batch if posed is None else posed(batch)
-    analysis = Analysis(
-        "gradient_factors", partial(_both_sides, matrices=matrices, layers=layers), Rows, _unlabelled
-    )
+    analysis = Analysis("gradient_factors", partial(_both_sides, matrices=matrices, layers=layers), Rows)
     feed = prompts_feed(batch, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
     total = reduced_over(analysis, subject, feed)
     assert isinstance(total, Rows)
@@ -192,10 +187,6 @@ def _both_sides(
         for name, pair in found.items()
         for side, each in zip(("x", "delta"), pair, strict=True)
     }
-
-
-def _unlabelled(merged: Partial) -> xr.Dataset:
-    raise AssertionError("factors are kept as tensors")
 
 
 def factors(
