@@ -161,7 +161,7 @@ class BackwardLens(_OfGradients):
         found = labelled(
             self.name,
             {name: ((*_CELL, "rank")[: value.ndim], value) for name, value in rows.items() if name != "token"},
-            coords={**coords, "side": (("matrix",), sides), "token": text.token_words(rows["token"])},
+            coords={"side": (("matrix",), sides), **coords, "token": text.token_words(rows["token"])},
             units={"x": "norm", "delta": "norm", "relative_update": "share of the prompt's largest"},
             attrs={
                 "projection": self.projection, "threshold": self.threshold,
