@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from interp.core.boundary import public
 from interp.core.results import labelled
-from interp.core.stats import Z95, Moments, Rows
+from interp.core.stats import Moments, Rows, wilson
 from interp.data.batch import Batch
 from interp.data.text import Prompts
 from interp.data.windows import Feed, prompts_feed
@@ -122,22 +122,6 @@ def edit_table(
     rows |= {name: partial(editor, model) for name, editor in editors.items()}
     values = torch.stack([_by_case(speech, pairs, edit, name) for name, edit in rows.items()])
     return _labelled(values, list(rows), [*names, *speech.scores], [case.prompt for case in cases])
-
-
-def wilson(share: Float[Tensor, "*n"], count: int) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
-    """A 95 % interval of a share of `count` independent cases (Wilson 1927), inside [0, 1] also at its ends.
-
-    >>> low, high = wilson(torch.tensor([1.0]), 200)
-    >>> 0.98 < float(low) < 0.982 and float(high) == 1
-    True
-    """
-    z2 = Z95**2 / count
-
-    def low(share: Tensor) -> Tensor:  # the ends' product is share^2 / (1 + z2): exactly 0 at 0
-        root = Z95 * (share * (1 - share) / count + z2 / (4 * count)).sqrt()
-        return share.square() / (share + z2 / 2 + root)
-
-    return low(share), 1 - low(1 - share)
 
 
 def mean_loss(model: Subject, feed: Feed) -> Float[Tensor, ""]:

@@ -59,7 +59,7 @@ RESERVED = {
         "runs.store_writer",
         "training.state",
     ),
-    "sklearn": ("features.neuron_selection",),
+    "sklearn": ("features.probing",),
     "pyarrow": ("data", "runs"),
     "matplotlib": ("plot", "core.viewer"),  # there for the type of what a plot returns
     "transformer_lens": ("compat",),

@@ -13,7 +13,7 @@ from interp import Batch, HookedTransformer
 from interp.core.stats import Z95
 from interp.data.windows import prompts_feed
 from interp.editing import Continuation, EditCase, WeightEdit, edit_table, gradient_edit, shift_edit
-from interp.editing.edit_scores import mean_loss, wilson
+from interp.editing.edit_scores import mean_loss
 from tests.tiny import CORPUS, hooked
 
 PROMPT = "The capital of France is"
@@ -182,19 +182,6 @@ def test_an_edit_that_ruins_the_model_is_a_number_of_the_table() -> None:
         not np.isfinite(found.sel(editor="ruin"))
         and np.isfinite(found.sel(editor=["original", "shift"])).all()
     )
-
-
-@pytest.mark.parametrize("count", [1, 7, 200])
-def test_wilsons_ends_are_where_the_score_test_stops_rejecting(count: int) -> None:
-    """Both ends p solve (share - p)^2 = z^2 p (1 - p) / n, Wilson 1927."""
-    share = torch.linspace(0, 1, 11, dtype=torch.float64)
-    for end in wilson(share, count):
-        torch.testing.assert_close(
-            (share - end).square(), Z95**2 * end * (1 - end) / count, rtol=0, atol=1e-12
-        )
-    low, high = wilson(share, count)
-    assert bool((low <= share).all()) and bool((share <= high).all())
-    assert float(low[0]) == 0 and float(high[-1]) == 1
 
 
 def test_what_has_no_table_is_refused() -> None:
