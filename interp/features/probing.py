@@ -26,7 +26,6 @@ from interp.data.sources import Data
 from interp.data.windows import Feed
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
-from interp.model.mask import Layout
 from interp.model.parts import KINDS, Part, axis_size
 from interp.model.sites import find, full_name
 from interp.model.tap import Read, Trace
@@ -217,8 +216,7 @@ def _shares(batch: Batch, pos: Position) -> Float[Tensor, "b p"]:
     """How much each token counts in the vector of its text."""
     if batch.documents is not None:
         raise ValueError("one vector per prompt requires one text per row, this batch is packed")
-    tokens, real, length = batch.tokens, batch.real, batch.lengths[:, None]
-    place = Layout(batch.keep).positions(tokens.shape[1], 0, tokens.device).expand_as(tokens)
+    real, length, place = batch.real, batch.lengths[:, None], batch.places
     if isinstance(pos, str):
         counted = real & (place > 0) if batch.bos else real
         if not bool(counted.any(1).all()):

@@ -26,7 +26,6 @@ from interp.data.windows import Feed, prompts_feed
 from interp.features.sae import SAE
 from interp.model.edits import Edit
 from interp.model.loss import next_token_loss, predicted
-from interp.model.mask import Layout
 from interp.model.parts import as_site
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -349,12 +348,10 @@ def counted_tokens(batch: Batch, bos_id: int | None, skip_bos: bool) -> Bool[Ten
     """The real tokens, but with `skip_bos` for a BOS in front of a text."""
     if not skip_bos:
         return batch.real
-    layout = Layout(batch.keep, batch.documents)
-    first = layout.positions(batch.tokens.shape[1], 0, batch.tokens.device) == 0
     is_bos = torch.full_like(batch.real, batch.bos)
     if bos_id is not None:
         is_bos = is_bos | (batch.tokens == bos_id)
-    return batch.real & ~(first & is_bos)
+    return batch.real & ~((batch.places == 0) & is_bos)
 
 
 def ratio(
@@ -383,20 +380,11 @@ def _by_text(
     trace: Trace, batch: Batch, model: Transformer, sae: SAE, site: str, bos_id: int | None, skip_bos: bool
 ) -> Mapping[str, Tensor]:
     """The sums over the counted vectors of every text."""
-    counted, text = counted_tokens(batch, bos_id, skip_bos), _text_of(batch)
+    counted, text = counted_tokens(batch, bos_id, skip_bos), batch.text_numbers
     vectors = sae.vectors(trace[Read(site)])
     each = vectors[counted].flatten(0, -2)
     row = text[counted].repeat_interleave(vectors[0, 0].numel() // sae.d_in)
-    return fitted(sae, each, row, int(text[batch.real].max()) + 1)
-
-
-def _text_of(batch: Batch) -> Int[Tensor, "b p"]:
-    """The number of each column's text in this batch, in the order in which they stand there."""
-    if batch.documents is None:
-        return torch.arange(len(batch), device=batch.tokens.device)[:, None].expand_as(batch.tokens)
-    starts = torch.ones_like(batch.real)
-    starts[:, 1:] = batch.documents[:, 1:] != batch.documents[:, :-1]
-    return (starts & batch.real).flatten().cumsum(0).view_as(batch.tokens) - 1
+    return fitted(sae, each, row, int(text.max()) + 1)
 
 
 def _finish(merged: Partial, name: str) -> xr.Dataset:
@@ -432,9 +420,9 @@ def _unpacked(batch: Batch) -> Batch:
     """The same texts, one per row, in the order in which they stand."""
     if batch.documents is None:
         return batch
-    text = _text_of(batch).masked_fill(~batch.real, -1)
-    rows = [batch.tokens[text == i].tolist() for i in range(int(text.max()) + 1)]
-    return Batch.of(rows, bos=batch.bos).to(batch.tokens.device)
+    tokens = batch.by_text(batch.tokens, batch.real, -1)
+    keep = tokens >= 0
+    return Batch(tokens.clamp_min(0), None if bool(keep.all()) else keep, batch.bos)
 
 
 def _finish_quality(merged: Partial, name: str, runs: Sequence[str]) -> xr.Dataset:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
@@ -31,7 +31,6 @@ from interp.data.windows import Feed
 from interp.features.sae import SAE
 from interp.features.sae_metrics import counted_tokens
 from interp.model.edits import Edit
-from interp.model.mask import Layout
 from interp.model.parts import Part, as_site
 from interp.model.sites import find
 from interp.model.tap import Read, Trace
@@ -264,7 +263,7 @@ def _values(
     if not bool((value.isfinite().all(-1) | ~batch.real).all()):
         raise NotFiniteError(f"finite values are required, some at {read.site} are NaN or infinite")
     each = {"activation": value.masked_fill(~counted[..., None], torch.nan), "tokens": batch.tokens, **more}
-    found = {name: _by_text(x, batch) for name, x in each.items()}
+    found = {name: batch.by_text(x, batch.real, absent(x)) for name, x in each.items()}
     activation = found["activation"]
     active, total = (activation > 0).sum(1).double(), activation.nansum(1, dtype=torch.float64)
     n = (~activation[..., 0].isnan()).sum(1).double()
@@ -285,24 +284,9 @@ def _attended(
     row = torch.arange(len(batch), device=column.device)[:, None, None, None]
     best, which = weight.masked_fill(~counted[row, column], -1.0).max(-1)
     column = column.gather(-1, which[..., None])[..., 0]
-    index = Layout(batch.keep, batch.documents).positions(batch.tokens.shape[1], 0, column.device)
-    index, none = index.expand_as(batch.tokens), best <= 0
-    found = {"key": index[row[..., 0], column], "key_token": batch.tokens[row[..., 0], column]}
+    none = best <= 0
+    found = {"key": batch.places[row[..., 0], column], "key_token": batch.tokens[row[..., 0], column]}
     return best.clamp_min(0.0), {name: x.masked_fill(none, -1) for name, x in found.items()}
-
-
-def _by_text(value: Shaped[Tensor, "b p ..."], batch: Batch) -> Shaped[Tensor, "n t ..."]:
-    """The same with one text per row, each from column 0 on, in the order of `Batch.identities`; else absent."""
-    if batch.keep is None and batch.documents is None:
-        return value
-    real = batch.real
-    index = Layout(batch.keep, batch.documents).positions(batch.tokens.shape[1], 0, value.device)
-    text = (real & (index == 0)).flatten().cumsum(0).view_as(real) - 1
-    found = value.new_full(
-        (int(text[-1, -1]) + 1, int(index[real].max()) + 1, *value.shape[2:]), absent(value)
-    )
-    found[text[real], index[real]] = value[real]
-    return found
 
 
 def _finish(
