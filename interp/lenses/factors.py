@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from einops import einsum, rearrange
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
@@ -37,7 +37,7 @@ from interp.passes.analysis import Analysis
 from interp.passes.answers import Posed
 from interp.passes.observe import Model, Objective, as_model, observe
 from interp.runs.run import reduced_over
-from interp.weights.matrices import between, held
+from interp.weights.matrices import between, held, side_by_side
 
 Matrix = Literal["W_in", "W_gate", "W_out", "W_Q", "W_K", "W_V", "W_O"]
 MATRICES: tuple[Matrix, ...] = get_args(Matrix)
@@ -123,11 +123,7 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         with torch.enable_grad():
             logits: Tensor = functional_call(self.model, {path: stand_in}, (batch.tokens,), options)
             (found,) = torch.autograd.grad(self.loss(logits), stand_in)
-        gradient = where.view(found).to(self.model.device)
-        if gradient.ndim == 3:  # heads stand side by side here
-            together = "h e d -> (h e) d" if name.endswith("W_O") else "h d e -> d (h e)"
-            gradient = rearrange(gradient, together)
-        return wide(gradient)
+        return wide(side_by_side(where.view(found).to(self.model.device), name))
 
 
 @public()
