@@ -112,8 +112,8 @@ class FineTuning:
     """Adam with PyTorch's defaults, or plain gradient descent."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not self.rate > 0 or self.optimiser not in ("adam", "sgd"):
-            raise ValueError(f"steps >= 1, rate > 0 and adam or sgd are required, got {self}")
+        if self.steps < 1 or not self.rate > 0:
+            raise ValueError(f"steps >= 1 and rate > 0 are required, got {self}")
 
     def optimiser_of(self, leaves: Iterable[Tensor]) -> torch.optim.Optimizer:
         """What trains these leaves."""

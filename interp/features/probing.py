@@ -83,8 +83,6 @@ class ProbeNeurons(Question):
         sites = [
             f"blocks.{i}.{self.site}" if "hook_" in self.site else full_name(self.site, i) for i in layers
         ]
-        if isinstance(self.pos, bool) or not (self.pos == "mean" or isinstance(self.pos, int)):
-            raise ValueError(f"pos must be 'mean' or the number of a token, got {self.pos!r}")
         procedure = Procedure(tuple(self.sizes), self.select, self.test_share, self.shuffles, self.seed)
         labels = as_labels(self.labels)
         check_selection(self.sizes, self.select, _width(sites, config))
