@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -120,7 +120,6 @@ class EditCase:
 
 Editor = Callable[[Model, EditCase], WeightEdit]
 """An editor with its layer and sizes chosen."""
-Bound = Callable[[EditCase], WeightEdit]
 
 
 @public()
@@ -156,19 +155,30 @@ def edit_table(
         ('editor', 'score')
     """
     subject = as_model(model)
-    posed = [_posed(subject, case) for case in cases]
-    names = list(posed[0][1]) if posed else []
-    if not posed or any(list(spans) != names for _, spans in posed) or "original" in editors:
+    posed = [_Posed.of(subject, case) for case in cases]
+    names = list(posed[0].spans) if posed else []
+    if not posed or any(list(each.spans) != names for each in posed) or "original" in editors:
         raise ValueError(
             "at least one case, the same checks in all, and no editor called 'original' are required; got "
-            f"{len(posed)} cases, checks {sorted({tuple(spans) for _, spans in posed})}, editors {list(editors)}"
+            f"{len(posed)} cases, checks {sorted({tuple(each.spans) for each in posed})}, editors {list(editors)}"
         )
     feed = None if text is None else prompts_feed(text, subject.text, prepend_bos=True, batch_size=batch_size)
-    speech, pairs = _Speech(subject, feed, continuation), list(zip(cases, posed, strict=True))
-    rows: dict[str, Bound | None] = {"original": None}
-    rows |= {name: partial(editor, model) for name, editor in editors.items()}
-    values = torch.stack([_by_case(speech, pairs, edit, name) for name, edit in rows.items()])
-    return _labelled(values, list(rows), [*names, *speech.scores], [case.prompt for case in cases])
+    names += ["n-gram"] * (continuation is not None) + ["perplexity"] * (text is not None)
+    before = [] if feed is None else [mean_loss(subject, feed)]
+
+    def by_case(name: str, editor: Editor | None) -> Float[Tensor, "score case"]:
+        columns = []
+        for turn, each in enumerate(tqdm(posed, desc=name, delay=1, leave=False)):
+            with nullcontext() if editor is None else editor(model, each.case).applied(subject):
+                numbers = each.shares(subject.transformer)
+                if continuation is not None:
+                    numbers.append(each.entropy(subject, continuation, turn))
+                numbers += before if editor is None or feed is None else [mean_loss(subject, feed)]
+            columns.append(torch.stack(numbers))
+        return torch.stack(columns, 1)
+
+    rows = [by_case("original", None), *(by_case(name, editor) for name, editor in editors.items())]
+    return _labelled(torch.stack(rows), ["original", *editors], names, [case.prompt for case in cases])
 
 
 def mean_loss(model: Subject, feed: Feed) -> Float[Tensor, ""]:
@@ -189,66 +199,38 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tens
     }
 
 
-Posed = tuple[Batch, dict[str, slice]]
-"""All prompts of a case as one batch with their expected tokens, and the rows of each score."""
-
-
-def _posed(model: Subject, case: EditCase) -> Posed:
-    checks = {"efficacy": ((case.prompt, case.answer),), **case.checks}
-    flat = [check for each in checks.values() for check in each]
-    batch = model.text.batch([prompt for prompt, _ in flat])
-    expected = model.text.targets([token for _, token in flat], len(flat))
-    spans, start = {}, 0
-    for name, each in checks.items():
-        spans[name] = slice(start, start + len(each))
-        start += len(each)
-    return batch.with_answers(expected, None).to(model.transformer.device), spans
-
-
 @dataclass(frozen=True, eq=False)
-class _Speech:
-    """What is measured on whole texts."""
+class _Posed:
+    """A case as a pass asks it: all of its prompts as one batch with expected tokens, and the rows of each score."""
 
-    model: Subject
-    text: Feed | None
-    continuation: Continuation | None
+    case: EditCase
+    batch: Batch
+    spans: Mapping[str, slice]
 
-    @property
-    def scores(self) -> list[str]:
-        """Names, in the order of the numbers."""
-        return ["n-gram"] * (self.continuation is not None) + ["perplexity"] * (self.text is not None)
+    @classmethod
+    def of(cls, model: Subject, case: EditCase) -> _Posed:
+        """The edited prompt, then every check. Errors: ValueError for an answer that is not one token."""
+        checks = {"efficacy": ((case.prompt, case.answer),), **case.checks}
+        flat = [check for each in checks.values() for check in each]
+        batch = model.text.batch([prompt for prompt, _ in flat])
+        expected = model.text.targets([token for _, token in flat], len(flat))
+        ends = list(accumulate(map(len, checks.values())))
+        spans = map(slice, [0, *ends], ends)
+        batch = batch.with_answers(expected, None).to(model.transformer.device)
+        return cls(case, batch, dict(zip(checks, spans, strict=True)))
 
-    def entropy(self, case: EditCase, turn: int) -> list[Float[Tensor, ""]]:
-        """Mean n-gram entropy of the continuations, if there is a rule for them."""
-        if self.continuation is None:
-            return []
-        texts = self.continuation.texts(self.model, case.openings or (case.prompt,), turn=turn)
-        return [torch.tensor([ngram_entropy(text) for text in texts], dtype=torch.float64).mean()]
+    @torch.no_grad()
+    def shares(self, model: Transformer) -> list[Float[Tensor, ""]]:
+        """The share of each score's prompts whose argmax is the expected token."""
+        batch = self.batch
+        logits = model(batch.tokens, keep=batch.keep, logits_at=batch.last()[:, None])[:, 0]
+        hit = (logits.argmax(-1) == batch.answer).double().cpu()
+        return [hit[rows].mean() for rows in self.spans.values()]
 
-    def loss(self) -> list[Float[Tensor, ""]]:
-        """Mean loss on the text, if there is one."""
-        return [] if self.text is None else [mean_loss(self.model, self.text)]
-
-
-def _by_case(
-    speech: _Speech, pairs: Sequence[tuple[EditCase, Posed]], editor: Bound | None, name: str
-) -> Float[Tensor, "score case"]:
-    """Shares, n-gram entropy and last the mean loss on the text, of every case."""
-    model, columns, unedited = speech.model, [], speech.loss() if editor is None else []
-    for turn, (case, (batch, spans)) in enumerate(tqdm(pairs, desc=name, delay=1, leave=False)):
-        with nullcontext() if editor is None else editor(case).applied(model):
-            shares, entropy = _shares(model.transformer, batch, spans), speech.entropy(case, turn)
-            loss = unedited if editor is None else speech.loss()
-        columns.append(torch.stack([*shares, *entropy, *loss]))
-    return torch.stack(columns, 1)
-
-
-@torch.no_grad()
-def _shares(model: Transformer, batch: Batch, spans: Mapping[str, slice]) -> list[Float[Tensor, ""]]:
-    """The share of each score's prompts whose argmax is the expected token."""
-    logits = model(batch.tokens, keep=batch.keep, logits_at=batch.last()[:, None])[:, 0]
-    hit = (logits.argmax(-1) == batch.answer).double().cpu()
-    return [hit[rows].mean() for rows in spans.values()]
+    def entropy(self, model: Subject, continuation: Continuation, turn: int) -> Float[Tensor, ""]:
+        """Mean n-gram entropy of the continuations."""
+        texts = continuation.texts(model, self.case.openings or (self.case.prompt,), turn=turn)
+        return torch.tensor([ngram_entropy(text) for text in texts], dtype=torch.float64).mean()
 
 
 def _labelled(
