@@ -25,7 +25,7 @@ from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.text import Answers
 from interp.data.windows import Feed
-from interp.model.config import MLP, MLPS, LayerNorm, ModelConfig, NoNorm
+from interp.model.config import MLP, MLPS, LayerNorm, ModelConfig
 from interp.model.edits import Edit
 from interp.model.mixer_variants import require
 from interp.model.parts import Part
@@ -34,6 +34,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.answers import Posed
+from interp.passes.frozen import SUM_NORMS, embedding_scale, sum_scale
 from interp.passes.observe import Model, Subject, observe
 from interp.residual.decomposition import TOLERANCE, IncompleteSumError, logit_direction, not_linear
 from interp.residual.folded import Folded, Grain, site
@@ -274,7 +275,6 @@ def labels(config: ModelConfig, parts: Grain) -> tuple[str, ...]:
 
 def _of_layer(config: ModelConfig, grain: Grain, layer: int) -> list[Part]:
     found: list[Part] = []
-    norms = {"attn_out": "ln1_bias", "cross_attn_out": "ln_cross_bias", "mlp_out": "ln2_bias"}
     for sublayer in config.sublayers:
         name = sublayer.removesuffix("_out")
         head = {"attn": "head", "cross_attn": "cross_head"}.get(name)
@@ -286,7 +286,7 @@ def _of_layer(config: ModelConfig, grain: Grain, layer: int) -> list[Part]:
         else:
             found.append(Part(name, layer))
         if config.norm_place == "post" and _has_beta(config):
-            found.append(Part(norms[sublayer], layer))
+            found.append(Part(f"{SUM_NORMS[sublayer]}_bias", layer))
     return found
 
 
@@ -319,16 +319,11 @@ def _layer_reads(config: ModelConfig, parts: Grain, layer: int) -> Iterable[Read
             yield Read(site(layer, f"{mixer}.hook_post"), _last)
         else:
             yield Read(site(layer, f"hook_{sublayer}"), _last)
-    if config.norm_place == "post":
-        names = {"attn_out": "ln1", "cross_attn_out": "ln_cross", "mlp_out": "ln2"}
-        for sublayer in config.sublayers:
-            yield Read(site(layer, f"{names[sublayer]}.hook_scale"), _last)
+        yield from (Read(scale, _last) for scale in sum_scale(config, layer, sublayer))
 
 
 def _reads(config: ModelConfig, parts: Grain, logits: bool = True) -> tuple[Read, ...]:
-    reads = [Read(site, _last) for site in embedding_parts(config)]
-    if config.embed_norm and not isinstance(config.norm, NoNorm):
-        reads.append(Read("ln_embed.hook_scale", _last))
+    reads = [Read(site, _last) for site in (*embedding_parts(config), *embedding_scale(config))]
     for layer in range(config.n_layers):
         reads += _layer_reads(config, parts, layer)
     reads.append(Read(final_stream(config), _last))
@@ -355,8 +350,7 @@ def _compute(
     target = (
         _of_logits(model, batch, last) if directions is None else _of_rows(model, batch, last, directions)
     )
-    scale = model.ln_final.scale(last[final_stream(model.config)])
-    folded = Folded(model, last, model.ln_final.pull_back(target.direction.to(wide), scale))
+    folded = Folded(model, last, target.direction.to(wide))
     columns = folded.embeddings()
     extra: dict[str, Tensor] = {}
     for layer in range(model.config.n_layers):

@@ -12,10 +12,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.model.config import MLPS
-from interp.model.sites import embedding_parts
+from interp.model.sites import embedding_parts, final_stream
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.edited import edits_at, layer_of
+from interp.passes.frozen import embedding_norm, final_norm, output_norm, sum_norm
 from interp.residual.decomposition import check_sum
 from interp.residual.edited_sums import head_shares
 
@@ -31,31 +32,30 @@ def site(layer: int, name: str) -> str:
 class Folded:
     """A direction at the end of the stream, carried back to where each sublayer writes.
 
-    `last` holds the activations at the last position. In pre-norm models the direction is the same everywhere; each
-    norm of the stream (post-norm) or of a sublayer's output (sandwich) that lies in between is pulled back through at
-    its frozen scale, and its beta becomes a column.
+    `last` holds the activations at the last position, `direction` stands at the output of the final norm. In pre-norm
+    models it is the same everywhere in the stream; the beta of a norm that lies in between becomes a column.
     """
 
-    def __init__(self, model: Transformer, last: Mapping[str, Tensor], end: Float[Tensor, "b d"]) -> None:
+    def __init__(
+        self, model: Transformer, last: Mapping[str, Tensor], direction: Float[Tensor, "b d"]
+    ) -> None:
         self.model, self.last, self.weights = model, last, Weights(model)
         self.at: dict[tuple[int, str], Float[Tensor, "b d"]] = {}
         self.betas: dict[tuple[int, str], Float[Tensor, "b 1"]] = {}
+        end = final_norm(model).of(last[final_stream(model.config)]).back(direction)
         for layer in reversed(range(model.config.n_layers)):
             for sublayer in reversed(model.config.sublayers):
-                norm = model.block(layer).sum_norm(sublayer)
-                if norm is not None:
-                    if norm.bias is not None:
-                        self.betas[layer, sublayer] = _dot(end, norm.bias.to(end))
-                    end = norm.pull_back(end, last[site(layer, f"{norm.name}.hook_scale")])
-                self.at[layer, sublayer] = end
+                norm = sum_norm(model, layer, sublayer).recorded(last)
+                if norm.beta is not None:
+                    self.betas[layer, sublayer] = _dot(end, norm.beta.to(end))
+                end = self.at[layer, sublayer] = norm.back(end)
         self.end = end
 
     def embeddings(self) -> list[Float[Tensor, "b 1"]]:
         """The embeddings' columns, and beta of the norm after them."""
-        norm, direction, beta = self.model.ln_embed, self.end, []
-        if norm is not None:
-            beta = [] if norm.bias is None else [_dot(direction, norm.bias.to(direction))]
-            direction = norm.pull_back(direction, self.last["ln_embed.hook_scale"])
+        norm = embedding_norm(self.model).recorded(self.last)
+        direction = norm.back(self.end)
+        beta = [] if norm.beta is None else [_dot(self.end, norm.beta.to(self.end))]
         return [_dot(self.last[name], direction) for name in embedding_parts(self.model.config)] + beta
 
     def block(self, layer: int, grain: Grain) -> tuple[list[Float[Tensor, "b c"]], dict[str, Tensor]]:
@@ -112,12 +112,9 @@ class Folded:
         self, layer: int, sublayer: str, output: Float[Tensor, "b d"]
     ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b 1"] | float]:
         """The direction at a sublayer's bare output, and what beta of the norm after it adds."""
-        norm = self.model.block(layer).post_norm(sublayer)
-        direction = self.at[layer, sublayer] * self.model.config.factor(sublayer)
-        if norm is None:
-            return direction, 0.0
-        beta = 0.0 if norm.bias is None else _dot(direction, norm.bias.to(direction))
-        return norm.pull_back(direction, norm.scale(output)), beta
+        norm, direction = output_norm(self.model, layer, sublayer).of(output), self.at[layer, sublayer]
+        beta = 0.0 if norm.beta is None else _dot(direction, norm.beta.to(direction))
+        return norm.back(direction), beta
 
 
 def _dot(x: Float[Tensor, "b d"], y: Float[Tensor, "*#b d"]) -> Float[Tensor, "b 1"]:

@@ -8,8 +8,8 @@ stand where a rerun that adds the heads' previous outputs would meet them: a hea
 and linearly on every other order.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -21,12 +21,12 @@ from torch import Tensor
 from interp.model.config import ModelConfig
 from interp.model.edits import Scale, Span, Zero, edited
 from interp.model.mixer_variants import require
-from interp.model.norm import Normalize
 from interp.model.sites import final_stream, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.variants import FullSoftmax
 from interp.model.weights import LayerWeights, Weights
+from interp.passes.frozen import FrozenNorm, final_norm, input_norm, output_norm, sum_norm
 
 _START = "blocks.0.hook_resid_pre"
 _FROZEN = ("attn.hook_pattern", "ln1.hook_scale", "ln1_post.hook_scale")
@@ -102,19 +102,16 @@ class Frozen:
         self.start: Float[Tensor, "b p d"] = seen[_START].to(wide)
         self.final: Float[Tensor, "b p d"] = seen[final_stream(config)]
         """As the model left it, in the model's dtype."""
-        self.scale: Float[Tensor, "b p 1"] = model.ln_final.scale(self.final.to(wide))
-        one = self.start.new_ones(1, 1, 1)
-        self.layers = tuple(
-            FrozenLayer(model, layer, *(seen.get(f"blocks.{layer}.{s}", one).to(wide) for s in _FROZEN))
-            for layer in range(config.n_layers)
-        )
+        self.ending = final_norm(model).of(self.final.to(wide))
+        wider = {site: value.to(wide) for site, value in seen.items() if site != final_stream(config)}
+        self.layers = tuple(FrozenLayer(model, layer, wider) for layer in range(config.n_layers))
 
     @cached_property
     def direct(self) -> tuple[Float[Tensor, "b p d"], ...]:
         """The order-0 stream entering each block, and last the one that leaves the model."""
         streams = [self.start]
         for layer in self.layers:
-            streams.append(layer.summed(streams[-1][None])[0])
+            streams.append(layer.sum.split(streams[-1][None], 0)[0])
         return tuple(streams)
 
     @cached_property
@@ -124,7 +121,7 @@ class Frozen:
         for layer in self.layers:
             more = layer.added(layer.mixed(stack))
             zero = torch.zeros_like(stack[:1])
-            stack = layer.summed(torch.cat((stack, zero)) + torch.cat((zero, more)))
+            stack = layer.sum.split(torch.cat((stack, zero)) + torch.cat((zero, more)), 0)
         return stack
 
     @cached_property
@@ -133,7 +130,7 @@ class Frozen:
         found: list[Tensor] = []
         for layer, x in zip(self.layers, self.direct[:-1], strict=True):
             new = layer.added(layer.mixed(x[None]))[0]
-            found = [layer.passed(old) for old in (*found, new)]
+            found = [layer.sum.through(old) for old in (*found, new)]
         return torch.stack(found)
 
     def logits(self, stream: Float[Tensor, "*n b p d"]) -> Float[Tensor, "*n b p v"]:
@@ -145,7 +142,7 @@ class Frozen:
         return self._read_out(part, None)
 
     def _read_out(self, part: Tensor, constant: Tensor | None) -> Float[Tensor, "*n b p v"]:
-        normed = self.model.ln_final.frozen(part, self.scale) * self.model.config.logit_scale
+        normed = self.ending.through(part) * self.model.config.logit_scale
         return F.linear(normed, Weights(self.model).W_U.mT.to(part), constant)
 
     @cached_property
@@ -159,25 +156,22 @@ class Frozen:
 class FrozenLayer:
     """One block: what its heads add to a stream, and what the block makes of the sum."""
 
-    def __init__(
-        self, model: Transformer, layer: int, pattern: Tensor, scale: Tensor, post_scale: Tensor
-    ) -> None:
-        block, weights = model.block(layer), Weights(model)
-        self.pattern: Float[Tensor, "b h q k"] = _times_edits(pattern, model, layer)
+    def __init__(self, model: Transformer, layer: int, seen: Mapping[str, Tensor]) -> None:
+        weights = Weights(model)
+        self.pattern: Float[Tensor, "b h q k"] = _times_edits(
+            seen[f"blocks.{layer}.attn.hook_pattern"], model, layer
+        )
         """As recorded, times what the model's edits multiply each head with."""
-        self.scale: Float[Tensor, "b p 1"] = scale
-        """Of the norm that attention reads through, or, in post-norm blocks, of the sum."""
-        self.post_scale: Float[Tensor, "b p 1"] = post_scale
-        self.reading, self.post = block.reading(block.ln1), block.post_norm("attn_out")
-        self.sum_norm = block.sum_norm("attn_out")
-        self.factor = model.config.factor("attn_out")
+        self.reading, self.output, self.sum = (
+            norm(model, layer, "attn_out").recorded(seen) for norm in (input_norm, output_norm, sum_norm)
+        )
         self.weights: LayerWeights = weights.layer(layer)
         self.kv_head = weights.kv_head()
 
     def mixed(self, stack: Float[Tensor, "order b p d"]) -> Float[Tensor, "order b p h e"]:
         """z of every head by order: A N(x) W_V, with beta and b_V on order 0."""
         w = self.weights
-        normed = _with(self.reading.frozen(stack, self.scale), self.reading.bias)
+        normed = self.reading.split(stack, 0)
         value = einsum(normed, w.W_V.to(stack), "o b p d, g d e -> o b p g e")
         value = _with(value, w.b_V)[:, :, :, self.kv_head]
         return einsum(self.pattern, value, "b h q k, o b k h e -> o b q h e")
@@ -185,17 +179,7 @@ class FrozenLayer:
     def added(self, z: Float[Tensor, "order b p h e"]) -> Float[Tensor, "order b p d"]:
         """What attention adds to the stream: z W_O through the norm and factor of its output; constants on order 0."""
         out = _with(einsum(z, self.weights.W_O.to(z), "o b p h e, h e d -> o b p d"), self.weights.b_O)
-        if self.post is not None:
-            out = _with(self.post.frozen(out, self.post_scale), self.post.bias)
-        return out * self.factor
-
-    def summed(self, stack: Float[Tensor, "order b p d"]) -> Float[Tensor, "order b p d"]:
-        """The stream after the block, of the sum that its heads left; beta on order 0."""
-        return stack if self.sum_norm is None else _with(self.passed(stack), self.sum_norm.bias)
-
-    def passed(self, part: Float[Tensor, "*n b p d"]) -> Float[Tensor, "*n b p d"]:
-        """A part of the sum that the heads left, as it leaves the block: without beta."""
-        return part if self.sum_norm is None else self.sum_norm.frozen(part, self.scale)
+        return self.output.split(out, 0)
 
 
 def _with(stack: Float[Tensor, "order *n"], constant: Tensor | None) -> Float[Tensor, "order *n"]:
@@ -226,25 +210,16 @@ class Readings:
         mixed = einsum(self.weight, z, "b c k, b k h e -> b c h e")
         return (mixed * einsum(self.direction, out.to(z), "b c d, h e d -> b c h e")).sum(-1)
 
-    def before(self, norm: Normalize | None, scale: Float[Tensor, "#b #k 1"]) -> "Readings":
-        """The same numbers read before a norm with this scale, but for its beta."""
-        if norm is None or norm.gamma is None:
-            return self
-        direction = norm.pull_back(self.direction, self.direction.new_ones(1))
-        return Readings(self.weight / rearrange(scale, "b k 1 -> b 1 k"), direction)
-
-    def times(self, factor: float) -> "Readings":
-        """The numbers times a factor."""
-        return Readings(self.weight * factor, self.direction)
+    def before(self, norm: FrozenNorm) -> "Readings":
+        """The same numbers read before a norm and the factor after it, but for its beta."""
+        weight = self.weight if norm.factor == 1 else self.weight * norm.factor
+        if norm.scale is not None:
+            weight = weight / rearrange(norm.scale, "b k 1 -> b 1 k")
+        return Readings(weight, replace(norm, factor=1.0, scale=None).back(self.direction))
 
     def through_heads(self, layer: FrozenLayer) -> "Readings":
         """What one reading of the attention output reads in the stream through each head `[b h]`, constants apart."""
         w, weight = layer.weights, torch.einsum("bq,bhqk->bhk", self.weight[:, 0], layer.pattern)
         value = w.W_V[layer.kv_head].to(self.direction)
         direction = torch.einsum("bd,hed,hce->bhc", self.direction[:, 0], w.W_O.to(value), value)
-        return Readings(weight, direction).before(layer.reading, layer.scale)
-
-    @classmethod
-    def joined(cls, parts: Sequence["Readings"]) -> "Readings":
-        """Several as one, along `c`."""
-        return cls(torch.cat([p.weight for p in parts], 1), torch.cat([p.direction for p in parts], 1))
+        return Readings(weight, direction).before(layer.reading)

@@ -344,7 +344,7 @@ def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[st
     direction, constant = logit_direction(model, batch.answer, batch.wrong)
     last = torch.zeros_like(frozen.start[:, None, :, 0])
     last[..., -1] = 1
-    end = Readings(last, direction.to(last)[:, None]).before(model.ln_final, frozen.scale)
+    end = Readings(last, direction.to(last)[:, None]).before(frozen.ending)
     parts = path_logits(frozen, end)
     parts[()][:, 1] += constant.to(last)
     values = torch.cat([parts[key] for key in _grid(model.config)], 1)
@@ -369,26 +369,24 @@ def path_logits(frozen: Frozen, end: Readings) -> dict[tuple[int, ...], Float[Te
     constant = end.of_constant(end.direction.new_zeros(end.direction.shape[-1]))
     for index in reversed(range(len(frozen.layers))):
         layer = frozen.layers[index]
-        if layer.sum_norm is not None and layer.sum_norm.bias is not None:
-            constant = constant + end.of_constant(layer.sum_norm.bias)
-        end = end.before(layer.sum_norm, layer.scale)
-        later = {at: heads.before(layer.sum_norm, layer.scale) for at, heads in later.items()}
+        if layer.sum.beta is not None:
+            constant = constant + end.of_constant(layer.sum.beta)
+        end = end.before(layer.sum)
+        later = {at: heads.before(layer.sum) for at, heads in later.items()}
         z = layer.mixed(frozen.direct[index][None])[0]
         found[(index,)] = _written(layer, z, end)
         found |= {(index, at): _written(layer, z, heads) for at, heads in later.items()}
-        at_output = end.times(layer.factor).before(layer.post, layer.post_scale)
-        later[index] = at_output.through_heads(layer)
+        later[index] = end.before(layer.output).through_heads(layer)
     found[()] = torch.cat((end.of(frozen.start), constant), 1)
     return found if remainder is None else found | {(-1,): remainder}
 
 
 def _written(layer: FrozenLayer, z: Float[Tensor, "b p h e"], readings: Readings) -> Float[Tensor, "b n"]:
     """What each reading of the stream after a block's heads reads of each head's z and, last, of the bias."""
-    added = readings.times(layer.factor)
-    inner = added.before(layer.post, layer.post_scale)
+    inner = readings.before(layer.output)
     bias = inner.of_constant(layer.weights.b_O)
-    if layer.post is not None and layer.post.bias is not None:
-        bias = bias + added.of_constant(layer.post.bias)
+    if layer.output.beta is not None:
+        bias = bias + readings.of_constant(layer.output.beta)
     return torch.cat((inner.of_heads(z, layer.weights.W_O), bias[..., None]), -1).flatten(1)
 
 

@@ -256,8 +256,7 @@ def _added(
     direction, _ = logit_direction(model, ids, foils)
     wide = {site: value.to(torch.promote_types(value.dtype, torch.float32)) for site, value in last.items()}
     end = wide[sites.final_stream(model.config)]
-    folded = Folded(model, wide, model.ln_final.pull_back(direction.to(end), model.ln_final.scale(end)))
-    columns, _ = folded.block(layer, "neuron")
+    columns, _ = Folded(model, wide, direction.to(end)).block(layer, "neuron")
     return [column for column in columns if column.shape[1] == session.neurons][-1].cpu().double()
 
 
