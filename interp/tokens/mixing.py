@@ -146,16 +146,11 @@ class SourceSplit:
         """||a_ij v_j|| of every head (Kobayashi et al. 2020)."""
         return self.pattern.abs() * rearrange(self.value.norm(dim=-1), "b k h -> b h 1 k")
 
-    def head_norms(self) -> Float[Tensor, "b h q k"]:
-        """||a_ij f(x_j)|| of every head alone (Kobayashi et al. 2020)."""
-        return (
-            self.pattern.abs()
-            * rearrange(self.lengths(), "b k h -> b h 1 k")
-            / rearrange(self.scale, "b q 1 -> b 1 q 1")
-        )
-
     def lengths(self) -> Float[Tensor, "b k h"]:
-        """||f^h(x_j)||: how long what a head takes from a source is, before attention and `scale`."""
+        """||f^h(x_j)||: the length of what a head takes from a source, before attention and `scale`.
+
+        Kobayashi et al. 2020.
+        """
         return torch.cat([moved.norm(dim=-1) for _, moved in self._by_source()], 1)
 
     def norms(self) -> Float[Tensor, "b q k"]:
