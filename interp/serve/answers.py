@@ -17,9 +17,8 @@ from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.pages.wording import harmless, visible
 from interp.passes.analysis import Analysis
-from interp.residual.attribution import labels
+from interp.residual.attribution import Folded, labels
 from interp.residual.decomposition import IncompleteSumError, logit_direction
-from interp.residual.folded import Folded
 from interp.serve.asks import Continue, Look, Token
 from interp.serve.changes import part_of, positions, said
 from interp.serve.session import Pair, Seen, Session

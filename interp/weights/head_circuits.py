@@ -124,14 +124,14 @@ class HeadCircuits:
     ) -> FactoredMatrix:
         """The QK circuit between vocabulary entries `[query token, key token]`, or position embeddings.
 
-        For learned positions (and sinusoids) the four choices of `query` and `key` are the terms of the score; with
-        `biases` the constant goes with the tokens, so that the four sum to the whole.
+        In float32 at least. For learned positions (and sinusoids) the four choices of `query` and `key` are the terms
+        of the score; with `biases` the constant goes with the tokens, so that the four sum to the whole.
         """
         sides = {"token": lambda: self.embedded, "position": lambda: self.positions}
         if bad := [term for term in (query, key) if term not in sides]:
             raise ValueError(f"query and key must be token or position, got {bad[0]!r}")
-        circuit = self.qk(head, offset=offset)
-        return FactoredMatrix(sides[query]() @ circuit.A, circuit.B @ sides[key]().mT)
+        circuit = self.qk(head, offset=offset).wide()
+        return FactoredMatrix(wide(sides[query]()) @ circuit.A, circuit.B @ wide(sides[key]()).mT)
 
     def direct(self) -> FactoredMatrix:
         """W_E W_U `[token, output token]`: the path past every layer, a bigram table (zero-layer transformer)."""
