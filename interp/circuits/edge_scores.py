@@ -17,14 +17,12 @@ from torch import Tensor
 
 from interp.causal.graph import EdgeGraph
 from interp.core.precision import wide
-from interp.model.config import NoNorm
 from interp.model.edits import Add
-from interp.model.norm import Normalize
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.frozen import output_norm, output_scale
+from interp.passes.frozen import gradient_before, output_norm, output_scale
 
 TILE = {"cpu": 2**23}
 """Floats of both sides in d_model at once: 32 MiB on a CPU."""
@@ -169,27 +167,7 @@ class Gradients:
         stream = self.stream[layer][rows, :, columns]
         weight = rearrange(attn.qkv.weight.to(grad), "(r e) d -> r e d", e=attn.d_head)
         normed = einsum(grad, weight, "b k c r e, r e d -> b k r c d")
-        return through_norm(block.reading(block.ln1), normed, stream[:, :, None]).sum(1)
-
-
-def through_norm(
-    norm: Normalize, grad: Float[Tensor, "*n d"], x: Float[Tensor, "*#n d"]
-) -> Float[Tensor, "*n d"]:
-    """The gradient at a norm's input x, given the one at its output; overwrites the latter.
-
-    (C(gamma g) - n (n . gamma g) / d) / scale, n = C(x) / scale, C the centring of LayerNorm: a norm's Jacobian is
-    symmetric but for gamma.
-    """
-    gamma = norm.gamma
-    if gamma is None or isinstance(norm.kind, NoNorm):
-        return grad
-    scale = norm.scale(x)
-    unit = norm.centred(x) / scale
-    grad = grad.mul_(gamma.to(grad))
-    along = (grad * unit).mean(-1, keepdim=True)
-    if norm.bias is not None:
-        grad = grad.sub_(grad.mean(-1, keepdim=True))
-    return grad.addcmul_(along, unit, value=-1).div_(scale)
+        return gradient_before(block.reading(block.ln1), normed, stream[:, :, None]).sum(1)
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ whole which is at hand, or at 1, as analyses of weights take it. (A lens of a wh
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -87,7 +88,7 @@ def sum_norm(model: Transformer, layer: int, sublayer: str) -> FrozenNorm:
 
 
 def input_norm(model: Transformer, layer: int, sublayer: str) -> FrozenNorm:
-    """From the stream to what the matrices of a sublayer read."""
+    """From the stream to what the matrices of attention, cross-attention or the MLP after them read."""
     block = model.block(layer)
     mlp = block.ln1 if model.config.shared_norm else block.ln2
     norms = {
@@ -109,6 +110,25 @@ def embedding_norm(model: Transformer) -> FrozenNorm:
 def final_norm(model: Transformer) -> FrozenNorm:
     """From the final stream to what the unembedding reads; `of` the final stream is its scale."""
     return FrozenNorm(model.ln_final)
+
+
+@torch.no_grad()
+def gradient_before(
+    norm: Normalize, gradient: Float[Tensor, "*n d"], x: Float[Tensor, "*#n d"]
+) -> Float[Tensor, "*n d"]:
+    """The gradient at a norm's input x, given the one at its output: the scale moves with x, unlike in `back`.
+
+    (C(gamma g) - n (n . gamma g) / d) / scale, n = C(x) / scale, C the centring of LayerNorm: a norm's Jacobian is
+    symmetric but for gamma.
+    """
+    gamma = norm.gamma
+    if gamma is None:
+        return gradient
+    scale = norm.scale(x)
+    unit = norm.centred(x) / scale
+    found = gradient * gamma.to(gradient)
+    along = (found * unit).mean(-1, keepdim=True)
+    return norm.centred(found).addcmul_(along, unit, value=-1).div_(scale)
 
 
 # --- from the config alone: what has to be recorded -----------------------------------------------------------------
