@@ -28,13 +28,13 @@ from interp.data.text import Answers, Prompts
 from interp.data.windows import prompts_feed
 from interp.model.config import ConvMLP, ModelConfig, MoE
 from interp.model.edits import Add, Edit
-from interp.model.norm import Normalize
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.analysis import Analysis
 from interp.passes.answers import Posed
+from interp.passes.frozen import gradient_before, output_norm
 from interp.passes.observe import Model, Objective, as_model, observe
 from interp.runs.run import reduced_over
 from interp.weights.matrices import between, held, side_by_side
@@ -325,24 +325,14 @@ def _at_output(
     """The gradient at the bare output of the matrix, which some families pass through a norm and a factor."""
     if matrix not in WRITERS:
         return gradient
-    sublayer = "mlp_out" if matrix == "W_out" else "attn_out"
-    if model.config.factor(sublayer) != 1:
-        gradient = gradient * model.config.factor(sublayer)
-    norm = model.block(layer).post_norm(sublayer)
-    if norm is None:
+    norm = output_norm(model, layer, "mlp_out" if matrix == "W_out" else "attn_out")
+    gradient = gradient if norm.factor == 1 else gradient * norm.factor
+    if norm.norm is None:
         return gradient
     weights = Weights(model).layer(layer)
     if matrix == "W_out":
         assert weights.W_out is not None and weights.b_out is not None
-        return norm_vjp(norm, x @ weights.W_out + weights.b_out, gradient)
-    return norm_vjp(norm, x @ weights.W_O.flatten(0, 1) + weights.b_O, gradient)
-
-
-def norm_vjp(
-    norm: Normalize, x: Float[Tensor, "*b d"], gradient: Float[Tensor, "*b d"]
-) -> Float[Tensor, "*b d"]:
-    """A gradient at the output of a norm, carried to its input x; the scale moves with x, unlike `pull_back`'s."""
-    with torch.enable_grad():
-        leaf = wide(x.detach()).requires_grad_()
-        (found,) = torch.autograd.grad(norm.linear(leaf, norm.scale(leaf)), leaf, wide(gradient))
-    return found.to(gradient.dtype)
+        output = x @ weights.W_out + weights.b_out
+    else:
+        output = x @ weights.W_O.flatten(0, 1) + weights.b_O
+    return gradient_before(norm.norm, wide(gradient), wide(output)).to(gradient.dtype)
