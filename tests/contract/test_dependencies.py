@@ -57,7 +57,7 @@ RESERVED = {
         "runs.store_writer",
         "training.state",
     ),
-    "sklearn": ("features.neuron_selection",),
+    "sklearn": ("features.probing",),
     "pyarrow": ("data", "runs"),
     "matplotlib": ("plot",),
     "transformer_lens": ("compat",),

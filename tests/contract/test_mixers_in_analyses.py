@@ -17,7 +17,7 @@ from interp.model import Read, Tap, Trace, Weights, sites
 from interp.model.variants import ConvMLP
 from interp.passes.sweep import Sweep
 from interp.residual import orders
-from interp.residual.frozen import frozen_reads
+from interp.residual.paths import frozen_reads
 from interp.runs.tensor_parallel import check_tensor_parallel
 from interp.tasks import RepeatedTokens
 from interp.tokens.mixing import SourceSplit, contributions, mixing_reads

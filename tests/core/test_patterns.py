@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.attention.repeats import (
+from interp.core.patterns import (
     NEAR,
     SCORES,
     distance_kernel,
@@ -19,7 +19,6 @@ from interp.attention.repeats import (
 from interp.data.batch import Batch
 from interp.model import Read
 from interp.passes.observe import observe
-from interp.tasks import RepeatedTokens
 from tests.attention.slow_heads import causal, slow_scores, tokens_of
 from tests.configs import build, some_tokens
 from tests.tolerances import assert_close
@@ -97,11 +96,6 @@ def test_the_kernel_of_a_head_at_one_distance_is_one_there() -> None:
         distance_kernel(pattern[None, None], 100)
 
 
-def test_no_distance_of_the_kernel_reaches_a_copy_or_what_followed_it() -> None:
-    assert RepeatedTokens().farthest == 16
-    assert RepeatedTokens(period=6).farthest == 4 and RepeatedTokens(period=2).farthest == 0
-
-
 @pytest.mark.parametrize(("spread", "error"), [(0.5, 0.001), (1.0, 0.014), (1.5, 0.024)])
 def test_gaussian_scores_have_the_entropy_of_the_formula(spread: float, error: float) -> None:
     """H = log n - s^2 / 2, within the stated error for n = 20 000 and three deviations of eight rows."""
@@ -127,22 +121,11 @@ def test_scores_are_computed_in_float32_at_least() -> None:
     assert pattern_scores(pattern[None, None].double(), 6).dtype == torch.float64
 
 
-def test_repeated_rows_have_distinct_tokens_and_really_repeat() -> None:
-    tokens = RepeatedTokens(period=5, repeats=3, rows=40).tokens(9, bos=4)
-    assert (tokens[:, 0] == 4).all() and (tokens[:, 1:] != 4).all()
-    body = tokens[:, 1:].view(40, 3, 5)
-    assert (body == body[:, :1]).all()
-    assert all(len(set(row.tolist())) == 5 for row in body[:, 0])
-    assert set(tokens.unique().tolist()) == set(range(9))
-
-
-def test_too_few_tokens_are_refused() -> None:
-    with pytest.raises(ValueError, match="40 distinct tokens besides BOS are required"):
-        RepeatedTokens(period=40).tokens(31, 0)
-    with pytest.raises(ValueError, match="at least two repeats"):
+def test_too_few_repeats_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match="at least two repeats of 5 tokens after BOS are required, got 6 columns"
+    ):
         repeat_scores(torch.zeros(1, 1, 6, 6), 5)
-    with pytest.raises(ValueError, match="period and repeats of at least 2"):
-        RepeatedTokens(repeats=1)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "no-norm"])

@@ -1,10 +1,9 @@
-"""What a pattern on repeated random tokens says about a head: where it looks, how widely, how far back.
+"""What an attention pattern says about a head: where it looks, how widely, how far back.
 
-Random tokens have no meaning, so only copying from the earlier repeat can explain attention there (Olsson et al. 2022).
-Every score is a reduction of one pattern; the pattern itself need not be kept.
+Every score is a reduction of one pattern `[b h q k]`, so the pattern itself need not be kept. Those about repeats are
+for rows of BOS and a number of random tokens over and over: these have no meaning, so only copying from the earlier
+repeat can explain attention there (Olsson et al. 2022).
 """
-
-from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
@@ -47,16 +46,21 @@ def repeat_scores(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[
     """The three scores about repeats of each row and head, in the order of `REPEAT_SCORES`.
 
     Column 0 is BOS; token i (from 1) equals token i - period where that is at least 1. previous_token: A[i, i-1] over
-    i >= 1. The others sum over all earlier copies and average over the queries that have one (i > period).
+    i >= 1. duplicate_token: attention to all earlier copies, over the queries that have one (i > period). induction:
+    `induction_score`.
     """
-    n = pattern_bhqk.shape[-1]
-    queries = n - 1 - period
-    if queries < 1:
-        raise ValueError(f"at least two repeats of {period} tokens after BOS are required, got {n} columns")
     previous = wide(pattern_bhqk.diagonal(-1, -2, -1)).mean(-1)
-    duplicate = _attention_back(pattern_bhqk, period, 0) / queries
-    induction = _attention_back(pattern_bhqk, period, 1) / queries
-    return torch.stack((previous, duplicate, induction), -1)
+    duplicate = _attention_back(pattern_bhqk, period, 0)
+    return torch.stack((previous, duplicate, induction_score(pattern_bhqk, period)), -1)
+
+
+def induction_score(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[Tensor, "b h"]:
+    """Attention to what followed the earlier copies of each token, the prefix-matching score of Olsson et al. 2022.
+
+    The sum over all earlier copies, averaged over the queries that have one (i > period): 1 is a perfect induction
+    head. Errors: ValueError for rows with less than two repeats of the period after BOS.
+    """
+    return _attention_back(pattern_bhqk, period, 1)
 
 
 def distance_kernel(pattern_bhqk: Float[Tensor, "b h q k"], farthest: int) -> Float[Tensor, "b h n"]:
@@ -105,10 +109,14 @@ def even_attention(n: int, window: int | None) -> Float[Tensor, "1 1 q k"]:
 
 
 def _attention_back(pattern_bhqk: Float[Tensor, "b h q k"], period: int, shift: int) -> Float[Tensor, "b h"]:
-    """Attention to the earlier copies of each token (shift 0) or to what followed them (shift 1), summed over queries.
+    """Attention to the earlier copies of each token (shift 0) or to what followed them (shift 1), mean over queries.
 
     One diagonal per distance; on each, the first key that follows or is a real copy is 1 + shift (column 0 is BOS).
     """
-    copies = range(1, (pattern_bhqk.shape[-1] - 2) // period + 1)
+    n = pattern_bhqk.shape[-1]
+    queries = n - 1 - period
+    if queries < 1:
+        raise ValueError(f"at least two repeats of {period} tokens after BOS are required, got {n} columns")
+    copies = range(1, (n - 2) // period + 1)
     diagonals = (pattern_bhqk.diagonal(shift - copy * period, -2, -1)[..., 1 + shift :] for copy in copies)
-    return torch.stack([wide(diagonal).sum(-1) for diagonal in diagonals]).sum(0)
+    return torch.stack([wide(diagonal).sum(-1) for diagonal in diagonals]).sum(0) / queries
