@@ -43,7 +43,7 @@ from interp.runs.memory import MOST_ON_HOST, memory_plan
 from interp.runs.progress import Done, Progress
 from interp.runs.progress_bar import progress_bar
 from interp.runs.work import Worker
-from interp.runs.work_folder import Shard, begun, claimed, opened, work_of, write_results
+from interp.runs.work_folder import WORK, Shard, opened, work_of, write_results
 from interp.runs.workers import all_devices, done_by_processes
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _over_data(
     """The answers to what is asked about rows of data."""
     network, folder = subject.transformer, place.folder
     shared = Questions.of(asked, network.config)
-    before = None if folder is None else begun(folder, place.resume or place.shard is not None)
+    before = None if folder is None else WORK.begun(folder, resume=place.resume or place.shard is not None)
     least(network, 0)  # before the first of several processes makes the folder that the others look for
     feed = _sized(data, shared, subject, before)
     for each in asked:
@@ -303,11 +303,12 @@ def _kept(work: _Work, folder: Path, sized: Callable[[Json], Feed]) -> Results:
     questions, model = work.questions, work.model
     asked = work_of(questions, model, about(work.feed))
     with one_after_another(model):
-        stored = claimed(folder, asked)
+        stored = WORK.claim(folder, asked)
     if stored != asked:  # of shards that start together one decides on the batches
         work = replace(work, feed=sized(stored))
         asked = {**asked, "data": about(work.feed)}
-    with opened(folder, asked, questions, model, work.share) as place:
+    WORK.agree(folder, stored, asked)
+    with opened(folder, questions, model, work.share) as place:
         work.go(place.due, place.journal.progress, place.take)
         results = _results(questions, work.feed, place.together())
         if results.complete and place.writes:

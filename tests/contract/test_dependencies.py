@@ -56,7 +56,6 @@ RESERVED = {
         "runs.journal",
         "runs.step_files",
         "runs.store",
-        "runs.store_writer",
         "training.state",
     ),
     "sklearn": ("features.neuron_selection",),
