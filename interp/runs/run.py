@@ -37,9 +37,9 @@ from interp.passes.analysis import (
     Questions,
     function_name,
 )
+from interp.passes.memory import MOST_ON_HOST, memory_plan
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.passes.together import least, one_after_another
-from interp.runs.memory import MOST_ON_HOST, memory_plan
 from interp.runs.progress import Done, Progress
 from interp.runs.progress_bar import progress_bar
 from interp.runs.work import Worker
