@@ -23,8 +23,8 @@ from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import Z95, Moments, Partial, Rows
 from interp.data.batch import Batch
+from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Prompts
-from interp.data.windows import Feed, prompts_feed
 from interp.editing.continuation import Continuation, ngram_entropy
 from interp.editing.weight_edit import WeightEdit
 from interp.model.loss import next_token_loss, predicted
@@ -116,8 +116,10 @@ def edit_table(
             "at least one case, the same checks in all, and no editor called 'original' are required; got "
             f"{len(posed)} cases, checks {sorted({tuple(spans) for _, spans in posed})}, editors {list(editors)}"
         )
-    feed = None if text is None else prompts_feed(text, subject.text, prepend_bos=True, batch_size=batch_size)
-    speech, pairs = _Speech(subject, feed, continuation), list(zip(cases, posed, strict=True))
+    source = (
+        None if text is None else prompt_source(text, subject.text, prepend_bos=True, batch_size=batch_size)
+    )
+    speech, pairs = _Speech(subject, source, continuation), list(zip(cases, posed, strict=True))
     rows: dict[str, Bound | None] = {"original": None}
     rows |= {name: partial(editor, model) for name, editor in editors.items()}
     values = torch.stack([_by_case(speech, pairs, edit, name) for name, edit in rows.items()])
@@ -140,9 +142,9 @@ def wilson(share: Float[Tensor, "*n"], count: int) -> tuple[Float[Tensor, "*n"],
     return low(share), 1 - low(1 - share)
 
 
-def mean_loss(model: Subject, feed: Feed) -> Float[Tensor, ""]:
+def mean_loss(model: Subject, source: DataSource) -> Float[Tensor, ""]:
     """Nats per predicted token over all prompts, float64."""
-    found = reduced_over(Analysis("mean_loss", _losses, Rows, _unlabelled), model, feed)
+    found = reduced_over(Analysis("mean_loss", _losses, Rows, _unlabelled), model, source)
     assert isinstance(found, Rows)
     return (found.rows["loss"].sum() / found.rows["count"].sum()).cpu()
 
@@ -183,7 +185,7 @@ class _Speech:
     """What is measured on whole texts."""
 
     model: Subject
-    text: Feed | None
+    text: DataSource | None
     continuation: Continuation | None
 
     @property

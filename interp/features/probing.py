@@ -22,7 +22,7 @@ from interp.core.shapes import describe
 from interp.core.stats import Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.features.neuron_selection import Selection, check_selection, logistic, selected, standard
 from interp.features.probe_scores import SCORES, UNITS, intervals, scores
 from interp.model.config import ModelConfig
@@ -96,7 +96,7 @@ class ProbeNeurons(Question):
 @public()
 def probe_neurons(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     labels: Labels,
     *,
     site: str = "post",

@@ -25,8 +25,8 @@ from interp.core.stats import Partial, Rows
 from interp.core.tiles import row_tiles
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Answers, Text
-from interp.data.windows import Feed
 from interp.lenses.factors import (
     WRITERS,
     GradientFactors,
@@ -99,7 +99,7 @@ class BackwardLens(Question):
 @public()
 def backward_lens(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,

@@ -21,8 +21,8 @@ from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Answers
-from interp.data.windows import Feed
 from interp.lenses.factors import Matrix, check_differentiable, chosen, factors, full_name, part_of
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
@@ -88,7 +88,7 @@ class GradientCosines(Question):
 @public()
 def gradient_rank(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,
@@ -120,7 +120,7 @@ def gradient_rank(
 @public()
 def gradient_cosines(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,

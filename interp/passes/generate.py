@@ -1,7 +1,7 @@
 """Text continuation with a key/value cache, step by step or as a whole; every step can be read and edited.
 
-Step 0 feeds the prompt through the model, every later step the token drawn before it. So each position but the last
-is computed, edited and read exactly once; the last token drawn is never fed.
+Step 0 passes the prompt through the model, every later step the token drawn before it. So each position but the last
+is computed, edited and read exactly once; the last token drawn is never passed through it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ class Step:
     logits: Float[Tensor, "b v"]
     """The model's own logits for this column, before penalty, temperature and truncation."""
     trace: Trace
-    """Answers at the positions fed in this step: the whole prompt in the first, else the token drawn before."""
+    """Answers at the positions computed in this step: the whole prompt in the first, else the token drawn before."""
 
     @property
     def log_probs(self) -> Float[Tensor, "b"]:
@@ -78,7 +78,7 @@ def stream(
     rows, n = batch.tokens.shape
     n_max = n + max_new_tokens
     cache = KVCache(model.config, rows, n_max, device=model.device, dtype=model.dtype) if use_cache else None
-    return _steps(_Feed(model, batch, cache, reads, edits), choice, stops, max_new_tokens)
+    return _steps(_Decoder(model, batch, cache, reads, edits), choice, stops, max_new_tokens)
 
 
 def generate(
@@ -149,7 +149,7 @@ def joined(traces: Sequence[Trace], key: Read | str, config: ModelConfig) -> Ten
     return torch.cat([F.pad(a, (0, n_keys - a.shape[-1]), value=unseen) for a in answers], axes.index("q"))
 
 
-class _Feed:
+class _Decoder:
     """The model as the loop sees it: tokens go in, the logits of the next column and the answers come out."""
 
     def __init__(
@@ -167,7 +167,7 @@ class _Feed:
 
     @torch.no_grad()
     def next_logits(self) -> tuple[Float[Tensor, "b v"], Trace]:
-        """Logits of the next column, and the answers at the positions fed."""
+        """Logits of the next column, and the answers at the positions computed."""
         rows, n = self._tokens.shape
         watched = self._reads or self._edits or self._model.edits
         tap = Tap(self._reads, self._edits, grows=True) if watched else None
@@ -189,10 +189,10 @@ class _Feed:
             self._keep = F.pad(self._keep, (0, 1), value=True)
 
 
-def _steps(feed: _Feed, choice: Choice, stops: Int[Tensor, "s"], n: int) -> Iterator[Step]:
+def _steps(decoder: _Decoder, choice: Choice, stops: Int[Tensor, "s"], n: int) -> Iterator[Step]:
     tokens = alive = None
     for _ in range(n):
-        logits, trace = feed.next_logits()
+        logits, trace = decoder.next_logits()
         drawn = choice.draw(logits)
         if tokens is None or alive is None:
             tokens, alive = drawn, torch.ones_like(drawn, dtype=torch.bool)
@@ -203,7 +203,7 @@ def _steps(feed: _Feed, choice: Choice, stops: Int[Tensor, "s"], n: int) -> Iter
             alive = alive & ~torch.isin(tokens, stops)
             if not bool(alive.any()):
                 return
-        feed.push(tokens)
+        decoder.push(tokens)
 
 
 def _check(config: ModelConfig, batch: Batch, max_new_tokens: int, stop_tokens: Collection[int]) -> None:

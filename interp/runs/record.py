@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkabl
 from interp.core.results import write_atomically, write_tables
 from interp.core.viewer import Shown, fitted
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.passes.observe import Subject
 from interp.runs.folder import clear, is_locked, locked
 from interp.runs.provenance import model_hash, now, question_of
@@ -252,7 +252,7 @@ class Record(Shown):
         self._note("data", name, fingerprint)
 
     def stream(
-        self, name: str, questions: Asked, model: Subject, data: Feed | Data, **options: Any
+        self, name: str, questions: Asked, model: Subject, data: DataSource | Data, **options: Any
     ) -> Results:
         """The answers of `interp.run` over data, kept in this run and gone on with where an earlier session was.
 

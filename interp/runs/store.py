@@ -26,7 +26,7 @@ from interp.core.shapes import describe, nearest
 from interp.data.batch import Batch
 from interp.data.rows import Rejected
 from interp.data.sources import Data
-from interp.data.windows import Feed, prompts_feed, windows_of
+from interp.data.stream import DataSource, prompt_source, windows_of
 from interp.model.config import Json
 from interp.model.mask import Layout
 from interp.model.sites import find
@@ -240,7 +240,7 @@ def _shuffled(parts: Sequence[Tensor], generator: torch.Generator) -> Tensor:
 @public()
 def store_activations(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     sites: Sequence[str],
     folder: Path | str,
     *,
@@ -278,9 +278,9 @@ def store_activations(
         raise ValueError(f"a store holds what the model itself computes; this one is edited at {names}")
     wanted = _new_index(network, sites, dtype, pos, skip_bos, shard_entries, source)
     index = _begun(folder, wanted)
-    feed = prompts_feed(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
+    given = prompt_source(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
     rejected: list[Rejected] = []
-    parts = _new_entries(network, _batches(feed, rejected), ActivationStore(folder, index))
+    parts = _new_entries(network, _batches(given, rejected), ActivationStore(folder, index))
     for tensors in _regrouped(parts, shard_entries):
         path = folder / f"shard-{len(index.shards):05d}.safetensors"
         shard = Shard.written(path, partial(_fill, tensors=tensors), entries=len(tensors["row"]))
@@ -300,9 +300,9 @@ def _fill(path: Path, tensors: dict[str, Tensor]) -> None:
     save_file(tensors, path, metadata={"format": FORMAT})
 
 
-def _batches(feed: Feed, rejected: list[Rejected]) -> Iterator[Batch]:
-    """All batches of a feed; its rows that cannot be used go to a list."""
-    for window in windows_of(feed):
+def _batches(source: DataSource, rejected: list[Rejected]) -> Iterator[Batch]:
+    """All batches of a data source; its rows that cannot be used go to a list."""
+    for _, window in windows_of(source):
         rejected += window.rejected
         yield from window.batches
 

@@ -91,11 +91,11 @@ class WorkFolder:
         return found
 
 
-def work_of(questions: Questions, model: Transformer, feed: Json) -> Json:
+def work_of(questions: Questions, model: Transformer, data: Json) -> Json:
     """All that decides the numbers of a run, as JSON."""
     asked = {a.name: described(a) for a in questions.analyses}
     network = {"model_sha256": model_hash(model), "dtype": str(model.dtype), "edits": described(model.edits)}
-    work = {**network, "data": feed, "analyses": asked}
+    work = {**network, "data": data, "analyses": asked}
     found: Json = json.loads(json.dumps(work, default=repr))
     return found
 
