@@ -257,7 +257,7 @@ def by_actors(
     """The same on Ray."""
     import ray
 
-    from interp.runs.shard import done_by_ray
+    from interp.runs.ray_engine import done_by_ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:

@@ -14,13 +14,19 @@ from torch import Tensor
 
 from interp.core.precision import wide
 from interp.data.batch import Batch
+from interp.data.text import Text, Tokenizer
 from interp.model.config import ModelConfig
+from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.kv_cache import KVCache
 from interp.model.sites import EMBEDDING_SITES, find
 from interp.model.tap import Edit, Read, Tap, Trace, compact
 from interp.model.transformer import Transformer
-from interp.passes.sampling import Choice
-from interp.passes.sampling import Sampling as Sampling
+from interp.passes.sampling import Choice, Sampling
+
+Stop = str | int | Collection[str | int]
+"""Where to end: a token id, a text that is one token, or several of either."""
+UNDECODED = "\N{REPLACEMENT CHARACTER}"
+"""What tokenizers decode bytes to that are not (yet) a character."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,3 +231,79 @@ def _check_tap(config: ModelConfig, reads: Sequence[Read], edits: Sequence[Edit]
         )
     with torch.no_grad():
         Tap(reads, edits).open(config, 0, None)
+
+
+# --- as text ------------------------------------------------------------
+
+
+def stop_ids(text: Text, stop: Stop, *, eos: bool) -> set[int]:
+    """Ids of the stop tokens; `eos` adds the tokenizer's end of text, if it has one.
+
+    Errors: ValueError naming the tokens of a text that is several.
+    """
+    given = [stop] if isinstance(stop, str | int) else stop
+    ids = {s if isinstance(s, int) else text.single(s) for s in given}
+    return ids | {text.eos_id} if eos and text.eos_id is not None else ids
+
+
+def streamed_text(batch: Batch, steps: Iterable[Step], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text that the steps of one prompt's continuation add, in pieces; ValueError for several prompts."""
+    if len(batch) != 1:
+        raise ValueError(f"one prompt is required, got {len(batch)}")
+    prompt = batch.tokens[0] if batch.keep is None else batch.tokens[0][batch.keep[0]]
+    return text_pieces((int(step.tokens[0]) for step in steps), tokenizer, prompt.tolist())
+
+
+def text_pieces(tokens: Iterable[int], tokenizer: Tokenizer, before: Sequence[int] = ()) -> Iterator[str]:
+    """The text that each new token adds to `before`; bytes that are no whole character yet wait for the next token.
+
+    The pieces join to the text of all new tokens. Each is cut from the text of everything so far, since a token's own
+    text may depend on its neighbours (leading spaces, characters of several tokens); a thousand tokens take
+    milliseconds.
+    """
+    ids = list(before)
+    shown = len(tokenizer.decode(ids).rstrip(UNDECODED)) if ids else 0
+    for token in tokens:
+        ids.append(token)
+        text = tokenizer.decode(ids).rstrip(UNDECODED)
+        if len(text) > shown:
+            yield text[shown:]
+            shown = len(text)
+    if rest := tokenizer.decode(ids)[shown:]:
+        yield rest
+
+
+# --- encoder-decoders ------------------------------------------------------------
+
+
+@torch.no_grad()
+def encoded(model: EncoderDecoder, source: Batch, target: Batch | None = None) -> Batch:
+    """The target as a batch of the decoder, its memory the encoded source; without a target, the start token alone.
+
+    What takes a Transformer and a batch takes `model.decoder` and this one, `observe` for one. The memory has no
+    gradient.
+    """
+    source = source.to(model.device)
+    memory = model.encode(source.tokens, keep=source.keep)
+    if target is None:
+        start = torch.full((len(source), 1), model.config.start_token, device=model.device)
+        return Batch(start, memory=memory)
+    return Batch(target.tokens.to(model.device), target.keep, target.bos, memory=memory).to(model.device)
+
+
+def greedy_decode(
+    model: EncoderDecoder,
+    source: Batch,
+    max_new_tokens: int,
+    *,
+    stop_tokens: Collection[int] = (),
+    use_cache: bool = True,
+) -> Batch:
+    """The start token and up to `max_new_tokens` tokens after it, each the most probable one.
+
+    A row ends with a stop token and is padded with it, not kept. Padding of the source, on either side, changes
+    nothing. For sampling, edits and reads: `stream(model.decoder, encoded(model, source), n)`.
+    Errors: ValueError as in `generate`.
+    """
+    start = encoded(model, source)
+    return generate(model.decoder, start, max_new_tokens, stop_tokens=stop_tokens, use_cache=use_cache)

@@ -188,13 +188,12 @@ def as_metric(given: Metric | LogitFunction | None) -> Metric:
         return logit_difference()
     if isinstance(given, Metric):
         return given
-    if isinstance(given, type) or not callable(given):
+    instead = _no_logit_function(given)
+    if instead is not None:
         raise ValueError(
             "a metric is required, such as logit_difference(' Mary', ' John') or a function of the logits at the last "
-            f"token, got {given!r}"
+            f"token, got {given!r}{instead}"
         )
-    if getattr(given, "__module__", "") == __name__:
-        raise ValueError(f"{given.__name__} makes a metric: call it, {given.__name__}(...)")
     return of_logits(given, name=getattr(given, "__name__", "metric").strip("<>"))
 
 

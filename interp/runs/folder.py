@@ -156,6 +156,16 @@ def built(cls: type[T], values: Mapping[str, object]) -> T:
     return cls(**{name: tuple(each) if isinstance(each, list) else each for name, each in values.items()})
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file in one step, and the folders it is in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        write_atomically(path, lambda file: file.write_bytes(data))
+    except OSError as cause:  # a write that finds no room does not say where
+        cause.filename = cause.filename or str(path)
+        raise
+
+
 def write_json(path: Path, values: Json, *, new: bool = False) -> None:
     """Write a JSON file in one step; new: FileExistsError if there is one."""
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"

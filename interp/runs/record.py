@@ -29,12 +29,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from interp.core.results import write_atomically, write_tables
+from interp.core.results import write_tables
 from interp.core.viewer import Shown, fitted
 from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.passes.observe import Subject
-from interp.runs.folder import clear, is_locked, locked
+from interp.runs.folder import clear, is_locked, locked, write_bytes
 from interp.runs.provenance import model_hash, now, question_of
 from interp.runs.run import Asked, Results
 from interp.runs.run import run as run_over
@@ -204,7 +204,7 @@ class Record(Shown):
         seconds = round(time.monotonic() - begun, 3)
         files = tuple(f"{RESULTS}/{name}{suffix}" for suffix in found.files)
         for path, data in zip(files, found.files.values(), strict=True):
-            self._write(path, data)
+            write_bytes(self.folder / path, data)
         done = Step(found.kind, files, seconds, now())
         self._update(steps={**self._run.steps, name: done})
         self.say(f"step {name}: computed in {seconds:.1f} s")
@@ -220,8 +220,7 @@ class Record(Shown):
     def table(self, name: str, frame: "pd.DataFrame") -> None:
         """Keep a table as CSV and Parquet; drawn up anew when the run is resumed."""
         self._claim("table", name)
-        folder = self._made(TABLES)
-        paths = write_tables({name: frame}, folder)
+        paths = write_tables({name: frame}, self._made(TABLES))
         kept = tuple(f"{TABLES}/{path.name}" for path in paths)
         self._update(tables={**self._run.tables, name: kept})
 
@@ -231,7 +230,7 @@ class Record(Shown):
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=DPI)
         path = f"{FIGURES}/{name}.png"
-        self._write(path, buffer.getvalue())
+        write_bytes(self.folder / path, buffer.getvalue())
         self._update(figures={**self._run.figures, name: path})
 
     def say(self, line: str) -> None:
@@ -355,14 +354,6 @@ class Record(Shown):
 
     def _update(self, **changed: object) -> None:
         self._run = dataclasses.replace(self._run, **changed).write(self.folder)  # type: ignore[arg-type]
-
-    def _write(self, name: str, data: bytes) -> None:
-        path = self._made(str(Path(name).parent)) / Path(name).name
-        try:
-            write_atomically(path, lambda temporary: temporary.write_bytes(data))
-        except OSError as cause:  # a write that finds no room does not say where
-            cause.filename = cause.filename or str(path)
-            raise
 
     def _made(self, name: str) -> Path:
         folder = self.folder / name

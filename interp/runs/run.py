@@ -39,8 +39,7 @@ from interp.passes.analysis import (
 from interp.passes.memory import MOST_ON_HOST, memory_plan
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.passes.together import least, one_after_another
-from interp.runs.progress import Done, Progress
-from interp.runs.progress_bar import progress_bar
+from interp.runs.progress import Done, Progress, progress_bar
 from interp.runs.work import Worker
 from interp.runs.work_folder import WORK, Shard, opened, work_of, write_results
 from interp.runs.workers import all_devices, done_by_processes
@@ -276,7 +275,7 @@ class _Work:
 
     def _done(self, windows: Iterable[int], due: Callable[[int], int | None]) -> Iterator[Done]:
         if self.engine == "ray":
-            from interp.runs.shard import done_by_ray
+            from interp.runs.ray_engine import done_by_ray
 
             return done_by_ray(self.questions, self.model, self.source, windows, due)
         if self.devices is None:

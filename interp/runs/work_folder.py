@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from interp.core.results import write_atomically
 from interp.model.config import Json
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Questions
 from interp.passes.together import one_after_another, writes
-from interp.runs.folder import Kind, locked
+from interp.runs.folder import Kind, locked, write_bytes
 from interp.runs.journal import Journal, numbers_in
 from interp.runs.progress import Done, Progress
 from interp.runs.provenance import bytes_of, model_hash
@@ -143,7 +142,7 @@ def write_results(folder: Path, results: "Mapping[str, xr.Dataset]", rejected: "
     """Every result as netCDF and tidy Parquet, and the rows set aside; each file whole or not at all."""
     for name, value in {**results, "rejected": rejected}.items():
         for suffix, data in encoded(value).files.items():
-            write_atomically(folder / f"{name}{suffix}", functools.partial(_write, data=data))
+            write_bytes(folder / f"{name}{suffix}", data)
 
 
 def described(value: object) -> object:
@@ -201,7 +200,3 @@ def _constants(code: CodeType) -> list[object]:
 
 def _each(values: Mapping[str, object]) -> dict[str, object]:
     return {str(name): described(value) for name, value in values.items()}
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)

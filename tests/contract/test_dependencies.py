@@ -62,7 +62,7 @@ RESERVED = {
     "pyarrow": ("data", "runs"),
     "matplotlib": ("plot", "core.viewer"),  # there for the type of what a plot returns
     "transformer_lens": ("compat",),
-    "ray": ("runs.shard",),
+    "ray": ("runs.ray_engine",),
     **dict.fromkeys(["starlette", "uvicorn", "pydantic"], ("serve",)),
 }
 """Heavy or foreign package -> the only places that import it."""
