@@ -464,21 +464,4 @@ def windows_of(
 
 def _prepared(source: DataSource, w: int, pin: bool) -> Window:
     window = source.window(w)
-    return replace(window, batches=tuple(map(pinned, window.batches))) if pin else window
-
-
-def pinned(batch: Batch) -> Batch:
-    """The batch with its tokens, and what says which they are, in pinned memory, unless they are on a device already.
-
-    Errors: RuntimeError without an accelerator.
-    """
-    if not batch.tokens.is_cpu:
-        return batch
-    return replace(
-        batch,
-        tokens=batch.tokens.pin_memory(),
-        keep=None if batch.keep is None else batch.keep.pin_memory(),
-        documents=None if batch.documents is None else batch.documents.pin_memory(),
-        row=None if batch.row is None else batch.row.pin_memory(),
-        corrupt=None if batch.corrupt is None else batch.corrupt.pin_memory(),
-    )
+    return replace(window, batches=tuple(batch.pinned() for batch in window.batches)) if pin else window

@@ -39,13 +39,11 @@ def done_by_ray(
 
     actors: how many; without it one per GPU of the cluster, or as many as its CPUs allow with one left to Ray's
     readers (on two CPUs two actors that count as half a CPU each). Windows begun earlier go on at the batch due.
-    Errors: ImportError without Ray; ValueError for an iterator; what an analysis raises, as Ray's task error.
+    Errors: ImportError without Ray; what an analysis raises, as Ray's task error.
     """
     import ray
     import ray.data
 
-    if source.windows is None:
-        raise ValueError("a cluster requires data that can be read again, got an iterator")
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
     ray.data.DataContext.get_current().enable_progress_bars = False

@@ -265,6 +265,11 @@ class _Work:
     devices: Devices | None
     engine: Literal["ray"] | None
 
+    def __post_init__(self) -> None:
+        several = self.share is not None or self.devices is not None or self.engine is not None
+        if several and self.source.windows is None:
+            raise ValueError("several processes require data that can be read again, got an iterator")
+
     def go(self, due: Callable[[int], int | None], progress: Progress, take: Callable[[Done], None]) -> None:
         """Do every window that is due, and hand over each batch's part."""
         title = ", ".join(a.name for a in self.questions.analyses)
@@ -291,8 +296,6 @@ class _Work:
     def _windows(self, due: Callable[[int], int | None]) -> Iterable[int]:
         count = self.source.windows
         if count is None:
-            if self.share is not None:
-                raise ValueError("shards require data that can be read again, got an iterator")
             return itertools.count()
         mine = range(count) if self.share is None else self.share.windows(count)
         return (w for w in mine if due(w) is not None)

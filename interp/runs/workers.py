@@ -61,7 +61,7 @@ def done_by_processes(
     Errors: RuntimeError for an exception in a worker, with its traceback, or where workers die at one window again
     and again; ValueError for what cannot be sent.
     """
-    crew = _Crew(_payload(questions, model, source), devices)
+    crew = _Crew((questions, shareable(model), source), devices)
     reductions = {a.name: a.reduction for a in questions.analyses}
     waiting, deaths = iter(windows), dict[int, int]()
     try:
@@ -170,14 +170,6 @@ def shareable(model: Transformer) -> Transformer:
     if model.device.type != "cpu":
         return copy.deepcopy(model).cpu().share_memory()
     return model.share_memory()
-
-
-def _payload(
-    questions: Questions, model: Transformer, source: DataSource
-) -> tuple[Questions, Transformer, DataSource]:
-    if source.windows is None:
-        raise ValueError("several processes require data that can be read again, got an iterator")
-    return questions, shareable(model), source
 
 
 def _serve(

@@ -18,7 +18,7 @@ from transformers import BertTokenizer
 from interp.data.batch import Batch
 from interp.data.rows import Rejected, Row
 from interp.data.sources import open_source
-from interp.data.stream import Layout, Stream, TooLong, Window, pinned, windows_of
+from interp.data.stream import Layout, Stream, TooLong, Window, windows_of
 from interp.data.text import Text
 from interp.families.tokenizer import HuggingFaceTokenizer
 from tests.data.test_sources import TEXTS, forms
@@ -385,9 +385,9 @@ def test_pinned_batches_are_equal_and_need_an_accelerator() -> None:
     (batch,) = Stream(open_source(["a b", "a"]), TEXT, tokens_per_batch=99).window(0).batches
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError, match="accelerator"):
-            pinned(batch)
+            batch.pinned()
         return
-    fast = pinned(batch)
+    fast = batch.pinned()
     assert fast.tokens.is_pinned() and fast.keep is not None and fast.keep.is_pinned()
     assert torch.equal(fast.tokens, batch.tokens) and torch.equal(fast.real, batch.real)
     stream = Stream(open_source(["a b", "a"]), TEXT, tokens_per_batch=99)

@@ -114,8 +114,13 @@ def test_a_headline_says_the_largest_value_and_where_it_is(values: np.ndarray, l
 
 def test_intervals_and_nulls_are_no_results_of_their_own() -> None:
     result = xr.Dataset(dict.fromkeys(("x", "x_low", "x_high", "x_null", "y_low", "x_null_sd"), 1.0))
-    assert main_variables(result) == ["x", "y_low", "x_null_sd"]
+    assert main_variables(result) == ["x", "y_low"]
     assert headline(result, "x") == "1 [1, 1]"
+    result = xr.Dataset(
+        {"value": 1.0, "low": 0.5, "high": 2.0, "null": 0.0, "null_sd": 1.0, "n": 3, "rank": 1}
+    )
+    assert main_variables(result) == ["value", "rank"]
+    assert headline(result, "value") == "1 [0.5, 2]"
     assert headline(xr.Dataset({"e": ("i", np.zeros(0))}), "e") == "empty"
 
 
