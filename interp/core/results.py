@@ -197,11 +197,22 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, new: bool =
         write(temporary)
         temporary.chmod(0o644)
         if new:
-            os.link(temporary, path)
+            _link(temporary, path)
         else:
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(f"{path} is there already") from None
+        temporary.replace(path)
 
 
 def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:

@@ -25,7 +25,7 @@ ABSENT = "(absent)"
 
 
 @dataclass(frozen=True)
-class Kind:
+class FolderKind:
     """One kind of folder, and the manifest by which it is known."""
 
     what: str
@@ -78,8 +78,9 @@ class Kind:
         """What the manifest says: `asked`, unless there was one or another process was faster. Errors: as `begun`."""
         while (found := self.begun(folder)) is None:
             folder.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
+            with suppress(FileExistsError, FileNotFoundError):  # who was faster clears away what others began
                 write_json(folder / self.manifest, {"format": self.format, **asked}, new=True)
+        clear(folder, self.manifest)
         return found
 
     def write(self, folder: Path, values: Json) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from interp.model.config import Json
-from interp.runs.folder import Kind as FolderKind
-from interp.runs.folder import built, changes, file_hash
+from interp.runs.folder import FolderKind, built, changes, file_hash
 from interp.runs.provenance import git_dirty, git_revision, now, versions
 
 NAME = "run.json"

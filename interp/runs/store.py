@@ -33,7 +33,7 @@ from interp.model.sites import find
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, as_network, deepest, observe, text_of
-from interp.runs.folder import Kind, Listed, built, clear
+from interp.runs.folder import FolderKind, Listed, built, clear
 from interp.runs.provenance import model_hash
 
 Positions = Literal["all", "last"]
@@ -41,7 +41,7 @@ TABLES = ("row", "pos", "token")
 """What every part holds beside the sites, one int64 per entry."""
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32)}
 FORMAT = "interp activations 1"
-STORE = Kind("store of activations", "index.json", FORMAT)
+STORE = FolderKind("store of activations", "index.json", FORMAT)
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,6 @@ def _begun(folder: Path, wanted: Index) -> Index:
     stored = Index.of(STORE.claim(folder, asdict(wanted)))
     STORE.agree(folder, stored.asked, wanted.asked)
     clear(folder, "shard-*")
-    clear(folder, STORE.manifest)
     for shard in stored.shards:
         shard.check(folder)
     return stored

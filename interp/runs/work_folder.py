@@ -22,7 +22,7 @@ from interp.model.config import Json
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Questions
 from interp.passes.together import one_after_another, writes
-from interp.runs.folder import Kind, locked, write_bytes
+from interp.runs.folder import FolderKind, locked, write_bytes
 from interp.runs.journal import Journal, numbers_in
 from interp.runs.progress import Done, Progress
 from interp.runs.provenance import bytes_of, model_hash
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-WORK = Kind("run over data", "work.json", "interp run over data, 1", unmarked=True)
+WORK = FolderKind("run over data", "work.json", "interp run over data, 1", unmarked=True)
 MAIN = "main"
 
 

@@ -23,12 +23,12 @@ from interp.core.results import write_atomically
 from interp.families.convert import AnyModel
 from interp.families.load import save
 from interp.model.config import Json
-from interp.runs.folder import Kind, clear
+from interp.runs.folder import FolderKind, clear
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TRAINING = Kind("training run", "training.json", "interp training run, 1")
+TRAINING = FolderKind("training run", "training.json", "interp training run, 1")
 STATE, LOG = Path("state") / "state.safetensors", "log.csv"
 Row = dict[str, int | float]
 

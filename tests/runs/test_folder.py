@@ -1,15 +1,17 @@
 """Folders that can be gone on with: of those that begin one at once a single one decides, and nothing is mixed."""
 
+import errno
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from interp.runs.folder import Kind, Listed, clear, is_locked, locked
+from interp.runs.folder import FolderKind, Listed, clear, is_locked, locked, write_json
 
-KIND = Kind("pile", "pile.json", "pile, 1")
+KIND = FolderKind("pile", "pile.json", "pile, 1")
 
 
 def test_of_many_that_begin_a_folder_at_once_one_decides_what_it_is(tmp_path: Path) -> None:
@@ -19,6 +21,19 @@ def test_of_many_that_begin_a_folder_at_once_one_decides_what_it_is(tmp_path: Pa
             found = list(pool.map(lambda i, at=folder: KIND.claim(at, {"by": i}), range(8)))  # type: ignore[misc]
         assert len({each["by"] for each in found}) == 1 and KIND.read(folder) == found[0]
         assert [path.name for path in folder.iterdir()] == ["pile.json"]
+
+
+def test_where_a_file_system_has_no_hard_links_the_first_manifest_stays_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    write_json(tmp_path / "pile.json", {"by": 1}, new=True)
+    with pytest.raises(FileExistsError):
+        write_json(tmp_path / "pile.json", {"by": 2}, new=True)
+    assert json.loads((tmp_path / "pile.json").read_text()) == {"by": 1}
 
 
 def test_a_manifest_of_before_formats_is_read_where_that_is_said(tmp_path: Path) -> None:
