@@ -162,11 +162,11 @@ class Batch:
         return self._each(lambda x: x.to(device))
 
     def pinned(self) -> Batch:
-        """The same in pinned memory, from which it can be copied to a GPU while that computes; as it is on a device.
+        """The same in pinned memory, from which it can be copied to a GPU while that computes; itself on a device.
 
         Errors: RuntimeError without an accelerator.
         """
-        return self._each(Tensor.pin_memory) if self.tokens.is_cpu else self
+        return self._each(lambda x: x.pin_memory() if x.is_cpu else x) if self.tokens.is_cpu else self
 
     def split(self, size: int) -> Iterator[Batch]:
         """Consecutive parts of at most `size` rows, of the same width."""

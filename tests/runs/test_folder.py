@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from interp.runs.folder import FolderKind, Listed, clear, is_locked, locked, write_json
+from interp.runs.folder import FolderKind, clear, write_json
 
 KIND = FolderKind("pile", "pile.json", "pile, 1")
 
@@ -51,21 +51,3 @@ def test_what_killed_processes_left_goes_away_and_locks_and_other_files_stay(tmp
     assert {path.name for path in tmp_path.iterdir()} == names - {".b-1.x2.bin"}
     clear(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == names - {".b-1.x2.bin", ".a.json.x1.json"}
-
-
-def test_a_lock_is_held_once_and_free_when_it_is_closed(tmp_path: Path) -> None:
-    file = tmp_path / ".lock"
-    with locked(file, "taken"):
-        assert is_locked(file)
-        with pytest.raises(ValueError, match="taken"):
-            locked(file, "taken")
-    assert not is_locked(file)
-
-
-def test_a_listed_file_is_known_by_its_bytes(tmp_path: Path) -> None:
-    kept = Listed.written(tmp_path / "x", lambda path: path.write_bytes(b"abc"))
-    kept.check(tmp_path, contents=True)
-    (tmp_path / "x").write_bytes(b"abd")
-    kept.check(tmp_path)
-    with pytest.raises(ValueError, match="x is corrupt"):
-        kept.check(tmp_path, contents=True)
