@@ -1,8 +1,8 @@
 """Activations on disk: written in one pass over data of any length, read back lazily for probes and dictionaries.
 
-A store is a folder of safetensors files (its parts) and an `index.json`. An entry is one token of one row: what every
+A store is a folder of safetensors files (its shards) and an `index.json`. An entry is one token of one row: what every
 site holds there, beside the tables `row` (its number in the source), `pos` (tokens before it in its text, BOS included)
-and `token`. The index is written anew after each part. What is known of a batch without running it (row, position and
+and `token`. The index is written anew after each shard. What is known of a batch without running it (row, position and
 token of every entry) is compared with what is stored; only batches after that are run. So a store whose writing was
 killed at any moment ends with the bits of one that was not.
 """
@@ -38,7 +38,7 @@ from interp.runs.provenance import model_hash
 
 Positions = Literal["all", "last"]
 TABLES = ("row", "pos", "token")
-"""What every part holds beside the sites, one int64 per entry."""
+"""What every shard holds beside the sites, one int64 per entry."""
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32)}
 FORMAT = "interp activations 1"
 STORE = FolderKind("store of activations", "index.json", FORMAT)
