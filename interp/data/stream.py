@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -102,9 +102,6 @@ class Stream:
     """How many rows of the source to take, from its first; None = all."""
 
     def __post_init__(self) -> None:
-        for name, options in (("too_long", get_args(TooLong)), ("layout", get_args(Layout))):
-            if (given := getattr(self, name)) not in options:
-                raise ValueError(f"{name} must be one of {', '.join(options)}, got {given!r}")
         for name in ("tokens_per_batch", "rows_per_window", "max_rows"):
             if (given := getattr(self, name)) is not None and given < 1:
                 raise ValueError(f"{name} must be at least 1, got {given}")
@@ -366,7 +363,7 @@ def prompt_source(
 
     Errors: ValueError for prompts that do not fit the model, or a batch size below 1.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+    if batch_size < 1:
         raise ValueError(f"batch_size must be a number of rows, at least 1, got {batch_size!r}")
     if is_prompts(data):
         batch = by_place(text.batch(data, prepend_bos=prepend_bos))

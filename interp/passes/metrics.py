@@ -181,19 +181,11 @@ LogitFunction = Annotated[
 def as_metric(given: Metric | LogitFunction | None) -> Metric:
     """The metric itself; the one that a function of the logits at the last token amounts to; None: the logit difference
     of the answers that the data bring.
-
-    Errors: ValueError for anything else.
     """
     if given is None:
         return logit_difference()
     if isinstance(given, Metric):
         return given
-    instead = _no_logit_function(given)
-    if instead is not None:
-        raise ValueError(
-            "a metric is required, such as logit_difference(' Mary', ' John') or a function of the logits at the last "
-            f"token, got {given!r}{instead}"
-        )
     return of_logits(given, name=getattr(given, "__name__", "metric").strip("<>"))
 
 

@@ -140,8 +140,6 @@ def run(
     asked, alone = _asked(questions, subject, bootstrap, seed)
     if devices is not None and not devices:
         raise ValueError("devices must be at least one, got none")
-    if engine not in (None, "ray"):
-        raise ValueError(f"engine must be 'ray' or None, got {engine!r}")
     if asked and data is None:
         raise ValueError(f"{', '.join(a.name for a in asked)} ask about rows of data, got none")
     if not asked and (data is not None or out is not None):

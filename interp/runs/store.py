@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate, count
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -324,11 +324,9 @@ def _new_index(
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {name}")
-    if pos not in get_args(Positions):
-        raise ValueError(f"pos must be all or last, got {pos!r}")
     if shard_entries < 1:
         raise ValueError(f"at least one entry per shard is required, got {shard_entries}")
-    if isinstance(sites, str) or not sites or len(set(sites)) != len(sites):
+    if not sites or len(set(sites)) != len(sites):
         raise ValueError(f"a list of distinct sites is required, got {sites!r}")
     for site in sites:
         axes = find(site, network.config)[0].axes
