@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from filelock import FileLock, Timeout
 
@@ -20,6 +20,7 @@ from interp.core.results import write_atomically
 from interp.model.config import Json
 
 T = TypeVar("T")
+File = TypeVar("File", bound="Listed")
 ABSENT = "(absent)"
 """Stands for the value of a name that one side of a comparison does not have."""
 
@@ -105,7 +106,7 @@ class Listed:
     sha256: str
 
     @classmethod
-    def written(cls, path: Path, write: Callable[[Path], object], **more: object) -> Self:
+    def written(cls: type[File], path: Path, write: Callable[[Path], object], **more: object) -> File:
         """The file that `write` fills, written in one step; `more`: what else is listed of it."""
         write_atomically(path, write)
         return cls(file=path.name, bytes=path.stat().st_size, sha256=file_hash(path), **more)

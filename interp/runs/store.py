@@ -84,9 +84,11 @@ class Index:
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Index:
         """The index that a manifest holds; those of the first edition count no rejected rows."""
-        found = built(cls, {"rejected": 0, **manifest})
-        shapes = {name: tuple(shape) for name, shape in found.shapes.items()}
-        return replace(found, shapes=shapes, shards=tuple(built(Shard, each) for each in manifest["shards"]))
+        values: dict[str, Any] = {"rejected": 0, **manifest}
+        if {"shapes", "shards"} <= values.keys():  # else `built` says what is missing
+            values["shapes"] = {name: tuple(shape) for name, shape in values["shapes"].items()}
+            values["shards"] = tuple(built(Shard, each) for each in values["shards"])
+        return built(cls, values)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
