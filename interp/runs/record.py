@@ -386,7 +386,7 @@ def _locked(folder: Path, run: RunFile) -> ExitStack:
     """The lock of a run; waits a moment, for whoever asks for the state holds it that long."""
     last = run.sessions[-1]
     return locked(
-        folder / LOCK, f"process {last.pid} on {last.host} works on {folder}: one at a time", wait=1
+        folder / LOCK, f"process {last.pid} on {last.host} works on {folder}: one at a time", wait=1.0
     )
 
 
