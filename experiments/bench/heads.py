@@ -19,7 +19,7 @@ from transformer_lens.model_bridge import TransformerBridge
 
 import interp
 from interp.attention.heads import REPEATS, SENTENCES, head_scores
-from interp.attention.repeats import SCORES, pattern_scores
+from interp.core.patterns import SCORES, pattern_scores
 from interp.core.stats import Means
 from interp.data.stream import prompt_source
 from interp.families.load import tokenizer_of

@@ -30,7 +30,8 @@ from torch import Tensor
 
 import interp
 from interp import Batch
-from interp.attention.heads import RepeatedTokens, head_scores
+from interp.attention import RepeatedTokens
+from interp.attention.heads import head_scores
 from interp.core.results import labelled
 from interp.core.stats import Bootstrap, Means, Partial
 from interp.data.sources import open_source

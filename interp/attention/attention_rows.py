@@ -18,8 +18,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.attention.heads import head_names
-from interp.attention.repeats import entropy
 from interp.core.boundary import public
+from interp.core.patterns import entropy
 from interp.core.precision import wide
 from interp.core.results import Score, scored
 from interp.core.stats import MaskedMeans, Moments, Partial

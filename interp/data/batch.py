@@ -14,6 +14,7 @@ from torch import Tensor
 from interp.core.boundary import public, shown
 from interp.core.shapes import shape_text
 from interp.model.attention import Memory
+from interp.model.mask import Layout
 
 Side = Literal["left", "right"]
 
@@ -120,14 +121,36 @@ class Batch:
     def by_text(
         self, values: Shaped[Tensor, "b p ..."], real: Bool[Tensor, "b p"], nothing: float | int
     ) -> Shaped[Tensor, "n q ..."]:
-        """Per-position values with one row per text, in the order of `identities`; `nothing` where `real` is False."""
+        """Per-position values with one row per text, each from column 0 on, in the order of `identities`.
+
+        `nothing` stands where `real` is False, and after the end of a text.
+        """
         kept = torch.where(real.view(*real.shape, *[1] * (values.ndim - 2)), values, nothing)
-        if self.documents is None:
+        if self.keep is None and self.documents is None:
             return kept
-        flat = self.documents.flatten()
-        order = flat[flat >= 0].unique_consecutive()
-        rows = [kept[self.documents == text] for text in order]
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=nothing)
+        there, text, place = self.real, self.text_numbers, self.places
+        found = values.new_full(
+            (int(text.max()) + 1, int(place[there].max()) + 1, *values.shape[2:]), nothing
+        )
+        found[text[there], place[there]] = kept[there]
+        return found
+
+    @property
+    def text_numbers(self) -> Int[Tensor, "b p"]:
+        """The number of the text that each column belongs to, in the order of `identities`; -1 at padding."""
+        if self.documents is None:
+            number = torch.arange(len(self), device=self.tokens.device)[:, None].expand_as(self.tokens)
+        else:
+            starts = torch.ones_like(self.real)
+            starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+            number = (starts & self.real).flatten().cumsum(0).view_as(self.tokens) - 1
+        return number.masked_fill(~self.real, -1)
+
+    @property
+    def places(self) -> Int[Tensor, "b p"]:
+        """How many tokens stand before each in its text."""
+        layout = Layout(self.keep, self.documents)
+        return layout.positions(self.tokens.shape[1], 0, self.tokens.device).expand_as(self.tokens)
 
     def __len__(self) -> int:
         return self.tokens.shape[0]

@@ -57,8 +57,8 @@ class Consensus(Question):
         config, layer, repeats = model.transformer.config, self.layer, self.repeats
         if layer is not None and not 0 <= layer < config.n_layers:
             raise IndexError(f"layers are 0 to {config.n_layers - 1} in this model, got {layer}")
-        if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
-            raise ValueError(f"repeats >= 1 is required, got {repeats!r}")
+        if repeats < 1:
+            raise ValueError(f"repeats >= 1 is required, got {repeats}")
         if not self.mlp and config.mlp is None:
             raise ValueError("mlp=False requires MLPs to leave out; this model is attention-only")
         layers = range(config.n_layers) if layer is None else range(layer, layer + 1)

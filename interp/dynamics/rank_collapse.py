@@ -56,10 +56,6 @@ class RankCollapse(Question):
         network = model.transformer
         config = network.config
         every = [name for name, off in LINES.items() if config.mlp is not None or "mlp" in off]
-        if isinstance(self.lines, str):
-            raise ValueError(
-                f"lines are required in a list, got {self.lines!r}: write lines=[{self.lines!r}]"
-            )
         names = every if self.lines is None else list(self.lines)
         if not names or len(set(names)) != len(names):
             raise ValueError(f"distinct lines are required, got {names}")

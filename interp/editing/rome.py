@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,6 @@ from interp.core.boundary import public
 from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import shape_text
-from interp.core.stats import Partial
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
@@ -36,9 +34,6 @@ from interp.passes.analysis import Analysis, NotFiniteError
 from interp.passes.observe import Model, as_model, observe
 from interp.runs.run import reduced_over
 from interp.weights.matrices import ends, held
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +107,7 @@ def key_moment(
     subject = as_model(model, edits)
     held(subject.transformer, f"blocks.{layer}.mlp.W_out")
     read = Read(f"blocks.{layer}.mlp.hook_post")
-    analysis = Analysis("key_moment", partial(_keys, read=read), Covariances("key"), _unlabelled, (read,))
+    analysis = Analysis("key_moment", partial(_keys, read=read), Covariances("key"), reads=(read,))
     source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
     found = reduced_over(analysis, subject, source)
     assert isinstance(found, Covariance)
@@ -125,10 +120,6 @@ def _keys(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Mapping
     if not bool(keys[real].isfinite().all()):
         raise NotFiniteError("the post-activations of some prompt are NaN or infinite")
     return {"key": batch.by_text(keys, real, torch.nan)}
-
-
-def _unlabelled(merged: Partial) -> xr.Dataset:
-    raise AssertionError("key_moment goes on computing with the sums")
 
 
 @public()

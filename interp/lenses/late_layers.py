@@ -155,9 +155,7 @@ def mean_prediction(model: Subject, reference: DataSource | Data) -> Float[Tenso
         )
     read = Read(final_stream(model.transformer.config))
     total = reduced_over(
-        Analysis("mean_prediction", partial(_predicted, read=read), Means, _unlabelled, (read,)),
-        model,
-        source,
+        Analysis("mean_prediction", partial(_predicted, read=read), Means, reads=(read,)), model, source
     )
     assert isinstance(total, Means)
     return total.moments["sum"].mean / total.moments["count"].mean
@@ -172,10 +170,6 @@ def _predicted(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Ma
     for rows, where in zip(state.split(CHUNK), cells[:, 0].split(CHUNK), strict=True):
         total.index_add_(0, where, wide(model.read_out(rows)).softmax(-1).double())
     return {"sum": total, "count": batch.lengths.double()}
-
-
-def _unlabelled(merged: Partial) -> xr.Dataset:
-    raise AssertionError("late layers go on computing with the moments")
 
 
 def _normalised(frequencies: Float[Tensor, "v"], d_vocab: int) -> Float[Tensor, "v"]:

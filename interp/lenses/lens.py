@@ -284,4 +284,4 @@ def _finish(
         units={"entropy": "nats", "kl": "nats", "top_prob": "probability", "target_prob": "probability"},
         attrs={"kl": "KL(final || depth)"},
     )
-    return found.assign(word=(found.top_token.dims, text.words(found.top_token.values)))
+    return text.worded(found, word="top_token")

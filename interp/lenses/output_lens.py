@@ -173,7 +173,4 @@ def _finish(merged: Partial, name: str, config: ModelConfig, part: Part, text: T
             "null": "0: the part says nothing about the token",
         },
     )  # fmt: skip
-    for side in ("top", "bottom"):
-        tokens = found[f"{side}_token"]
-        found[f"{side}_word"] = tokens.dims, text.words(tokens.values)
-    return found
+    return text.worded(found, top_word="top_token", bottom_word="bottom_token")

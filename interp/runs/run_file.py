@@ -177,7 +177,7 @@ def fields_of(record: object) -> Json:
 def defaults_of(kind: type) -> Json:
     """What the fields of a dataclass are if nothing is said; fields without a default are left out.
 
-    >>> from interp.attention.heads import RepeatedTokens
+    >>> from interp.attention import RepeatedTokens
     >>> defaults_of(RepeatedTokens)["seed"]
     0
     """

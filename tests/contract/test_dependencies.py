@@ -58,7 +58,7 @@ RESERVED = {
         "runs.store",
         "training.state",
     ),
-    "sklearn": ("features.neuron_selection",),
+    "sklearn": ("features.probing",),
     "pyarrow": ("data", "runs"),
     "matplotlib": ("plot", "core.viewer"),  # there for the type of what a plot returns
     "transformer_lens": ("compat",),
