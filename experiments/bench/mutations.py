@@ -155,7 +155,7 @@ BREAKS = (
         'unseen = -torch.inf if read.site.endswith("attn_scores") else 0.0',
         "unseen = 0.0",
         "joined scores say 0 where a step had not seen the key",
-        "data/test_stream.py",
+        "passes/test_generate.py",
     ),
     Break(
         "data/batch.py",

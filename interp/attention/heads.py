@@ -23,8 +23,8 @@ from interp.core.patterns import SCORES, distance_kernel, even_attention, patter
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import Means, Moments
 from interp.data.batch import Batch
+from interp.data.stream import prompt_source
 from interp.data.text import Text
-from interp.data.windows import prompts_feed
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import Part
@@ -241,8 +241,8 @@ def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> dict[s
     """The moments over rows of every score, and of the kernel, `[layer, head, ...]`."""
     config = model.transformer.config
     batch = Batch(data.tokens(config.d_vocab, model.text.bos_id or 0), bos=True)
-    feed = prompts_feed(batch, model.text, prepend_bos=True, batch_size=batch_size)
-    total = reduced_over(head_scores(config, data), model, feed)
+    source = prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size)
+    total = reduced_over(head_scores(config, data), model, source)
     assert isinstance(total, Means)
     return dict(total.moments)
 

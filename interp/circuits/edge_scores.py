@@ -23,10 +23,8 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.frozen import gradient_before, output_norm, output_scale
+from interp.passes.memory import tile_floats
 
-TILE = {"cpu": 2**23}
-"""Floats of both sides in d_model at once: 32 MiB on a CPU."""
-ACCELERATOR_TILE = 2**27
 START = "blocks.0.hook_resid_pre"
 _HEADS = ("attn.hook_q", "attn.hook_k", "attn.hook_v")
 _SUMMED = (
@@ -179,7 +177,7 @@ def edge_scores(
     found = change.start.new_zeros(b, len(graph.senders), len(graph.receivers))
     points = max((x.shape[1] for x in gradients.heads.values()), default=1)
     width = d * (len(graph.senders) + (points + 1) * (graph.n_heads + 2 * graph.n_kv_heads))
-    for rows, columns in _tiles(b, p, max(1, TILE.get(found.device.type, ACCELERATOR_TILE) // width)):
+    for rows, columns in _tiles(b, p, max(1, tile_floats(found.device) // width)):
         sent = rearrange(change.vectors(graph, rows, columns), "b s c d -> b s (c d)")
         for receivers, seen, received in _received(graph, gradients, rows, columns):
             some = slice(first, min(seen, len(graph.senders) if last is None else last))

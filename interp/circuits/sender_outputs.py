@@ -14,7 +14,7 @@ from interp.circuits.edge_scores import START, Change
 from interp.core.precision import wide
 from interp.core.stats import MaskedMeans, Partial
 from interp.data.batch import Batch
-from interp.data.windows import prompts_feed
+from interp.data.stream import prompt_source
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
@@ -90,8 +90,8 @@ class MeanOutputs:
         network = model.transformer
         reads = Change.reads(network)
         asked = Analysis("mean_outputs", _said, MaskedMeans, _unlabelled, reads=reads)
-        feed = prompts_feed(reference, model.text, prepend_bos=True, batch_size=batch_size)
-        total = reduced_over(asked, model, feed)
+        source = prompt_source(reference, model.text, prepend_bos=True, batch_size=batch_size)
+        total = reduced_over(asked, model, source)
         assert isinstance(total, MaskedMeans)
         like = wide(network.embed.weight[:0])
         means = {name: moments.mean[None].to(like) for name, moments in total.moments.items()}

@@ -119,7 +119,7 @@ class List:
         """Print a line for each run, the oldest first."""
         import pandas as pd
 
-        from interp.runs.provenance import changes
+        from interp.runs.folder import changes
         from interp.runs.run_file import duration
 
         if not self.runs.is_dir():
@@ -284,7 +284,7 @@ def _write_page(record: "Record") -> None:
 
 def shown(record: "Record") -> Iterator[str]:
     """The lines of `interp show`."""
-    from interp.runs.provenance import flat
+    from interp.runs.folder import flat
     from interp.runs.run_file import duration
 
     run, state = record.run, record.state
@@ -311,7 +311,7 @@ def shown(record: "Record") -> Iterator[str]:
 def compared_runs(first: "Record", second: "Record", largest: int) -> Iterator[str]:
     """The lines of `interp compare`."""
     from interp.runs.comparison import as_dataset, compared
-    from interp.runs.provenance import changes
+    from interp.runs.folder import changes
 
     one, other = first.run, second.run
     yield f"first   {first.folder}: {first.state}"

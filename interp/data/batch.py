@@ -184,6 +184,13 @@ class Batch:
         """The same batch on another device."""
         return self._each(lambda x: x.to(device))
 
+    def pinned(self) -> Batch:
+        """The same in pinned memory, from which it can be copied to a GPU while that computes; itself on a device.
+
+        Errors: RuntimeError without an accelerator.
+        """
+        return self._each(lambda x: x.pin_memory() if x.is_cpu else x) if self.tokens.is_cpu else self
+
     def split(self, size: int) -> Iterator[Batch]:
         """Consecutive parts of at most `size` rows, of the same width."""
         for start in range(0, len(self), size):
@@ -198,12 +205,8 @@ class Batch:
         if self.keep is None:
             return self
         width = int(self.keep.any(0).nonzero()[-1]) + 1
-        tokens, keep = self.tokens[:, :width], self.keep[:, :width]
-        documents = None if self.documents is None else self.documents[:, :width]
-        types = None if self.types is None else self.types[:, :width]
-        corrupt = None if self.corrupt is None else self.corrupt[:, :width]
-        keep_ = None if bool(keep.all()) else keep
-        return replace(self, tokens=tokens, keep=keep_, documents=documents, types=types, corrupt=corrupt)
+        found = self._columns(itemgetter((slice(None), slice(width))))
+        return replace(found, keep=None) if bool(found.real.all()) else found
 
     def numbered(self) -> Batch:
         """The same with its rows (the texts of packed rows) numbered, if they are not."""
@@ -241,14 +244,19 @@ class Batch:
         if self.keep is None:
             return self
         order = self.keep.int().argsort(dim=1, stable=True)
-        types = None if self.types is None else self.types.gather(1, order)
-        corrupt = None if self.corrupt is None else self.corrupt.gather(1, order)
-        tokens, keep = self.tokens.gather(1, order), self.keep.gather(1, order)
-        return replace(self, tokens=tokens, keep=keep, types=types, corrupt=corrupt)
+        return self._columns(lambda x: x.gather(1, order))
 
     def _one_text_per_row(self, what: str) -> None:
         if self.documents is not None:
             raise ValueError(f"{what} requires one text per row, this batch is packed")
+
+    def _columns(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The same with everything that has a value per position changed."""
+        keep, documents, types, corrupt = (
+            None if x is None else change(x) for x in (self.keep, self.documents, self.types, self.corrupt)
+        )
+        tokens = change(self.tokens)
+        return replace(self, tokens=tokens, keep=keep, documents=documents, types=types, corrupt=corrupt)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         def changed(x: Tensor | None) -> Tensor | None:

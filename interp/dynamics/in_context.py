@@ -21,7 +21,7 @@ from interp.core.results import Score, labelled, scored
 from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Replicates, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.dynamics.checkpoints import over_checkpoints
 from interp.lenses.lens import CHUNK
 from interp.model.config import ModelConfig
@@ -91,7 +91,7 @@ class OneTokenLosses(Question):
 @public()
 def in_context(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     early: int | None = None,
     late: int | None = None,
@@ -129,7 +129,7 @@ def in_context(
 def loss_map(
     load: Callable[[str], Model],
     revisions: Sequence[str],
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     early: int | None = None,
     late: int | None = None,
@@ -171,7 +171,7 @@ def loss_map(
 @public()
 def one_token_losses(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     seed: int = 0,
     edits: Sequence[Edit] = (),

@@ -24,7 +24,7 @@ from interp.core.shapes import nearest
 from interp.core.stats import Means, Partial
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.dynamics.switched_blocks import Switch, entering, one_text_of_two_tokens, pass_through
 from interp.model.edits import Edit
 from interp.model.tap import Read, Trace
@@ -77,7 +77,7 @@ class RankCollapse(Question):
 @public()
 def rank_collapse(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     lines: Sequence[str] | None = None,
     edits: Sequence[Edit] = (),

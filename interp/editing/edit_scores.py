@@ -28,8 +28,8 @@ from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import Moments, Rows, wilson
 from interp.data.batch import Batch
+from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Prompts
-from interp.data.windows import Feed, prompts_feed
 from interp.editing.weight_edit import WeightEdit
 from interp.model.loss import next_token_loss, predicted
 from interp.model.tap import Trace
@@ -162,9 +162,11 @@ def edit_table(
             "at least one case, the same checks in all, and no editor called 'original' are required; got "
             f"{len(posed)} cases, checks {sorted({tuple(each.spans) for each in posed})}, editors {list(editors)}"
         )
-    feed = None if text is None else prompts_feed(text, subject.text, prepend_bos=True, batch_size=batch_size)
+    source = (
+        None if text is None else prompt_source(text, subject.text, prepend_bos=True, batch_size=batch_size)
+    )
     names += ["n-gram"] * (continuation is not None) + ["perplexity"] * (text is not None)
-    before = [] if feed is None else [mean_loss(subject, feed)]
+    before = [] if source is None else [mean_loss(subject, source)]
 
     def by_case(name: str, editor: Editor | None) -> Float[Tensor, "score case"]:
         columns = []
@@ -173,7 +175,7 @@ def edit_table(
                 numbers = each.shares(subject.transformer)
                 if continuation is not None:
                     numbers.append(each.entropy(subject, continuation, turn))
-                numbers += before if editor is None or feed is None else [mean_loss(subject, feed)]
+                numbers += before if editor is None or source is None else [mean_loss(subject, source)]
             columns.append(torch.stack(numbers))
         return torch.stack(columns, 1)
 
@@ -181,9 +183,9 @@ def edit_table(
     return _labelled(torch.stack(rows), ["original", *editors], names, [case.prompt for case in cases])
 
 
-def mean_loss(model: Subject, feed: Feed) -> Float[Tensor, ""]:
+def mean_loss(model: Subject, source: DataSource) -> Float[Tensor, ""]:
     """Nats per predicted token over all prompts, float64."""
-    found = reduced_over(Analysis("mean_loss", _losses, Rows), model, feed)
+    found = reduced_over(Analysis("mean_loss", _losses, Rows), model, source)
     assert isinstance(found, Rows)
     return (found.rows["loss"].sum() / found.rows["count"].sum()).cpu()
 

@@ -22,8 +22,8 @@ from interp.core.factored import FactoredMatrix
 from interp.core.shapes import shape_text
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Text
-from interp.data.windows import Feed, prompts_feed
 from interp.editing.editors import entering, posed
 from interp.editing.weight_edit import WeightEdit
 from interp.model.edits import Edit
@@ -88,7 +88,7 @@ class Rome:
 @public()
 def key_moment(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     layer: int,
     edits: Sequence[Edit] = (),
@@ -108,8 +108,8 @@ def key_moment(
     held(subject.transformer, f"blocks.{layer}.mlp.W_out")
     read = Read(f"blocks.{layer}.mlp.hook_post")
     analysis = Analysis("key_moment", partial(_keys, read=read), Covariances("key"), reads=(read,))
-    feed = prompts_feed(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
-    found = reduced_over(analysis, subject, feed)
+    source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+    found = reduced_over(analysis, subject, source)
     assert isinstance(found, Covariance)
     return Keys(layer, found.scatter / found.n + torch.outer(found.mean, found.mean), int(found.n))
 

@@ -23,7 +23,7 @@ from interp.core.shapes import describe
 from interp.core.stats import Partial, Rows, wilson
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import KINDS, Part, axis_size
@@ -102,7 +102,7 @@ class ProbeNeurons(Question):
 @public()
 def probe_neurons(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     labels: Labels,
     *,
     site: str = "post",

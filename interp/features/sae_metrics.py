@@ -22,7 +22,7 @@ from interp.core.results import Score, labelled, scored
 from interp.core.stats import Z95, Partial
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed, prompts_feed
+from interp.data.stream import DataSource, prompt_source
 from interp.features.sae import SAE
 from interp.model.edits import Edit
 from interp.model.loss import next_token_loss, predicted
@@ -69,7 +69,7 @@ class SaeQuality(Question):
     """The autoencoder, on the device of the model."""
     site: str
     """What it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`."""
-    reference: Feed | Data | None = None
+    reference: DataSource | Data | None = None
     """The data over which the mean is taken that stands at the site in `ce_mean`; None = no such run."""
     skip_bos: bool = True
     """Whether a BOS in front of a text keeps its value and does not count."""
@@ -82,8 +82,8 @@ class SaeQuality(Question):
         sums, mean = _Sums.of(self, model), None
         reads = (Read(sums.site),)
         if self.reference is not None:
-            feed = prompts_feed(self.reference, model.text, prepend_bos=True, batch_size=32)
-            over = reduced_over(Analysis(self.name, sums, Fit, reads=reads), model, feed)
+            source = prompt_source(self.reference, model.text, prepend_bos=True, batch_size=32)
+            over = reduced_over(Analysis(self.name, sums, Fit, reads=reads), model, source)
             assert isinstance(over, Fit)
             mean = over.checked().mean
         return Analysis(
@@ -98,7 +98,7 @@ class SaeQuality(Question):
 @public()
 def reconstruction(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     sae: SAE,
     site: str,
     *,
@@ -127,11 +127,11 @@ def reconstruction(
 @public()
 def sae_quality(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     sae: SAE,
     site: str,
     *,
-    reference: Feed | Data | None = None,
+    reference: DataSource | Data | None = None,
     skip_bos: bool = True,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
@@ -163,14 +163,14 @@ def sae_quality(
         ()
     """
     text = text_of(model)
-    feed = prompts_feed(data, text, prepend_bos=prepend_bos, batch_size=batch_size)
-    if reference is None and feed.windows is None:
+    source = prompt_source(data, text, prepend_bos=prepend_bos, batch_size=batch_size)
+    if reference is None and source.windows is None:
         raise ValueError(
             "the mean over the data requires reading them twice, an iterator gives every row once: name reference data"
         )
-    other = feed if reference is None else reference
-    other = prompts_feed(other, text, prepend_bos=prepend_bos, batch_size=batch_size)
-    return answered(SaeQuality(sae, site, other, skip_bos), model, feed, edits=edits)
+    other = source if reference is None else reference
+    other = prompt_source(other, text, prepend_bos=prepend_bos, batch_size=batch_size)
+    return answered(SaeQuality(sae, site, other, skip_bos), model, source, edits=edits)
 
 
 @dataclass(frozen=True)

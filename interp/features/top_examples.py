@@ -26,8 +26,8 @@ from interp.core.sketches import Histogram, quantiles
 from interp.core.stats import Z95, Means, Partial, Reduction
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Text
-from interp.data.windows import Feed
 from interp.features.sae import SAE
 from interp.features.sae_metrics import counted_tokens
 from interp.model.edits import Edit
@@ -127,7 +127,7 @@ class TopExamples(Question):
 @public()
 def top_examples(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     site: str,
     *,
     cells: Sequence[int] | None = None,

@@ -27,8 +27,8 @@ from interp.core.stats import Partial, Rows
 from interp.core.tiles import row_tiles
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Answers, Text
-from interp.data.windows import Feed
 from interp.lenses.factors import (
     WRITERS,
     GradientFactors,
@@ -247,7 +247,7 @@ class GradientCosines(_OfGradients):
 @public()
 def backward_lens(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,
@@ -295,7 +295,7 @@ def backward_lens(
 @public()
 def gradient_rank(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,
@@ -327,7 +327,7 @@ def gradient_rank(
 @public()
 def gradient_cosines(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,

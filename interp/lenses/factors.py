@@ -24,8 +24,8 @@ from interp.core.precision import wide
 from interp.core.shapes import nearest
 from interp.core.stats import Rows
 from interp.data.batch import Batch
+from interp.data.stream import prompt_source
 from interp.data.text import Answers, Prompts
-from interp.data.windows import prompts_feed
 from interp.model.config import ConvMLP, ModelConfig, MoE
 from interp.model.edits import Add, Edit
 from interp.model.parts import Part
@@ -161,8 +161,8 @@ def gradient_factors(
         )
     batch = batch if posed is None else posed(batch)
     analysis = Analysis("gradient_factors", partial(_both_sides, matrices=matrices, layers=layers), Rows)
-    feed = prompts_feed(batch, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
-    total = reduced_over(analysis, subject, feed)
+    source = prompt_source(batch, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+    total = reduced_over(analysis, subject, source)
     assert isinstance(total, Rows)
     names = [name.removesuffix(" x") for name in total.rows if name.endswith(" x")]
     rows = {name: value.to(batch.tokens.device) for name, value in total.rows.items()}

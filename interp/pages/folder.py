@@ -19,7 +19,7 @@ from interp.pages.render import page
 from interp.pages.report import Report
 from interp.pages.view_circuit import STEPS
 from interp.passes.metrics import logit_difference
-from interp.runs.provenance import write_json
+from interp.runs.folder import write_json
 
 RUN = "run.json"
 """The file by which we know a folder of ours; its `files` lists everything that we put there."""

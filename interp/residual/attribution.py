@@ -24,8 +24,8 @@ from interp.core.shapes import shape_text
 from interp.core.stats import Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Answers
-from interp.data.windows import Feed
 from interp.model.config import MLP, MLPS, LayerNorm, ModelConfig
 from interp.model.edits import Edit
 from interp.model.mixer_variants import require
@@ -142,7 +142,7 @@ def attribution(
 @public(renamed={"by": "parts"})
 def attribute(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     answer: Answers | Float[Tensor, "d"] | Float[Tensor, "b d"] | None = None,
     wrong: Answers | None = None,
     *,

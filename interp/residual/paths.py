@@ -33,8 +33,8 @@ from interp.core.results import Score, labelled, scored
 from interp.core.stats import Means, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Answers, Text
-from interp.data.windows import Feed
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Scale, Span, Zero, edited
 from interp.model.loss import next_token_loss, predicted
@@ -120,7 +120,7 @@ class TermImportance(Question):
 @public()
 def paths(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,
@@ -153,7 +153,7 @@ def paths(
 @public()
 def orders(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
@@ -183,7 +183,7 @@ def orders(
 @public()
 def term_importance(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,

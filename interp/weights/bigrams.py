@@ -18,8 +18,8 @@ from interp.core.stats import Partial
 from interp.core.tiles import row_tiles
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Text
-from interp.data.windows import Feed
 from interp.model.loss import predicted
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
@@ -59,7 +59,7 @@ class BigramTable(Question):
 @public(renamed={"circuits": "model", "tokens": "data"})
 def bigram_table(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     folded: bool = True,
     embedding: Embedding = "token",

@@ -11,7 +11,7 @@ import torch
 import interp
 from interp import Batch, HookedTransformer
 from interp.core.stats import Z95
-from interp.data.windows import prompts_feed
+from interp.data.stream import prompt_source
 from interp.editing import (
     Continuation,
     EditCase,
@@ -171,8 +171,8 @@ def test_perplexity_does_not_depend_on_the_batches_and_is_left_out_without_a_tex
     short = [model.text.ids(text)[:n] for text, n in zip(CORPUS, (12, 9, 7), strict=True)]
     found = []
     for text, rows in ((list(CORPUS), 1), (short, 2), (Batch.packed(short, 24), 2)):
-        feed = prompts_feed(text, model.text, prepend_bos=True, batch_size=rows)
-        found.append(math.exp(mean_loss(model, feed)))
+        source = prompt_source(text, model.text, prepend_bos=True, batch_size=rows)
+        found.append(math.exp(mean_loss(model, source)))
     assert found[0] == pytest.approx(perplexity(model), rel=1e-9)
     assert found[2] == pytest.approx(found[1], rel=1e-9)
 
