@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from interp.causal.contrast import Direction, Watched, paired, site_names
+from interp.causal.contrast import Contrast, Direction, Watched, paired, site_names
 from interp.causal.effects import Measured, Table, causal, dims_asked, dims_of, layer_coord, part_names
 from interp.core.boundary import public
 from interp.core.shapes import nearest
@@ -65,7 +65,7 @@ class Patch(Question):
         config, metric = model.transformer.config, as_metric(self.metric)
         cells = Cells.of(self.site, self.by, config)
         coords = layer_coord(cells.names) | part_names(cells.names, cells.dims, config)
-        attrs: dict[str, str | int | float] = {"site": self.site, "direction": self.direction}
+        attrs = {"site": self.site, "direction": self.direction}
         table = Table(self.name, cells.dims, coords, metric, model.text, attrs)
         measure = partial(_measured, cells=cells, metric=metric, direction=self.direction)
         return causal(model, table, measure, each=self.each, pairs=True)
@@ -156,22 +156,13 @@ def _measured(
     model: Transformer, batch: Batch, cells: Cells, metric: Metric, direction: Direction
 ) -> Measured:
     """The effect of every cell in every pair."""
-    clean, corrupt = batch.pair()
-    own, other = (corrupt, clean) if direction == "denoise" else (clean, corrupt)
-    watched = Watched(model, metric)
-    given = watched.recorded(other, [Read(name) for name in cells.names])
+    pair, watched = Contrast.of(batch, direction), Watched(model, metric)
+    given = watched.recorded(pair.other, [Read(name) for name in cells.names])
     variants, shape = cells.variants({name: given.trace[name] for name in cells.names})
-    sweep = Sweep(model, own, variants)
-    if metric.compares:
-        stream = given.output if direction == "denoise" else sweep.base.final
-        watched = Watched(model, metric, watched.columns(stream, clean))
+    sweep = Sweep(model, pair.own, variants)
+    watched = watched.beside(pair.runs(sweep.base.final, given.output)["clean"], pair.own)
     found = sweep.run(metric, watched.reference)
-    source = watched.value(given.output, other)
-    effect, changed = (
-        (x.mT.unflatten(1, shape) if shape else x[0]) for x in (found.values - found.base, found.changed)
-    )
-    runs = (source, found.base) if direction == "denoise" else (found.base, source)
-    return Measured(effect, changed, dict(zip(("clean", "corrupt"), runs, strict=True)))
+    return Measured.of(found, shape, pair.runs(found.base, watched.value(given.output, pair.other)))
 
 
 _INSIDE = ("z", "q", "k", "v", "pattern")

@@ -71,8 +71,8 @@ class ShortCircuit(Question):
     def asked(self, model: Subject) -> Analysis:
         """One planned sweep per batch."""
         groups, metric = layer_groups(self.layers, model.transformer.config.n_layers), as_metric(self.metric)
-        attrs: dict[str, str | int | float] = {"intervention": INTERVENTION}
-        table = Table(self.name, ("part",), {"part": list(groups)}, metric, model.text, attrs)
+        attrs, coords = {"intervention": INTERVENTION}, {"part": list(groups)}
+        table = Table(self.name, ("part",), coords, metric, model.text, attrs)
         return causal(model, table, partial(_measured, groups=groups, metric=metric), each=self.each)
 
 

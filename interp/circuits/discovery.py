@@ -15,11 +15,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.causal.contrast import Direction, paired
+from interp.causal.effects import EDGE_DIMS
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_attribution import EdgeAttribution, Method, Rule
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, computing, connected
 from interp.circuits.edge_effects import EdgeEffects
-from interp.circuits.edge_results import DIMS
 from interp.circuits.interchange import Interchange, Replacement, reference_of
 from interp.core.boundary import public
 from interp.core.stats import Partial
@@ -325,7 +325,7 @@ def _picked_from(
     kept = connected(graph, _picked(graph, torch.from_numpy(table.value.values), asked))
     how = asked.protocol(int(table.n.max()))
     held = {"graph": asdict(graph), "task": asked.task, "protocol": asdict(how)}
-    found = table.assign(kept=(DIMS, kept.numpy()))
+    found = table.assign(kept=(EDGE_DIMS, kept.numpy()))
     return found.assign_attrs({ANALYSIS: asked.name, "circuit": json.dumps(held), "search": asked.search})
 
 

@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.causal.agreement import ranks
+from interp.causal.effects import EDGE_DIMS, ranks
 from interp.circuits.discovery import Rank, largest, towards, valued, worth
-from interp.circuits.edge_results import DIMS
 from interp.core.boundary import public
 from interp.core.kinds import Seed
 from interp.core.results import Score, check_result, labelled, scored
@@ -61,11 +60,11 @@ def edge_stability(
         {
             "value": ((), mean),
             "null": ((), torch.tensor(share / (2 - share), dtype=torch.float64)),
-            "kept": (DIMS, sets.mean(0).masked_fill(missing, torch.nan)),
+            "kept": (EDGE_DIMS, sets.mean(0).masked_fill(missing, torch.nan)),
         },
         coords={
             name: (scores[name].dims, scores[name].values)
-            for name in (*DIMS, "edge")
+            for name in (*EDGE_DIMS, "edge")
             if name in scores.coords
         },
         units={

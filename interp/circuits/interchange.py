@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -17,10 +18,11 @@ from torch import Tensor
 
 from interp.causal.contrast import Watched, paired
 from interp.causal.graph import EdgeGraph
+from interp.causal.stand_ins import StandIn, StandIns
 from interp.circuits.dropped_edges import DroppedEdges
 from interp.circuits.edge_circuit import Circuit
-from interp.circuits.edge_scores import Change, check_edits
-from interp.circuits.sender_outputs import MeanOutputs, Outputs
+from interp.circuits.edge_scores import check_edits
+from interp.circuits.sender_outputs import Outputs, said_by_senders
 from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import labelled
@@ -29,7 +31,7 @@ from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.text import Prompts, is_prompts
-from interp.model.edits import Edit
+from interp.model.edits import Edit, Mean, Resample, Zero
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, NotFiniteError, Question
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
 Replacement = Literal["resample", "mean", "zero"]
 """What a dropped edge carries: its sender's value in the corrupted run of the same pair; its mean over reference
 prompts, position by position; nothing."""
+STAND_INS: Mapping[Replacement, StandIn] = MappingProxyType(
+    {"resample": Resample(), "mean": Mean(), "zero": Zero()}
+)
 Chosen = Circuit | Sequence[Circuit] | Bool[Tensor, "c sender receiver"]
 """One circuit, several, or masks over the edge graph, True at the edges that are kept."""
 
@@ -162,8 +167,8 @@ class CircuitPasses:
     graph: EdgeGraph
     metric: Metric
     replacement: Replacement
-    common: Outputs | MeanOutputs | None
-    """What replaces a sender in all pairs; None = its value in the corrupted run of each."""
+    fill: StandIns
+    """What replaces the senders of the edges outside."""
 
     @classmethod
     def of(
@@ -178,15 +183,10 @@ class CircuitPasses:
         graph = EdgeGraph.of(network.config)
         check_edits(network)
         check_reference(replacement, reference)
-        if replacement == "resample":
-            return cls(graph, metric, replacement, None)
-        if replacement == "zero":
-            return cls(graph, metric, replacement, Outputs.nothing(network))
-        if reference is None:
-            raise ValueError("replacement='mean' requires reference prompts to take means over, got none")
-        batch = model.text.batch(reference)
-        rows = rows_of_a_pass(network, batch.tokens.shape[1], everywhere=False)
-        return cls(graph, metric, replacement, MeanOutputs.over(model, batch, rows))
+        batch = None if reference is None else model.text.batch(reference)
+        rows = 1 if batch is None else rows_of_a_pass(network, batch.tokens.shape[1], everywhere=False)
+        fill = StandIns.of(STAND_INS[replacement], network, said_by_senders, batch, batch_size=rows)
+        return cls(graph, metric, replacement, fill)
 
     def analysis(
         self,
@@ -218,23 +218,15 @@ class CircuitPasses:
         """The metric of some pairs under every circuit."""
         rows = rows_of_a_pass(model, batch.tokens.shape[1], everywhere=self.metric.everywhere)
         found = []
-        for clean, corrupt in zip(*(each.split(rows) for each in batch.pair()), strict=True):
-            watched, replaced = self._replaced(model, clean, corrupt)
-            packs = kept.split(max(1, rows // len(clean)))
+        for some in batch.split(rows):
+            clean, watched = some.pair()[0], Watched(model, self.metric)
+            if self.metric.compares:
+                watched = watched.beside(watched.recorded(clean).output, clean)
+            values = self.fill.values(model, some)
+            replaced = Outputs.nothing(model) if values is None else Outputs.of_named(values)
+            packs = kept.split(max(1, rows // len(some)))
             found.append(torch.cat([self._pack(watched, clean, pack, replaced) for pack in packs]))
         return torch.cat(found, 1).mT
-
-    def _replaced(self, model: Transformer, clean: Batch, corrupt: Batch) -> tuple[Watched, Outputs]:
-        """Who judges these pairs, and what their dropped edges carry."""
-        watched = Watched(model, self.metric)
-        if self.metric.compares:
-            own = watched.recorded(clean, ())
-            watched = Watched(model, self.metric, watched.columns(own.output, clean))
-        if isinstance(self.common, MeanOutputs):
-            return watched, self.common.for_rows(clean)
-        if self.common is not None:
-            return watched, self.common
-        return watched, Outputs.of(model, watched.recorded(corrupt, Change.reads(model)).trace)
 
     def _pack(
         self, watched: Watched, clean: Batch, kept: Bool[Tensor, "c s r"], replaced: Outputs

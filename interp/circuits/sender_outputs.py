@@ -1,29 +1,19 @@
 """What every sender of an edge graph adds to the stream in one run, heads kept as z, d_head wide."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from interp.circuits.edge_scores import START, Change
 from interp.core.precision import wide
-from interp.core.stats import MaskedMeans, Partial
 from interp.data.batch import Batch
-from interp.data.windows import prompts_feed
-from interp.model.tap import Read, Trace
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis
-from interp.passes.observe import Subject
-from interp.runs.run import reduced_over
-
-if TYPE_CHECKING:
-    import xarray as xr
+from interp.passes.observe import observe
 
 Values = Mapping[Read, Tensor]
 """Answers to `edge_scores.Change.reads`."""
@@ -70,72 +60,11 @@ class Outputs:
         heads = tuple(x for name, x in values.items() if name.startswith("heads"))
         return cls(values["start"], heads, tuple(x for name, x in values.items() if name.startswith("mlp")))
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> "Outputs":
-        """The same with all values changed alike."""
-        return Outputs(change(self.start), tuple(map(change, self.heads)), tuple(map(change, self.mlp)))
 
-
-@dataclass(frozen=True, eq=False)
-class MeanOutputs:
-    """What every sender says on average over reference prompts, position by position; padding does not count."""
-
-    outputs: Outputs
-    known: Bool[Tensor, "p"]
-    """The columns where there was a token to take the mean of."""
-
-    @classmethod
-    def over(cls, model: Subject, reference: Batch, batch_size: int) -> "MeanOutputs":
-        """The means of these prompts."""
-        network = model.transformer
-        reads = Change.reads(network)
-        asked = Analysis("mean_outputs", _said, MaskedMeans, _unlabelled, reads=reads)
-        feed = prompts_feed(reference, model.text, prepend_bos=True, batch_size=batch_size)
-        total = reduced_over(asked, model, feed)
-        assert isinstance(total, MaskedMeans)
-        like = wide(network.embed.weight[:0])
-        means = {name: moments.mean[None].to(like) for name, moments in total.moments.items()}
-        return cls(Outputs.of_named(means), reference.real.any(0).cpu())
-
-    def for_rows(self, batch: Batch) -> Outputs:
-        """The means for the columns of a batch.
-
-        Errors: ValueError for a batch that has tokens where the reference has none, or, if it is not as wide, padding
-        on the left.
-        """
-        ours = batch.real.any(0).cpu()
-        columns, mine = len(ours), len(self.known)
-        from_left = bool(batch.real[:, 0].all()) and bool(self.known[0])
-        if bool((ours & ~_as_wide(self.known, columns)).any()) or (columns != mine and not from_left):
-            raise ValueError(
-                "a mean by position requires reference prompts as long as the clean ones, got "
-                f"{int(self.known.sum())} positions for {int(ours.sum())}"
-            )
-        return self.outputs if columns == mine else self.outputs.each(partial(_columns, count=columns))
-
-
-def _said(trace: Trace, batch: Batch, model: Transformer) -> dict[str, Tensor]:
-    """What every sender says, NaN at padding."""
-    absent = ~batch.real
-
-    def masked(x: Tensor) -> Tensor:
-        return x.masked_fill(absent.view(*absent.shape, *[1] * (x.ndim - 2)), torch.nan)
-
-    return Outputs.of(model, trace).each(masked).named()
-
-
-def _unlabelled(merged: Partial) -> "xr.Dataset":
-    raise AssertionError("means of senders are not labelled")
-
-
-def _as_wide(known: Bool[Tensor, "p"], columns: int) -> Bool[Tensor, "q"]:
-    """So many columns, False beyond its own."""
-    return F.pad(known, (0, columns - len(known)))
-
-
-def _columns(value: Float[Tensor, "n p ..."], count: int) -> Float[Tensor, "n q ..."]:
-    """So many columns of a value, 0 beyond its own, where there is padding alone."""
-    missing = count - value.shape[1]
-    return F.pad(value, (*[0] * (2 * value.ndim - 3), missing)) if missing > 0 else value[:, :count]
+def said_by_senders(model: Transformer, batch: Batch) -> dict[str, Float[Tensor, "b p ..."]]:
+    """What every sender adds to the stream on some prompts, by name."""
+    trace = observe(model, batch, Change.reads(model), answers_only=True).trace
+    return Outputs.of(model, trace).named()
 
 
 def head_outputs(model: Transformer, values: Values, layer: int) -> Float[Tensor, "n p h e"]:
