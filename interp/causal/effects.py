@@ -162,10 +162,10 @@ def check_one_length(batch: Batch, what: str, otherwise: str = "") -> None:
         raise ValueError(f"{what} require prompts of one length, got lengths {found}{otherwise}")
 
 
-def moments_of(merged: Partial) -> Mapping[str, Moments]:
+def moments_of(merged: Partial, kind: type[Moments] = Moments) -> Mapping[str, Moments]:
     """The moments of all real numbers that were merged, whether every row was kept or not."""
     if isinstance(merged, Rows):
-        return {name: Moments.of(x) for name, x in merged.rows.items() if x.is_floating_point()}
+        return {name: kind.of(x) for name, x in merged.rows.items() if x.is_floating_point()}
     assert isinstance(merged, Means)
     return merged.moments
 
