@@ -15,8 +15,8 @@ from torch import Tensor
 from interp.causal.contrast import Contrast, Direction, Watched, paired
 from interp.causal.effects import Measured, Table, causal
 from interp.causal.graph import EdgeGraph
-from interp.circuits.dropped_edges import inputs
 from interp.circuits.edge_scores import Change, check_edits
+from interp.circuits.interchange import inputs
 from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.data.batch import Batch

@@ -1,28 +1,39 @@
 """Running a model with the edges of some circuits only: the metric of every pair under every circuit.
 
-What the edges outside carry is a choice that belongs to the number: values of the corrupted run, means, or nothing. All
-circuits of one question are rows of common passes over the model under study (`DroppedEdges`).
+What the edges outside carry is a choice that belongs to the number: values of the corrupted run, means, or nothing. The
+input of a head, an MLP or the logits is a sum over earlier senders. In a circuit it is the sum of what the kept senders
+say in THIS run, in which they themselves hear the circuit only, and of what the dropped ones said in the run that
+replaces them (the evaluation of EAP-IG, Hanna et al. 2024, and of the MIB benchmark, Mueller et al. 2025,
+arXiv:2504.13151). That is the ordinary pass with sum over dropped u of (replaced_u - current_u) added to each input
+(`DroppedEdges`); all circuits of one question are rows of common passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
+from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.causal.contrast import Watched, paired
 from interp.causal.graph import EdgeGraph
 from interp.causal.stand_ins import StandIn, StandIns
-from interp.circuits.dropped_edges import DroppedEdges
 from interp.circuits.edge_circuit import Circuit
-from interp.circuits.edge_scores import check_edits
-from interp.circuits.sender_outputs import Outputs, said_by_senders
+from interp.circuits.edge_scores import START, Change, check_edits
+from interp.circuits.sender_outputs import (
+    Outputs,
+    Values,
+    head_matrices,
+    head_outputs,
+    mlp_output,
+    said_by_senders,
+)
 from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import labelled
@@ -31,8 +42,9 @@ from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.text import Prompts, is_prompts
-from interp.model.edits import Edit, Mean, Resample, Zero
-from interp.model.tap import Trace
+from interp.model.edits import ANSWERS, Edit, Function, Mean, Resample, Zero
+from interp.model.sites import final_stream
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, NotFiniteError, Question
 from interp.passes.answers import Posed
@@ -53,6 +65,10 @@ STAND_INS: Mapping[Replacement, StandIn] = MappingProxyType(
 )
 Chosen = Circuit | Sequence[Circuit] | Bool[Tensor, "c sender receiver"]
 """One circuit, several, or masks over the edge graph, True at the edges that are kept."""
+
+
+_HELD = "corrections of a layer"
+"""Where the memory of a pass keeps the corrections of a layer's queries, keys and values until the last is visited."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,3 +292,114 @@ def rows_of_a_pass(model: Transformer, columns: int, *, everywhere: bool) -> int
     if model.device.type == "cuda":
         budget = least(model, torch.cuda.mem_get_info(model.device)[0] // DEVICE_SHARE)
     return max(1, budget // (4 * columns * (inside + said) + 8 * logits))
+
+
+# --- the change of a pass
+
+
+class Input(NamedTuple):
+    """Receivers whose inputs are one site."""
+
+    site: str
+    receivers: slice
+    heads: bool
+    """Whether the site has an axis of heads."""
+    block: slice
+    """The receivers that see the same senders: their corrections are computed together, at the first of their sites."""
+
+
+def inputs(model: Transformer, graph: EdgeGraph) -> Iterator[Input]:
+    """Every input site, in the order of the pass."""
+    for layer in range(graph.n_layers):
+        block, first = graph.inputs(layer), graph.inputs(layer).start
+        for letter, count in zip("qkv", (graph.n_heads, graph.n_kv_heads, graph.n_kv_heads), strict=True):
+            yield Input(f"blocks.{layer}.hook_{letter}_input", slice(first, first + count), True, block)
+            first += count
+        if graph.mlp:
+            mlp = slice(first, first + 1)
+            yield Input(f"blocks.{layer}.hook_mlp_in", mlp, False, mlp)
+    end = slice(len(graph.receivers) - 1, len(graph.receivers))
+    yield Input(final_stream(model.config), end, False, end)
+
+
+@dataclass(frozen=True, eq=False)
+class DroppedEdges:
+    """A change of one pass over rows `circuit, pair`, at every input that some circuit drops an edge into.
+
+    The pass must answer `DroppedEdges.reads`: what senders say in it is what it has answered so far.
+    """
+
+    model: Transformer
+    graph: EdgeGraph
+    dropped: Float[Tensor, "c sender receiver"]
+    """1 at the edges that each circuit drops."""
+    replaced: Outputs
+    """What those carry instead, of every pair, or of all alike."""
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """What the pass has to answer."""
+        return Change.reads(self.model)
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The interventions of the pass."""
+        return tuple(Edit(site, self) for site in self._inputs)
+
+    def at_site(self, site: str, memory: dict[str, object]) -> Function:
+        """What adds to one input, in this pass."""
+        said = memory[ANSWERS]
+        assert isinstance(said, Mapping)
+        return partial(self._corrected, where=self._inputs[site], said=said, memory=memory)
+
+    @cached_property
+    def _inputs(self) -> Mapping[str, Input]:
+        """The inputs that differ from the ordinary pass's in some circuit."""
+        every = inputs(self.model, self.graph)
+        return MappingProxyType({each.site: each for each in every if bool(self._any[:, each.block].any())})
+
+    @cached_property
+    def _any(self) -> Bool[Tensor, "sender receiver"]:
+        """Which edges any of the circuits drops."""
+        return self.dropped.any(0)
+
+    def _corrected(self, x: Tensor, where: Input, said: Values, memory: dict[str, object]) -> Tensor:
+        """What these inputs are in the circuits."""
+        if where.receivers.start == where.block.start:
+            memory[_HELD] = self._correction(where.block, said)
+        held, first = memory[_HELD], where.block.start
+        assert isinstance(held, Tensor)
+        added = held[:, where.receivers.start - first : where.receivers.stop - first].to(x.device)
+        return x + rearrange(added, "c v b p d -> (c b) p v d" if where.heads else "c 1 b p d -> (c b) p d")
+
+    def _correction(self, receivers: slice, said: Values) -> Float[Tensor, "c v b p d"]:
+        """The sum over dropped senders of (replaced - current), one layer of senders at a time."""
+        seen = int(self.graph.visible[receivers.start])
+        start = self._change(wide(said[Read(START)]), self.replaced.start)
+        total = einsum(start, self.dropped[:, 0, receivers], "c b p d, c v -> c v b p d")
+        for layer in range(self.graph.n_layers):
+            heads = self.graph.heads(layer)
+            if heads.start >= seen:
+                break
+            if bool(self._any[heads, receivers].any()):
+                total += self._from_heads(layer, receivers, said)
+            mlp = heads.stop
+            if self.graph.mlp and mlp < seen and bool(self._any[mlp, receivers].any()):
+                change = self._change(mlp_output(said, layer), self.replaced.mlp[layer])
+                total += einsum(change, self.dropped[:, mlp, receivers], "c b p d, c v -> c v b p d")
+        return total
+
+    def _from_heads(self, layer: int, receivers: slice, said: Values) -> Float[Tensor, "c v b p d"]:
+        """The part of the heads of one layer; a bias after their norm is replaced where all of them are."""
+        dropped, replaced = self.dropped[:, self.graph.heads(layer), receivers], self.replaced.heads[layer]
+        count = replaced.shape[2]
+        if count > dropped.shape[1]:
+            dropped = torch.cat((dropped, dropped.amin(1, keepdim=True)), 1)
+        change = self._change(head_outputs(self.model, said, layer)[:, :, :count], replaced)
+        out = head_matrices(self.model, layer)[:count].to(change)
+        added = einsum(change, out, "c b p h e, h e d -> h c b p d")
+        return einsum(dropped, added, "c h v, h c b p d -> c v b p d")
+
+    def _change(self, current: Float[Tensor, "r p ..."], replaced: Float[Tensor, "#n #p ..."]) -> Tensor:
+        """replaced - current, `[c b p ...]`."""
+        return replaced - current.unflatten(0, (len(self.dropped), -1))

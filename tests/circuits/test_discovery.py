@@ -13,8 +13,9 @@ import interp
 from interp import HookedTransformer
 from interp.causal import EdgeGraph
 from interp.circuits import Circuit, FindCircuit, find_circuit, interchange, score_edges
-from interp.circuits.discovery import backwards, largest, pruned, worth
+from interp.circuits.discovery import backwards, pruned
 from interp.circuits.edge_circuit import connected
+from interp.circuits.edge_rankings import largest, worth
 from interp.data.pairs import Pairs
 from interp.passes.metrics import Metric, logit_difference
 from interp.zoo.planted import PLANTED, Planted
