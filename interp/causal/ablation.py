@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from interp.causal.effects import Measured, Table, causal, dims_asked, listed, part_names, swept
 from interp.causal.stand_ins import StandIn, StandIns, check_left, completed, recorded
 from interp.core.boundary import public
-from interp.core.shapes import nearest
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -210,11 +209,6 @@ class Grid:
 
 def _of_kind(kind: str, config: ModelConfig, layers: Sequence[int] | None, by: Sequence[str] | None) -> Grid:
     """One cell per part of a kind, dims in the order of its site's axes."""
-    if kind not in get_args(Kind):
-        raise KeyError(
-            f"parts must be one of {', '.join(get_args(Kind))}, or a list of parts, got {kind!r}; "
-            f"{nearest(kind, get_args(Kind))}"
-        )
     axis, which = KINDS[kind].axis, chosen_layers(layers, config.n_layers)
     sites.find(f"blocks.{which[0]}.{KINDS[kind].site}", config)
     unit = kind.removesuffix("_before").removeprefix("cross_")
@@ -282,12 +276,6 @@ def chosen_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
 
 def chosen(given: Sequence[int], count: int, what: str) -> list[int]:
     """Indices counted from the front. IndexError for one outside, ValueError for none or one that comes twice."""
-    if (
-        isinstance(given, str)
-        or not isinstance(given, Sequence)
-        or not all(isinstance(i, int) for i in given)
-    ):
-        raise ValueError(f"a list of {what}s is required, got {given!r}")
     if bad := [i for i in given if not -count <= i < count]:
         raise IndexError(f"{what} must be in [0, {count - 1}], got {bad[0]}")
     found = [i % count for i in given]

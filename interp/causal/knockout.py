@@ -19,7 +19,7 @@ from torch import Tensor
 
 from interp.causal.ablation import chosen, chosen_layers
 from interp.causal.effects import Measured, Table, causal, dims_asked, swept
-from interp.causal.spans import check_mask, rows_of_mask
+from interp.causal.spans import rows_of_mask
 from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -79,10 +79,7 @@ class KnockOut(Question):
             self.window,
             config,
         )
-        given = {"query": self.queries, "key": self.keys}
-        for what, columns in given.items():
-            _check_columns(columns, what)
-        masks = [len(columns) for columns in given.values() if isinstance(columns, Tensor)]
+        masks = [len(columns) for columns in (self.queries, self.keys) if isinstance(columns, Tensor)]
         if masks and {"query", "key"} & set(cuts.by):
             raise ValueError("cuts by query or key require columns that are alike in all prompts, got a mask")
         table = Table(
@@ -250,15 +247,6 @@ def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[
 def _finite(scores: Float[Tensor, "b h q k"]) -> Bool[Tensor, "b q k"]:
     """Which keys a query sees: the same for all heads."""
     return scores[:, 0].isfinite()
-
-
-def _check_columns(columns: Columns, what: str) -> None:
-    if isinstance(columns, Tensor):
-        check_mask(columns, f"{what} columns")
-    elif isinstance(columns, str) or not all(isinstance(i, int) for i in columns):
-        raise ValueError(
-            f"a list of tokens' numbers or a mask is required for the {what} columns, got {columns!r}"
-        )
 
 
 def _columns(given: Columns, batch: Batch, what: str) -> list[tuple[int, ...]]:

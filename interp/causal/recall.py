@@ -20,7 +20,7 @@ from torch import Tensor
 
 from interp.causal.effects import SIGN, moments_of
 from interp.causal.short_circuit import INTERVENTION, Layers, layer_groups, variants
-from interp.causal.spans import check_mask, rows_of_mask
+from interp.causal.spans import rows_of_mask
 from interp.core.boundary import public
 from interp.core.results import Score, scored
 from interp.core.stats import Means, Partial, Rows
@@ -56,7 +56,6 @@ class Recall(Question):
 
     def asked(self, model: Subject) -> Analysis:
         """One planned sweep per batch and measure."""
-        check_mask(self.span, "span")
         groups = layer_groups(self.layers, model.transformer.config.n_layers)
         return Analysis(
             self.name,

@@ -467,7 +467,7 @@ def _attrs(
 
 def _count(name: str, value: int, least: int = 0) -> int:
     """A number of things, checked."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if value < least:
         raise ValueError(f"{name} must be a number, at least {least}, got {value!r}")
     return value
 

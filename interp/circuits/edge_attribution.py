@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float
@@ -59,9 +59,6 @@ class Line:
     """released: k/m, for inputs k = 0 ... m-1, for activations 1 ... m. midpoint, gauss: smaller error per step."""
 
     def __post_init__(self) -> None:
-        for name, kinds in (("method", Method), ("rule", Rule)):
-            if getattr(self, name) not in get_args(kinds):
-                raise ValueError(f"{name} must be one of {get_args(kinds)}, got {getattr(self, name)!r}")
         if self.steps < 1:
             raise ValueError(f"at least one step is required, got {self.steps}")
 

@@ -161,10 +161,10 @@ def check_reference(replacement: str, reference: Prompts | None) -> None:
 def masks_of(circuits: Chosen, graph: EdgeGraph) -> Bool[Tensor, "c sender receiver"]:
     """The edges that each circuit keeps. ValueError for masks of another shape, or circuits of another graph."""
     if isinstance(circuits, Tensor):
-        if circuits.ndim != 3 or circuits.shape[1:] != graph.exists.shape or circuits.dtype != torch.bool:
+        if circuits.shape[1:] != graph.exists.shape:
             raise ValueError(
                 f"masks [circuit, sender, receiver] of {shape_text(graph.exists.shape)} booleans are required, got "
-                f"{circuits.dtype} of {shape_text(circuits.shape)}"
+                f"{shape_text(circuits.shape)}"
             )
         return circuits
     several = [circuits] if isinstance(circuits, Circuit) else list(circuits)
