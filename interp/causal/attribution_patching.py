@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.causal.contrast import Contrast, Direction, Watched, paired, site_names
-from interp.causal.effects import Measured, Table, causal, dims_asked, dims_of, layer_coord, part_names
+from interp.causal.effects import Measured, Table, causal, dims_asked, site_coords, site_dims
 from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.data.batch import Batch
@@ -61,11 +61,10 @@ class AttributionPatch(Question):
                 f"{metric.name} compares with the clean run, where its gradient is 0: use direction='denoise'"
             )
         names = site_names(self.site, config)
-        layers = layer_coord(names)
-        possible = [*["layer"] * bool(layers), *dims_of(sites.axes_of(names[0]).split()[1:])]
+        possible = site_dims(names)
         dims = dims_asked(possible if self.by is None else self.by, possible, self.site)
         attrs = {"site": self.site, "direction": self.direction, "order": "first"}
-        coords = layers | part_names(names, dims, config)
+        coords = site_coords(names, dims, config)
         table = Table(self.name, dims, coords, metric, model.text, attrs, first_order=True)
         measure = partial(_measured, names=names, metric=metric, direction=self.direction, dims=dims)
         return causal(model, table, measure, each=self.each, pairs=True)

@@ -25,7 +25,7 @@ from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.model.config import ModelConfig
 from interp.model.parts import KINDS, Named, Part, axis_size, is_part
-from interp.model.sites import DIMS
+from interp.model.sites import DIMS, axes_of
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, NotFiniteError
@@ -284,15 +284,16 @@ def listed(given: Named | Sequence[Named]) -> list[Named]:
     return [given] if is_part(given) else list(given)  # type: ignore[arg-type]
 
 
-def dims_of(axes: Sequence[str]) -> list[str]:
-    """The dims along which cells of a site are told apart."""
-    return [DIMS[axis] for axis in axes if axis in DIMS]
+def site_dims(names: Sequence[str]) -> list[str]:
+    """The dims along which cells of a site are told apart, given its name in every layer."""
+    own = [DIMS[axis] for axis in axes_of(names[0]).split()[1:] if axis in DIMS]
+    return ["layer"] * names[0].startswith("blocks.") + own
 
 
-def layer_coord(names: Sequence[str]) -> dict[str, object]:
-    """The coordinate `layer`: that of each of these sites; nothing for a site outside the blocks."""
+def site_coords(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -> dict[str, object]:
+    """The coordinates `layer` and `part` of results about a site, as far as it has them."""
     layers = [int(name.split(".")[1]) for name in names if name.startswith("blocks.")]
-    return {"layer": layers} if layers else {}
+    return ({"layer": layers} if layers else {}) | part_names(names, dims, config)
 
 
 def part_names(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -> dict[str, object]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from interp.causal.contrast import Contrast, Direction, Watched, paired, site_names
-from interp.causal.effects import Measured, Table, causal, dims_asked, dims_of, layer_coord, part_names
+from interp.causal.effects import Measured, Table, causal, dims_asked, site_coords, site_dims
 from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.data.batch import Batch
@@ -64,7 +64,7 @@ class Patch(Question):
         """One planned sweep per batch of pairs."""
         config, metric = model.transformer.config, as_metric(self.metric)
         cells = Cells.of(self.site, self.by, config)
-        coords = layer_coord(cells.names) | part_names(cells.names, cells.dims, config)
+        coords = site_coords(cells.names, cells.dims, config)
         attrs = {"site": self.site, "direction": self.direction}
         table = Table(self.name, cells.dims, coords, metric, model.text, attrs)
         measure = partial(_measured, cells=cells, metric=metric, direction=self.direction)
@@ -129,9 +129,8 @@ class Cells:
     def of(cls, site: str, by: Sequence[str] | None, config: ModelConfig) -> Cells:
         """The cells that `patch` was asked for, see there."""
         names = site_names(site, config)
-        axes = sites.find(names[0], config)[0].axes
-        possible = ["layer"] * names[0].startswith("blocks.") + dims_of(axes.split()[1:])
-        return cls(names, dims_asked(_usual(axes, possible) if by is None else by, possible, site))
+        possible = site_dims(names)
+        return cls(names, dims_asked(_usual(names[0], possible) if by is None else by, possible, site))
 
     def variants(self, values: Mapping[str, Tensor]) -> tuple[list[Variant], tuple[int, ...]]:
         """One variant per cell in the order of `dims`, and the length of every dim."""
@@ -146,8 +145,8 @@ class Cells:
         return found, (*([len(groups)] if "layer" in self.dims else []), *lengths)
 
 
-def _usual(axes: str, possible: Sequence[str]) -> tuple[str, ...]:
-    usual = _USUAL.get(axes) or ("layer", "head" if "head" in possible else "kv_head")
+def _usual(name: str, possible: Sequence[str]) -> tuple[str, ...]:
+    usual = _USUAL.get(sites.axes_of(name)) or ("layer", "head" if "head" in possible else "kv_head")
     return tuple(dim for dim in usual if dim in possible)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,7 +82,11 @@ class PathPatch(Question):
             "direction": self.direction,
         }
         table = Table(self.name, dims, coords, metric, model.text, attrs)
-        measure = partial(_measured, routes=routes, metric=metric, direction=self.direction, dims=dims)
+
+        def measure(network: Transformer, batch: Batch) -> Measured:
+            pair = Contrast.of(batch, self.direction)
+            return PathRuns(network, pair, routes, "pos" in dims).measured(metric)
+
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
@@ -233,18 +236,6 @@ def _read_by(receiver: Part) -> tuple[str, dict[str, int]]:
     assert receiver.index is not None
     dim = "head" if letter == "q" else "kv_head"
     return f"blocks.{receiver.layer}.attn.hook_{letter}", {dim: receiver.index}
-
-
-def _measured(
-    model: Transformer,
-    batch: Batch,
-    routes: Routes,
-    metric: Metric,
-    direction: Direction,
-    dims: tuple[str, ...],
-) -> Measured:
-    """The effect of every sender in every pair."""
-    return PathRuns(model, Contrast.of(batch, direction), routes, "pos" in dims).measured(metric)
 
 
 @dataclass(frozen=True, eq=False)
