@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         weights,
         zoo,
     )
-    from interp.pages import report
+    from interp.pages.report_page import report
 
 __version__ = "0.1.0"
 
@@ -170,7 +170,7 @@ def __getattr__(name: str) -> object:
     if name in WINGS:
         return import_module(f"interp.{name}")
     if name == "report":
-        return import_module("interp.pages").report
+        return import_module("interp.pages.report_page").report
     what = f"module 'interp' has no attribute {name!r}"
     if name in _EARLIER:
         raise AttributeError(f"{what}: it is called {_EARLIER[name]}")

@@ -4,7 +4,7 @@ from interp.pages.folder import replacing, write_report
 from interp.pages.graph_page import graph_page
 from interp.pages.render import page
 from interp.pages.report import About, Contrast, Corrupted, Question, Report, fitting_repeats, report_of
-from interp.pages.report_page import ReportPage, report
+from interp.pages.report_page import ReportPage
 from interp.pages.run_page import run_page
 from interp.pages.top_examples import top_examples_page
 
@@ -19,7 +19,6 @@ __all__ = [
     "graph_page",
     "page",
     "replacing",
-    "report",
     "report_of",
     "run_page",
     "top_examples_page",

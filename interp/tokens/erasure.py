@@ -302,7 +302,7 @@ def _of_one(
     trace: Trace,
     batch: Batch,
     model: Transformer,
-    each: Sequence[Float[Tensor, "n"]],
+    each: Sequence[Float[Tensor, "_"]],
     how: Removal,
     pos: int,
     batch_size: int,

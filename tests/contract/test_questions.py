@@ -167,17 +167,6 @@ def _subject(model: str) -> HookedTransformer:
     return HookedTransformer(build(model))
 
 
-@EVERY
-def test_a_field_of_the_wrong_kind_is_refused_by_its_name(question: type[Question]) -> None:
-    """By the field of the table's own record."""
-    record = next(
-        found for name in RECORDS if type(found := CASES[name].record(CASES[name].models[0])) is question
-    )
-    for field in fields(question):
-        with pytest.raises(ValueError, match=rf"{question.__name__}: {field.name} must be"):
-            dataclasses.replace(record, **{field.name: object()})
-
-
 def test_the_models_of_the_table_differ_in_what_matters() -> None:
     configs = [build(name).config for name in MODELS]
     assert {config.mlp is None for config in configs} == {True, False}

@@ -24,12 +24,11 @@ from interp.residual import (
     TermImportance,
     orders,
     path_matrix,
-    path_name,
     paths,
     term_importance,
 )
 from interp.residual.frozen import Frozen, Readings, frozen_reads
-from interp.residual.paths import order_logits
+from interp.residual.paths import order_logits, path_name
 from interp.weights import HeadCircuits
 from tests.configs import CONFIGS, perturbed
 from tests.loops import over
