@@ -27,11 +27,11 @@ from interp.causal.stand_ins import StandIn, StandIns
 from interp.circuits.edge_circuit import Circuit
 from interp.circuits.edge_scores import START, Change, check_edits
 from interp.circuits.sender_outputs import (
-    Outputs,
     Values,
     head_matrices,
     head_outputs,
     mlp_output,
+    nothing_said,
     said_by_senders,
 )
 from interp.core.boundary import public
@@ -239,19 +239,19 @@ class CircuitPasses:
             if self.metric.compares:
                 watched = watched.beside(watched.recorded(clean).output, clean)
             values = self.fill.values(model, some)
-            replaced = Outputs.nothing(model) if values is None else Outputs.of_named(values)
+            replaced = nothing_said(model) if values is None else values
             packs = kept.split(max(1, rows // len(some)))
             found.append(torch.cat([self._pack(watched, clean, pack, replaced) for pack in packs]))
         return torch.cat(found, 1).mT
 
     def _pack(
-        self, watched: Watched, clean: Batch, kept: Bool[Tensor, "c s r"], replaced: Outputs
+        self, watched: Watched, clean: Batch, kept: Bool[Tensor, "c s r"], replaced: Mapping[str, Tensor]
     ) -> Float[Tensor, "c b"]:
         """Some circuits of some pairs, in one pass."""
         model = watched.model
         example = torch.arange(len(clean)).repeat(len(kept))
         rows = clean.rows(example).to(model.device)
-        dropped = (self.graph.exists & ~kept.cpu()).to(replaced.start)
+        dropped = (self.graph.exists & ~kept.cpu()).to(replaced[START])
         change = DroppedEdges(model, self.graph, dropped, replaced)
         final = observe(model, rows, change.reads, change.edits, stop=model.config.n_layers).output
         return wide(watched.value(final, rows, example)).unflatten(0, (len(kept), -1))
@@ -333,7 +333,7 @@ class DroppedEdges:
     graph: EdgeGraph
     dropped: Float[Tensor, "c sender receiver"]
     """1 at the edges that each circuit drops."""
-    replaced: Outputs
+    replaced: Mapping[str, Tensor]
     """What those carry instead, of every pair, or of all alike."""
 
     @property
@@ -375,7 +375,7 @@ class DroppedEdges:
     def _correction(self, receivers: slice, said: Values) -> Float[Tensor, "c v b p d"]:
         """The sum over dropped senders of (replaced - current), one layer of senders at a time."""
         seen = int(self.graph.visible[receivers.start])
-        start = self._change(wide(said[Read(START)]), self.replaced.start)
+        start = self._change(wide(said[Read(START)]), self.replaced[START])
         total = einsum(start, self.dropped[:, 0, receivers], "c b p d, c v -> c v b p d")
         for layer in range(self.graph.n_layers):
             heads = self.graph.heads(layer)
@@ -385,13 +385,14 @@ class DroppedEdges:
                 total += self._from_heads(layer, receivers, said)
             mlp = heads.stop
             if self.graph.mlp and mlp < seen and bool(self._any[mlp, receivers].any()):
-                change = self._change(mlp_output(said, layer), self.replaced.mlp[layer])
+                change = self._change(mlp_output(said, layer), self.replaced[f"blocks.{layer}.hook_mlp_out"])
                 total += einsum(change, self.dropped[:, mlp, receivers], "c b p d, c v -> c v b p d")
         return total
 
     def _from_heads(self, layer: int, receivers: slice, said: Values) -> Float[Tensor, "c v b p d"]:
         """The part of the heads of one layer; a bias after their norm is replaced where all of them are."""
-        dropped, replaced = self.dropped[:, self.graph.heads(layer), receivers], self.replaced.heads[layer]
+        dropped = self.dropped[:, self.graph.heads(layer), receivers]
+        replaced = self.replaced[f"blocks.{layer}.attn.hook_z"]
         count = replaced.shape[2]
         if count > dropped.shape[1]:
             dropped = torch.cat((dropped, dropped.amin(1, keepdim=True)), 1)

@@ -81,7 +81,9 @@ def test_a_run_killed_at_random_moments_goes_on_to_the_same_numbers(tmp_path: Pa
         root = tmp_path / str(i)
         root.mkdir()
         begun, before = time.monotonic(), killed
-        killed += followed(root, partial(five_steps, root), lambda most=whole: generator.uniform(0.2, 1) * most)
+        killed += followed(
+            root, partial(five_steps, root), lambda most=whole: generator.uniform(0.2, 1) * most
+        )
         check(root)
         if killed == before:  # a busy machine was slower when the time was taken
             whole = min(whole, time.monotonic() - begun)
