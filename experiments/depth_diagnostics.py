@@ -9,6 +9,7 @@ Run: `interp run experiments/depth_diagnostics.py -p model=demo-4l`
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,7 +28,6 @@ from interp import plot
 from interp.attention import attention_entropy, dispersion
 from interp.dynamics import consensus, rank_collapse
 from interp.editing import FineTuning, SingularValues, train_z
-from interp.editing.singular_values import applied
 from interp.runs.record import Record
 from interp.weights import spectra
 from interp.zoo import tasks
@@ -138,7 +138,9 @@ def scaling(model: interp.HookedTransformer, job: DepthDiagnostics) -> pd.DataFr
         tuning = FineTuning(job.steps, 0.02)
         z, _ = train_z(model, texts, partial(loss, tokens=texts), names, rescale=rescale, tuning=tuning)
         edits = [SingularValues.of(model, name).edit(z[name], rescale=rescale) for name in names]
-        with applied(model, edits):
+        with ExitStack() as stack:
+            for edit in edits:
+                stack.enter_context(edit.applied(model))
             after = {"trained_on": loss_of(model, texts), "fresh": loss_of(model, fresh)}
         rows.append({"rescale": str(rescale), "numbers": sum(len(x) for x in z.values()), **after})
     return pd.DataFrame(rows)

@@ -19,9 +19,9 @@ from transformer_lens.model_bridge import TransformerBridge
 
 import interp
 from interp.attention.heads import REPEATS, SENTENCES, head_scores
-from interp.attention.repeats import SCORES, pattern_scores
+from interp.core.patterns import SCORES, pattern_scores
 from interp.core.stats import Means
-from interp.data.windows import prompts_feed
+from interp.data.stream import prompt_source
 from interp.families.load import tokenizer_of
 from interp.runs.run import reduced_over
 from interp.zoo.catalog import WEIGHTS
@@ -65,8 +65,8 @@ def main(repeats: int = 7, taxonomy_repeats: int = 3) -> None:
 def ours(pair: Pair) -> Tensor:
     """Mean scores `[layer, head, s]` of the patterns; copying and the kernel come with them."""
     batch = interp.Batch(DATA.tokens(pair.ours.cfg.d_vocab, 0), bos=True)
-    feed = prompts_feed(batch, pair.ours.text, prepend_bos=True, batch_size=DATA.rows)
-    found = reduced_over(head_scores(pair.ours.cfg, DATA), pair.ours, feed)
+    source = prompt_source(batch, pair.ours.text, prepend_bos=True, batch_size=DATA.rows)
+    found = reduced_over(head_scores(pair.ours.cfg, DATA), pair.ours, source)
     assert isinstance(found, Means)
     return torch.stack([found.moments[name].mean for name in SCORES], -1)
 

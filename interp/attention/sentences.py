@@ -21,8 +21,8 @@ from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Batch
+from interp.data.stream import prompt_source
 from interp.data.text import Text, single_token
-from interp.data.windows import prompts_feed
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
@@ -148,11 +148,11 @@ def sentence_scores(
     names = name_attention(config)
     direct = direct and not_linear(config) is None
     asked: list[Askable] = [replace(names, last_only=True), Attribute(parts="head")] if direct else [names]
-    feeds = [
-        prompts_feed(batch, model.text, prepend_bos=True, batch_size=batch_size) for batch in (said, unsaid)
+    sources = [
+        prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size) for batch in (said, unsaid)
     ]
-    found = run(asked, model, feeds[0])
-    other = run([names], model, feeds[1])["name_attention"]
+    found = run(asked, model, sources[0])
+    other = run([names], model, sources[1])["name_attention"]
     receiver, first, giver = (torch.from_numpy(found["name_attention"][name].values) for name in MENTIONS)
     unmentioned = torch.from_numpy(other["giver"].values).mean(0)
     scores = {

@@ -20,8 +20,8 @@ from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Prompts, is_prompts
-from interp.data.windows import Feed
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Mean, Resample, Set, Zero
@@ -86,7 +86,7 @@ class Ablate(Question):
 @public()
 def ablate(
     model: Model,
-    data: Feed | Data | Pairs,
+    data: DataSource | Data | Pairs,
     parts: Kind | Sequence[Named | Sequence[Named]] = "head",
     *,
     change: StandIn,

@@ -31,8 +31,8 @@ from interp.core.results import labelled
 from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Answers, Text
-from interp.data.windows import Feed
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
 from interp.model.mask import picked
@@ -165,7 +165,7 @@ class CausalTrace(Question):
 @public()
 def causal_trace(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     subject: Where | Sequence[Where],
     answer: Answers | None = None,
     *,
@@ -223,7 +223,7 @@ def causal_trace(
 @public()
 def subject_spread(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     subject: Where | Sequence[Where],
     *,
     edits: Sequence[Edit] = (),

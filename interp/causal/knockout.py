@@ -23,7 +23,7 @@ from interp.causal.spans import rows_of_mask
 from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
 from interp.model.parts import Part
@@ -99,7 +99,7 @@ class KnockOut(Question):
 @public()
 def knock_out(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     queries: Columns,
     keys: Columns,
     *,

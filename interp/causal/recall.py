@@ -26,7 +26,7 @@ from interp.core.results import Score, scored
 from interp.core.stats import Means, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
@@ -69,7 +69,7 @@ class Recall(Question):
 @public()
 def recall(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     span: Bool[Tensor, "prompt p"],
     layers: Layers | None = None,
     *,

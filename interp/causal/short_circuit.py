@@ -20,7 +20,7 @@ from interp.causal.effects import Measured, Table, causal, swept
 from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
@@ -83,7 +83,7 @@ class ShortCircuit(Question):
 @public()
 def short_circuit(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     layers: Layers | None = None,
     *,
     metric: Metric | LogitFunction | None = None,

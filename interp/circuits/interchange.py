@@ -48,10 +48,9 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, NotFiniteError, Question
 from interp.passes.answers import Posed
+from interp.passes.memory import that_fit
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, observe, text_of
-from interp.passes.sweep import DEVICE_SHARE, HOST_MEMORY
-from interp.passes.together import least
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -288,10 +287,7 @@ def rows_of_a_pass(model: Transformer, columns: int, *, everywhere: bool) -> int
     inside = config.d_model * (8 * config.n_heads + 24)
     said = config.n_layers * (config.n_heads * config.head_width + config.d_model)
     logits = config.d_vocab * (columns if everywhere else 1)
-    budget = HOST_MEMORY
-    if model.device.type == "cuda":
-        budget = least(model, torch.cuda.mem_get_info(model.device)[0] // DEVICE_SHARE)
-    return max(1, budget // (4 * columns * (inside + said) + 8 * logits))
+    return that_fit(model, 4 * columns * (inside + said) + 8 * logits)
 
 
 # --- the change of a pass

@@ -12,6 +12,7 @@ from interp.data.batch import Batch
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.frozen import output_norm
 from interp.passes.observe import observe
 
 Values = Mapping[Read, Tensor]
@@ -57,15 +58,13 @@ def head_outputs(model: Transformer, values: Values, layer: int) -> Float[Tensor
 
 def head_matrices(model: Transformer, layer: int) -> Float[Tensor, "h e d"]:
     """What turns the `head_outputs` of a layer into what is added to the stream."""
-    out, norm = wide(Weights(model).layer(layer).W_O), model.block(layer).post_norm("attn_out")
+    out, norm = wide(Weights(model).layer(layer).W_O), output_norm(model, layer, "attn_out")
     bias = model.block(layer).attn.out.bias
-    if norm is not None and norm.gamma is not None:
-        if bias is not None:
-            extra = torch.zeros_like(out[:1])
-            extra[0, 0] = wide(bias)
-            out = torch.cat((out, extra))
-        out = norm.frozen(out, out.new_ones(1))
-    return out * model.config.factor("attn_out")
+    if norm.sites and bias is not None:
+        extra = torch.zeros_like(out[:1])
+        extra[0, 0] = wide(bias)
+        out = torch.cat((out, extra))
+    return norm.through(out)
 
 
 def mlp_output(values: Values, layer: int) -> Float[Tensor, "n p d"]:

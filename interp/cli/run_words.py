@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def shown(record: "Record") -> Iterator[str]:
     """The lines of `interp show`."""
-    from interp.runs.provenance import flat
+    from interp.runs.folder import flat
     from interp.runs.run_file import duration
 
     run, state = record.run, record.state
@@ -37,7 +37,7 @@ def shown(record: "Record") -> Iterator[str]:
 def compared_runs(first: "Record", second: "Record", largest: int) -> Iterator[str]:
     """The lines of `interp compare`."""
     from interp.runs.comparison import as_dataset, compared
-    from interp.runs.provenance import changes
+    from interp.runs.folder import changes
 
     one, other = first.run, second.run
     yield f"first   {first.folder}: {first.state}"

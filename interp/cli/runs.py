@@ -113,7 +113,7 @@ class List:
         """Print a line for each run, the oldest first."""
         import pandas as pd
 
-        from interp.runs.provenance import changes
+        from interp.runs.folder import changes
         from interp.runs.run_file import duration
 
         if not self.runs.is_dir():

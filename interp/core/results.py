@@ -184,8 +184,11 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
     return table[[*labels, *order]]
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it: nothing half-written ever bears the name."""
+def write_atomically(path: Path, write: Callable[[Path], object], *, new: bool = False) -> None:
+    """Let `write` fill a temporary file beside `path`, then rename it: nothing half-written ever bears the name.
+
+    new: of several processes that write it at once the first succeeds; FileExistsError if it is there already.
+    """
     path = Path(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
     os.close(handle)
@@ -193,9 +196,23 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(temporary)
         temporary.chmod(0o644)
-        temporary.replace(path)
+        if new:
+            _link(temporary, path)
+        else:
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(f"{path} is there already") from None
+        temporary.replace(path)
 
 
 def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:

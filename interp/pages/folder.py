@@ -15,7 +15,7 @@ from interp.core.results import write_tables
 from interp.pages.exchange import write_graph
 from interp.pages.render import page
 from interp.pages.report import Report
-from interp.runs.provenance import write_json
+from interp.runs.folder import write_json
 
 RUN = "run.json"
 """The file by which we know a folder of ours; its `files` lists everything that we put there."""

@@ -11,9 +11,8 @@ from interp.core.boundary import public
 from interp.pages import wording
 from interp.pages.templates import environment, own
 from interp.runs.comparison import as_dataset, headline, main_variables
-from interp.runs.experiment_folder import LOG
-from interp.runs.provenance import flat
-from interp.runs.record import Record
+from interp.runs.folder import flat
+from interp.runs.record import LOG, Record
 from interp.runs.run_file import NAME, RunFile, duration
 
 SHOWN_ROWS, SHOWN_LINES = 20, 40

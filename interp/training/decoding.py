@@ -8,7 +8,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.model.encoder_decoder import EncoderDecoder
-from interp.passes.decode import greedy_decode
+from interp.passes.generate import greedy_decode
 from interp.training.examples import Examples
 
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.patterns import induction_score
 from interp.model import Read, Tap, Transformer, next_token_loss
 from interp.model.parts import Part
 from interp.zoo import tasks
@@ -56,13 +57,9 @@ def in_context_learning_score(losses: Float[Tensor, "b n"], *, late: int, early:
 def induction_scores(
     model: Transformer, tokens_bp: Int[Tensor, "b p"], *, period: int
 ) -> Float[Tensor, "l h"]:
-    """Prefix-matching score of every head on `[bos, the same period distinct tokens over and over]`, mean over rows.
-
-    Each query from the second copy on sums its attention over the tokens that followed earlier occurrences of its own
-    token; the score is the mean over these queries. 1 is a perfect induction head (Olsson et al. 2022).
-    """
+    """`induction_score` of every head on `[bos, the same period distinct tokens over and over]`, mean over rows."""
     reads = [
-        Read(f"blocks.{layer}.attn.hook_pattern", via=partial(_prefix_matching, period=period))
+        Read(f"blocks.{layer}.attn.hook_pattern", via=partial(induction_score, period=period))
         for layer in range(model.config.n_layers)
     ]
     parts = []
@@ -71,14 +68,6 @@ def induction_scores(
         model(rows, tap)
         parts.append(torch.stack([tap.values[read] for read in reads], dim=1))
     return torch.cat(parts).mean(0)
-
-
-def _prefix_matching(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[Tensor, "b h"]:
-    """Attention from query i to keys i - k * period + 1 for k = 1, 2, ..., averaged over i > period."""
-    n = pattern_bhqk.shape[-1]
-    offsets = range(1 - period, 1 - n, -period)
-    mass_bh = torch.stack([pattern_bhqk.diagonal(o, -2, -1)[..., 2:].sum(-1) for o in offsets]).sum(0)
-    return mass_bh / (n - 1 - period)
 
 
 @torch.inference_mode()

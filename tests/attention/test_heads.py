@@ -14,7 +14,7 @@ import interp
 from interp import Edit, HookedTransformer
 from interp.attention import AttentionKernel, Heads, RepeatedTokens, attention_kernel
 from interp.attention.labels import RULES
-from interp.attention.repeats import SCORES, distance_kernel, even_attention
+from interp.core.patterns import SCORES, distance_kernel, even_attention
 from interp.edits import Add, Scale, Set, Zero
 from interp.model import Transformer
 from interp.weights.direct_copying import chance_copying

@@ -15,7 +15,6 @@ import interp
 from interp import Edit, HookedTransformer, Read, frame, observe
 from interp.causal import EdgeGraph
 from interp.circuits import EdgeAttribution, edge_attribution
-from interp.circuits import edge_scores as kernel
 from interp.circuits.edge_attribution import Line, Method
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
@@ -297,7 +296,7 @@ def padded(tokens: Tensor, side: str) -> Batch:
 def test_the_tile_size_changes_no_number(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = attributed(build("llama-gqa"), method="eap-ig-inputs", steps=2)
     width = 24 * (11 + 3 * 8)
-    monkeypatch.setitem(kernel.TILE, "cpu", columns * width)
+    monkeypatch.setattr("interp.passes.memory.HOST_ROOM", 4 * columns * width)
     tiled = attributed(build("llama-gqa"), method="eap-ig-inputs", steps=2)
     np.testing.assert_allclose(tiled["each"], plain["each"], atol=1e-11)
 
@@ -320,7 +319,7 @@ def test_no_tensor_is_as_large_as_heads_times_d_model(monkeypatch: pytest.Monkey
     """16 heads of 4 in a model 64 wide: the largest thing is a weight, or the tile."""
     config = ModelConfig(1, 64, 16, 64, 31, mlp=MLP(64), norm=LayerNorm())
     model, (clean, corrupt) = perturbed(config, torch.float32), (some_tokens(2, 48, seed=i) for i in range(2))
-    monkeypatch.setitem(kernel.TILE, "cpu", 32 * 1024)
+    monkeypatch.setattr("interp.passes.memory.HOST_ROOM", 4 * 32 * 1024)
     with Largest() as seen:
         attributed(model, clean, corrupt)
     assert seen.numbers <= 32 * 1024 < 2 * 48 * 16 * 64

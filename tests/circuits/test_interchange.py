@@ -1,7 +1,6 @@
 """Running with some edges only equals a slow pass over the graph, written out node by node."""
 
 import functools
-import importlib
 import itertools
 from dataclasses import replace
 
@@ -31,7 +30,6 @@ from tests.tolerances import assert_close
 
 CLEAN, CORRUPT = some_tokens(3, 7), some_tokens(3, 7, seed=1)
 METRIC = logit_difference(ANSWER, WRONG)
-RUNS = importlib.import_module("interp.circuits.interchange")
 ONE_OF_EACH = ("gpt2", "llama-gqa", "attention-only-rotary", "parallel", "gemma2", "gpt-oss")
 """Groups, no MLP, parallel blocks, norms of what is added, experts."""
 
@@ -190,7 +188,7 @@ def test_a_mean_is_over_the_reference_by_position_and_padding_does_not_count(
     ask = functools.partial(run, model, kept[None], "mean", reference=Batch(tokens, keep))
     found = ask()
     assert_close(found[0], slowly(model, kept, other), torch.float64)
-    monkeypatch.setattr(RUNS, "HOST_MEMORY", 1)
+    monkeypatch.setattr("interp.passes.memory.HOST_ROOM", 1)
     assert_close(ask(), found)
 
 
@@ -222,7 +220,7 @@ def test_packing_and_padding_change_no_number(name: str, monkeypatch: pytest.Mon
         batches = [padded(tokens, side) for tokens in (CLEAN, CORRUPT)]
         other = interchange(HookedTransformer(model), *batches, masks, metric=METRIC)
         assert_close(torch.from_numpy(other["each"].values.T), plain)
-    monkeypatch.setattr(RUNS, "HOST_MEMORY", 1)
+    monkeypatch.setattr("interp.passes.memory.HOST_ROOM", 1)
     assert_close(run(model, masks), plain)
 
 
@@ -240,7 +238,7 @@ def test_a_metric_that_compares_compares_with_the_clean_run(monkeypatch: pytest.
     p, q = (model(x)[:, -1].log_softmax(-1) for x in (CLEAN, CORRUPT))
     assert full.abs().max() < 1e-12
     assert_close(empty, (p.exp() * (p - q)).sum(-1))
-    monkeypatch.setattr(RUNS, "HOST_MEMORY", 1)
+    monkeypatch.setattr("interp.passes.memory.HOST_ROOM", 1)
     assert_close(run(model, masks, metric=kl_divergence())[1], empty)
 
 

@@ -56,14 +56,13 @@ RESERVED = {
         "runs.journal",
         "runs.step_files",
         "runs.store",
-        "runs.store_writer",
         "training.state",
     ),
-    "sklearn": ("features.neuron_selection",),
+    "sklearn": ("features.probing",),
     "pyarrow": ("data", "runs"),
     "matplotlib": ("plot", "core.viewer"),  # there for the type of what a plot returns
     "transformer_lens": ("compat",),
-    "ray": ("runs.shard",),
+    "ray": ("runs.ray_engine",),
     **dict.fromkeys(["starlette", "uvicorn", "pydantic"], ("serve",)),
 }
 """Heavy or foreign package -> the only places that import it."""

@@ -39,7 +39,9 @@ def test_it_is_public_beside_its_function(question: type[Question]) -> None:
 @EVERY
 def test_it_is_a_frozen_record_with_a_sentence_under_every_field(question: type[Question]) -> None:
     assert dataclasses.is_dataclass(question) and question.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    source = inspect.getsource(question)
+    source = "".join(
+        inspect.getsource(c) for c in question.__mro__ if issubclass(c, Question) and c is not Question
+    )
     for field in fields(question):
         after = source.split(f"\n    {field.name}: ", 1)[1].split("\n    def ", 1)[0]
         _, _, text = after.partition('\n    """')

@@ -5,10 +5,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 
 from interp.core.resampling import poisson_weights
-from interp.core.stats import Bootstrap, Means, Moments, Rows
+from interp.core.stats import Z95, Bootstrap, Means, Moments, Rows, wilson
 from tests.tolerances import assert_close
 
 
@@ -118,3 +119,28 @@ def test_rows_are_kept_in_order() -> None:
     ]
     whole = parts[0].merge(parts[1]).merge(parts[2])
     assert all(torch.equal(whole.rows[name], value) for name, value in values.items())
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 5), (3, 7), (9, 9), (40, 90)])
+def test_wilsons_interval_is_that_of_scipy(successes: int, n: int) -> None:
+    expected = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
+    found = wilson(torch.tensor([successes / n], dtype=torch.float64).double(), torch.tensor([n]))
+    assert [float(end) for end in found] == pytest.approx(list(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 7, 200])
+def test_wilsons_ends_are_where_the_score_test_stops_rejecting(count: int) -> None:
+    """Both ends p solve (share - p)^2 = z^2 p (1 - p) / n, Wilson 1927."""
+    share = torch.linspace(0, 1, 11, dtype=torch.float64)
+    for end in wilson(share, count):
+        torch.testing.assert_close(
+            (share - end).square(), Z95**2 * end * (1 - end) / count, rtol=0, atol=1e-12
+        )
+    low, high = wilson(share, count)
+    assert bool((low <= share).all()) and bool((share <= high).all())
+    assert float(low[0]) == 0 and float(high[-1]) == 1
+
+
+def test_wilsons_interval_of_nothing_is_everything() -> None:
+    low, high = wilson(torch.zeros(2), torch.tensor([0, 5]))
+    assert (float(low[0]), float(high[0])) == (0.0, 1.0) and float(high[1]) < 0.5

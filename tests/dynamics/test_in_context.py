@@ -16,7 +16,7 @@ from interp.attention import RepeatedTokens
 from interp.core.stats import MaskedMoments, Moments
 from interp.data import open_source
 from interp.dynamics import InContext, OneTokenLosses, in_context, loss_map, one_token_losses
-from interp.dynamics.in_context import by_text, compared_indices, log_index_slope
+from interp.dynamics.in_context import compared_indices, log_index_slope
 from interp.edits import Zero
 from interp.lenses import LogitLens
 from interp.model import NoPosition, Transformer
@@ -209,15 +209,6 @@ def test_texts_get_bos_as_index_0_and_equal_their_token_ids() -> None:
     bare = in_context(model, texts, early=1, late=8, prepend_bos=False)
     second = [slow_losses(model.transformer, row[1:3])[0] for row in rows]
     assert float(loss_of(bare).sel(index=1)) == pytest.approx(np.mean(second))
-
-
-def test_a_hole_in_a_row_leaves_the_indices_beside_it_without_a_loss() -> None:
-    """Columns 3 and 4 are hidden: index 3 is column 5, whose predecessor is hidden, so it has none."""
-    keep = torch.ones(1, 9, dtype=torch.bool)
-    keep[0, 3:5] = False
-    losses = torch.arange(8.0)[None].masked_fill(~(keep[:, 1:] & keep[:, :-1]), torch.nan)
-    found = by_text(losses, Batch(torch.zeros(1, 9, dtype=torch.long), keep))
-    np.testing.assert_array_equal(found, [[0, 1, np.nan, 5, 6, 7, np.nan, np.nan]])
 
 
 def test_one_text_has_a_curve_but_no_interval() -> None:

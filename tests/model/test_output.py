@@ -23,7 +23,7 @@ from interp.model.loss import next_token_loss, next_token_loss_of
 from interp.model.output import AdaptiveOutput, TreeOutput
 from interp.model.variants import AdaptiveSoftmax, FullSoftmax, HierarchicalSoftmax
 from interp.residual.decomposition import logit_direction
-from interp.residual.frozen import frozen_reads
+from interp.residual.paths import frozen_reads
 from interp.training.examples import Examples, mean_loss
 from tests.configs import CONFIGS, D_VOCAB, perturbed, some_tokens
 from tests.loops import over

@@ -27,8 +27,7 @@ from interp.residual import (
     paths,
     term_importance,
 )
-from interp.residual.frozen import Frozen, Readings, frozen_reads
-from interp.residual.paths import order_logits, path_name
+from interp.residual.paths import Frozen, Readings, frozen_reads, order_logits, path_name
 from interp.weights import HeadCircuits
 from tests.configs import CONFIGS, perturbed
 from tests.loops import over

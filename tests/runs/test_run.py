@@ -229,7 +229,7 @@ def test_a_torn_entry_costs_its_batch_and_nothing_else(
 def test_what_decides_a_number_must_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(tmp_path / "run", 3, monkeypatch)
     again = partial(interp.run, out=tmp_path / "run", resume=True, bootstrap=50)
-    with pytest.raises(ValueError, match=r"holds another run: model_sha256: was .\w+\.\.\., is ."):
+    with pytest.raises(ValueError, match=r"holds another run over data: model_sha256: was .\w+\.\.\., is ."):
         again(ASKED, hooked("tied"), stream())
     with pytest.raises(ValueError, match=r"data\.fingerprint: was"):
         again(ASKED, model(), stream(TEXTS[1:]))
@@ -245,7 +245,9 @@ def test_what_decides_a_number_must_not_change(tmp_path: Path, monkeypatch: pyte
 
 def test_folders_that_are_no_runs_and_iterators_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is not the folder of a run"):
+    with pytest.raises(
+        ValueError, match=r"a new or empty folder is required, or that of a run over data; .* holds notes.txt"
+    ):
         interp.run([Norms()], model(), TEXTS, out=tmp_path)
     with pytest.raises(ValueError, match="requires data that can be read again"):
         interp.run([Norms()], model(), iter(TEXTS), out=tmp_path / "new")

@@ -218,15 +218,15 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFiniteError, match=r"it became nan .* lower the learning rate \(1e\+30\)"):
         train(CONFIG, DATA, replace(PLAN, learning_rate=1e30, warm_up=0))
     train(CONFIG, DATA, PLAN, out=tmp_path / "run")
-    with pytest.raises(ValueError, match="holds this run already: resume it"):
+    with pytest.raises(ValueError, match="holds a training run already: resume=True"):
         train(CONFIG, DATA, PLAN, out=tmp_path / "run")
-    with pytest.raises(ValueError, match=r"holds another training run: training.steps was 7, is 8"):
+    with pytest.raises(ValueError, match=r"holds another training run: training.steps: was 7, is 8"):
         train(CONFIG, DATA, replace(PLAN, steps=8), out=tmp_path / "run", resume=True)
-    with pytest.raises(ValueError, match=r"data.high was 5, is 6"):
+    with pytest.raises(ValueError, match=r"data.high: was 5, is 6"):
         train(CONFIG, replace(DATA, high=6), PLAN, out=tmp_path / "run", resume=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
-    with pytest.raises(ValueError, match=r"new or empty folder is required, .*mine has other files"):
+    with pytest.raises(ValueError, match=r"new or empty folder is required, .*mine holds thesis.txt"):
         train(CONFIG, DATA, PLAN, out=tmp_path / "mine", resume=True)
 
 

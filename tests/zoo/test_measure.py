@@ -80,18 +80,6 @@ def test_induction_scores_equal_a_loop_over_queries_and_targets(model: Transform
             assert float(scores[layer, head]) == pytest.approx(np.mean(rows), abs=1e-5)
 
 
-def test_a_perfect_induction_pattern_scores_one_and_uniform_attention_about_three_per_cent() -> None:
-    n, period = 101, 25
-    perfect = torch.zeros(n, n)
-    for query in range(1, n):
-        perfect[query, max(query - period + 1, 0)] = 1
-    uniform = torch.tril(torch.ones(n, n))
-    both = torch.stack([perfect, uniform / uniform.sum(1, keepdim=True)])[None]
-    scores = measure._prefix_matching(both, period)[0]
-    assert float(scores[0]) == pytest.approx(1.0)
-    assert float(scores[1]) == pytest.approx(0.031, abs=0.001)
-
-
 def test_in_context_learning_score_subtracts_the_early_loss_from_the_late_one() -> None:
     losses = torch.zeros(5, 127)
     losses[:, 119], losses[:, 19] = 2.0, 3.0

@@ -1,4 +1,9 @@
-"""How many tokens a pass may have: predicted from the reads without running anything, then measured on a few rows."""
+"""What fits into memory: how many tokens, variants or rows one pass may have.
+
+For what a run reads: predicted from the reads without running anything, then measured on a few rows (`memory_plan`).
+For interventions, whose passes are many: what a token or a row of theirs holds, times how many there are, must stay
+within `room`.
+"""
 
 import math
 import os
@@ -14,18 +19,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from interp.data.batch import Batch
+from interp.model.config import ModelConfig
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Questions
 from interp.passes.observe import observe
+from interp.passes.plan import mlp_width
 from interp.passes.together import least
 
-SHARE = 0.6
-"""Of the memory that is free: allocators round up, and libraries take workspaces of their own."""
-HOST_SHARE = 0.25
-"""Of the host's memory that is free: others live there too."""
+SHARE, HOST_SHARE = 0.6, 0.25
+"""Of the memory that is free, on a device (allocators round up, and libraries take workspaces of their own) and on the
+host (others live there too)."""
 MOST_ON_HOST, MOST_ON_DEVICE = 2**12, 2**17
 """Tokens per pass beyond which nothing gets faster (`experiments/bench/stream.py`)."""
+HOST_ROOM, DEVICE_ROOM = 32 << 20, 0.25
+"""What a pass of interventions may hold: so many bytes on a CPU, where more does not make it faster; such a share of an
+accelerator's free memory."""
+DEVICE_TILE = 512 << 20
+"""Bytes of a tile of scores on an accelerator."""
 
 
 @dataclass(frozen=True)
@@ -195,9 +206,42 @@ def _shape_only(read: Read) -> Callable[[Tensor], Tensor]:
 
 
 def _free(device: torch.device) -> int:
+    """Bytes that all rows of a run's pass may take together."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * SHARE)
     try:
         return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * HOST_SHARE)
     except (ValueError, OSError):
         return 2**30  # a system that does not say
+
+
+# --- interventions ------------------------------------------------------------------------------------------------
+
+
+def room(model: Transformer) -> int:
+    """Bytes that one pass of interventions may hold; the least of the processes that share a model."""
+    if model.device.type != "cuda":
+        return HOST_ROOM
+    return least(model, int(torch.cuda.mem_get_info(model.device)[0] * DEVICE_ROOM))
+
+
+def that_fit(model: Transformer, each: int, memory: int | None = None) -> int:
+    """How many tokens or rows of `each` bytes one pass of interventions may have, at least one.
+
+    memory: bytes that it may hold; None = `room`.
+    """
+    return max(1, (memory or room(model)) // each)
+
+
+def tile_floats(device: torch.device) -> int:
+    """How many float32 numbers a tile of scores may hold."""
+    return (HOST_ROOM if device.type == "cpu" else DEVICE_TILE) // 4
+
+
+def bytes_per_token(config: ModelConfig, columns: int, item: int, *, explicit: bool) -> int:
+    """Upper estimate of what one token of a sweep holds at once; `explicit`: attention patterns included."""
+    heads = config.head_width * (config.n_heads + 2 * config.kv_heads)
+    widest = 5 * config.d_model + max(2 * heads, 3 * mlp_width(config) // 2)
+    kept = 4 * config.kv_heads * config.head_width
+    patterns = 3 * config.n_heads * columns if explicit else 0
+    return item * (widest + kept + patterns)

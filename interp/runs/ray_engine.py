@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Questions
 from interp.runs.journal import packed_done, unpacked_done
@@ -29,7 +29,7 @@ READERS = 1.0
 def done_by_ray(
     questions: Questions,
     model: Transformer,
-    feed: Feed,
+    source: DataSource,
     windows: Iterable[int],
     due: Callable[[int], int | None],
     *,
@@ -39,13 +39,11 @@ def done_by_ray(
 
     actors: how many; without it one per GPU of the cluster, or as many as its CPUs allow with one left to Ray's
     readers (on two CPUs two actors that count as half a CPU each). Windows begun earlier go on at the batch due.
-    Errors: ImportError without Ray; ValueError for an iterator; what an analysis raises, as Ray's task error.
+    Errors: ImportError without Ray; what an analysis raises, as Ray's task error.
     """
     import ray
     import ray.data
 
-    if feed.windows is None:
-        raise ValueError("a cluster requires data that can be read again, got an iterator")
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
@@ -54,7 +52,7 @@ def done_by_ray(
     if not todo:
         return
     pool = _pool(ray.cluster_resources(), len(todo), actors)
-    work = ray.put((questions, shareable(model), feed))
+    work = ray.put((questions, shareable(model), source))
     found = ray.data.from_items(todo, override_num_blocks=len(todo)).map_batches(
         _Actor, batch_size=1, fn_constructor_kwargs={"work": work}, **pool
     )

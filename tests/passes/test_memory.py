@@ -12,8 +12,7 @@ from interp.data.batch import Batch
 from interp.model import ModelConfig, Read
 from interp.model.mlp import MoE
 from interp.passes.analysis import Analysis, Questions
-from interp.passes.observe import as_model
-from interp.runs.memory import (
+from interp.passes.memory import (
     MOST_ON_HOST,
     LiveBytes,
     MemoryPlan,
@@ -21,6 +20,7 @@ from interp.runs.memory import (
     memory_plan,
     predicted_row_bytes,
 )
+from interp.passes.observe import as_model
 from tests.configs import CAUSAL, CONFIGS, build, some_tokens
 from tests.runs.running import Norms
 from tests.tiny import hooked
@@ -159,7 +159,7 @@ def test_a_small_model_gets_the_most_that_is_any_use(monkeypatch: pytest.MonkeyP
     plan = memory_plan(questions("gpt2"), build("gpt2"), WIDTH, sample)
     assert plan.tokens_per_batch == MOST_ON_HOST // WIDTH * WIDTH
     monkeypatch.setattr(
-        "interp.runs.memory._free", lambda device: int(7.5 * max(plan.predicted, plan.measured))
+        "interp.passes.memory._free", lambda device: int(7.5 * max(plan.predicted, plan.measured))
     )
     assert memory_plan(questions("gpt2"), build("gpt2"), WIDTH, sample).tokens_per_batch == 7 * WIDTH
     narrow = Batch(some_tokens(4, 5))
