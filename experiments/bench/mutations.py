@@ -229,9 +229,9 @@ BREAKS = (
         "weights/test_copying.py",
     ),
     Break(
-        "causal/path_patching.py",
-        'runs = (source, found.base) if direction == "denoise" else (found.base, source)',
-        "runs = (source, found.base)",
+        "causal/contrast.py",
+        'clean, corrupt = (other, own) if self.direction == "denoise" else (own, other)',
+        "clean, corrupt = other, own",
         "noising calls the clean run the corrupted one",
         "causal/test_path_patching.py",
     ),

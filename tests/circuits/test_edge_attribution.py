@@ -480,7 +480,7 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         ValueError, match="KL divergence compares with the clean run, where its gradient is 0"
     ):
         edge_attribution(model, CLEAN, CORRUPT, metric=kl_divergence(), direction="noise")
-    with pytest.raises(ValueError, match="gradient is zero in every prompt"):
+    with pytest.raises(ValueError, match="its gradient is zero in every prompt"):
         edge_attribution(model, CLEAN, CORRUPT, metric=of_logits(lambda x: 0 * x[:, 0, 0]))
     with pytest.raises(ValueError, match="sum of what its parts add; this model norms the sum itself"):
         attributed(build("post-norm"))

@@ -203,7 +203,7 @@ def test_a_mean_reaches_as_far_as_it_must() -> None:
     found = interchange(HookedTransformer(model), *wide, kept[None], **asked)  # type: ignore[arg-type]
     assert_close(torch.from_numpy(found["each"].values.T), plain)
     left = [padded(tokens, "left") for tokens in (CLEAN, CORRUPT)]
-    with pytest.raises(ValueError, match="as long as the clean ones"):
+    with pytest.raises(ValueError, match="reach as far as the prompts"):
         interchange(HookedTransformer(model), *left, kept[None], **asked)  # type: ignore[arg-type]
 
 
@@ -421,7 +421,7 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         ask(replacement="noise")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="reference prompts belong to replacement='mean', got 'zero'"):
         ask(replacement="zero", reference=CLEAN)
-    with pytest.raises(ValueError, match="as long as the clean ones, got 5 positions for 7"):
+    with pytest.raises(ValueError, match="reach as far as the prompts, got 5 tokens for 7"):
         ask(replacement="mean", reference=CLEAN[:, :5])
     with pytest.raises((ValueError, TypeCheckError), match=r"masks \[circuit, sender, receiver\]"):
         interchange(model, CLEAN, CORRUPT, torch.ones(2, 11, 26, dtype=torch.bool), metric=METRIC)
@@ -433,7 +433,7 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         interchange(build("post-norm"), CLEAN, CORRUPT, masks, metric=METRIC)
     with pytest.raises(ValueError, match="must differ from its clean one"):
         edge_effects(model, CLEAN, CLEAN, metric=METRIC)
-    with pytest.raises(ValueError, match="requires reference prompts to take means over"):
+    with pytest.raises(ValueError, match="requires reference prompts, got none"):
         interp.run([Interchange(masks, METRIC, "mean")], model, Pairs(CLEAN.tolist(), CORRUPT.tolist()))
 
 
