@@ -25,8 +25,7 @@ from scipy import stats
 import interp
 from interp import Batch
 from interp.dynamics import in_context
-from interp.model import MLP, ModelConfig, NoPosition, Rotary, Transformer
-from interp.model.mixer_variants import (
+from interp.lab import (
     BigBird,
     Differential,
     Dilated,
@@ -36,14 +35,14 @@ from interp.model.mixer_variants import (
     Linear,
     Longformer,
     LongTermMemory,
-    Mixer,
     Polar,
     Pool,
     Reformer,
-    Softmax,
     Strided,
     Synthesizer,
 )
+from interp.model import MLP, ModelConfig, NoPosition, Rotary, Softmax, Transformer
+from interp.model.records import Mixer
 from interp.runs.record import Record
 from interp.tasks import AssociativeRecall, Examples, Place, RepeatingChain
 from interp.training import Training, scores, train

@@ -23,6 +23,7 @@ Here stand the names of a first day. Everything else lives one level down, by qu
     interp.data         batches, streams, sources, pairs of prompts
     interp.tasks        generated prompts with a known answer: indirect objects, facts, repeats
     interp.model        the network, its configuration and sites
+    interp.lab          what is trained rather than loaded: mixers beyond softmax attention, blocks, output layers
     interp.passes       hooks, planned sweeps, sampling, questions of your own
     interp.runs         questions over much data: results, stores, records
     interp.plot         the pictures
@@ -38,6 +39,7 @@ Here stand the names of a first day. Everything else lives one level down, by qu
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from interp import lab  # config files may hold its records
 from interp.attention import heads
 from interp.causal import ablate, attribution_patch, causal_trace, patch, path_patch
 from interp.circuits import evaluate_circuit, find_circuit
@@ -138,6 +140,7 @@ WINGS = (
         "data",
         "tasks",
         "model",
+        "lab",
         "passes",
         "runs",
         "plot",

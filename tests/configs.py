@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from interp.lab import Macaron
 from interp.model import (
     MLP,
     Alibi,
@@ -90,7 +91,7 @@ CONFIGS: dict[str, ModelConfig] = {
         attn_scale=0.4,
     ),
     "macaron": replace(
-        _GPT2, d_head=10, n_kv_heads=2, macaron=True, mlp=MLP(40, act="silu", gated=True), residual_scale=0.7,
+        _GPT2, d_head=10, n_kv_heads=2, block=Macaron(), mlp=MLP(40, act="silu", gated=True), residual_scale=0.7,
     ),
     "gptj": replace(
         _GPT2, d_head=10, parallel=True, shared_norm=True, position=Rotary(dim=4, interleaved=True),

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from interp.model import MLP, ModelConfig, Transformer
-from interp.model.mixer_variants import (
+from interp.lab import (
     AdaptiveTemperature,
     BigBird,
+    ConvMLP,
     Differential,
     Dilated,
     DualChunk,
@@ -23,11 +23,10 @@ from interp.model.mixer_variants import (
     Polar,
     Pool,
     Reformer,
-    Softmax,
     Strided,
     Synthesizer,
 )
-from interp.model.variants import Alibi, ConvMLP, NoNorm, NoPosition, RMSNorm, Rotary
+from interp.model import MLP, Alibi, ModelConfig, NoNorm, NoPosition, RMSNorm, Rotary, Softmax, Transformer
 from tests.configs import D_VOCAB, N_CTX, perturbed
 
 _BASE = ModelConfig(n_layers=2, d_model=24, n_heads=4, n_ctx=N_CTX, d_vocab=D_VOCAB, mlp=MLP(40))

@@ -225,7 +225,7 @@ def test_weight_stacks_have_their_shapes_and_are_the_parameters(name: str) -> No
     assert_close(model.W_U, model.transformer.unembed.weight.mT)
     if isinstance(c.mlp, MLP) and c.norm_place in ("pre", "post"):
         out = cache["post", 1] @ model.W_out[1] + model.b_out[1]
-        assert_close(cache["mlp_out", 1], out / 2 * c.residual_scale if c.macaron else out)
+        assert_close(cache["mlp_out", 1], out / 2 * c.residual_scale if "mlp_before" in c.mlps else out)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "mqa", "attention-only"])

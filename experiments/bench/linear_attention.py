@@ -15,9 +15,9 @@ import tyro
 from measure import cpu_seconds, memory, report, work
 from torch import Tensor
 
-from interp.model import ModelConfig, Transformer
-from interp.model.mixer_variants import Lightning, Linear, Mixer, Polar, Softmax
-from interp.model.variants import NoPosition
+from interp.lab import Lightning, Linear, Polar
+from interp.model import ModelConfig, NoPosition, Softmax, Transformer
+from interp.model.records import Mixer
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 MIXERS: dict[str, Mixer] = {

@@ -129,11 +129,11 @@ BREAKS = (
         "model/test_experts.py",
     ),
     Break(
-        "model/mixers/lightning.py",
+        "lab/lightning.py",
         "depth = 1 - layer / (config.n_layers - 1 + 1e-5) + 1e-5",
         "depth = 1 - layer / (config.n_layers + 1e-5) + 1e-5",
         "the decay of lightning attention is that of a deeper stack",
-        "model/test_linear.py",
+        "lab/test_linear.py",
     ),
     # --- data, passes, runs: batches, sweeps, generation
     Break(

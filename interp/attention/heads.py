@@ -32,7 +32,7 @@ from interp.model.sites import EMBEDDING_SITES
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Alone, Analysis, Question
-from interp.passes.edited import AFTER_PATTERN, edits_at, inner_site, layer_of
+from interp.passes.edited import after_pattern, edits_at, inner_site, layer_of
 from interp.passes.observe import Model, Subject
 from interp.residual.decomposition import IncompleteSumError, not_linear
 from interp.runs.run import answered, reduced_over
@@ -378,12 +378,12 @@ def _copying_weights(circuits: HeadCircuits) -> Score:
 
 def rewritten(model: Transformer) -> Bool[Tensor, "l h"]:
     """The heads whose output an edit changes after their values: what they add is not their values' W_O."""
-    return _touched(model, AFTER_PATTERN)
+    return _touched(model, after_pattern())
 
 
 def unlike_weights(model: Transformer) -> Bool[Tensor, "l h"]:
     """The heads whose OV circuit is not that of the weights: edits change what they read, or what they write."""
-    return _touched(model, (*TO_VALUES, *AFTER_PATTERN))
+    return _touched(model, (*TO_VALUES, *after_pattern()))
 
 
 def embedding_edits(model: Transformer) -> list[str]:

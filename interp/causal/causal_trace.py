@@ -308,9 +308,8 @@ def usual_window(n_layers: int) -> int:
 
 
 def _outputs(config: ModelConfig, part: Severed) -> list[str]:
-    """The sites of what a block's attention adds, or its MLPs: two in Macaron blocks."""
-    first = ["hook_mlp_before_out"] if part == "mlp" and config.macaron else []
-    return [*first, f"hook_{part}_out"]
+    """The sites of what a block's attention adds, or its MLPs."""
+    return [f"hook_{name}_out" for name in (config.mlps if part == "mlp" and config.mlps else (part,))]
 
 
 @dataclass(frozen=True, eq=False)

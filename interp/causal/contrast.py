@@ -184,7 +184,7 @@ def site_names(site: str, config: ModelConfig) -> tuple[str, ...]:
     final stream.
     """
     name = site if "hook_" in site else sites.full_name(site)
-    if name in {row.name for row in sites.BLOCK_SITES}:
+    if name in {row.name for row in sites.block_rows()}:
         names = tuple(f"blocks.{layer}.{name}" for layer in range(config.n_layers))
         sites.find(names[0], config)
         return names

@@ -24,18 +24,14 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.model.config import ModelConfig
-from interp.model.mixer_variants import LongTermMemory
 from interp.model.parts import Edge, Part
-from interp.model.sites import names
 
 INPUT, LOGITS = "L0.resid", "logits"
 
 
 def reads_by_qkv(config: ModelConfig) -> bool:
     """Whether queries, keys and values are all that heads read of the stream: no gate, no memory, no other scores."""
-    gated = any(name.endswith(".attn.hook_gate") for name in names(config))
-    other = any(not mixer.traits.queries or isinstance(mixer, LongTermMemory) for mixer in config.mixers)
-    return not gated and not other
+    return all(mixer.traits.reads_by_qkv for mixer in config.mixers)
 
 
 @public()
@@ -67,7 +63,7 @@ class EdgeGraph:
         problem = {
             "norms the sum itself (post-norm blocks)": config.norm_place == "post",
             "also attends to the memory of an encoder": config.cross_attention,
-            "has two MLPs in a block (Macaron), and the graph has one node": config.macaron,
+            f"{config.block.unusual}, and the graph has one node": config.block.unusual is not None,
             "has heads that read the stream otherwise than as queries, keys and values": not reads_by_qkv(
                 config
             ),

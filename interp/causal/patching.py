@@ -223,7 +223,11 @@ def patch_preset(
 
 def _first_mlps(preset: str, config: ModelConfig) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """What "block_every" has besides in Macaron blocks, whose first MLP TransformerLens does not know."""
-    return (("mlp_before_out", ("layer", "pos")),) if preset == "block_every" and config.macaron else ()
+    return (
+        (("mlp_before_out", ("layer", "pos")),)
+        if preset == "block_every" and "mlp_before" in config.mlps
+        else ()
+    )
 
 
 def _own_dims(site: str, by: Sequence[str]) -> list[str]:

@@ -210,9 +210,9 @@ def _graph(config: ModelConfig) -> EdgeGraph:
         raise ValueError(
             "path patching holds the heads of self-attention; this model also has cross-attention"
         )
-    if config.macaron:
+    if config.block.unusual is not None:
         raise ValueError(
-            "path patching has one name for the MLP of a block; the blocks of this model have two (Macaron)"
+            f"path patching takes a block for its heads and one MLP; this model {config.block.unusual}"
         )
     return EdgeGraph(
         config.n_layers, config.n_heads, config.kv_heads, config.mlp is not None, config.parallel

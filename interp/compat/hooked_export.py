@@ -14,7 +14,7 @@ from interp.hooked import HookedTransformer
 from interp.model.config import (
     MLP,
     Alibi,
-    ConvMLP,
+    FullSoftmax,
     LayerNorm,
     Learned,
     LinearScaling,
@@ -25,12 +25,12 @@ from interp.model.config import (
     RMSNorm,
     Rotary,
     Softmax,
+    UsualBlock,
     YarnScaling,
 )
 from interp.model.mlp import Experts
 from interp.model.norm import Normalize
 from interp.model.transformer import Transformer
-from interp.model.variants import FullSoftmax
 from interp.model.weights import LayerWeights, Weights
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "relu": "relu", "silu": "silu"}
@@ -95,13 +95,14 @@ def inexpressible(model: Transformer) -> str | None:
         f"mixer={config.mixer}": config.mixer != Softmax(),
         f"output={config.output}": config.output != FullSoftmax(),
         "cross_attention": config.cross_attention,
-        "macaron": config.macaron,
+        f"block={config.block}": config.block != UsualBlock(),
         f"n_token_types={config.n_token_types}": config.n_token_types > 0,
         f"mlm_head={config.mlm_head!r}": config.mlm_head is not None,
         f"residual_scale={config.residual_scale}": config.residual_scale != 1,
         f"logit_scale={config.logit_scale}": config.logit_scale != 1,
         f"act={getattr(mlp, 'act', None)!r}": isinstance(mlp, MLP | MoE) and mlp.act not in ACTIVATIONS,
-        f"mlp={mlp}": isinstance(mlp, ConvMLP) or (isinstance(mlp, MoE) and mlp != _plain_experts(mlp)),
+        f"mlp={mlp}": not isinstance(mlp, MLP | MoE | None)
+        or (isinstance(mlp, MoE) and mlp != _plain_experts(mlp)),
         "biases of a gated MLP's b_gate and b_in": _has_gate_bias(model),
         f"norm={norm} in {model.dtype}": rms and norm.unit_offset and model.dtype.itemsize < 4,  # type: ignore[union-attr]
     }
@@ -221,7 +222,7 @@ def _mlp_fields(config: ModelConfig) -> dict[str, object]:
     mlp = config.mlp
     if mlp is None:
         return {"attn_only": True}
-    assert not isinstance(mlp, ConvMLP)  # refused before
+    assert isinstance(mlp, MLP | MoE)  # others are refused before
     fields: dict[str, object] = {"attn_only": False, "d_mlp": mlp.d_mlp, "act_fn": ACTIVATIONS[mlp.act]}
     if isinstance(mlp, MoE):
         shares = {

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from interp.core.shapes import shape_text
 from interp.families.spec import Family, Rule, Settings, transposed
-from interp.model.config import MLP, Alibi, ConvMLP, LayerNorm, Learned, ModelConfig, MoE, NoNorm
+from interp.model.config import MLP, Alibi, LayerNorm, Learned, ModelConfig, MoE, NoNorm
 
 BUFFERS = (r"blocks\.\d+\.attn\.(mask|IGNORE|rotary_sin|rotary_cos|alibi)",)
 """Masks and tables in a state dict; none is a weight."""
@@ -111,7 +111,7 @@ def _mlp_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     d, mlp = config.d_model, config.mlp
     if mlp is None:
         return {}
-    assert not isinstance(mlp, ConvMLP)
+    assert isinstance(mlp, MLP | MoE)
     m = mlp.d_mlp
     if isinstance(mlp, MoE):
         table: dict[str, tuple[int, ...]] = {"W_gate.weight": (mlp.n_experts, d)}
@@ -141,7 +141,7 @@ def _rules(config: ModelConfig) -> Iterator[Rule]:
     if config.qk_norm is not None:
         for name in ("q_norm", "k_norm"):
             yield Rule(f"{attn}{name}.norm.weight", (f"{attn}{name}.w",))
-    assert not isinstance(config.mlp, ConvMLP)  # `hooked_export` has refused it
+    assert isinstance(config.mlp, MLP | MoE | None)  # `hooked_export` has refused others
     yield from _mlp_rules(config.mlp, f"{block}mlp.")
 
 

@@ -93,7 +93,7 @@ def switched_off(config: ModelConfig, layer: int, off: Collection[Switch]) -> li
     adding = [name for name in config.sublayers if name not in silent]
     for group in [adding] if config.parallel else [[name] for name in adding]:
         edits += [Edit(parts[name], Kept()) for name in group]
-        total = f"blocks.{layer}.hook_{_sum_after(config, group[-1])}"
+        total = f"blocks.{layer}.{config.stream_after(group[-1])}"
         edits.append(Edit(Part.of(total), SumOf(tuple(parts[name].site for name in group))))
     return edits
 
@@ -139,11 +139,3 @@ def one_text_of_two_tokens(batch: Batch, what: str) -> None:
         raise ValueError(
             f"{what} compares tokens: rows of at least two are required, got one of a single token"
         )
-
-
-def _sum_after(config: ModelConfig, sublayer: str) -> str:
-    """The site of the stream after a sublayer was added, before any norm of the sum."""
-    if sublayer == config.sublayers[-1] or config.parallel:
-        return "resid_post"
-    sums = {"mlp_before_out": "resid_pre_attn", "attn_out": "resid_mid", "cross_attn_out": "resid_mid_cross"}
-    return sums[sublayer]

@@ -14,8 +14,7 @@ from interp.families.spec import AnyFamily, Rule
 from interp.families.stored import Tensors, equal
 from interp.model.config import AnyConfig, EncoderDecoderConfig, ModelConfig
 from interp.model.encoder_decoder import EncoderDecoder, build
-from interp.model.place import layer_devices
-from interp.model.transformer import Transformer
+from interp.model.transformer import Transformer, layer_devices
 
 AnyModel = Transformer | EncoderDecoder
 

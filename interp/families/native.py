@@ -25,7 +25,9 @@ def config(settings: Settings) -> AnyConfig:
     """The config that `values` wrote."""
     settings.require("kind", *_KINDS, None)
     kind = _KINDS[settings.text("kind", ModelConfig.__name__)]
-    return kind.from_dict(settings.present([f.name for f in dataclasses.fields(kind)]))
+    return kind.from_dict(
+        settings.present([*(f.name for f in dataclasses.fields(kind)), *ModelConfig.EARLIER])
+    )
 
 
 def rules(config: AnyConfig) -> tuple[Rule, ...]:

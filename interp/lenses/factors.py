@@ -26,7 +26,7 @@ from interp.core.stats import Rows
 from interp.data.batch import Batch
 from interp.data.stream import prompt_source
 from interp.data.text import Answers, Prompts
-from interp.model.config import ConvMLP, ModelConfig, MoE
+from interp.model.config import MLP, ModelConfig
 from interp.model.edits import Add, Edit
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
@@ -251,22 +251,19 @@ def full_name(layer: int, matrix: Matrix) -> str:
 
 def present(config: ModelConfig) -> tuple[Matrix, ...]:
     """The matrices of a block that have factors."""
-    return tuple(matrix for matrix in MATRICES if _why_not(config, matrix) is None)
+    return tuple(matrix for matrix in MATRICES if why_not(config, matrix) is None)
 
 
-def _why_not(config: ModelConfig, matrix: Matrix) -> str | None:
+def why_not(config: ModelConfig, matrix: Matrix) -> str | None:
     """Why a model has no factors of a matrix; None if it has."""
     if matrix in MATRICES[3:]:
         return None
     if config.mlp is None:
         return "is attention-only"
-    if isinstance(config.mlp, MoE):
-        return "has a mixture of experts, whose matrices see only some tokens each"
-    if isinstance(config.mlp, ConvMLP):
-        return "has a convolution in its MLP"
-    if config.macaron:
-        return "has two MLPs in a block (Macaron)"
-    return "has an MLP without a gate" if matrix == "W_gate" and not config.mlp.gated else None
+    if config.mlp.no_matrices is not None or config.block.unusual is not None:
+        return config.block.unusual or f"has {config.mlp.no_matrices}"
+    gated = isinstance(config.mlp, MLP) and config.mlp.gated
+    return "has an MLP without a gate" if matrix == "W_gate" and not gated else None
 
 
 def part_of(layer: int, matrix: Matrix) -> Part:
@@ -306,7 +303,7 @@ def chosen(
         if matrix not in MATRICES:
             hint = nearest(matrix, MATRICES)
             raise ValueError(f"matrices are {', '.join(MATRICES)}, got {matrix!r}; {hint}")
-        if reason := _why_not(config, matrix):
+        if reason := why_not(config, matrix):
             raise ValueError(
                 f"no factors of {matrix}: this model {reason}; it has {', '.join(present(config))}"
             )

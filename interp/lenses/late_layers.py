@@ -209,9 +209,9 @@ def _check(config: ModelConfig) -> None:
 
 def _states(config: ModelConfig) -> tuple[str, ...]:
     """The sites of the stream before, within and after the last layer."""
-    inner = ["hook_resid_mid"] if config.mlp is not None and not config.parallel else []
-    names = ["hook_resid_pre", *(["hook_resid_pre_attn"] if config.macaron else []), *inner]
-    return (*(f"blocks.{config.n_layers - 1}.{name}" for name in names), final_stream(config))
+    inner = [name for name in map(config.stream_after, config.sublayers) if name != "hook_resid_post"]
+    names = (f"blocks.{config.n_layers - 1}.{name}" for name in ("hook_resid_pre", *inner))
+    return (*names, final_stream(config))
 
 
 def _reads(config: ModelConfig) -> tuple[Read, ...]:

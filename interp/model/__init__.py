@@ -1,6 +1,7 @@
 """The hookable Transformer: config, modules, sites, taps and weight views."""
 
 from interp.model.attention import Memory
+from interp.model.block import UsualBlock
 from interp.model.config import (
     MLP,
     Alibi,
@@ -8,6 +9,7 @@ from interp.model.config import (
     Buckets,
     DynamicScaling,
     EncoderDecoderConfig,
+    FullSoftmax,
     LayerNorm,
     Learned,
     LinearScaling,
@@ -20,92 +22,21 @@ from interp.model.config import (
     RMSNorm,
     Rotary,
     Sinusoidal,
+    Softmax,
     YarnScaling,
 )
 from interp.model.encoder_decoder import EncoderDecoder, build
 from interp.model.kv_cache import KVCache
 from interp.model.loss import mean_next_token_loss, next_token_loss, next_token_loss_of
-from interp.model.mixer_variants import (
-    AdaptiveTemperature,
-    BigBird,
-    Differential,
-    Dilated,
-    DualChunk,
-    FixedBlocks,
-    Lightning,
-    Linear,
-    Linformer,
-    LogN,
-    Longformer,
-    LongTermMemory,
-    Polar,
-    Pool,
-    Reformer,
-    Softmax,
-    Strided,
-    Synthesizer,
-)
 from interp.model.sites import Site
 from interp.model.tap import Edit, Read, Tap, Trace
 from interp.model.transformer import Transformer
-from interp.model.variants import AdaptiveSoftmax, ConvMLP, FullSoftmax, HierarchicalSoftmax
 from interp.model.weights import LayerWeights, Weights
 
 __all__ = [
-    "MLP",
-    "AdaptiveSoftmax",
-    "AdaptiveTemperature",
-    "Alibi",
-    "AnyConfig",
-    "BigBird",
-    "Buckets",
-    "ConvMLP",
-    "Differential",
-    "Dilated",
-    "DualChunk",
-    "DynamicScaling",
-    "Edit",
-    "EncoderDecoder",
-    "EncoderDecoderConfig",
-    "FixedBlocks",
-    "FullSoftmax",
-    "HierarchicalSoftmax",
-    "KVCache",
-    "LayerNorm",
-    "LayerWeights",
-    "Learned",
-    "Lightning",
-    "Linear",
-    "LinearScaling",
-    "Linformer",
-    "Llama3Scaling",
-    "LogN",
-    "LongScaling",
-    "LongTermMemory",
-    "Longformer",
-    "Memory",
-    "MoE",
-    "ModelConfig",
-    "NoNorm",
-    "NoPosition",
-    "Polar",
-    "Pool",
-    "RMSNorm",
-    "Read",
-    "Reformer",
-    "Rotary",
-    "Sinusoidal",
-    "Site",
-    "Softmax",
-    "Strided",
-    "Synthesizer",
-    "Tap",
-    "Trace",
-    "Transformer",
-    "Weights",
-    "YarnScaling",
-    "build",
-    "mean_next_token_loss",
-    "next_token_loss",
-    "next_token_loss_of",
-]
+    "MLP", "Alibi", "AnyConfig", "Buckets", "DynamicScaling", "Edit", "EncoderDecoder", "EncoderDecoderConfig",
+    "FullSoftmax", "KVCache", "LayerNorm", "LayerWeights", "Learned", "LinearScaling", "Llama3Scaling", "LongScaling",
+    "Memory", "MoE", "ModelConfig", "NoNorm", "NoPosition", "RMSNorm", "Read", "Rotary", "Sinusoidal", "Site",
+    "Softmax", "Tap", "Trace", "Transformer", "UsualBlock", "Weights", "YarnScaling", "build", "mean_next_token_loss",
+    "next_token_loss", "next_token_loss_of",
+]  # fmt: skip

@@ -11,8 +11,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.model.mask import Mask
-from interp.model.sparsity import Piece
+from interp.model.mask import Mask, Piece
 from interp.model.tap import Scope, at
 
 

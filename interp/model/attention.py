@@ -1,11 +1,13 @@
 """Multi-head attention (grouped or not) with every part a site, and what the blocks of a pass share.
 
-The other mixers (`interp.model.mixers`) are `Attention` with another way from queries, keys and values to z.
+The mixers of `interp.lab` are `Attention` with another way from queries, keys and values to z.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from einops import einsum, rearrange
@@ -13,12 +15,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from interp.model.attend import attend
-from interp.model.config import ModelConfig
 from interp.model.kv_cache import Past
 from interp.model.mask import Layout, Mask, picked
 from interp.model.norm import HeadNorm, Normalize
 from interp.model.position import Rotation
 from interp.model.tap import Scope, at
+
+if TYPE_CHECKING:
+    from interp.model.config import ModelConfig
+
 
 T = TypeVar("T")
 SPLIT_INPUTS = {"q": "hook_q_input", "k": "hook_k_input", "v": "hook_v_input"}

@@ -1,23 +1,58 @@
 """One block: attention and MLP read the residual stream and add to it, with norms where the family puts them."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp.model.attention import CrossAttention, Pass
-from interp.model.config import ConvMLP, ModelConfig, MoE, NoNorm
 from interp.model.mask import picked
-from interp.model.mixers import build_mixer
-from interp.model.mlp import ConvFeedForward, Experts, FeedForward
-from interp.model.norm import Normalize
+from interp.model.norm import NoNorm, Normalize
+from interp.model.records import Record
 from interp.model.tap import Scope, at
+
+if TYPE_CHECKING:
+    from interp.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class UsualBlock(Record):
+    """Attention, then the MLP where there is one (or both at once, see `ModelConfig.parallel`)."""
+
+    unusual: ClassVar[str | None] = None
+    """Why what takes a block for attention and one MLP refuses this one, after "this model"; None if it is that."""
+    attention_reads: ClassVar[str] = "hook_resid_pre"
+    """The site of the stream that attention reads, before its norm."""
+
+    def sublayers(self, config: ModelConfig) -> dict[str, str]:
+        """What a block adds to the stream, in order, each with the site of the stream after it.
+
+        `attn_out`, `cross_attn_out`, `mlp_out`; that of the last is `hook_resid_post`, of both in parallel blocks.
+        """
+        has = {"attn_out": True, "cross_attn_out": config.cross_attention, "mlp_out": config.mlp is not None}
+        sums = {"attn_out": "hook_resid_mid", "cross_attn_out": "hook_resid_mid_cross"}
+        names = [name for name, present in has.items() if present]
+        return {
+            name: "hook_resid_post" if config.parallel or name == names[-1] else sums[name] for name in names
+        }
+
+    def factor(self, sublayer: str, config: ModelConfig) -> float:
+        """What the output of a sublayer (`attn_out`, ...) is multiplied by before it is added to the stream."""
+        return config.residual_scale
+
+    def build(self, config: ModelConfig, layer: int) -> Block:
+        """The module of a layer."""
+        return Block(config, layer)
 
 
 class Block(nn.Module):
-    """A sequential, parallel or Macaron block, with or without an MLP and attention to a memory.
+    """A sequential or parallel block, with or without an MLP and attention to a memory.
 
     ln1, ln_cross and ln2 norm what a sublayer reads ("pre", "sandwich") or the sum it leaves ("post"); ln1_post and
-    ln2_post norm what it adds ("sandwich", "output"). In a Macaron block (Lu et al. 2019) another MLP, `mlp_before`,
-    reads through ln0 and adds to the stream before attention; each of the two adds half of its output.
+    ln2_post norm what it adds ("sandwich", "output").
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -26,17 +61,23 @@ class Block(nn.Module):
         inner = NoNorm() if config.norm_place == "output" else config.norm
         outer = config.norm_place in ("sandwich", "output")
         has_mlp, d = config.mlp is not None, config.d_model
-        self.ln0 = Normalize(inner, d, "ln0") if config.macaron else None
-        self.mlp_before = _mlp(config, layer, "mlp_before") if config.macaron else None
+        self._build_first(layer)
         self.ln1 = Normalize(inner, d, "ln1")
-        self.attn = build_mixer(config, layer)
+        self.attn = config.mixers[layer].build(config, layer)
         self.ln1_post = Normalize(config.norm, d, "ln1_post") if outer else None
         self.ln_cross = Normalize(inner, d, "ln_cross") if config.cross_attention else None
         self.cross_attn = CrossAttention(config, layer) if config.cross_attention else None
         self.ln2 = Normalize(inner, d, "ln2") if has_mlp and not config.shared_norm else None
-        self.mlp = _mlp(config, layer, "mlp")
+        self.mlp = None if config.mlp is None else config.mlp.build(d, layer, "mlp")
         self.ln2_post = Normalize(config.norm, d, "ln2_post") if outer and has_mlp else None
         self._identity = Normalize(NoNorm(), d, "none")
+
+    def _build_first(self, layer: int) -> None:
+        """What stands before attention: nothing."""
+
+    def mlps(self) -> dict[str, nn.Module]:
+        """The MLPs, by the name that their sites and parameters begin with."""
+        return {name: self.get_submodule(name) for name in self.config.mlps}
 
     def forward(
         self,
@@ -49,7 +90,7 @@ class Block(nn.Module):
 
         only: the columns of each row that are wanted; for the others nothing but keys and values is computed.
         """
-        if only is not None and isinstance(self.mlp, ConvFeedForward):  # it reads the columns before them
+        if only is not None and not self.config.pointwise:  # the MLP reads the columns before them
             return picked(self(resid, shared, tap), only)
         resid = self._before_attention(at(tap, "hook_resid_pre", resid), tap)
         if tap is not None and tap.finished:
@@ -69,7 +110,7 @@ class Block(nn.Module):
 
     def without_attention(self, resid: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """The residual stream after the block if attention added nothing; ValueError if its MLP sees other tokens."""
-        if isinstance(self.mlp, ConvFeedForward):
+        if not self.config.pointwise:
             raise ValueError(
                 f"a block by itself requires an MLP of single positions, this one has {self.config.mlp}"
             )
@@ -77,12 +118,8 @@ class Block(nn.Module):
         return self._through_mlp(resid, resid, self.reading(self.ln1)(resid), None, None)
 
     def _before_attention(self, resid: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
-        """The stream that attention reads: what enters the block, behind the first MLP of a Macaron block."""
-        if self.mlp_before is None:
-            return resid
-        normed = self.reading(self.ln0)(at(tap, "hook_mlp_before_in", resid), tap)
-        resid = resid + self._added("mlp_before_out", self.mlp_before(normed, tap), tap)
-        return at(tap, "hook_resid_pre_attn", resid)
+        """The stream that attention reads, from what enters the block."""
+        return resid
 
     def _through_mlp(
         self, x: Tensor, resid: Tensor, normed: Tensor, tap: Scope | None, shared: Pass | None
@@ -96,20 +133,12 @@ class Block(nn.Module):
             else:
                 x = self._before_mlp(x, tap)
                 mlp_in = self.reading(self.ln2)(at(tap, "hook_mlp_in", x), tap)
-            x = x + self._added("mlp_out", self._mlp_out(mlp_in, tap, shared), tap)
+            out = self.mlp(mlp_in, tap) if self.config.pointwise else self.mlp(mlp_in, tap, shared)
+            x = x + self._added("mlp_out", out, tap)
         x = at(tap, "hook_resid_post", x)
         if self.config.norm_place != "post":
             return x
         return at(tap, "hook_normalized_resid_post", self._last_norm()(x, tap))
-
-    def _mlp_out(
-        self, x: Float[Tensor, "*b d"], tap: Scope | None, shared: Pass | None
-    ) -> Float[Tensor, "*b d"]:
-        if isinstance(self.mlp, ConvFeedForward):
-            assert shared is not None
-            return self.mlp(x, tap, shared)
-        assert self.mlp is not None
-        return self.mlp(x, tap)
 
     def reading(self, norm: Normalize | None) -> Normalize:
         """The norm through which a sublayer reads the stream: none at all in post-norm blocks."""
@@ -155,12 +184,3 @@ class Block(nn.Module):
         found = self.sum_norm(self.config.sublayers[-1])
         assert found is not None
         return found
-
-
-def _mlp(config: ModelConfig, layer: int, name: str) -> FeedForward | Experts | ConvFeedForward | None:
-    kind, d = config.mlp, config.d_model
-    if kind is None:
-        return None
-    if isinstance(kind, ConvMLP):
-        return ConvFeedForward(kind, d, layer)
-    return Experts(kind, d, name) if isinstance(kind, MoE) else FeedForward(kind, d, name)

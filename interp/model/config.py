@@ -1,65 +1,55 @@
-"""What a Transformer is, as data: one frozen record, its alternatives as unions of small records (`variants`)."""
+"""What a Transformer is, as data: one frozen record, whose alternatives are small records of their own."""
+
+from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from interp.model.config_json import Json, fields_as_json, from_json
-from interp.model.mixer_variants import (
-    MIXER_RECORDS,
-    Differential,
-    DualChunk,
-    Lightning,
-    Linear,
-    Linformer,
-    LongTermMemory,
-    Mixer,
-    Polar,
-    Pool,
-    Reformer,
-    Softmax,
-    Synthesizer,
-)
-from interp.model.variants import (
-    MLP,
-    MLPS,
-    RECORDS,
-    Activation,
-    AdaptiveSoftmax,
+from interp.model.block import UsualBlock
+from interp.model.mlp import MLP, Activation, MoE
+from interp.model.norm import LayerNorm, NoNorm, Norm, NormPlace, RMSNorm
+from interp.model.position import (
     Alibi,
     Buckets,
-    ConvMLP,
     DynamicScaling,
-    FullSoftmax,
-    LayerNorm,
     Learned,
     LinearScaling,
     Llama3Scaling,
     LongScaling,
-    MoE,
-    NoNorm,
     NoPosition,
-    Norm,
-    NormPlace,
-    Output,
     Position,
-    RMSNorm,
     Rotary,
     Scaling,
     Sinusoidal,
     YarnScaling,
 )
+from interp.model.records import (
+    AnyMLP,
+    FullSoftmax,
+    Json,
+    Mixer,
+    Output,
+    Record,
+    fields_as_json,
+    from_json,
+    requires,
+)
+from interp.model.softmax import Softmax
 
 __all__ = [
-    "MLP", "MLPS", "Activation", "Alibi", "AnyConfig", "Buckets", "ConvMLP", "DynamicScaling", "EncoderDecoderConfig",
-    "Json", "LayerNorm", "Learned", "LinearScaling", "Llama3Scaling", "LongScaling", "Mixer", "MoE", "ModelConfig",
-    "NoNorm", "NoPosition", "Norm", "NormPlace", "Position", "RMSNorm", "Rotary", "Scaling", "Sinusoidal", "Softmax",
-    "YarnScaling",
+    "MLP", "MLPS", "Activation", "Alibi", "AnyConfig", "Buckets", "DynamicScaling", "EncoderDecoderConfig",
+    "FullSoftmax", "Json", "LayerNorm", "Learned", "LinearScaling", "Llama3Scaling", "LongScaling", "Mixer", "MoE",
+    "ModelConfig", "NoNorm", "NoPosition", "Norm", "NormPlace", "Position", "RMSNorm", "Rotary", "Scaling",
+    "Sinusoidal", "Softmax", "UsualBlock", "YarnScaling",
 ]  # fmt: skip
+
+MLPS = ("mlp_before_out", "mlp_out")
+"""The sublayers of a block (`ModelConfig.sublayers`) that are MLPs; the others mix positions."""
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Record):
     """Everything that decides the arithmetic of a Transformer; no device, no dtype, no tokenizer."""
 
     n_layers: int
@@ -71,7 +61,7 @@ class ModelConfig:
     """Width of one head; None = d_model / n_heads."""
     n_kv_heads: int | None = None
     """Key/value heads (grouped-query attention); None = n_heads. Query head h reads h // (n_heads / n_kv_heads)."""
-    mlp: MLP | MoE | ConvMLP | None = None
+    mlp: AnyMLP | None = None
     """None = attention-only."""
     mixer: Mixer | tuple[Mixer, ...] = Softmax()
     """What mixes positions. Several take turns: layer l has the l-th of them, counted round."""
@@ -83,9 +73,8 @@ class ModelConfig:
     """Whether the same norm stands after the embeddings (BLOOM, BERT)."""
     final_norm: bool = True
     """Whether the same norm stands before the unembedding."""
-    macaron: bool = False
-    """True: half an MLP, attention, half an MLP. A second MLP before attention, each adds half of its output (Lu et al.
-    2019, "Understanding and Improving Transformer From a Multi-Particle Dynamic System Point of View")."""
+    block: UsualBlock = UsualBlock()
+    """What else a block has, or does in another order (`interp.lab.Macaron`)."""
     parallel: bool = False
     """True: attention and MLP of a block read the same residual and are added together (NeoX)."""
     shared_norm: bool = False
@@ -132,10 +121,13 @@ class ModelConfig:
     logit_softcap: float | None = None
     """Logits become cap tanh(logit / cap) (Gemma 2)."""
 
+    EARLIER = ("macaron",)
+    """Fields of earlier versions, which files may still have."""
+
     def __post_init__(self) -> None:
         self._check_kinds()
         if self.d_head is None:
-            _require(
+            requires(
                 self.d_model % self.n_heads == 0,
                 f"n_heads to divide d_model when d_head is not given, got {self.n_heads} and {self.d_model}",
             )
@@ -143,137 +135,101 @@ class ModelConfig:
         if self.n_kv_heads is None:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
         for name in ("n_layers", "d_model", "n_heads", "n_ctx", "d_vocab", "d_head", "n_kv_heads"):
-            _require(getattr(self, name) >= 1, f"{name} >= 1, got {getattr(self, name)}")
+            requires(getattr(self, name) >= 1, f"{name} >= 1, got {getattr(self, name)}")
         fits = self.n_heads % self.kv_heads == 0
-        _require(fits, f"n_kv_heads to divide n_heads, got {self.kv_heads} and {self.n_heads}")
-        _require(self.window is None or self.window >= 1, f"window >= 1, got {self.window}")
+        requires(fits, f"n_kv_heads to divide n_heads, got {self.kv_heads} and {self.n_heads}")
+        requires(self.window is None or self.window >= 1, f"window >= 1, got {self.window}")
         for rotary in (self.position, self.local_position):
             if isinstance(rotary, Rotary):
                 rotated = self.head_width if rotary.dim is None else rotary.dim
-                _require(
+                requires(
                     rotated % 2 == 0 and 0 < rotated <= self.head_width,
                     f"an even rotary dim in [2, {self.head_width}], got {rotated}",
                 )
-        self._check_combinations()
         for mixer in self._given:
             self._check_mixer(mixer)
+        self._check_combinations()
 
     def _check_kinds(self) -> None:
         good = all(isinstance(mixer, Mixer) for mixer in self._given)
-        _require(self._given and good, f"a mixer or several, got {self.mixer!r}")
+        requires(self._given and good, f"a mixer or several, got {self.mixer!r}")
         kinds = {
-            "position": Position, "norm": Norm, "mlp": MLP | MoE | ConvMLP | None, "local_position": Rotary | None,
-            "local_layers": tuple | None, "output": Output,
+            "position": Position, "norm": Norm, "mlp": AnyMLP | None, "local_position": Rotary | None,
+            "local_layers": tuple | None, "output": Output, "block": UsualBlock,
         }  # fmt: skip
         for name, kind in kinds.items():
             value = getattr(self, name)
-            _require(isinstance(value, kind), f"{name} to be one of {kind}, got {value!r}")
+            requires(isinstance(value, kind), f"{name} to be one of {kind}, got {value!r}")
         for name, allowed in {
             "norm_place": get_args(NormPlace), "qk_norm": ("head", "width", None),
             "mlm_head": (*get_args(Activation), None),
         }.items():  # fmt: skip
             value = getattr(self, name)
-            _require(value in allowed, f"{name} to be one of {allowed}, got {value!r}")
+            requires(value in allowed, f"{name} to be one of {allowed}, got {value!r}")
         for name in ("n_layers", "d_model", "n_heads", "n_ctx", "d_vocab"):
             value = getattr(self, name)
-            _require(isinstance(value, int), f"a whole number for {name}, got {value!r}")
+            requires(isinstance(value, int), f"a whole number for {name}, got {value!r}")
 
     def _check_combinations(self) -> None:
         if self.local_layers is not None:
-            _require(self.window is not None, f"a window for local_layers, got {self.local_layers}")
+            requires(self.window is not None, f"a window for local_layers, got {self.local_layers}")
             bad = [layer for layer in self.local_layers if not 0 <= layer < self.n_layers]
-            _require(not bad, f"local_layers in [0, {self.n_layers - 1}], got {bad[:1]}")
-        _require(self.local_position is None or self.window is not None, "a window for local_position")
+            requires(not bad, f"local_layers in [0, {self.n_layers - 1}], got {bad[:1]}")
+        requires(self.local_position is None or self.window is not None, "a window for local_position")
         plain = self.norm_place == "pre" and self.mlp is not None and not self.cross_attention
-        _require(not self.parallel or plain, "norm_place 'pre', an MLP and no cross-attention for parallel")
-        _require(not self.shared_norm or self.parallel, "parallel blocks for shared_norm")
-        fits = plain and not self.parallel and not isinstance(self.mlp, ConvMLP)
-        _require(
-            not self.macaron or fits,
-            "norm_place 'pre', an MLP of single positions, no parallel and no cross-attention for macaron",
-        )
+        requires(not self.parallel or plain, "norm_place 'pre', an MLP and no cross-attention for parallel")
+        requires(not self.shared_norm or self.parallel, "parallel blocks for shared_norm")
         special = self.cross_attention and (self.sinks or self.qk_norm or self.attn_softcap is not None)
-        _require(not special, "no sinks, qk_norm, attn_softcap for cross_attention")
-        _require(self.n_token_types >= 0, f"n_token_types >= 0, got {self.n_token_types}")
+        requires(not special, "no sinks, qk_norm, attn_softcap for cross_attention")
+        requires(self.n_token_types >= 0, f"n_token_types >= 0, got {self.n_token_types}")
         head = self.tied or self.unembed_bias or self.mlm_head or self.logit_softcap
-        _require(self.unembed or not head, "unembed for tied, unembed_bias, mlm_head or logit_softcap")
-        full = isinstance(self.output, FullSoftmax)
-        linear = self.tied or self.mlm_head or self.logit_softcap or self.logit_scale != 1 or not self.unembed
-        fits = full or not linear
-        _require(fits, f"unembed, no tied, mlm_head, logit_softcap and logit_scale under {self.output}")
-        _require(full or self.d_vocab > 1, f"d_vocab >= 2 under {self.output}")
-        if isinstance(self.output, AdaptiveSoftmax):
-            last = self.output.cutoffs[-1]
-            _require(last < self.d_vocab, f"cutoffs below d_vocab, got {last} and {self.d_vocab}")
-            narrowest = self.d_model // self.output.div_value ** len(self.output.cutoffs)
-            _require(narrowest >= 1, f"d_model >= div_value^{len(self.output.cutoffs)} under {self.output}")
-        _require(self.causal or not isinstance(self.mlp, ConvMLP), "a causal model for ConvMLP")
-        alone = self.mixer
-        if isinstance(alone, tuple):  # layers take turns, each option is for those that have it
-            return
-        kind, scaled = type(alone).__name__, self.attn_scale is not None or self.scale_by_layer
-        scoreless = isinstance(alone, Linear | Lightning | Polar | Synthesizer)
-        scoreless = scoreless or (isinstance(alone, Softmax) and alone.score != "dot")
-        _require(
-            not (scoreless and scaled), f"no attn_scale and no scale_by_layer under {kind}: it has no scale"
-        )
-        turned = isinstance(self.position, Rotary) and alone.traits.queries and not alone.traits.rotated
-        _require(not turned, f"no rotary positions under {kind} in every layer, which does not rotate")
+        requires(self.unembed or not head, "unembed for tied, unembed_bias, mlm_head or logit_softcap")
+        for record in self.records:
+            record.check(self)
+        if isinstance(self.mixer, Mixer):  # of layers that take turns each option is for those that have it
+            kind, traits = type(self.mixer).__name__, self.mixer.traits
+            scaled = self.attn_scale is not None or self.scale_by_layer
+            requires(
+                traits.scaled or not scaled,
+                f"no attn_scale and no scale_by_layer under {kind}: it has no scale",
+            )
+            turned = isinstance(self.position, Rotary) and traits.queries and not traits.rotated
+            requires(not turned, f"no rotary positions under {kind} in every layer, which does not rotate")
 
     def _check_mixer(self, mixer: Mixer) -> None:
-        """Refuse what contradicts itself: a mixer with an option of another one."""
+        """Refuse options that a mixer does not have."""
         name, traits = type(mixer).__name__, mixer.traits
-        if isinstance(mixer, Softmax):
-            bounded = mixer.score != "dot" or mixer.refinement is not None or mixer.temperature is not None
-            _require(not (bounded and self.sinks), f"no sinks beside the {mixer}")
-            return
-        _require(self.window is None, f"no window under {name}: a window is an option of softmax attention")
-        _require(not self.sinks and self.attn_softcap is None, f"no sinks and no attn_softcap under {name}")
-        biased = isinstance(self.position, Alibi | Buckets)
-        place = type(self.position).__name__
-        _require(traits.scored or not biased, f"positions other than {place} under {name}")
-        if not traits.queries:
-            _require(
-                self.qk_norm is None and not isinstance(self.position, Rotary),
-                f"no qk_norm and no rotary positions under {name}, which has no queries and keys",
-            )
-        if isinstance(mixer, DualChunk):
-            rotary = self.position if isinstance(self.position, Rotary) else None
-            _require(rotary, f"rotary positions for DualChunk, got {self.position}")
-            scaling = None if rotary is None else rotary.scaling
-            moving = isinstance(scaling, DynamicScaling | LongScaling)
-            _require(self.causal, "a causal model under DualChunk")
-            _require(not moving, "rotary frequencies that do not depend on the length under DualChunk")
-            _require(mixer.chunk <= self.n_ctx, f"a chunk <= n_ctx, got {mixer.chunk} > {self.n_ctx}")
-        if isinstance(mixer, Linformer):
-            _require(not self.causal, "causal=False under Linformer, which mixes later keys into earlier")
-            _require(mixer.rank <= self.n_ctx, f"Linformer's rank <= n_ctx, got {mixer.rank} > {self.n_ctx}")
-        if isinstance(mixer, Polar | Differential):
-            _require(self.head_width % 2 == 0, f"an even d_head under {name}, got {self.head_width}")
-        if isinstance(mixer, Differential):
-            _require(self.qk_norm is None, "no qk_norm under Differential, whose heads are two halves")
-            half, turned = self.head_width // 2, self.position
-            whole = half % 2 == 0
-            fits = not isinstance(turned, Rotary) or (whole if turned.dim is None else turned.dim <= half)
-            _require(fits, f"rotations that fit half a head under Differential, {half} wide, got {turned}")
-        if isinstance(mixer, Reformer):
-            _require(self.qk_norm is None, "no qk_norm under Reformer, whose keys are its normalised queries")
-        if isinstance(mixer, Synthesizer | Pool | Reformer | LongTermMemory):
-            _require(self.kv_heads == self.n_heads, f"as many value heads as heads under {name}")
-        if isinstance(mixer, Pool):
-            _require(self.n_heads * self.head_width == self.d_model, "n_heads * d_head = d_model under Pool")
-        _require(not traits.stateful or self.causal, f"a causal model under {name}")
+        if not traits.softmax:
+            plain = self.window is None
+            requires(plain, f"no window under {name}: a window is an option of softmax attention")
+            plain = not self.sinks and self.attn_softcap is None
+            requires(plain, f"no sinks and no attn_softcap under {name}")
+        biased, place = isinstance(self.position, Alibi | Buckets), type(self.position).__name__
+        requires(traits.scored or not biased, f"positions other than {place} under {name}")
+        requires(
+            traits.queries or (self.qk_norm is None and not isinstance(self.position, Rotary)),
+            f"no qk_norm and no rotary positions under {name}, which has no queries and keys",
+        )
+        fits = traits.grouped or self.kv_heads == self.n_heads
+        requires(fits, f"as many value heads as heads under {name}")
+        requires(traits.softmax or not traits.stateful or self.causal, f"a causal model under {name}")
 
     @property
     def _given(self) -> tuple[Mixer, ...]:
         return self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
 
     @property
+    def records(self) -> tuple[Record, ...]:
+        """The records that say something of a block or the output: its form, its mixers, its MLP, the output layer."""
+        mlp = () if self.mlp is None else (self.mlp,)
+        return (self.block, *self._given, *mlp, self.output)
+
+    @property
     def mixers(self) -> tuple[Mixer, ...]:
         """The mixer of every layer."""
         return tuple(self._given[layer % len(self._given)] for layer in range(self.n_layers))
 
-    def at_layer(self, layer: int) -> "ModelConfig":
+    def at_layer(self, layer: int) -> ModelConfig:
         """The same with the mixer of one layer in all of them; itself where they do not differ."""
         return (
             dataclasses.replace(self, mixer=(self.mixers[layer],)) if isinstance(self.mixer, tuple) else self
@@ -282,7 +238,17 @@ class ModelConfig:
     @property
     def stateful(self) -> bool:
         """Whether any layer keeps a state, so that a pass cannot go on from an arbitrary column of an earlier one."""
-        return isinstance(self.mlp, ConvMLP) or any(mixer.traits.stateful for mixer in self._given)
+        return not self.pointwise or any(mixer.traits.stateful for mixer in self._given)
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether no MLP sees other tokens than the one that it maps."""
+        return self.mlp is None or self.mlp.pointwise
+
+    @property
+    def normed(self) -> bool:
+        """Whether there are norms."""
+        return not isinstance(self.norm, NoNorm)
 
     @property
     def head_width(self) -> int:
@@ -306,26 +272,25 @@ class ModelConfig:
     @property
     def sublayers(self) -> tuple[str, ...]:
         """What each block adds to the stream, in order: `mlp_before_out`, `attn_out`, `cross_attn_out`, `mlp_out`."""
-        has = {
-            "mlp_before_out": self.macaron, "attn_out": True, "cross_attn_out": self.cross_attention,
-            "mlp_out": self.mlp is not None,
-        }  # fmt: skip
-        return tuple(name for name, present in has.items() if present)
+        return tuple(self.block.sublayers(self))
+
+    @property
+    def mlps(self) -> tuple[str, ...]:
+        """The MLPs of a block, in order: `mlp_before`, `mlp`."""
+        return tuple(name.removesuffix("_out") for name in self.sublayers if name in MLPS)
+
+    def stream_after(self, sublayer: str) -> str:
+        """The site of the stream after a sublayer was added, before any norm of the sum."""
+        return self.block.sublayers(self)[sublayer]
 
     def factor(self, sublayer: str) -> float:
         """What the output of a sublayer (`attn_out`, ...) is multiplied by before it is added to the stream."""
-        halved = self.macaron and sublayer in MLPS
-        return self.residual_scale * (0.5 if halved else 1.0)
+        return self.block.factor(sublayer, self)
 
     @property
     def mlp_in_words(self) -> str:
         """What kind of MLP the blocks have, as errors name it."""
-        words = {
-            MoE: "a mixture of experts",
-            ConvMLP: "an MLP with a convolution",
-            MLP: "a plain or gated MLP",
-        }
-        return words.get(type(self.mlp), "attention-only")
+        return "attention-only" if self.mlp is None else self.mlp.words
 
     @property
     def position_embedded(self) -> bool:
@@ -346,13 +311,19 @@ class ModelConfig:
         return fields_as_json(self)
 
     @classmethod
-    def from_dict(cls, values: Json) -> "ModelConfig":
+    def from_dict(cls, values: Json) -> ModelConfig:
         """The config that `to_dict` described; ValueError for any key this version does not know."""
-        return from_json(cls, values, _KINDS)
+        return from_json(cls, values)
+
+    @classmethod
+    def today(cls, values: Json) -> Json:
+        """`macaron` is a form of block now."""
+        now = {name: value for name, value in values.items() if name not in cls.EARLIER}
+        return now | ({"block": {"kind": "Macaron"}} if values.get("macaron") else {})
 
 
 @dataclass(frozen=True)
-class EncoderDecoderConfig:
+class EncoderDecoderConfig(Record):
     """Two Transformers: an encoder, and a decoder whose blocks also attend to the encoder's final states."""
 
     encoder: ModelConfig
@@ -364,33 +335,23 @@ class EncoderDecoderConfig:
 
     def __post_init__(self) -> None:
         encodes = not self.encoder.causal and not self.encoder.unembed
-        _require(encodes, "an encoder: not causal, no unembedding")
+        requires(encodes, "an encoder: not causal, no unembedding")
         attends = self.decoder.causal and self.decoder.cross_attention
-        _require(attends, "a causal decoder with cross-attention")
+        requires(attends, "a causal decoder with cross-attention")
         widths = (self.encoder.d_model, self.decoder.d_model)
-        _require(widths[0] == widths[1], f"one d_model on both sides, got {widths[0]} and {widths[1]}")
+        requires(widths[0] == widths[1], f"one d_model on both sides, got {widths[0]} and {widths[1]}")
         vocabularies = (self.encoder.d_vocab, self.decoder.d_vocab)
         same = vocabularies[0] == vocabularies[1]
-        _require(same or not self.shared_embedding, f"one vocabulary to share, got {vocabularies}")
+        requires(same or not self.shared_embedding, f"one vocabulary to share, got {vocabularies}")
 
     def to_dict(self) -> Json:
         """A JSON-ready dict."""
         return fields_as_json(self)
 
     @classmethod
-    def from_dict(cls, values: Json) -> "EncoderDecoderConfig":
+    def from_dict(cls, values: Json) -> EncoderDecoderConfig:
         """The config that `to_dict` described; ValueError for any key this version does not know."""
-        return from_json(cls, values, _KINDS)
+        return from_json(cls, values)
 
 
 AnyConfig = ModelConfig | EncoderDecoderConfig
-_KINDS: dict[str, type] = {
-    **RECORDS,
-    **{record.__name__: record for record in MIXER_RECORDS},
-    "ModelConfig": ModelConfig,
-}
-
-
-def _require(condition: object, what: str) -> None:
-    if not condition:
-        raise ValueError(f"ModelConfig requires {what}")

@@ -1,13 +1,16 @@
 """Keys and values of the tokens already seen, so that generation computes each token once."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.model.config import ModelConfig
+if TYPE_CHECKING:
+    from interp.model.config import ModelConfig
 
 
 @runtime_checkable

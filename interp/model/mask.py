@@ -1,13 +1,19 @@
 """Who may look at whom, and at which position everybody stands: built from explicit masks, never from tokens."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from interp.model.config import ModelConfig
+from interp.model.records import Record
+
+if TYPE_CHECKING:
+    from interp.model.config import ModelConfig
 
 
 def picked(x: Shaped[Tensor, "b p *rest"], columns: Int[Tensor, "b n"]) -> Shaped[Tensor, "b n *rest"]:
@@ -119,3 +125,54 @@ def attention_mask(
     if keep is not None:
         allowed = allowed & keep[:, None, :]
     return Mask(causal=False, allowed=allowed[:, None])
+
+
+class Sparsity(Record):
+    """Which keys a query sees under a fixed pattern, as a question about their positions.
+
+    Positions count the kept tokens of a text, so that a padded row sees what the unpadded one does. A definition
+    reaches both ways; a causal model sees the part of it up to the query. The question is asked of a run of queries: of
+    a run of one it is the mask itself, of a block of queries it says which keys to gather.
+    """
+
+    def run_sees(
+        self, first: Int[Tensor, "..."], last: Int[Tensor, "..."], key: Int[Tensor, "..."]
+    ) -> Bool[Tensor, "..."]:
+        """Whether one of the queries at positions `first` to `last` sees the key, causality aside; shapes broadcast."""
+        raise NotImplementedError
+
+
+def visible(kind: Sparsity, query: Int[Tensor, "#b q"], key: Int[Tensor, "#b k"]) -> Bool[Tensor, "#b q k"]:
+    """Whether the query at a position sees the key at a position, causality aside."""
+    each = query[..., None]
+    return kind.run_sees(each, each, key[:, None])
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of queries, the keys that one of them sees, and who sees which."""
+
+    queries: slice
+    keys: Int[Tensor, "k"]
+    allowed: Bool[Tensor, "q k"]
+
+
+def pieces(
+    kind: Sparsity, n_query: int, n_key: int, device: torch.device, *, causal: bool, run: int = 64
+) -> tuple[Piece, ...]:
+    """The pattern of the last `n_query` of `n_key` positions, one text without padding, as runs of queries.
+
+    Its size follows the number of keys that runs see; a matrix `[n_query, n_key]` is never made.
+    """
+    key = torch.arange(n_key, device=device)
+    found = []
+    for start in range(n_key - n_query, n_key, run):
+        query = key[start : start + run]
+        before = key[: start + run] if causal else key
+        keys = before[kind.run_sees(query[0], query[-1], before)]
+        allowed = visible(kind, query[None], keys[None])[0]
+        if causal:
+            allowed &= keys <= query[:, None]
+        begin = start - n_key + n_query
+        found.append(Piece(slice(begin, begin + len(query)), keys, allowed))
+    return tuple(found)

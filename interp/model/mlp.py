@@ -1,16 +1,116 @@
 """The MLP of a block, plain or gated, and the mixture of experts that may stand in its place."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.model.attention import Pass
-from interp.model.config import MLP, ConvMLP, MoE
-from interp.model.mask import picked
+from interp.model.records import AnyMLP, at_least_one
+from interp.model.sites import Site
 from interp.model.tap import Scope, at
+
+if TYPE_CHECKING:
+    from interp.model.config import ModelConfig
+
+Activation = Literal["gelu", "gelu_new", "quick_gelu", "relu", "silu"]
+"""`gelu` is exact (erf), `gelu_new` its tanh approximation, `quick_gelu` x sigmoid(1.702 x)."""
+
+NEXT_ROW = "ln2_post.hook_scale"
+"""The row of the table of sites that those of an MLP stand before."""
+NEURONS = (
+    Site("mlp.hook_pre", "b p m", "neurons before the non-linearity (the gate, if gated)", before=NEXT_ROW),
+    Site("mlp.hook_pre_linear", "b p m", "the linear branch that the gate multiplies", before=NEXT_ROW),
+    Site("mlp.hook_post", "b p m", "neurons after the non-linearity (and the gate)", before=NEXT_ROW),
+)
+
+
+@dataclass(frozen=True)
+class MLP(AnyMLP):
+    """Two matrices with a non-linearity between them, optionally gated by a third."""
+
+    d_mlp: int
+    act: Activation = "gelu_new"
+    gated: bool = False
+    bias: bool = True
+
+    words: ClassVar[str] = "a plain or gated MLP"
+    own_sites = NEURONS
+
+    def __post_init__(self) -> None:
+        _check(self, self.act)
+
+    @property
+    def width(self) -> int:
+        """Multiplications of one token, in units of d_model."""
+        return self.d_mlp * (3 if self.gated else 2)
+
+    def sites(self, config: "ModelConfig") -> tuple[Site, ...]:
+        """The neurons, before and after; with a gate its linear branch."""
+        return tuple(site for site in self.own_sites if self.gated or not site.name.endswith("_linear"))
+
+    def build(self, d_model: int, layer: int, name: str) -> "FeedForward":
+        """The module."""
+        return FeedForward(self, d_model, name)
+
+
+@dataclass(frozen=True)
+class MoE(AnyMLP):
+    """A mixture of gated experts: a router picks `top_k` of them per token and weighs their outputs."""
+
+    n_experts: int
+    top_k: int
+    d_mlp: int
+    """Neurons of one expert."""
+    act: Activation = "silu"
+    bias: bool = False
+    """Whether the experts' matrices have biases."""
+    router_bias: bool = False
+    renormalise: bool = True
+    """Whether the chosen experts' weights sum to 1; False: they keep their share of the softmax over all experts."""
+    clamp: float | None = None
+    """Gate values are cut at this number, linear ones at plus and minus it (GPT-OSS)."""
+    linear_offset: float = 0.0
+    """Added to the linear branch before it multiplies the gate (GPT-OSS: 1)."""
+
+    words: ClassVar[str] = "a mixture of experts"
+    no_matrices: ClassVar[str | None] = "a mixture of experts, whose matrices see only some tokens each"
+    own_sites = (
+        Site("mlp.hook_router_logits", "b p x", "the router's score of every expert", before=NEXT_ROW),
+        Site(
+            "mlp.hook_expert_weights",
+            "b p x",
+            "the weight of every expert, 0 where not chosen",
+            before=NEXT_ROW,
+        ),
+        Site(
+            "mlp.hook_expert_out", "b p x d", "each expert's weighted output", on_demand=True, before=NEXT_ROW
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        _check(self, self.act)
+        if not 1 <= self.top_k <= self.n_experts:
+            raise ValueError(f"MoE requires 1 <= top_k <= n_experts, got {self.top_k} and {self.n_experts}")
+
+    @property
+    def width(self) -> int:
+        """Multiplications of one token, in units of d_model."""
+        return 3 * self.d_mlp * self.top_k
+
+    def build(self, d_model: int, layer: int, name: str) -> "Experts":
+        """The module."""
+        return Experts(self, d_model, name)
+
+
+def _check(record: AnyMLP, act: str) -> None:
+    at_least_one(record, "d_mlp")
+    if act not in get_args(Activation):
+        kind, known = type(record).__name__, ", ".join(get_args(Activation))
+        raise ValueError(f"{kind} has no activation {act!r}; known: {known}")
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -53,72 +153,6 @@ class FeedForward(nn.Module):
         else:
             post = self.act(at(tap, f"{self.name}.hook_pre", self.into(x)))
         return self.out(at(tap, f"{self.name}.hook_post", post))
-
-
-class ConvFeedForward(nn.Module):
-    """`(c_in * silu(c_gate)) W_out`, c = depthwise(silu(x W + b)) + b_conv, for each of the two branches in and gate.
-
-    The Mix-FFN of Sana (Xie et al. 2024, section 2.2 and released code) in one dimension: the convolution sees a token
-    and the `kernel - 1` kept ones of its text before it. Not per position: it keeps a state for generation. Branches
-    share one matrix, rows ordered gate, in; `kernel [t, f]`, the own token's weights last. W_out has no bias.
-    """
-
-    def __init__(self, mlp: ConvMLP, d_model: int, layer: int) -> None:
-        super().__init__()
-        self.layer = layer
-        self.into = nn.Linear(d_model, 2 * mlp.d_mlp)
-        self.kernel = nn.Parameter(torch.zeros(mlp.kernel, 2 * mlp.d_mlp))
-        self.bias = nn.Parameter(torch.zeros(2 * mlp.d_mlp))
-        self.out = nn.Linear(mlp.d_mlp, d_model, bias=False)
-
-    def forward(self, x: Float[Tensor, "b p d"], tap: Scope | None, shared: Pass) -> Float[Tensor, "b p d"]:
-        """The MLP's output."""
-        expanded = F.silu(self.into(x))
-        if tap is not None:
-            gate, linear = expanded.chunk(2, -1)
-            gate, linear = at(tap, "mlp.hook_expanded", gate), at(tap, "mlp.hook_expanded_linear", linear)
-            expanded = torch.cat((gate, linear), -1)
-        gate, linear = self._convolved(expanded, shared).chunk(2, -1)
-        post = F.silu(at(tap, "mlp.hook_pre", gate)) * at(tap, "mlp.hook_pre_linear", linear)
-        return self.out(at(tap, "mlp.hook_post", post))
-
-    def _convolved(self, x: Float[Tensor, "b p f"], shared: Pass) -> Float[Tensor, "b p f"]:
-        """sum_t kernel_t x_(i-t) + bias over the kept tokens of each row, which are moved together for it."""
-        n, back, cache = x.shape[1], len(self.kernel) - 1, shared.cache
-        keep, documents = shared.layout.keep, shared.layout.documents
-        order: Int[Tensor, "b p"] | None = None
-        if keep is not None:
-            keep = keep[:, -n:]
-            order = (~keep).int().argsort(dim=1, stable=True)
-            x = picked(x, order)
-            documents = None if documents is None else picked(documents, order)
-        before = () if cache is None else cache.states.get((self.layer, "mlp"), ())
-        past = torch.cat((before[0] if before else x.new_zeros(len(x), back, x.shape[2]), x), 1)
-        if cache is not None:
-            shared.left[self.layer, "mlp"] = (_last(past, back, keep, n),)
-        found = self.bias + self.kernel[back] * x
-        for t in range(1, back + 1):
-            earlier = past[:, back - t : back - t + n]
-            if documents is not None:
-                earlier = earlier.masked_fill(_other_text(documents, t)[..., None], 0)
-            found = found + self.kernel[back - t] * earlier
-        return found if order is None else picked(found, order.argsort(1))
-
-
-def _last(
-    past: Float[Tensor, "b k f"], back: int, keep: Bool[Tensor, "b p"] | None, n: int
-) -> Float[Tensor, "b t f"]:
-    """The last `back` kept columns; the kept ones of the last `n` stand before the others."""
-    if keep is None:
-        return past[:, n:]
-    return picked(past, keep.sum(1, keepdim=True) + torch.arange(back, device=past.device))
-
-
-def _other_text(documents: Int[Tensor, "b p"], t: int) -> Bool[Tensor, "b p"]:
-    """Whether the column `t` places before belongs to another text, or to none."""
-    other = torch.ones_like(documents, dtype=torch.bool)
-    other[:, t:] = documents[:, t:] != documents[:, :-t]
-    return other
 
 
 class Experts(nn.Module):

@@ -1,13 +1,42 @@
 """LayerNorm, RMSNorm and the identity, with the scale they divide by as a site."""
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.model.config import LayerNorm, NoNorm, Norm, RMSNorm
+from interp.model.records import Record
 from interp.model.tap import Scope, at
+
+
+@dataclass(frozen=True)
+class LayerNorm(Record):
+    """Mean removed, divided by the biased standard deviation, scaled by gamma, shifted by beta."""
+
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True)
+class RMSNorm(Record):
+    """Divided by the root mean square, scaled by gamma; no mean, no shift."""
+
+    eps: float = 1e-6
+    unit_offset: bool = False
+    """True: what is stored is gamma - 1 (Gemma)."""
+
+
+@dataclass(frozen=True)
+class NoNorm(Record):
+    """The identity: blocks read the residual stream as it is."""
+
+
+Norm = LayerNorm | RMSNorm | NoNorm
+NormPlace = Literal["pre", "post", "sandwich", "output"]
+"""`pre` norms what a sublayer reads, `output` what it adds, `sandwich` both; `post` norms the sum (BERT)."""
 
 
 class Normalize(nn.Module):

@@ -6,17 +6,21 @@ layer 0 adds to the keys of head 2 of layer 1. There is one table of kinds and o
 spellings of other tools and of our own first edition.
 """
 
+from __future__ import annotations
+
 import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, SupportsIndex, TypeGuard
+from typing import TYPE_CHECKING, Annotated, SupportsIndex, TypeGuard
 
 from interp.core.boundary import Required
 from interp.core.shapes import nearest
 from interp.model import sites
-from interp.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from interp.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Part:
     index: int | None = None
 
     @classmethod
-    def of(cls, given: "Part | str | tuple[int, int]") -> "Part":
+    def of(cls, given: Part | str | tuple[int, int]) -> Part:
         """The part that is meant: a `Part`, its name, a site, or the layer and head of a head.
 
         Errors: KeyError for a name that no part has; ValueError for anything else.
@@ -132,7 +136,7 @@ class Part:
         """Where it stands in a value of its site, by axis letter; nothing for the whole site."""
         return {} if self.axis is None or self.index is None else {self.axis: self.index}
 
-    def within(self, config: ModelConfig) -> "Part":
+    def within(self, config: ModelConfig) -> Part:
         """This part, if a model of this config has it.
 
         Errors: KeyError for a kind that it lacks, IndexError for a layer or index beyond its size.
@@ -170,7 +174,7 @@ class Edge:
     receiver: Part
 
     @classmethod
-    def of(cls, given: "Edge | str") -> "Edge":
+    def of(cls, given: Edge | str) -> Edge:
         """The edge that is meant. Errors: ValueError for a text without `->`, KeyError for an unknown end."""
         if isinstance(given, Edge):
             return given
@@ -270,7 +274,6 @@ def _pattern(form: str) -> re.Pattern[str]:
 
 
 _PATTERNS = [(name, _pattern(form)) for name, kind in KINDS.items() for form in (kind.form, *kind.older)]
-_OF_BLOCK = {site.name for site in sites.BLOCK_SITES}
 _OUTSIDE = {site.name for site in sites.MODEL_SITES}
 _WHOLE = {kind.site: name for name, kind in KINDS.items() if kind.axis is None and kind.site}
 _ANY_SITE = re.compile(r"(?:L|blocks\.)(\d+)\.(.+)")
@@ -285,7 +288,7 @@ def _parsed(name: str) -> Part:
     if name in _OUTSIDE:
         return Part(_WHOLE.get(name, name))
     if found := _ANY_SITE.fullmatch(name):
-        inner = found[2] if found[2] in _OF_BLOCK else _inner(found[2])
+        inner = found[2] if _of_block(found[2]) else _inner(found[2])
         if inner is not None:
             return Part(_WHOLE.get(inner, inner), int(found[1]))
     layer, index, *_ = [*re.findall(r"\d+", name), 0, 0]
@@ -299,7 +302,11 @@ def _inner(short: str) -> str | None:
         inner = sites.full_name(short)
     except KeyError:
         return None
-    return inner if inner in _OF_BLOCK else None
+    return inner if _of_block(inner) else None
+
+
+def _of_block(inner: str) -> bool:
+    return any(site.name == inner for site in sites.block_rows())
 
 
 def _short(inner: str) -> str:

@@ -1,21 +1,121 @@
-"""Positions as vectors and as rotations: sinusoids, rotary frequencies under every scaling rule, a pass's angles."""
+"""Positions: vectors added to the embedding, rotations of queries and keys, biases of the scores.
+
+The records of a config first; then sinusoids, rotary frequencies under every scaling rule and a pass's angles, and what
+positions add to the scores (ALiBi's slopes, T5's table of buckets).
+"""
 
 import math
 from dataclasses import dataclass
 
 import torch
+from einops import rearrange
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from interp.model.config import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongScaling,
-    Rotary,
-    Sinusoidal,
-    YarnScaling,
-)
+from interp.model.records import Record
+
+
+@dataclass(frozen=True)
+class Learned(Record):
+    """A trained vector per position, added to the embedding (GPT-2)."""
+
+    offset: int = 0
+    """Rows of the table before that of position 0 (OPT, BART and RoBERTa keep 2)."""
+
+
+@dataclass(frozen=True)
+class Sinusoidal(Record):
+    """Fixed sines and cosines of the position, added to the embedding (Vaswani et al. 2017, section 3.5)."""
+
+    interleaved: bool = True
+    """True: sin, cos, sin, cos, ... (the paper); False: all sines, then all cosines (Marian)."""
+
+
+@dataclass(frozen=True)
+class Alibi(Record):
+    """Scores lowered by the distance, with a slope per head (Press et al. 2022); no position embedding."""
+
+
+@dataclass(frozen=True)
+class Buckets(Record):
+    """A trained score per head and bucket of the distance, the same table in every layer (T5)."""
+
+    n_buckets: int = 32
+    max_distance: int = 128
+    """Distances from here on share the last bucket."""
+
+
+@dataclass(frozen=True)
+class NoPosition(Record):
+    """No position information at all beyond what the mask gives."""
+
+
+@dataclass(frozen=True)
+class LinearScaling(Record):
+    """Position interpolation: every rotary frequency divided by `factor` (Chen et al. 2023)."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class DynamicScaling(Record):
+    """Dynamic NTK: beyond the original context the base grows with the length of the pass."""
+
+    factor: float
+    original_n_ctx: int
+
+
+@dataclass(frozen=True)
+class Llama3Scaling(Record):
+    """Llama 3.1's rule: low frequencies divided by `factor`, high ones kept, a ramp in between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_n_ctx: int
+
+
+@dataclass(frozen=True)
+class YarnScaling(Record):
+    """YaRN (Peng et al. 2023): interpolated by wavelength, and sines and cosines multiplied by a factor."""
+
+    factor: float
+    original_n_ctx: int
+    attention_factor: float
+    """What sines and cosines are multiplied by; 0.1 ln(factor) + 1 in the paper."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    """Whether the ends of the ramp are rounded to whole dimensions."""
+
+
+@dataclass(frozen=True)
+class LongScaling(Record):
+    """LongRoPE (Phi-3): one divisor per frequency, a short list within the original context, a long one beyond."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_n_ctx: int
+    attention_factor: float
+    """What sines and cosines are multiplied by, at any length."""
+
+
+Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
+
+
+@dataclass(frozen=True)
+class Rotary(Record):
+    """Queries and keys rotated by an angle that grows with the position (Su et al. 2021)."""
+
+    base: float = 10_000.0
+    dim: int | None = None
+    """Leading dimensions of each head that are rotated; None = all of them."""
+    interleaved: bool = False
+    """True pairs (0, 1), (2, 3), ... (GPT-J); False pairs i with i + dim/2 (NeoX, Llama)."""
+    scaling: Scaling | None = None
+
+
+Position = Learned | Sinusoidal | Rotary | Alibi | Buckets | NoPosition
 
 
 def sinusoids(
@@ -147,3 +247,50 @@ class Rotation:
         else:
             out = torch.cat((new_first, new_second), -1)
         return out if rest.shape[-1] == 0 else torch.cat((out, rest), -1)
+
+
+class ScoreBias(nn.Module):
+    """The bias of one pass, the same in every layer; only T5's has parameters."""
+
+    def __init__(self, kind: Alibi | Buckets, n_heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.kind, self.n_heads, self.causal = kind, n_heads, causal
+        self.table = nn.Embedding(kind.n_buckets, n_heads) if isinstance(kind, Buckets) else None
+
+    def forward(
+        self, query: Int[Tensor, "b q"], key: Int[Tensor, "b k"], dtype: torch.dtype
+    ) -> Float[Tensor, "b h q k"]:
+        """The bias between queries and keys at these positions."""
+        offset = key[:, None, :] - query[:, :, None]
+        if isinstance(self.kind, Buckets):
+            assert self.table is not None
+            bucket = buckets(offset, self.kind, two_sided=not self.causal)
+            return rearrange(self.table(bucket), "b q k h -> b h q k").to(dtype)
+        slopes = alibi_slopes(self.n_heads).to(key.device)
+        return (-offset.abs()[:, None] * slopes[:, None, None]).to(dtype)
+
+
+def alibi_slopes(n_heads: int) -> Float[Tensor, "h"]:
+    """Slopes 2^(-8h/H), h from 1; for other than powers of two those of the next lower one P, then odd ones of 2P.
+
+    Press et al. 2022, section 3 and their reference code.
+    """
+    power = 2 ** math.floor(math.log2(n_heads))
+    first = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    rest = [2 ** (-4 * h / power) for h in range(1, 2 * (n_heads - power), 2)]
+    return torch.tensor(first + rest)
+
+
+def buckets(offset: Int[Tensor, "*s"], kind: Buckets, *, two_sided: bool) -> Int[Tensor, "*s"]:
+    """T5's bucket of key position - query position: exact for small distances, logarithmic up to `max_distance`.
+
+    One-sided, keys after the query share bucket 0; two-sided, they have the upper half of the buckets. Raffel et al.
+    2020, section 2.1.
+    """
+    n = kind.n_buckets // 2 if two_sided else kind.n_buckets
+    first = torch.where(offset > 0, n, 0) if two_sided else torch.zeros_like(offset)
+    distance = offset.abs() if two_sided else (-offset).clamp_min(0)
+    exact = n // 2
+    ratio = (distance.clamp_min(1).float() / exact).log() / math.log(kind.max_distance / exact)
+    far = (exact + (ratio * (n - exact)).long()).clamp_max(n - 1)
+    return first + torch.where(distance < exact, distance, far)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +18,11 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.model import sites
-from interp.model.config import ModelConfig
 from interp.model.edits import ANSWERS, Span, edited
 from interp.model.edits import Edit as Edit
+
+if TYPE_CHECKING:
+    from interp.model.config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,8 @@ from interp.model.kv_cache import Past
 from interp.model.mask import Layout, attention_mask, picked
 from interp.model.mlp import ACTIVATIONS
 from interp.model.norm import Normalize
-from interp.model.output import build_output
 from interp.model.parts import Part
-from interp.model.place import layer_devices
-from interp.model.position import Rotation, sinusoids
-from interp.model.score_bias import ScoreBias
+from interp.model.position import Rotation, ScoreBias, sinusoids
 from interp.model.tap import Scope, Tap, at
 
 
@@ -51,10 +48,10 @@ class Transformer(nn.Module):
             if biased
             else None
         )
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.blocks = nn.ModuleList(config.block.build(config, layer) for layer in range(config.n_layers))
         self.ln_final = Normalize(config.norm if config.final_norm else NoNorm(), d, "ln_final")
         self.mlm_head = MaskedHead(config.mlm_head, config.norm, d) if config.mlm_head else None
-        self.output = build_output(config)
+        self.output = config.output.build(config)
         linear = config.unembed and self.output is None
         self.unembed = nn.Linear(d, config.d_vocab, bias=config.unembed_bias) if linear else None
         self.devices: tuple[torch.device, ...] | None = None
@@ -299,6 +296,13 @@ class Transformer(nn.Module):
         return Pass(everywhere, local, cache, memory, layout, positions), positions
 
 
+def layer_devices(n_layers: int, devices: Sequence[torch.device]) -> tuple[torch.device, ...]:
+    """The device of every block, in consecutive runs of equal length; ValueError without any device."""
+    if not devices:
+        raise ValueError("at least one device is required, got none")
+    return tuple(devices[layer * len(devices) // n_layers] for layer in range(n_layers))
+
+
 def _some_logits(
     unembed: nn.Linear, x: Float[Tensor, "*b d"], columns: Int[Tensor, "*b k"]
 ) -> Float[Tensor, "*b k"]:
@@ -321,20 +325,19 @@ class MaskedHead(nn.Module):
         return self.norm(self.act(self.dense(x)))
 
 
-_WRITES = (
-    "attn.out.weight",
-    *(f"{mlp}.out{end}" for mlp in ("mlp", "mlp_before") for end in ("", ".weight")),
-)
 _ZERO_AT_FIRST = (
-    "into.bias", "out.bias", "qkv.bias", "q.bias", "kv.bias", "unembed.bias", "dense.bias", "nodes.bias", "head.bias",
+    "into.bias", "out.bias", "qkv.bias", "q.bias", "kv.bias", "unembed.bias", "dense.bias",
 )  # fmt: skip
 
 
 def initialise(model: nn.Module) -> None:
-    """GPT-2's scheme: normal(0, 0.02), what writes to the stream scaled by 1/sqrt(2 layers), biases 0, norms 1."""
+    """GPT-2's scheme: normal(0, 0.02), what writes to the stream (`out`) scaled by 1/sqrt(2 layers), biases 0, norms 1.
+
+    Vectors of other names stay as their module made them.
+    """
     n_layers = sum(isinstance(m, Block) for m in model.modules())
     for name, parameter in model.named_parameters():
-        writes = name.endswith(_WRITES)
+        writes = name.endswith((".out", ".out.weight"))
         if name.endswith("mlp.kernel"):  # a depthwise convolution: its fan-in is its length
             nn.init.normal_(parameter, std=len(parameter) ** -0.5)
         elif parameter.ndim > 1:

@@ -60,8 +60,8 @@ class Weights:
         attn = block.cross_attn if cross else block.attn
         if attn is None:
             raise ValueError("this model has no cross-attention")
-        if before and not self.config.macaron:
-            raise ValueError("this model has no MLP before attention: macaron=False")
+        if before and "mlp_before" not in self.config.mlps:
+            raise ValueError(f"this model has no MLP before attention: block={self.config.block}")
         found = self._views(layer, attn, before)
         if found.W_V.device == self.model.device:
             return found
@@ -92,7 +92,7 @@ class Weights:
     def _mlp(self, layer: int, before: bool) -> dict[str, Tensor | None]:
         names = ("W_gate", "W_in", "W_out", "b_gate", "b_in", "b_out")
         block, kind = self.model.block(layer), self.config.mlp
-        mlp = block.mlp_before if before else block.mlp
+        mlp = block.mlps().get("mlp_before" if before else "mlp")
         if not isinstance(mlp, FeedForward) or not isinstance(kind, MLP):
             return dict.fromkeys(names)
         bias = mlp.into.weight.new_zeros(mlp.into.weight.shape[0]) if mlp.into.bias is None else mlp.into.bias

@@ -36,17 +36,12 @@ def ablation(
         there = _added(attribute(model, corrupt, answer, wrong, parts="head"))
         changes["resample"] = (Resample(), corrupt, there - here)
     config = as_network(model).config
-    there_are: dict[Kind, bool] = {
-        "head": True,
-        "mlp_before": config.macaron,
-        "mlp": config.mlp is not None,
-    }
+    kinds: tuple[Kind, ...] = ("head", *(kind for kind in ("mlp_before", "mlp") if kind in config.mlps))
     metric, every = logit_difference(answer, wrong), []
     for name, (change, reference, direct) in changes.items():
         found = [
             _rows(ablate(model, prompt, kind, change=change, metric=metric, reference=reference), direct)
-            for kind, there_is in there_are.items()
-            if there_is
+            for kind in kinds
         ]
         whole = pd.concat(found).sort_values(["layer", "head"], kind="stable", na_position="last")
         every.append(whole.assign(change=name))

@@ -155,7 +155,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     config, count = report.config, wording.count
     position, norm = type(config.position).__name__, type(config.norm).__name__
     width, each = None if config.mlp is None else config.mlp.d_mlp, "a layer"
-    each = "in each of two a layer" if config.macaron else each
+    each = "in each of two a layer" if len(config.mlps) > 1 else each
     return [
         ("layers", str(config.n_layers)),
         ("heads a layer", str(config.n_heads)),

@@ -20,7 +20,7 @@ from interp.data.batch import Batch
 from interp.lenses import backward_lens, logit_lens
 from interp.lenses.factors import Matrix, present
 from interp.model.config import Json, ModelConfig
-from interp.model.mixer_variants import require
+from interp.model.records import require
 from interp.model.tap import Read
 from interp.pages import tables
 from interp.pages.ablated import ablation

@@ -7,8 +7,8 @@ from operator import attrgetter
 import pandas as pd
 
 from interp.lenses.backward_lens import NO_UPDATE, THRESHOLD
-from interp.lenses.factors import WRITERS
-from interp.model.config import ConvMLP, ModelConfig, MoE
+from interp.lenses.factors import WRITERS, why_not
+from interp.model.config import ModelConfig
 from interp.model.parts import Part
 from interp.pages.views import Cell, records
 from interp.pages.wording import number, probability, visible
@@ -152,19 +152,5 @@ def _backward_cell(
 
 def why_these(config: ModelConfig) -> str | None:
     """Why the backward lens shows the matrices of attention; None if it shows those of the MLP."""
-    if config.mlp is None:
-        return "This model has no MLP: shown are the matrices of attention."
-    if isinstance(config.mlp, ConvMLP):
-        return (
-            "The MLPs of this model have a convolution and are left out: shown are the matrices of attention."
-        )
-    if config.macaron:
-        return (
-            "The blocks of this model have two MLPs, which are left out: shown are the matrices of attention."
-        )
-    if isinstance(config.mlp, MoE):
-        return (
-            "The MLPs of this model are mixtures of experts, whose matrices see only some tokens each and are left "
-            "out: shown are the matrices of attention."
-        )
-    return None
+    reason = why_not(config, "W_in")
+    return None if reason is None else f"This model {reason}: shown are the matrices of attention."

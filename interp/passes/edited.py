@@ -3,17 +3,20 @@
 from collections.abc import Iterable
 
 from interp.model.edits import COLUMNS, Detach, Edit, Project, Scale, Zero
-from interp.model.sites import BLOCK_SITES, find
+from interp.model.sites import block_rows, find
 from interp.model.transformer import Transformer
 
-_ORDER = tuple(site.name for site in BLOCK_SITES)
-AFTER_PATTERN = _ORDER[_ORDER.index("attn.hook_pattern") + 1 : _ORDER.index("hook_attn_out") + 1]
-"""The sites of a block from what follows attention's pattern and values to what it adds to the stream."""
 STREAM = (
     "hook_resid_pre", "hook_resid_pre_attn", "hook_resid_mid", "hook_resid_mid_cross", "hook_resid_post",
     "hook_normalized_resid_post",
 )  # fmt: skip
 """The sites of a block that hold the whole residual stream."""
+
+
+def after_pattern() -> tuple[str, ...]:
+    """The sites of a block from what follows attention's pattern and values to what it adds to the stream."""
+    order = tuple(site.name for site in block_rows())
+    return order[order.index("attn.hook_pattern") + 1 : order.index("hook_attn_out") + 1]
 
 
 def layer_of(edit: Edit, model: Transformer) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from interp.model.config import MLP, ConvMLP, ModelConfig, MoE
+from interp.model.config import ModelConfig
 
 FIXED_COST = 32
 """What reading a block's weights costs a pass, in tokens that it could have computed instead."""
@@ -138,15 +138,9 @@ def _grouped(
 def block_products(config: ModelConfig) -> int:
     """Multiplications of one token in one block's matrices (attention scores apart)."""
     attention = config.d_model * config.head_width * 2 * (config.n_heads + config.kv_heads)
-    return attention + config.d_model * mlp_width(config) * (2 if config.macaron else 1)
+    return attention + config.d_model * mlp_width(config) * len(config.mlps)
 
 
 def mlp_width(config: ModelConfig) -> int:
     """How many columns the matrices of one token's MLP have together."""
-    if isinstance(config.mlp, MoE):
-        return 3 * config.mlp.d_mlp * config.mlp.top_k
-    if isinstance(config.mlp, MLP):
-        return config.mlp.d_mlp * (3 if config.mlp.gated else 2)
-    if isinstance(config.mlp, ConvMLP):
-        return 3 * config.mlp.d_mlp
-    return 0
+    return 0 if config.mlp is None else config.mlp.width

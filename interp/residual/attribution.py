@@ -28,8 +28,8 @@ from interp.data.stream import DataSource
 from interp.data.text import Answers
 from interp.model.config import MLP, MLPS, LayerNorm, ModelConfig
 from interp.model.edits import Edit
-from interp.model.mixer_variants import require
 from interp.model.parts import Part
+from interp.model.records import require
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer

@@ -12,12 +12,11 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.model.config import MLPS, ModelConfig
-from interp.model.mixer_variants import require
+from interp.model.config import MLPS, FullSoftmax, ModelConfig
 from interp.model.parts import Named, Part
+from interp.model.records import require
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.transformer import Transformer
-from interp.model.variants import FullSoftmax
 from interp.model.weights import Weights
 from interp.passes.frozen import FrozenNorm, embedding_norm, output_norm, sum_norm
 
@@ -126,12 +125,10 @@ def accumulated(
     `L0.resid_mid` after it.
     """
     n, config = depth(model, layer), model.config
-    has_mid = incl_mid and len(config.sublayers) > 1 and not config.parallel
-    sites = []
-    for i in range(n):
-        sites.append(f"blocks.{i}.hook_resid_pre")
-        sites += [f"blocks.{i}.hook_resid_pre_attn"] if incl_mid and config.macaron else []
-        sites += [f"blocks.{i}.hook_resid_mid"] if has_mid else []
+    left_out = ("hook_resid_post", "hook_resid_mid_cross")
+    inner = [config.stream_after(sublayer) for sublayer in config.sublayers if incl_mid]
+    names = ["hook_resid_pre", *(name for name in inner if name not in left_out)]
+    sites = [f"blocks.{i}.{name}" for i in range(n) for name in names]
     sites.append(final_stream(config) if n == config.n_layers else f"blocks.{n}.hook_resid_pre")
     return Decomposition(
         torch.stack([cache[site] for site in sites]), tuple(str(Part.of(site)) for site in sites)

@@ -35,15 +35,14 @@ from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.data.text import Answers, Text
-from interp.model.config import ModelConfig
+from interp.model.config import FullSoftmax, ModelConfig
 from interp.model.edits import Edit, Scale, Span, Zero, edited
 from interp.model.loss import next_token_loss, predicted
-from interp.model.mixer_variants import require
+from interp.model.records import require
 from interp.model.parts import Named, Part, as_part
 from interp.model.sites import final_stream, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.model.variants import FullSoftmax
 from interp.model.weights import LayerWeights, Weights
 from interp.passes.analysis import Analysis, Question
 from interp.passes.answers import Posed

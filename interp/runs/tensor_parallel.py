@@ -40,7 +40,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from interp.model import sites
 from interp.model.attention import Attention, Pass, View
-from interp.model.config import MLP, ConvMLP, ModelConfig, MoE, Softmax
+from interp.model.config import MLP, ModelConfig, Softmax, UsualBlock
 from interp.model.kv_cache import Past
 from interp.model.mlp import FeedForward
 from interp.model.norm import Normalize
@@ -105,8 +105,8 @@ def check_tensor_parallel(config: ModelConfig, processes: int) -> None:
         >>> check_tensor_parallel(model.cfg, 2)
     """
     unsupported = {
-        f"mlp={config.mlp}": isinstance(config.mlp, MoE | ConvMLP),
-        "macaron=True": config.macaron,
+        f"mlp={config.mlp}": not isinstance(config.mlp, MLP | None),
+        f"block={config.block}": config.block != UsualBlock(),
         "cross_attention=True": config.cross_attention,
         "sinks=True": config.sinks,
         f"mixer={config.mixer}": config.mixer != Softmax(),

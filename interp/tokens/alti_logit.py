@@ -19,7 +19,7 @@ from interp.model.parts import Part
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis
-from interp.passes.edited import AFTER_PATTERN, edits_at, of_columns
+from interp.passes.edited import after_pattern, edits_at, of_columns
 from interp.passes.observe import observe
 from interp.residual.attribution import attribution, labels
 from interp.residual.decomposition import TOLERANCE, IncompleteSumError
@@ -45,7 +45,7 @@ def check_alti_logit(model: Transformer) -> None:
     """
     attribution(model.config, "source")
     check_stream(model, "ALTI-Logit")
-    after_z = [name for name in AFTER_PATTERN if name != "attn.hook_z"]
+    after_z = [name for name in after_pattern() if name != "attn.hook_z"]
     for layer in range(model.config.n_layers):
         for edit in edits_at(model, layer, after_z):
             raise ValueError(

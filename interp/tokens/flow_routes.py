@@ -28,8 +28,8 @@ from interp.data.stream import DataSource
 from interp.data.text import Text
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
-from interp.model.mixer_variants import require
 from interp.model.parts import Part
+from interp.model.records import require
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
@@ -106,8 +106,8 @@ def why_no_routes(config: ModelConfig) -> str | None:
         return "this model norms the sum itself (post-norm blocks)"
     if config.cross_attention:
         return "this model also attends to the memory of an encoder"
-    if config.macaron:
-        return "this model has two MLPs in a block (Macaron), and a block here is at most two sums"
+    if config.block.unusual is not None:
+        return f"this model {config.block.unusual}, and a block here is at most two sums"
     try:
         require("additive", config.mixers, "splitting a block by source")
     except ValueError as refusal:

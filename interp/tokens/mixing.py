@@ -20,12 +20,12 @@ from interp.core.precision import wide
 from interp.core.shapes import nearest
 from interp.model.config import ModelConfig
 from interp.model.edits import Detach
-from interp.model.mixer_variants import require
+from interp.model.records import require
 from interp.model.sites import attention_input
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.edited import AFTER_PATTERN, STREAM, edits_at, inner_site, layer_of
+from interp.passes.edited import STREAM, after_pattern, edits_at, inner_site, layer_of
 from interp.passes.frozen import SUM_NORMS, FrozenNorm, output_norm, sum_norm
 from interp.residual.edited_sums import head_shares, multiple
 
@@ -218,11 +218,12 @@ def split_reads(model: Transformer, layer: int, upto: Extent = "block") -> tuple
 
 def _edited_reads(model: Transformer, layer: int, upto: Extent) -> dict[Extent, Read]:
     """Where the sums of a split are that edits may have changed, so that they are not what the parts say."""
-    before_z = AFTER_PATTERN[: AFTER_PATTERN.index("attn.hook_z") + 1]
+    after = after_pattern()
+    before_z = after[: after.index("attn.hook_z") + 1]
     found: dict[Extent, Read] = {}
     if edits_at(model, layer, before_z):
         found["z"] = Read(f"blocks.{layer}.attn.hook_z")
-    if upto != "z" and edits_at(model, layer, AFTER_PATTERN[len(before_z) :]):
+    if upto != "z" and edits_at(model, layer, after[len(before_z) :]):
         found["attn"] = Read(f"blocks.{layer}.hook_attn_out")
     if upto == "block" and model.config.norm_place == "post":
         sites = [f"{SUM_NORMS['attn_out']}.hook_{name}" for name in ("scale", "normalized")]

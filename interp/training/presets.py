@@ -12,8 +12,7 @@ from types import MappingProxyType
 from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.families.load import config_of
-from interp.model.config import AnyConfig, EncoderDecoderConfig, ModelConfig
-from interp.model.variants import MLP, RMSNorm, Rotary, Sinusoidal
+from interp.model.config import MLP, AnyConfig, EncoderDecoderConfig, ModelConfig, RMSNorm, Rotary, Sinusoidal
 from interp.training.losses import TrainingData
 
 

@@ -21,8 +21,8 @@ from interp.core.factored import FactoredMatrix
 from interp.core.haar import Nakagami, concentration, gaussian_concentration, overlap_null
 from interp.core.precision import wide
 from interp.core.results import labelled
+from interp.model.config import Rotary
 from interp.model.parts import Named, Part, as_part
-from interp.model.variants import Rotary
 from interp.passes.analysis import Alone, Question
 from interp.passes.observe import Model, Subject
 from interp.runs.run import answered

@@ -274,8 +274,8 @@ def _neurons(circuits: HeadCircuits, text: Text, chosen: Sequence[Part], asked: 
 
 def _check_mlp(config: ModelConfig) -> None:
     """ValueError for a model whose neurons have no weights of their own, or that has two MLPs in a block."""
-    if config.macaron:
-        raise ValueError("blocks with one MLP are required, those of this model have two (Macaron)")
+    if config.block.unusual is not None:
+        raise ValueError(f"blocks with one MLP are required, this model {config.block.unusual}")
     if not isinstance(config.mlp, MLP):
         raise ValueError(f"a plain or gated MLP is required, this model is {config.mlp_in_words}")
 

@@ -21,7 +21,7 @@ from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.model.attention import Attention, CrossAttention
-from interp.model.config import ModelConfig
+from interp.model.config import Learned, ModelConfig, Rotary, Sinusoidal
 from interp.model.edits import Edit, Zero
 from interp.model.norm import HeadNorm
 from interp.model.parts import Named, Part, as_part
@@ -29,7 +29,6 @@ from interp.model.position import Rotation, depends_on_length, sinusoids
 from interp.model.sites import embedding_parts
 from interp.model.tap import Tap
 from interp.model.transformer import Transformer
-from interp.model.variants import Learned, Rotary, Sinusoidal
 from interp.model.weights import Weights
 from interp.passes.frozen import final_norm, input_norm, output_norm
 from interp.passes.observe import Model, as_network

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import nearest
-from interp.model.config import MLP, ConvMLP, Learned, ModelConfig, MoE, NoNorm
+from interp.model.config import MLP, Learned, ModelConfig, MoE, NoNorm
 from interp.model.sites import attention_input
 from interp.model.transformer import Transformer
 
@@ -56,11 +56,11 @@ def held(model: Transformer, name: str) -> Held:
     mlp = config.mlp
     if isinstance(mlp, MoE):
         raise ValueError(f"{name!r}: this model has a mixture of {mlp.n_experts} experts, not one matrix")
-    if isinstance(mlp, ConvMLP):
+    if mlp is not None and not isinstance(mlp, MLP):
         raise ValueError(f"{name!r}: this model has {config.mlp_in_words}, whose matrices have no such names")
     if mlp is None or (matrix == "W_gate" and not mlp.gated):
         raise ValueError(f"{name!r}: this model has no {'MLP' if mlp is None else 'gate in its MLP'}")
-    if part == "mlp_before" and not config.macaron:
+    if part not in config.mlps:
         raise ValueError(f"{name!r}: this model has no MLP before attention")
     return Held(
         f"blocks.{layer}.{part}.{'out' if matrix == 'W_out' else 'into'}.weight", _mlp_view(mlp, matrix)

@@ -171,7 +171,7 @@ def _matrices(model: Transformer) -> Iterator[_Named]:
         yield from _attention(weights.layer(layer), weights, layer, "attn")
         if config.cross_attention:
             yield from _attention(weights.layer(layer, cross=True), weights, layer, "cross_attn")
-        for part in ("mlp_before", "mlp") if config.macaron else ("mlp",):
+        for part in config.mlps:
             yield from _mlp(weights.layer(layer, before=part == "mlp_before"), model, layer, part)
     if model.mlm_head is not None:
         yield _Named("mlm_head.W", model.mlm_head.dense.weight.mT, inside="logits")
@@ -196,8 +196,7 @@ def _mlp(views: LayerWeights, model: Transformer, layer: int, part: str) -> Iter
     for name in ("W_gate", "W_in", "W_out"):
         if (matrix := getattr(views, name)) is not None:
             yield _Named(name, matrix, layer, part)
-    block = model.block(layer)
-    experts = block.mlp_before if part == "mlp_before" else block.mlp
+    experts = model.block(layer).mlps()[part]
     if isinstance(experts, Experts):
         gate, linear = experts.into.chunk(2, 1)
         yield _Named("W_router", experts.router.weight.mT, layer, part)

@@ -14,7 +14,7 @@ from interp.causal import attribution_patch
 from interp.causal.contrast import site_names
 from interp.data.batch import Batch
 from interp.model import Tap, Transformer
-from interp.model.sites import BLOCK_SITES, DIMS, EMBEDDING_SITES, names
+from interp.model.sites import DIMS, EMBEDDING_SITES, block_rows, names
 from interp.passes.metrics import kl_divergence, logit_difference, next_token_loss, of_logits
 from tests.causal.slow_edges import ANSWER, WRONG, difference
 from tests.circuits.test_edge_attribution import CLEAN, CORRUPT, linear, padded
@@ -133,7 +133,7 @@ def test_results_are_labelled_by_the_site_s_axes() -> None:
     assert patched(model, "blocks.1.attn.hook_z").value.dims == ("layer", "pos", "head")
     assert patched(model, "blocks.1.attn.hook_z").layer.values.tolist() == [1]
     assert table.attrs["unit"] == "logits" and table.attrs["direction"] == "denoise"
-    for site in BLOCK_SITES:
+    for site in block_rows():
         # Summed over: the batch, widths, and the columns c of what only some mixers have.
         assert set(site.axes.split()) - set("bdev1c") <= set(DIMS), site.name
 

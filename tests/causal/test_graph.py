@@ -11,7 +11,11 @@ from interp.model.parts import Edge
 from tests.causal.slow_edges import edges
 from tests.configs import CONFIGS
 
-SUMS = [name for name, config in CONFIGS.items() if config.norm_place != "post" and not config.macaron]
+SUMS = [
+    name
+    for name, config in CONFIGS.items()
+    if config.norm_place != "post" and "mlp_before" not in config.mlps
+]
 
 
 def test_gpt2_small_has_32491_edges() -> None:

@@ -14,6 +14,7 @@ WINGS = LENSES | {"causal", "tokens", "circuits", "features", "editing", "dynami
 MAY_IMPORT: dict[str, set[str]] = {
     "core": {"core"},
     "model": MODEL,
+    "lab": MODEL | {"lab"},
     "data": MODEL | {"data"},
     "tasks": MODEL | {"data", "tasks"},
     "passes": MODEL | {"data", "passes"},

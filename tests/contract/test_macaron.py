@@ -15,7 +15,7 @@ from interp.causal import CausalTrace
 from interp.causal.graph import EdgeGraph
 from interp.causal.patching import patch_preset
 from interp.compat.hooked_export import to_hooked_state
-from interp.model import MLP, Edit, Read, Tap
+from interp.model import MLP, Edit, Read, Tap, UsualBlock
 from interp.model.edits import Zero
 from interp.model.mlp import FeedForward
 from interp.model.parts import Part
@@ -167,7 +167,7 @@ def test_spectra_have_the_matrices_of_both() -> None:
 
 
 def test_a_sweep_is_planned_with_the_cost_of_both() -> None:
-    plain = replace(CONFIG, macaron=False)
+    plain = replace(CONFIG, block=UsualBlock())
     assert isinstance(CONFIG.mlp, MLP)
     assert block_products(CONFIG) - block_products(plain) == 24 * 3 * CONFIG.mlp.d_mlp
 

@@ -12,9 +12,9 @@ import interp
 from interp import HookedTransformer
 from interp.causal.graph import EdgeGraph, reads_by_qkv
 from interp.compat.hooked_export import to_hooked_state
+from interp.lab import ConvMLP
 from interp.lenses.factors import present
 from interp.model import Read, Tap, Trace, Weights, sites
-from interp.model.variants import ConvMLP
 from interp.passes.sweep import Sweep
 from interp.residual import orders
 from interp.residual.paths import frozen_reads

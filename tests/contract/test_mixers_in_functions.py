@@ -12,7 +12,8 @@ from interp.causal import CausalTrace
 from interp.causal.graph import EdgeGraph, reads_by_qkv
 from interp.circuits import Circuit, evaluate_circuit, interchange
 from interp.families.tokenizer import HuggingFaceTokenizer
-from interp.model import AdaptiveSoftmax, ModelConfig
+from interp.lab import AdaptiveSoftmax
+from interp.model import ModelConfig
 from interp.pages import About, Question, Report, page, report_of
 from tests.causal.slow_edges import writes
 from tests.causal.test_causal_trace import ALONE, LENGTHS, SAMPLES, Asked, slow

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from interp.core.shapes import AXES, describe, nearest, shape_text
-from interp.model.sites import BLOCK_SITES, MODEL_SITES
+from interp.model.sites import MODEL_SITES, block_rows
 
 
 def test_shapes_are_written_the_same_whatever_they_came_in() -> None:
@@ -21,7 +21,7 @@ def test_axes_are_described_in_words() -> None:
 
 
 def test_every_site_uses_the_alphabet() -> None:
-    assert {axis for site in BLOCK_SITES + MODEL_SITES for axis in site.axes.split()} <= AXES.keys()
+    assert {axis for site in block_rows() + MODEL_SITES for axis in site.axes.split()} <= AXES.keys()
 
 
 def test_a_hint_names_the_closest_first_and_invents_nothing() -> None:

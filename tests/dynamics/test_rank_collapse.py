@@ -106,7 +106,7 @@ def slow_block(
         if sublayer in ("mlp_before_out", "mlp_out"):
             mlp, ln = (block.mlp, block.ln2) if sublayer == "mlp_out" else (block.mlp_before, block.ln0)
             assert mlp is not None
-            added = mlp(block.reading(ln)(before), None) / (2 if config.macaron else 1)
+            added = mlp(block.reading(ln)(before), None) / (2 if "mlp_before" in config.mlps else 1)
             norm = block.post_norm(sublayer)
             added = config.residual_scale * (added if norm is None else norm(added))
             resid = added + skip * before if with_mlp else before
@@ -120,7 +120,9 @@ def slow_block(
             weights = (torch.einsum("bqhe,bshe->bhqs", q, k) * config.score_scale(layer)).softmax(-1)
             z = torch.einsum("bhqs,bshe->bqhe", weights, v).flatten(2)
             resid = z @ heads.out.weight.mT + heads.out.bias + skip * before
-        elif config.macaron:  # attention of what the first MLP left, through the block without that MLP
+        elif (
+            "mlp_before" in config.mlps
+        ):  # attention of what the first MLP left, through the block without that MLP
             silent = Edit(f"blocks.{layer}.hook_mlp_before_out", torch.zeros_like)
             entering = Edit(f"blocks.{layer}.hook_resid_pre", partial(_instead, new=before))
             out = Read(f"blocks.{layer}.hook_attn_out")

@@ -116,7 +116,7 @@ def test_a_gradient_step_is_minus_eta_times_autograds_gradient(name: str) -> Non
     model, batch = model_of(name), ragged()
     for matrix in BLOCK:
         full = f"blocks.0.{matrix}"
-        if full not in autograd(name) or (CONFIGS[name].macaron and matrix.startswith("mlp")):
+        if full not in autograd(name) or ("mlp_before" in CONFIGS[name].mlps and matrix.startswith("mlp")):
             continue
         found = gradient_edit(model, batch, answer=TARGETS, layer=0, eta=0.7, matrix=matrix)
         assert_close(found.dense, -0.7 * autograd(name)[full])

@@ -39,7 +39,7 @@ def matrices(model: Transformer) -> dict[str, Tensor]:
         for name in BLOCK:
             if (value := getattr(views, name.partition(".")[2])) is not None:
                 found[f"blocks.{layer}.{name}"] = value
-        for name in BLOCK[4:] if model.config.macaron else ():
+        for name in BLOCK[4:] if "mlp_before" in model.config.mlps else ():
             part, _, matrix = name.partition(".")
             found[f"blocks.{layer}.{part}_before.{matrix}"] = getattr(
                 weights.layer(layer, before=True), matrix

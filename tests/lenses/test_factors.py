@@ -51,7 +51,7 @@ def weight_gradients(name: str) -> dict[str, Tensor]:
         qkv = block.attn.qkv.weight.grad.split([heads * e, groups * e, groups * e])
         found |= {f"{at}.attn.W_{part}": w.T for part, w in zip("QKV", qkv, strict=True)}
         found[f"{at}.attn.W_O"] = block.attn.out.weight.grad.T
-        if isinstance(config.mlp, MLP) and not config.macaron:
+        if isinstance(config.mlp, MLP) and "mlp_before" not in config.mlps:
             into = block.mlp.into.weight.grad.split(config.mlp.d_mlp)
             found |= {f"{at}.mlp.{n}": w.T for n, w in zip(("W_in", "W_gate"), into[::-1], strict=False)}
             found[f"{at}.mlp.W_out"] = block.mlp.out.weight.grad.T

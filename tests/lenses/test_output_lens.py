@@ -28,7 +28,7 @@ def writers(name: str) -> list[tuple[str, str]]:
         found += [("L0.mlp", "sublayer"), ("L1.mlp", "sublayer")]
     if isinstance(config.mlp, MLP):
         found += [("L0N7", "neuron"), ("L1N35", "neuron")]
-    if config.macaron:
+    if "mlp_before" in config.mlps:
         found += [("L0.mlp_before", "sublayer"), ("L1B35", "neuron")]
     return found
 

@@ -13,9 +13,8 @@ from tests.configs import CONFIGS, build, some_tokens
 def site_of_each_row(name: str) -> Iterator[str]:
     """A site of every table row that a config has, the layers taking turns: their code is the same."""
     config = CONFIGS[name]
-    for turn, row in enumerate(sites.BLOCK_SITES):
-        if row.present(config):
-            yield f"blocks.{turn % config.n_layers}.{row.name}"
+    for turn, row in enumerate(sites.block_rows(config)):
+        yield f"blocks.{turn % config.n_layers}.{row.name}"
     yield from (row.name for row in sites.MODEL_SITES if row.present(config))
 
 

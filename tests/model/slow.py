@@ -65,7 +65,7 @@ def _block(
 ) -> Tensor:
     name = f"blocks.{layer}"
     seen[f"{name}.hook_resid_pre"] = first = x
-    if config.macaron:
+    if "mlp_before" in config.mlps:
         added = _fed(p, config, layer, "mlp_before", _read(p, config, f"{name}.ln0", x), seen)
         seen[f"{name}.hook_resid_pre_attn"] = x = x + added
     read = _read(p, config, f"{name}.ln1", x)
@@ -93,7 +93,7 @@ def _fed(p: Sites, config: ModelConfig, layer: int, part: str, read: Tensor, see
     """What an MLP adds: all of its output; of the two MLPs of a Macaron block each half of its own."""
     mlp = _experts if isinstance(config.mlp, MoE) else _mlp
     out = mlp(p, config, f"blocks.{layer}.{part}", read, seen)
-    return _written(p, config, layer, part, out / 2 if config.macaron else out, seen)
+    return _written(p, config, layer, part, out / 2 if "mlp_before" in config.mlps else out, seen)
 
 
 def _read(p: Sites, config: ModelConfig, name: str, x: Tensor) -> Tensor:

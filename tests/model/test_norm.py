@@ -60,7 +60,7 @@ def read_by(name: str, prefix: str) -> Tensor:
         return model.blocks[1].mlp.out(seen[f"{block}.mlp.hook_post"])
     sums = {"ln1": "hook_resid_mid" if config.mlp else "hook_resid_post", "ln2": "hook_resid_post"}
     plain = {"ln0": "hook_resid_pre", "ln1": "hook_resid_pre", "ln2": "hook_mlp_in"}
-    if config.macaron:
+    if "mlp_before" in config.mlps:
         plain["ln1"] = "hook_resid_pre_attn"
     return seen[f"{block}.{(sums if config.norm_place == 'post' else plain)[part]}"]
 

@@ -27,8 +27,8 @@ def test_the_name_of_every_site_and_part_of_a_model_reads_back(name: str) -> Non
 def test_all_names_differ() -> None:
     names = [row.form for row in KINDS.values()]
     assert len(set(names)) == len(names)
-    every = [Part.of(f"blocks.1.{site.name}") for site in sites.BLOCK_SITES]
-    assert len({str(part) for part in every}) == len({site.name for site in sites.BLOCK_SITES})
+    every = [Part.of(f"blocks.1.{site.name}") for site in sites.block_rows()]
+    assert len({str(part) for part in every}) == len({site.name for site in sites.block_rows()})
 
 
 OTHERS = {

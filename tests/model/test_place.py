@@ -5,7 +5,7 @@ import torch
 
 from interp.data.batch import Batch
 from interp.model import Read, Transformer, sites
-from interp.model.place import layer_devices
+from interp.model.transformer import layer_devices
 from interp.passes.generate import generate
 from interp.passes.observe import observe
 from tests.configs import CONFIGS, build, perturbed, some_tokens

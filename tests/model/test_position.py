@@ -16,8 +16,7 @@ from interp.model import (
     Sinusoidal,
     YarnScaling,
 )
-from interp.model.position import Rotation, inverse_frequencies, sinusoids
-from interp.model.score_bias import alibi_slopes, buckets
+from interp.model.position import Rotation, alibi_slopes, buckets, inverse_frequencies, sinusoids
 from tests.loops import over
 from tests.model.slow_position import slow_bucket, slow_frequency, slow_sinusoid, slow_slopes
 from tests.tolerances import assert_close

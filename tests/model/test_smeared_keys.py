@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from interp.model import Read, Tap
-from interp.model.mixer_variants import Softmax
-from interp.model.variants import NoNorm, NoPosition
+from interp.model import NoNorm, NoPosition, Read, Softmax, Tap
 from tests.configs import perturbed, some_tokens
 from tests.mixers import MIXERS, build_mixed
 from tests.model.test_mask import kept

@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from interp.data.batch import Batch
-from interp.model import ModelConfig, Transformer
+from interp.lab import AdaptiveTemperature, LogN, Longformer, Strided
+from interp.model import ModelConfig, Softmax, Transformer
+from interp.model import softmax as softmax_module
 from interp.model.mask import Mask
-from interp.model.mixer_variants import AdaptiveTemperature, LogN, Longformer, Refinement, Softmax, Strided
-from interp.model.mixers import scores as scores_module
-from interp.model.mixers import softmax as softmax_module
-from interp.model.mixers.softmax import SoftmaxAttention
+from interp.model.softmax import Refinement, SoftmaxAttention
 from tests.configs import perturbed, some_tokens
+from tests.lab.test_differential import recorded
 from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
 from tests.model.slow_position import rotated, score_bias
-from tests.model.test_differential import recorded
 from tests.tolerances import assert_close
 
 NAMES = [
@@ -179,7 +178,7 @@ def test_rows_of_known_entropy_are_sharpened_by_the_papers_factors(entropy: int,
         row[..., 0] = gap
         low, high = (low, gap) if float(torch.special.entr(row.softmax(-1)).sum()) < entropy else (gap, high)
     mask = Mask(causal=False, allowed=None)
-    sharper = scores_module.sharpened(row, mask)
+    sharper = AdaptiveTemperature().sharpened(row, mask)
     assert float(sharper[..., 0] / gap) == pytest.approx(beta, abs=6e-4)
 
 
@@ -187,7 +186,7 @@ def test_blocks_of_queries_give_the_same_additive_scores(monkeypatch: pytest.Mon
     found: list[tuple[Tensor, ...]] = []
     model = perturbed(MIXERS["additive"], seed=1).requires_grad_(True)
     for block in (1 << 24, 1, 700):
-        monkeypatch.setattr(scores_module, "BLOCK", block)
+        monkeypatch.setattr(softmax_module, "BLOCK", block)
         loss = model(some_tokens()).square().sum()
         found.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
     for other in found[1:]:

@@ -98,7 +98,7 @@ def written(name: str, layer: int, sublayer: str, part: Tensor, pos: int | slice
     norm = block.ln1_post if sublayer == "attn_out" else block.ln2_post
     if norm is not None:
         part = frozen(norm, part, bare(name, layer, sublayer)[:, pos])
-    half = 0.5 if config.macaron and sublayer != "attn_out" else 1.0
+    half = 0.5 if "mlp_before" in config.mlps and sublayer != "attn_out" else 1.0
     return part * config.residual_scale * half
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("pydantic", reason="no pydantic: the extra `serve` is not in
 from interp import HookedTransformer, Part
 from interp.data.batch import Batch
 from interp.families.tokenizer import HuggingFaceTokenizer
-from interp.model.variants import AdaptiveSoftmax
+from interp.lab import AdaptiveSoftmax
 from interp.passes import Sampling
 from interp.passes.generate import stream
 from interp.serve import session as sessions

@@ -16,8 +16,8 @@ import interp
 from interp import Edit, HookedTransformer
 from interp.data.batch import Batch
 from interp.edits import Add, Zero
+from interp.lab import Differential, Macaron
 from interp.model import Read
-from interp.model.mixer_variants import Differential
 from interp.model.parts import Part
 from interp.model.weights import Weights
 from interp.passes.observe import observe
@@ -29,7 +29,11 @@ from tests.loops import over
 from tests.tokens.edited import without
 from tests.tolerances import assert_close
 
-PLAIN = tuple(name for name, config in CONFIGS.items() if config.norm_place != "post" and not config.macaron)
+PLAIN = tuple(
+    name
+    for name, config in CONFIGS.items()
+    if config.norm_place != "post" and "mlp_before" not in config.mlps
+)
 N = 5
 
 
@@ -226,7 +230,7 @@ def test_models_whose_stream_is_not_a_plain_sum_of_parts_are_refused() -> None:
         with pytest.raises(ValueError, match="norms the sum itself"):
             flow_routes(HookedTransformer(build(name)), some_tokens())
     assert why_no_routes(CONFIGS["gpt2"]) is None
-    assert "two MLPs" in str(why_no_routes(replace(CONFIGS["gpt2"], macaron=True)))
+    assert "two MLPs" in str(why_no_routes(replace(CONFIGS["gpt2"], block=Macaron())))
     assert "memory" in str(why_no_routes(replace(CONFIGS["gpt2"], cross_attention=True)))
     assert "splitting a block by source requires" in str(
         why_no_routes(replace(CONFIGS["gpt2"], mixer=Differential(), qk_norm=None))

@@ -49,7 +49,7 @@ def loop(name: str) -> dict[str, Tensor]:
     """Layer 1 by definition: T_i(x_j) vector by vector, from the block's input and its weights alone."""
     model, trace = build(name), seen(name)
     block, w, config = model.block(1), Weights(model).layer(1), CONFIGS[name]
-    x = trace[f"blocks.1.hook_resid_pre{'_attn' if config.macaron else ''}"]
+    x = trace[f"blocks.1.{config.block.attention_reads}"]
     pattern = trace["blocks.1.attn.hook_pattern"]
     normed = block.reading(block.ln1)(x)
     group = config.n_heads // config.kv_heads

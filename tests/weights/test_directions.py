@@ -26,7 +26,9 @@ from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close
 
-WITH_NEURONS = [n for n, c in CONFIGS.items() if isinstance(c.mlp, MLP) and not c.mlm_head and not c.macaron]
+WITH_NEURONS = [
+    n for n, c in CONFIGS.items() if isinstance(c.mlp, MLP) and not c.mlm_head and "mlp_before" not in c.mlps
+]
 GATED = ("llama-gqa", "tied", "gemma2", "olmo2")
 V = 31
 

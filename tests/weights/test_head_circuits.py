@@ -40,7 +40,7 @@ def with_one(x: Tensor) -> Tensor:
 def stream(name: str, *, folded: bool) -> Tensor:
     """What the forms are applied to: what attention read behind its norm, or, folded, the stream over its scale."""
     seen, prefix = recorded(name), f"blocks.{LAYER}."
-    raw = seen[f"{prefix}hook_resid_pre{'_attn' if CONFIGS[name].macaron else ''}"]
+    raw = seen[f"{prefix}{CONFIGS[name].block.attention_reads}"]
     block = build(name).block(LAYER)
     norm = block.reading(block.ln1)
     return raw / norm.scale(raw) if folded else norm(raw)
