@@ -108,7 +108,7 @@ def test_a_page_on_an_analysis_says_what_it_answers_whence_it_comes_and_what_it_
 
 REFERRED = (
     *("attention", "causal", "circuits", "dynamics", "editing", "features", "lenses", "residual", "tokens"),
-    *("weights", "edits", "metrics", "data", "model", "passes", "runs", "core"),
+    *("weights", "edits", "metrics", "data", "model", "lab", "passes", "runs", "core"),
 )
 """The wings whose names, constants apart, all have their place in the reference."""
 
