@@ -333,10 +333,12 @@ _ZERO_AT_FIRST = (
 def initialise(model: nn.Module) -> None:
     """GPT-2's scheme: normal(0, 0.02), what writes to the stream (`out`) scaled by 1/sqrt(2 layers), biases 0, norms 1.
 
-    Vectors of other names stay as their module made them.
+    Vectors of other names stay as their module made them. Parameters without storage (device "meta") are left alone.
     """
     n_layers = sum(isinstance(m, Block) for m in model.modules())
     for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            continue
         writes = name.endswith((".out", ".out.weight"))
         if name.endswith("mlp.kernel"):  # a depthwise convolution: its fan-in is its length
             nn.init.normal_(parameter, std=len(parameter) ** -0.5)

@@ -5,6 +5,7 @@ That a mixer computes what its paper says is tested against a slow loop in a fil
 
 import functools
 import json
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +26,26 @@ from tests.mixers import CAUSAL_MIXERS, MIXERS, build_mixed
 from tests.model.observed import noise
 from tests.model.test_kv_cache import in_steps
 from tests.model.test_mask import kept
-from tests.passes.test_sweep import DIFFERENCE, asked, cells, loop
+from tests.passes.test_sweep import DIFFERENCE, asked, cells, in_rows
 from tests.tolerances import assert_close
 
 EVERY = pytest.mark.parametrize("name", MIXERS)
 CAUSAL = pytest.mark.parametrize("name", CAUSAL_MIXERS)
+SIDES = ("left", "right", "inside")
+KEPT = torch.cat([kept(side) for side in SIDES])
+"""The rows of `some_tokens()` padded on every side, one after another."""
+
+
+def of_each_kind() -> Iterable[str]:
+    """A model for each set of parameters that mixers and MLPs have here."""
+    return {_parameters(name): name for name in MIXERS}.values()
+
+
+def _parameters(name: str) -> frozenset[str]:
+    own = (
+        parameter.split(".", 2)[2] for parameter in build_mixed(name).state_dict() if "blocks" in parameter
+    )
+    return frozenset(parameter for parameter in own if not parameter.startswith("ln"))
 
 
 @functools.cache
@@ -51,7 +67,7 @@ def layers_with(name: str, trait: str) -> list[int]:
     return [layer for layer, mixer in enumerate(MIXERS[name].mixers) if getattr(mixer.traits, trait)]
 
 
-@EVERY
+@over("name", MIXERS)
 def test_the_config_survives_json(name: str) -> None:
     config = MIXERS[name]
     assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
@@ -64,7 +80,7 @@ def test_observing_every_site_changes_nothing(name: str) -> None:
     assert all(torch.isfinite(value).all() for site, value in values.items() if "scores" not in site)
 
 
-@EVERY
+@over("name", MIXERS)
 def test_every_site_has_the_shape_of_its_axes(name: str) -> None:
     config = MIXERS[name]
     sizes = {
@@ -102,7 +118,7 @@ def test_an_edit_at_every_site_reaches_the_logits(name: str, split: bool) -> Non
     assert [site for site, row in zip(names, moved, strict=True) if torch.allclose(row, unmoved)] == []
 
 
-@EVERY
+@over("name", MIXERS)
 def test_z_is_the_pattern_of_the_values_where_the_mixer_says_so(name: str) -> None:
     model = build_mixed(name)
     for layer in layers_with(name, "additive"):
@@ -114,7 +130,7 @@ def test_z_is_the_pattern_of_the_values_where_the_mixer_says_so(name: str) -> No
         assert_close(torch.einsum("bhqk,bkhe->bqhe", found[pattern], heads), found[z])
 
 
-@CAUSAL
+@over("name", CAUSAL_MIXERS)
 def test_nothing_depends_on_later_tokens(name: str) -> None:
     model, tokens = build_mixed(name), some_tokens()
     other = tokens.clone()
@@ -123,17 +139,16 @@ def test_nothing_depends_on_later_tokens(name: str) -> None:
 
 
 @EVERY
-@over("side", ["left", "right", "inside"])
-def test_padding_changes_no_number(name: str, side: str) -> None:
-    model, tokens, keep = build_mixed(name), some_tokens(), kept(side)
+def test_padding_changes_no_number(name: str) -> None:
+    model, tokens, keep = build_mixed(name), some_tokens().repeat(len(SIDES), 1), KEPT
     padded = model(tokens, keep=keep)
     observed = model(tokens, Tap([Read(site) for site in sites.names(model.config)]), keep=keep)
     assert_close(observed[keep], padded[keep])
-    for row, real in zip(range(3), keep, strict=True):
+    for row, real in enumerate(keep):
         assert_close(padded[row, real], model(tokens[row : row + 1, real])[0])
 
 
-@CAUSAL
+@over("name", CAUSAL_MIXERS)
 def test_packed_documents_do_not_see_each_other(name: str) -> None:
     model, tokens = build_mixed(name), some_tokens()
     documents = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2]).expand(3, -1)
@@ -150,15 +165,14 @@ def test_steps_equal_the_full_pass(name: str, sizes: list[int]) -> None:
 
 
 @CAUSAL
-@over("side", ["left", "right", "inside"])
-def test_padded_steps_equal_the_full_pass(name: str, side: str) -> None:
-    model, tokens, keep = build_mixed(name), some_tokens(), kept(side)
-    padded = model(tokens, keep=keep)[keep]
+def test_padded_steps_equal_the_full_pass(name: str) -> None:
+    model, tokens = build_mixed(name), some_tokens().repeat(len(SIDES), 1)
+    padded = model(tokens, keep=KEPT)[KEPT]
     for sizes in ([1] * 9, [6, 3]):
-        assert_close(in_steps(model, tokens, sizes, keep)[keep], padded)
+        assert_close(in_steps(model, tokens, sizes, KEPT)[KEPT], padded)
 
 
-@CAUSAL
+@over("name", CAUSAL_MIXERS)
 def test_a_step_observes_what_the_full_pass_does(name: str) -> None:
     model, tokens, z = build_mixed(name), some_tokens(), Read("blocks.1.attn.hook_z")
     reads = [z, *(Read(f"blocks.{i}.attn.hook_pattern") for i in layers_with(name, "patterned"))]
@@ -172,7 +186,7 @@ def test_a_step_observes_what_the_full_pass_does(name: str) -> None:
             assert_close(step.values[read], whole.values[read][:, :, 7:])
 
 
-@CAUSAL
+@over("name", CAUSAL_MIXERS)
 def test_a_pass_that_fails_or_ends_early_leaves_the_cache_as_it_was(name: str) -> None:
     model, tokens, cache = build_mixed(name), some_tokens(), empty_cache(build_mixed(name), 3)
     model(tokens[:, :5], cache=cache)
@@ -182,14 +196,14 @@ def test_a_pass_that_fails_or_ends_early_leaves_the_cache_as_it_was(name: str) -
     assert_close(model(tokens[:, 5:], cache=cache), plain(name)[:, 5:])
 
 
-@EVERY
+@over("name", MIXERS)
 def test_the_wanted_columns_of_the_last_block_are_those_of_all(name: str) -> None:
     model, tokens = build_mixed(name), some_tokens()
     at = torch.tensor([[8], [3], [5]])
     assert_close(model(tokens, logits_at=at)[:, 0], plain(name)[torch.arange(3), at[:, 0]])
 
 
-@EVERY
+@over("name", MIXERS)
 def test_a_pass_may_stop_and_start_between_blocks(name: str) -> None:
     model, tokens = build_mixed(name), some_tokens()
     assert_close(model(model(tokens, stop=1), start=1), plain(name))
@@ -229,11 +243,12 @@ def test_the_gradient_at_a_site_is_the_effect_of_a_small_edit(name: str) -> None
 
 
 @EVERY
-def test_a_planned_sweep_gives_the_numbers_of_the_loop(name: str) -> None:
+def test_a_planned_sweep_gives_the_numbers_of_ordinary_edits(name: str) -> None:
+    """Oracle: one full pass without a plan, in which every variant has rows of its own."""
     model, batch = build_mixed(name), asked()
-    for site in ("hook_embed", "blocks.0.hook_resid_post", "blocks.0.attn.hook_v", "blocks.1.attn.hook_z"):
-        variants = cells(model, batch, site)
-        assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, loop(model, batch, variants))
+    places = ("hook_embed", "blocks.0.hook_resid_post", "blocks.0.attn.hook_v", "blocks.1.attn.hook_z")
+    variants = [variant for site in places for variant in cells(model, batch, site)]
+    assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, in_rows(model, batch, variants))
 
 
 @EVERY
@@ -250,7 +265,7 @@ def test_attribution_sums_to_the_logit_difference_or_is_refused(name: str, parts
     assert_close(torch.tensor(found.value.sum("part").values), last[rows, answer] - last[rows, wrong])
 
 
-@EVERY
+@over("name", MIXERS)
 def test_circuits_that_a_mixer_has_not_are_refused(name: str) -> None:
     weights = Weights(build_mixed(name))
     for circuit, trait in (("OV", "additive"), ("QK", "bilinear"), ("W_Q", "queries"), ("W_K", "queries")):
@@ -264,18 +279,18 @@ def test_circuits_that_a_mixer_has_not_are_refused(name: str) -> None:
             )
 
 
-@EVERY
+@over("name", MIXERS)
 def test_half_precision_is_near_double(name: str) -> None:
     low = build_mixed(name, torch.bfloat16)(some_tokens())
     assert low.dtype == torch.bfloat16
     assert_close(low.double(), plain(name), torch.bfloat16)
 
 
-@EVERY
+@over("name", of_each_kind)
 def test_a_model_is_stored_and_loaded(name: str, tmp_path: Path) -> None:
     model = build_mixed(name, torch.float32)
-    load.save(model, tmp_path / "model")
-    again = load.from_folder(tmp_path / "model")
+    load.save(model, tmp_path / name)
+    again = load.from_folder(tmp_path / name)
     assert again.config == MIXERS[name]
     assert torch.equal(again(some_tokens()), model(some_tokens()))
 

@@ -12,7 +12,7 @@ from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.attention import Memory
 from interp.model.edits import Add, Edit, Project, Scale, Set, Swap, Zero
-from interp.model.tap import Read
+from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 from interp.passes.metrics import Metric, kl_divergence, logit_difference, next_token_loss
 from interp.passes.observe import observe
@@ -89,6 +89,18 @@ def difference(batch: Batch, logits: Tensor) -> Tensor:
 def loop(model: Transformer, batch: Batch, variants: Sequence[Variant]) -> Tensor:
     """The oracle of a logit difference."""
     return torch.stack([difference(batch, naive(model, batch, v, DIFFERENCE)[1]) for v in variants])
+
+
+def in_rows(model: Transformer, batch: Batch, variants: Sequence[Variant]) -> Tensor:
+    """The same numbers from one pass, in which every variant has rows of its own."""
+    n = len(batch.tokens)
+    edits = [
+        replace(by_hand(edit, n), rows=tuple(range(i * n, (i + 1) * n)))
+        for i, variant in enumerate(variants)
+        for edit in variant.edits
+    ]
+    logits = model(batch.tokens.repeat(len(variants), 1), Tap(edits=edits))[:, -1:]
+    return torch.stack([difference(batch, part) for part in logits.split(n)])
 
 
 def cells(model: Transformer, batch: Batch, site: str) -> list[Variant]:
