@@ -122,7 +122,7 @@ def test_analyses_ask_its_traits() -> None:
     assert_close(torch.tensor(found.value.sum("part").values), last[rows, answer] - last[rows, wrong])
     with pytest.raises(AttributeError, match="no QK circuit: it mixes positions by Uniform"):
         _ = Weights(model.transformer).QK
-    with pytest.raises(ValueError, match="Uniform(.*) makes no pattern of the values"):
+    with pytest.raises(ValueError, match=r"Uniform(.*) makes no pattern of the values"):
         require("additive", MIXED.mixers, "this")
     with pytest.raises(ValueError, match="no window under Uniform"):
         replace(MIXED, window=3)
