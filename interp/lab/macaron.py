@@ -84,6 +84,10 @@ class MacaronBlock(Block):
         self.ln0 = Normalize(config.norm, config.d_model, "ln0")
         self.mlp_before = config.mlp.build(config.d_model, layer, "mlp_before")
 
+    def input_norm(self, sublayer: str) -> Normalize:
+        """ln0 of the first MLP."""
+        return self.ln0 if sublayer == "mlp_before_out" else super().input_norm(sublayer)
+
     def _before_attention(self, resid: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
         normed = self.ln0(at(tap, "hook_mlp_before_in", resid), tap)
         resid = resid + self._added("mlp_before_out", self.mlp_before(normed, tap), tap)

@@ -144,6 +144,12 @@ class Block(nn.Module):
         """The norm through which a sublayer reads the stream: none at all in post-norm blocks."""
         return self._identity if norm is None or self.config.norm_place == "post" else norm
 
+    def input_norm(self, sublayer: str) -> Normalize:
+        """The norm through which a sublayer (`attn_out`, ...) reads the stream."""
+        mlp = self.ln1 if self.config.shared_norm else self.ln2
+        norms = {"attn_out": self.ln1, "cross_attn_out": self.ln_cross, "mlp_out": mlp}
+        return self.reading(norms[sublayer])
+
     def post_norm(self, sublayer: str) -> Normalize | None:
         """The norm of what a sublayer (`attn_out`, ...) adds, if it has one."""
         return {"attn_out": self.ln1_post, "mlp_out": self.ln2_post}.get(sublayer)

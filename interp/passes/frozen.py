@@ -88,16 +88,8 @@ def sum_norm(model: Transformer, layer: int, sublayer: str) -> FrozenNorm:
 
 
 def input_norm(model: Transformer, layer: int, sublayer: str) -> FrozenNorm:
-    """From the stream to what the matrices of attention, cross-attention or the MLP after them read."""
-    block = model.block(layer)
-    mlp = block.ln1 if model.config.shared_norm else block.ln2
-    norms = {
-        "mlp_before_out": block.ln0,
-        "attn_out": block.ln1,
-        "cross_attn_out": block.ln_cross,
-        "mlp_out": mlp,
-    }
-    norm = block.reading(norms[sublayer])
+    """From the stream to what the first matrices of a sublayer read."""
+    norm = model.block(layer).input_norm(sublayer)
     sites = () if isinstance(norm.kind, NoNorm) else (f"blocks.{layer}.{norm.name}.hook_scale",)
     return FrozenNorm(norm, sites=sites)
 

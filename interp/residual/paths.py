@@ -38,8 +38,8 @@ from interp.data.text import Answers, Text
 from interp.model.config import FullSoftmax, ModelConfig
 from interp.model.edits import Edit, Scale, Span, Zero, edited
 from interp.model.loss import next_token_loss, predicted
-from interp.model.records import require
 from interp.model.parts import Named, Part, as_part
+from interp.model.records import require
 from interp.model.sites import final_stream, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
