@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from interp.core.shapes import nearest
-from interp.model.records import known
+from interp.model.records import Record, known
 
 if TYPE_CHECKING:
     from interp.model.config import ModelConfig
@@ -186,12 +186,12 @@ _BLOCK_NAME = re.compile(r"blocks\.(-?\d+)\.(.+)")
 
 def block_rows(config: ModelConfig | None = None) -> tuple[Site, ...]:
     """The sites of a block of this model in the order of the forward pass; of any model, if none is given."""
-    return _rows_of_any(len(known())) if config is None else _rows_of(config)
+    return _rows_of_any(tuple(known().values())) if config is None else _rows_of(config)
 
 
 @functools.lru_cache(2)
-def _rows_of_any(n_records: int) -> tuple[Site, ...]:
-    return _with(site for record in known().values() for site in record.any_sites())
+def _rows_of_any(records: tuple[type[Record], ...]) -> tuple[Site, ...]:
+    return _with(site for record in records for site in record.any_sites())
 
 
 @functools.lru_cache(1024)
@@ -205,7 +205,13 @@ def _with(more: Iterable[Site]) -> tuple[Site, ...]:
     before: dict[str, dict[Site, None]] = defaultdict(dict)
     for site in more:
         before[site.before][site] = None
-    return tuple(row for site in BLOCK_SITES for row in (*before.pop(site.name, ()), site))
+    rows = tuple(row for site in BLOCK_SITES for row in (*before.pop(site.name, ()), site))
+    for place, lost in before.items():
+        known_rows = [site.name for site in BLOCK_SITES]
+        raise ValueError(
+            f"{next(iter(lost)).name} must stand before a row, {place!r} is none; {nearest(place, known_rows)}"
+        )
+    return rows
 
 
 def _found(rows: Iterable[Site], name: str) -> Site | None:
@@ -254,7 +260,6 @@ def axes_of(name: str) -> str:
 
 def names(config: ModelConfig, *, on_demand: bool = False) -> tuple[str, ...]:
     """Every site of this model in the order of the forward pass; `on_demand` adds those computed only when asked."""
-
     outside = [s.name for s in MODEL_SITES if s.present(config) and (on_demand or not s.on_demand)]
     first = [n for n in outside if n in EMBEDDING_SITES]
     blocks = [

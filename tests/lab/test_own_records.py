@@ -106,6 +106,18 @@ def test_sites_of_ones_own_stand_in_their_layers_and_are_read_and_edited() -> No
     assert_close(model(tokens, logits_at=torch.tensor([[8]] * 3))[:, 0], model(tokens)[:, -1])
 
 
+def test_a_site_that_stands_nowhere_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Lost(Uniform):
+        def sites(self, config: ModelConfig) -> tuple[Site, ...]:
+            return (Site("attn.hook_lost", "b p d", "nothing", before="attn.hook_patern"),)
+
+    with pytest.raises(
+        ValueError, match=r"attn.hook_lost must stand before a row.*nearest: attn.hook_pattern"
+    ):
+        sites.names(replace(MIXED, mixer=Lost()))
+
+
 def test_the_mean_is_the_mean() -> None:
     model, tokens = perturbed(MIXED), some_tokens()
     tap = Tap([v := Read("blocks.0.attn.hook_v"), z := Read("blocks.0.attn.hook_z")])
