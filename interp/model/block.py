@@ -133,8 +133,8 @@ class Block(nn.Module):
             else:
                 x = self._before_mlp(x, tap)
                 mlp_in = self.reading(self.ln2)(at(tap, "hook_mlp_in", x), tap)
-            out = self.mlp(mlp_in, tap) if self.config.pointwise else self.mlp(mlp_in, tap, shared)
-            x = x + self._added("mlp_out", out, tap)
+            also = () if self.config.pointwise else (shared,)
+            x = x + self._added("mlp_out", self.mlp(mlp_in, tap, *also), tap)
         x = at(tap, "hook_resid_post", x)
         if self.config.norm_place != "post":
             return x
