@@ -248,7 +248,11 @@ def test_an_answer_that_is_certain_leaves_nothing_to_write_and_the_page_says_so(
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("attention-only", "This model is attention-only"), ("granite-moe", "a mixture of experts"), ("gpt2", None)],
+    [
+        ("attention-only", "This model is attention-only"),
+        ("granite-moe", "a mixture of experts"),
+        ("gpt2", None),
+    ],
 )
 def test_a_model_whose_mlps_cannot_be_shown_says_why(name: str, words: str | None) -> None:
     text = section(page_of(report(name)), "backward")
