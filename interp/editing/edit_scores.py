@@ -20,8 +20,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.boundary import public
+from interp.core.intervals import wilson
 from interp.core.results import labelled
-from interp.core.stats import Z95, Moments, Partial, Rows
+from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.text import Prompts
 from interp.data.windows import Feed, prompts_feed
@@ -95,8 +96,8 @@ def edit_table(
     openings, in bits, mean over texts and cases; every editor gets the same random numbers, every case its own. With
     `text`, `perplexity`: exp of the mean loss per predicted token, geometric mean over cases (one ruined edit does not
     drown the others).
-    Intervals, 95 % over cases: Wilson's for shares (conservative where a case asks several prompts), normal for n-gram
-    and for the log of perplexity; `original` has the same text in every case, so its perplexity has no spread.
+    Intervals, 95 % over cases: Wilson's for shares (conservative where a case asks several prompts), Student's t for
+    n-gram and for the log of perplexity; `original` has the same text in every case, so its perplexity has no spread.
     Errors: ValueError for no cases, cases with different checks, an editor called `original`, and everything an
     editor or the continuation refuses.
 
@@ -122,22 +123,6 @@ def edit_table(
     rows |= {name: partial(editor, model) for name, editor in editors.items()}
     values = torch.stack([_by_case(speech, pairs, edit, name) for name, edit in rows.items()])
     return _labelled(values, list(rows), [*names, *speech.scores], [case.prompt for case in cases])
-
-
-def wilson(share: Float[Tensor, "*n"], count: int) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
-    """A 95 % interval of a share of `count` independent cases (Wilson 1927), inside [0, 1] also at its ends.
-
-    >>> low, high = wilson(torch.tensor([1.0]), 200)
-    >>> 0.98 < float(low) < 0.982 and float(high) == 1
-    True
-    """
-    z2 = Z95**2 / count
-
-    def low(share: Tensor) -> Tensor:  # the ends' product is share^2 / (1 + z2): exactly 0 at 0
-        root = Z95 * (share * (1 - share) / count + z2 / (4 * count)).sqrt()
-        return share.square() / (share + z2 / 2 + root)
-
-    return low(share), 1 - low(1 - share)
 
 
 def mean_loss(model: Subject, feed: Feed) -> Float[Tensor, ""]:
@@ -228,7 +213,7 @@ def _labelled(
     values: Float[Tensor, "editor score case"], editors: list[str], names: list[str], prompts: list[str]
 ) -> xr.Dataset:
     cases, mean = values.shape[-1], values.mean(-1)
-    low, high = wilson(mean, cases)
+    low, high = wilson(mean * cases, cases)
     normal = [i for i, name in enumerate(names) if name in UNITS]
     low[:, normal], high[:, normal] = Moments.of(values[:, normal].movedim(-1, 0)).interval()
     if names[-1] == "perplexity":
@@ -246,7 +231,7 @@ def _labelled(
         },
         units="see the coordinate unit",
         attrs={
-            "interval": "95 % over cases: Wilson; n-gram: normal; perplexity: normal in the log",
+            "interval": "95 % over cases: Wilson; n-gram: Student's t; perplexity: Student's t in the log",
             "null": "the row `original`: no edit",
             "accuracy": "argmax is the expected token",
         },

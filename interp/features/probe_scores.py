@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.stats import Z95
+from interp.core.intervals import wilson
 
 SCORES = ("f1", "precision", "recall", "accuracy", "balanced_accuracy", "mcc")
 """What `scores` gives, in order."""
@@ -63,17 +63,6 @@ def intervals(
     low, high = torch.quantile(scores(drawn)["mcc"], torch.tensor([0.025, 0.975]).double(), dim=0)
     ends["mcc"] = low, high
     return {name: pair[0] for name, pair in ends.items()}, {name: pair[1] for name, pair in ends.items()}
-
-
-def wilson(
-    successes: Float[Tensor, "..."], n: Float[Tensor, "..."]
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """The ends of Wilson's 95 % interval of a share (Wilson 1927); 0 and 1 without trials."""
-    square = Z95**2
-    centre = (successes + square / 2) / (n + square)
-    inside = _share(successes * (n - successes), n) + square / 4
-    half = Z95 * inside.sqrt() / (n + square)
-    return (centre - half).clamp_min(0.0), (centre + half).clamp_max(1.0)
 
 
 def _share(part: Float[Tensor, "..."], whole: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -10,10 +10,10 @@ import torch
 
 import interp
 from interp import Batch, HookedTransformer
-from interp.core.stats import Z95
+from interp.core.intervals import t95
 from interp.data.windows import prompts_feed
 from interp.editing import Continuation, EditCase, WeightEdit, edit_table, gradient_edit, shift_edit
-from interp.editing.edit_scores import mean_loss, wilson
+from interp.editing.edit_scores import mean_loss
 from tests.tiny import CORPUS, hooked
 
 PROMPT = "The capital of France is"
@@ -109,7 +109,7 @@ def test_the_ngram_column_is_that_of_greedy_texts_of_a_copy_edited_by_hand() -> 
             assert float(values.sel(editor=name, case=i)) == pytest.approx(expected, rel=1e-12)
     assert len(set(values.values.ravel().tolist())) > 3, "texts that all say the same would compare nothing"
     np.testing.assert_allclose(table.value.sel(score="n-gram"), values.mean("case"))
-    half = Z95 * values.std("case", ddof=1) / math.sqrt(3)
+    half = float(t95(3)) * values.std("case", ddof=1) / math.sqrt(3)
     np.testing.assert_allclose(table.high.sel(score="n-gram"), values.mean("case") + half)
     np.testing.assert_allclose(table.low.sel(score="n-gram"), values.mean("case") - half)
     without = edit_table(model, cases, {"shift": shift}, text=list(CORPUS))
@@ -142,7 +142,7 @@ def test_scores_and_intervals_are_those_of_the_cases() -> None:
     for score, low, high in zip(*(shares[n].values.flat for n in ("value", "low", "high")), strict=True):
         assert 0 <= low <= score <= high <= 1 and high - low > 0.3  # three cases say little
     logs = np.log(table.each.sel(score="perplexity").transpose("editor", "case").values)
-    half = Z95 * logs.std(1, ddof=1) / math.sqrt(3)
+    half = float(t95(3)) * logs.std(1, ddof=1) / math.sqrt(3)
     found = table.sel(score="perplexity")
     np.testing.assert_allclose(found.value, np.exp(logs.mean(1)))
     np.testing.assert_allclose(found.low, np.exp(logs.mean(1) - half))
@@ -182,19 +182,6 @@ def test_an_edit_that_ruins_the_model_is_a_number_of_the_table() -> None:
         not np.isfinite(found.sel(editor="ruin"))
         and np.isfinite(found.sel(editor=["original", "shift"])).all()
     )
-
-
-@pytest.mark.parametrize("count", [1, 7, 200])
-def test_wilsons_ends_are_where_the_score_test_stops_rejecting(count: int) -> None:
-    """Both ends p solve (share - p)^2 = z^2 p (1 - p) / n, Wilson 1927."""
-    share = torch.linspace(0, 1, 11, dtype=torch.float64)
-    for end in wilson(share, count):
-        torch.testing.assert_close(
-            (share - end).square(), Z95**2 * end * (1 - end) / count, rtol=0, atol=1e-12
-        )
-    low, high = wilson(share, count)
-    assert bool((low <= share).all()) and bool((share <= high).all())
-    assert float(low[0]) == 0 and float(high[-1]) == 1
 
 
 def test_what_has_no_table_is_refused() -> None:

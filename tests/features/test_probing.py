@@ -23,7 +23,7 @@ from interp.data import open_source
 from interp.edits import Zero
 from interp.features import ProbeNeurons, probe, probe_neurons
 from interp.features.neuron_selection import Selection, selected
-from interp.features.probe_scores import intervals, scores, wilson
+from interp.features.probe_scores import intervals, scores
 from interp.features.probing import Position, Split, pooled
 from interp.model import Read, Tap
 from interp.runs import store_activations
@@ -164,13 +164,6 @@ def test_scores_are_those_of_scikit_learn(case: int) -> None:
         "mcc": metrics.matthews_corrcoef(truth, guess),
     }
     assert {name: float(value) for name, value in found.items()} == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize(("successes", "n"), [(0, 5), (3, 7), (9, 9), (40, 90)])
-def test_wilsons_interval_is_that_of_scipy(successes: int, n: int) -> None:
-    expected = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
-    found = wilson(torch.tensor([float(successes)]).double(), torch.tensor([float(n)]).double())
-    assert [float(end) for end in found] == pytest.approx(list(expected), abs=1e-12)
 
 
 def test_intervals_of_the_scores_hold_the_true_value_nineteen_times_in_twenty() -> None:
