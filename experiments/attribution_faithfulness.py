@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 
 import interp
 from interp.runs.record import Record
+from interp.tasks import IndirectObjects
 from interp.tokens.erasure import RANDOM, Measure, compare_methods
-from interp.zoo.tasks import indirect_objects
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def main(job: AttributionFaithfulness, record: Record) -> None:
     """Compare all methods, and keep the numbers by comprehensiveness beside the figure."""
     model = interp.HookedTransformer.from_pretrained(job.model)
     record.model(model)
-    asked = indirect_objects(np.random.default_rng(job.seed), job.prompts, held_out=True)
+    asked = IndirectObjects(job.prompts, job.seed, held_out=True).sentences()
     found = record.step(
         "faithfulness",
         lambda: compare_methods(

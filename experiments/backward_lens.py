@@ -24,7 +24,7 @@ from interp.core.stats import Moments
 from interp.lenses import backward_lens, gradient_cosines, gradient_rank
 from interp.lenses.factors import Matrix
 from interp.runs.record import Record
-from interp.zoo.tasks import FactPrompt, held_out_fact_prompts, load_facts
+from interp.tasks import HELD_OUT_PHRASINGS, FactPrompt, fact_prompts
 
 MATRICES: tuple[Matrix, ...] = ("W_in", "W_out")
 SHOWN = {"last token": "C0", "subject": "C1", "other tokens": "C7"}
@@ -73,7 +73,7 @@ def main(job: FalseFacts, record: Record) -> None:
 
 def drawn(model: interp.HookedTransformer, job: FalseFacts) -> tuple[list[FactPrompt], list[int]]:
     """Random prompts and, for each, the first token of another answer of its relation that begins differently."""
-    generator, every = np.random.default_rng(job.seed), held_out_fact_prompts(load_facts())
+    generator, every = np.random.default_rng(job.seed), fact_prompts(HELD_OUT_PHRASINGS)
     asked = [every[i] for i in generator.permutation(len(every))[: job.prompts]]
     targets = []
     for prompt in asked:

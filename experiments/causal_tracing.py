@@ -19,11 +19,11 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import interp
+from interp import tasks
 from interp.causal.causal_trace import causal_trace
 from interp.plot.causal_trace import causal_trace as draw_map
 from interp.plot.causal_trace import causal_trace_curves
 from interp.runs.record import Record
-from interp.zoo import tasks
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def main(job: CausalTracing, record: Record) -> None:
 
 def traces(model: interp.HookedTransformer, job: CausalTracing) -> dict[str, Callable[[], xr.Dataset]]:
     """The same facts, traced by states with and without severed paths, by MLPs and by attention."""
-    known = tasks.trained_fact_prompts(tasks.load_facts())
+    known = tasks.fact_prompts()
     drawn = np.random.default_rng(job.seed).permutation(len(known))[: job.facts]
     asked = [known[i] for i in drawn]
     trace = partial(

@@ -13,6 +13,7 @@ each other, for scale. Edges are corrupted in the clean run (direction "noise"),
 Run: `interp run experiments/circuit_benchmark.py -p models=10`
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +28,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
+from interp import tasks
 from interp.causal import agreement
 from interp.circuits import circuit_curve, recovery, score_edges
 from interp.circuits.circuit_evaluation import KINDS
@@ -34,17 +36,16 @@ from interp.circuits.edge_rankings import resampled
 from interp.data.text import Prompts
 from interp.metrics import Metric, logit_difference
 from interp.runs.record import Record
-from interp.zoo import pairs
 from interp.zoo.planted import PLANTED, Build, Planted
 
 Row = dict[str, str | float]
 """Cells of a table by column."""
 METHODS = ("exact", "eap", "clean-corrupted", "eap-ig-inputs", "eap-ig-activations")
-TASKS: dict[str, pairs.Task] = {
-    "indirect objects": partial(pairs.indirect_objects, held_out=True),
-    "facts": pairs.facts,
-    "repeated sequences": pairs.repeated_sequences,
-    "copy": pairs.copy,
+TASKS: dict[str, Callable[..., tasks.Task]] = {
+    "indirect objects": partial(tasks.IndirectObjects, held_out=True),
+    "facts": tasks.Facts,
+    "repeated sequences": tasks.TASKS["repeated_sequences"],
+    "copy": tasks.ListCopy,
 }
 """Names of people that the model never saw together, and facts in phrasings that it was trained on."""
 
@@ -153,7 +154,7 @@ def task_table(name: str, model: interp.HookedTransformer, job: CircuitBenchmark
 
 def halves(name: str, model: interp.HookedTransformer, job: CircuitBenchmark) -> tuple[Half, Half]:
     """Different pairs for the scores and for their judgement; facts may share a subject."""
-    drawn = TASKS[name](model.text.tokenizer, 4 * job.pairs, seed=job.seed)
+    drawn = TASKS[name](rows=4 * job.pairs, seed=job.seed).pairs(model.text.tokenizer)
     rows = [*{pair: i for i, pair in enumerate(zip(drawn.clean, drawn.corrupt, strict=True))}.values()]
     if len(rows) < 2 * job.pairs:
         raise ValueError(f"{2 * job.pairs} different pairs of {name} are required, got {len(rows)}")

@@ -17,7 +17,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import interp
-from interp import plot
+from interp import plot, tasks
 from interp.causal import EdgeGraph
 from interp.circuits import (
     Circuit,
@@ -31,7 +31,6 @@ from interp.circuits import (
 from interp.circuits.edge_attribution import Method
 from interp.metrics import Metric, logit_difference
 from interp.runs.record import Record
-from interp.zoo import tasks
 
 ENDS = ("value", "low", "high")
 METHODS: dict[str, Method] = {"EAP": "eap", "EAP-IG": "eap-ig-inputs"}
@@ -64,7 +63,7 @@ class Sentences:
     @classmethod
     def drawn(cls, seed: int, count: int) -> "Sentences":
         """Random trained sentences, and the same with the two names swapped at the giver."""
-        some = tasks.indirect_objects(np.random.default_rng(seed), count)
+        some = tasks.IndirectObjects(count).sentences(np.random.default_rng(seed))
         metric = logit_difference([s.answer for s in some], [s.wrong for s in some])
         return cls([s.prompt for s in some], [s.swapped().prompt for s in some], metric)
 

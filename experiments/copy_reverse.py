@@ -22,10 +22,8 @@ import interp
 from interp.core.results import labelled
 from interp.model import EncoderDecoder
 from interp.runs.record import Record
+from interp.tasks import Examples, Place, SequencePairs
 from interp.training import (
-    Examples,
-    Place,
-    SequencePairs,
     Training,
     encoder_decoder,
     exactly_right,

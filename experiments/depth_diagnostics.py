@@ -9,6 +9,7 @@ Run: `interp run experiments/depth_diagnostics.py -p model=demo-4l`
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,14 +24,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
-from interp import plot
+from interp import plot, tasks
 from interp.attention import attention_entropy, dispersion
 from interp.dynamics import consensus, rank_collapse
 from interp.editing import FineTuning, SingularValues, train_z
-from interp.editing.singular_values import applied
 from interp.runs.record import Record
 from interp.weights import spectra
-from interp.zoo import tasks
 
 TRAINED, RANDOM, UNMASKED = "trained", "random weights", "random weights, no causal mask"
 
@@ -99,12 +98,12 @@ def rows_of_text(
 ) -> Int[Tensor, "b p"]:
     """Rows of sentences and facts, drawn at random and joined; `fresh`: others than without."""
     generator = np.random.default_rng((job.seed, int(fresh)))
-    facts = tasks.trained_fact_prompts(tasks.load_facts())
+    facts = tasks.fact_prompts()
     bos, rows = model.text.bos_id, []
     for _ in range(job.rows // 2 if fresh else job.rows):
         ids: list[int] = [] if bos is None else [bos]
         while len(ids) < job.length:
-            sentence = tasks.indirect_objects(generator, 1, held_out=fresh)[0].text
+            sentence = tasks.IndirectObjects(1, held_out=fresh).sentences(generator)[0].text
             fact = facts[int(generator.integers(len(facts)))].text
             ids += model.text.ids(f"{sentence} {fact} ", prepend_bos=False)
         rows.append(ids[: job.length])
@@ -138,7 +137,9 @@ def scaling(model: interp.HookedTransformer, job: DepthDiagnostics) -> pd.DataFr
         tuning = FineTuning(job.steps, 0.02)
         z, _ = train_z(model, texts, partial(loss, tokens=texts), names, rescale=rescale, tuning=tuning)
         edits = [SingularValues.of(model, name).edit(z[name], rescale=rescale) for name in names]
-        with applied(model, edits):
+        with ExitStack() as stack:
+            for edit in edits:
+                stack.enter_context(edit.applied(model))
             after = {"trained_on": loss_of(model, texts), "fresh": loss_of(model, fresh)}
         rows.append({"rescale": str(rescale), "numbers": sum(len(x) for x in z.values()), **after})
     return pd.DataFrame(rows)

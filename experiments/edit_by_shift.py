@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
+from interp import tasks
 from interp.editing import (
     Continuation,
     EditCase,
@@ -41,8 +42,7 @@ from interp.editing.rome import Keys
 from interp.passes.observe import Model
 from interp.passes.sampling import Sampling
 from interp.runs.record import Record
-from interp.zoo import tasks
-from interp.zoo.tasks import Fact, FactPrompt
+from interp.tasks import Fact, FactPrompt
 
 Kind = Literal["shift", "gradient", "fine-tuning", "rome"]
 SIZES: dict[Kind, tuple[float, ...]] = {
@@ -107,7 +107,7 @@ def main(job: EditByShift, record: Record) -> None:
 
 def asked(model: interp.HookedTransformer) -> Tensor:
     """The token with which the model answers each fact in each trained phrasing."""
-    batch = model.to_batch([p.prompt for p in tasks.trained_fact_prompts(tasks.load_facts())])
+    batch = model.to_batch([p.prompt for p in tasks.fact_prompts()])
     return model.transformer(batch.tokens, keep=batch.keep, logits_at=batch.last()[:, None])[:, 0].argmax(-1)
 
 
@@ -117,7 +117,7 @@ def fact_cases(model: interp.HookedTransformer, answers: Tensor, job: EditByShif
     Errors: ValueError if the model knows too few.
     """
     draw, facts = np.random.default_rng(job.seed), tasks.load_facts()
-    prompts = {p: first_token(model, p.fact) for p in tasks.trained_fact_prompts(facts)}
+    prompts = {p: first_token(model, p.fact) for p in tasks.fact_prompts(table=facts)}
     pairs = zip(prompts.items(), answers.tolist(), strict=True)
     known = {prompt: token for (prompt, token), answer in pairs if answer == token}
     cases = []
@@ -138,7 +138,10 @@ def fact_case(
     target = int(draw.choice([t for t in asked.values() if t != known[prompt]]))
     others = [(p.prompt, t) for p, t in asked.items() if p.fact != fact and t != target]
     kept = draw.choice(len(others), min(neighbours, len(others)), replace=False)
-    worded = tasks.held_out_fact_prompts([fact]), tasks.distant_fact_prompts([fact])
+    worded = (
+        tasks.fact_prompts(tasks.HELD_OUT_PHRASINGS, [fact]),
+        tasks.fact_prompts(tasks.DISTANT_PHRASINGS, [fact]),
+    )
     held_out, distant = (((p.prompt, target),) for (p,) in worded)
     checks = {
         "paraphrase": held_out, "distant paraphrase": distant, "neighbourhood": tuple(others[i] for i in kept),
@@ -150,8 +153,8 @@ def fact_case(
 def sentences(cases: Sequence[EditCase], count: int, seed: int) -> list[str]:
     """True sentences of these cases' facts, and as many generated ones with an indirect object."""
     prompts = {case.prompt for case in cases[:count]}
-    facts = [p.text for p in tasks.trained_fact_prompts(tasks.load_facts()) if p.prompt in prompts]
-    return facts + [s.text for s in tasks.indirect_objects(np.random.default_rng(seed), count)]
+    facts = [p.text for p in tasks.fact_prompts() if p.prompt in prompts]
+    return facts + [s.text for s in tasks.IndirectObjects(count).sentences(np.random.default_rng(seed))]
 
 
 def first_token(model: interp.HookedTransformer, fact: Fact) -> int:

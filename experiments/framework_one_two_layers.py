@@ -18,11 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from interp import Batch, HookedTransformer, plot
-from interp.attention import RepeatedTokens
+from interp import Batch, HookedTransformer, plot, tasks
 from interp.residual import paths, term_importance
 from interp.runs.record import Record
-from interp.zoo import tasks
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def main(job: Framework, record: Record) -> None:
 
 def sentences(model: HookedTransformer, rows: int, seed: int) -> Data:
     """Indirect-object sentences over name pairs never trained on; names that differ in their first token."""
-    drawn = tasks.indirect_objects(np.random.default_rng(seed), 2 * rows, held_out=True)
+    drawn = tasks.IndirectObjects(2 * rows, held_out=True).sentences(np.random.default_rng(seed))
     encoded = [[model.text.tokenizer.encode(name)[0] for name in (s.answer, s.wrong)] for s in drawn]
     kept = [(s, pair) for s, pair in zip(drawn, encoded, strict=True) if pair[0] != pair[1]][:rows]
     answer, wrong = torch.tensor([pair for _, pair in kept]).T
@@ -98,7 +96,7 @@ def sentences(model: HookedTransformer, rows: int, seed: int) -> Data:
 
 def repeats(model: HookedTransformer, rows: int, seed: int) -> Data:
     """BOS and 25 random tokens four times; asked in the last copy, the wrong answer is the one after the right."""
-    drawn = RepeatedTokens(rows=rows, seed=seed)
+    drawn = tasks.RepeatedTokens(rows=rows, seed=seed)
     tokens = drawn.tokens(model.cfg.d_vocab, model.text.bos_id or 0)
     ask = drawn.length - drawn.period // 2
     questions = Batch(tokens[:, :ask], bos=True).with_answers(tokens[:, ask], tokens[:, ask + 1])

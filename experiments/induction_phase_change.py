@@ -26,7 +26,8 @@ from interp.families.convert import AnyModel
 from interp.metrics import next_token_loss
 from interp.model import MLP, ModelConfig, Rotary, Softmax, Transformer
 from interp.runs.record import Record
-from interp.training import Place, RepeatingChain, Training, train
+from interp.tasks import Place, RepeatingChain
+from interp.training import Training, train
 
 TRAINING = Training(steps=3000, rows=32, learning_rate=3e-3, checkpoints=40, log_every=100_000)
 
@@ -109,7 +110,7 @@ def measured(model: AnyModel, step: int, rows: Batch) -> dict[str, float]:
 
 def head_table(model: Transformer) -> pd.DataFrame:
     """Prefix matching and attention to the token before, on random tokens that repeat, a row per head."""
-    found = interp.heads(model, interp.attention.RepeatedTokens(period=15, repeats=4), sentences=None)
+    found = interp.heads(model, interp.tasks.RepeatedTokens(period=15, repeats=4), sentences=None)
     scores = interp.frame(found.value.sel(score=["induction", "previous_token"]))
     table = scores.pivot(index=["layer", "head", "part"], columns="score", values="value")
     return table.reset_index().rename_axis(columns=None)

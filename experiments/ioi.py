@@ -27,13 +27,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import interp
-from interp import plot
+from interp import plot, tasks
 from interp.causal import patch, path_patch
-from interp.core.stats import Z95
+from interp.core.intervals import t95
 from interp.plot.canvas import Scale, annotate, heat_map, name_cells
 from interp.runs.record import Record
-from interp.zoo import pairs
-from interp.zoo.pair_sentences import NameCorruption
+from interp.tasks.indirect_objects import NameCorruption
 
 ROLES = ("IO", "S1", "S1+1", "S2", "end")
 INPUTS = {"q": "queries", "k": "keys", "v": "values"}
@@ -65,16 +64,15 @@ class IndirectObjectCircuit:
 class Task:
     """The pairs, and the same as batches that carry their answers."""
 
-    pairs: pairs.TaskPairs
+    pairs: tasks.TaskPairs
     clean: interp.Batch
     corrupt: interp.Batch
 
     @classmethod
     def of(cls, model: interp.HookedTransformer, job: IndirectObjectCircuit) -> "Task":
         """The pairs in this model's tokens."""
-        found = pairs.indirect_objects(
-            model.text.tokenizer, job.prompts, seed=job.seed, corruption=job.corruption, held_out=True
-        )
+        asked = tasks.IndirectObjects(job.prompts, job.seed, held_out=True)
+        found = asked.pairs(model.text.tokenizer, corruption=job.corruption)
         return cls(found, *interp.causal.batches(model, found))
 
 
@@ -151,7 +149,7 @@ def baseline(model: interp.HookedTransformer, task: Task, found: xr.Dataset) -> 
     chance = logits.softmax(-1)[torch.arange(len(logits)), task.pairs.answer].mean()
     values = found.clean.to_numpy()
     order = np.array([group.partition(":")[0] for group in task.pairs.groups])
-    half = Z95 * values.std(ddof=1) / len(values) ** 0.5
+    half = float(t95(len(values))) * values.std(ddof=1) / len(values) ** 0.5
     orders = ", ".join(f"{name} {values[order == name].mean():+.2f}" for name in np.unique(order))
     return [
         f"{model.name}, {len(values)} pairs with names that never met in training",

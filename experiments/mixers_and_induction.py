@@ -45,7 +45,8 @@ from interp.model.mixer_variants import (
     Synthesizer,
 )
 from interp.runs.record import Record
-from interp.training import AssociativeRecall, Examples, Place, RepeatingChain, Training, scores, train
+from interp.tasks import AssociativeRecall, Examples, Place, RepeatingChain
+from interp.training import Training, scores, train
 
 TRAINING = Training(steps=1000, rows=32, learning_rate=3e-3, log_every=500)
 WIDTH = 65
@@ -191,7 +192,7 @@ def best_heads(model: Transformer) -> dict[str, float]:
     """The best prefix-matching and previous-token scores of any head, on effective patterns; NaN without those."""
     if not all(mixer.traits.patterned for mixer in model.config.mixers):
         return {"induction": np.nan, "previous_token": np.nan}
-    found = interp.heads(model, interp.attention.RepeatedTokens(period=16, repeats=4), sentences=None).value
+    found = interp.heads(model, interp.tasks.RepeatedTokens(period=16, repeats=4), sentences=None).value
     return {score: float(found.sel(score=score).max()) for score in ("induction", "previous_token")}
 
 

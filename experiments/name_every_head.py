@@ -33,7 +33,7 @@ def main(job: NameEveryHead, record: Record) -> None:
     """Keep both results and the figure; say the heads that have a label, and why scores are absent."""
     model = interp.HookedTransformer.from_pretrained(job.model)
     record.model(model)
-    data = interp.attention.RepeatedTokens(seed=job.seed)
+    data = interp.tasks.RepeatedTokens(seed=job.seed)
     table = record.step("heads", lambda: interp.heads(model, data))
     record.step("kernel", lambda: attention_kernel(model, data))
     record.figure("heads", figure(job.model, table))

@@ -23,10 +23,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
-from interp import Batch, plot
+from interp import Batch, plot, tasks
 from interp.causal import continuations, recall
 from interp.runs.record import Record
-from interp.zoo import tasks
 
 MEMORISED = "memorised facts"
 PROSE = (
@@ -106,12 +105,12 @@ def material(model: interp.HookedTransformer, job: ShortCircuit) -> dict[str, tu
         tasks.FactPrompt(fact, str(generator.choice(tasks.TRAINED_PHRASINGS[fact.relation])))
         for fact in facts
     ]
-    sentences = tasks.indirect_objects(generator, job.sentences, held_out=True)
+    sentences = tasks.IndirectObjects(job.sentences, held_out=True).sentences(generator)
     prose = model.to_batch(PROSE)
     return {
         MEMORISED: continuations(model, [(p.prompt, f"{p.answer}.") for p in worded]),
         "facts, unseen wording": continuations(
-            model, [(p.prompt, f"{p.answer}.") for p in tasks.held_out_fact_prompts(facts)]
+            model, [(p.prompt, f"{p.answer}.") for p in tasks.fact_prompts(tasks.HELD_OUT_PHRASINGS, facts)]
         ),
         "names, unseen pairs": continuations(model, [(s.prompt, s.answer) for s in sentences]),
         "repeated random tokens": repeated(model, generator, job.repeats),
@@ -122,7 +121,7 @@ def material(model: interp.HookedTransformer, job: ShortCircuit) -> dict[str, tu
 def repeated(model: interp.HookedTransformer, generator: np.random.Generator, n: int) -> tuple[Batch, Tensor]:
     """BOS and 25 random tokens, twice; the second copy but for its first token, which nothing announces."""
     period, bos = 25, model.text.bos_id
-    tokens = tasks.repeated_tokens(generator, n, period=period, repeats=2, vocab=model.cfg.d_vocab, bos=bos)
+    tokens = tasks.RepeatedTokens(period, 2, n).tokens(model.cfg.d_vocab, bos=bos, generator=generator)
     column = torch.arange(tokens.shape[1])
     return Batch(tokens), (column > period + 1).expand(tokens.shape)
 

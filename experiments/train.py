@@ -20,13 +20,10 @@ import interp
 from interp.data.sources import open_source
 from interp.model import Transformer
 from interp.runs.record import Record
+from interp.tasks import AssociativeRecall, Facts, InContextRegression, IndirectObjects, RepeatedSequences
 from interp.training import (
-    AssociativeRecall,
-    Facts,
-    InContextRegression,
-    IndirectObjects,
     PackedTexts,
-    RepeatedSequences,
+    Sentences,
     Training,
     TrainingData,
     Vocabulary,
@@ -85,9 +82,9 @@ def data_of(job: Train) -> TrainingData:
         case "regression":
             return InContextRegression(d_vocab=job.d_vocab)
         case "names":
-            return IndirectObjects(vocabulary_of(job), job.width)
+            return Sentences(IndirectObjects(), vocabulary_of(job), job.width)
         case "facts":
-            return Facts(vocabulary_of(job), job.width)
+            return Sentences(Facts(), vocabulary_of(job), job.width)
         case "texts":
             if not job.texts:
                 raise ValueError("the task texts requires files: -p texts=PATH, once per file")

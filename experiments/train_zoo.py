@@ -35,10 +35,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from tqdm import tqdm
 
+from interp import tasks
 from interp.core.results import write_atomically
 from interp.families import load, native
 from interp.model import MLP, LayerNorm, Learned, ModelConfig, Rotary, Transformer, mean_next_token_loss
-from interp.zoo import measure, tasks
+from interp.zoo import measure
 
 WIDTH = 128
 CONFIGS: Mapping[str, ModelConfig] = {
@@ -140,7 +141,7 @@ def train_tokenizer(texts: Iterable[Text], facts: Iterable[tasks.FactPrompt], si
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    sentences = [s.text for s in tasks.indirect_objects(np.random.default_rng(0), 40_000)]
+    sentences = [s.text for s in tasks.IndirectObjects(40_000).sentences(np.random.default_rng(0))]
     sentences += [fact.text for fact in facts] * 5
     tokenizer.train_from_iterator([*(text.train for text in texts), *sentences], trainer)
     split = [name for name in tasks.NAMES if len(tokenizer.encode(f" {name}").ids) != 1]
@@ -174,12 +175,10 @@ class Mixture:
         """A random period per row, so that no fixed distance does the work of matching."""
         period = int(rng.integers(8, 61))
         vocab = range(1, self.size)
-        return tasks.repeated_tokens(rng, 1, period=period, repeats=WIDTH // period + 1, vocab=vocab)[
-            0
-        ].numpy()
+        return tasks.RepeatedTokens(period, WIDTH // period + 1, 1).tokens(vocab, generator=rng)[0].numpy()
 
     def _indirect_objects(self, rng: np.random.Generator) -> np.ndarray:
-        sentences = [f"{s.text}\n" for s in tasks.indirect_objects(rng, 12)]
+        sentences = [f"{s.text}\n" for s in tasks.IndirectObjects(12).sentences(rng)]
         return np.concatenate([e.ids for e in self.tokenizer.encode_batch(sentences)])
 
     def _facts(self, rng: np.random.Generator) -> np.ndarray:
@@ -224,9 +223,9 @@ def probe(validation: Int[Tensor, "n"], d_vocab: int) -> Probe:
     windows = measure.prose_windows(validation, width=WIDTH, stride=100, bos=0)
     return Probe(
         windows[torch.arange(len(windows)) % 24 < 3],
-        tasks.repeated_tokens(np.random.default_rng(1), 10, period=25, repeats=4, vocab=d_vocab, bos=0),
-        tasks.indirect_objects(np.random.default_rng(2), 192, held_out=True),
-        tasks.held_out_fact_prompts(tasks.load_facts())[::2],
+        tasks.RepeatedTokens(25, 4, 10).tokens(d_vocab, bos=0, generator=np.random.default_rng(1)),
+        tasks.IndirectObjects(192, held_out=True).sentences(np.random.default_rng(2)),
+        tasks.fact_prompts(tasks.HELD_OUT_PHRASINGS)[::2],
     )
 
 
@@ -366,7 +365,7 @@ def run(plan: TrainZoo) -> None:
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(plan.seed)
     texts = [read_text(path, plan.held_out_prose) for path in plan.texts]
-    facts = tasks.trained_fact_prompts(tasks.load_facts())
+    facts = tasks.fact_prompts()
     model = Transformer(CONFIGS[plan.model]).to(plan.device)
     if plan.start is not None:
         model.load_state_dict(load_file(plan.start))

@@ -16,11 +16,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import interp
-from interp import plot
+from interp import plot, tasks
 from interp.lenses import TunedLens, by_depth, train_tuned_lens
 from interp.passes import Sampling
 from interp.runs.record import Record
-from interp.zoo import tasks
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,9 @@ def figure(name: str, curves: xr.Dataset) -> Figure:
 def texts(model: interp.HookedTransformer, job: TunedLensRun) -> list[str]:
     """What the translators learn from."""
     generator = np.random.default_rng(job.seed)
-    facts = tasks.trained_fact_prompts(tasks.load_facts())
+    facts = tasks.fact_prompts()
     chosen = [facts[i].text for i in generator.permutation(len(facts))[: job.sentences]]
-    names = [sentence.text for sentence in tasks.indirect_objects(generator, job.sentences)]
+    names = [sentence.text for sentence in tasks.IndirectObjects(job.sentences).sentences(generator)]
     starts = [" ".join(text.split()[:1]) for text in (chosen + names)]
     prompts = [starts[i] for i in generator.permutation(len(starts))[: job.sampled]]
     written = model.generate(model.to_batch(prompts), 48, sampling=Sampling(seed=job.seed))
@@ -84,9 +83,9 @@ def texts(model: interp.HookedTransformer, job: TunedLensRun) -> list[str]:
 def held_out(job: TunedLensRun) -> tuple[list[str], list[str]]:
     """Prompts that no training text contains, and their answers."""
     generator = np.random.default_rng(job.seed + 1)
-    facts = tasks.held_out_fact_prompts(tasks.load_facts())
+    facts = tasks.fact_prompts(tasks.HELD_OUT_PHRASINGS)
     chosen = [facts[i] for i in generator.permutation(len(facts))]
-    names = tasks.indirect_objects(generator, job.held_out, held_out=True)
+    names = tasks.IndirectObjects(job.held_out, held_out=True).sentences(generator)
     every = [*chosen[: job.held_out], *names]
     return [one.prompt for one in every], [one.answer for one in every]
 

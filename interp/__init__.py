@@ -7,7 +7,7 @@
 
 Here stand the names of a first day. Everything else lives one level down, by question, and is there without an import:
 
-    interp.attention    what heads look at: scores of heads, attention rows, generators of test rows
+    interp.attention    what heads look at: scores of heads, attention rows
     interp.causal       what an intervention changes: ablation, patching, paths, tracing, knock-outs
     interp.circuits     which edges do a task: scores, searches, evaluation, graph files
     interp.dynamics     what changes with context, depth and training
@@ -21,6 +21,7 @@ Here stand the names of a first day. Everything else lives one level down, by qu
     interp.edits        what an intervention may put in place of a value
     interp.metrics      what is watched while something is changed
     interp.data         batches, streams, sources, pairs of prompts
+    interp.tasks        generated prompts with a known answer: indirect objects, facts, repeats
     interp.model        the network, its configuration and sites
     interp.passes       hooks, planned sweeps, sampling, questions of your own
     interp.runs         questions over much data: results, stores, records
@@ -28,7 +29,7 @@ Here stand the names of a first day. Everything else lives one level down, by qu
     interp.pages        the report page, and viewers for notebooks
     interp.training     training small models
     interp.verify       whether a model's numbers keep their contract
-    interp.zoo          the demo models, planted models, tasks
+    interp.zoo          the demo models, planted models
     interp.families     which checkpoints are understood, one file each
     interp.compat       TransformerLens: its names on this model, its files, other exports
     interp.core         statistics, factored matrices, tables
@@ -40,7 +41,7 @@ from typing import TYPE_CHECKING
 from interp.attention import heads
 from interp.causal import ablate, attribution_patch, causal_trace, patch, path_patch
 from interp.circuits import evaluate_circuit, find_circuit
-from interp.core import frame
+from interp.core import frame, viewer
 from interp.data import Batch, Stream
 from interp.edits import Edit
 from interp.encoder_decoder import HookedEncoderDecoder
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
         plot,
         residual,
         runs,
+        tasks,
         tokens,
         training,
         verify,
@@ -134,6 +136,7 @@ WINGS = (
         "edits",
         "metrics",
         "data",
+        "tasks",
         "model",
         "passes",
         "runs",
@@ -148,6 +151,9 @@ WINGS = (
     ),
 )
 """Where everything else lives, one level down; imported at first use where that is slow."""
+
+viewer.PICTURES.load = lambda: import_module("interp.plot")
+"""Who draws a result, at the first look at one: matplotlib is slow to import."""
 
 _EARLIER = {
     "BackwardLens": "interp.lenses.GradientFactors, made by interp.lenses.gradient_factors",

@@ -24,7 +24,7 @@ from interp.model.encoder_decoder import SIDES, EncoderDecoder
 from interp.model.loss import mean_next_token_loss
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
-from interp.passes.decode import encoded, greedy_decode
+from interp.passes.generate import encoded, greedy_decode
 from interp.passes.hooks import Names, matching
 from interp.residual.activation_cache import ActivationCache
 from interp.verify import Contract, pair_contract

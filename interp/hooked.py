@@ -31,7 +31,7 @@ from interp.model.loss import mean_next_token_loss, next_token_loss
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.generate import generate, stream
+from interp.passes.generate import Stop, generate, stop_ids, stream, streamed_text
 from interp.passes.hooks import (
     Direction,
     Hook,
@@ -44,7 +44,6 @@ from interp.passes.hooks import (
 )
 from interp.passes.observe import observe
 from interp.passes.sampling import Sampling
-from interp.passes.text_stream import Stop, stop_ids, streamed_text
 from interp.residual.activation_cache import ActivationCache
 from interp.verify import Contract, contract
 

@@ -7,11 +7,11 @@ import pytest
 from torch import Tensor
 
 from interp import cli
-from interp.attention import RepeatedTokens
 from interp.cli import COMMANDS, main, parsed
 from interp.cli.commands import ANSWER, PROMPT, WRONG, Models, Report, Verify
 from interp.cli.runs import Run
 from interp.model import KVCache
+from interp.tasks import RepeatedTokens
 from tests.families.oracle import hf_model
 
 MODEL = ["report", "--model", "groundtruth-induction"]

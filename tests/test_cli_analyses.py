@@ -13,12 +13,12 @@ from xarray import Dataset
 
 import interp
 from interp import HookedTransformer, causal_trace, frame, heads, logit_difference, patch, zoo
-from interp.attention import RepeatedTokens
 from interp.circuits import Circuit  # fmt: skip
 from interp.cli import ASKED, COMMANDS, main, parsed
 from interp.cli.asking import data_of, function_of, option_of
 from interp.core.boundary import hints_of
 from interp.passes.analysis import function_name
+from interp.tasks import RepeatedTokens
 
 
 def test_models_lists_every_demo_model(

@@ -149,7 +149,7 @@ def test_the_parameters_are_listed_with_types_defaults_and_meaning(
         (["-p", "steps=1", "-p", "steps=2"], "parameter 'steps' holds one value, it was given 2"),
         (["--resume", "last"], "--resume last requires a run of adding in runs, there is none"),
         (["--resume", "nowhere"], "a run is required, got 'nowhere'"),
-        (["--resume", "."], "the folder of a run is required, . has no run.json"),
+        (["--resume", "."], "the folder of a run of an experiment is required, . has no run.json"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_no_folder(
@@ -179,7 +179,7 @@ def test_resume_refuses_other_parameters_and_finished_runs(
     plan(file, "fail")
     ran(capsys, "run", str(file), "-p", "steps=4", "-p", "words=a", code=1)
     _, err = ran(capsys, "run", str(file), "--resume", "last", "-p", "steps=5", code=2)
-    assert "other parameters: steps was 4, is 5; start a new run" in err
+    assert "another run of an experiment: steps: was 4, is 5; a new folder is required" in err
     plan(file, "go")
     ran(capsys, "run", str(file), "--resume", "last", "-p", "words=a")
     _, err = ran(capsys, "run", str(file), "--resume", "last", code=2)

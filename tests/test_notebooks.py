@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
 PUBLIC = {
     "interp", *(f"interp.{wing}" for wing in interp.WINGS),
-    "interp.zoo.pairs", "interp.zoo.planted", "interp.zoo.tasks",
+    "interp.zoo.planted",
     # reductions that questions of one's own are made of
     "interp.core.extremes.TopRows", "interp.core.sketches.quantiles", "interp.core.stats.Bootstrap",
     "interp.core.stats.Means", "interp.core.stats.Rows",

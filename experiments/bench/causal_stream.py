@@ -24,10 +24,10 @@ import torch
 import tyro
 
 import interp
+from interp import tasks
 from interp.causal import Patch
 from interp.data import Pairs, Stream
 from interp.runs import Results
-from interp.zoo import pairs as tasks
 
 Engine = Literal["memory", "folder", "processes", "ray"]
 PATIENCE = 900.0
@@ -98,7 +98,7 @@ def asked(pairs: int, name: str, engine: Engine, out: Path | None) -> dict[str, 
 
 def stream_of(model: interp.HookedTransformer, pairs: int) -> Stream:
     """Windows of pairs, with their answers."""
-    made = tasks.indirect_objects(model.text.tokenizer, pairs, seed=0)
+    made = tasks.IndirectObjects(pairs, seed=0).pairs(model.text.tokenizer)
     real = torch.ones_like(made.clean_tokens, dtype=torch.bool) if made.keep is None else made.keep
     clean, corrupt = (
         [row[kept].tolist() for row, kept in zip(tokens, real, strict=True)]

@@ -16,7 +16,6 @@ import interp
 from interp.core import tiles
 from interp.model import ModelConfig
 from interp.weights import HeadCircuits, eigenvalue_scores
-from interp.weights.copying import copying_ranks
 
 SHAPE = ModelConfig(n_layers=12, d_model=768, n_heads=12, n_ctx=1024, d_vocab=50257)
 HEAD = "L5H1"
@@ -45,7 +44,9 @@ def main(repeats: int = 3) -> None:
         "products": lambda: products(tiles.blocks(a, b)),
         "products in 64 MiB runs of rows": lambda: products(tiles.row_tiles(a, b)),
         "interp": lambda: tiles.diagonal_ranks(a, b),
-        "interp with embedding and folding": lambda: copying_ranks(HeadCircuits(model, folded=True), HEAD),
+        "interp with embedding and folding": lambda: (
+            HeadCircuits(model, folded=True).full_ov(HEAD).diagonal_ranks()
+        ),
     }
     measured("rank of every token, one head", ranks, repeats, claim=1.3, claim_mib=290)
 

@@ -18,15 +18,16 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 import interp
-from interp.attention.heads import REPEATS, SENTENCES, head_scores
-from interp.attention.repeats import SCORES, pattern_scores
+from interp.attention.heads import REPEATS, head_scores
+from interp.core.patterns import SCORES, pattern_scores
 from interp.core.stats import Means
-from interp.data.windows import prompts_feed
+from interp.data.stream import prompt_source
 from interp.families.load import tokenizer_of
 from interp.runs.run import reduced_over
+from interp.tasks import SHORT_SENTENCES
 from interp.zoo.catalog import WEIGHTS
 
-DATA = interp.attention.RepeatedTokens(period=63, repeats=2, rows=16)
+DATA = interp.tasks.RepeatedTokens(period=63, repeats=2, rows=16)
 CLAIM, CLAIM_MIB, CLAIM_PASSES = 0.70, 220, 6.0
 SPEAKER = "demo-4l"
 """Whose tokenizer the random model gets, so that the names of the sentences are single tokens."""
@@ -65,8 +66,8 @@ def main(repeats: int = 7, taxonomy_repeats: int = 3) -> None:
 def ours(pair: Pair) -> Tensor:
     """Mean scores `[layer, head, s]` of the patterns; copying and the kernel come with them."""
     batch = interp.Batch(DATA.tokens(pair.ours.cfg.d_vocab, 0), bos=True)
-    feed = prompts_feed(batch, pair.ours.text, prepend_bos=True, batch_size=DATA.rows)
-    found = reduced_over(head_scores(pair.ours.cfg, DATA), pair.ours, feed)
+    source = prompt_source(batch, pair.ours.text, prepend_bos=True, batch_size=DATA.rows)
+    found = reduced_over(head_scores(pair.ours.cfg, DATA), pair.ours, source)
     assert isinstance(found, Means)
     return torch.stack([found.moments[name].mean for name in SCORES], -1)
 
@@ -74,7 +75,7 @@ def ours(pair: Pair) -> Tensor:
 def taxonomy(pair: Pair) -> Calls:
     """The whole table by the public function, and plain passes over the same rows."""
     model = interp.HookedTransformer(pair.ours.transformer, tokenizer_of(WEIGHTS / SPEAKER))
-    said, unsaid = SENTENCES.batches(model.text)
+    said, unsaid = SHORT_SENTENCES.balanced(model.text)
     repeats = interp.Batch(REPEATS.tokens(model.cfg.d_vocab, 0), bos=True)
     parts = [part for batch in (repeats, said, unsaid) for part in batch.split(16)]
     found = interp.heads(model)

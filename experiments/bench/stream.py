@@ -30,21 +30,21 @@ from torch import Tensor
 
 import interp
 from interp import Batch
-from interp.attention.heads import RepeatedTokens, head_scores
+from interp.attention.heads import head_scores
 from interp.core.results import labelled
 from interp.core.stats import Bootstrap, Means, Partial
 from interp.data.sources import open_source
-from interp.data.stream import Stream, Window
-from interp.data.windows import Feed, feed_of
+from interp.data.stream import DataSource, Stream, Window, data_source
 from interp.dynamics import InContext, OneTokenLosses
 from interp.features import SAE, Reconstruction, ReLU, TopExamples
 from interp.lenses import LogitLens
 from interp.model import Read, Trace, Transformer
 from interp.passes.analysis import Analysis, Askable, Questions
+from interp.passes.memory import LiveBytes
 from interp.runs.journal import Journal, packed_done, unpacked_done
-from interp.runs.memory import LiveBytes
 from interp.runs.progress import Done, Progress, Tally
 from interp.runs.workers import done_by_processes
+from interp.tasks import RepeatedTokens
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -253,16 +253,18 @@ def workers(model: interp.HookedTransformer) -> None:
 
 
 def by_actors(
-    questions: Questions, model: Transformer, feed: Feed, count: int, progress: Progress
+    questions: Questions, model: Transformer, source: DataSource, count: int, progress: Progress
 ) -> Iterator[Done]:
     """The same on Ray."""
     import ray
 
-    from interp.runs.shard import done_by_ray
+    from interp.runs.ray_engine import done_by_ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
-        yield from done_by_ray(questions, model, feed, range(feed.windows or 0), progress.due, actors=count)
+        yield from done_by_ray(
+            questions, model, source, range(source.windows or 0), progress.due, actors=count
+        )
     finally:
         ray.shutdown()
 
@@ -304,7 +306,7 @@ def corpus(model: interp.HookedTransformer, megabytes: int = 100) -> None:
             texts = sentences(10**9, 1)
             while file.tell() < megabytes * 10**6:
                 file.writelines(f"{text}\n" for _, text in zip(range(1000), texts, strict=False))
-        inner = feed_of(path, model.text, 2**14)
+        inner = data_source(path, model.text, 2**14)
         assert isinstance(inner, Stream)
         watched = Watched(
             inner.source, inner.text, tokens_per_batch=2**14, too_long="truncate", rows_per_window=1024

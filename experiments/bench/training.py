@@ -16,9 +16,8 @@ import tyro
 from measure import cpu_seconds, report, timing
 
 from interp.model import ModelConfig, Transformer
+from interp.tasks import Place, RepeatedSequences
 from interp.training import (
-    Place,
-    RepeatedSequences,
     Training,
     TrainingData,
     attention_only,

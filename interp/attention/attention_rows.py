@@ -18,15 +18,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.attention.heads import head_names
-from interp.attention.repeats import entropy
 from interp.core.boundary import public
+from interp.core.patterns import entropy
 from interp.core.precision import wide
 from interp.core.results import Score, scored
 from interp.core.stats import MaskedMeans, Moments, Partial
 from interp.core.temperature import log_n_factor
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.tap import Read, Trace
@@ -78,7 +78,7 @@ class Dispersion(Question):
 @public()
 def attention_entropy(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     train_length: int | None = None,
     edits: Sequence[Edit] = (),
@@ -110,7 +110,7 @@ def attention_entropy(
 @public()
 def dispersion(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     train_length: int | None = None,
     edits: Sequence[Edit] = (),

@@ -15,33 +15,28 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.attention.edited_heads import embedding_edits, rewritten, unlike_weights
 from interp.attention.labels import labels
-from interp.attention.repeats import (
-    SCORES,
-    RepeatedTokens,
-    distance_kernel,
-    even_attention,
-    pattern_scores,
-    repeat_scores,
-)
-from interp.attention.sentences import IndirectObjects, sentence_scores
+from interp.attention.sentences import sentence_scores
 from interp.attention.shares import NO_SHARES, signed_shares, without_shares
 from interp.core.boundary import public
+from interp.core.patterns import SCORES, distance_kernel, even_attention, pattern_scores
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import Means, Moments, Partial
+from interp.core.stats import Means, Moments
 from interp.data.batch import Batch
+from interp.data.stream import prompt_source
 from interp.data.text import Text
-from interp.data.windows import prompts_feed
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import Part
+from interp.model.sites import EMBEDDING_SITES
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Alone, Analysis, Question
+from interp.passes.edited import AFTER_PATTERN, edits_at, inner_site, layer_of
 from interp.passes.observe import Model, Subject
 from interp.residual.decomposition import IncompleteSumError, not_linear
 from interp.runs.run import answered, reduced_over
+from interp.tasks import SHORT_SENTENCES, IndirectObjects, RepeatedTokens
 from interp.weights.copying import eigenvalue_scores
 from interp.weights.direct_copying import chance_copying, copying_scores
 from interp.weights.head_circuits import HeadCircuits
@@ -50,12 +45,14 @@ from interp.weights.successor import known_sequences, successor_hits
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["SCORES", "RepeatedTokens", "attention_kernel", "head_scores", "heads", "repeat_scores"]
-
-REPEATS, SENTENCES = RepeatedTokens(), IndirectObjects()
-"""What heads are asked about unless told otherwise."""
+REPEATS = RepeatedTokens()
+"""What heads are asked about unless told otherwise, beside `SHORT_SENTENCES`."""
 HEAD = ("layer", "head")
 MASS = "attention mass"
+TO_VALUES = ("ln1.hook_scale", "ln1.hook_normalized", "hook_v_input", "attn.hook_v")
+"""Sites between the stream and the values of a block's heads."""
+SILENT = ("hook_pos_embed", "hook_type_embed")
+"""Embeddings that are no part of what a vocabulary entry puts on the stream."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Heads(Question):
 
     data: RepeatedTokens = REPEATS
     """The rows of repeated random tokens."""
-    sentences: IndirectObjects | None = SENTENCES
+    sentences: IndirectObjects | None = SHORT_SENTENCES
     """The sentences about names; None = none."""
     batch_size: int = 32
     """Rows of one pass."""
@@ -95,7 +92,7 @@ def heads(
     model: Model,
     data: RepeatedTokens = REPEATS,
     *,
-    sentences: IndirectObjects | None = SENTENCES,
+    sentences: IndirectObjects | None = SHORT_SENTENCES,
     edits: Sequence[Edit] = (),
     batch_size: int = 32,
 ) -> xr.Dataset:
@@ -195,15 +192,7 @@ def _peak(kernel: Moments, even: Float[Tensor, "l n"]) -> Score:
     return Score(value, none, none, kernel.count()[..., 0], null.to(value).expand_as(value), "tokens back")
 
 
-def _without(
-    score: Score,
-    heads: Bool[
-        Tensor,
-        (
-            l  # h
-        ),
-    ],
-) -> Score:
+def _without(score: Score, heads: Bool[Tensor, "l h"]) -> Score:
     """The score without the number of some heads, which is NaN."""
     ends = {name: getattr(score, name) for name in ("value", "low", "high")}
     return score._replace(**{name: x.masked_fill(heads.to(x.device), torch.nan) for name, x in ends.items()})
@@ -252,8 +241,8 @@ def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> dict[s
     """The moments over rows of every score, and of the kernel, `[layer, head, ...]`."""
     config = model.transformer.config
     batch = Batch(data.tokens(config.d_vocab, model.text.bos_id or 0), bos=True)
-    feed = prompts_feed(batch, model.text, prepend_bos=True, batch_size=batch_size)
-    total = reduced_over(head_scores(config, data), model, feed)
+    source = prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size)
+    total = reduced_over(head_scores(config, data), model, source)
     assert isinstance(total, Means)
     return dict(total.moments)
 
@@ -272,7 +261,6 @@ def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
         reads=(*patterns, *values),
         compute=partial(_compute, patterns=patterns, values=values, data=data),
         reduction=Means,
-        finish=_unlabelled,
     )
 
 
@@ -319,10 +307,6 @@ def _compute(
     return found
 
 
-def _unlabelled(merged: Partial) -> xr.Dataset:
-    raise AssertionError("heads labels the moments itself")
-
-
 def _names(
     model: Subject, sentences: IndirectObjects | None, batch_size: int
 ) -> tuple[dict[str, Score], dict[str, str | int]]:
@@ -330,7 +314,7 @@ def _names(
     if sentences is None:
         return {}, {"no_sentences": "not asked for"}
     try:
-        batches = sentences.batches(model.text)
+        batches = sentences.balanced(model.text)
     except ValueError as cause:
         return {}, {"no_sentences": str(cause)}
     reasons: dict[str, str | int] = {"sentences": len(batches[0])}
@@ -387,3 +371,42 @@ def _copying_weights(circuits: HeadCircuits) -> Score:
     of deviation R.
     """
     return Score.exact(eigenvalue_scores(circuits), "copying score", 0.0)
+
+
+# --- what edits take from the scores that are read off weights ---------------------------------------------------
+
+
+def rewritten(model: Transformer) -> Bool[Tensor, "l h"]:
+    """The heads whose output an edit changes after their values: what they add is not their values' W_O."""
+    return _touched(model, AFTER_PATTERN)
+
+
+def unlike_weights(model: Transformer) -> Bool[Tensor, "l h"]:
+    """The heads whose OV circuit is not that of the weights: edits change what they read, or what they write."""
+    return _touched(model, (*TO_VALUES, *AFTER_PATTERN))
+
+
+def embedding_edits(model: Transformer) -> list[str]:
+    """The edits of what a vocabulary entry puts on the stream: the embeddings, and block 0 outside its attention."""
+    attention = ("attn.", "hook_attn_out", "hook_q_input", "hook_k_input", "hook_v_input", "ln1")
+    found = []
+    for edit in model.edits:
+        inside = layer_of(edit, model) == 0 and not inner_site(edit).startswith(attention)
+        if inside or (edit.site in EMBEDDING_SITES and edit.site not in SILENT):
+            found.append(edit.name)
+    return found
+
+
+def _touched(model: Transformer, names: tuple[str, ...]) -> Bool[Tensor, "l h"]:
+    config = model.config
+    found = torch.zeros(config.n_layers, config.n_heads, dtype=torch.bool)
+    for layer in range(config.n_layers):
+        for edit in edits_at(model, layer, names):
+            found[layer, _heads_of(edit)] = True
+    return found
+
+
+def _heads_of(edit: Edit) -> slice | list[int]:
+    """The heads that an edit names; all of them where it names none."""
+    given = edit.cells.get("h")
+    return slice(None) if given is None else [given] if isinstance(given, int) else list(given)

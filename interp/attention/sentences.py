@@ -1,4 +1,4 @@
-"""Indirect-object sentences, and what heads do at their end: look at the names, and write one of them.
+"""What heads do at the end of indirect-object sentences: look at the names, and write one of them.
 
 "When Mary and John went to the store, John gave a drink to" is followed by the name that occurs once. Wang et al. 2022
 (arXiv:2211.00593): name movers look at the receiver and write it, S-inhibition heads at the giver's second mention.
@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,12 +17,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.attention.shares import last_attention
-from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Batch
-from interp.data.text import Text, single_token
-from interp.data.windows import prompts_feed
+from interp.data.stream import prompt_source
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
@@ -32,76 +30,13 @@ from interp.passes.observe import Subject
 from interp.residual.attribution import Attribute
 from interp.residual.decomposition import not_linear
 from interp.runs.run import run
+from interp.tasks.indirect_objects import A_DRAW
 
 if TYPE_CHECKING:
     import xarray as xr
 
 MENTIONS = ("receiver", "first_giver", "giver")
 """The names of a sentence: the one that occurs once, and the first and second mention of the other."""
-A_DRAW = 4
-"""Sentences of one draw: the same frame and names in both orders and both roles."""
-
-
-@public()
-@dataclass(frozen=True)
-class IndirectObjects:
-    """Sentences whose last clause names one of two people again; the other one is the answer.
-
-    Each draw of a frame and three names gives four sentences, both orders of the names times both roles, so that
-    neither the place of a name nor the name itself can tell the roles apart.
-    """
-
-    draws: int = 16
-    seed: int = 0
-    names: tuple[str, ...] = (
-        *("Mary", "John", "Tom", "James", "Paul", "Mark", "Peter", "David", "Jack", "George"),
-        *("Anna", "Robert", "William", "Frank", "Adam", "Kevin"),
-    )
-    """First names; those that are not single tokens are left out."""
-    frames: tuple[str, ...] = (
-        "When {first} and {second} went to the store, {giver} gave a drink to",
-        "After {first} and {second} left the house, {giver} gave a book to",
-        "While {first} and {second} were at the station, {giver} gave a letter to",
-        "Then {first} and {second} came to the garden, and {giver} gave a flower to",
-    )
-    """Sentences with `{first}`, `{second}` and `{giver}` open, up to the answer."""
-
-    def __post_init__(self) -> None:
-        if self.draws < 1 or not self.frames:
-            raise ValueError(f"at least one draw and one frame are required, got {self}")
-
-    def batches(self, text: Text) -> tuple[Batch, Batch]:
-        """The sentences, and the same with a third name where the giver comes the second time.
-
-        Rows end in the last column; `answer` is the receiver, `wrong` the giver (the third name in the second batch).
-        Errors: ValueError without a tokenizer, with fewer than three names that are single tokens, or for a sentence
-        that does not fit the context.
-        """
-        known = {name: single_token(text, name) for name in self.names}
-        ids = {name: token for name, token in known.items() if token is not None}
-        if len(ids) < 3:
-            raise ValueError(
-                f"three names that are single tokens of this model are required, got {len(ids)} of {len(known)}"
-            )
-        rows = [row for i in range(self.draws) for row in self._four(i, list(ids))]
-        pairs = [(receiver, giver) for _, _, receiver, giver, _ in rows]
-        thirds = [(receiver, third) for _, _, receiver, _, third in rows]
-        said, unsaid = ([row[i] for row in rows] for i in (0, 1))
-        return _batch(text, said, pairs, ids), _batch(text, unsaid, thirds, ids)
-
-    def _four(self, draw: int, names: Sequence[str]) -> list[tuple[str, str, str, str, str]]:
-        """Of one draw: each sentence, the same with the third name, and who is receiver, giver and third."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + draw)
-        a, b, third = (names[int(i)] for i in torch.randperm(len(names), generator=generator)[:3])
-        frame = self.frames[draw % len(self.frames)]
-        rows = []
-        for receiver, giver in ((a, b), (b, a)):
-            for first, second in ((a, b), (b, a)):
-                said, unsaid = (
-                    frame.format(first=first, second=second, giver=name) for name in (giver, third)
-                )
-                rows.append((said, unsaid, receiver, giver, third))
-        return rows
 
 
 def name_attention(config: ModelConfig) -> Analysis:
@@ -148,11 +83,11 @@ def sentence_scores(
     names = name_attention(config)
     direct = direct and not_linear(config) is None
     asked: list[Askable] = [replace(names, last_only=True), Attribute(parts="head")] if direct else [names]
-    feeds = [
-        prompts_feed(batch, model.text, prepend_bos=True, batch_size=batch_size) for batch in (said, unsaid)
+    sources = [
+        prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size) for batch in (said, unsaid)
     ]
-    found = run(asked, model, feeds[0])
-    other = run([names], model, feeds[1])["name_attention"]
+    found = run(asked, model, sources[0])
+    other = run([names], model, sources[1])["name_attention"]
     receiver, first, giver = (torch.from_numpy(found["name_attention"][name].values) for name in MENTIONS)
     unmentioned = torch.from_numpy(other["giver"].values).mean(0)
     scores = {
@@ -171,14 +106,6 @@ def sentence_scores(
 def _over_draws(rows: Float[Tensor, "b l h"]) -> Moments:
     """The moments over draws: their sentences share names and frame, so that they are no independent examples."""
     return Moments.of(reduce(rows, "(draw four) l h -> draw l h", "mean", four=A_DRAW))
-
-
-def _batch(
-    text: Text, prompts: Sequence[str], names: Sequence[tuple[str, str]], ids: Mapping[str, int]
-) -> Batch:
-    batch = text.batch(prompts).left_aligned()
-    answer, wrong = (torch.tensor([ids[name] for name in column]) for column in zip(*names, strict=True))
-    return batch.with_answers(answer, wrong)
 
 
 def _reads(config: ModelConfig) -> tuple[Read, ...]:

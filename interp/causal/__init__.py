@@ -1,10 +1,10 @@
 """What interventions change: ablation, patching, path patching, tracing, knock-outs, and their one table of effects."""
 
 from interp.causal.ablation import Ablate, ablate
-from interp.causal.agreement import Agreement, agreement
 from interp.causal.attribution_patching import AttributionPatch, attribution_patch
 from interp.causal.causal_trace import CausalTrace, causal_trace, subject_spread
 from interp.causal.contrast import batches
+from interp.causal.effects import Agreement, agreement
 from interp.causal.graph import EdgeGraph
 from interp.causal.knockout import KnockOut, knock_out
 from interp.causal.patching import PRESETS, Patch, patch, patch_preset

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from interp.causal.effects import Measured, Table, causal, dims_asked, listed, part_names, swept
-from interp.causal.stand_ins import Put, StandIn, StandIns, as_stand_in, clean_patterns, completed
+from interp.causal.stand_ins import StandIn, StandIns, check_left, completed, recorded
 from interp.core.boundary import public
-from interp.core.shapes import nearest
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Prompts, is_prompts
-from interp.data.windows import Feed
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Mean, Resample, Set, Zero
@@ -67,10 +66,12 @@ class Ablate(Question):
 
     def asked(self, model: Subject) -> Analysis:
         """One planned sweep per batch."""
-        network, change = model.transformer, as_stand_in(self.change)
+        network, change = model.transformer, self.change
         grid = Grid.of(self.parts, network.config, self.layers, self.by)
         reference = None if self.reference is None else model.text.batch(self.reference)
-        fill = StandIns.of(change, network, grid.sites, reference, self.groups)
+        if reference is not None:
+            check_left(change, reference)
+        fill = StandIns.of(change, network, partial(recorded, names=grid.sites), reference, self.groups)
         metric = as_metric(self.metric)
         attrs: dict[str, str | int | float] = {
             "parts": self.parts if isinstance(self.parts, str) else "named",
@@ -85,7 +86,7 @@ class Ablate(Question):
 @public()
 def ablate(
     model: Model,
-    data: Feed | Data | Pairs,
+    data: DataSource | Data | Pairs,
     parts: Kind | Sequence[Named | Sequence[Named]] = "head",
     *,
     change: StandIn,
@@ -130,7 +131,7 @@ def ablate(
         >>> found.value.dims
         ('layer', 'head')
     """
-    change, text = as_stand_in(change), text_of(model)
+    text = text_of(model)
     given = None if reference is None else text.batch(reference, prepend_bos=prepend_bos)
     if is_prompts(data):
         data, given = completed(change, text.batch(data, prepend_bos=prepend_bos), given, groups)
@@ -143,16 +144,19 @@ def _measured(
     model: Transformer, batch: Batch, grid: Grid, fill: StandIns, metric: Metric, freeze: bool
 ) -> Measured:
     """The effects of every cell."""
-    put = fill.put(model, batch, grid.sites)
-    frozen = clean_patterns(model, batch) if freeze else {}
+    check_left(fill.change, batch)
+    values = fill.values(model, batch)
+    put = {site: Zero() if values is None else Set(values[site]) for site in grid.sites}
+    frozen = recorded(model, batch, _patterns(model.config)) if freeze else {}
     common = Variant([Edit(site, Set(pattern)) for site, pattern in frozen.items()])
     columns = batch.tokens.shape[1]
-    found = swept(model, batch, metric, grid.variants(put, columns), common)
-    return replace(
-        found,
-        effect=found.effect.unflatten(1, grid.shape(columns)) if grid.dims else found.effect[:, 0],
-        changed=found.changed.unflatten(1, grid.shape(columns)) if grid.dims else found.changed[:, 0],
-    )
+    return swept(model, batch, metric, grid.variants(put, columns), grid.shape(columns), common)
+
+
+def _patterns(config: ModelConfig) -> list[str]:
+    """The sites of all attention patterns."""
+    kinds = ["attn", *["cross_attn"] * config.cross_attention]
+    return [f"blocks.{layer}.{kind}.hook_pattern" for layer in range(config.n_layers) for kind in kinds]
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,7 @@ class Grid:
         """The length of every dim."""
         return tuple(columns if dim == "pos" else len(self.coords[dim]) for dim in self.dims)  # type: ignore[arg-type]
 
-    def variants(self, put: Put, columns: int) -> list[Variant]:
+    def variants(self, put: Mapping[str, Set | Zero], columns: int) -> list[Variant]:
         """One variant per cell, in the order of the dims."""
         if "pos" not in self.dims:
             return [Variant([Edit(part, put[part.site]) for part in group]) for group in self.groups]
@@ -205,11 +209,6 @@ class Grid:
 
 def _of_kind(kind: str, config: ModelConfig, layers: Sequence[int] | None, by: Sequence[str] | None) -> Grid:
     """One cell per part of a kind, dims in the order of its site's axes."""
-    if kind not in get_args(Kind):
-        raise KeyError(
-            f"parts must be one of {', '.join(get_args(Kind))}, or a list of parts, got {kind!r}; "
-            f"{nearest(kind, get_args(Kind))}"
-        )
     axis, which = KINDS[kind].axis, chosen_layers(layers, config.n_layers)
     sites.find(f"blocks.{which[0]}.{KINDS[kind].site}", config)
     unit = kind.removesuffix("_before").removeprefix("cross_")
@@ -277,12 +276,6 @@ def chosen_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
 
 def chosen(given: Sequence[int], count: int, what: str) -> list[int]:
     """Indices counted from the front. IndexError for one outside, ValueError for none or one that comes twice."""
-    if (
-        isinstance(given, str)
-        or not isinstance(given, Sequence)
-        or not all(isinstance(i, int) for i in given)
-    ):
-        raise ValueError(f"a list of {what}s is required, got {given!r}")
     if bad := [i for i in given if not -count <= i < count]:
         raise IndexError(f"{what} must be in [0, {count - 1}], got {bad[0]}")
     found = [i % count for i in given]

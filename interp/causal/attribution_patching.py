@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.causal.contrast import Direction, Watched, paired, site_names
-from interp.causal.effects import Measured, Table, causal, dims_asked, dims_of, layer_coord, part_names
+from interp.causal.contrast import Contrast, Direction, Watched, paired, site_names
+from interp.causal.effects import Measured, Table, causal, dims_asked, site_coords, site_dims
 from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.data.batch import Batch
@@ -61,14 +61,11 @@ class AttributionPatch(Question):
                 f"{metric.name} compares with the clean run, where its gradient is 0: use direction='denoise'"
             )
         names = site_names(self.site, config)
-        layers = layer_coord(names)
-        dims = _kept(sites.find(names[0], config)[0].axes.split()[1:], self.by, self.site, bool(layers))
-        attrs: dict[str, str | int | float] = {
-            "site": self.site,
-            "direction": self.direction,
-            "order": "first",
-        }
-        table = Table(self.name, dims, layers | part_names(names, dims, config), metric, model.text, attrs)
+        possible = site_dims(names)
+        dims = dims_asked(possible if self.by is None else self.by, possible, self.site)
+        attrs = {"site": self.site, "direction": self.direction, "order": "first"}
+        coords = site_coords(names, dims, config)
+        table = Table(self.name, dims, coords, metric, model.text, attrs, first_order=True)
         measure = partial(_measured, names=names, metric=metric, direction=self.direction, dims=dims)
         return causal(model, table, measure, each=self.each, pairs=True)
 
@@ -115,12 +112,6 @@ def attribution_patch(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-def _kept(axes: Sequence[str], by: Sequence[str] | None, site: str, layered: bool) -> tuple[str, ...]:
-    """The dims of the result: the layer, then the site's axes in their order."""
-    possible = ["layer"] * layered + dims_of(axes)
-    return tuple(possible) if by is None else dims_asked(by, possible, site)
-
-
 def _measured(
     model: Transformer,
     batch: Batch,
@@ -130,20 +121,17 @@ def _measured(
     dims: tuple[str, ...],
 ) -> Measured:
     """The estimates for some pairs, by layer, and the metric of their clean and corrupted runs."""
-    clean, corrupt = batch.pair()
-    own, other = (corrupt, clean) if direction == "denoise" else (clean, corrupt)
-    watched, reads = Watched(model, metric), [Read(name) for name in names]
-    given = watched.recorded(other, reads)
-    if metric.compares:
-        watched = Watched(model, metric, watched.columns(given.output, other))
-    run = watched.differentiated(own, [*reads, *(Read(name, grad=True) for name in names)])
+    pair, watched = Contrast.of(batch, direction), Watched(model, metric)
+    reads = [Read(name) for name in names]
+    given = watched.recorded(pair.other, reads)
+    watched = watched.beside(given.output, pair.other)  # a metric that compares has its clean run there
+    run = watched.differentiated(pair.own, [*reads, *(Read(name, grad=True) for name in names)])
     inner = tuple(dim for dim in dims if dim != "layer")
     products = torch.stack([_product(name, run.trace, given.trace, inner) for name in names], 1)
     effect = products if "layer" in dims else products.sum(1)
     with torch.no_grad():
-        here, there = watched.value(run.output, own), watched.value(given.output, other)
-    runs = (there, here) if direction == "denoise" else (here, there)
-    return Measured(effect, effect != 0, dict(zip(("clean", "corrupt"), runs, strict=True)))
+        here, there = watched.value(run.output, pair.own), watched.value(given.output, pair.other)
+    return Measured(effect, effect != 0, pair.runs(here, there))
 
 
 def _product(name: str, own: Trace, other: Trace, kept: tuple[str, ...]) -> Float[Tensor, "b ..."]:

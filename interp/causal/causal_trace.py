@@ -12,31 +12,32 @@ first and last, and one token after it as first after and last.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.causal.effects import SIGN
+from interp.causal.effects import SIGN, moments_of
 from interp.causal.spans import ROLES, Where, roles, spans, within
-from interp.causal.tracing import Kind, Noised, Severed, Tracing, usual_window
 from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import labelled
-from interp.core.stats import MaskedMeans, MaskedMoments, Moments, Partial, Rows
+from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Answers, Text
-from interp.data.windows import Feed
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit
+from interp.model.edits import Edit, Set
 from interp.model.mask import picked
 from interp.model.parts import Part
+from interp.model.sites import find
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, NotFiniteError, Question
@@ -44,11 +45,15 @@ from interp.passes.answers import Posed
 from interp.passes.metrics import LogitFunction, Metric, Outcome, answer_probability, as_metric
 from interp.passes.observe import Model, Subject, observe, text_of
 from interp.passes.sweep import Sweep, Swept
+from interp.passes.variants import Variant
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
 
+Kind = Literal["state", "mlp", "attn"]
+"""What is restored: the output of a block, of its MLP (its MLPs), or of its attention (as added to the stream)."""
+Severed = Literal["mlp", "attn"]
 CELLS, TOKENS = ("layer", "role"), ("prompt", "layer", "pos")
 ESTIMATE = ("value", "low", "high")
 """A number and the ends of its interval."""
@@ -88,9 +93,14 @@ class CausalTrace(Question):
             raise ValueError(
                 "causal tracing requires a model with an unembedding, to tell which facts it knows"
             )
-        window = usual_window(config.n_layers) if self.window is None else self.window
-        tracing = Tracing(self.kind, window, self.noise, self.samples, self.seed, self.severed)
-        tracing.check(config)
+        if (self.window is not None and self.window < 1) or self.samples < 1 or not self.noise > 0:
+            raise ValueError(
+                f"a window and samples of at least 1 and noise above 0 are required, got window={self.window}, "
+                f"samples={self.samples}, noise={self.noise}"
+            )
+        for layer in range(config.n_layers):
+            for name in (*self.restored(layer, config), *self.frozen(layer, config)):
+                find(name, config)
         if self.sigma is None or not 0 < self.sigma < float("inf"):
             raise ValueError(
                 "sigma is required, the standard deviation of the subjects' embeddings, above 0: "
@@ -106,18 +116,56 @@ class CausalTrace(Question):
             )
         return Analysis(
             self.name,
-            partial(_compute, question=self, text=text, tracing=tracing, metric=metric),
+            partial(_compute, question=self, text=text, metric=metric),
             Rows if self.each else MaskedMeans,
-            partial(_finish, question=self, config=config, text=text, tracing=tracing, metric=metric),
+            partial(_finish, question=self, config=config, text=text, metric=metric),
             pose=None if posed is None else partial(_with_answers, posed=posed),
             rows=next(iter(counts), None),
         )
+
+    def layers(self, layer: int, n_layers: int) -> range:
+        """The layers restored together: max(0, l - w/2) .. min(L, l + w/2) - 1, the larger half below for even w."""
+        if self.kind == "state":
+            return range(layer, layer + 1)
+        window = usual_window(n_layers) if self.window is None else self.window
+        half = window // 2
+        return range(max(0, layer - half), min(n_layers, layer + window - half))
+
+    def restored(self, layer: int, config: ModelConfig) -> list[str]:
+        """The sites put back to their clean values."""
+        post = "hook_normalized_resid_post" if config.norm_place == "post" else "hook_resid_post"
+        names = [post] if self.kind == "state" else _outputs(config, self.kind)
+        return [f"blocks.{i}.{name}" for i in self.layers(layer, config.n_layers) for name in names]
+
+    def frozen(self, layer: int, config: ModelConfig) -> list[str]:
+        """The sites kept at their corrupted values: after the first restored one, and not restored themselves."""
+        if self.severed is None:
+            return []
+        first = self.layers(layer, config.n_layers).start
+        sites = _outputs(config, self.severed)
+        names = [f"blocks.{i}.{name}" for i in range(first, config.n_layers) for name in sites]
+        return [name for name in names if name not in self.restored(layer, config)]
+
+    def cells(
+        self, config: ModelConfig, clean: Mapping[str, Tensor], corrupt: Mapping[str, Tensor], columns: int
+    ) -> list[Variant]:
+        """One variant per layer and column, columns fastest, with values from both runs."""
+        kept = {name: Set(value) for name, value in corrupt.items()}
+        back = {name: Set(value) for name, value in clean.items()}
+        return [
+            Variant(
+                [Edit(name, kept[name], {"pos": column}) for name in self.frozen(layer, config)]
+                + [Edit(name, back[name], {"pos": column}) for name in self.restored(layer, config)]
+            )
+            for layer in range(config.n_layers)
+            for column in range(columns)
+        ]
 
 
 @public()
 def causal_trace(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     subject: Where | Sequence[Where],
     answer: Answers | None = None,
     *,
@@ -175,7 +223,7 @@ def causal_trace(
 @public()
 def subject_spread(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     subject: Where | Sequence[Where],
     *,
     edits: Sequence[Edit] = (),
@@ -254,13 +302,58 @@ def _with_answers(batch: Batch, posed: Posed) -> Batch:
     return replace(found, wrong=batch.wrong) if found.wrong is None else found
 
 
+def usual_window(n_layers: int) -> int:
+    """A fifth of the layers, at least one: 10 of 48, as Meng et al. 2022 restore at once in GPT-2 XL."""
+    return max(1, round(n_layers / 5))
+
+
+def _outputs(config: ModelConfig, part: Severed) -> list[str]:
+    """The sites of what a block's attention adds, or its MLPs: two in Macaron blocks."""
+    first = ["hook_mlp_before_out"] if part == "mlp" and config.macaron else []
+    return [*first, f"hook_{part}_out"]
+
+
+@dataclass(frozen=True, eq=False)
+class Noised:
+    """Prompts, several times over, with noise for the token embeddings of their subjects."""
+
+    model: Transformer
+    batch: Batch
+    """Prompts x samples rows, the samples of a prompt next to each other, on the model's device."""
+    noise: Float[Tensor, "r p d"]
+
+    @classmethod
+    def of(
+        cls, model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], scale: float, tracing: CausalTrace
+    ) -> Noised:
+        """Rows with noise of this standard deviation where the subjects are.
+
+        What a prompt gets depends on its own tokens and the seed alone, so that neither the order of the prompts nor
+        the split into batches changes a number.
+        """
+        noise = torch.zeros(len(batch), tracing.samples, *where.shape[1:], model.config.d_model)
+        for row, tokens, real, mine in zip(
+            noise, batch.tokens.cpu(), batch.real.cpu(), where.cpu(), strict=True
+        ):
+            seed = zlib.crc32(tokens[real].numpy().tobytes(), tracing.seed % 2**32)
+            generator = torch.Generator().manual_seed(seed)
+            row[:, mine] = scale * torch.randn(
+                tracing.samples, int(mine.sum()), row.shape[-1], generator=generator
+            )
+        rows = batch.rows(torch.arange(len(batch)).repeat_interleave(tracing.samples))
+        return cls(model, rows.to(model.device), noise.flatten(0, 1).to(model.device))
+
+    def corrupted(self, embedding: Float[Tensor, "r p d"]) -> Variant:
+        """The corruption of these clean token embeddings."""
+        return Variant([Edit("embed", Set(wide(embedding) + self.noise))])
+
+
 def _compute(
     trace: Trace,
     batch: Batch,
     model: Transformer,
     question: CausalTrace,
     text: Text,
-    tracing: Tracing,
     metric: Metric,
 ) -> Mapping[str, Tensor]:
     """Everything about the facts that the model knows; NaN for the others."""
@@ -277,8 +370,7 @@ def _compute(
     rows, columns = known.nonzero()[:, 0], batch.tokens.shape[1]
     found: dict[str, Tensor] = {}
     if len(rows):
-        assert question.sigma is not None
-        found = _some(model, batch.rows(rows), span[rows.to(span.device)], question.sigma, tracing, metric)
+        found = _some(model, batch.rows(rows), span[rows.to(span.device)], question, metric)
     layers, values = model.config.n_layers, {}
     shapes: dict[str, tuple[int, ...]] = {
         "clean": (), "corrupt": (),
@@ -300,23 +392,24 @@ def _compute(
 
 @torch.no_grad()
 def _some(
-    model: Transformer, batch: Batch, span: Int[Tensor, "b 2"], sigma: float, tracing: Tracing, metric: Metric
+    model: Transformer, batch: Batch, span: Int[Tensor, "b 2"], question: CausalTrace, metric: Metric
 ) -> dict[str, Tensor]:
     """Everything that is kept of some prompts, on the host, by row."""
-    noised = Noised.of(model, batch, within(batch, span), tracing.noise * sigma, tracing)
+    assert question.sigma is not None
+    noised = Noised.of(model, batch, within(batch, span), question.noise * question.sigma, question)
     rows, config, layers = noised.batch, model.config, range(model.config.n_layers)
-    restored = {name for layer in layers for name in tracing.restored(layer, config)}
-    frozen = {name for layer in layers for name in tracing.frozen(layer, config)}
+    restored = {name for layer in layers for name in question.restored(layer, config)}
+    frozen = {name for layer in layers for name in question.frozen(layer, config)}
     clean = Sweep(model, rows, ()).recorded([Read("hook_embed"), *map(Read, sorted(restored))])
     common = noised.corrupted(clean.values["hook_embed"])
     corrupt = Sweep(model, rows, (), common).recorded([*map(Read, sorted(frozen))])
-    cells = tracing.cells(config, clean.values, corrupt.values, rows.tokens.shape[1])
+    cells = question.cells(config, clean.values, corrupt.values, rows.tokens.shape[1])
     home = clean.final if metric.everywhere else picked(clean.final, rows.last()[:, None])
     swept = Sweep(model, rows, cells, common=common).run(metric, home)
     swept = _isolated(swept, noised)
     example = torch.arange(len(rows), device=home.device)
     value = wide(metric.of(Outcome(model, home, rows, example, home)))
-    n, p = tracing.samples, rows.tokens.shape[1]
+    n, p = question.samples, rows.tokens.shape[1]
     effect = rearrange(swept.values - swept.base, "(l p) (b n) -> b n l p", p=p, n=n)
     changed = rearrange(swept.changed, "(l p) (b n) -> b n l p", p=p, n=n).any(1)
     found = {
@@ -364,62 +457,46 @@ def _variance(samples: Float[Tensor, "b n *rest"]) -> Float[Tensor, b * rest]:
 
 
 def _finish(
-    merged: Partial,
-    question: CausalTrace,
-    config: ModelConfig,
-    text: Text,
-    tracing: Tracing,
-    metric: Metric,
+    merged: Partial, question: CausalTrace, config: ModelConfig, text: Text, metric: Metric
 ) -> xr.Dataset:
-    own: dict[str, tuple[Sequence[str], Tensor]] = {}
-    coords: dict[str, object] = {}
-    if isinstance(merged, Rows):
-        known = merged.rows["known"] > 0
-        _check_known(len(known), known, merged.rows)
-        kept = {name: value[known] for name, value in merged.rows.items()}
-        moments: dict[str, Moments] = {
-            name: MaskedMoments.of(kept[name])
-            for name in ("by_role", "role_variance", "role_changed", "total")
-        }
-        asked, dropped = len(known), int((~known).sum())
-        own, coords = _per_prompt(kept, merged.ids, known, text)
-    else:
-        assert isinstance(merged, MaskedMeans)
-        moments = dict(merged.moments)
-        asked = moments["known"].n
-        dropped = round(asked * (1 - float(moments["known"].mean)))
-        _check_known(asked, moments["known"].mean)
-    none = moments["by_role"].count() == 0
-    estimate = moments["by_role"].estimate(CELLS)
-    estimate["value"] = (CELLS, moments["by_role"].mean.masked_fill(none, torch.nan))
-    total = torch.stack((moments["total"].mean, *moments["total"].interval()))
-    variance = moments["role_variance"]
-    spread = variance.mean.masked_fill(variance.count() == 0, torch.nan).sqrt()
+    moments = moments_of(merged, MaskedMoments)
+    known, asked = float(moments["known"].mean), moments["known"].n
+    if not known:
+        raise ValueError(
+            f"a fact that the model knows is required: of {asked} none has its answer as the most probable next token"
+            + _first_answers(merged)
+        )
+    own, coords = _per_prompt(merged, text) if isinstance(merged, Rows) else ({}, {})
+    effect, variance, total = moments["by_role"], moments["role_variance"], moments["total"]
     layers = range(config.n_layers)
-    restored = ["+".join(str(Part.of(site)) for site in tracing.restored(layer, config)) for layer in layers]
+    restored = ["+".join(str(Part.of(site)) for site in question.restored(layer, config)) for layer in layers]
     return labelled(
         question.name,
         {
-            **estimate,
-            "spread": (CELLS, spread),
+            **effect.estimate(CELLS),
+            "value": (CELLS, effect.mean.masked_fill(effect.count() == 0, torch.nan)),
+            "spread": (CELLS, variance.mean.masked_fill(variance.count() == 0, torch.nan).sqrt()),
             "changed": (CELLS, moments["role_changed"].mean > 0),
             **own,
-            "total": (("estimate",), total),
+            "total": (("estimate",), torch.stack((total.mean, *total.interval()))),
         },
         coords={
             "layer": layers, "part": (("layer",), restored), "role": list(ROLES), "estimate": list(ESTIMATE), **coords,
         },
         units=metric.unit,
         attrs={
-            **_attrs(question, tracing), "metric": metric.name, "unit": metric.unit, "dropped": dropped,
+            **_attrs(question, config), "metric": metric.name, "unit": metric.unit,
+            "dropped": round(asked * (1 - known)),
         },
     )  # fmt: skip
 
 
 def _per_prompt(
-    kept: Mapping[str, Tensor], ids: Int[Tensor, "n"] | None, known: Bool[Tensor, "n"], text: Text
+    merged: Rows, text: Text
 ) -> tuple[dict[str, tuple[Sequence[str], Tensor]], dict[str, object]]:
     """What is kept of every known fact, and its labels."""
+    known = merged.rows["known"] > 0
+    kept = {name: value[known] for name, value in merged.rows.items()}
     values: dict[str, tuple[Sequence[str], Tensor]] = {
         "each": (TOKENS, kept["each"]),
         "each_spread": (TOKENS, kept["each_spread"]),
@@ -427,33 +504,32 @@ def _per_prompt(
         "subject": (("prompt", "pos"), kept["subject"] > 0),
         **{name: (("prompt",), kept[name]) for name in ("clean", "corrupt")},
     }
-    numbers = known.nonzero()[:, 0] if ids is None else ids.cpu()[known]
+    numbers = known.nonzero()[:, 0] if merged.ids is None else merged.ids.cpu()[known]
     return values, {
         "prompt": numbers.tolist(), "pos": range(kept["token"].shape[1]), "token": text.token_words(kept["token"]),
     }  # fmt: skip
 
 
-def _check_known(asked: int, known: Tensor, rows: Mapping[str, Tensor] | None = None) -> None:
-    """ValueError if the model knows no fact at all."""
-    if bool(known.any()):
-        return
-    first = "" if rows is None else (
-        f"; the first answer is {int(rows['answer'][0])}, the model says {int(rows['best'][0])}"
-    )  # fmt: skip
-    raise ValueError(
-        f"a fact that the model knows is required: of {asked} none has its answer as the most probable next token"
-        f"{first}"
+def _first_answers(merged: Partial) -> str:
+    """The answer of the first fact and what the model says instead, as far as rows were kept."""
+    if not isinstance(merged, Rows):
+        return ""
+    return (
+        f"; the first answer is {int(merged.rows['answer'][0])}, the model says {int(merged.rows['best'][0])}"
     )
 
 
-def _attrs(question: CausalTrace, tracing: Tracing) -> dict[str, str | float | int]:
+def _attrs(question: CausalTrace, config: ModelConfig) -> dict[str, str | float | int]:
     """How the trace was made, and the conventions."""
-    made = asdict(tracing) | {"severed": tracing.severed or "nothing"}
-    if tracing.kind == "state":
-        made["window"] = 1
     assert question.sigma is not None
+    window = usual_window(config.n_layers) if question.window is None else question.window
     return {
-        **made,
+        "kind": question.kind,
+        "window": 1 if question.kind == "state" else window,
+        "noise": question.noise,
+        "samples": question.samples,
+        "seed": question.seed,
+        "severed": question.severed or "nothing",
         "sigma": question.sigma,
         "direction": "denoise",
         "effect": f"indirect effect, restored - corrupted: {SIGN}",

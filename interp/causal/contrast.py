@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,7 +21,9 @@ from interp.model.mask import picked
 from interp.model.tap import Edit, Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import Metric, Outcome
-from interp.passes.observe import Model, Observation, Subject, observe, text_of
+from interp.passes.observe import Model, Observation, observe, text_of
+
+T = TypeVar("T")
 
 Direction = Literal["denoise", "noise"]
 """denoise: clean activations into the corrupted run; noise: corrupted ones into the clean run."""
@@ -29,7 +31,7 @@ Direction = Literal["denoise", "noise"]
 
 @runtime_checkable
 class AlignedPairs(Protocol):
-    """Clean and corrupted prompts as tokens, token for token; `interp.zoo.pairs` makes them."""
+    """Clean and corrupted prompts as tokens, token for token; `interp.tasks` makes them."""
 
     @property
     def clean_tokens(self) -> Int[Tensor, "n p"]:
@@ -63,7 +65,7 @@ def batches(model: Model, pairs: AlignedPairs) -> tuple[Batch, Batch]:
 
     Example:
         >>> demo = interp.HookedTransformer.from_pretrained("demo-4l")
-        >>> pairs = interp.zoo.pairs.indirect_objects(demo.text.tokenizer, 4)
+        >>> pairs = interp.tasks.IndirectObjects(4).pairs(demo.text.tokenizer)
         >>> interp.patch(demo, *batches(demo, pairs), "z").value.shape
         (4, 8)
     """
@@ -108,24 +110,24 @@ def paired(
 
 @dataclass(frozen=True, eq=False)
 class Contrast:
-    """Clean and corrupted prompts, row by row and column by column, both with the clean prompts' answers."""
+    """Pairs of prompts by what is done to them, both with the clean prompts' answers."""
 
-    clean: Batch
-    corrupt: Batch
+    own: Batch
+    """The rows that are intervened on."""
+    other: Batch
+    """The rows that values come from."""
+    direction: Direction
 
     @classmethod
-    def of(
-        cls, model: Subject, clean: Prompts, corrupt: Prompts, metric: Metric, *, prepend_bos: bool = True
-    ) -> Contrast:
-        """The pairs, checked; see `paired`."""
-        batch = paired(model.text, clean, corrupt, prepend_bos=prepend_bos)
-        assert isinstance(batch, Batch)
-        return cls(*metric.posed(batch, model.text).pair())
+    def of(cls, batch: Batch, direction: Direction) -> Contrast:
+        """The pairs in a batch with corrupted prompts."""
+        clean, corrupt = batch.pair()
+        return cls(corrupt, clean, direction) if direction == "denoise" else cls(clean, corrupt, direction)
 
-    def split(self, size: int) -> list[Contrast]:
-        """The pairs in parts of at most `size`."""
-        both = zip(self.clean.split(size), self.corrupt.split(size), strict=True)
-        return [Contrast(clean, corrupt) for clean, corrupt in both]
+    def runs(self, own: T, other: T) -> dict[str, T]:
+        """What is known of the run that is intervened on, and of the other one, by their names: clean, corrupt."""
+        clean, corrupt = (other, own) if self.direction == "denoise" else (own, other)
+        return {"clean": clean, "corrupt": corrupt}
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +153,11 @@ class Watched:
         seen, batch = self.columns(stream, batch), batch.to(stream.device)
         return self.metric.of(Outcome(self.model, seen, batch, whose.to(stream.device), self.reference))
 
-    def recorded(self, batch: Batch, reads: Sequence[Read]) -> Observation:
+    def beside(self, stream: Float[Tensor, "r p d"], batch: Batch) -> Watched:
+        """The same with the final stream of these rows' clean run, if the metric compares."""
+        return replace(self, reference=self.columns(stream, batch)) if self.metric.compares else self
+
+    def recorded(self, batch: Batch, reads: Sequence[Read] = ()) -> Observation:
         """A pass without gradients."""
         return observe(self.model, batch, reads, stop=self.model.config.n_layers)
 

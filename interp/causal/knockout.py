@@ -19,11 +19,11 @@ from torch import Tensor
 
 from interp.causal.ablation import chosen, chosen_layers
 from interp.causal.effects import Measured, Table, causal, dims_asked, swept
-from interp.causal.spans import check_mask, rows_of_mask
+from interp.causal.spans import rows_of_mask
 from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
 from interp.model.parts import Part
@@ -79,18 +79,13 @@ class KnockOut(Question):
             self.window,
             config,
         )
-        given = {"query": self.queries, "key": self.keys}
-        for what, columns in given.items():
-            _check_columns(columns, what)
-        masks = [len(columns) for columns in given.values() if isinstance(columns, Tensor)]
+        masks = [len(columns) for columns in (self.queries, self.keys) if isinstance(columns, Tensor)]
         if masks and {"query", "key"} & set(cuts.by):
             raise ValueError("cuts by query or key require columns that are alike in all prompts, got a mask")
-        attrs: dict[str, str | int | float] = {
-            "intervention": "attention scores = -inf",
-            "window": self.window,
-        }
-        coords = cuts.coords(self.queries, self.keys)
-        table = Table(self.name, cuts.by, coords, metric, model.text, attrs)
+        table = Table(
+            self.name, cuts.by, cuts.coords(self.queries, self.keys), metric, model.text,
+            {"intervention": "attention scores = -inf", "window": self.window},
+        )  # fmt: skip
         measure = partial(_measured, cuts=cuts, queries=self.queries, keys=self.keys, metric=metric)
         found = causal(model, table, measure, each=self.each)
         counts = {*masks, *([] if found.rows is None else [found.rows])}
@@ -104,7 +99,7 @@ class KnockOut(Question):
 @public()
 def knock_out(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     queries: Columns,
     keys: Columns,
     *,
@@ -124,7 +119,7 @@ def knock_out(
     Variables as in `ablate`, in the metric's unit: `value` with its interval and `n`, `each`, `base`, and `changed`
     (False where no such edge exists, as in a causal model from an earlier query to a later key).
     queries, keys: which of each prompt's tokens, negative from its end (BOS counts), or masks `[prompt, pos]` of each
-    prompt's own columns, such as the spans of `interp.zoo.pairs`.
+    prompt's own columns, such as the spans of `interp.tasks`.
     by: which cuts are made one at a time, of `layer`, `head`, `query` and `key` (the last two for tokens that are alike
     in all prompts, labelled as they were asked for); along dims that are not named all are cut at once.
     layers, heads: those concerned; None = all. window: with `layer`, how many layers are cut at once, those around the
@@ -213,14 +208,6 @@ def _measured(
     rows = {
         each: [i for i, layout in enumerate(layouts) if layout == each] for each in dict.fromkeys(layouts)
     }
-    parts = [
-        swept(model, batch.rows(torch.tensor(some)), metric, cuts.variants(*layout))
-        for layout, some in rows.items()
-    ]
-    order = torch.tensor([i for some in rows.values() for i in some]).argsort()
-    found = [torch.cat(column)[order.to(column[0].device)] for column in zip(
-        *((part.effect, part.changed, part.runs["base"]) for part in parts), strict=True
-    )]  # fmt: skip
     counts = {
         "layer": len(cuts.layers),
         "head": len(cuts.heads),
@@ -228,8 +215,11 @@ def _measured(
         "key": len(both[1][0]),
     }
     shape = [counts[dim] for dim in cuts.by]
-    effect, changed = (x.unflatten(1, shape) if shape else x[:, 0] for x in found[:2])
-    return Measured(effect, changed, {"base": found[2]})
+    parts = [
+        swept(model, batch.rows(torch.tensor(some)), metric, cuts.variants(*layout), shape)
+        for layout, some in rows.items()
+    ]
+    return Measured.joined(parts, torch.tensor([i for some in rows.values() for i in some]).argsort())
 
 
 def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[Layout]) -> None:
@@ -257,15 +247,6 @@ def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[
 def _finite(scores: Float[Tensor, "b h q k"]) -> Bool[Tensor, "b q k"]:
     """Which keys a query sees: the same for all heads."""
     return scores[:, 0].isfinite()
-
-
-def _check_columns(columns: Columns, what: str) -> None:
-    if isinstance(columns, Tensor):
-        check_mask(columns, f"{what} columns")
-    elif isinstance(columns, str) or not all(isinstance(i, int) for i in columns):
-        raise ValueError(
-            f"a list of tokens' numbers or a mask is required for the {what} columns, got {columns!r}"
-        )
 
 
 def _columns(given: Columns, batch: Batch, what: str) -> list[tuple[int, ...]]:

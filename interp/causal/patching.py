@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from interp.causal.contrast import Direction, Watched, paired, site_names
-from interp.causal.effects import Measured, Table, causal, dims_asked, dims_of, layer_coord, part_names
+from interp.causal.contrast import Contrast, Direction, Watched, paired, site_names
+from interp.causal.effects import Measured, Table, causal, dims_asked, site_coords, site_dims
 from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.data.batch import Batch
@@ -64,8 +64,8 @@ class Patch(Question):
         """One planned sweep per batch of pairs."""
         config, metric = model.transformer.config, as_metric(self.metric)
         cells = Cells.of(self.site, self.by, config)
-        coords = layer_coord(cells.names) | part_names(cells.names, cells.dims, config)
-        attrs: dict[str, str | int | float] = {"site": self.site, "direction": self.direction}
+        coords = site_coords(cells.names, cells.dims, config)
+        attrs = {"site": self.site, "direction": self.direction}
         table = Table(self.name, cells.dims, coords, metric, model.text, attrs)
         measure = partial(_measured, cells=cells, metric=metric, direction=self.direction)
         return causal(model, table, measure, each=self.each, pairs=True)
@@ -129,9 +129,8 @@ class Cells:
     def of(cls, site: str, by: Sequence[str] | None, config: ModelConfig) -> Cells:
         """The cells that `patch` was asked for, see there."""
         names = site_names(site, config)
-        axes = sites.find(names[0], config)[0].axes
-        possible = ["layer"] * names[0].startswith("blocks.") + dims_of(axes.split()[1:])
-        return cls(names, dims_asked(_usual(axes, possible) if by is None else by, possible, site))
+        possible = site_dims(names)
+        return cls(names, dims_asked(_usual(names[0], possible) if by is None else by, possible, site))
 
     def variants(self, values: Mapping[str, Tensor]) -> tuple[list[Variant], tuple[int, ...]]:
         """One variant per cell in the order of `dims`, and the length of every dim."""
@@ -146,8 +145,8 @@ class Cells:
         return found, (*([len(groups)] if "layer" in self.dims else []), *lengths)
 
 
-def _usual(axes: str, possible: Sequence[str]) -> tuple[str, ...]:
-    usual = _USUAL.get(axes) or ("layer", "head" if "head" in possible else "kv_head")
+def _usual(name: str, possible: Sequence[str]) -> tuple[str, ...]:
+    usual = _USUAL.get(sites.axes_of(name)) or ("layer", "head" if "head" in possible else "kv_head")
     return tuple(dim for dim in usual if dim in possible)
 
 
@@ -156,22 +155,13 @@ def _measured(
     model: Transformer, batch: Batch, cells: Cells, metric: Metric, direction: Direction
 ) -> Measured:
     """The effect of every cell in every pair."""
-    clean, corrupt = batch.pair()
-    own, other = (corrupt, clean) if direction == "denoise" else (clean, corrupt)
-    watched = Watched(model, metric)
-    given = watched.recorded(other, [Read(name) for name in cells.names])
+    pair, watched = Contrast.of(batch, direction), Watched(model, metric)
+    given = watched.recorded(pair.other, [Read(name) for name in cells.names])
     variants, shape = cells.variants({name: given.trace[name] for name in cells.names})
-    sweep = Sweep(model, own, variants)
-    if metric.compares:
-        stream = given.output if direction == "denoise" else sweep.base.final
-        watched = Watched(model, metric, watched.columns(stream, clean))
+    sweep = Sweep(model, pair.own, variants)
+    watched = watched.beside(pair.runs(sweep.base.final, given.output)["clean"], pair.own)
     found = sweep.run(metric, watched.reference)
-    source = watched.value(given.output, other)
-    effect, changed = (
-        (x.mT.unflatten(1, shape) if shape else x[0]) for x in (found.values - found.base, found.changed)
-    )
-    runs = (source, found.base) if direction == "denoise" else (found.base, source)
-    return Measured(effect, changed, dict(zip(("clean", "corrupt"), runs, strict=True)))
+    return Measured.of(found, shape, pair.runs(found.base, watched.value(given.output, pair.other)))
 
 
 _INSIDE = ("z", "q", "k", "v", "pattern")

@@ -8,29 +8,39 @@ computed anew; one after the heads' sum (sandwich, output, post) makes a sender 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from interp.causal.contrast import Direction, Watched, paired
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from interp.causal.contrast import Contrast, Direction, Watched, paired
 from interp.causal.effects import Measured, Table, causal, dims_asked, listed
-from interp.causal.graph import LOGITS
-from interp.causal.path_runs import PathRuns, Routes
+from interp.causal.graph import LOGITS, EdgeGraph, reads_by_qkv
 from interp.core.boundary import public
+from interp.core.shapes import nearest
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.text import Prompts
-from interp.model.edits import Edit
-from interp.model.parts import Named
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Set
+from interp.model.parts import Named, Part, as_part
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, text_of
+from interp.passes.sweep import Sweep, Swept
+from interp.passes.variants import Variant
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
+
+INTO_HEADS = ("query", "key", "value", "group_key", "group_value")
+"""The kinds of what a head reads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +76,17 @@ class PathPatch(Question):
             "layer": (("part",), [part.layer for part in routes.senders]),
             "kind": (("part",), [part.kind for part in routes.senders]),
         }
-        attrs: dict[str, str | int | float] = {
+        attrs = {
             "receivers": ", ".join(map(str, routes.receivers)),
             "held": "other heads, MLPs" if self.freeze_mlps else "other heads",
             "direction": self.direction,
         }
         table = Table(self.name, dims, coords, metric, model.text, attrs)
-        measure = partial(_measured, routes=routes, metric=metric, direction=self.direction, dims=dims)
+
+        def measure(network: Transformer, batch: Batch) -> Measured:
+            pair = Contrast.of(batch, self.direction)
+            return PathRuns(network, pair, routes, "pos" in dims).measured(metric)
+
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
@@ -133,23 +147,163 @@ def path_patch(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-def _measured(
-    model: Transformer,
-    batch: Batch,
-    routes: Routes,
-    metric: Metric,
-    direction: Direction,
-    dims: tuple[str, ...],
-) -> Measured:
-    """The effect of every sender in every pair."""
-    clean, corrupt = batch.pair()
-    own, other = (corrupt, clean) if direction == "denoise" else (clean, corrupt)
-    watched, reference = Watched(model, metric), None
-    if metric.compares:
-        reference = watched.columns(watched.recorded(clean, []).output, clean)
-    by_pos = "pos" in dims
-    found, source = PathRuns(model, own, other, routes, by_pos).run(metric, reference)
-    shape = (len(routes.senders), -1) if by_pos else (len(routes.senders),)
-    effect, changed = (x.mT.unflatten(1, shape) for x in (found.values - found.base, found.changed))
-    runs = (source, found.base) if direction == "denoise" else (found.base, source)
-    return Measured(effect, changed, dict(zip(("clean", "corrupt"), runs, strict=True)))
+@dataclass(frozen=True)
+class Routes:
+    """Which senders are patched into which receivers, and what is held on the way."""
+
+    graph: EdgeGraph
+    receivers: tuple[Part, ...]
+    senders: tuple[Part, ...]
+    """Each has a way to a receiver."""
+    freeze_mlps: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        receivers: Sequence[Named],
+        senders: Sequence[Named] | None = None,
+        *,
+        freeze_mlps: bool = False,
+    ) -> Routes:
+        """The routes that `path_patch` was asked for, see there."""
+        graph = _graph(config)
+        if any(Part.of(end).kind in INTO_HEADS for end in receivers) and not reads_by_qkv(config):
+            raise ValueError(
+                "path patching into a head requires that it reads the stream as queries, keys and values alone; "
+                f"this model mixes positions by {config.mixer}"
+            )
+        ends = list(dict.fromkeys(_node(end, graph.receivers, config, "receiver") for end in receivers))
+        if not ends or (LOGITS in map(str, ends) and len(ends) > 1):
+            raise ValueError(
+                f"receivers are inputs of heads and MLPs, at least one, or '{LOGITS}' alone, got "
+                f"{[str(end) for end in ends]}"
+            )
+        seen = int(graph.visible[[graph.receivers.index(str(end)) for end in ends]].max())
+        before = [Part.of(name) for name in graph.senders[:seen]]
+        if senders is None:
+            return cls(graph, tuple(ends), tuple(before), freeze_mlps)
+        asked = [_node(each, graph.senders, config, "sender") for each in senders]
+        if late := [each for each in asked if each not in before]:
+            raise ValueError(
+                f"{late[0]} has no way to {', '.join(map(str, ends))}: it writes after all of them have read"
+            )
+        if not asked or len(set(asked)) < len(asked):
+            raise ValueError(f"at least one sender and none twice is required, got {[str(x) for x in asked]}")
+        return cls(graph, tuple(ends), tuple(asked), freeze_mlps)
+
+    @property
+    def to_logits(self) -> bool:
+        """Whether the changes go straight to the logits."""
+        return [str(end) for end in self.receivers] == [LOGITS]
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The sites that keep the own run's values, but for the sender."""
+        kinds = ("attn.hook_z", *["hook_mlp_out"] * (self.freeze_mlps and self.graph.mlp))
+        return tuple(f"blocks.{layer}.{kind}" for layer in range(self.graph.n_layers) for kind in kinds)
+
+
+def _graph(config: ModelConfig) -> EdgeGraph:
+    """The senders and receivers of a model, whatever its norms. ValueError for parts that have no name here."""
+    if config.cross_attention:
+        raise ValueError(
+            "path patching holds the heads of self-attention; this model also has cross-attention"
+        )
+    if config.macaron:
+        raise ValueError(
+            "path patching has one name for the MLP of a block; the blocks of this model have two (Macaron)"
+        )
+    return EdgeGraph(
+        config.n_layers, config.n_heads, config.kv_heads, config.mlp is not None, config.parallel
+    )
+
+
+def _node(given: Named, known: Sequence[str], config: ModelConfig, what: str) -> Part:
+    """The part of that name among those that send or receive; what an MLP reads goes by the MLP's name."""
+    part = as_part(given, config)
+    part = Part("mlp", part.layer) if part.kind == "mlp_input" else part
+    if str(part) not in known:
+        raise KeyError(f"{part} is no {what} of paths in this model; {nearest(str(part), known)}")
+    return part
+
+
+def _read_by(receiver: Part) -> tuple[str, dict[str, int]]:
+    """What a receiver reads: the site, and which head of it."""
+    if receiver.kind == "mlp":
+        return f"blocks.{receiver.layer}.hook_mlp_in", {}
+    letter = receiver.kind.removeprefix("group_")[0]
+    assert receiver.index is not None
+    dim = "head" if letter == "q" else "kv_head"
+    return f"blocks.{receiver.layer}.attn.hook_{letter}", {dim: receiver.index}
+
+
+@dataclass(frozen=True, eq=False)
+class PathRuns:
+    """Path patching of some pairs in two planned sweeps: senders to receivers, and from there onwards.
+
+    First sweep: a variant per sender, which takes its value of the other run; every other head keeps its value of the
+    own run, so that the change travels through the residual stream (and MLPs) only; the inputs of the receivers are
+    recorded. Second sweep: the same number of variants, each with the recorded inputs put, and nothing else held.
+    """
+
+    model: Transformer
+    pair: Contrast
+    routes: Routes
+    by_pos: bool = False
+
+    @torch.no_grad()
+    def measured(self, metric: Metric) -> Measured:
+        """The effect of every sender (sender x position, if by position)."""
+        pair, routes, watched = self.pair, self.routes, Watched(self.model, metric)
+        sites = {part.site for part in routes.senders} | set(routes.held)
+        reads = [Read(site) for site in sorted(sites)]
+        here, there = (watched.recorded(batch, reads) for batch in (pair.own, pair.other))
+        watched = watched.beside(pair.runs(here.output, there.output)["clean"], pair.own)
+        values = {read.site: (here.trace[read], there.trace[read]) for read in reads}
+        direct = self._direct(values)
+        last = direct if routes.to_logits else self._onwards(direct)
+        found = last.run(metric, watched.reference)
+        changed = found.changed & self._differing(values).to(found.changed.device)
+        found = Swept(torch.where(changed, found.values, found.base), found.base, changed)
+        shape = (len(routes.senders), *[-1] * self.by_pos)
+        return Measured.of(found, shape, pair.runs(found.base, watched.value(there.output, pair.other)))
+
+    def _direct(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> Sweep:
+        """Senders to receivers: what is held is put in every run, each sender on top of it."""
+        held = Variant([Edit(site, Set(values[site][0])) for site in self.routes.held])
+        other = {site: Set(there) for site, (_, there) in values.items()}
+        variants = [
+            Variant([Edit(part, other[part.site], at)])
+            for part in self.routes.senders
+            for at in self._positions
+        ]
+        return Sweep(self.model, self.pair.own, variants, held)
+
+    def _onwards(self, direct: Sweep) -> Sweep:
+        """Receivers to the end: each variant puts what its receivers read on the way from the sender."""
+        targets = [_read_by(receiver) for receiver in self.routes.receivers]
+        seen = direct.read([Read(site) for site in dict.fromkeys(site for site, _ in targets)])
+        inputs = {read.site: value.flatten(0, 1) for read, value in seen.items()}
+        variants = [
+            Variant([Edit(site, Set(inputs[site], first=i * len(self.pair.own)), at) for site, at in targets])
+            for i in range(len(direct.variants))
+        ]
+        return Sweep(self.model, self.pair.own, variants)
+
+    @property
+    def _positions(self) -> list[dict[str, int]]:
+        return [{"pos": pos} for pos in range(self.pair.own.tokens.shape[1])] if self.by_pos else [{}]
+
+    def _differing(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> Bool[Tensor, "v b"]:
+        """Whether each variant puts anything new; rounding in later runs must not look like a change."""
+        cells = [_differs(part, *values[part.site]) for part in self.routes.senders]
+        if self.by_pos:
+            return torch.cat([cell.mT for cell in cells])
+        return torch.stack([cell.any(1) for cell in cells])
+
+
+def _differs(part: Part, one: Tensor, other: Tensor) -> Bool[Tensor, "b p"]:
+    """Where two values of a part's site differ in this part."""
+    unlike = (one != other).any(-1)
+    return unlike if part.index is None else unlike[..., part.index]

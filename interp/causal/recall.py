@@ -18,15 +18,15 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.causal.effects import SIGN
+from interp.causal.effects import SIGN, moments_of
 from interp.causal.short_circuit import INTERVENTION, Layers, layer_groups, variants
-from interp.causal.spans import check_mask, rows_of_mask
+from interp.causal.spans import rows_of_mask
 from interp.core.boundary import public
 from interp.core.results import Score, scored
-from interp.core.stats import Means, Moments, Partial, Rows
+from interp.core.stats import Means, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
@@ -56,7 +56,6 @@ class Recall(Question):
 
     def asked(self, model: Subject) -> Analysis:
         """One planned sweep per batch and measure."""
-        check_mask(self.span, "span")
         groups = layer_groups(self.layers, model.transformer.config.n_layers)
         return Analysis(
             self.name,
@@ -70,7 +69,7 @@ class Recall(Question):
 @public()
 def recall(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     span: Bool[Tensor, "prompt p"],
     layers: Layers | None = None,
     *,
@@ -121,35 +120,28 @@ def _compute(
             "a span of at least one token in every prompt is required, none of them the first or padding"
         )
     sweep = Sweep(model, batch, variants(groups, model.config.n_heads, batch.tokens.shape[1]))
-    values, changes = [], []
-    for measure in MEASURES.values():
+    values, changes = {}, {}
+    for name, measure in MEASURES.items():
         found = sweep.run(measure.metric(mine))
         if not bool(found.base.isfinite().all()):
             raise NotFiniteError("the whole model predicts some prompt with NaN or infinity")
-        change = torch.cat((torch.zeros_like(found.base)[None], found.values - found.base)).mT
-        values.append(found.base[:, None] + change)
-        changes.append(change)
-    return {"each": torch.stack((*values, *changes), -1)}
+        changes[f"{name}_change"] = torch.cat(
+            (torch.zeros_like(found.base)[None], found.values - found.base)
+        ).mT
+        values[name] = found.base[:, None] + changes[f"{name}_change"]
+    return values | changes
 
 
 def _finish(merged: Partial, name: str, parts: Sequence[str]) -> xr.Dataset:
+    units = {score: measure.unit for score, measure in MEASURES.items()}
+    units |= {f"{score}_change": unit for score, unit in units.items()}
+    moments = moments_of(merged)
+    scores = {score: Score.of(moments[score], unit) for score, unit in units.items()}
+    attrs = {"intervention": INTERVENTION, "effect": SIGN, "interval": "95 % over prompts"}
     others: dict[str, tuple[Sequence[str], Tensor]] = {}
     if isinstance(merged, Rows):
-        moments = Moments.of(merged.rows["each"])
-        others["each"] = (("prompt", "part", "score"), merged.rows["each"])
-    else:
-        assert isinstance(merged, Means)
-        moments = merged.moments["each"]
-    units = {name: measure.unit for name, measure in MEASURES.items()}
-    units |= {f"{name}_change": unit for name, unit in units.items()}
-    estimates = zip(
-        *(x.unbind(-1) for x in (moments.mean, *moments.interval(), moments.count())), strict=True
-    )
-    scores = {
-        score: Score(value, low, high, n, torch.full_like(value, torch.nan), unit)
-        for (score, unit), (value, low, high, n) in zip(units.items(), estimates, strict=True)
-    }
-    attrs = {"intervention": INTERVENTION, "effect": SIGN, "interval": "95 % over prompts"}
+        each = torch.stack([merged.rows[score] for score in scores], -1)
+        others["each"] = (("prompt", "part", "score"), each)
     return scored(name, scores, ("part",), coords={"part": list(parts)}, attrs=attrs, others=others)
 
 

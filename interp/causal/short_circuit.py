@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +20,7 @@ from interp.causal.effects import Measured, Table, causal, swept
 from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
@@ -71,15 +70,20 @@ class ShortCircuit(Question):
     def asked(self, model: Subject) -> Analysis:
         """One planned sweep per batch."""
         groups, metric = layer_groups(self.layers, model.transformer.config.n_layers), as_metric(self.metric)
-        attrs: dict[str, str | int | float] = {"intervention": INTERVENTION}
-        table = Table(self.name, ("part",), {"part": list(groups)}, metric, model.text, attrs)
-        return causal(model, table, partial(_measured, groups=groups, metric=metric), each=self.each)
+        attrs, coords = {"intervention": INTERVENTION}, {"part": list(groups)}
+        table = Table(self.name, ("part",), coords, metric, model.text, attrs)
+
+        def measure(network: Transformer, batch: Batch) -> Measured:
+            made = variants(groups, network.config.n_heads, batch.tokens.shape[1])
+            return swept(network, batch, metric, made)
+
+        return causal(model, table, measure, each=self.each)
 
 
 @public()
 def short_circuit(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     layers: Layers | None = None,
     *,
     metric: Metric | LogitFunction | None = None,
@@ -108,11 +112,6 @@ def short_circuit(
     """
     question = ShortCircuit(layers, metric, each)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
-
-
-def _measured(model: Transformer, batch: Batch, groups: Mapping[str, list[int]], metric: Metric) -> Measured:
-    """The effect of every variant."""
-    return swept(model, batch, metric, variants(groups, model.config.n_heads, batch.tokens.shape[1]))
 
 
 def variants(groups: Mapping[str, list[int]], n_heads: int, columns: int) -> list[Variant]:

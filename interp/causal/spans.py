@@ -70,15 +70,6 @@ def within(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b p"]:
     return (column >= span[:, :1]) & (column < span[:, 1:])
 
 
-def check_mask(mask: Tensor, what: str) -> None:
-    """ValueError unless this is a mask `[prompt, pos]`."""
-    if mask.dtype != torch.bool or mask.ndim != 2:
-        raise ValueError(
-            f"a mask of the {what} must be boolean of shape [prompt, pos], got {mask.dtype} of shape "
-            f"{shape_text(mask.shape)}"
-        )
-
-
 def rows_of_mask(mask: Bool[Tensor, "prompt n"], batch: Batch, what: str) -> Bool[Tensor, "b p"]:
     """The rows of a mask over all prompts that belong to a batch of them, on the CPU.
 

@@ -6,35 +6,27 @@ as Wang et al. 2022, arXiv:2211.00593, also what the template says); resampling 
 see. Which one was used belongs to the number, so it is a record that results carry.
 """
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.precision import wide
 from interp.data.batch import Batch
-from interp.model.edits import Mean, Resample, Set, Zero
-from interp.model.tap import Read, Trace
+from interp.model.edits import Mean, Resample, Zero
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.observe import observe
 
 StandIn = Zero | Mean | Resample
 """The changes that take a part away."""
-Put = Mapping[str, Set | Zero]
-"""What is put at each site."""
-
-
-def as_stand_in(change: object) -> StandIn:
-    """The change itself, if it takes parts away. ValueError for anything else, by what to write."""
-    if isinstance(change, StandIn):
-        return change
-    hint = {"zero": "Zero()", "mean": "Mean()", "resample": "Resample()"}.get(str(change).lower())
-    raise ValueError(
-        f"what stands in for a part is Zero(), Mean(...) or Resample(...), got {change!r}"
-        + (f": write interp.edits.{hint}" if hint else "")
-    )
+Recorder = Callable[[Transformer, Batch], Mapping[str, Float[Tensor, "b p ..."]]]
+"""What everything that may be taken away says on some prompts, by name."""
 
 
 def said(change: StandIn) -> str:
@@ -107,11 +99,12 @@ def _useless(change: StandIn, reference: Batch | None, groups: Sequence[str] | N
 
 @dataclass(frozen=True, eq=False)
 class StandIns:
-    """What is put in place of parts, batch by batch: means looked up beforehand, or values of the corrupted run."""
+    """What is put in place of what is taken away, batch by batch: nothing, means, or what the corrupted prompt says."""
 
     change: StandIn
+    recorder: Recorder
     means: Mapping[str, Float[Tensor, "group p ..."]] = field(default_factory=dict)
-    """By site: of each group and column, or of one for all."""
+    """By name: of each group and column, or of one for all."""
     known: Bool[Tensor, "group p"] | None = None
     """Where there was a token to take the mean of; None = the same mean stands everywhere."""
     group_of_row: Int[Tensor, "n"] | None = None
@@ -121,64 +114,71 @@ class StandIns:
         cls,
         change: StandIn,
         model: Transformer,
-        names: Sequence[str],
+        recorder: Recorder,
         reference: Batch | None,
-        groups: Sequence[str] | None,
+        groups: Sequence[str] | None = None,
         *,
         batch_size: int = 32,
-    ) -> "StandIns":
+    ) -> StandIns:
         """Means looked up over the reference prompts. ValueError for a mean without them."""
         if not isinstance(change, Mean):
-            return cls(change)
+            return cls(change, recorder)
         if reference is None:
             raise ValueError(f"{said(change)} requires reference prompts, got none")
         numbers = group_numbers(groups) if change.over == "template" and groups is not None else None
         source = reference.to(torch.device("cpu"))
-        width, slots, count = source.tokens.shape[1], torch.zeros_like(source.tokens), 1
+        width, slots, count = 1, torch.zeros_like(source.tokens), 1
         if change.over != "reference":
-            _check_left(source)
+            width = source.tokens.shape[1]
             slots = slots + torch.arange(width)
         if numbers is not None:
             count = int(numbers.max()) + 1
             slots = slots + numbers[:, None] * width
-        width = width if change.over != "reference" else 1
-        means, counts = slot_means(model, source, names, slots, count * width, batch_size=batch_size)
+        means, counts = slot_means(model, source, recorder, slots, count * width, batch_size=batch_size)
         by_group = {name: x.unflatten(0, (count, width)) for name, x in means.items()}
         known = None if change.over == "reference" else counts.unflatten(0, (count, width)) > 0
-        return cls(change, by_group, known, numbers)
+        return cls(change, recorder, by_group, known, numbers)
 
-    def put(self, model: Transformer, batch: Batch, names: Sequence[str]) -> Put:
-        """What stands in for these sites in these prompts."""
+    def values(self, model: Transformer, batch: Batch) -> Mapping[str, Float[Tensor, "#b p ..."]] | None:
+        """What stands in on these prompts, by name; None where nothing does.
+
+        Errors: ValueError for prompts that have tokens where the reference has none, or that are not as wide and have
+        padding on the left.
+        """
         if isinstance(self.change, Zero):
-            return dict.fromkeys(names, Zero())
+            return None
         if isinstance(self.change, Resample):
-            _, other = batch.pair()
-            return {name: Set(value) for name, value in _recorded(model, other, names).items()}
+            return self.recorder(model, batch.pair()[1])
         columns = batch.tokens.shape[1]
         if self.known is None:
-            return {name: Set(x.expand(1, columns, *x.shape[2:])) for name, x in self.means.items()}
-        _check_left(batch)
+            return {name: x.expand(1, columns, *x.shape[2:]) for name, x in self.means.items()}
         which = torch.zeros(1, dtype=torch.long)
         if self.group_of_row is not None:
             assert batch.row is not None
             which = self.group_of_row[batch.row.cpu()]
-        known = self.known[which]
+        known, real = self.known[which], batch.real.cpu()
         seen = known.shape[1]
-        real = batch.real.cpu()
-        if bool(real[:, seen:].any()) or bool((real[:, :seen] & ~known[:, :columns]).any()):
+        aligned = columns == seen or bool(real[:, 0].all() and known[:, 0].all())
+        if not aligned or bool(real[:, seen:].any() or (real[:, :seen] & ~known[:, :columns]).any()):
             raise ValueError(
                 f"{said(self.change)} requires reference prompts that reach as far as the prompts, got "
                 f"{int(self.known.any(0).sum())} tokens for {int(batch.lengths.max())}"
             )
-        return {name: Set(_as_wide(x[which.to(x.device)], columns)) for name, x in self.means.items()}
+        return {name: _as_wide(x[which.to(x.device)], columns) for name, x in self.means.items()}
 
 
 def _as_wide(value: Float[Tensor, "n p ..."], columns: int) -> Float[Tensor, "n q ..."]:
     """So many columns of a value; 0 beyond its own, where there is padding alone."""
     missing = columns - value.shape[1]
-    if missing <= 0:
-        return value[:, :columns]
-    return torch.cat((value, value.new_zeros(len(value), missing, *value.shape[2:])), 1)
+    return F.pad(value, (*[0] * (2 * value.ndim - 3), missing)) if missing > 0 else value[:, :columns]
+
+
+def check_left(change: StandIn, batch: Batch) -> None:
+    """ValueError for padding on the left, where means are taken by position."""
+    if isinstance(change, Mean) and change.over != "reference" and not bool(batch.real[:, 0].all()):
+        raise ValueError(
+            "means by position require prompts that begin in the first column (no padding on the left)"
+        )
 
 
 def other_rows(group_of_row: Int[Tensor, "b"], seed: int) -> Int[Tensor, "b"]:
@@ -200,16 +200,16 @@ def other_rows(group_of_row: Int[Tensor, "b"], seed: int) -> Int[Tensor, "b"]:
 def slot_means(
     model: Transformer,
     batch: Batch,
-    names: Sequence[str],
+    recorder: Recorder,
     slots: Int[Tensor, "b p"],
     count: int,
     *,
     batch_size: int = 32,
 ) -> tuple[dict[str, Float[Tensor, "n ..."]], Int[Tensor, "n"]]:
-    """The mean of every site over the real tokens that fall into each slot, and how many did; 0 where none did."""
+    """The mean of every value over the real tokens that fall into each slot, and how many did; 0 where none did."""
     totals: dict[str, Tensor] = {}
     for part, where in zip(batch.split(batch_size), slots.split(batch_size), strict=True):
-        for name, value in _recorded(model, part, names).items():
+        for name, value in recorder(model, part).items():
             real = part.real.to(value.device)
             total = totals.setdefault(name, wide(value.new_zeros(count, *value.shape[2:])))
             total.index_add_(0, where.to(value.device)[real], value[real].to(total))
@@ -220,22 +220,7 @@ def slot_means(
     return means, counts
 
 
-def clean_patterns(model: Transformer, batch: Batch) -> Mapping[str, Float[Tensor, "b h q k"]]:
-    """The attention patterns of a run, by site."""
-    kinds = ["attn", *["cross_attn"] * model.config.cross_attention]
-    names = [
-        f"blocks.{layer}.{kind}.hook_pattern" for layer in range(model.config.n_layers) for kind in kinds
-    ]
-    return _recorded(model, batch, names)
-
-
-def _recorded(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-    trace: Trace = observe(model, batch, [Read(name) for name in names], answers_only=True).trace
+def recorded(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+    """What these sites hold in a run, by name."""
+    trace = observe(model, batch, [Read(name) for name in names], answers_only=True).trace
     return {name: trace[name] for name in names}
-
-
-def _check_left(*batches: Batch) -> None:
-    if not all(bool(batch.real[:, 0].all()) for batch in batches):
-        raise ValueError(
-            "means by position require prompts that begin in the first column (no padding on the left)"
-        )

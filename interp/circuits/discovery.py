@@ -7,19 +7,19 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.causal.contrast import Direction, paired
+from interp.causal.effects import EDGE_DIMS
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_attribution import EdgeAttribution, Method, Rule
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, computing, connected
 from interp.circuits.edge_effects import EdgeEffects
-from interp.circuits.edge_results import DIMS
+from interp.circuits.edge_rankings import largest
 from interp.circuits.interchange import Interchange, Replacement, reference_of
 from interp.core.boundary import public
 from interp.core.stats import Partial
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 Scoring = Method | Literal["exact"]
 """What scores edges: a method of edge attribution, or their exact effects."""
 Search = Literal["top_n", "threshold", "greedy", "iterative"]
-Rank = Literal["magnitude", "helpful"]
 BLOCK = 0.25
 """The share of the remaining edges that one round of the iterative search tries to drop."""
 SLACK = 0.01
@@ -203,36 +202,6 @@ def score_edges(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-def worth(table: xr.Dataset, rank: Rank = "magnitude") -> Float[Tensor, "sender receiver"]:
-    """What each edge is ranked by, from a table of scores; -inf where there is no edge.
-
-    magnitude: the absolute score. helpful: the score signed such that an edge that moves the metric the way the run
-    does that its value comes from stands first, and one that does the contrary last.
-    """
-    return valued(torch.from_numpy(table.value.values), rank, towards(table))
-
-
-def towards(table: xr.Dataset) -> int:
-    """1 if the run that values come from has the higher metric, -1 if it has the lower."""
-    gain = float((table.clean - table.corrupt).mean())
-    return 1 if (-gain if table.attrs.get("direction") == "noise" else gain) > 0 else -1
-
-
-def valued(scores: Float[Tensor, "*n"], rank: Rank, sign: int) -> Float[Tensor, "*n"]:
-    """`worth` of scores, given what `towards` says of their table."""
-    if rank not in get_args(Rank):
-        raise ValueError(f"rank must be one of {get_args(Rank)}, got {rank!r}")
-    values = scores.abs() if rank == "magnitude" else scores * sign
-    return values.nan_to_num(nan=-torch.inf)
-
-
-def largest(values: Float[Tensor, "sender receiver"], n: int) -> Bool[Tensor, "sender receiver"]:
-    """The n largest; of equal ones those that come first in the graph."""
-    found = torch.zeros(values.numel(), dtype=torch.bool)
-    found[values.flatten().argsort(descending=True, stable=True)[:n]] = True
-    return rearrange(found, "(s r) -> s r", r=values.shape[1]) & ~values.isneginf()
-
-
 def backwards(
     graph: EdgeGraph, values: Float[Tensor, "sender receiver"], n: int
 ) -> Bool[Tensor, "sender receiver"]:
@@ -319,13 +288,13 @@ def _picked_from(
     merged: Partial, inner: Callable[[Partial], xr.Dataset], graph: EdgeGraph, asked: FindCircuit
 ) -> xr.Dataset:
     """The table of scores with the edges that are kept, and with all that makes a circuit of them."""
-    from interp.core.accessor import ANALYSIS
+    from interp.core.viewer import ANALYSIS
 
     table = inner(merged)
     kept = connected(graph, _picked(graph, torch.from_numpy(table.value.values), asked))
     how = asked.protocol(int(table.n.max()))
     held = {"graph": asdict(graph), "task": asked.task, "protocol": asdict(how)}
-    found = table.assign(kept=(DIMS, kept.numpy()))
+    found = table.assign(kept=(EDGE_DIMS, kept.numpy()))
     return found.assign_attrs({ANALYSIS: asked.name, "circuit": json.dumps(held), "search": asked.search})
 
 

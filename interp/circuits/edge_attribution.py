@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.causal.contrast import Direction, Watched, paired
-from interp.causal.effects import Measured
+from interp.causal.contrast import Contrast, Direction, Watched, paired
+from interp.causal.effects import Measured, Table, causal
 from interp.causal.graph import EdgeGraph
-from interp.circuits.edge_results import edge_table
 from interp.circuits.edge_scores import START, Change, Gradients, check_edits, edge_scores
 from interp.core.boundary import public
 from interp.data.batch import Batch
@@ -60,9 +59,6 @@ class Line:
     """released: k/m, for inputs k = 0 ... m-1, for activations 1 ... m. midpoint, gauss: smaller error per step."""
 
     def __post_init__(self) -> None:
-        for name, kinds in (("method", Method), ("rule", Rule)):
-            if getattr(self, name) not in get_args(kinds):
-                raise ValueError(f"{name} must be one of {get_args(kinds)}, got {getattr(self, name)!r}")
         if self.steps < 1:
             raise ValueError(f"at least one step is required, got {self.steps}")
 
@@ -119,14 +115,12 @@ class EdgeAttribution(Question):
                 f"{metric.name} compares with the clean run, where its gradient is 0: use direction='denoise' or an "
                 "integrated method"
             )
-        attrs: dict[str, str | int | float] = {
-            "method": self.method,
-            "steps": len(line.points()[0]),
-            "rule": self.rule,
-            "direction": self.direction,
-        }
+        how = {
+            "method": self.method, "steps": len(line.points()[0]), "rule": self.rule, "direction": self.direction,
+        }  # fmt: skip
+        table = Table.of_edges(self.name, graph, metric, model.text, how)
         measure = partial(_measured, graph=graph, metric=metric, line=line, direction=self.direction)
-        return edge_table(model, self.name, graph, metric, measure, attrs, each=self.each)
+        return causal(model, table, measure, each=self.each, pairs=True)
 
 
 @public()
@@ -189,61 +183,33 @@ def edge_attribution(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-@dataclass(frozen=True, eq=False)
-class Sides:
-    """Some pairs by what is done to them: rows that are intervened on, and where the values come from."""
-
-    clean: Batch
-    corrupt: Batch
-    direction: Direction
-
-    @property
-    def own(self) -> Batch:
-        """The rows that are intervened on."""
-        return self.corrupt if self.direction == "denoise" else self.clean
-
-    @property
-    def other(self) -> Batch:
-        """The rows that values come from."""
-        return self.clean if self.direction == "denoise" else self.corrupt
-
-    def split(self, size: int) -> Iterator[Sides]:
-        """The same in parts of at most so many pairs."""
-        for clean, corrupt in zip(self.clean.split(size), self.corrupt.split(size), strict=True):
-            yield Sides(clean, corrupt, self.direction)
-
-
 def _measured(
     model: Transformer, batch: Batch, graph: EdgeGraph, metric: Metric, line: Line, direction: Direction
 ) -> Measured:
     """The scores of some pairs, and the metric of their clean and corrupted runs."""
     size = max(1, max(len(batch), ROWS) // len(line.points()[0]))
-    parts = Sides(*batch.pair(), direction).split(size)
-    scores, clean, corrupt = zip(*(_scores(model, some, metric, line, graph) for some in parts), strict=True)
-    found = torch.cat(scores)
-    return Measured(found, found != 0, {"clean": torch.cat(clean), "corrupt": torch.cat(corrupt)})
+    pairs = (Contrast.of(some, direction) for some in batch.split(size))
+    return Measured.joined([_scores(model, pair, metric, line, graph) for pair in pairs])
 
 
-def _scores(
-    model: Transformer, pair: Sides, metric: Metric, line: Line, graph: EdgeGraph
-) -> tuple[Float[Tensor, "b s r"], Float[Tensor, "b"], Float[Tensor, "b"]]:
+def _scores(model: Transformer, pair: Contrast, metric: Metric, line: Line, graph: EdgeGraph) -> Measured:
+    """The scores of pairs whose points of a line fit into one pass."""
     watched, reads = Watched(model, metric), _reads(model, graph, line)
     there = watched.recorded(pair.other, reads)
     if line.method == "eap":
-        if metric.compares:  # the other run is the clean one
-            watched = Watched(model, metric, watched.columns(there.output, pair.other))
+        watched = watched.beside(there.output, pair.other)  # a metric that compares has its clean run there
         here = watched.differentiated(pair.own, [*reads, *_everywhere(model)])
         change = Change.between(model, here.trace, there.trace)
         found = edge_scores(graph, change, Gradients.of(model, here.trace, line.points()[1]))
     else:
         here = watched.recorded(pair.own, reads)
-        clean = there if pair.direction == "denoise" else here
-        watched = Watched(model, metric, watched.columns(clean.output, pair.clean))
+        watched = watched.beside(pair.runs(here.output, there.output)["clean"], pair.own)
         along = _along_activations if line.method == "eap-ig-activations" else _along_inputs
-        found = along(watched, pair, Runs.of(model, pair, here.trace, there.trace), line, graph)
+        change = Change.between(model, here.trace, there.trace)
+        found = along(watched, pair, Runs(change, **pair.runs(here.trace, there.trace)), line, graph)
     with torch.no_grad():
         own, other = watched.value(here.output, pair.own), watched.value(there.output, pair.other)
-    return (found, other, own) if pair.direction == "denoise" else (found, own, other)
+    return Measured(found, found != 0, pair.runs(own, other))
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,12 +219,6 @@ class Runs:
     change: Change
     clean: Trace
     corrupt: Trace
-
-    @classmethod
-    def of(cls, model: Transformer, pair: Sides, own: Trace, other: Trace) -> Runs:
-        """From the two runs by what is done to them."""
-        clean, corrupt = (other, own) if pair.direction == "denoise" else (own, other)
-        return cls(Change.between(model, own, other), clean, corrupt)
 
 
 def _reads(model: Transformer, graph: EdgeGraph, line: Line) -> tuple[Read, ...]:
@@ -273,7 +233,7 @@ def _everywhere(model: Transformer) -> tuple[Read, ...]:
 
 
 def _along_inputs(
-    watched: Watched, pair: Sides, runs: Runs, line: Line, graph: EdgeGraph
+    watched: Watched, pair: Contrast, runs: Runs, line: Line, graph: EdgeGraph
 ) -> Float[Tensor, "b s r"]:
     """All edges, by the gradients of runs on embeddings between the corrupted and the clean one."""
     model = watched.model
@@ -282,7 +242,7 @@ def _along_inputs(
 
 
 def _along_activations(
-    watched: Watched, pair: Sides, runs: Runs, line: Line, graph: EdgeGraph
+    watched: Watched, pair: Contrast, runs: Runs, line: Line, graph: EdgeGraph
 ) -> Float[Tensor, "b s r"]:
     """Edges out of each sublayer by the gradients of own runs in which its output moves."""
     model, total = watched.model, None
@@ -311,7 +271,7 @@ def _sublayers(graph: EdgeGraph) -> Iterator[Sublayer]:
 
 
 def _moved(
-    watched: Watched, pair: Sides, runs: Runs, site: str, line: Line, reads: tuple[Read, ...]
+    watched: Watched, pair: Contrast, runs: Runs, site: str, line: Line, reads: tuple[Read, ...]
 ) -> Observation:
     """Differentiated passes with a site between its corrupted and clean values; rows are `example, point`."""
     points = line.points()[0]

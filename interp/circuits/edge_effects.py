@@ -12,12 +12,11 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.causal.contrast import Direction, Watched, paired
-from interp.causal.effects import Measured
+from interp.causal.contrast import Contrast, Direction, Watched, paired
+from interp.causal.effects import Measured, Table, causal
 from interp.causal.graph import EdgeGraph
-from interp.circuits.dropped_edges import inputs
-from interp.circuits.edge_results import edge_table
 from interp.circuits.edge_scores import Change, check_edits
+from interp.circuits.interchange import inputs
 from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.data.batch import Batch
@@ -52,9 +51,10 @@ class EdgeEffects(Question):
         """One planned sweep per input site and batch of pairs."""
         metric, graph = as_metric(self.metric), EdgeGraph.of(model.transformer.config)
         check_edits(model.transformer)
-        attrs = {"method": "exact", "direction": self.direction}
+        how = {"method": "exact", "direction": self.direction}
+        table = Table.of_edges(self.name, graph, metric, model.text, how)
         measure = partial(_measured, graph=graph, metric=metric, direction=self.direction)
-        return edge_table(model, self.name, graph, metric, measure, attrs, each=self.each)
+        return causal(model, table, measure, each=self.each, pairs=True)
 
 
 @public()
@@ -100,17 +100,13 @@ def _measured(
     model: Transformer, batch: Batch, graph: EdgeGraph, metric: Metric, direction: Direction
 ) -> Measured:
     """The effects in some pairs, and the metric of their clean and corrupted runs."""
-    clean, corrupt = batch.pair()
-    own, other = (corrupt, clean) if direction == "denoise" else (clean, corrupt)
-    watched, reads = Watched(model, metric), Change.reads(model)
+    pair, watched, reads = Contrast.of(batch, direction), Watched(model, metric), Change.reads(model)
     edited = {edit.site for edit in model.edits}
     read = {each.site: _read(each.site, edited) for each in inputs(model, graph)}
-    here = watched.recorded(own, tuple(dict.fromkeys((*reads, *map(Read, read.values())))))
-    there = watched.recorded(other, reads)
-    if metric.compares:
-        seen = there if direction == "denoise" else here
-        watched = Watched(model, metric, watched.columns(seen.output, clean))
-    b, p = own.tokens.shape
+    here = watched.recorded(pair.own, tuple(dict.fromkeys((*reads, *map(Read, read.values())))))
+    there = watched.recorded(pair.other, reads)
+    watched = watched.beside(pair.runs(here.output, there.output)["clean"], pair.own)
+    b, p = batch.tokens.shape
     change = Change.between(model, here.trace, there.trace).vectors(graph, slice(0, b), slice(0, p))
     found = change.new_zeros(b, *graph.exists.shape)
     changed = torch.zeros_like(found, dtype=torch.bool)
@@ -120,14 +116,13 @@ def _measured(
         variants = _variants(
             site, stream, change[:, :seen_by], receivers.stop - receivers.start if heads else 0
         )
-        swept = Sweep(model, own, variants).run(metric, watched.reference)
+        swept = Sweep(model, pair.own, variants).run(metric, watched.reference)
         cells, moved = (
             rearrange(x, "(s v) b -> b s v", s=seen_by) for x in (swept.values - swept.base, swept.changed)
         )
         found[:, :seen_by, receivers], changed[:, :seen_by, receivers] = cells.to(found), moved.to(changed)
-    ends = wide(watched.value(here.output, own)), wide(watched.value(there.output, other))
-    ends = ends[::-1] if direction == "denoise" else ends
-    return Measured(found, changed, dict(zip(("clean", "corrupt"), ends, strict=True)))
+    runs = pair.runs(*(wide(watched.value(run.output, pair.own)) for run in (here, there)))
+    return Measured(found, changed, runs)
 
 
 def _read(site: str, edited: set[str]) -> str:

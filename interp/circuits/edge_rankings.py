@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from einops import rearrange
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.causal.agreement import ranks
-from interp.circuits.discovery import Rank, largest, towards, valued, worth
-from interp.circuits.edge_results import DIMS
+from interp.causal.effects import EDGE_DIMS, ranks
 from interp.core.boundary import public
 from interp.core.kinds import Seed
 from interp.core.results import Score, check_result, labelled, scored
@@ -20,6 +19,9 @@ from interp.model.parts import Edge
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+Rank = Literal["magnitude", "helpful"]
 
 
 @public(renamed={"edges": "top"})
@@ -61,11 +63,11 @@ def edge_stability(
         {
             "value": ((), mean),
             "null": ((), torch.tensor(share / (2 - share), dtype=torch.float64)),
-            "kept": (DIMS, sets.mean(0).masked_fill(missing, torch.nan)),
+            "kept": (EDGE_DIMS, sets.mean(0).masked_fill(missing, torch.nan)),
         },
         coords={
             name: (scores[name].dims, scores[name].values)
-            for name in (*DIMS, "edge")
+            for name in (*EDGE_DIMS, "edge")
             if name in scores.coords
         },
         units={
@@ -151,3 +153,31 @@ def resampled(n: int, resamples: int, generator: np.random.Generator) -> Float[T
         else np.full((resamples, 1), np.nan)
     )
     return torch.from_numpy(np.concatenate((np.ones((1, n)), counts)) / n)
+
+
+def worth(table: xr.Dataset, rank: Rank = "magnitude") -> Float[Tensor, "sender receiver"]:
+    """What each edge is ranked by, from a table of scores; -inf where there is no edge.
+
+    magnitude: the absolute score. helpful: the score signed such that an edge that moves the metric the way the run
+    does that its value comes from stands first, and one that does the contrary last.
+    """
+    return valued(torch.from_numpy(table.value.values), rank, towards(table))
+
+
+def towards(table: xr.Dataset) -> int:
+    """1 if the run that values come from has the higher metric, -1 if it has the lower."""
+    gain = float((table.clean - table.corrupt).mean())
+    return 1 if (-gain if table.attrs.get("direction") == "noise" else gain) > 0 else -1
+
+
+def valued(scores: Float[Tensor, "*n"], rank: Rank, sign: int) -> Float[Tensor, "*n"]:
+    """`worth` of scores, given what `towards` says of their table."""
+    values = scores.abs() if rank == "magnitude" else scores * sign
+    return values.nan_to_num(nan=-torch.inf)
+
+
+def largest(values: Float[Tensor, "sender receiver"], n: int) -> Bool[Tensor, "sender receiver"]:
+    """The n largest; of equal ones those that come first in the graph."""
+    found = torch.zeros(values.numel(), dtype=torch.bool)
+    found[values.flatten().argsort(descending=True, stable=True)[:n]] = True
+    return rearrange(found, "(s r) -> s r", r=values.shape[1]) & ~values.isneginf()

@@ -17,17 +17,14 @@ from torch import Tensor
 
 from interp.causal.graph import EdgeGraph
 from interp.core.precision import wide
-from interp.model.config import NoNorm
 from interp.model.edits import Add
-from interp.model.norm import Normalize
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.frozen import gradient_before, output_norm, output_scale
+from interp.passes.memory import tile_floats
 
-TILE = {"cpu": 2**23}
-"""Floats of both sides in d_model at once: 32 MiB on a CPU."""
-ACCELERATOR_TILE = 2**27
 START = "blocks.0.hook_resid_pre"
 _HEADS = ("attn.hook_q", "attn.hook_k", "attn.hook_v")
 _SUMMED = (
@@ -75,9 +72,11 @@ class Change:
     def reads(cls, model: Transformer) -> tuple[Read, ...]:
         """What both runs have to record."""
         names = ["attn.hook_z"] + ["hook_mlp_out"] * (model.config.mlp is not None)
-        names += ["ln1_post.hook_scale"] * _normed(model, 0)
-        layers = range(model.config.n_layers)
-        return (Read(START), *(Read(f"blocks.{layer}.{name}") for layer in layers for name in names))
+        sites = [START]
+        for layer in range(model.config.n_layers):
+            sites += [f"blocks.{layer}.{name}" for name in names]
+            sites += output_scale(model.config, layer, "attn_out")
+        return tuple(map(Read, sites))
 
     @classmethod
     def between(cls, model: Transformer, own: Trace, other: Trace) -> "Change":
@@ -88,9 +87,7 @@ class Change:
             return wide(other[Read(site)]) - wide(own[Read(site)])
 
         def heads(layer: int) -> Tensor:
-            if not _normed(model, layer):
-                return change(f"blocks.{layer}.attn.hook_z")
-            there, here = (_over_scale(run, layer) for run in (other, own))
+            there, here = (z_over_scale(model, run, layer) for run in (other, own))
             return there - here
 
         mlp = [change(f"blocks.{layer}.hook_mlp_out") for layer in layers if model.config.mlp is not None]
@@ -103,18 +100,15 @@ class Change:
         found = start.new_empty(b, len(graph.senders), c, d)
         found[:, 0] = start
         for layer, z in enumerate(self.z):
-            out = self._out(layer).to(start)
-            found[:, graph.heads(layer)] = einsum(z[rows, columns], out, "b c h e, h e d -> b h c d")
+            out = output_norm(self.model, layer, "attn_out").through(
+                wide(Weights(self.model).layer(layer).W_O)
+            )
+            found[:, graph.heads(layer)] = einsum(
+                z[rows, columns], out.to(start), "b c h e, h e d -> b h c d"
+            )
             if self.mlp:
                 found[:, graph.mlp_sender(layer)] = self.mlp[layer][rows, columns]
         return found
-
-    def _out(self, layer: int) -> Float[Tensor, "h e d"]:
-        """W_O, after the linear part of the norm of its output and the factor on it."""
-        out, norm = Weights(self.model).layer(layer).W_O, self.model.block(layer).post_norm("attn_out")
-        out = out if norm is None else norm.frozen(wide(out), wide(out.new_ones(1)))
-        factor = self.model.config.factor("attn_out")
-        return out if factor == 1 else out * factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,27 +165,7 @@ class Gradients:
         stream = self.stream[layer][rows, :, columns]
         weight = rearrange(attn.qkv.weight.to(grad), "(r e) d -> r e d", e=attn.d_head)
         normed = einsum(grad, weight, "b k c r e, r e d -> b k r c d")
-        return through_norm(block.reading(block.ln1), normed, stream[:, :, None]).sum(1)
-
-
-def through_norm(
-    norm: Normalize, grad: Float[Tensor, "*n d"], x: Float[Tensor, "*#n d"]
-) -> Float[Tensor, "*n d"]:
-    """The gradient at a norm's input x, given the one at its output; overwrites the latter.
-
-    (C(gamma g) - n (n . gamma g) / d) / scale, n = C(x) / scale, C the centring of LayerNorm: a norm's Jacobian is
-    symmetric but for gamma.
-    """
-    gamma = norm.gamma
-    if gamma is None or isinstance(norm.kind, NoNorm):
-        return grad
-    scale = norm.scale(x)
-    unit = norm.centred(x) / scale
-    grad = grad.mul_(gamma.to(grad))
-    along = (grad * unit).mean(-1, keepdim=True)
-    if norm.bias is not None:
-        grad = grad.sub_(grad.mean(-1, keepdim=True))
-    return grad.addcmul_(along, unit, value=-1).div_(scale)
+        return gradient_before(block.reading(block.ln1), normed, stream[:, :, None]).sum(1)
 
 
 @torch.no_grad()
@@ -203,7 +177,7 @@ def edge_scores(
     found = change.start.new_zeros(b, len(graph.senders), len(graph.receivers))
     points = max((x.shape[1] for x in gradients.heads.values()), default=1)
     width = d * (len(graph.senders) + (points + 1) * (graph.n_heads + 2 * graph.n_kv_heads))
-    for rows, columns in _tiles(b, p, max(1, TILE.get(found.device.type, ACCELERATOR_TILE) // width)):
+    for rows, columns in _tiles(b, p, max(1, tile_floats(found.device) // width)):
         sent = rearrange(change.vectors(graph, rows, columns), "b s c d -> b s (c d)")
         for receivers, seen, received in _received(graph, gradients, rows, columns):
             some = slice(first, min(seen, len(graph.senders) if last is None else last))
@@ -240,12 +214,7 @@ def _tiles(b: int, p: int, columns: int) -> Iterator[tuple[slice, slice]]:
         yield from ((slice(i, i + 1), slice(j, min(j + columns, p))) for j in range(0, p, columns))
 
 
-def _normed(model: Transformer, layer: int) -> bool:
-    """Whether what the heads of a layer add is normed, by a norm that has a scale."""
-    norm = model.block(layer).post_norm("attn_out")
-    return norm is not None and norm.gamma is not None
-
-
-def _over_scale(run: Trace, layer: int) -> Float[Tensor, "b p h e"]:
-    z, scale = (wide(run[Read(f"blocks.{layer}.{name}")]) for name in ("attn.hook_z", "ln1_post.hook_scale"))
-    return z / scale[..., None]
+def z_over_scale(model: Transformer, run: Mapping[Read, Tensor], layer: int) -> Float[Tensor, "b p h e"]:
+    """z of the heads of a layer, divided by the scale of the norm of their sum where there is one."""
+    z, scale = wide(run[Read(f"blocks.{layer}.attn.hook_z")]), output_scale(model.config, layer, "attn_out")
+    return z / wide(run[Read(scale[0])])[..., None] if scale else z

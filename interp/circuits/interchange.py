@@ -1,26 +1,39 @@
 """Running a model with the edges of some circuits only: the metric of every pair under every circuit.
 
-What the edges outside carry is a choice that belongs to the number: values of the corrupted run, means, or nothing. All
-circuits of one question are rows of common passes over the model under study (`DroppedEdges`).
+What the edges outside carry is a choice that belongs to the number: values of the corrupted run, means, or nothing. The
+input of a head, an MLP or the logits is a sum over earlier senders. In a circuit it is the sum of what the kept senders
+say in THIS run, in which they themselves hear the circuit only, and of what the dropped ones said in the run that
+replaces them (the evaluation of EAP-IG, Hanna et al. 2024, and of the MIB benchmark, Mueller et al. 2025,
+arXiv:2504.13151). That is the ordinary pass with sum over dropped u of (replaced_u - current_u) added to each input
+(`DroppedEdges`); all circuits of one question are rows of common passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Literal
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
+from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.causal.contrast import Watched, paired
 from interp.causal.graph import EdgeGraph
-from interp.circuits.dropped_edges import DroppedEdges
+from interp.causal.stand_ins import StandIn, StandIns
 from interp.circuits.edge_circuit import Circuit
-from interp.circuits.edge_scores import Change, check_edits
-from interp.circuits.sender_outputs import MeanOutputs, Outputs
+from interp.circuits.edge_scores import START, Change, check_edits
+from interp.circuits.sender_outputs import (
+    Values,
+    head_matrices,
+    head_outputs,
+    mlp_output,
+    nothing_said,
+    said_by_senders,
+)
 from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.results import labelled
@@ -29,15 +42,15 @@ from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.text import Prompts, is_prompts
-from interp.model.edits import Edit
-from interp.model.tap import Trace
+from interp.model.edits import ANSWERS, Edit, Function, Mean, Resample, Zero
+from interp.model.sites import final_stream
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, NotFiniteError, Question
 from interp.passes.answers import Posed
+from interp.passes.memory import that_fit
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, observe, text_of
-from interp.passes.sweep import DEVICE_SHARE, HOST_MEMORY
-from interp.passes.together import least
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -46,8 +59,15 @@ if TYPE_CHECKING:
 Replacement = Literal["resample", "mean", "zero"]
 """What a dropped edge carries: its sender's value in the corrupted run of the same pair; its mean over reference
 prompts, position by position; nothing."""
+STAND_INS: Mapping[Replacement, StandIn] = MappingProxyType(
+    {"resample": Resample(), "mean": Mean(), "zero": Zero()}
+)
 Chosen = Circuit | Sequence[Circuit] | Bool[Tensor, "c sender receiver"]
 """One circuit, several, or masks over the edge graph, True at the edges that are kept."""
+
+
+_HELD = "corrections of a layer"
+"""Where the memory of a pass keeps the corrections of a layer's queries, keys and values until the last is visited."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,10 +160,10 @@ def check_reference(replacement: str, reference: Prompts | None) -> None:
 def masks_of(circuits: Chosen, graph: EdgeGraph) -> Bool[Tensor, "c sender receiver"]:
     """The edges that each circuit keeps. ValueError for masks of another shape, or circuits of another graph."""
     if isinstance(circuits, Tensor):
-        if circuits.ndim != 3 or circuits.shape[1:] != graph.exists.shape or circuits.dtype != torch.bool:
+        if circuits.shape[1:] != graph.exists.shape:
             raise ValueError(
                 f"masks [circuit, sender, receiver] of {shape_text(graph.exists.shape)} booleans are required, got "
-                f"{circuits.dtype} of {shape_text(circuits.shape)}"
+                f"{shape_text(circuits.shape)}"
             )
         return circuits
     several = [circuits] if isinstance(circuits, Circuit) else list(circuits)
@@ -162,8 +182,8 @@ class CircuitPasses:
     graph: EdgeGraph
     metric: Metric
     replacement: Replacement
-    common: Outputs | MeanOutputs | None
-    """What replaces a sender in all pairs; None = its value in the corrupted run of each."""
+    fill: StandIns
+    """What replaces the senders of the edges outside."""
 
     @classmethod
     def of(
@@ -178,15 +198,10 @@ class CircuitPasses:
         graph = EdgeGraph.of(network.config)
         check_edits(network)
         check_reference(replacement, reference)
-        if replacement == "resample":
-            return cls(graph, metric, replacement, None)
-        if replacement == "zero":
-            return cls(graph, metric, replacement, Outputs.nothing(network))
-        if reference is None:
-            raise ValueError("replacement='mean' requires reference prompts to take means over, got none")
-        batch = model.text.batch(reference)
-        rows = rows_of_a_pass(network, batch.tokens.shape[1], everywhere=False)
-        return cls(graph, metric, replacement, MeanOutputs.over(model, batch, rows))
+        batch = None if reference is None else model.text.batch(reference)
+        rows = 1 if batch is None else rows_of_a_pass(network, batch.tokens.shape[1], everywhere=False)
+        fill = StandIns.of(STAND_INS[replacement], network, said_by_senders, batch, batch_size=rows)
+        return cls(graph, metric, replacement, fill)
 
     def analysis(
         self,
@@ -218,32 +233,24 @@ class CircuitPasses:
         """The metric of some pairs under every circuit."""
         rows = rows_of_a_pass(model, batch.tokens.shape[1], everywhere=self.metric.everywhere)
         found = []
-        for clean, corrupt in zip(*(each.split(rows) for each in batch.pair()), strict=True):
-            watched, replaced = self._replaced(model, clean, corrupt)
-            packs = kept.split(max(1, rows // len(clean)))
+        for some in batch.split(rows):
+            clean, watched = some.pair()[0], Watched(model, self.metric)
+            if self.metric.compares:
+                watched = watched.beside(watched.recorded(clean).output, clean)
+            values = self.fill.values(model, some)
+            replaced = nothing_said(model) if values is None else values
+            packs = kept.split(max(1, rows // len(some)))
             found.append(torch.cat([self._pack(watched, clean, pack, replaced) for pack in packs]))
         return torch.cat(found, 1).mT
 
-    def _replaced(self, model: Transformer, clean: Batch, corrupt: Batch) -> tuple[Watched, Outputs]:
-        """Who judges these pairs, and what their dropped edges carry."""
-        watched = Watched(model, self.metric)
-        if self.metric.compares:
-            own = watched.recorded(clean, ())
-            watched = Watched(model, self.metric, watched.columns(own.output, clean))
-        if isinstance(self.common, MeanOutputs):
-            return watched, self.common.for_rows(clean)
-        if self.common is not None:
-            return watched, self.common
-        return watched, Outputs.of(model, watched.recorded(corrupt, Change.reads(model)).trace)
-
     def _pack(
-        self, watched: Watched, clean: Batch, kept: Bool[Tensor, "c s r"], replaced: Outputs
+        self, watched: Watched, clean: Batch, kept: Bool[Tensor, "c s r"], replaced: Mapping[str, Tensor]
     ) -> Float[Tensor, "c b"]:
         """Some circuits of some pairs, in one pass."""
         model = watched.model
         example = torch.arange(len(clean)).repeat(len(kept))
         rows = clean.rows(example).to(model.device)
-        dropped = (self.graph.exists & ~kept.cpu()).to(replaced.start)
+        dropped = (self.graph.exists & ~kept.cpu()).to(replaced[START])
         change = DroppedEdges(model, self.graph, dropped, replaced)
         final = observe(model, rows, change.reads, change.edits, stop=model.config.n_layers).output
         return wide(watched.value(final, rows, example)).unflatten(0, (len(kept), -1))
@@ -280,7 +287,116 @@ def rows_of_a_pass(model: Transformer, columns: int, *, everywhere: bool) -> int
     inside = config.d_model * (8 * config.n_heads + 24)
     said = config.n_layers * (config.n_heads * config.head_width + config.d_model)
     logits = config.d_vocab * (columns if everywhere else 1)
-    budget = HOST_MEMORY
-    if model.device.type == "cuda":
-        budget = least(model, torch.cuda.mem_get_info(model.device)[0] // DEVICE_SHARE)
-    return max(1, budget // (4 * columns * (inside + said) + 8 * logits))
+    return that_fit(model, 4 * columns * (inside + said) + 8 * logits)
+
+
+# --- the change of a pass
+
+
+class Input(NamedTuple):
+    """Receivers whose inputs are one site."""
+
+    site: str
+    receivers: slice
+    heads: bool
+    """Whether the site has an axis of heads."""
+    block: slice
+    """The receivers that see the same senders: their corrections are computed together, at the first of their sites."""
+
+
+def inputs(model: Transformer, graph: EdgeGraph) -> Iterator[Input]:
+    """Every input site, in the order of the pass."""
+    for layer in range(graph.n_layers):
+        block, first = graph.inputs(layer), graph.inputs(layer).start
+        for letter, count in zip("qkv", (graph.n_heads, graph.n_kv_heads, graph.n_kv_heads), strict=True):
+            yield Input(f"blocks.{layer}.hook_{letter}_input", slice(first, first + count), True, block)
+            first += count
+        if graph.mlp:
+            mlp = slice(first, first + 1)
+            yield Input(f"blocks.{layer}.hook_mlp_in", mlp, False, mlp)
+    end = slice(len(graph.receivers) - 1, len(graph.receivers))
+    yield Input(final_stream(model.config), end, False, end)
+
+
+@dataclass(frozen=True, eq=False)
+class DroppedEdges:
+    """A change of one pass over rows `circuit, pair`, at every input that some circuit drops an edge into.
+
+    The pass must answer `DroppedEdges.reads`: what senders say in it is what it has answered so far.
+    """
+
+    model: Transformer
+    graph: EdgeGraph
+    dropped: Float[Tensor, "c sender receiver"]
+    """1 at the edges that each circuit drops."""
+    replaced: Mapping[str, Tensor]
+    """What those carry instead, of every pair, or of all alike."""
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """What the pass has to answer."""
+        return Change.reads(self.model)
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The interventions of the pass."""
+        return tuple(Edit(site, self) for site in self._inputs)
+
+    def at_site(self, site: str, memory: dict[str, object]) -> Function:
+        """What adds to one input, in this pass."""
+        said = memory[ANSWERS]
+        assert isinstance(said, Mapping)
+        return partial(self._corrected, where=self._inputs[site], said=said, memory=memory)
+
+    @cached_property
+    def _inputs(self) -> Mapping[str, Input]:
+        """The inputs that differ from the ordinary pass's in some circuit."""
+        every = inputs(self.model, self.graph)
+        return MappingProxyType({each.site: each for each in every if bool(self._any[:, each.block].any())})
+
+    @cached_property
+    def _any(self) -> Bool[Tensor, "sender receiver"]:
+        """Which edges any of the circuits drops."""
+        return self.dropped.any(0)
+
+    def _corrected(self, x: Tensor, where: Input, said: Values, memory: dict[str, object]) -> Tensor:
+        """What these inputs are in the circuits."""
+        if where.receivers.start == where.block.start:
+            memory[_HELD] = self._correction(where.block, said)
+        held, first = memory[_HELD], where.block.start
+        assert isinstance(held, Tensor)
+        added = held[:, where.receivers.start - first : where.receivers.stop - first].to(x.device)
+        return x + rearrange(added, "c v b p d -> (c b) p v d" if where.heads else "c 1 b p d -> (c b) p d")
+
+    def _correction(self, receivers: slice, said: Values) -> Float[Tensor, "c v b p d"]:
+        """The sum over dropped senders of (replaced - current), one layer of senders at a time."""
+        seen = int(self.graph.visible[receivers.start])
+        start = self._change(wide(said[Read(START)]), self.replaced[START])
+        total = einsum(start, self.dropped[:, 0, receivers], "c b p d, c v -> c v b p d")
+        for layer in range(self.graph.n_layers):
+            heads = self.graph.heads(layer)
+            if heads.start >= seen:
+                break
+            if bool(self._any[heads, receivers].any()):
+                total += self._from_heads(layer, receivers, said)
+            mlp = heads.stop
+            if self.graph.mlp and mlp < seen and bool(self._any[mlp, receivers].any()):
+                change = self._change(mlp_output(said, layer), self.replaced[f"blocks.{layer}.hook_mlp_out"])
+                total += einsum(change, self.dropped[:, mlp, receivers], "c b p d, c v -> c v b p d")
+        return total
+
+    def _from_heads(self, layer: int, receivers: slice, said: Values) -> Float[Tensor, "c v b p d"]:
+        """The part of the heads of one layer; a bias after their norm is replaced where all of them are."""
+        dropped = self.dropped[:, self.graph.heads(layer), receivers]
+        replaced = self.replaced[f"blocks.{layer}.attn.hook_z"]
+        count = replaced.shape[2]
+        if count > dropped.shape[1]:
+            dropped = torch.cat((dropped, dropped.amin(1, keepdim=True)), 1)
+        change = self._change(head_outputs(self.model, said, layer)[:, :, :count], replaced)
+        out = head_matrices(self.model, layer)[:count].to(change)
+        added = einsum(change, out, "c b p h e, h e d -> h c b p d")
+        return einsum(dropped, added, "c h v, h c b p d -> c v b p d")
+
+    def _change(self, current: Float[Tensor, "r p ..."], replaced: Float[Tensor, "#n #p ..."]) -> Tensor:
+        """replaced - current, `[c b p ...]`."""
+        return replaced - current.unflatten(0, (len(self.dropped), -1))

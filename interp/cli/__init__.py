@@ -15,9 +15,7 @@ import tyro
 from interp.attention import Heads
 from interp.causal import Ablate, AttributionPatch, CausalTrace, Patch, PathPatch
 from interp.cli.asking import asking
-from interp.cli.circuit import Circuit
-from interp.cli.commands import Graph, Models, Report, Verify
-from interp.cli.live import Serve
+from interp.cli.commands import Circuit, Graph, Models, Report, Serve, Verify
 from interp.cli.runs import Compare, List, Run, Show
 from interp.lenses import BackwardLens, LogitLens, OutputLens
 from interp.passes.analysis import function_name

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast, get_args, 
 
 import tyro
 
-from interp.cli.common import available
 from interp.core.boundary import hints_of
 from interp.model.edits import Closed, Detach, Mean, Resample, Zero
 from interp.passes import metrics
@@ -76,12 +75,11 @@ class Asking:
         from interp.cli import tables
         from interp.core.results import frame
 
-        device = available(self.device)
         if self.checkpoints:
-            found = self._over_training(device)
+            found = self._over_training()
             lines = tables.over_steps(found, self.scores)
         else:
-            found = self.answer_of(loaded(self.model, None, device))
+            found = self.answer_of(opened(self.model, self.device))
             lines = tables.lines(found, scores=self.scores, sort=self.sort, most=self.most)
         for line in lines:
             print(line)
@@ -120,13 +118,13 @@ class Asking:
             raise ValueError(f"{name} asks for no {odd[0]}: leave --{odd[0]} out")
         return cast("Metric", make(**answers))
 
-    def _over_training(self, device: str) -> "xr.Dataset":
+    def _over_training(self) -> "xr.Dataset":
         """The answers at every checkpoint."""
         from interp.dynamics.checkpoints import over_checkpoints
 
         revisions = _revisions(self.model, self.checkpoints)
         return over_checkpoints(
-            lambda revision: loaded(self.model, revision, device),
+            lambda revision: opened(self.model, self.device, revision),
             revisions,
             lambda model: self.answer_of(cast("HookedTransformer", model)),
         )
@@ -209,11 +207,22 @@ def option_of(hint: object) -> object | None:
     return typing.Union[found, None] if type(None) in members else found  # noqa: UP007
 
 
-def loaded(name: str, revision: str | None, device: str) -> "HookedTransformer":
-    """A model by name."""
+def opened(name: str, device: str, revision: str | None = None) -> "HookedTransformer":
+    """A model by name; ValueError before any weights are read if there is no such device here."""
     from interp import HookedTransformer
 
-    return HookedTransformer.from_pretrained(name, revision=revision, device=device)
+    return HookedTransformer.from_pretrained(name, revision=revision, device=available(device))
+
+
+def available(name: str) -> str:
+    """The name, if there is such a device here; ValueError otherwise."""
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as cause:
+        raise ValueError(f"device {name!r} is not available: {cause}") from cause
+    return name
 
 
 def _hints(owner: object) -> Mapping[str, object]:

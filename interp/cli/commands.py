@@ -1,12 +1,15 @@
-"""The commands about one model: its report page, the graph page, the demo models, the numerical contract."""
+"""The commands about one model: its pages, the demo models, the numerical contract, the circuit of a task."""
 
+import webbrowser
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from interp.cli.common import available
+from interp.circuits import FindCircuit
+from interp.cli.asking import Asking, asking, available, opened
 
 if TYPE_CHECKING:
     from interp.pages import Question
@@ -16,6 +19,11 @@ PROMPT = "When Mary and John went to the store, John gave a drink to"
 ANSWER, WRONG = " Mary", " John"
 CORRUPT = "When Mary and John went to the store, Mary gave a drink to"
 """The corrupted prompt, whose answer is the wrong one: the other person gives."""
+NEEDED = ("starlette", "uvicorn", "pydantic")
+"""What the live page requires."""
+Task = Literal[
+    "indirect_objects", "greater_than", "facts", "repeated_sequences", "copy", "docstring_arguments"
+]
 
 
 @dataclass(frozen=True)
@@ -44,14 +52,14 @@ class Report:
     def run(self) -> None:
         """Load, analyse, write; the output folder is tried before any work."""
         question = self.question()
-        from interp import DEMOS, HookedTransformer, zoo
+        from interp import DEMOS, zoo
         from interp.pages import About, replacing, report_of, write_report
 
         about = About(self.model)
         if self.model in DEMOS:
             about = About(self.model, DEMOS[self.model].summary, zoo.card(self.model))
         with replacing(self.out) as folder:
-            model = HookedTransformer.from_pretrained(self.model, device=available(self.device))
+            model = opened(self.model, self.device)
             write_report(report_of(model, question, about, seed=self.seed), folder)
         print(self.out / "index.html")
 
@@ -148,3 +156,91 @@ class Verify:
         found = model.verify()
         print(found)
         return 0 if found.passed else 1
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serve the live page of a model on this machine: type, edit by a click, and watch. Ctrl-C ends it."""
+
+    model: Annotated[str, tyro.conf.Positional] = "demo-4l"
+    """Demo name (see `interp models`), local folder, safetensors file or hub name."""
+    prompt: str = PROMPT
+    """Text that the page begins with."""
+    second: str | None = None
+    """Text that patches come from, to begin with; without it and `--prompt` the built-in corrupted prompt."""
+    port: int = 0
+    """Port of 127.0.0.1; 0 takes a free one."""
+    open: bool = False
+    """Open the page in the browser."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:1, ..."""
+    debug: bool = False
+    """Show where an error was raised."""
+
+    def run(self) -> None:
+        """Load the model, print the address, and answer until Ctrl-C."""
+        if missing := [name for name in NEEDED if find_spec(name) is None]:
+            raise ValueError(
+                f"interp serve requires {', '.join(missing)}: pip install 'interp[serve]' "
+                "(in a clone: .venv/bin/pip install -e '.[serve]')"
+            )
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"--port requires a number from 0 to 65535, got {self.port}")
+        from interp.serve.app import Subject
+        from interp.serve.server import serve
+        from interp.serve.session import Session
+        from interp.serve.snippet import Origin
+
+        second = self.second or (CORRUPT if self.prompt == PROMPT else "")
+        subject = Subject(
+            Session(opened(self.model, self.device)), Origin(self.model, self.device), self.prompt, second
+        )
+        serve(subject, self.port, self._ready)
+
+    def _ready(self, address: str) -> None:
+        print(
+            f"{address}\nOnly this machine can open it, and only with this address. Ctrl-C ends it.",
+            flush=True,
+        )
+        if self.open:
+            webbrowser.open(address)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTask(Asking):
+    """Find the edges that carry a generated task, and print how much of the answer they keep on other prompts."""
+
+    task: Annotated[Task, tyro.conf.Positional]
+    """Where the pairs of prompts come from."""
+    pairs: int = 32
+    """Pairs to find the circuit on, and as many others to try it on."""
+    seed: int = 0
+    """Seed of the pairs."""
+
+    def run(self) -> None:
+        """Print the edges from the strongest on, and the circuit's faithfulness beside random ones."""
+        from interp import evaluate_circuit, find_circuit
+        from interp.causal import batches
+        from interp.tasks import TASKS
+
+        model = opened(self.model, self.device)
+        seeds = 2 * self.seed, 2 * self.seed + 1  # no other seed of a user's shares them
+        drawn = (TASKS[self.task](rows=self.pairs, seed=s).pairs(model.text.tokenizer) for s in seeds)
+        to_find, to_try = (batches(model, pairs) for pairs in drawn)
+        found = find_circuit(model, *to_find, **self.fields())  # type: ignore[arg-type]
+        for edge, score in sorted(found.scores.items(), key=lambda each: -abs(each[1]))[: self.most]:
+            print(f"{score:+9.3f}  {edge}")
+        whole = evaluate_circuit(model, *to_try, found, subsets=1, draws=5)
+        one = whole.sel(score="faithfulness", circuit="found")
+        kept, low, high, chance = (float(one[name]) for name in ("value", "low", "high", "null"))
+        print(
+            f"{len(found.edges)} of {len(found.graph)} edges keep {kept:.2f} [{low:.2f}, {high:.2f}] of the logit "
+            f"difference on {self.pairs} other pairs, random ones {chance:.2f}; a score is the effect of the edge, "
+            f"{self.fields()['direction']}, as {self.fields()['method']} has it"
+        )
+        if self.out is not None:
+            found.save(self.out)
+            print(self.out)
+
+
+Circuit = asking(FindCircuit, OfTask, edges=40)

@@ -1,5 +1,13 @@
 """The commands about experiments: run one into a folder of its own, list the runs, show one, compare two."""
 
+import hashlib
+import json
+import logging
+import shlex
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,6 +17,7 @@ import tyro
 from interp.cli.parameters import filled, given_in, listed, merged
 
 if TYPE_CHECKING:
+    from interp.runs.comparison import Difference
     from interp.runs.experiment import Experiment
     from interp.runs.record import Record
 
@@ -16,6 +25,8 @@ ROOT = Path("runs")
 LAST = "last"
 SHARED = "shared"
 """Where the jobs of an array keep their streams."""
+FAILED, INTERRUPTED = 1, 130
+"""Exit codes."""
 Debug = tyro.conf.Suppress[bool]
 
 
@@ -41,8 +52,6 @@ class Run:
 
     def run(self) -> int:
         """0, or 1 if the experiment failed and 130 if it was interrupted; the folder is on the last line of stdout."""
-        import traceback
-
         from interp.runs.experiment import BrokenExperimentError, loaded
 
         try:
@@ -56,7 +65,6 @@ class Run:
             return 1
 
     def _conduct(self, experiment: "Experiment") -> int:
-        from interp.cli.conduct import conduct, on_terminal, share_name
         from interp.runs.record import Record
 
         command = self._command()
@@ -80,8 +88,6 @@ class Run:
 
     def _command(self) -> str:
         """What to type to start the same run anew, or to go on as this did."""
-        import shlex
-
         options = [word for given in self.p for word in ("-p", given)]
         options += ["--shard", self.shard] if self.shard is not None else []
         options += ["--runs", str(self.runs)] if self.runs != ROOT else []
@@ -113,7 +119,7 @@ class List:
         """Print a line for each run, the oldest first."""
         import pandas as pd
 
-        from interp.runs.provenance import changes
+        from interp.runs.folder import changes
         from interp.runs.run_file import duration
 
         if not self.runs.is_dir():
@@ -143,7 +149,6 @@ class Show:
 
     def run(self) -> None:
         """Print what run.json and the results say."""
-        from interp.cli.run_words import shown
         from interp.runs.record import Record
 
         for line in shown(Record.open(_found(self.name, self.runs))):
@@ -166,7 +171,6 @@ class Compare:
 
     def run(self) -> None:
         """Print the differences, and what could not be compared."""
-        from interp.cli.run_words import compared_runs
         from interp.runs.record import Record
 
         first, second = (Record.open(_found(name, self.runs)) for name in (self.first, self.second))
@@ -208,3 +212,141 @@ def _found(name: str, root: Path) -> Path:
     if len(fits) > 1:
         raise ValueError(f"one run is required, {len(fits)} in {root} begin with {name!r}: {', '.join(fits)}")
     return root / fits[0]
+
+
+# --- an experiment under its record: its log on the terminal, its end in run.json, its page in the folder -------------
+
+
+def conduct(experiment: "Experiment", job: object, record: "Record") -> int:
+    """Run `main(job, record)` and write the page, whatever happens; returns the exit code.
+
+    The traceback of an experiment that fails is in log.txt and on stderr, with what to type to go on.
+    """
+    from interp.runs.record import ShareDoneError
+
+    code = 0
+    try:
+        with record:
+            experiment.main(job, record)
+    except ShareDoneError:
+        pass  # the log says so; the last job of the array goes on
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except (Exception, SystemExit):
+        traceback.print_exc()
+        code = FAILED
+    _write_page(record)
+    if code:
+        why = (
+            record.run.error or "its end could not be written"
+        )  # by a disk so full that run.json is as if killed
+        print(f"{record.state}: {why}; to go on: {record.how_to_resume}", file=sys.stderr)
+    print(record.folder)
+    return code
+
+
+def share_name(name: str, job: object) -> str:
+    """The folder of all jobs of an array: the experiment's name and a hash of its parameters."""
+    from interp.runs.run_file import fields_of
+
+    values = json.dumps(fields_of(job), sort_keys=True, default=str)
+    return f"{name}-{hashlib.sha256(values.encode()).hexdigest()[:8]}"
+
+
+@contextmanager
+def on_terminal() -> Iterator[None]:
+    """What records say is printed; their logger is as before afterwards."""
+    logger = logging.getLogger("interp.runs.record")
+    handler, level = logging.StreamHandler(sys.stdout), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def _write_page(record: "Record") -> None:
+    """The page is drawn from the folder, so a disk without room for it costs nothing else."""
+    from interp.core.results import write_atomically
+    from interp.pages.run_page import run_page
+
+    text = run_page(record)
+    try:
+        write_atomically(record.folder / "index.html", lambda path: path.write_text(text, encoding="utf-8"))
+    except OSError as cause:
+        print(f"the page could not be written: {cause}", file=sys.stderr)
+
+
+# --- runs in words: one in full, two beside each other ----------------------------------------------------------------
+
+
+def shown(record: "Record") -> Iterator[str]:
+    """The lines of `interp show`."""
+    from interp.runs.folder import flat
+    from interp.runs.run_file import duration
+
+    run, state = record.run, record.state
+    yield f"{record.folder}: {state}, {duration(run.seconds)}"
+    yield from (f"  {line}" for line in run.question.splitlines()[:1])
+    if run.error:
+        yield f"  {run.error}"
+    if state in ("failed", "interrupted"):
+        yield f"  to go on: {record.how_to_resume}"
+    yield "parameters"
+    yield from (f"  {name} = {value}" for name, value in flat(run.parameters).items())
+    yield "provenance"
+    yield from (f"  {name} = {value}" for name, value in flat(run.provenance).items())
+    yield from (f"  warning: {line}" for line in run.warnings)
+    yield "results"
+    for name in run.steps:
+        yield from _result(record, name)
+    yield "files"
+    for path in sorted(record.folder.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            yield f"  {path.relative_to(record.folder)}  {path.stat().st_size:,} bytes"
+
+
+def compared_runs(first: "Record", second: "Record", largest: int) -> Iterator[str]:
+    """The lines of `interp compare`."""
+    from interp.runs.comparison import as_dataset, compared
+    from interp.runs.folder import changes
+
+    one, other = first.run, second.run
+    yield f"first   {first.folder}: {first.state}"
+    yield f"second  {second.folder}: {second.state}"
+    for title, ours, theirs in (
+        ("parameters", one.parameters, other.parameters),
+        ("provenance", one.provenance, other.provenance),
+    ):
+        found = changes(ours, theirs)
+        yield f"{title}: {'differ' if found else 'the same'}"
+        yield from (f"  {name}: {was} -> {now}" for name, was, now in found)
+    for name in dict.fromkeys([*one.steps, *other.steps]):
+        if name not in one.steps or name not in other.steps:
+            yield f"{name}: only in the {'first' if name in one.steps else 'second'} run"
+            continue
+        found_here = compared(
+            as_dataset(first.result(name)), as_dataset(second.result(name)), largest=largest
+        )
+        same = not found_here.largest and not found_here.notes
+        yield f"{name}: {'the same' if same else 'differs, largest first'}"
+        yield from (f"  {_words(each)}" for each in found_here.largest)
+        yield from (f"  {line}" for line in found_here.notes)
+
+
+def _result(record: "Record", name: str) -> Iterator[str]:
+    from interp.runs.comparison import as_dataset, headline, main_variables
+
+    result = as_dataset(record.result(name))
+    yield f"  {name}: {', '.join(f'{dim} {size}' for dim, size in result.sizes.items()) or 'no dims'}"
+    yield from (f"    {variable}: {headline(result, variable)}" for variable in main_variables(result))
+
+
+def _words(each: "Difference") -> str:
+    place = f" at {each.where}" if each.where else ""
+    text = f"{each.variable}{place}: {each.first} -> {each.second}, {each.change:+.4g}"
+    if each.p == each.p:
+        text += f", p {each.p:.2g}, {each.p_adjusted:.2g} with all cells tested"
+    return text

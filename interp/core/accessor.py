@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import xarray as xr
 
 from interp.core import results, viewer
+from interp.core.viewer import named
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ANALYSIS = "interp_analysis"
-"""The attribute of a result that names what gave it."""
 FACTS = ("metric", "unit", "n", "rows", "prompts", "interval", "null")
 """Attributes that say how to read the numbers, in the order in which they are told."""
 
@@ -41,7 +40,9 @@ class Result:
         """What gave the result; ValueError for a Dataset that is not ours."""
         name = named(self._dataset)
         if name is None:
-            raise ValueError(f"a result of interp is required, this Dataset has no attribute {ANALYSIS!r}")
+            raise ValueError(
+                f"a result of interp is required, this Dataset has no attribute {viewer.ANALYSIS!r}"
+            )
         return name
 
     @property
@@ -51,8 +52,10 @@ class Result:
         said = {**{name: main[name] for name in ("unit",) if name in main}, **self._dataset.attrs}
         return {name: str(said[name]) for name in FACTS if name in said}
 
-    def plot(self, *args: object, **options: object) -> "viewer.Axes":
-        """The picture of this result, by the function of `interp.plot` that suits it, which takes the options.
+    def plot(self, *args: object, **options: object) -> object:
+        """The picture of this result, matplotlib's Axes, by the function of `interp.plot` that suits it.
+
+        The function takes the options, `ax` among them.
 
         Errors: ValueError for a Dataset of others, or a result that has no picture; it lists what has one.
         """
@@ -71,12 +74,6 @@ class Result:
         return viewer.fitted(lines)
 
     __repr__ = __str__
-
-
-def named(dataset: xr.Dataset) -> str | None:
-    """The analysis that a Dataset says it comes from, if any."""
-    name = dataset.attrs.get(ANALYSIS)
-    return name if isinstance(name, str) else None
 
 
 def shown(dataset: xr.Dataset) -> str:

@@ -1,16 +1,14 @@
-"""What goes together: covariances of numbers and co-occurrences of events, over any split of the observations."""
+"""What goes together: covariances of numbers, over any split of the observations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from interp.core.named import pooled
 
-EXACT = 2**24
-"""Up to so many ones add up exactly in float32."""
 ROUNDING = 16 * torch.finfo(torch.float64).eps
 """A deviation below this share of the mean is rounding: such a column is constant."""
 
@@ -79,64 +77,6 @@ class Covariance:
         return cls(**tensors)
 
 
-@dataclass(frozen=True, eq=False)
-class CoOccurrence:
-    """How often two features are active in the same observation: A'B of zeros and ones, as exact integers.
-
-    Memory: 8 f g bytes.
-    """
-
-    n: Int[Tensor, ""]
-    """Observations."""
-    active: Int[Tensor, "f"]
-    """Those in which each feature is active."""
-    active_other: Int[Tensor, "g"]
-    together: Int[Tensor, "f g"]
-
-    @classmethod
-    def of(cls, a: Bool[Tensor, "n f"], b: Bool[Tensor, "n g"] | None = None) -> "CoOccurrence":
-        """Of the features in a with those in b; with each other if b is None."""
-        b = a if b is None else b
-        chunks = zip(a.split(EXACT), b.split(EXACT), strict=True)
-        together = torch.stack([(x.float().mT @ y.float()).long() for x, y in chunks]).sum(0)
-        return cls(torch.tensor(len(a), device=a.device), a.sum(0), b.sum(0), together)
-
-    def merge(self, other: "CoOccurrence") -> "CoOccurrence":
-        """Of the observations of both parts."""
-        return CoOccurrence(
-            self.n + other.n,
-            self.active + other.active,
-            self.active_other + other.active_other,
-            self.together + other.together,
-        )
-
-    def phi(self) -> Float[Tensor, "f g"]:
-        """Pearson's r of the two indicators, (n n_ij - n_i n_j) / sqrt(n_i (n - n_i) n_j (n - n_j)).
-
-        0 for independent features, 1 for features that always come together; NaN if one is never or always active.
-        """
-        a, b = self.active.double(), self.active_other.double()
-        spread, spread_other = a * (self.n - a), b * (self.n - b)
-        return (self.n * self.together - a[:, None] * b) / (spread.sqrt()[:, None] * spread_other.sqrt())
-
-    def pmi(self) -> Float[Tensor, "f g"]:
-        """Pointwise mutual information log(n n_ij / (n_i n_j)) in nats (Church and Hanks 1990).
-
-        0 for independent features, -inf for features never active together, NaN if one is never active at all.
-        """
-        expected = self.active.double()[:, None] * self.active_other.double()
-        return (self.n * self.together.double() / expected).log()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything it holds, by name."""
-        return dict(vars(self))
-
-    @classmethod
-    def load(cls, tensors: Mapping[str, Tensor]) -> "CoOccurrence":
-        """The counts whose `tensors` these are."""
-        return cls(**tensors)
-
-
 @dataclass(frozen=True)
 class Covariances:
     """A reduction: how the last axis of `value` varies with that of `other`, or with itself.
@@ -154,44 +94,14 @@ class Covariances:
 
     def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> Covariance:
         """The covariance of one batch."""
-        return Covariance.of(*_pair(values, self.value, self.other))
+        x = pooled(values, self.value, 1)
+        y = x if self.other is None else pooled(values, self.other, 1)
+        if len(x) != len(y):
+            raise ValueError(
+                f"as many observations of {self.value} as of {self.other} are required, got {len(x)} and {len(y)}"
+            )
+        return Covariance.of(x, y)
 
     def load(self, tensors: Mapping[str, Tensor]) -> Covariance:
         """The covariance whose `tensors` these are."""
         return Covariance.load(tensors)
-
-
-@dataclass(frozen=True)
-class CoOccurrences:
-    """A reduction: how often features of `value` and of `other` (or of `value` again) are above `threshold` together.
-
-    Features are the last axis, observations all others. NaN on either side: no observation. Errors: as `Covariances`.
-
-    Example:
-        >>> CoOccurrences("f").of({"f": torch.tensor([[1.0, 2.0], [0.0, 3.0]])}).together.tolist()
-        [[1, 1], [1, 2]]
-    """
-
-    value: str
-    other: str | None = None
-    threshold: float = 0.0
-
-    def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> CoOccurrence:
-        """The counts of one batch."""
-        a, b = _pair(values, self.value, self.other)
-        whole = ~(a.isnan().any(1) | b.isnan().any(1))
-        return CoOccurrence.of(a[whole] > self.threshold, b[whole] > self.threshold)
-
-    def load(self, tensors: Mapping[str, Tensor]) -> CoOccurrence:
-        """The counts whose `tensors` these are."""
-        return CoOccurrence.load(tensors)
-
-
-def _pair(values: Mapping[str, Tensor], value: str, other: str | None) -> tuple[Tensor, Tensor]:
-    x = pooled(values, value, 1)
-    y = x if other is None else pooled(values, other, 1)
-    if len(x) != len(y):
-        raise ValueError(
-            f"as many observations of {value} as of {other} are required, got {len(x)} and {len(y)}"
-        )
-    return x, y

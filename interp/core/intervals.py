@@ -30,22 +30,22 @@ def t95(n: Float[Tensor, "..."] | float) -> Float[Tensor, "..."]:
 
 
 def wilson(
-    successes: Float[Tensor, "..."], n: Float[Tensor, "..."] | float
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """The ends of Wilson's 95 % interval of a share of n independent trials (Wilson 1927); 0 and 1 without trials.
+    share: Float[Tensor, "*n"], n: Float[Tensor, "*n"] | int
+) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
+    """Wilson's 95 % interval of a share of `n` independent cases (Wilson 1927), inside [0, 1] also at its ends.
 
-    It stays inside [0, 1] and is no point where none or all succeed.
+    0 and 1 where there are no cases.
 
     Example:
-        >>> low, high = wilson(torch.tensor(34.0), 34)
-        >>> round(float(low), 3), float(high)
-        (0.898, 1.0)
+        >>> low, high = wilson(torch.tensor([1.0]), 200)
+        >>> 0.98 < float(low) < 0.982 and float(high) == 1
+        True
     """
-    n, square = torch.as_tensor(n, dtype=successes.dtype, device=successes.device), Z95**2
-    inside = (successes * (n - successes) / n.clamp_min(1.0)).clamp_min(0.0) + square / 4
-    half = Z95 * inside.sqrt() / (n + square)
-    centre = (successes + square / 2) / (n + square)
-    low, high = (centre - half).clamp_min(0.0), (centre + half).clamp_max(1.0)
-    return low.where(successes > 0, 0.0), high.where(
-        successes < n, 1.0
-    )  # rounding aside, they are that anyway
+    count = torch.as_tensor(n, dtype=share.dtype, device=share.device)
+    z2 = Z95**2 / count
+
+    def low(share: Tensor) -> Tensor:  # the ends' product is share^2 / (1 + z2): exactly 0 at 0
+        root = Z95 * (share * (1 - share) / count + z2 / (4 * count)).sqrt()
+        return (share.square() / (share + z2 / 2 + root)).masked_fill(count == 0, 0.0)
+
+    return low(share), 1 - low(1 - share)

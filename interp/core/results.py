@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from interp.core import viewer
 from interp.core.boundary import public
 from interp.core.stats import Moments
 
@@ -51,7 +52,7 @@ def labelled(
     """
     import xarray as xr
 
-    from interp.core import accessor
+    from interp.core import accessor  # noqa: F401 - gives every result its `.view`
 
     def host(value: Tensor) -> object:
         value = value.detach()
@@ -67,7 +68,7 @@ def labelled(
     variables = {
         name: (tuple(dims), host(value), unit_of(name, value)) for name, (dims, value) in values.items()
     }
-    found = xr.Dataset(variables, attrs={accessor.ANALYSIS: analysis, **(attrs or {})})
+    found = xr.Dataset(variables, attrs={**(attrs or {}), viewer.ANALYSIS: analysis})
     given = {name: _coordinate(value) for name, value in (coords or {}).items()}
     counted = {str(dim): range(size) for dim, size in found.sizes.items() if dim not in IDENTIFIED}
     return found.assign_coords({**counted, **given})
@@ -186,8 +187,11 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
     return table[[*labels, *order]]
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it: nothing half-written ever bears the name."""
+def write_atomically(path: Path, write: Callable[[Path], object], *, new: bool = False) -> None:
+    """Let `write` fill a temporary file beside `path`, then rename it: nothing half-written ever bears the name.
+
+    new: of several processes that write it at once the first succeeds; FileExistsError if it is there already.
+    """
     path = Path(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
     os.close(handle)
@@ -195,9 +199,23 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(temporary)
         temporary.chmod(0o644)
-        temporary.replace(path)
+        if new:
+            _link(temporary, path)
+        else:
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(f"{path} is there already") from None
+        temporary.replace(path)
 
 
 def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:

@@ -142,7 +142,7 @@ class Moments:
         """
         error, rows = self._error()
         if share:
-            return wilson((self.mean * rows).clamp(min=0.0).minimum(rows), rows)
+            return wilson(self.mean, rows)
         half = t95(rows) * error
         return self.mean - half, self.mean + half
 

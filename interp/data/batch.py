@@ -14,6 +14,7 @@ from torch import Tensor
 from interp.core.boundary import public, shown
 from interp.core.shapes import shape_text
 from interp.model.attention import Memory
+from interp.model.mask import Layout
 
 Side = Literal["left", "right"]
 
@@ -120,14 +121,36 @@ class Batch:
     def by_text(
         self, values: Shaped[Tensor, "b p ..."], real: Bool[Tensor, "b p"], nothing: float | int
     ) -> Shaped[Tensor, "n q ..."]:
-        """Per-position values with one row per text, in the order of `identities`; `nothing` where `real` is False."""
+        """Per-position values with one row per text, each from column 0 on, in the order of `identities`.
+
+        `nothing` stands where `real` is False, and after the end of a text.
+        """
         kept = torch.where(real.view(*real.shape, *[1] * (values.ndim - 2)), values, nothing)
-        if self.documents is None:
+        if self.keep is None and self.documents is None:
             return kept
-        flat = self.documents.flatten()
-        order = flat[flat >= 0].unique_consecutive()
-        rows = [kept[self.documents == text] for text in order]
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=nothing)
+        there, text, place = self.real, self.text_numbers, self.places
+        found = values.new_full(
+            (int(text.max()) + 1, int(place[there].max()) + 1, *values.shape[2:]), nothing
+        )
+        found[text[there], place[there]] = kept[there]
+        return found
+
+    @property
+    def text_numbers(self) -> Int[Tensor, "b p"]:
+        """The number of the text that each column belongs to, in the order of `identities`; -1 at padding."""
+        if self.documents is None:
+            number = torch.arange(len(self), device=self.tokens.device)[:, None].expand_as(self.tokens)
+        else:
+            starts = torch.ones_like(self.real)
+            starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+            number = (starts & self.real).flatten().cumsum(0).view_as(self.tokens) - 1
+        return number.masked_fill(~self.real, -1)
+
+    @property
+    def places(self) -> Int[Tensor, "b p"]:
+        """How many tokens stand before each in its text."""
+        layout = Layout(self.keep, self.documents)
+        return layout.positions(self.tokens.shape[1], 0, self.tokens.device).expand_as(self.tokens)
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -161,6 +184,13 @@ class Batch:
         """The same batch on another device."""
         return self._each(lambda x: x.to(device))
 
+    def pinned(self) -> Batch:
+        """The same in pinned memory, from which it can be copied to a GPU while that computes; itself on a device.
+
+        Errors: RuntimeError without an accelerator.
+        """
+        return self._each(lambda x: x.pin_memory() if x.is_cpu else x) if self.tokens.is_cpu else self
+
     def split(self, size: int) -> Iterator[Batch]:
         """Consecutive parts of at most `size` rows, of the same width."""
         for start in range(0, len(self), size):
@@ -175,12 +205,8 @@ class Batch:
         if self.keep is None:
             return self
         width = int(self.keep.any(0).nonzero()[-1]) + 1
-        tokens, keep = self.tokens[:, :width], self.keep[:, :width]
-        documents = None if self.documents is None else self.documents[:, :width]
-        types = None if self.types is None else self.types[:, :width]
-        corrupt = None if self.corrupt is None else self.corrupt[:, :width]
-        keep_ = None if bool(keep.all()) else keep
-        return replace(self, tokens=tokens, keep=keep_, documents=documents, types=types, corrupt=corrupt)
+        found = self._columns(itemgetter((slice(None), slice(width))))
+        return replace(found, keep=None) if bool(found.real.all()) else found
 
     def numbered(self) -> Batch:
         """The same with its rows (the texts of packed rows) numbered, if they are not."""
@@ -218,14 +244,19 @@ class Batch:
         if self.keep is None:
             return self
         order = self.keep.int().argsort(dim=1, stable=True)
-        types = None if self.types is None else self.types.gather(1, order)
-        corrupt = None if self.corrupt is None else self.corrupt.gather(1, order)
-        tokens, keep = self.tokens.gather(1, order), self.keep.gather(1, order)
-        return replace(self, tokens=tokens, keep=keep, types=types, corrupt=corrupt)
+        return self._columns(lambda x: x.gather(1, order))
 
     def _one_text_per_row(self, what: str) -> None:
         if self.documents is not None:
             raise ValueError(f"{what} requires one text per row, this batch is packed")
+
+    def _columns(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The same with everything that has a value per position changed."""
+        keep, documents, types, corrupt = (
+            None if x is None else change(x) for x in (self.keep, self.documents, self.types, self.corrupt)
+        )
+        tokens = change(self.tokens)
+        return replace(self, tokens=tokens, keep=keep, documents=documents, types=types, corrupt=corrupt)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         def changed(x: Tensor | None) -> Tensor | None:

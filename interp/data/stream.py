@@ -1,29 +1,37 @@
 """From rows to batches, one window of consecutive rows at a time, each window a function of its number alone.
 
-A window is tokenised, sorted by length and cut into batches (or packed), so that a batch wastes little on padding and
-yet every process, in any order, gets the same batches. Workers and shards take windows; journals count batches.
+A window of a `Stream` is tokenised, sorted by length and cut into batches (or packed), so that a batch wastes little on
+padding and yet every process, in any order, gets the same batches; batches that somebody made are a window each.
+Workers and shards take windows; journals count batches.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass, replace
-from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from interp.core.boundary import public
-from interp.data.batch import Batch
+from interp.data.batch import Batch, counted
+from interp.data.pairs import Pairs
 from interp.data.rows import Example, Plain, Rejected, Row
-from interp.data.sources import Source
-from interp.data.text import Text
+from interp.data.sources import Data, Source, open_source
+from interp.data.text import Text, is_prompts
+from interp.model.config import Json
 
 TooLong = Literal["set_aside", "truncate", "split"]
 Layout = Literal["padded", "packed"]
 Numbered = tuple[int, list[int]]
 """Token ids with the number of the row they come from."""
+TOKENS = 2**12
+"""Tokens per batch of a stream, where nobody says another number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +46,25 @@ class Window:
     """How many tokens the batches have, padding not counted."""
     cut: int
     """How many rows were truncated or split."""
+
+
+@runtime_checkable
+class DataSource(Protocol):
+    """Data as batches, window by window: a `Stream` of rows, or batches as they are."""
+
+    @property
+    def windows(self) -> int | None:
+        """How many there are; None if only the end will tell."""
+        ...
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows all windows have together; None if only the end will tell."""
+        ...
+
+    def window(self, w: int) -> Window:
+        """The batches of one window; after the end of an iterator one of no rows."""
+        ...
 
 
 @public()
@@ -75,9 +102,6 @@ class Stream:
     """How many rows of the source to take, from its first; None = all."""
 
     def __post_init__(self) -> None:
-        for name, options in (("too_long", get_args(TooLong)), ("layout", get_args(Layout))):
-            if (given := getattr(self, name)) not in options:
-                raise ValueError(f"{name} must be one of {', '.join(options)}, got {given!r}")
         for name in ("tokens_per_batch", "rows_per_window", "max_rows"):
             if (given := getattr(self, name)) is not None and given < 1:
                 raise ValueError(f"{name} must be at least 1, got {given}")
@@ -272,39 +296,161 @@ def _renumbered(batch: Batch) -> Batch:
     return replace(batch, documents=fresh[places], row=batch.row[standing]).trimmed()
 
 
-# --- ahead of the model -------------------------------------------------------------------------------------------
+# --- any data ----------------------------------------------------------------------------------------------------
 
 
-@runtime_checkable
-class Windows(Protocol):
-    """What gives batches window by window; a `Stream` does."""
+@dataclass(eq=False)
+class GivenBatches:
+    """Batches as they are, each a window of its own; those of an iterator only once and in order."""
+
+    batches: Iterable[Batch]
+
+    @property
+    def windows(self) -> int | None:
+        """How many batches there are; None for an iterator."""
+        return None if self._listed is None else len(self._listed)
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows they have together; None for an iterator."""
+        return None if self._listed is None else sum(map(_rows, self._listed))
 
     def window(self, w: int) -> Window:
-        """The batches of window w."""
-        ...
+        """Batch w; of an iterator the next one, or a window without rows after its end."""
+        batch = next(self._iterator, None) if self._listed is None else self._listed[w]
+        if batch is None:
+            return Window((), (), 0, 0, 0)
+        return Window((batch,), (), _rows(batch), int(batch.lengths.sum()), 0)
+
+    @cached_property
+    def _listed(self) -> list[Batch] | None:
+        return list(counted(self.batches)) if isinstance(self.batches, Sequence) else None
+
+    @cached_property
+    def _iterator(self) -> Iterator[Batch]:
+        return iter(counted(self.batches))
 
 
-def prefetched(
-    stream: Windows, windows: Iterable[int], *, depth: int = 2, pin: bool = False
-) -> Iterator[tuple[int, Window]]:
-    """Each window with its number, up to `depth` of them prepared in a thread while the model works on another.
+def data_source(data: DataSource | Data | Pairs, text: Text, tokens_per_batch: int) -> DataSource:
+    """Any data as batches by window: batches as they are, everything else as a padded stream with the usual options.
 
-    Of an iterator, whose windows nobody can count, the first one without rows ends it. pin: put the batches into
-    pinned memory, from which they can be copied to a GPU while it computes. What a window raises is raised here, at
-    its turn; the thread ends with the generator. Errors: ValueError for a depth below 1.
+    Errors: ValueError for texts where there is no tokenizer, and what `open_source` refuses.
     """
-    if depth < 1:
-        raise ValueError(f"depth must be at least 1, got {depth}")
-    numbers = iter(windows)
-    ahead: deque[tuple[int, Future[Window]]] = deque()
-    pool = ThreadPoolExecutor(1, "interp-prefetch")
+    if isinstance(data, Stream | GivenBatches):
+        return data
+    if isinstance(data, Batch):
+        return GivenBatches([data if _has_pieces(data) else by_place(data)])
+    if isinstance(data, Pairs):
+        return Stream(data.source(), text, tokens_per_batch=tokens_per_batch)
+    if isinstance(data, DataSource):
+        raise ValueError(f"a Stream or batches are required, got {type(data).__name__}")
+    if isinstance(data, Iterator):
+        first = next(data, None)
+        if first is None:
+            raise ValueError("at least one row is required, got an iterator at its end")
+        data = itertools.chain([first], data)
+        if isinstance(first, Batch):
+            return GivenBatches(data)  # type: ignore[arg-type]
+    elif isinstance(data, Sequence) and len(data) and all(isinstance(each, Batch) for each in data):
+        return GivenBatches(data)  # type: ignore[arg-type]
+    return Stream(open_source(data), text, tokens_per_batch=tokens_per_batch)
+
+
+def prompt_source(
+    data: DataSource | Data | Pairs, text: Text, *, prepend_bos: bool, batch_size: int
+) -> DataSource:
+    """Prompts in their order, `batch_size` rows at a time; other data as a stream.
+
+    Errors: ValueError for prompts that do not fit the model, or a batch size below 1.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be a number of rows, at least 1, got {batch_size!r}")
+    if is_prompts(data):
+        batch = by_place(text.batch(data, prepend_bos=prepend_bos))
+        return GivenBatches(list(batch.split(batch_size)))
+    source = data_source(data, text, TOKENS)
+    return (
+        replace(source, prepend_bos=prepend_bos)
+        if isinstance(source, Stream) and source is not data
+        else source
+    )
+
+
+def by_place(batch: Batch) -> Batch:
+    """The batch with its rows numbered by their places, whatever batch they were taken from (`Batch.rows`).
+
+    What a question holds for each prompt (answers, masks, groups) is found by this number. Packed texts keep theirs.
+    """
+    return batch if batch.documents is not None else replace(batch, row=None).numbered()
+
+
+def _has_pieces(batch: Batch) -> bool:
+    """Whether rows share a number, as pieces of one text do, which a bootstrap draws together."""
+    return batch.row is not None and len(batch.row.unique()) < len(batch.row)
+
+
+def about(source: DataSource) -> Json:
+    """What decides the rows and batches of a data source: two that agree in it give the same numbers.
+
+    Errors: ValueError for an iterator, which nobody can compare with another.
+    """
+    known: Json
+    if isinstance(source, Stream):
+        options = {
+            f.name: getattr(source, f.name) for f in fields(source) if f.name not in ("source", "text", "_")
+        }
+        known = {"source": source.source.name, "fingerprint": source.source.fingerprint(), **options}
+    else:
+        print_ = None if source.windows is None else _hash(source.window(w) for w in range(source.windows))
+        known = {"source": "batches", "fingerprint": print_}
+    if known["fingerprint"] is None:
+        raise ValueError("a run in a folder requires data that can be read again, got an iterator")
+    first = _hash(source.window(w) for w in range(min(1, source.windows or 0)))
+    return known | {"rows": source.rows, "windows": source.windows, "first_window": first}
+
+
+def _hash(windows: Iterable[Window]) -> str:
+    """A hash of all tokens as they stand in their batches; another tokenizer gives another one."""
+    digest = hashlib.sha256()
+    for batch in (batch for window in windows for batch in window.batches):
+        digest.update(
+            repr((tuple(batch.tokens.shape), batch.tokens.tolist(), batch.lengths.tolist())).encode()
+        )
+        more = [None if x is None else x.tolist() for x in (batch.corrupt, batch.answer, batch.wrong)]
+        if any(each is not None for each in more):
+            digest.update(repr(more).encode())
+    return digest.hexdigest()
+
+
+def _rows(batch: Batch) -> int:
+    rows = batch.identities()
+    return len(batch) if rows is None else len(rows)
+
+
+# --- one after the other ------------------------------------------------------------------------------------------
+
+
+def windows_of(
+    source: DataSource, numbers: Iterable[int] | None = None, *, ahead: int = 0, pin: bool = False
+) -> Iterator[tuple[int, Window]]:
+    """Windows with their numbers, up to `ahead` of them prepared in a thread while the model works on another.
+
+    numbers: which windows, in this order; None = all. Of an iterator, whose windows nobody can count, the first one
+    without rows ends it. pin: put the batches into pinned memory, from which they can be copied to a GPU while it
+    computes. What a window raises is raised here, at its turn; the thread ends with the generator.
+    """
+    if numbers is None:
+        numbers = itertools.count() if source.windows is None else range(source.windows)
+    order = iter(numbers)
+    waiting: deque[tuple[int, Future[Window]]] = deque()
+    pool = ThreadPoolExecutor(1, "interp-windows")
     try:
         while True:
-            while len(ahead) <= depth and (w := next(numbers, None)) is not None:
-                ahead.append((w, pool.submit(_prepared, stream, w, pin)))
-            if not ahead:
+            while len(waiting) <= ahead and (w := next(order, None)) is not None:
+                waiting.append((w, pool.submit(_prepared, source, w, pin)))
+            if not waiting:
                 return
-            w, future = ahead.popleft()
+            w, future = waiting.popleft()
             window = future.result()
             if window.rows == 0:
                 return
@@ -313,23 +459,6 @@ def prefetched(
         pool.shutdown(cancel_futures=True)
 
 
-def _prepared(stream: Windows, w: int, pin: bool) -> Window:
-    window = stream.window(w)
-    return replace(window, batches=tuple(map(pinned, window.batches))) if pin else window
-
-
-def pinned(batch: Batch) -> Batch:
-    """The batch with its tokens, and what says which they are, in pinned memory, unless they are on a device already.
-
-    Errors: RuntimeError without an accelerator.
-    """
-    if not batch.tokens.is_cpu:
-        return batch
-    return replace(
-        batch,
-        tokens=batch.tokens.pin_memory(),
-        keep=None if batch.keep is None else batch.keep.pin_memory(),
-        documents=None if batch.documents is None else batch.documents.pin_memory(),
-        row=None if batch.row is None else batch.row.pin_memory(),
-        corrupt=None if batch.corrupt is None else batch.corrupt.pin_memory(),
-    )
+def _prepared(source: DataSource, w: int, pin: bool) -> Window:
+    window = source.window(w)
+    return replace(window, batches=tuple(batch.pinned() for batch in window.batches)) if pin else window

@@ -1,8 +1,10 @@
 """From text to token ids and back, with one rule for the beginning-of-sequence token: once, or not at all."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -11,6 +13,9 @@ from torch import Tensor
 
 from interp.core.boundary import MOST, Required
 from interp.data.batch import Batch, Side
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 def _no_ids(value: Tensor | np.ndarray, axes: Sequence[int]) -> str | None:
@@ -231,6 +236,11 @@ class Text:
     def token_words(self, ids: Int[Tensor, "b p"]) -> tuple[tuple[str, str], Shaped[np.ndarray, "b p"]]:
         """The dims and the texts of a result's coordinate `token`, from `Batch.token_ids`; "" at padding."""
         return ("prompt", "pos"), self.words(ids.cpu().numpy())
+
+    def worded(self, result: xr.Dataset, **words: str) -> xr.Dataset:
+        """The result with the texts of its token ids: with `word="top_token"` those of `top_token` as `word`."""
+        texts = {name: (result[ids].dims, self.words(result[ids].to_numpy())) for name, ids in words.items()}
+        return result.assign(texts)
 
     def words(self, ids: Int[np.ndarray, "*n"]) -> Shaped[np.ndarray, "*n"]:
         """The text of each token of an array, as Python strings; "" for -1, which stands for none.

@@ -19,7 +19,7 @@ from interp.core.boundary import check, public
 from interp.core.results import labelled
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.model.edits import Edit
 from interp.passes.analysis import Askable
 from interp.passes.observe import Model
@@ -36,7 +36,7 @@ def over_checkpoints(
     load: Callable[[str], Model],
     revisions: Sequence[str],
     question: Askable | Callable[[Model], xr.Dataset],
-    data: Feed | Data | Pairs | None = None,
+    data: DataSource | Data | Pairs | None = None,
     *,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,

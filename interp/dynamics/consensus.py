@@ -24,7 +24,7 @@ from interp.core.shapes import shape_text
 from interp.core.stats import Means, Partial
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.dynamics.switched_blocks import Switch, entering, one_text_of_two_tokens, pass_through
 from interp.model.edits import Edit
 from interp.model.tap import Read, Trace
@@ -57,8 +57,8 @@ class Consensus(Question):
         config, layer, repeats = model.transformer.config, self.layer, self.repeats
         if layer is not None and not 0 <= layer < config.n_layers:
             raise IndexError(f"layers are 0 to {config.n_layers - 1} in this model, got {layer}")
-        if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
-            raise ValueError(f"repeats >= 1 is required, got {repeats!r}")
+        if repeats < 1:
+            raise ValueError(f"repeats >= 1 is required, got {repeats}")
         if not self.mlp and config.mlp is None:
             raise ValueError("mlp=False requires MLPs to leave out; this model is attention-only")
         layers = range(config.n_layers) if layer is None else range(layer, layer + 1)
@@ -75,7 +75,7 @@ class Consensus(Question):
 @public()
 def consensus(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     layer: int | None = None,
     repeats: int = 1,

@@ -21,13 +21,12 @@ from interp.core.results import Score, labelled, scored
 from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Replicates, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.dynamics.checkpoints import over_checkpoints
 from interp.lenses.lens import CHUNK
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.loss import predicted
-from interp.model.mask import Layout
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -92,7 +91,7 @@ class OneTokenLosses(Question):
 @public()
 def in_context(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     early: int | None = None,
     late: int | None = None,
@@ -117,7 +116,7 @@ def in_context(
     Errors: ValueError if no text reaches `late`, for a model that is not causal or has no unembedding, NaN losses.
 
     Example:
-        >>> rows = interp.attention.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
+        >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
         >>> found = in_context(model, rows)
         >>> found.attrs["early"], found.attrs["late"], found.value.dims
         (4, 28, ('index', 'score'))
@@ -130,7 +129,7 @@ def in_context(
 def loss_map(
     load: Callable[[str], Model],
     revisions: Sequence[str],
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     early: int | None = None,
     late: int | None = None,
@@ -146,7 +145,7 @@ def loss_map(
     index * span; a wider span smooths more. load, revisions: as in `over_checkpoints`.
 
     Example:
-        >>> rows = interp.attention.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
+        >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
         >>> loss_map({"step10": model}.__getitem__, ["step10"], rows).slope.dims
         ('step', 'index')
     """
@@ -172,7 +171,7 @@ def loss_map(
 @public()
 def one_token_losses(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     seed: int = 0,
     edits: Sequence[Edit] = (),
@@ -222,24 +221,6 @@ def compared_indices(n_ctx: int, early: int | None, late: int | None) -> list[tu
     return pairs
 
 
-def by_text(losses: Float[Tensor, "b n"], batch: Batch) -> Float[Tensor, "t n"]:
-    """The losses of every text of a batch by token index; NaN where it has none. Column i is index i + 1."""
-    if batch.keep is None and batch.documents is None:
-        return losses
-    n = batch.tokens.shape[1]
-    starts = torch.zeros_like(batch.tokens, dtype=torch.bool)
-    starts[:, 0] = True
-    if batch.documents is not None:
-        starts[:, 1:] = batch.documents[:, 1:] != batch.documents[:, :-1]
-        starts &= batch.documents >= 0
-    text = starts.flatten().cumsum(0).view_as(batch.tokens) - 1
-    index = Layout(batch.keep, batch.documents).positions(n, 0, losses.device)
-    known = ~losses.isnan()
-    found = losses.new_full((int(text[-1, -1]) + 1, n - 1), torch.nan)
-    found[text[:, 1:][known], index[:, 1:][known] - 1] = losses[known]
-    return found
-
-
 def log_index_slope(
     loss: Float[Tensor, "*s n"], index: Int[Tensor, "n"], *, span: float
 ) -> Float[Tensor, "*s n"]:
@@ -282,8 +263,8 @@ def _reads(config: ModelConfig) -> tuple[Read, ...]:
 
 
 @torch.no_grad()
-def _losses(trace: Trace, batch: Batch, model: Transformer) -> Float[Tensor, "b n"]:
-    """Cross-entropy in nats of every token after the first; NaN where nothing predicts it. Column i: token i + 1."""
+def _losses(trace: Trace, batch: Batch, model: Transformer) -> Float[Tensor, "t n"]:
+    """Cross-entropy in nats of every token of every text; NaN where nothing predicts it. Column i is index i + 1."""
     stream, target = trace[_reads(model.config)[0]][:, :-1], batch.tokens[:, 1:]
     counted = predicted(batch.keep, batch.documents)
     known = torch.ones_like(target, dtype=torch.bool) if counted is None else counted
@@ -294,12 +275,12 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Float[Tensor, "b 
     found[known] = torch.cat(each)
     if not bool(found[known].isfinite().all()):
         raise NotFiniteError("finite losses are required; the model's are NaN or infinite on this batch")
-    return found
+    return batch.by_text(F.pad(found, (1, 0), value=torch.nan), batch.real, torch.nan)[:, 1:]
 
 
 def _curves(trace: Trace, batch: Batch, model: Transformer, early: Sequence[int]) -> Mapping[str, Tensor]:
     """The losses of every text `[t n]`, and what is left of each after that at every early index `[t e n]`."""
-    loss = by_text(_losses(trace, batch, model), batch)
+    loss = _losses(trace, batch, model)
     none = loss.new_full((len(loss),), torch.nan)
     first = torch.stack([loss[:, i - 1] if i <= loss.shape[1] else none for i in early], 1)
     return {"loss": loss, "in_context": loss[:, None] - first[..., None]}
@@ -355,12 +336,11 @@ def _chosen(trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, "c
     lengths = batch.lengths
     if int(lengths.min()) < 2:
         raise ValueError("texts of at least two tokens are required, got one of a single token")
-    position = Layout(batch.keep).positions(batch.tokens.shape[1], 0, batch.tokens.device)
-    mixed = (batch.tokens + 1) * keys.to(batch.tokens.device)[position]
+    mixed = (batch.tokens + 1) * keys.to(batch.tokens.device)[batch.places]
     if batch.keep is not None:
         mixed = mixed * batch.keep
     index = 1 + mixed.sum(1) % (lengths - 1)
-    loss = by_text(_losses(trace, batch, model), batch)
+    loss = _losses(trace, batch, model)
     return {"value": loss.gather(1, index[:, None] - 1)[:, 0], "index": index}
 
 

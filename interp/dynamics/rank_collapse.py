@@ -24,7 +24,7 @@ from interp.core.shapes import nearest
 from interp.core.stats import Means, Partial
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.dynamics.switched_blocks import Switch, entering, one_text_of_two_tokens, pass_through
 from interp.model.edits import Edit
 from interp.model.tap import Read, Trace
@@ -56,10 +56,6 @@ class RankCollapse(Question):
         network = model.transformer
         config = network.config
         every = [name for name, off in LINES.items() if config.mlp is not None or "mlp" in off]
-        if isinstance(self.lines, str):
-            raise ValueError(
-                f"lines are required in a list, got {self.lines!r}: write lines=[{self.lines!r}]"
-            )
         names = every if self.lines is None else list(self.lines)
         if not names or len(set(names)) != len(names):
             raise ValueError(f"distinct lines are required, got {names}")
@@ -81,7 +77,7 @@ class RankCollapse(Question):
 @public()
 def rank_collapse(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     lines: Sequence[str] | None = None,
     edits: Sequence[Edit] = (),

@@ -1,7 +1,6 @@
 """Changing weights: gradient, fine-tuning, shift and ROME edits, and what they are worth."""
 
-from interp.editing.continuation import Continuation, ngram_entropy
-from interp.editing.edit_scores import EditCase, edit_table
+from interp.editing.edit_scores import Continuation, EditCase, edit_table, ngram_entropy
 from interp.editing.editors import FineTuning, finetune_edit, gradient_edit, shift_edit
 from interp.editing.rome import Rome, key_moment, rome_edit
 from interp.editing.singular_values import SingularValues, interpolated, train_z

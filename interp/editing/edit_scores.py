@@ -1,17 +1,22 @@
-"""What edits are worth: does the answer come, also in other words, and what else changes? One table for all editors.
+"""What edits are worth: does the answer come, also in other words, does the model still speak, and what else changes?
 
-It is a harness and no question: a question asks one model, in passes that others may share; here every case and editor
-makes a model of its own, whose weights are put back before the next. The layout is that of the table of Katz et al.
-2024 (arXiv:2402.12865), section 6: accuracy is "the argmax is the expected token", not the comparison of two
-probabilities of Meng et al. 2022.
+One table for all editors. It is a harness and no question: a question asks one model, in passes that others may share;
+here every case and editor makes a model of its own, whose weights are put back before the next. The layout is that of
+the table of Katz et al. 2024 (arXiv:2402.12865), section 6: accuracy is "the argmax is the expected token", not the
+comparison of two probabilities of Meng et al. 2022. Its column "n-gram" is the "fluency" of ROME (arXiv:2202.05262,
+after Zhang et al. 2018): a model that an edit has broken says the same few words again and again. Nonsense that varies
+goes unseen there; perplexity on a text sees it.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,17 +27,18 @@ from tqdm import tqdm
 from interp.core.boundary import public
 from interp.core.intervals import wilson
 from interp.core.results import labelled
-from interp.core.stats import Moments, Partial, Rows
+from interp.core.stats import Moments, Rows
 from interp.data.batch import Batch
+from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Prompts
-from interp.data.windows import Feed, prompts_feed
-from interp.editing.continuation import Continuation, ngram_entropy
 from interp.editing.weight_edit import WeightEdit
 from interp.model.loss import next_token_loss, predicted
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis
-from interp.passes.observe import Model, Subject, as_model, observe
+from interp.passes.generate import generate
+from interp.passes.observe import Model, Subject, as_model, as_network, observe, text_of
+from interp.passes.sampling import Sampling
 from interp.runs.run import reduced_over
 
 if TYPE_CHECKING:
@@ -42,8 +48,49 @@ Check = tuple[str, str | int]
 """A prompt, and the one token that should be its argmax."""
 UNITS = {"n-gram": "bits", "perplexity": "exp(nats per token)"}
 """The units of the scores that are no shares of prompts."""
+WEIGHTS = {2: 1 / 3, 3: 2 / 3}
+"""Share of the entropies of bigrams and trigrams: the mean of 2/3 and 4/3 of them, as in ROME's code."""
+_WORD = re.compile(r"\w+|[^\w\s]")
 ALWAYS = ("efficacy", *UNITS)
 """Scores that are more than a check; a case's checks have other names."""
+
+
+@public()
+@dataclass(frozen=True)
+class Continuation:
+    """How a model goes on from some openings. The defaults are those of ROME's code."""
+
+    length: int = 100
+    """Tokens of a text, its opening included."""
+    top_k: int = 5
+    """Every token is drawn from the k most probable ones."""
+    seed: int = 0
+    """Seed of the generator of random numbers."""
+
+    def texts(self, model: Model, openings: Sequence[str], *, turn: int = 0) -> list[str]:
+        """Every opening with what the model makes of it, `length` tokens together; seed + turn seeds it.
+
+        Tokens that begin or end a text do not stop it, and are left out of it.
+        Errors: ValueError for an opening that fills the length, or more than the context holds.
+
+        Example:
+            >>> (text,) = Continuation(length=20, top_k=1).texts(model, ["The cat sat on"])
+            >>> text.startswith("The cat sat on")
+            True
+        """
+        text = text_of(model)
+        batch = text.batch(list(openings))
+        if not int(batch.lengths.max()) < self.length:
+            raise ValueError(
+                f"openings shorter than {self.length} tokens are required, the longest has "
+                f"{int(batch.lengths.max())}"
+            )
+        sampling = Sampling(top_k=self.top_k, seed=self.seed + turn)
+        more = self.length - int(batch.lengths.min())
+        found = generate(as_network(model), batch, more, sampling=sampling)
+        silent = (text.bos_id, text.eos_id)
+        rows = (row[real][: self.length].tolist() for row, real in zip(found.tokens, found.real, strict=True))
+        return [text.tokenizer.decode([i for i in row if i not in silent]) for row in rows]
 
 
 @public(renamed={"target": "answer", "questions": "checks"})
@@ -74,7 +121,6 @@ class EditCase:
 
 Editor = Callable[[Model, EditCase], WeightEdit]
 """An editor with its layer and sizes chosen."""
-Bound = Callable[[EditCase], WeightEdit]
 
 
 @public()
@@ -110,24 +156,37 @@ def edit_table(
         ('editor', 'score')
     """
     subject = as_model(model)
-    posed = [_posed(subject, case) for case in cases]
-    names = list(posed[0][1]) if posed else []
-    if not posed or any(list(spans) != names for _, spans in posed) or "original" in editors:
+    posed = [_Posed.of(subject, case) for case in cases]
+    names = list(posed[0].spans) if posed else []
+    if not posed or any(list(each.spans) != names for each in posed) or "original" in editors:
         raise ValueError(
             "at least one case, the same checks in all, and no editor called 'original' are required; got "
-            f"{len(posed)} cases, checks {sorted({tuple(spans) for _, spans in posed})}, editors {list(editors)}"
+            f"{len(posed)} cases, checks {sorted({tuple(each.spans) for each in posed})}, editors {list(editors)}"
         )
-    feed = None if text is None else prompts_feed(text, subject.text, prepend_bos=True, batch_size=batch_size)
-    speech, pairs = _Speech(subject, feed, continuation), list(zip(cases, posed, strict=True))
-    rows: dict[str, Bound | None] = {"original": None}
-    rows |= {name: partial(editor, model) for name, editor in editors.items()}
-    values = torch.stack([_by_case(speech, pairs, edit, name) for name, edit in rows.items()])
-    return _labelled(values, list(rows), [*names, *speech.scores], [case.prompt for case in cases])
+    source = (
+        None if text is None else prompt_source(text, subject.text, prepend_bos=True, batch_size=batch_size)
+    )
+    names += ["n-gram"] * (continuation is not None) + ["perplexity"] * (text is not None)
+    before = [] if source is None else [mean_loss(subject, source)]
+
+    def by_case(name: str, editor: Editor | None) -> Float[Tensor, "score case"]:
+        columns = []
+        for turn, each in enumerate(tqdm(posed, desc=name, delay=1, leave=False)):
+            with nullcontext() if editor is None else editor(model, each.case).applied(subject):
+                numbers = each.shares(subject.transformer)
+                if continuation is not None:
+                    numbers.append(each.entropy(subject, continuation, turn))
+                numbers += before if editor is None or source is None else [mean_loss(subject, source)]
+            columns.append(torch.stack(numbers))
+        return torch.stack(columns, 1)
+
+    rows = [by_case("original", None), *(by_case(name, editor) for name, editor in editors.items())]
+    return _labelled(torch.stack(rows), ["original", *editors], names, [case.prompt for case in cases])
 
 
-def mean_loss(model: Subject, feed: Feed) -> Float[Tensor, ""]:
+def mean_loss(model: Subject, source: DataSource) -> Float[Tensor, ""]:
     """Nats per predicted token over all prompts, float64."""
-    found = reduced_over(Analysis("mean_loss", _losses, Rows, _unlabelled), model, feed)
+    found = reduced_over(Analysis("mean_loss", _losses, Rows), model, source)
     assert isinstance(found, Rows)
     return (found.rows["loss"].sum() / found.rows["count"].sum()).cpu()
 
@@ -143,77 +202,45 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tens
     }
 
 
-def _unlabelled(merged: Partial) -> xr.Dataset:
-    raise AssertionError("edit_table goes on computing with the sums")
-
-
-Posed = tuple[Batch, dict[str, slice]]
-"""All prompts of a case as one batch with their expected tokens, and the rows of each score."""
-
-
-def _posed(model: Subject, case: EditCase) -> Posed:
-    checks = {"efficacy": ((case.prompt, case.answer),), **case.checks}
-    flat = [check for each in checks.values() for check in each]
-    batch = model.text.batch([prompt for prompt, _ in flat])
-    expected = model.text.targets([token for _, token in flat], len(flat))
-    spans, start = {}, 0
-    for name, each in checks.items():
-        spans[name] = slice(start, start + len(each))
-        start += len(each)
-    return batch.with_answers(expected, None).to(model.transformer.device), spans
-
-
 @dataclass(frozen=True, eq=False)
-class _Speech:
-    """What is measured on whole texts."""
+class _Posed:
+    """A case as a pass asks it: all of its prompts as one batch with expected tokens, and the rows of each score."""
 
-    model: Subject
-    text: Feed | None
-    continuation: Continuation | None
+    case: EditCase
+    batch: Batch
+    spans: Mapping[str, slice]
 
-    @property
-    def scores(self) -> list[str]:
-        """Names, in the order of the numbers."""
-        return ["n-gram"] * (self.continuation is not None) + ["perplexity"] * (self.text is not None)
+    @classmethod
+    def of(cls, model: Subject, case: EditCase) -> _Posed:
+        """The edited prompt, then every check. Errors: ValueError for an answer that is not one token."""
+        checks = {"efficacy": ((case.prompt, case.answer),), **case.checks}
+        flat = [check for each in checks.values() for check in each]
+        batch = model.text.batch([prompt for prompt, _ in flat])
+        expected = model.text.targets([token for _, token in flat], len(flat))
+        ends = list(accumulate(map(len, checks.values())))
+        spans = map(slice, [0, *ends], ends)
+        batch = batch.with_answers(expected, None).to(model.transformer.device)
+        return cls(case, batch, dict(zip(checks, spans, strict=True)))
 
-    def entropy(self, case: EditCase, turn: int) -> list[Float[Tensor, ""]]:
-        """Mean n-gram entropy of the continuations, if there is a rule for them."""
-        if self.continuation is None:
-            return []
-        texts = self.continuation.texts(self.model, case.openings or (case.prompt,), turn=turn)
-        return [torch.tensor([ngram_entropy(text) for text in texts], dtype=torch.float64).mean()]
+    @torch.no_grad()
+    def shares(self, model: Transformer) -> list[Float[Tensor, ""]]:
+        """The share of each score's prompts whose argmax is the expected token."""
+        batch = self.batch
+        logits = model(batch.tokens, keep=batch.keep, logits_at=batch.last()[:, None])[:, 0]
+        hit = (logits.argmax(-1) == batch.answer).double().cpu()
+        return [hit[rows].mean() for rows in self.spans.values()]
 
-    def loss(self) -> list[Float[Tensor, ""]]:
-        """Mean loss on the text, if there is one."""
-        return [] if self.text is None else [mean_loss(self.model, self.text)]
-
-
-def _by_case(
-    speech: _Speech, pairs: Sequence[tuple[EditCase, Posed]], editor: Bound | None, name: str
-) -> Float[Tensor, "score case"]:
-    """Shares, n-gram entropy and last the mean loss on the text, of every case."""
-    model, columns, unedited = speech.model, [], speech.loss() if editor is None else []
-    for turn, (case, (batch, spans)) in enumerate(tqdm(pairs, desc=name, delay=1, leave=False)):
-        with nullcontext() if editor is None else editor(case).applied(model):
-            shares, entropy = _shares(model.transformer, batch, spans), speech.entropy(case, turn)
-            loss = unedited if editor is None else speech.loss()
-        columns.append(torch.stack([*shares, *entropy, *loss]))
-    return torch.stack(columns, 1)
-
-
-@torch.no_grad()
-def _shares(model: Transformer, batch: Batch, spans: Mapping[str, slice]) -> list[Float[Tensor, ""]]:
-    """The share of each score's prompts whose argmax is the expected token."""
-    logits = model(batch.tokens, keep=batch.keep, logits_at=batch.last()[:, None])[:, 0]
-    hit = (logits.argmax(-1) == batch.answer).double().cpu()
-    return [hit[rows].mean() for rows in spans.values()]
+    def entropy(self, model: Subject, continuation: Continuation, turn: int) -> Float[Tensor, ""]:
+        """Mean n-gram entropy of the continuations."""
+        texts = continuation.texts(model, self.case.openings or (self.case.prompt,), turn=turn)
+        return torch.tensor([ngram_entropy(text) for text in texts], dtype=torch.float64).mean()
 
 
 def _labelled(
     values: Float[Tensor, "editor score case"], editors: list[str], names: list[str], prompts: list[str]
 ) -> xr.Dataset:
     cases, mean = values.shape[-1], values.mean(-1)
-    low, high = wilson(mean * cases, cases)
+    low, high = wilson(mean, cases)
     normal = [i for i, name in enumerate(names) if name in UNITS]
     low[:, normal], high[:, normal] = Moments.of(values[:, normal].movedim(-1, 0)).interval()
     if names[-1] == "perplexity":
@@ -236,3 +263,30 @@ def _labelled(
             "accuracy": "argmax is the expected token",
         },
     )  # fmt: skip
+
+
+@public()
+def ngram_entropy(text: str) -> float:
+    """How varied a text is: H_2 / 3 + 2 H_3 / 3 in bits, H_n = -sum_w f(w) log2 f(w) over its n-grams w of words.
+
+    f(w) is the share of w among the text's n-grams. 0 for a text of one word over and over, or too short for n-grams;
+    log2 of the number of words, nearly, where nothing repeats. Papers print it times 100: GPT-2 XL has 6.27 bits.
+    Words are runs of letters and digits; every other visible character is one too (ROME: NLTK's, which differ in
+    contractions). Comparable between texts of one length only.
+
+    Example:
+        >>> ngram_entropy("no no no no")
+        0.0
+        >>> round(ngram_entropy("so be it."), 3)  # four words, three bigrams, two trigrams: log2(3) / 3 + 2 log2(2) / 3
+        1.195
+    """
+    words = _WORD.findall(text)
+    return sum(
+        weight * _entropy(Counter(zip(*(words[i:] for i in range(n)), strict=False)))
+        for n, weight in WEIGHTS.items()
+    )
+
+
+def _entropy(counts: Counter[tuple[str, ...]]) -> float:
+    total = counts.total()
+    return math.fsum(-c / total * math.log2(c / total) for c in counts.values())

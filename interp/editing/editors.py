@@ -7,26 +7,26 @@ answer at the last token of each. Katz et al. 2024, "Backward Lens" (arXiv:2402.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from einops import rearrange
-from jaxtyping import Float
 from torch import Tensor
+from torch.func import functional_call
 
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.data.batch import Batch
 from interp.data.text import Answers, Prompts
-from interp.editing.weight_edit import WeightEdit
+from interp.editing.weight_edit import WeightEdit, changed
 from interp.lenses.factors import answer_loss, factors
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import Model, Subject, as_model, observe
-from interp.weights.matrices import Held, held
+from interp.weights.matrices import by_head, held
 
 
 @public()
@@ -93,15 +93,10 @@ def gradient_edit(
     subject = as_model(model)
     network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
     name, short = f"blocks.{layer}.{matrix}", matrix.rpartition(".")[2]
-    held(network, name)
+    weight = held(network, name).in_(network)
     x, delta = factors(network, batch, [short], [layer])[name]  # type: ignore[list-item]  # `held` has seen it
-    real = batch.real
-    left, right = wide(x[real]).mT, -eta * wide(delta[real])
-    if short in ("W_Q", "W_K", "W_V"):
-        right = rearrange(right, "n (h e) -> h n e", e=network.config.head_width)
-    elif short == "W_O":
-        left = rearrange(left, "(h e) n -> h e n", e=network.config.head_width)
-    return WeightEdit(name, FactoredMatrix(left, right))
+    left, right = wide(x[batch.real]).mT, -eta * wide(delta[batch.real])
+    return WeightEdit(name, by_head(left, right, name, len(weight) if weight.ndim == 3 else None))
 
 
 @public()
@@ -117,8 +112,13 @@ class FineTuning:
     """Adam with PyTorch's defaults, or plain gradient descent."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not self.rate > 0 or self.optimiser not in ("adam", "sgd"):
-            raise ValueError(f"steps >= 1, rate > 0 and adam or sgd are required, got {self}")
+        if self.steps < 1 or not self.rate > 0:
+            raise ValueError(f"steps >= 1 and rate > 0 are required, got {self}")
+
+    def optimiser_of(self, leaves: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """What trains these leaves."""
+        kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+        return kinds[self.optimiser](leaves, lr=self.rate)
 
 
 @public()
@@ -146,19 +146,15 @@ def finetune_edit(
     subject = as_model(model)
     network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
     name, tuning = f"blocks.{layer}.{matrix}", tuning or FineTuning()
-    where = held(network, name)
-    weight = where.in_(network).detach()
-    change = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-    change.requires_grad_()
-    kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-    optimiser = kinds[tuning.optimiser]([change], lr=tuning.rate)
-    assert batch.answer is not None
-    stream, loss = entering(network, batch, layer), answer_loss(batch)
+    change = torch.zeros_like(wide(held(network, name).in_(network).detach()), requires_grad=True)
+    optimiser, loss = tuning.optimiser_of([change]), answer_loss(batch)
+    begin, last = (entering(network, batch, layer), None, layer), batch.last()[:, None]
     for _ in range(tuning.steps):
-        logits = _changed_logits(network, batch, (stream, layer), where, change)
-        if bool((logits.argmax(-1) == batch.answer).all()):
+        parameters = changed(network, {name: change})
+        logits = functional_call(network, parameters, begin, {"keep": batch.keep, "logits_at": last})
+        if bool((logits[:, 0].argmax(-1) == batch.answer).all()):
             break
-        change.grad = torch.autograd.grad(loss(logits[:, None]), change)[0]
+        change.grad = torch.autograd.grad(loss(logits), change)[0]
         optimiser.step()
     return WeightEdit(name, change.detach())
 
@@ -187,20 +183,3 @@ def entering(model: Transformer, batch: Batch, layer: int) -> Tensor:
         return batch.tokens
     with torch.no_grad():
         return model(batch.tokens, stop=layer, keep=batch.keep)
-
-
-def _changed_logits(
-    model: Transformer, batch: Batch, begin: tuple[Tensor, int], where: Held, change: Tensor
-) -> Float[Tensor, "b v"]:
-    """Logits at the last tokens with a changed matrix, differentiable in the change; begin: what enters which layer."""
-    stream, layer = begin
-    parameter = model.get_parameter(where.parameter).detach()
-    changed = parameter.to(change.dtype, copy=True)
-    where.view(changed).add_(change)
-    logits = torch.func.functional_call(
-        model,
-        {where.parameter: changed.to(parameter.dtype)},
-        (stream, None, layer),
-        {"keep": batch.keep, "logits_at": batch.last()[:, None]},
-    )
-    return logits[:, 0]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +20,10 @@ from interp.core.boundary import public
 from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import shape_text
-from interp.core.stats import Partial
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Text
-from interp.data.windows import Feed, prompts_feed
 from interp.editing.editors import entering, posed
 from interp.editing.weight_edit import WeightEdit
 from interp.model.edits import Edit
@@ -36,9 +34,6 @@ from interp.passes.analysis import Analysis, NotFiniteError
 from interp.passes.observe import Model, as_model, observe
 from interp.runs.run import reduced_over
 from interp.weights.matrices import ends, held
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +88,7 @@ class Rome:
 @public()
 def key_moment(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     layer: int,
     edits: Sequence[Edit] = (),
@@ -112,9 +107,9 @@ def key_moment(
     subject = as_model(model, edits)
     held(subject.transformer, f"blocks.{layer}.mlp.W_out")
     read = Read(f"blocks.{layer}.mlp.hook_post")
-    analysis = Analysis("key_moment", partial(_keys, read=read), Covariances("key"), _unlabelled, (read,))
-    feed = prompts_feed(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
-    found = reduced_over(analysis, subject, feed)
+    analysis = Analysis("key_moment", partial(_keys, read=read), Covariances("key"), reads=(read,))
+    source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+    found = reduced_over(analysis, subject, source)
     assert isinstance(found, Covariance)
     return Keys(layer, found.scatter / found.n + torch.outer(found.mean, found.mean), int(found.n))
 
@@ -125,10 +120,6 @@ def _keys(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Mapping
     if not bool(keys[real].isfinite().all()):
         raise NotFiniteError("the post-activations of some prompt are NaN or infinite")
     return {"key": batch.by_text(keys, real, torch.nan)}
-
-
-def _unlabelled(merged: Partial) -> xr.Dataset:
-    raise AssertionError("key_moment goes on computing with the sums")
 
 
 @public()

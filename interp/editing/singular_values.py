@@ -8,14 +8,13 @@ all. W_Q, W_K, W_V and W_O are decomposed over all heads, `[d, h e]`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
+from torch.func import functional_call
 
 from interp.core.boundary import public, shown
 from interp.core.factored import FactoredMatrix
@@ -23,10 +22,9 @@ from interp.core.precision import wide
 from interp.core.shapes import shape_text
 from interp.data.text import Prompts
 from interp.editing.editors import FineTuning
-from interp.editing.weight_edit import WeightEdit
-from interp.model.transformer import Transformer
+from interp.editing.weight_edit import WeightEdit, changed
 from interp.passes.observe import Model, as_model, as_network
-from interp.weights.matrices import held
+from interp.weights.matrices import by_head, held, side_by_side
 
 Loss = Callable[[Float[Tensor, "b p v"]], Float[Tensor, ""]]
 """From all logits of the prompts to the number that training makes small."""
@@ -58,12 +56,8 @@ class SingularValues:
         weight = wide(held(network, name).in_(network).detach())
         if not bool(weight.isfinite().all()):
             raise ValueError(f"a finite matrix is required, {name} has NaN or inf")
-        heads = None if weight.ndim == 2 else weight.shape[0]
-        if heads is not None:
-            side = "h e d -> (h e) d" if name.endswith("W_O") else "h d e -> d (h e)"
-            weight = rearrange(weight, side)
-        u, sigma, vh = torch.linalg.svd(weight, full_matrices=False)
-        return cls(name, u, sigma, vh.mT, heads)
+        u, sigma, vh = torch.linalg.svd(side_by_side(weight, name), full_matrices=False)
+        return cls(name, u, sigma, vh.mT, len(weight) if weight.ndim == 3 else None)
 
     def factor(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> Float[Tensor, "r"]:
         """What every singular value is multiplied by: z, or with `rescale` z sum(sigma) / sum(sigma z).
@@ -98,12 +92,7 @@ class SingularValues:
     def change(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> FactoredMatrix:
         """W' - W = U diag(sigma (z - 1)) V^T in the layout of `Weights`, heads in front; exactly 0 for z = 1."""
         left = self.U * (self.sigma * (self.factor(z, rescale=rescale) - 1))
-        right = self.V.mT
-        if self.heads is None:
-            return FactoredMatrix(left, right)
-        if self.name.endswith("W_O"):
-            return FactoredMatrix(rearrange(left, "(h e) r -> h e r", h=self.heads), right)
-        return FactoredMatrix(left, rearrange(right, "r (h e) -> h r e", h=self.heads))
+        return by_head(left, self.V.mT, self.name, self.heads)
 
     def edit(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> WeightEdit:
         """The scaling as a change that `applied` makes and takes back bit for bit.
@@ -114,21 +103,6 @@ class SingularValues:
             ...     logits = model.transformer(model.to_tokens(prompt))
         """
         return WeightEdit(self.name, self.change(z.detach(), rescale=rescale))
-
-
-@contextmanager
-def applied(model: Model, edits: Sequence[WeightEdit]) -> Iterator[None]:
-    """Inside `with`, the model has all of these changes; afterwards none, bit for bit.
-
-    Example:
-        >>> parts = SingularValues.of(model, "blocks.1.mlp.W_out")
-        >>> with applied(model, [parts.edit(2 * torch.ones_like(parts.sigma))]):
-        ...     logits = model.transformer(model.to_tokens(prompt))
-    """
-    with ExitStack() as stack:
-        for edit in edits:
-            stack.enter_context(edit.applied(model))
-        yield
 
 
 @public()
@@ -185,13 +159,12 @@ def train_z(
     batch = subject.text.batch(data, prepend_bos=prepend_bos).to(network.device)
     parts = {name: SingularValues.of(network, name) for name in names}
     z = {name: torch.ones_like(each.sigma).requires_grad_() for name, each in parts.items()}
-    kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-    optimiser = kinds[tuning.optimiser](z.values(), lr=tuning.rate)
+    optimiser = tuning.optimiser_of(z.values())
     inputs = {"keep": batch.keep, "documents": batch.documents, "types": batch.types, "memory": batch.memory}
     losses = []
     for _ in range(tuning.steps):
-        changed = _changed(network, parts, z, rescale)
-        value = loss(torch.func.functional_call(network, changed, (batch.tokens,), inputs))
+        changes = {name: each.change(z[name], rescale=rescale).AB for name, each in parts.items()}
+        value = loss(functional_call(network, changed(network, changes), (batch.tokens,), inputs))
         if not isinstance(value, Tensor):
             raise ValueError(f"loss must be one number, a tensor, got {shown(value)}")
         if value.numel() != 1 or not bool(value.isfinite().all()):
@@ -201,16 +174,3 @@ def train_z(
             leaf.grad = slope
         optimiser.step()
     return {name: leaf.detach() for name, leaf in z.items()}, losses
-
-
-def _changed(
-    network: Transformer, parts: Mapping[str, SingularValues], z: Mapping[str, Tensor], rescale: bool
-) -> dict[str, Tensor]:
-    """Every parameter that holds one of the matrices, with all changes in it, differentiable in z."""
-    changed = dict[str, Tensor]()
-    for name, each in parts.items():
-        where = held(network, name)
-        if where.parameter not in changed:
-            changed[where.parameter] = wide(network.get_parameter(where.parameter).detach()).clone()
-        where.view(changed[where.parameter]).add_(each.change(z[name], rescale=rescale).AB)
-    return {name: value.to(network.get_parameter(name).dtype) for name, value in changed.items()}

@@ -7,7 +7,7 @@ unembedding may be the embedding itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import RLock
@@ -22,6 +22,7 @@ from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.shapes import shape_text
 from interp.model.edits import Edit
+from interp.model.transformer import Transformer
 from interp.passes.observe import Model, as_network
 from interp.weights.matrices import Held, ends, held
 
@@ -113,6 +114,22 @@ class WeightEdit:
         if not bool(dense.isfinite().all()):
             raise ValueError(f"a finite change of {self.name} is required, got NaN or inf")
         return dense
+
+
+def changed(
+    network: Transformer, changes: Mapping[str, Float[Tensor, "*h i o"]]
+) -> dict[str, Float[Tensor, "..."]]:
+    """Every parameter that holds one of these matrices with all changes in it, differentiable in them.
+
+    For `functional_call`: the model's own parameters are not written. The sums are formed in float32 at least.
+    """
+    found = dict[str, Tensor]()
+    for name, change in changes.items():
+        where = held(network, name)
+        if where.parameter not in found:
+            found[where.parameter] = wide(network.get_parameter(where.parameter).detach()).clone()
+        where.view(found[where.parameter]).add_(change)
+    return {name: value.to(network.get_parameter(name).dtype) for name, value in found.items()}
 
 
 _STANDING: dict[int, list[_Standing]] = {}

@@ -23,11 +23,10 @@ from interp.core.results import Score, labelled, scored
 from interp.core.stats import Partial
 from interp.data.batch import Batch
 from interp.data.sources import Data
-from interp.data.windows import Feed, prompts_feed
+from interp.data.stream import DataSource, prompt_source
 from interp.features.sae import SAE
 from interp.model.edits import Edit
 from interp.model.loss import next_token_loss, predicted
-from interp.model.mask import Layout
 from interp.model.parts import as_site
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -59,16 +58,8 @@ class Reconstruction(Question):
 
     def asked(self, model: Subject) -> Analysis:
         """Sums over the vectors of every text, where they arise."""
-        site = as_site(self.site, model.transformer.config)
-        return Analysis(
-            name=self.name,
-            reads=(Read(site),),
-            compute=partial(
-                _by_text, sae=self.sae, site=site, bos_id=model.text.bos_id, skip_bos=self.skip_bos
-            ),
-            reduction=Fit,
-            finish=partial(_finish, name=self.name),
-        )
+        sums = _Sums.of(self, model)
+        return Analysis(self.name, sums, Fit, partial(_finish, name=self.name), reads=(Read(sums.site),))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +70,7 @@ class SaeQuality(Question):
     """The autoencoder, on the device of the model."""
     site: str
     """What it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`."""
-    reference: Feed | Data | None = None
+    reference: DataSource | Data | None = None
     """The data over which the mean is taken that stands at the site in `ce_mean`; None = no such run."""
     skip_bos: bool = True
     """Whether a BOS in front of a text keeps its value and does not count."""
@@ -89,29 +80,26 @@ class SaeQuality(Question):
         config = model.transformer.config
         if not config.causal or not config.unembed:
             raise ValueError("the loss an autoencoder costs requires a causal model with an unembedding")
-        exact = Reconstruction(self.sae, self.site, self.skip_bos).asked(model)
-        mean = None
+        sums, mean = _Sums.of(self, model), None
+        reads = (Read(sums.site),)
         if self.reference is not None:
-            feed = prompts_feed(self.reference, model.text, prepend_bos=True, batch_size=32)
-            over = reduced_over(exact, model, feed)
+            source = prompt_source(self.reference, model.text, prepend_bos=True, batch_size=32)
+            over = reduced_over(Analysis(self.name, sums, Fit, reads=reads), model, source)
             assert isinstance(over, Fit)
             mean = over.checked().mean
         return Analysis(
-            name=self.name,
-            reads=exact.reads,
-            compute=partial(
-                _quality, sae=self.sae, site=exact.reads[0].site, bos_id=model.text.bos_id,
-                skip_bos=self.skip_bos, mean=mean,
-            ),
-            reduction=Several({"fit": Fit, "losses": Covariances("losses")}),
-            finish=partial(_finish_quality, name=self.name, runs=RUNS if mean is not None else RUNS[:3]),
-        )  # fmt: skip
+            self.name,
+            _Quality(sums, mean),
+            Several({"fit": Fit, "losses": Covariances("losses")}),
+            partial(_finish_quality, name=self.name, runs=RUNS if mean is not None else RUNS[:3]),
+            reads=reads,
+        )
 
 
 @public()
 def reconstruction(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     sae: SAE,
     site: str,
     *,
@@ -140,11 +128,11 @@ def reconstruction(
 @public()
 def sae_quality(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     sae: SAE,
     site: str,
     *,
-    reference: Feed | Data | None = None,
+    reference: DataSource | Data | None = None,
     skip_bos: bool = True,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
@@ -176,14 +164,14 @@ def sae_quality(
         ()
     """
     text = text_of(model)
-    feed = prompts_feed(data, text, prepend_bos=prepend_bos, batch_size=batch_size)
-    if reference is None and feed.windows is None:
+    source = prompt_source(data, text, prepend_bos=prepend_bos, batch_size=batch_size)
+    if reference is None and source.windows is None:
         raise ValueError(
             "the mean over the data requires reading them twice, an iterator gives every row once: name reference data"
         )
-    other = feed if reference is None else reference
-    other = prompts_feed(other, text, prepend_bos=prepend_bos, batch_size=batch_size)
-    return answered(SaeQuality(sae, site, other, skip_bos), model, feed, edits=edits)
+    other = source if reference is None else reference
+    other = prompt_source(other, text, prepend_bos=prepend_bos, batch_size=batch_size)
+    return answered(SaeQuality(sae, site, other, skip_bos), model, source, edits=edits)
 
 
 @dataclass(frozen=True)
@@ -350,12 +338,10 @@ def counted_tokens(batch: Batch, bos_id: int | None, skip_bos: bool) -> Bool[Ten
     """The real tokens, but with `skip_bos` for a BOS in front of a text."""
     if not skip_bos:
         return batch.real
-    layout = Layout(batch.keep, batch.documents)
-    first = layout.positions(batch.tokens.shape[1], 0, batch.tokens.device) == 0
     is_bos = torch.full_like(batch.real, batch.bos)
     if bos_id is not None:
         is_bos = is_bos | (batch.tokens == bos_id)
-    return batch.real & ~(first & is_bos)
+    return batch.real & ~((batch.places == 0) & is_bos)
 
 
 def ratio(
@@ -380,62 +366,87 @@ def _plain(value: Float[Tensor, ""], n: int, unit: str, null: float = torch.nan)
     return Score(value, none, none, torch.tensor(n), torch.full_like(value, null), unit)
 
 
-def _by_text(
-    trace: Trace, batch: Batch, model: Transformer, sae: SAE, site: str, bos_id: int | None, skip_bos: bool
-) -> Mapping[str, Tensor]:
-    """The sums over the counted vectors of every text."""
-    counted, text = counted_tokens(batch, bos_id, skip_bos), _text_of(batch)
-    vectors = sae.vectors(trace[Read(site)])
-    each = vectors[counted].flatten(0, -2)
-    row = text[counted].repeat_interleave(vectors[0, 0].numel() // sae.d_in)
-    return fitted(sae, each, row, int(text[batch.real].max()) + 1)
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """From the values of a site to the sums over the vectors of every text that count (`fitted`)."""
+
+    sae: SAE
+    site: str
+    bos_id: int | None
+    skip_bos: bool
+
+    @classmethod
+    def of(cls, asked: Reconstruction | SaeQuality, model: Subject) -> _Sums:
+        """Those that a question asks for. Errors: those of `as_site`."""
+        site = as_site(asked.site, model.transformer.config)
+        return cls(asked.sae, site, model.text.bos_id, asked.skip_bos)
+
+    def __call__(self, trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+        vectors, text = self.sae.vectors(trace[Read(self.site)]), batch.text_numbers
+        counted = counted_tokens(batch, self.bos_id, self.skip_bos)
+        row = text[counted].repeat_interleave(vectors[0, 0].numel() // self.sae.d_in)
+        return fitted(self.sae, vectors[counted].flatten(0, -2), row, int(text.max()) + 1)
 
 
-def _text_of(batch: Batch) -> Int[Tensor, "b p"]:
-    """The number of each column's text in this batch, in the order in which they stand there."""
-    if batch.documents is None:
-        return torch.arange(len(batch), device=batch.tokens.device)[:, None].expand_as(batch.tokens)
-    starts = torch.ones_like(batch.real)
-    starts[:, 1:] = batch.documents[:, 1:] != batch.documents[:, :-1]
-    return (starts & batch.real).flatten().cumsum(0).view_as(batch.tokens) - 1
+@dataclass(frozen=True, eq=False)
+class _Quality:
+    """The sums of every text, and what its tokens cost with the site replaced.
 
+    `losses`: the summed next-token losses of the runs, how many tokens were predicted, and how many BOS were skipped.
+    """
 
-def _finish(merged: Partial, name: str) -> xr.Dataset:
-    assert isinstance(merged, Fit)
-    return merged.result(name, {}, {})
+    sums: _Sums
+    mean: Float[Tensor, "d"] | None
 
+    def __call__(self, trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+        sums, texts = self.sums, _unpacked(batch)
+        found = sums(trace, batch, model)
+        counted = counted_tokens(texts, sums.bos_id, sums.skip_bos)
+        losses = self._losses(model, texts, counted)
+        if not bool(losses.isfinite().all()):
+            raise NotFiniteError(
+                f"finite losses are required, some are NaN or infinite with {sums.site} replaced"
+            )
+        known = predicted(texts.keep, texts.documents)
+        tokens = torch.ones_like(texts.tokens[:, 1:]) if known is None else known
+        counts = torch.stack((tokens.sum(1), (texts.real & ~counted).sum(1)))
+        return {**found, "losses": torch.cat((losses.double(), counts.to(losses.device))).mT}
 
-def _quality(
-    trace: Trace,
-    batch: Batch,
-    model: Transformer,
-    sae: SAE,
-    site: str,
-    bos_id: int | None,
-    skip_bos: bool,
-    mean: Float[Tensor, "d"] | None,
-) -> Mapping[str, Tensor]:
-    """The sums of every text, and what its tokens cost with the site replaced: the losses of the runs, how many tokens
-    were predicted, and how many BOS were skipped."""
-    sums = _by_text(trace, batch, model, sae, site, bos_id, skip_bos)
-    texts = _unpacked(batch)
-    counted = counted_tokens(texts, bos_id, skip_bos)
-    losses = _losses(model, sae, site, texts, counted, mean)
-    if not bool(losses.isfinite().all()):
-        raise NotFiniteError(f"finite losses are required, some are NaN or infinite with {site} replaced")
-    known = predicted(texts.keep, texts.documents)
-    tokens = torch.ones_like(texts.tokens[:, 1:]) if known is None else known
-    counts = torch.stack((tokens.sum(1), (texts.real & ~counted).sum(1)))
-    return {**sums, "losses": torch.cat((losses.double(), counts.to(losses.device))).mT}
+    def _losses(self, model: Transformer, batch: Batch, at: Bool[Tensor, "b p"]) -> Float[Tensor, "r b"]:
+        """The summed next-token loss of every row, in the order of `RUNS`, as far as there is a mean."""
+        sae, mean = self.sums.sae, self.mean
+
+        def placed(value: Tensor, new: Tensor) -> Tensor:
+            return torch.where(at.view(*at.shape, *[1] * (value.ndim - 2)), new.to(value), value)
+
+        def with_mean(value: Tensor) -> Tensor:
+            assert mean is not None
+            return placed(value, mean.to(value.device).expand_as(sae.vectors(value)).reshape(value.shape))
+
+        changes = [
+            lambda value: placed(value, sae.reconstruct(value)),
+            lambda value: placed(value, torch.zeros_like(value)),
+            *([] if mean is None else [with_mean]),
+        ]
+        if batch.tokens.shape[1] < 2:  # single tokens: nothing is predicted
+            return torch.zeros(1 + len(changes), len(batch), device=batch.tokens.device)
+        variants = [Variant([Edit(self.sums.site, change)]) for change in changes]
+        swept = Sweep(model, batch, variants).run(SUMMED_LOSS)
+        return torch.cat((swept.base[None], swept.values))
 
 
 def _unpacked(batch: Batch) -> Batch:
     """The same texts, one per row, in the order in which they stand."""
     if batch.documents is None:
         return batch
-    text = _text_of(batch).masked_fill(~batch.real, -1)
-    rows = [batch.tokens[text == i].tolist() for i in range(int(text.max()) + 1)]
-    return Batch.of(rows, bos=batch.bos).to(batch.tokens.device)
+    tokens = batch.by_text(batch.tokens, batch.real, -1)
+    keep = tokens >= 0
+    return Batch(tokens.clamp_min(0), None if bool(keep.all()) else keep, batch.bos)
+
+
+def _finish(merged: Partial, name: str) -> xr.Dataset:
+    assert isinstance(merged, Fit)
+    return merged.result(name, {}, {})
 
 
 def _finish_quality(merged: Partial, name: str, runs: Sequence[str]) -> xr.Dataset:
@@ -459,34 +470,6 @@ def _finish_quality(merged: Partial, name: str, runs: Sequence[str]) -> xr.Datas
             **({} if "mean" in runs else {"no_mean": NO_MEAN}),
         },
     )
-
-
-def _losses(
-    model: Transformer,
-    sae: SAE,
-    site: str,
-    batch: Batch,
-    at: Bool[Tensor, "b p"],
-    mean: Float[Tensor, "d"] | None,
-) -> Float[Tensor, "r b"]:
-    """The summed next-token loss of every row, in the order of `RUNS`, as far as there is a mean."""
-
-    def placed(value: Tensor, new: Tensor) -> Tensor:
-        return torch.where(at.view(*at.shape, *[1] * (value.ndim - 2)), new.to(value), value)
-
-    def with_mean(value: Tensor) -> Tensor:
-        assert mean is not None
-        return placed(value, mean.to(value.device).expand_as(sae.vectors(value)).reshape(value.shape))
-
-    edits = [
-        Edit(site, lambda value: placed(value, sae.reconstruct(value))),
-        Edit(site, lambda value: placed(value, torch.zeros_like(value))),
-        *([] if mean is None else [Edit(site, with_mean)]),
-    ]
-    if batch.tokens.shape[1] < 2:  # single tokens: nothing is predicted
-        return torch.zeros(1 + len(edits), len(batch), device=batch.tokens.device)
-    swept = Sweep(model, batch, [Variant([edit]) for edit in edits]).run(SUMMED_LOSS)
-    return torch.cat((swept.base[None], swept.values))
 
 
 def _summed_loss(outcome: Outcome) -> Float[Tensor, "r"]:

@@ -238,8 +238,6 @@ def _train(
     seed: int,
 ) -> list[Tensor]:
     """Train in place; returns loss, error, penalty, L0 and the share of dead features of each step."""
-    if not lr > 0:
-        raise ValueError(f"lr must be above 0, got {lr}")
     generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam(sae.requires_grad_(True).parameters(), lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda n: _rate(n, steps))

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
@@ -28,12 +27,11 @@ from interp.core.sketches import Histogram, quantiles
 from interp.core.stats import Means, Partial, Reduction
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Text
-from interp.data.windows import Feed
 from interp.features.sae import SAE
 from interp.features.sae_metrics import counted_tokens
 from interp.model.edits import Edit
-from interp.model.mask import Layout
 from interp.model.parts import Part, as_site
 from interp.model.sites import find
 from interp.model.tap import Read, Trace
@@ -130,7 +128,7 @@ class TopExamples(Question):
 @public()
 def top_examples(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     site: str,
     *,
     cells: Sequence[int] | None = None,
@@ -266,7 +264,7 @@ def _values(
     if not bool((value.isfinite().all(-1) | ~batch.real).all()):
         raise NotFiniteError(f"finite values are required, some at {read.site} are NaN or infinite")
     each = {"activation": value.masked_fill(~counted[..., None], torch.nan), "tokens": batch.tokens, **more}
-    found = {name: _by_text(x, batch) for name, x in each.items()}
+    found = {name: batch.by_text(x, batch.real, absent(x)) for name, x in each.items()}
     activation = found["activation"]
     active, total = (activation > 0).sum(1).double(), activation.nansum(1, dtype=torch.float64)
     n = (~activation[..., 0].isnan()).sum(1).double()
@@ -287,24 +285,9 @@ def _attended(
     row = torch.arange(len(batch), device=column.device)[:, None, None, None]
     best, which = weight.masked_fill(~counted[row, column], -1.0).max(-1)
     column = column.gather(-1, which[..., None])[..., 0]
-    index = Layout(batch.keep, batch.documents).positions(batch.tokens.shape[1], 0, column.device)
-    index, none = index.expand_as(batch.tokens), best <= 0
-    found = {"key": index[row[..., 0], column], "key_token": batch.tokens[row[..., 0], column]}
+    none = best <= 0
+    found = {"key": batch.places[row[..., 0], column], "key_token": batch.tokens[row[..., 0], column]}
     return best.clamp_min(0.0), {name: x.masked_fill(none, -1) for name, x in found.items()}
-
-
-def _by_text(value: Shaped[Tensor, "b p ..."], batch: Batch) -> Shaped[Tensor, "n t ..."]:
-    """The same with one text per row, each from column 0 on, in the order of `Batch.identities`; else absent."""
-    if batch.keep is None and batch.documents is None:
-        return value
-    real = batch.real
-    index = Layout(batch.keep, batch.documents).positions(batch.tokens.shape[1], 0, value.device)
-    text = (real & (index == 0)).flatten().cumsum(0).view_as(real) - 1
-    found = value.new_full(
-        (int(text[-1, -1]) + 1, int(index[real].max()) + 1, *value.shape[2:]), absent(value)
-    )
-    found[text[real], index[real]] = value[real]
-    return found
 
 
 def _finish(
@@ -352,7 +335,7 @@ def _finish(
             "null": "none: the largest of many values is large by chance; compare with the quantiles",
         },
     )  # fmt: skip
-    return found.assign(_words(found, text))
+    return _worded(found, text)
 
 
 def _parts(site: str, dim: str, cells: Sequence[int]) -> list[str] | None:
@@ -366,19 +349,16 @@ def _parts(site: str, dim: str, cells: Sequence[int]) -> list[str] | None:
     return None if kind is None else [str(Part(kind, int(at[1]), i)) for i in cells]
 
 
-def _words(result: xr.Dataset, text: Text) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    """The text of every token, and the whole contexts with their token marked; what several share shows as �."""
-    dims = tuple(str(dim) for dim in result.tokens.dims)
-    found = {"piece": (dims, text.words(result.tokens.to_numpy()))}
-    offset, (open_, close) = result.offset.to_numpy(), MARKS
-    marked = found["piece"][1].copy()
-    marked[..., offset == 0] = open_ + marked[..., offset == 0] + close
+def _worded(result: xr.Dataset, text: Text) -> xr.Dataset:
+    """With the text of every token, and whole contexts with their token marked; what several share shows as �."""
+    found = text.worded(
+        result, piece="tokens", **({"key_piece": "key_token"} if "key_token" in result else {})
+    )
+    marked, here, (open_, close) = found.piece.to_numpy().copy(), result.offset.to_numpy() == 0, MARKS
+    marked[..., here] = open_ + marked[..., here] + close
     texts = marked.sum(-1)
     texts[result.row.to_numpy() < 0] = ""
-    found["text"] = (dims[:-1], texts)
-    if "key_token" in result:
-        found["key_piece"] = (dims[:-1], text.words(result.key_token.to_numpy()))
-    return {name: (its, value.astype(str)) for name, (its, value) in found.items()}
+    return found.assign(text=(result.row.dims, texts))
 
 
 def _per_token(sums: Means, part: str, unit: str) -> Score:

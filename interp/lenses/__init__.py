@@ -1,8 +1,14 @@
 """What the model would say at every depth, and what gradients would write: logit, tuned, output and backward lens."""
 
-from interp.lenses.backward_lens import BackwardLens, backward_lens
+from interp.lenses.backward_lens import (
+    BackwardLens,
+    GradientCosines,
+    GradientRank,
+    backward_lens,
+    gradient_cosines,
+    gradient_rank,
+)
 from interp.lenses.factors import GradientFactors, gradient_factors
-from interp.lenses.gradients import GradientCosines, GradientRank, gradient_cosines, gradient_rank
 from interp.lenses.late_layers import LateLayers, late_layers
 from interp.lenses.lens import LogitLens, by_depth, logit_lens
 from interp.lenses.output_lens import OutputLens, output_lens

@@ -3,7 +3,8 @@
 The gradient of a matrix is sum_i x_i^T delta_i over tokens. One side of each outer product lives in the residual
 stream: x for matrices that read it (W_in, W_gate, W_Q, W_K, W_V), delta for those that write it (W_out, W_O). That
 vector is projected on the vocabulary: read the MOST probable tokens of x, and the LEAST probable of delta, because the
-step subtracts it (Katz, Belinkov, Geva, Wolf 2024, "Backward Lens", EMNLP, arXiv:2402.12865).
+step subtracts it (Katz, Belinkov, Geva, Wolf 2024, "Backward Lens", EMNLP, arXiv:2402.12865). How many directions a
+gradient has, and how alike those of two layers are, comes from the same factors (section 4 there).
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.factored import FactoredMatrix
 from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
 from interp.core.tiles import row_tiles
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Answers, Text
-from interp.data.windows import Feed
 from interp.lenses.factors import (
     WRITERS,
     GradientFactors,
@@ -58,8 +60,8 @@ _CELL = ("prompt", "matrix", "layer", "pos")
 
 
 @dataclass(frozen=True, eq=False)
-class BackwardLens(Question):
-    """What one training step towards the answer would write, in words; `backward_lens` describes the result."""
+class _OfGradients(Question):
+    """What the backward lens and both questions about the shape of gradients share: which gradients they are about."""
 
     answer: Answers | None = None
     """The token trained towards, as text or id, one for all prompts or one for each; None = that of the data."""
@@ -69,6 +71,53 @@ class BackwardLens(Question):
     """Which matrices of each layer, of `interp.lenses.factors.MATRICES`; None = all that have factors."""
     layers: Sequence[int] | None = None
     """Which layers; None = all."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """A forward and a backward pass per batch, and what is made of the factors of each matrix."""
+        config = model.transformer.config
+        check_differentiable(model.transformer, chosen(config, self.matrices, self.layers))
+        return Analysis(
+            self.name,
+            partial(_compute, asked=self),
+            Rows,
+            partial(_finish, asked=self, config=config, text=model.text),
+            pose=Posed.of(model.text, self.answer, self.wrong),
+        )
+
+    def of_matrix(
+        self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
+    ) -> Mapping[str, Float[Tensor, "b l ..."]]:
+        """What is asked of the factors of one matrix in these layers, per row."""
+        raise NotImplementedError
+
+    def labelled(
+        self, rows: Mapping[str, Tensor], coords: Mapping[str, object], config: ModelConfig, text: Text
+    ) -> xr.Dataset:
+        """The result of all rows: what `of_matrix` gave, and each one's tokens as `token`."""
+        raise NotImplementedError
+
+
+def _compute(trace: Trace, batch: Batch, model: Transformer, asked: _OfGradients) -> Mapping[str, Tensor]:
+    """Every number of every matrix `[b matrix layer ...]`."""
+    found = factors(model, batch, asked.matrices, asked.layers)
+    by_matrix = [asked.of_matrix(found, matrix, layers) for matrix, layers in found.recorded().items()]
+    values = {name: torch.stack([each[name] for each in by_matrix], 1) for name in by_matrix[0]}
+    return values | {"token": batch.token_ids}
+
+
+def _finish(merged: Partial, asked: _OfGradients, config: ModelConfig, text: Text) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    every = chosen(config, asked.matrices, asked.layers)
+    layers, matrices = (list(dict.fromkeys(each)) for each in zip(*every, strict=True))
+    parts = [[str(part_of(layer, matrix)) for layer in layers] for matrix in matrices]
+    coords = {"matrix": matrices, "layer": layers, "part": (("matrix", "layer"), parts)}
+    return asked.labelled(merged.rows, coords, config, text)
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardLens(_OfGradients):
+    """What one training step towards the answer would write, in words; `backward_lens` describes the result."""
+
     top: int = 5
     """How many of the most and of the least probable tokens are listed."""
     projection: Projection = "normalised"
@@ -78,28 +127,127 @@ class BackwardLens(Question):
 
     def asked(self, model: Subject) -> Analysis:
         """A forward and a backward pass per batch, and what the unembedding says of the factors."""
-        network, n_vocab = model.transformer, model.transformer.config.d_vocab
+        n_vocab = model.transformer.config.d_vocab
         if not 1 <= self.top <= n_vocab:
             raise ValueError(f"top must be in [1, {n_vocab}], got {self.top!r}")
         if not 0 <= self.threshold < 1:
             raise ValueError(
                 f"threshold, a share of the largest update, must be in [0, 1), got {self.threshold}"
             )
-        check_differentiable(network, chosen(network.config, self.matrices, self.layers))
-        posed = Posed.of(model.text, self.answer, self.wrong)
-        return Analysis(
+        return super().asked(model)
+
+    @torch.no_grad()
+    def of_matrix(
+        self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
+    ) -> Mapping[str, Float[Tensor, "b l ..."]]:
+        """Lengths, ranks and tokens, `[b layer p ...]`."""
+        values = norms(found, matrix, layers)
+        updated = values["relative_update"] > self.threshold
+        vectors = torch.stack([found.in_stream(layer, matrix) for layer in layers], 1)
+        assert found.batch.answer is not None
+        answers = found.batch.answer[:, None, None].expand(updated.shape)[updated]
+        for name, ids in _read_off(found.model, vectors[updated], answers, self).items():
+            values[name] = torch.full((*updated.shape, *ids.shape[1:]), -1, device=ids.device)
+            values[name][updated] = ids
+        return values
+
+    def labelled(
+        self, rows: Mapping[str, Tensor], coords: Mapping[str, object], config: ModelConfig, text: Text
+    ) -> xr.Dataset:
+        """The words of every cell."""
+        matrices = coords["matrix"]
+        assert isinstance(matrices, list)
+        sides = ["delta" if matrix in WRITERS else "x" for matrix in matrices]
+        found = labelled(
             self.name,
-            partial(_compute, asked=self),
-            Rows,
-            partial(_finish, asked=self, config=network.config, text=model.text),
-            pose=posed,
+            {name: ((*_CELL, "rank")[: value.ndim], value) for name, value in rows.items() if name != "token"},
+            coords={"side": (("matrix",), sides), **coords, "token": text.token_words(rows["token"])},
+            units={"x": "norm", "delta": "norm", "relative_update": "share of the prompt's largest"},
+            attrs={
+                "projection": self.projection, "threshold": self.threshold,
+                "rank": f"0 = most probable, {config.d_vocab - 1} = least",
+                "null": f"target_rank: {(config.d_vocab - 1) / 2}",
+            },
+        )  # fmt: skip
+        found = text.worded(found, top_word="top_token", bottom_word="bottom_token")
+        writes = (found.side == "delta").values[:, None, None]
+        extreme = np.where(writes, found.bottom_word.values[..., 0], found.top_word.values[..., 0])
+        silent = np.where(found.x.isnull(), "", NO_UPDATE)
+        return found.assign(word=(_CELL, np.where(found.target_rank < 0, silent, extreme)))
+
+
+@dataclass(frozen=True, eq=False)
+class GradientRank(_OfGradients):
+    """How many directions the gradient of each matrix has, prompt by prompt; `gradient_rank` describes the result."""
+
+    tolerance: float | None = None
+    """Share of the largest singular value above which one counts; None = by the dtype of the model."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """A forward and a backward pass per batch, and the singular values of the factors."""
+        if self.tolerance is not None and not 0 <= self.tolerance <= 1:
+            raise ValueError(
+                f"tolerance, a share of the largest singular value, must be in [0, 1], got {self.tolerance}"
+            )
+        return super().asked(model)
+
+    def of_matrix(
+        self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
+    ) -> Mapping[str, Float[Tensor, "b l ..."]]:
+        """The rank in every layer."""
+        ranks = []
+        for layer in layers:
+            x, delta = found[full_name(layer, matrix)]
+            cut = self.tolerance
+            cut = max(x.shape[-1], delta.shape[-1]) * torch.finfo(x.dtype).eps if cut is None else cut
+            _, s, _ = FactoredMatrix(x.double().mT, delta.double()).svd()
+            ranks.append((s > cut * s[:, :1]).sum(-1))
+        return {"value": torch.stack(ranks, 1)}
+
+    def labelled(
+        self, rows: Mapping[str, Tensor], coords: Mapping[str, object], config: ModelConfig, text: Text
+    ) -> xr.Dataset:
+        """The ranks, and how many tokens bound them."""
+        tokens = (rows["token"] >= 0).sum(1)
+        return labelled(
+            self.name,
+            {"value": (("prompt", "matrix", "layer"), rows["value"]), "tokens": (("prompt",), tokens)},
+            coords=coords,
+            attrs={"unit": "singular values above the tolerance"},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class GradientCosines(_OfGradients):
+    """How alike the gradients of two layers are at the last token; `gradient_cosines` describes the result."""
+
+    def of_matrix(
+        self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
+    ) -> Mapping[str, Float[Tensor, "b l ..."]]:
+        """The cosines of all pairs of layers at the last token."""
+        last = found.batch.last()
+        here = torch.arange(len(last), device=last.device)
+        vectors = torch.stack([wide(found.in_stream(layer, matrix)[here, last]) for layer in layers], 1)
+        unit = vectors / vectors.norm(dim=-1, keepdim=True)
+        return {"value": unit @ unit.mT}
+
+    def labelled(
+        self, rows: Mapping[str, Tensor], coords: Mapping[str, object], config: ModelConfig, text: Text
+    ) -> xr.Dataset:
+        """The cosines, layer by layer."""
+        return labelled(
+            self.name,
+            {"value": (("prompt", "matrix", "layer", "other_layer"), rows["value"])},
+            coords={**coords, "other_layer": coords["layer"]},
+            units="cosine",
+            attrs={"null": f"0 +- {config.d_model**-0.5:.3f}"},
         )
 
 
 @public()
 def backward_lens(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,
@@ -144,34 +292,65 @@ def backward_lens(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-def _compute(trace: Trace, batch: Batch, model: Transformer, asked: BackwardLens) -> Mapping[str, Tensor]:
-    """Every reading of every matrix `[b matrix layer p ...]`."""
-    found = factors(model, batch, asked.matrices, asked.layers)
-    read_out = ReadOut(model, asked.projection)
-    by_matrix = [
-        _of_matrix(found, matrix, layers, read_out, asked) for matrix, layers in found.recorded().items()
-    ]
-    values = {name: torch.stack([each[name] for each in by_matrix], 1) for name in by_matrix[0]}
-    return values | {"token": batch.token_ids}
+@public()
+def gradient_rank(
+    model: Model,
+    data: DataSource | Data,
+    answer: Answers | None = None,
+    wrong: Answers | None = None,
+    *,
+    matrices: Sequence[Matrix] | None = None,
+    layers: Sequence[int] | None = None,
+    tolerance: float | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How many singular values of each prompt's gradient X^T Delta are above the tolerance.
+
+    Returns Dataset[prompt, matrix, layer] with `value`, from the factors alone in float64, and `tokens`[prompt], its
+    upper bound. In the last block only the last token reaches the loss, so that the gradient of all but W_K and W_V has
+    rank 1 there.
+    answer, wrong, matrices, layers: as in `backward_lens`.
+    tolerance: as a share of the largest; None = max(rows, columns) times the epsilon of the model's dtype, as
+    `torch.linalg.matrix_rank` of the gradient takes it.
+    Errors: those of `backward_lens`, and ValueError for a tolerance outside [0, 1].
+
+    Example:
+        >>> int(gradient_rank(model, prompt, " Mary", matrices=["W_out"]).value[0, 0, -1])
+        1
+    """
+    question = GradientRank(answer, wrong, matrices, layers, tolerance)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-@torch.no_grad()
-def _of_matrix(
-    found: GradientFactors, matrix: Matrix, layers: Sequence[int], read_out: ReadOut, asked: BackwardLens
-) -> dict[str, Tensor]:
-    """The readings of one matrix, `[b layer p ...]`."""
-    values = norms(found, matrix, layers)
-    updated = values["relative_update"] > asked.threshold
-    vectors = torch.stack([found.in_stream(layer, matrix) for layer in layers], 1)
-    assert found.batch.answer is not None
-    answers = found.batch.answer[:, None, None].expand(updated.shape)[updated]
-    said = _read_off(
-        found.model, read_out(vectors[updated]), answers, asked.top, biased=asked.projection != "raw"
-    )
-    for name, ids in said.items():
-        values[name] = torch.full((*updated.shape, *ids.shape[1:]), -1, device=ids.device)
-        values[name][updated] = ids
-    return values
+@public()
+def gradient_cosines(
+    model: Model,
+    data: DataSource | Data,
+    answer: Answers | None = None,
+    wrong: Answers | None = None,
+    *,
+    matrices: Sequence[Matrix] | None = None,
+    layers: Sequence[int] | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How alike what two layers' gradients hold at the last token is, as a cosine.
+
+    Returns Dataset[prompt, matrix, layer, other_layer] with `value`: of delta for W_out and W_O, of x for the others;
+    both live in the stream, where layers can be compared. NaN where a vector is zero. Null: 0, with a standard
+    deviation of 1 / sqrt(d_model).
+    answer, wrong, matrices, layers: as in `backward_lens`.
+    Errors: those of `backward_lens`.
+
+    Example:
+        >>> found = gradient_cosines(model, prompt, " Mary", matrices=["W_out"])
+        >>> found.value.sel(matrix="W_out", layer=0, other_layer=1)
+    """
+    question = GradientCosines(answer, wrong, matrices, layers)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 def norms(found: GradientFactors, matrix: Matrix, layers: Sequence[int]) -> dict[str, Float[Tensor, "b l p"]]:
@@ -187,73 +366,32 @@ def norms(found: GradientFactors, matrix: Matrix, layers: Sequence[int]) -> dict
     return {"x": x, "delta": delta, "relative_update": size / largest.clamp_min(tiny)}
 
 
-@dataclass(frozen=True)
-class ReadOut:
-    """What stands between a vector of the stream and the unembedding."""
-
-    model: Transformer
-    projection: Projection
-
-    def __call__(self, vectors: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """The vectors as the unembedding reads them."""
-        v = wide(vectors)
-        if self.projection == "raw":
-            return v
-        if self.projection == "normalised":
-            v = v / v.norm(dim=-1, keepdim=True)
-        norm, head = self.model.ln_final, self.model.mlm_head
-        v = norm.linear(v, norm.scale(v))
-        return v if head is None else wide(head(v.to(self.model.dtype)))
-
-
 def _read_off(
-    model: Transformer, rows: Float[Tensor, "n d"], answers: Int[Tensor, "n"], top: int, *, biased: bool
+    model: Transformer, vectors: Float[Tensor, "n d"], answers: Int[Tensor, "n"], asked: BackwardLens
 ) -> dict[str, Tensor]:
-    """The most and least probable tokens of each row, in order, and the rank of its answer; a tile at a time."""
-    weights = Weights(model)
-    bias = weights.b_U if biased and model.config.unembed_bias else None
-    best, worst = (torch.empty(len(rows), top, dtype=torch.int64, device=rows.device) for _ in range(2))
-    rank = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
-    for first, logits in row_tiles(rows, weights.W_U):
+    """The most and least probable tokens of each vector, in order, and the rank of its answer; a tile at a time."""
+    weights, top = Weights(model), asked.top
+    bias = weights.b_U if asked.projection != "raw" and model.config.unembed_bias else None
+    rank = torch.empty(len(vectors), dtype=torch.int64, device=vectors.device)
+    best, worst = (rank.new_empty(len(vectors), top) for _ in range(2))
+    for first, logits in row_tiles(_projected(vectors, model, asked.projection), weights.W_U):
         if bias is not None:
             logits += bias
         here = slice(first, first + len(logits))
         best[here], worst[here] = logits.topk(top).indices, logits.topk(top, largest=False).indices
-        own = logits.gather(1, answers[here, None])
-        rank[here] = (logits > own).sum(-1)
+        rank[here] = (logits > logits.gather(1, answers[here, None])).sum(-1)
     return {"target_rank": rank, "top_token": best, "bottom_token": worst}
 
 
-def _finish(merged: Partial, asked: BackwardLens, config: ModelConfig, text: Text) -> xr.Dataset:
-    assert isinstance(merged, Rows)
-    rows = dict(merged.rows)
-    token = text.token_words(rows.pop("token"))
-    every = chosen(config, asked.matrices, asked.layers)
-    matrices = list(dict.fromkeys(matrix for _, matrix in every))
-    layers = list(dict.fromkeys(layer for layer, _ in every))
-    sides = ["delta" if matrix in WRITERS else "x" for matrix in matrices]
-    parts = [[str(part_of(layer, matrix)) for layer in layers] for matrix in matrices]
-    found = labelled(
-        asked.name,
-        {name: ((*_CELL, "rank")[: value.ndim], value) for name, value in rows.items()},
-        coords={
-            "matrix": matrices, "layer": layers, "side": (("matrix",), sides), "part": (("matrix", "layer"), parts),
-            "token": token,
-        },
-        units={"x": "norm", "delta": "norm", "relative_update": "share of the prompt's largest"},
-        attrs={
-            "projection": asked.projection, "threshold": asked.threshold,
-            "rank": f"0 = most probable, {config.d_vocab - 1} = least",
-            "null": f"target_rank: {(config.d_vocab - 1) / 2}",
-        },
-    )  # fmt: skip
-    for end in ("top", "bottom"):
-        tokens = found[f"{end}_token"]
-        found[f"{end}_word"] = tokens.dims, text.words(tokens.values)
-    extreme = np.where(
-        (found.side == "delta").values[:, None, None],
-        found.bottom_word.values[..., 0],
-        found.top_word.values[..., 0],
-    )
-    silent = np.where(found.x.isnull(), "", NO_UPDATE)
-    return found.assign(word=(_CELL, np.where(found.target_rank < 0, silent, extreme)))
+def _projected(
+    vectors: Float[Tensor, "n d"], model: Transformer, projection: Projection
+) -> Float[Tensor, "n d"]:
+    """Vectors of the stream as the unembedding reads them."""
+    v = wide(vectors)
+    if projection == "raw":
+        return v
+    if projection == "normalised":
+        v = v / v.norm(dim=-1, keepdim=True)
+    norm, head = model.ln_final, model.mlm_head
+    v = norm.linear(v, norm.scale(v))
+    return v if head is None else wide(head(v.to(model.dtype)))

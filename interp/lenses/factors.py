@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from einops import einsum, rearrange
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
@@ -22,25 +22,22 @@ from torch.func import functional_call
 from interp.core.boundary import public
 from interp.core.precision import wide
 from interp.core.shapes import nearest
-from interp.core.stats import Partial, Rows
+from interp.core.stats import Rows
 from interp.data.batch import Batch
+from interp.data.stream import prompt_source
 from interp.data.text import Answers, Prompts
-from interp.data.windows import prompts_feed
 from interp.model.config import ConvMLP, ModelConfig, MoE
 from interp.model.edits import Add, Edit
-from interp.model.norm import Normalize
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.analysis import Analysis
 from interp.passes.answers import Posed
+from interp.passes.frozen import gradient_before, output_norm
 from interp.passes.observe import Model, Objective, as_model, observe
 from interp.runs.run import reduced_over
-from interp.weights.matrices import between, held
-
-if TYPE_CHECKING:
-    import xarray as xr
+from interp.weights.matrices import between, held, side_by_side
 
 Matrix = Literal["W_in", "W_gate", "W_out", "W_Q", "W_K", "W_V", "W_O"]
 MATRICES: tuple[Matrix, ...] = get_args(Matrix)
@@ -126,11 +123,7 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         with torch.enable_grad():
             logits: Tensor = functional_call(self.model, {path: stand_in}, (batch.tokens,), options)
             (found,) = torch.autograd.grad(self.loss(logits), stand_in)
-        gradient = where.view(found).to(self.model.device)
-        if gradient.ndim == 3:  # heads stand side by side here
-            together = "h e d -> (h e) d" if name.endswith("W_O") else "h d e -> d (h e)"
-            gradient = rearrange(gradient, together)
-        return wide(gradient)
+        return wide(side_by_side(where.view(found).to(self.model.device), name))
 
 
 @public()
@@ -167,11 +160,9 @@ def gradient_factors(
             f"one answer per prompt is required, got {posed.rows} answers for {len(batch)} prompts"
         )
     batch = batch if posed is None else posed(batch)
-    analysis = Analysis(
-        "gradient_factors", partial(_both_sides, matrices=matrices, layers=layers), Rows, _unlabelled
-    )
-    feed = prompts_feed(batch, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
-    total = reduced_over(analysis, subject, feed)
+    analysis = Analysis("gradient_factors", partial(_both_sides, matrices=matrices, layers=layers), Rows)
+    source = prompt_source(batch, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+    total = reduced_over(analysis, subject, source)
     assert isinstance(total, Rows)
     names = [name.removesuffix(" x") for name in total.rows if name.endswith(" x")]
     rows = {name: value.to(batch.tokens.device) for name, value in total.rows.items()}
@@ -192,10 +183,6 @@ def _both_sides(
         for name, pair in found.items()
         for side, each in zip(("x", "delta"), pair, strict=True)
     }
-
-
-def _unlabelled(merged: Partial) -> xr.Dataset:
-    raise AssertionError("factors are kept as tensors")
 
 
 def factors(
@@ -338,24 +325,14 @@ def _at_output(
     """The gradient at the bare output of the matrix, which some families pass through a norm and a factor."""
     if matrix not in WRITERS:
         return gradient
-    sublayer = "mlp_out" if matrix == "W_out" else "attn_out"
-    if model.config.factor(sublayer) != 1:
-        gradient = gradient * model.config.factor(sublayer)
-    norm = model.block(layer).post_norm(sublayer)
-    if norm is None:
+    norm = output_norm(model, layer, "mlp_out" if matrix == "W_out" else "attn_out")
+    gradient = gradient if norm.factor == 1 else gradient * norm.factor
+    if norm.norm is None:
         return gradient
     weights = Weights(model).layer(layer)
     if matrix == "W_out":
         assert weights.W_out is not None and weights.b_out is not None
-        return norm_vjp(norm, x @ weights.W_out + weights.b_out, gradient)
-    return norm_vjp(norm, x @ weights.W_O.flatten(0, 1) + weights.b_O, gradient)
-
-
-def norm_vjp(
-    norm: Normalize, x: Float[Tensor, "*b d"], gradient: Float[Tensor, "*b d"]
-) -> Float[Tensor, "*b d"]:
-    """A gradient at the output of a norm, carried to its input x; the scale moves with x, unlike `pull_back`'s."""
-    with torch.enable_grad():
-        leaf = wide(x.detach()).requires_grad_()
-        (found,) = torch.autograd.grad(norm.linear(leaf, norm.scale(leaf)), leaf, wide(gradient))
-    return found.to(gradient.dtype)
+        output = x @ weights.W_out + weights.b_out
+    else:
+        output = x @ weights.W_O.flatten(0, 1) + weights.b_O
+    return gradient_before(norm.norm, wide(gradient), wide(output)).to(gradient.dtype)

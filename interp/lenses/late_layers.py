@@ -23,8 +23,8 @@ from interp.core.results import Score, scored
 from interp.core.stats import Means, Moments, Partial
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Answers
-from interp.data.windows import Feed, prompts_feed
 from interp.lenses.lens import CHUNK
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Zero
@@ -63,7 +63,7 @@ class LateLayers(Question):
     """The right next token, as text or id, one for all prompts or one for each; None = that of the data."""
     frequencies: Float[Tensor, "v"] | None = None
     """How often each token is, counts of a corpus; None = the model's own mean prediction on `reference`."""
-    reference: Feed | Data | None = None
+    reference: DataSource | Data | None = None
     """The prompts over whose tokens the mean prediction is taken, where no frequencies are given."""
 
     def asked(self, model: Subject) -> Analysis:
@@ -102,11 +102,11 @@ class LateLayers(Question):
 @public()
 def late_layers(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     answer: Answers | None = None,
     *,
     frequencies: Float[Tensor, "v"] | None = None,
-    reference: Feed | Data | None = None,
+    reference: DataSource | Data | None = None,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -136,26 +136,26 @@ def late_layers(
         >>> found.value.sel(score="log_prob_change").dropna("part").part.values[-3:].tolist()
         ['L2.attn', 'L2.mlp', 'L2']
     """
-    feed = prompts_feed(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
+    source = prompt_source(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
     if frequencies is None and reference is None:
-        reference = feed
-    return answered(LateLayers(answer, frequencies, reference), model, feed, edits=edits)
+        reference = source
+    return answered(LateLayers(answer, frequencies, reference), model, source, edits=edits)
 
 
-def mean_prediction(model: Subject, reference: Feed | Data) -> Float[Tensor, "v"]:
+def mean_prediction(model: Subject, reference: DataSource | Data) -> Float[Tensor, "v"]:
     """The mean over all real tokens of the model's next-token distribution, in float64.
 
     Errors: ValueError for an iterator, which could not be read again afterwards.
     """
-    feed = prompts_feed(reference, model.text, prepend_bos=True, batch_size=32)
-    if feed.windows is None:
+    source = prompt_source(reference, model.text, prepend_bos=True, batch_size=32)
+    if source.windows is None:
         raise ValueError(
             "a mean prediction is taken over data that can be read again, a list or files, got an iterator: give "
             "frequencies"
         )
     read = Read(final_stream(model.transformer.config))
     total = reduced_over(
-        Analysis("mean_prediction", partial(_predicted, read=read), Means, _unlabelled, (read,)), model, feed
+        Analysis("mean_prediction", partial(_predicted, read=read), Means, reads=(read,)), model, source
     )
     assert isinstance(total, Means)
     return total.moments["sum"].mean / total.moments["count"].mean
@@ -170,10 +170,6 @@ def _predicted(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Ma
     for rows, where in zip(state.split(CHUNK), cells[:, 0].split(CHUNK), strict=True):
         total.index_add_(0, where, wide(model.read_out(rows)).softmax(-1).double())
     return {"sum": total, "count": batch.lengths.double()}
-
-
-def _unlabelled(merged: Partial) -> xr.Dataset:
-    raise AssertionError("late layers go on computing with the moments")
 
 
 def _normalised(frequencies: Float[Tensor, "v"], d_vocab: int) -> Float[Tensor, "v"]:

@@ -21,8 +21,8 @@ from interp.core.results import Score, check_result, labelled, scored
 from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Answers, Text
-from interp.data.windows import Feed
 from interp.lenses.vocabulary import LogitTiles, Reference, statistics
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
@@ -104,7 +104,7 @@ class LogitLens(Question):
 @public()
 def logit_lens(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     answer: Answers | None = None,
     top: int = 10,
@@ -284,4 +284,4 @@ def _finish(
         units={"entropy": "nats", "kl": "nats", "top_prob": "probability", "target_prob": "probability"},
         attrs={"kl": "KL(final || depth)"},
     )
-    return found.assign(word=(found.top_token.dims, text.words(found.top_token.values)))
+    return text.worded(found, word="top_token")

@@ -23,8 +23,8 @@ from interp.core.stats import Partial, Rows
 from interp.core.tiles import row_tiles
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Answers, Text
-from interp.data.windows import Feed
 from interp.lenses.lens import targets
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
@@ -82,7 +82,7 @@ class OutputLens(Question):
 @public()
 def output_lens(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     part: Named,
     *,
     answer: Answers | None = None,
@@ -173,7 +173,4 @@ def _finish(merged: Partial, name: str, config: ModelConfig, part: Part, text: T
             "null": "0: the part says nothing about the token",
         },
     )  # fmt: skip
-    for side in ("top", "bottom"):
-        tokens = found[f"{side}_token"]
-        found[f"{side}_word"] = tokens.dims, text.words(tokens.values)
-    return found
+    return text.worded(found, top_word="top_token", bottom_word="bottom_token")

@@ -23,8 +23,8 @@ from interp.core.precision import wide
 from interp.core.results import write_atomically
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource, prompt_source, windows_of
 from interp.data.text import is_prompts
-from interp.data.windows import Feed, prompts_feed, windows_of
 from interp.lenses.lens import CHUNK, lens_sites
 from interp.model.edits import Edit
 from interp.model.sites import final_stream
@@ -128,7 +128,7 @@ class TunedLens:
 @public()
 def train_tuned_lens(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     steps: int = 250,
     sites: str | Sequence[str] = "resid_pre",
@@ -170,8 +170,8 @@ def train_tuned_lens(
     if is_prompts(data):
         batches = _epochs(subject.text.batch(data, prepend_bos=prepend_bos), batch_size, seed)
     else:
-        feed = prompts_feed(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
-        batches = _rounds(feed, steps, seed)
+        source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+        batches = _rounds(source, steps, seed)
     losses = []
     for _ in tqdm(range(steps), desc="tuned lens", delay=1, leave=False):
         loss, grads = loss_and_gradients(subject.transformer, found, next(batches))
@@ -236,25 +236,22 @@ def _epochs(batch: Batch, size: int, seed: int) -> Iterator[Batch]:
     return (chosen(rows) for rows in chain.from_iterable(order.split(size) for order in orders))
 
 
-def _rounds(feed: Feed, steps: int, seed: int) -> Iterator[Batch]:
+def _rounds(source: DataSource, steps: int, seed: int) -> Iterator[Batch]:
     """The batches of a data source without end, its windows in a new order in every round; those of an iterator once.
 
     Errors: ValueError for a source without a usable row, and at the end of an iterator.
     """
     generator = torch.Generator().manual_seed(seed)
-    if feed.windows is None:
+    while True:
         seen = 0
-        for window in windows_of(feed):
+        count = source.windows
+        order = None if count is None else torch.randperm(count, generator=generator).tolist()
+        for _, window in windows_of(source, order):
             yield from window.batches
             seen += len(window.batches)
-        raise ValueError(f"batches for {steps} steps are required, the iterator ended after {seen}")
-    while True:
-        found = False
-        for w in torch.randperm(feed.windows, generator=generator).tolist():
-            for batch in feed.window(w).batches:
-                found = True
-                yield batch
-        if not found:
+        if count is None:
+            raise ValueError(f"batches for {steps} steps are required, the iterator ended after {seen}")
+        if not seen:
             raise ValueError("some rows that can be used are required, got none")
 
 

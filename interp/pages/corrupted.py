@@ -6,11 +6,11 @@ from itertools import product
 from typing import TYPE_CHECKING, get_args
 
 from interp.causal import EdgeGraph, patch
-from interp.causal.contrast import Contrast, Direction
+from interp.causal.contrast import Direction, paired
 from interp.circuits import circuit_curve, edge_attribution
 from interp.circuits.edge_attribution import Method
 from interp.model.config import MLPS, ModelConfig
-from interp.passes.metrics import Metric, kl_divergence
+from interp.passes.metrics import Metric
 from interp.passes.observe import Subject
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def check_aligned(model: Subject, prompt: str, corrupt: str | None) -> None:
         raise ValueError(
             f"a corrupted prompt ({corrupt!r}) requires a model with logits, this one ends in its residual stream"
         )
-    Contrast.of(model, prompt, corrupt, kl_divergence())
+    paired(model.text, prompt, corrupt)
 
 
 def why_no_edges(config: ModelConfig) -> str | None:

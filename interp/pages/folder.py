@@ -10,15 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from interp.causal import EdgeGraph
+from interp.circuits import Circuit, CircuitProtocol, GraphPrompt, write_attribution_graph
 from interp.core.boundary import public
 from interp.core.results import write_tables
-from interp.pages.exchange import write_graph
+from interp.pages.corrupted import METHOD
 from interp.pages.render import page
 from interp.pages.report import Report
-from interp.runs.provenance import write_json
+from interp.pages.view_circuit import STEPS
+from interp.passes.metrics import logit_difference
+from interp.runs.folder import write_json
 
 RUN = "run.json"
 """The file by which we know a folder of ours; its `files` lists everything that we put there."""
+GRAPH = "attribution_graph.json"
+"""The circuit that the page draws, as a file for other viewers of attribution graphs."""
 
 
 @public()
@@ -28,6 +34,23 @@ def write_report(report: Report, folder: Path) -> None:
     names = sorted([*(path.name for path in written), "index.html", RUN])
     write_json(folder / RUN, {**report.provenance, "files": names})
     (folder / "index.html").write_text(page(report), encoding="utf-8")
+
+
+def write_graph(report: Report, folder: Path) -> list[Path]:
+    """Write the edges that the page can draw as an attribution graph; nothing for a page without edges."""
+    table, contrast = report.tables.get("edges"), report.contrast
+    if table is None or contrast is None:
+        return []
+    shown = table.head(STEPS[-1])
+    wrong = None if contrast.wrong is None else contrast.wrong.token
+    metric = logit_difference(contrast.answer.token, wrong)
+    how = CircuitProtocol(metric.name, metric.unit, METHOD, "top_n", "resample", n=1)
+    scores = dict(zip(shown.edge, shown.value.tolist(), strict=True))
+    circuit = Circuit(EdgeGraph.of(report.config), scores, report.about.name, report.question.prompt, how)
+    tokens = tuple(report.tables["tokens"].token)
+    asked = GraphPrompt(report.question.prompt, tokens, contrast.answer.token, contrast.answer.prob, wrong)
+    write_attribution_graph(circuit, asked, folder / GRAPH)
+    return [folder / GRAPH]
 
 
 @public()

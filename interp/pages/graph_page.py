@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from interp.circuits.graph_files import AttributionGraph, GraphNode
 from interp.core.boundary import public
 from interp.pages.templates import environment, own
-from interp.pages.wording import count, harmless, number, visible
+from interp.pages.wording import harmless, number, visible
 
 MOST = 200
 """Links drawn and listed."""
@@ -64,17 +65,12 @@ def graph_page(graph: AttributionGraph, *, most: int = MOST) -> str:
     """
     if most < 1:
         raise ValueError(f"at least one link is required, got {most}")
-    templates = environment()
-    for write in (visible, harmless, number, count):
-        templates.filters[write.__name__] = write
-    kinds: dict[str, int] = {}
-    for node in graph.nodes:
-        kinds[node.kind] = kinds.get(node.kind, 0) + 1
-    return templates.get_template("graph.html").render(
+    template = environment().get_template("graph.html")
+    return template.render(
         css=own("report.css") + own("graph.css"),
         graph=graph,
         drawn=drawing(graph, most),
-        kinds=kinds,
+        kinds=Counter(node.kind for node in graph.nodes),
         named={node.name: node for node in graph.nodes},
         weight=None if graph.ours is None else graph.ours.get("weight"),
         positions=None if graph.ours is None else graph.ours.get("positions"),

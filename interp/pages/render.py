@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 
@@ -39,12 +38,9 @@ COARSE = 250_000
 @public()
 def page(report: Report) -> str:
     """The whole page as HTML."""
-    templates = environment()
-    for write in (wording.visible, wording.harmless, wording.number, wording.probability, wording.count):
-        templates.filters[write.__name__] = write
     # Ours, not the reader's text: the only two strings that are not escaped.
     ours = {"css": style(STYLES), "js": script(SCRIPTS)}
-    return templates.get_template("report.html").render(own=ours, report=report, **_ready(report))
+    return environment().get_template("report.html").render(own=ours, report=report, **_ready(report))
 
 
 def _ready(report: Report) -> dict[str, object]:
@@ -176,6 +172,4 @@ def _facts(report: Report) -> list[tuple[str, str]]:
 def _packed(weights: Float[np.ndarray, "cells"]) -> dict[str, object]:
     """Attention weights in [0, 1] as base64 of unsigned integers, little-endian, the largest standing for 1."""
     size = 2 if len(weights) <= COARSE else 1
-    most = 256**size - 1
-    stored = np.rint(np.clip(weights, 0, 1) * most).astype(f"<u{size}")
-    return {"bytes": size, "cells": base64.b64encode(stored.tobytes()).decode()}
+    return {"bytes": size, "cells": views.packed(views.fractions(weights, size))}

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.attention import RepeatedTokens, heads
+from interp.attention import heads
 from interp.core.boundary import public
 from interp.core.results import frame
 from interp.data.batch import Batch
@@ -31,6 +31,7 @@ from interp.passes.observe import Model, Subject, as_model, observe
 from interp.residual import attribute
 from interp.residual.decomposition import not_linear
 from interp.runs.provenance import provenance
+from interp.tasks import RepeatedTokens
 from interp.weights import composition, copying
 from interp.weights.composition import Kind
 

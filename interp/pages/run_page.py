@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import pandas as pd
 
 from interp.core.boundary import public
-from interp.pages import wording
 from interp.pages.templates import environment, own
+from interp.pages.wording import short
 from interp.runs.comparison import as_dataset, headline, main_variables
-from interp.runs.experiment_folder import LOG
-from interp.runs.provenance import flat
-from interp.runs.record import Record
+from interp.runs.folder import flat
+from interp.runs.record import LOG, Record
 from interp.runs.run_file import NAME, RunFile, duration
 
 SHOWN_ROWS, SHOWN_LINES = 20, 40
@@ -56,10 +55,10 @@ def run_page(record: Record) -> str:
 
     Errors: OSError if a file that the run lists is not there any more.
     """
-    templates, run = environment(), record.run
-    templates.filters["harmless"] = wording.harmless
+    run = record.run
     title, _, rest = run.question.partition("\n\n")
-    return templates.get_template("run.html").render(
+    template = environment().get_template("run.html")
+    return template.render(
         css=own("report.css"),
         run=run,
         folder=record.folder.name,
@@ -106,7 +105,7 @@ def _table(record: Record, name: str) -> Table:
 def _cell(value: object) -> str:
     """Four digits are enough to read; the files have them all."""
     if isinstance(value, float):
-        return "–" if value != value else f"{value:.4g}".replace("-", "−")
+        return short(value, 4)
     return "–" if value is None else str(value)
 
 

@@ -6,11 +6,13 @@ from importlib.resources import files
 import jinja2
 from markupsafe import Markup
 
+from interp.pages import wording
+
 PAGES = "interp.pages"
 
 
 def environment(package: str = PAGES) -> jinja2.Environment:
-    """A jinja environment for the templates among a package's assets."""
+    """A jinja environment for the templates among a package's assets, with our ways to write tokens and numbers."""
     made = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: own(name, package)),
         autoescape=True,
@@ -18,6 +20,8 @@ def environment(package: str = PAGES) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    for write in (wording.visible, wording.harmless, wording.number, wording.probability, wording.count):
+        made.filters[write.__name__] = write
     made.policies["json.dumps_kwargs"] = {"ensure_ascii": False}  # the page is UTF-8: a third less for words
     return made
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from interp.core.boundary import public
 from interp.pages.templates import environment, own
-from interp.pages.wording import count, harmless, visible
+from interp.pages.wording import count, harmless, short, visible
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -67,22 +67,19 @@ def top_examples_page(result: xr.Dataset, *, most: int = 100) -> str:
         raise ValueError("the result of top_examples is required, got one without `piece`")
     dim = str(result.peak.dims[0])
     shown = result.isel({dim: slice(most)})
-    return (
-        environment()
-        .get_template("top_examples.html")
-        .render(
-            css=own("report.css"),
-            site=harmless(str(result.attrs["site"])),
-            dim=dim.replace("_", " "),
-            total=count(result.sizes[dim]),
-            cells=[_cell(shown.isel({dim: i}), dim) for i in range(shown.sizes[dim])],
-            all_shown=shown.sizes[dim] == result.sizes[dim],
-            signed=bool((shown.activation < 0).any()),
-            facts=_facts(result),
-            uncounted=UNCOUNTED,
-            bos=result.attrs["bos"],
-            order=result.attrs["order"],
-        )
+    template = environment().get_template("top_examples.html")
+    return template.render(
+        css=own("report.css"),
+        site=harmless(str(result.attrs["site"])),
+        dim=dim.replace("_", " "),
+        total=count(result.sizes[dim]),
+        cells=[_cell(shown.isel({dim: i}), dim) for i in range(shown.sizes[dim])],
+        all_shown=shown.sizes[dim] == result.sizes[dim],
+        signed=bool((shown.activation < 0).any()),
+        facts=_facts(result),
+        uncounted=UNCOUNTED,
+        bos=result.attrs["bos"],
+        order=result.attrs["order"],
     )
 
 
@@ -99,11 +96,11 @@ def _cell(one: xr.Dataset, dim: str) -> Cell:
     end = "max" if "max" in value else "min"
     facts = [
         ("active on", f"{100 * value['density']:.3g} % of tokens"),
-        ("mean", _short(value["mean"])),
+        ("mean", short(value["mean"])),
     ]
-    facts += [(f"{100 * float(q):g} % up to", _short(float(one.quantiles.sel(q=q)))) for q in one.q]
-    facts.append((end, _short(value[end])))
-    return Cell(f"{dim} {int(one[dim])}".replace("_", " "), facts, entries, _short(largest))
+    facts += [(f"{100 * float(q):g} % up to", short(float(one.quantiles.sel(q=q)))) for q in one.q]
+    facts.append((end, short(value[end])))
+    return Cell(f"{dim} {int(one[dim])}".replace("_", " "), facts, entries, short(largest))
 
 
 def _entry(one: xr.Dataset, largest: float) -> Entry:
@@ -111,19 +108,15 @@ def _entry(one: xr.Dataset, largest: float) -> Entry:
     tokens = [_token(piece, value, largest, offset == 0)
               for piece, value, offset, token in zip(*columns, strict=True) if token >= 0]  # fmt: skip
     key = f"attends to {visible(str(one.key_piece.item()))} at {int(one.key)}" if "key_piece" in one else ""
-    return Entry(_short(float(one.peak)), f"row {int(one.row)}, pos {int(one.pos)}", tokens, key)
+    return Entry(short(float(one.peak)), f"row {int(one.row)}, pos {int(one.pos)}", tokens, key)
 
 
 def _token(piece: str, value: float, largest: float, chosen: bool) -> Token:
     if math.isnan(value):
         return Token(_running(piece), 0.0, UNCOUNTED, chosen)
-    return Token(_running(piece), value / largest if largest else 0.0, _short(value), chosen)
+    return Token(_running(piece), value / largest if largest else 0.0, short(value), chosen)
 
 
 def _running(piece: str) -> str:
     """A token as part of a text: spaces stay spaces, line ends and what would hide become signs."""
     return "".join(c if c == " " else visible(c) for c in piece)
-
-
-def _short(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.3g}".replace("-", "−")

@@ -1,10 +1,10 @@
 """Ablation made ready for the template: maps of direct and total effect in common colours, one against the other."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import pandas as pd
 
-from interp.pages.views import Cell
+from interp.pages.views import Cell, Rows, by_layer, records
 from interp.pages.wording import number
 
 CHANGES = {
@@ -62,8 +62,8 @@ class Ablation:
 
     label: str
     meaning: str
-    direct: list[list[Cell]]
-    total: list[list[Cell]]
+    direct: Rows
+    total: Rows
     reach: float
     """Largest absolute effect of both maps, where the colour is full."""
     largest: list[Replaced]
@@ -81,25 +81,17 @@ def place(value: float, reach: float) -> float:
 
 
 def _one(change: str, table: pd.DataFrame) -> Ablation:
-    whole = table.astype({"head": object})
-    whole["head"] = whole["head"].where(whole["head"].notna(), None)
-    parts = [
-        Replaced(*row)
-        for row in zip(*(whole[field.name].tolist() for field in fields(Replaced)), strict=True)
-    ]
+    parts = records(Replaced, table)
     reach = max(max(abs(part.direct), abs(part.value)) for part in parts) or 1.0
-    direct: dict[int, list[Cell]] = {}
-    total: dict[int, list[Cell]] = {}
-    for part in parts:
-        direct.setdefault(part.layer, []).append(_cell(part, part.direct, reach))
-        total.setdefault(part.layer, []).append(_cell(part, part.value, reach, idle=not part.changed))
+    direct = by_layer((part.layer, _cell(part, part.direct, reach)) for part in parts)
+    total = by_layer((part.layer, _cell(part, part.value, reach, idle=not part.changed)) for part in parts)
     order = sorted(parts, key=lambda part: -max(abs(part.value), abs(part.direct)))
     dots = [
         Dot(part, place(part.direct, reach), SIDE - place(part.value, reach), _tip(part))
         for part in reversed(order)  # the largest are drawn last, above the others
     ]
     label, meaning = CHANGES[change]
-    return Ablation(label, meaning, list(direct.values()), list(total.values()), reach, order[:LARGEST], dots)
+    return Ablation(label, meaning, direct, total, reach, order[:LARGEST], dots)
 
 
 def _tip(one: Replaced) -> str:

@@ -1,7 +1,7 @@
 """Attribution made ready for the template: the waterfall along the stream, the bars by size, the map of heads."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from interp.model.parts import Part
-from interp.pages.views import Cell
+from interp.pages.views import Cell, Rows, by_layer, records
 from interp.pages.wording import number
 
 MEANINGS = {
@@ -100,7 +100,7 @@ class Attribution:
 
     waterfalls: dict[str, Waterfall]
     bars: list[Bar]
-    cells: list[list[Cell]]
+    cells: Rows
     reach: float
     """Largest absolute cell of the map, where the colour is full."""
     unplaced: float
@@ -111,7 +111,7 @@ class Attribution:
 
 def attribution(table: pd.DataFrame) -> Attribution:
     """Everything that the page draws of the attribution table."""
-    parts = _parts(table)
+    parts = records(Added, table.assign(order=range(len(table))))  # in the order of the stream
     values = table.value.to_numpy(dtype=float)
     order = np.argsort(-np.abs(values), kind="stable")
     starts, ends, low, span = _falls(values[order])
@@ -119,26 +119,12 @@ def attribution(table: pd.DataFrame) -> Attribution:
     bars = [Bar(parts[i], float(x), float(w)) for i, x, w in zip(order, left, width, strict=True)]
     placed = [part for part in parts if part.kind in ("head", *MLPS)]
     reach = max(abs(part.value) for part in placed) or 1.0
-    cells: dict[int | None, list[Cell]] = {}
-    for part in sorted(placed, key=lambda part: part.kind != "head"):
-        cells.setdefault(part.layer, []).append(_cell(part, reach))
+    heads_first = sorted(placed, key=lambda part: part.kind != "head")
+    cells = by_layer((part.layer, _cell(part, reach)) for part in heads_first)
     unplaced = sum(part.value for part in parts if part.kind not in ("head", *MLPS))
     falls = {"sublayer": _waterfall(_sublayers(parts)), "head": _waterfall([[part] for part in parts])}
     goal = 100 * (float(ends[-1]) - low) / span
-    return Attribution(falls, bars, list(cells.values()), reach, unplaced, -100 * low / span, goal)
-
-
-def _parts(table: pd.DataFrame) -> list[Added]:
-    """The parts in the order of the stream."""
-    layer, head = _optional(table.layer), _optional(table["head"])
-    whole = table.assign(layer=layer, head=head, order=range(len(table)))
-    columns = (whole[field.name].tolist() for field in fields(Added))
-    return [Added(*row) for row in zip(*columns, strict=True)]
-
-
-def _optional(column: pd.Series) -> pd.Series:
-    """Integers as Python's own, None where there is none."""
-    return column.astype(object).where(column.notna(), None)
+    return Attribution(falls, bars, cells, reach, unplaced, -100 * low / span, goal)
 
 
 def _falls(

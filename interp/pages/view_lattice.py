@@ -1,15 +1,14 @@
 """The residual lattice and the words of heads made ready: small arrays for the script, the strongest edges in words."""
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from interp.model.config import ModelConfig
 from interp.pages.flow import FLOOR
+from interp.pages.views import fractions, packed
 from interp.pages.wording import visible
 
 STEPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
@@ -18,7 +17,6 @@ OPENS = 0.02
 """Where the slider stands at first."""
 STRONGEST = 40
 """Edges in the table that stands there without a script."""
-_MOST = 65535
 
 
 @dataclass(frozen=True)
@@ -58,19 +56,19 @@ def lattice(flows: pd.DataFrame, lens: pd.DataFrame, config: ModelConfig) -> dic
     """What the script draws the lattice from: shares as 16-bit fractions, one entry per part above `FLOOR`."""
     moved = flows[flows.kind == "head"]
     own = {
-        kind: packed(_fractions(part.sort_values(["layer", "query"]).value))
+        kind: packed(fractions(part.sort_values(["layer", "query"]).value))
         for kind, part in flows[flows.kind != "head"].groupby("kind")
     }
     first = lens[lens["rank"] == 0]
     mlps = flows[(flows.kind == "mlp") & flows.attribution.notna()].sort_values("layer")
-    columns = [moved.layer, moved["head"], moved["query"], moved.key, _fractions(moved.value)]
+    columns = [moved.layer, moved["head"], moved["query"], moved.key, fractions(moved.value)]
     return {
         "layers": config.n_layers,
         "floor": FLOOR,
         "steps": STEPS,
         "own": own,
         "edges": packed(np.stack([np.asarray(x, dtype="<u2") for x in columns], 1)),
-        "answer": packed(_fractions(first.answer_prob)),
+        "answer": packed(fractions(first.answer_prob)),
         "mlps": mlps.attribution.round(6).tolist(),
     }
 
@@ -79,7 +77,7 @@ def values(table: pd.DataFrame) -> dict[str, object]:
     """Lengths of values `[layer head key]` as 16-bit fractions of the longest."""
     most = float(table.value.max()) or 1.0
     ordered = table.sort_values(["layer", "head", "key"])
-    return {"most": most, "cells": packed(_fractions(ordered.value / most))}
+    return {"most": most, "cells": packed(fractions(ordered.value / most))}
 
 
 def words(table: pd.DataFrame, ids: Sequence[int], config: ModelConfig) -> dict[str, object]:
@@ -107,13 +105,3 @@ def words(table: pd.DataFrame, ids: Sequence[int], config: ModelConfig) -> dict[
             "most": [float(f"{x:.6g}") for x in most[:, 0]],
         }
     return made
-
-
-def packed(values: NDArray[np.generic]) -> str:
-    """Numbers as base64 of their bytes."""
-    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
-
-
-def _fractions(share: "pd.Series[float]") -> NDArray[np.uint16]:
-    """Numbers in [0, 1] as 16-bit fractions."""
-    return np.rint(share.to_numpy(dtype=float).clip(0, 1) * _MOST).astype("<u2")

@@ -1,6 +1,6 @@
 """The lenses made ready for the template: what the stream says at each depth, and what a training step would write."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
@@ -10,7 +10,7 @@ from interp.lenses.backward_lens import NO_UPDATE, THRESHOLD
 from interp.lenses.factors import WRITERS
 from interp.model.config import ConvMLP, ModelConfig, MoE
 from interp.model.parts import Part
-from interp.pages.views import Cell
+from interp.pages.views import Cell, records
 from interp.pages.wording import number, probability, visible
 
 IDLE = f"at most {100 * THRESHOLD:g} % of the largest update"
@@ -89,8 +89,7 @@ class Panel:
 
 def lens(table: pd.DataFrame, answer: str) -> list[Depth]:
     """The lens by depth, the embedding first; every cell explains its top tokens and the ranks of what came next."""
-    columns = (table[field.name].tolist() for field in fields(LensRow))
-    ranked = [LensRow(*row) for row in zip(*columns, strict=True)]
+    ranked = records(LensRow, table)
     cells: dict[str, list[Cell]] = {}
     for (depth, _), rows in groupby(ranked, key=attrgetter("depth", "pos")):
         cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
@@ -119,9 +118,7 @@ def backward_lens(table: pd.DataFrame, answer: str, n_vocab: int) -> list[Panel]
     panels = []
     for matrix, part in table.groupby("matrix", sort=False):
         writes = matrix in WRITERS
-        known = part.fillna({"top_word": "", "bottom_word": ""})
-        columns = (known[field.name].tolist() for field in fields(BackwardRow))
-        ranked = [BackwardRow(*row) for row in zip(*columns, strict=True)]
+        ranked = records(BackwardRow, part.fillna({"top_word": "", "bottom_word": ""}))
         largest = max(row.delta for row in ranked)
         rows: dict[int, list[Cell]] = {}
         for (layer, _), each in groupby(ranked, key=attrgetter("layer", "pos")):

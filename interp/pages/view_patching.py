@@ -1,11 +1,11 @@
 """Patching made ready for the template: maps of what each activation brings back or takes away, and the largest."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import pandas as pd
 
 from interp.causal.contrast import Direction
-from interp.pages.views import Cell
+from interp.pages.views import Cell, Rows, by_layer, records
 from interp.pages.wording import number, visible
 
 DIRECTIONS: dict[Direction, str] = {
@@ -61,8 +61,8 @@ class Patch:
 class Patching:
     """One direction: maps by layer and token, the map by layer and head, the largest effects."""
 
-    maps: dict[str, list[list[Cell]]]
-    heads: list[list[Cell]]
+    maps: dict[str, Rows]
+    heads: Rows
     largest: list[Patch]
 
 
@@ -70,23 +70,15 @@ def patching(table: pd.DataFrame) -> dict[str, Patching]:
     """What the page draws of the patching table, by direction."""
     found = {}
     for direction in DIRECTIONS:
-        patches = _patches(table[table.direction == direction])
+        patches = records(Patch, table[table.direction == direction])
         start = 0.0 if direction == "denoise" else 1.0
-        maps: dict[str, dict[int, list[Cell]]] = {}
-        for patch in patches:
-            rows = maps.setdefault(patch.site, {})
-            rows.setdefault(patch.layer, []).append(_cell(patch, start))
-        drawn = {site: list(rows.values()) for site, rows in maps.items()}
+        drawn = {
+            site: by_layer((patch.layer, _cell(patch, start)) for patch in patches if patch.site == site)
+            for site in dict.fromkeys(patch.site for patch in patches)
+        }
         order = sorted((p for p in patches if p.changed), key=lambda patch: -abs(patch.value))
         found[str(direction)] = Patching(drawn, drawn.pop("z"), order[:LARGEST])
     return found
-
-
-def _patches(table: pd.DataFrame) -> list[Patch]:
-    whole = table.astype(dict.fromkeys(("pos", "token", "head"), object))
-    whole = whole.where(whole.notna(), None)
-    columns = (whole[field.name].tolist() for field in fields(Patch))
-    return [Patch(*row) for row in zip(*columns, strict=True)]
 
 
 def _cell(patch: Patch, start: float) -> Cell:

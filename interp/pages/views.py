@@ -1,9 +1,18 @@
-"""Tables made ready for the template: cells with their colour, bars with their place, explanations in words."""
+"""Tables made ready for the template: cells with their colour, bars with their place, explanations in words.
 
+What the views share stands first: rows of a table as records, cells by layer, numbers packed for the script.
+"""
+
+import base64
 import math
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
+import numpy as np
 import pandas as pd
+from jaxtyping import Float
+from numpy.typing import NDArray
 
 from interp.model.parts import Part
 from interp.pages.wording import count, number, visible
@@ -54,6 +63,43 @@ class Cell:
     """Whether nothing was measured there, so that a number would mislead."""
 
 
+R = TypeVar("R")
+Rows = list[list[Cell]]
+"""A map: its cells, row by row."""
+
+
+def records(kind: type[R], table: pd.DataFrame) -> list[R]:
+    """The rows of a table as records, each field from the column of its name; integers that are not there are None."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    columns = (_whole(table[name]).tolist() for name in names)
+    return [kind(*row) for row in zip(*columns, strict=True)]
+
+
+def _whole(column: pd.Series) -> pd.Series:
+    absent = column.dtype == object or pd.api.types.is_extension_array_dtype(column.dtype)
+    return column.astype(object).where(column.notna(), None) if absent else column
+
+
+def by_layer(cells: Iterable[tuple[Hashable, Cell]]) -> Rows:
+    """The map of cells that come with their rows' names, rows in the order of their first cells."""
+    rows: dict[Hashable, list[Cell]] = {}
+    for layer, cell in cells:
+        rows.setdefault(layer, []).append(cell)
+    return list(rows.values())
+
+
+def packed(values: NDArray[np.generic]) -> str:
+    """Numbers as base64 of their bytes."""
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
+
+
+def fractions(
+    share: "pd.Series[float] | Float[np.ndarray, '*n']", size: int = 2
+) -> NDArray[np.unsignedinteger]:
+    """Numbers in [0, 1] as fractions of so many bytes, little-endian, the largest standing for 1."""
+    return np.rint(np.asarray(share, dtype=float).clip(0, 1) * (256**size - 1)).astype(f"<u{size}")
+
+
 @dataclass(frozen=True)
 class Scored:
     """One head's score with its interval."""
@@ -72,9 +118,7 @@ class Scored:
 
 def scored(table: pd.DataFrame, score: str) -> list[Scored]:
     """Every head's value of one score, in the order of the table."""
-    rows = table[table.score == score]
-    columns = (rows[field.name].tolist() for field in fields(Scored))
-    return [Scored(*row) for row in zip(*columns, strict=True)]
+    return records(Scored, table[table.score == score])
 
 
 def best(table: pd.DataFrame, score: str) -> list[Scored]:
@@ -82,30 +126,31 @@ def best(table: pd.DataFrame, score: str) -> list[Scored]:
     return sorted(scored(table, score), key=lambda head: -head.value)[:BEST]
 
 
-def head_map(table: pd.DataFrame, score: str) -> list[list[Cell]]:
+def head_map(table: pd.DataFrame, score: str) -> Rows:
     """Rows of cells, layer by head, of one score; induction heads are marked on the map of induction scores."""
     words = score.replace("_", " ")
-    rows: dict[int, list[Cell]] = {}
-    for one in scored(table, score):
+
+    def cell(one: Scored) -> Cell:
         tip = (
             f"{one.part}\n{words} score {one.value:.3f}\n"
             f"95 % interval {one.low:.3f} – {one.high:.3f}\nnull {one.null:.3f}"
         )
-        cell = Cell(number(one.value), one.value, tip, one.is_induction_head and score == "induction")
-        rows.setdefault(one.layer, []).append(cell)
-    return list(rows.values())
+        return Cell(number(one.value), one.value, tip, one.is_induction_head and score == "induction")
+
+    return by_layer((one.layer, cell(one)) for one in scored(table, score))
 
 
-def circuit_map(table: pd.DataFrame, score: str) -> list[list[Cell]]:
+def circuit_map(table: pd.DataFrame, score: str) -> Rows:
     """Rows of cells, layer by head, of the eigenvalue or the matching score: signed, a dash where there is no score."""
-    rows: dict[int, list[Cell]] = {}
-    one = table[table.score == score]
-    for part, layer, value in zip(*(one[name].tolist() for name in ("part", "layer", "value")), strict=True):
+
+    def cell(part: str, value: float) -> Cell:
         known = not math.isnan(value)
         tip = f"{part}\n{CIRCUITS[score][0]} {number(value, 3, sign=True) if known else 'not defined'}"
-        cell = Cell(number(value, 2, sign=True) if known else "–", value if known else 0.0, tip)
-        rows.setdefault(layer, []).append(cell)
-    return list(rows.values())
+        return Cell(number(value, 2, sign=True), value if known else 0.0, tip)
+
+    one = table[table.score == score]
+    places = zip(one.layer.tolist(), one.part.tolist(), one.value.tolist(), strict=True)
+    return by_layer((layer, cell(part, value)) for layer, part, value in places)
 
 
 @dataclass(frozen=True)
@@ -132,10 +177,8 @@ def strongest(table: pd.DataFrame) -> dict[str, list[Link]]:
     most = max(1.0, float(known.z.max())) if len(known) else 1.0
     found: dict[str, list[Link]] = {}
     for kind, group in known.groupby("kind", sort=False):
-        names = [field.name for field in fields(Link)]
         best_of = group.head(BEST).assign(width=lambda rows: (100 * rows.z / most).clip(lower=0))
-        rows = zip(*(best_of[name].tolist() for name in names), strict=True)
-        found[str(kind)] = [Link(*row) for row in rows]
+        found[str(kind)] = records(Link, best_of)
     return {kind: found[kind] for kind in KINDS if kind in found}
 
 

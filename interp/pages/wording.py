@@ -52,6 +52,15 @@ def number(value: float | None, digits: int = 2, *, sign: bool = False) -> str:
     return text.replace("-", "−")
 
 
+def short(value: float, digits: int = 3) -> str:
+    """A number of so many digits that count, with a real minus sign; an en dash where there is none.
+
+    >>> short(-0.012345), short(float("nan"))
+    ('−0.0123', '–')
+    """
+    return "–" if math.isnan(value) else f"{value:.{digits}g}".replace("-", "−")
+
+
 def probability(value: float | None) -> str:
     """A probability with three digits, "<0.001" below that.
 

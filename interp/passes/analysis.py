@@ -89,6 +89,12 @@ def function_name(kind: type[Question]) -> str:
     return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", kind.__name__).lower()
 
 
+def _unlabelled(merged: Partial) -> xr.Dataset:
+    raise AssertionError(
+        "this analysis has no result of its own: somebody goes on computing with what it keeps"
+    )
+
+
 @dataclass(frozen=True)
 class Analysis:
     """What to read or run, what to compute per row, how rows combine, and how the result is labelled.
@@ -103,7 +109,8 @@ class Analysis:
     name: str
     compute: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]]
     reduction: Reduction
-    finish: Callable[[Partial], xr.Dataset]
+    finish: Callable[[Partial], xr.Dataset] = _unlabelled
+    """Labels what is left of all rows; without it the analysis is for `reduced_over` alone."""
     reads: Sequence[Read] = ()
     last_only: bool = False
     """Whether sites after the blocks (final norm, logits) are needed at the last real token only."""

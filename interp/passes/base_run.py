@@ -19,7 +19,7 @@ from interp.model.transformer import Transformer
 from interp.passes.variants import Placed, changes, layer_of
 
 Axes = tuple[str, ...]
-_BEHIND_KEYS = (
+_AFTER_KEYS = (
     "attn.hook_q", "attn.q_norm", "attn.hook_rot_q", "attn.hook_attn_scores", "attn.hook_pattern", "attn.hook_z",
     "attn.hook_result", "ln1_post.", "hook_attn_out", "hook_resid_mid", "hook_mlp_in", "ln2", "mlp.", "hook_mlp_out",
     "hook_resid_post", "hook_normalized_resid_post",
@@ -158,7 +158,7 @@ class _Differences:
         if self._stateful:  # a convolution or rows of patterns carry it on
             return False
         name = edit.site.removeprefix(self._last)
-        return name != edit.site and name.startswith(_BEHIND_KEYS)
+        return name != edit.site and name.startswith(_AFTER_KEYS)
 
     def _compared(self, edit: Placed) -> tuple[Axes, "np.ndarray"]:
         """Which cells an edit of the whole site would change; a vector along the last axis counts as one cell."""

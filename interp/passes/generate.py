@@ -1,7 +1,7 @@
 """Text continuation with a key/value cache, step by step or as a whole; every step can be read and edited.
 
-Step 0 feeds the prompt through the model, every later step the token drawn before it. So each position but the last
-is computed, edited and read exactly once; the last token drawn is never fed.
+Step 0 passes the prompt through the model, every later step the token drawn before it. So each position but the last
+is computed, edited and read exactly once; the last token drawn is never passed through it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -14,13 +14,19 @@ from torch import Tensor
 
 from interp.core.precision import wide
 from interp.data.batch import Batch
+from interp.data.text import Text, Tokenizer
 from interp.model.config import ModelConfig
+from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.kv_cache import KVCache
 from interp.model.sites import EMBEDDING_SITES, find
 from interp.model.tap import Edit, Read, Tap, Trace, compact
 from interp.model.transformer import Transformer
-from interp.passes.sampling import Choice
-from interp.passes.sampling import Sampling as Sampling
+from interp.passes.sampling import Choice, Sampling
+
+Stop = str | int | Collection[str | int]
+"""Where to end: a token id, a text that is one token, or several of either."""
+UNDECODED = "\N{REPLACEMENT CHARACTER}"
+"""What tokenizers decode bytes to that are not (yet) a character."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +40,7 @@ class Step:
     logits: Float[Tensor, "b v"]
     """The model's own logits for this column, before penalty, temperature and truncation."""
     trace: Trace
-    """Answers at the positions fed in this step: the whole prompt in the first, else the token drawn before."""
+    """Answers at the positions computed in this step: the whole prompt in the first, else the token drawn before."""
 
     @property
     def log_probs(self) -> Float[Tensor, "b"]:
@@ -78,7 +84,7 @@ def stream(
     rows, n = batch.tokens.shape
     n_max = n + max_new_tokens
     cache = KVCache(model.config, rows, n_max, device=model.device, dtype=model.dtype) if use_cache else None
-    return _steps(_Feed(model, batch, cache, reads, edits), choice, stops, max_new_tokens)
+    return _steps(_Decoder(model, batch, cache, reads, edits), choice, stops, max_new_tokens)
 
 
 def generate(
@@ -149,7 +155,7 @@ def joined(traces: Sequence[Trace], key: Read | str, config: ModelConfig) -> Ten
     return torch.cat([F.pad(a, (0, n_keys - a.shape[-1]), value=unseen) for a in answers], axes.index("q"))
 
 
-class _Feed:
+class _Decoder:
     """The model as the loop sees it: tokens go in, the logits of the next column and the answers come out."""
 
     def __init__(
@@ -167,7 +173,7 @@ class _Feed:
 
     @torch.no_grad()
     def next_logits(self) -> tuple[Float[Tensor, "b v"], Trace]:
-        """Logits of the next column, and the answers at the positions fed."""
+        """Logits of the next column, and the answers at the positions computed."""
         rows, n = self._tokens.shape
         watched = self._reads or self._edits or self._model.edits
         tap = Tap(self._reads, self._edits, grows=True) if watched else None
@@ -189,10 +195,10 @@ class _Feed:
             self._keep = F.pad(self._keep, (0, 1), value=True)
 
 
-def _steps(feed: _Feed, choice: Choice, stops: Int[Tensor, "s"], n: int) -> Iterator[Step]:
+def _steps(decoder: _Decoder, choice: Choice, stops: Int[Tensor, "s"], n: int) -> Iterator[Step]:
     tokens = alive = None
     for _ in range(n):
-        logits, trace = feed.next_logits()
+        logits, trace = decoder.next_logits()
         drawn = choice.draw(logits)
         if tokens is None or alive is None:
             tokens, alive = drawn, torch.ones_like(drawn, dtype=torch.bool)
@@ -203,7 +209,7 @@ def _steps(feed: _Feed, choice: Choice, stops: Int[Tensor, "s"], n: int) -> Iter
             alive = alive & ~torch.isin(tokens, stops)
             if not bool(alive.any()):
                 return
-        feed.push(tokens)
+        decoder.push(tokens)
 
 
 def _check(config: ModelConfig, batch: Batch, max_new_tokens: int, stop_tokens: Collection[int]) -> None:
@@ -225,3 +231,79 @@ def _check_tap(config: ModelConfig, reads: Sequence[Read], edits: Sequence[Edit]
         )
     with torch.no_grad():
         Tap(reads, edits).open(config, 0, None)
+
+
+# --- as text ------------------------------------------------------------
+
+
+def stop_ids(text: Text, stop: Stop, *, eos: bool) -> set[int]:
+    """Ids of the stop tokens; `eos` adds the tokenizer's end of text, if it has one.
+
+    Errors: ValueError naming the tokens of a text that is several.
+    """
+    given = [stop] if isinstance(stop, str | int) else stop
+    ids = {s if isinstance(s, int) else text.single(s) for s in given}
+    return ids | {text.eos_id} if eos and text.eos_id is not None else ids
+
+
+def streamed_text(batch: Batch, steps: Iterable[Step], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text that the steps of one prompt's continuation add, in pieces; ValueError for several prompts."""
+    if len(batch) != 1:
+        raise ValueError(f"one prompt is required, got {len(batch)}")
+    prompt = batch.tokens[0] if batch.keep is None else batch.tokens[0][batch.keep[0]]
+    return text_pieces((int(step.tokens[0]) for step in steps), tokenizer, prompt.tolist())
+
+
+def text_pieces(tokens: Iterable[int], tokenizer: Tokenizer, before: Sequence[int] = ()) -> Iterator[str]:
+    """The text that each new token adds to `before`; bytes that are no whole character yet wait for the next token.
+
+    The pieces join to the text of all new tokens. Each is cut from the text of everything so far, since a token's own
+    text may depend on its neighbours (leading spaces, characters of several tokens); a thousand tokens take
+    milliseconds.
+    """
+    ids = list(before)
+    shown = len(tokenizer.decode(ids).rstrip(UNDECODED)) if ids else 0
+    for token in tokens:
+        ids.append(token)
+        text = tokenizer.decode(ids).rstrip(UNDECODED)
+        if len(text) > shown:
+            yield text[shown:]
+            shown = len(text)
+    if rest := tokenizer.decode(ids)[shown:]:
+        yield rest
+
+
+# --- encoder-decoders ------------------------------------------------------------
+
+
+@torch.no_grad()
+def encoded(model: EncoderDecoder, source: Batch, target: Batch | None = None) -> Batch:
+    """The target as a batch of the decoder, its memory the encoded source; without a target, the start token alone.
+
+    What takes a Transformer and a batch takes `model.decoder` and this one, `observe` for one. The memory has no
+    gradient.
+    """
+    source = source.to(model.device)
+    memory = model.encode(source.tokens, keep=source.keep)
+    if target is None:
+        start = torch.full((len(source), 1), model.config.start_token, device=model.device)
+        return Batch(start, memory=memory)
+    return Batch(target.tokens.to(model.device), target.keep, target.bos, memory=memory).to(model.device)
+
+
+def greedy_decode(
+    model: EncoderDecoder,
+    source: Batch,
+    max_new_tokens: int,
+    *,
+    stop_tokens: Collection[int] = (),
+    use_cache: bool = True,
+) -> Batch:
+    """The start token and up to `max_new_tokens` tokens after it, each the most probable one.
+
+    A row ends with a stop token and is padded with it, not kept. Padding of the source, on either side, changes
+    nothing. For sampling, edits and reads: `stream(model.decoder, encoded(model, source), n)`.
+    Errors: ValueError as in `generate`.
+    """
+    start = encoded(model, source)
+    return generate(model.decoder, start, max_new_tokens, stop_tokens=stop_tokens, use_cache=use_cache)

@@ -181,20 +181,11 @@ LogitFunction = Annotated[
 def as_metric(given: Metric | LogitFunction | None) -> Metric:
     """The metric itself; the one that a function of the logits at the last token amounts to; None: the logit difference
     of the answers that the data bring.
-
-    Errors: ValueError for anything else.
     """
     if given is None:
         return logit_difference()
     if isinstance(given, Metric):
         return given
-    if isinstance(given, type) or not callable(given):
-        raise ValueError(
-            "a metric is required, such as logit_difference(' Mary', ' John') or a function of the logits at the last "
-            f"token, got {given!r}"
-        )
-    if getattr(given, "__module__", "") == __name__:
-        raise ValueError(f"{given.__name__} makes a metric: call it, {given.__name__}(...)")
     return of_logits(given, name=getattr(given, "__name__", "metric").strip("<>"))
 
 

@@ -68,19 +68,16 @@ Model = Annotated[Subject | Transformer, Required("a HookedTransformer or a Tran
 """What analyses take: a `HookedTransformer`, or a bare network for token ids."""
 
 
-def as_model(model: Model, edits: Sequence[Edit] | Edit = ()) -> Subject:
+def as_model(model: Model, edits: Sequence[Edit] = ()) -> Subject:
     """The model under study: the network under all interventions that hold here and now, and its text.
 
     edits: interventions of this question alone, after those.
-    Errors: ValueError for anything that is no decoder or encoder of ours, for edits that are none, or that act after
+    Errors: ValueError for anything that is no decoder or encoder of ours, or for edits that act after
     the last block, where analyses read the logits off the stream themselves; KeyError or IndexError for parts that the
     model lacks.
     """
-    given = [edits] if isinstance(edits, Edit) else list(edits)
-    if wrong := [each for each in given if not isinstance(each, Edit)]:
-        raise ValueError(f"edits are required, such as Edit('L3H5', Zero()), got {wrong[0]!r}")
     network, text = as_network(model), text_of(model)
-    network = network.edited(given) if given else network
+    network = network.edited(edits) if edits else network
     if late := [edit.name for edit in network.edits if is_late(edit.site)]:
         raise ValueError(
             "analyses read the logits off the residual stream, so an edit after the last block "

@@ -138,10 +138,11 @@ def _grouped(
 def block_products(config: ModelConfig) -> int:
     """Multiplications of one token in one block's matrices (attention scores apart)."""
     attention = config.d_model * config.head_width * 2 * (config.n_heads + config.kv_heads)
-    return attention + config.d_model * _mlp_width(config) * (2 if config.macaron else 1)
+    return attention + config.d_model * mlp_width(config) * (2 if config.macaron else 1)
 
 
-def _mlp_width(config: ModelConfig) -> int:
+def mlp_width(config: ModelConfig) -> int:
+    """How many columns the matrices of one token's MLP have together."""
     if isinstance(config.mlp, MoE):
         return 3 * config.mlp.d_mlp * config.mlp.top_k
     if isinstance(config.mlp, MLP):
@@ -149,12 +150,3 @@ def _mlp_width(config: ModelConfig) -> int:
     if isinstance(config.mlp, ConvMLP):
         return 3 * config.mlp.d_mlp
     return 0
-
-
-def bytes_per_token(config: ModelConfig, columns: int, item: int, *, explicit: bool) -> int:
-    """Upper estimate of what one token of a pack holds at once; `explicit`: attention patterns included."""
-    heads = config.head_width * (config.n_heads + 2 * config.kv_heads)
-    widest = 5 * config.d_model + max(2 * heads, 3 * _mlp_width(config) // 2)
-    kept = 4 * config.kv_heads * config.head_width
-    patterns = 3 * config.n_heads * columns if explicit else 0
-    return item * (widest + kept + patterns)

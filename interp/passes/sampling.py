@@ -51,7 +51,7 @@ class Sampling:
 
 
 class Choice:
-    """The rule of one generation with its state: the tokens already in each row, and the generator of its generator.
+    """The rule of one generation with its state: the tokens already in each row, and its generator.
 
     Greedy without `sampling`. ValueError unless the penalty is positive.
     """
@@ -65,7 +65,7 @@ class Choice:
         self._penalty = repetition_penalty
         self._present = None if repetition_penalty == 1 else present(batch, d_vocab)
         seed = None if sampling is None else sampling.seed
-        self._dice = None if seed is None else torch.Generator(batch.tokens.device).manual_seed(seed)
+        self._generator = None if seed is None else torch.Generator(batch.tokens.device).manual_seed(seed)
 
     def draw(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, "b"]:
         """The next token of each row; it counts as present from now on."""
@@ -75,7 +75,7 @@ class Choice:
             tokens = logits.argmax(-1)
         else:
             probabilities = self._sampling.probabilities(logits)
-            tokens = torch.multinomial(probabilities, 1, generator=self._dice)[:, 0]
+            tokens = torch.multinomial(probabilities, 1, generator=self._generator)[:, 0]
         if self._present is not None:
             self._present.scatter_(1, tokens[:, None], True)
         return tokens

@@ -23,17 +23,12 @@ from interp.model.mask import picked
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.base_run import Base, Departures, base_run, departures
+from interp.passes.memory import bytes_per_token, that_fit
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import Model, as_network
-from interp.passes.plan import Pack, Plan, Start, bytes_per_token, planned
+from interp.passes.plan import Pack, Plan, Start, planned
 from interp.passes.sweep_pass import SweepPass
-from interp.passes.together import least
 from interp.passes.variants import Placed, Variant, canonical, layer_of, placed
-
-HOST_MEMORY = 32 << 20
-"""Bytes that a pack may hold on a CPU; more does not make it faster."""
-DEVICE_SHARE = 4
-"""A pack may hold one part in this many of an accelerator's free memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +129,7 @@ class Sweep:
             for edit in edits
         )
         each = bytes_per_token(config, columns, self._network.embed.weight.element_size(), explicit=explicit)
-        tokens = max(1, (self.memory or _budget(self._network)) // each)
+        tokens = that_fit(self._network, each, self.memory)
         return planned(starts, config, len(self._batch), columns, tokens=tokens, everywhere=everywhere)
 
     @cached_property
@@ -216,20 +211,13 @@ class _Judge:
     def value(self, stream: Float[Tensor, "r n d"], copies: int) -> Float[Tensor, "copies b"]:
         """The metric of rows that are `copies` times the examples."""
         example = torch.arange(len(self.batch), device=stream.device).repeat(copies)
-        room = _budget(self.model) // (8 * self.model.config.d_vocab * stream.shape[1])
+        size = that_fit(self.model, 8 * self.model.config.d_vocab * stream.shape[1])
         found = []
-        for rows in torch.arange(len(stream), device=stream.device).split(max(1, room)):
+        for rows in torch.arange(len(stream), device=stream.device).split(size):
             some = example[rows]
             outcome = Outcome(self.model, stream[rows], self.batch.rows(some), some, self.reference)
             found.append(wide(self.metric.of(outcome)))
         return torch.cat(found).unflatten(0, (copies, len(self.batch)))
-
-
-def _budget(model: Transformer) -> int:
-    """Bytes that a pack may hold."""
-    if model.device.type != "cuda":
-        return HOST_MEMORY
-    return least(model, torch.cuda.mem_get_info(model.device)[0] // DEVICE_SHARE)
 
 
 def _halves(pack: Pack) -> list[Pack]:

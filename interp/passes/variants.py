@@ -80,7 +80,7 @@ def layer_of(name: str, config: ModelConfig) -> int:
     """
     _, layer = sites.find(name, config)
     if layer is None and name not in sites.EMBEDDING_SITES:
-        raise ValueError(f"a sweep works before and inside the blocks; {name!r} is behind them")
+        raise ValueError(f"a sweep works before and inside the blocks; {name!r} is after them")
     return 0 if layer is None else layer
 
 

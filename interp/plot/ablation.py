@@ -9,9 +9,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
-from interp.core.shapes import nearest
 from interp.model.parts import Part
-from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
+from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, numbers, score_of
 
 BAR = "#2166ac"
 """Colour of the bars."""
@@ -44,7 +43,7 @@ def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ax = axes(ax, 1.8 + 0.5 * shown.shape[1], 1.2 + 0.42 * shown.shape[0])
         image = heat_map(ax, shown, Scale.signed(shown, label), title="")
         if shown.size <= MOST_NUMBERS:
-            annotate(ax, image, [["" if np.isnan(v) else f"{v:+.2f}" for v in row] for row in shown])
+            annotate(ax, image, numbers(shown, "{:+.2f}"))
         name_cells(ax, rows=names[0], columns=names[1])
         ax.set_ylabel(str(effect.dims[0]))
     ax.set_xlabel(str(effect.dims[-1]))
@@ -64,7 +63,7 @@ def recall_curve(
         >>> from interp.causal import continuations, recall
         >>> recall_curve(recall(model, *continuations(model, [("The cat sat", " on the mat")])))
     """
-    some = _scored(result, score)
+    some = score_of(result, score)
     names = [str(part) for part in result.part.values if "+" not in str(part)]  # the whole model first
     ax = axes(ax, 1.6 + 0.7 * len(names), 3.4)
     some = some.sel(part=names)
@@ -90,7 +89,7 @@ def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | 
         >>> pair = [("The cat sat", " on the mat")]
         >>> recall_map(recall(model, *continuations(model, pair), [0, 1, range(2)]), "loss")
     """
-    some, found = _scored(result, score), {}
+    some, found = score_of(result, score), {}
     for name in map(str, result.part.values[1:]):
         layers = [Part.of(part).layer or 0 for part in name.split("+")]
         if layers == list(range(layers[0], layers[-1] + 1)):
@@ -101,14 +100,11 @@ def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | 
         values[place] = value
     unit = str(some.unit.item())
     label = f"{score.replace('_', ' ')} ({unit})"
-    scale = (
-        Scale.mass(label)
-        if unit.startswith("share")
-        else Scale("viridis", 0.0, float(np.nanmax(values)), label)
-    )
+    scale = Scale("viridis", 0.0, float(np.nanmax(values)), label)
+    scale = Scale.mass(label) if unit.startswith("share") else scale
     ax = axes(ax, 1.8 + 0.7 * size, 1.2 + 0.6 * size)
     image = heat_map(ax, values, scale, title=f"whole model: {float(some.value.sel(part='none')):.2f}")
-    annotate(ax, image, [["" if np.isnan(v) else f"{v:.2f}" for v in row] for row in values])
+    annotate(ax, image, numbers(values))
     name_cells(ax, rows=[str(i) for i in range(size)], columns=[str(i) for i in range(size)])
     ax.set_xlabel("last short-circuited layer")
     ax.set_ylabel("first short-circuited layer")
@@ -132,11 +128,3 @@ def _intervention(result: xr.Dataset) -> str:
         return str(result.attrs["intervention"])
     parts = {"named": "named parts"}.get(result.attrs["parts"], f"every {result.attrs['parts']}")
     return f"{parts}: {json.loads(result.attrs['change'])['change']}"
-
-
-def _scored(result: xr.Dataset, score: str) -> xr.Dataset:
-    """The numbers of one score. KeyError for one that the result does not hold."""
-    known = [str(name) for name in result.score.values]
-    if score not in known:
-        raise KeyError(f"no score {score!r} in this result; {nearest(score, known)}")
-    return result.sel(score=score)

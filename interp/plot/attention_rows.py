@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.model.parts import Named, Part
-from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
+from interp.plot.canvas import MASS, Scale, axes, curve, head_map, legend
 
 REST = "#bbbbbb"
 """Colour of heads that are not named."""
@@ -39,16 +39,8 @@ def attention_entropy(result: xr.Dataset, score: str = "relative", *, ax: Axes |
     if score not in known:
         raise KeyError(f"no score {score!r} in this result; {nearest(score, known)}")
     values = result["value"].sel(score=score).transpose("layer", "head").to_numpy()
-    ax = axes(ax, 1.8 + 0.55 * values.shape[1], 1.2 + 0.42 * values.shape[0])
     top = float(values.max()) if score == "entropy" else 1.0
-    image = heat_map(ax, values, Scale("Blues", 0.0, top, known[score]), title="attention entropy by head")
-    annotate(ax, image, [[f"{v:.2f}" for v in row] for row in values])
-    name_cells(
-        ax, rows=[str(x) for x in result.layer.values], columns=[str(x) for x in result["head"].values]
-    )
-    ax.set_xlabel("head")
-    ax.set_ylabel("layer")
-    return ax
+    return head_map(ax, values, Scale(MASS, 0.0, top, known[score]), title="attention entropy by head")
 
 
 @public()
@@ -81,15 +73,13 @@ def dispersion(
         if head not in named:
             ax.plot(n, cell["value"], color=REST, linewidth=0.6, zorder=1)
     for head in named:
-        cell = lines[head]
-        (line,) = ax.plot(n, cell["value"], linewidth=1.4, label=f"{head}{label}")
-        ax.fill_between(n, cell["low"], cell["high"], color=line.get_color(), alpha=0.2, linewidth=0)
+        curve(ax, n, lines[head], linewidth=1.4, label=f"{head}{label}")
     _even(ax, result, score)
     ax.set_xlabel("visible keys n")
     ax.set_ylabel(VALUES[score])
     ax.set_title(f"{score.replace('_', ' ')} by number of keys")
     if named:
-        ax.legend(title="head", fontsize="small", framealpha=0.85, edgecolor="none")
+        legend(ax, title="head")
     return ax
 
 
@@ -109,11 +99,5 @@ def _even(ax: Axes, result: xr.Dataset, score: str) -> None:
     if score == "gap" or any(line.get_label() == name for line in ax.lines):
         return
     n = result["n_keys"].to_numpy()
-    ax.plot(
-        n,
-        1 / n if score == "max_weight" else np.log(n),
-        color="black",
-        linewidth=0.9,
-        linestyle="--",
-        label=name,
-    )
+    even = 1 / n if score == "max_weight" else np.log(n)
+    ax.plot(n, even, color="black", linewidth=0.9, linestyle="--", label=name)

@@ -9,8 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
-from interp.core.shapes import shape_text
-from interp.plot.canvas import MASS, Scale, annotate, axes, heat_map, name_cells, printable
+from interp.plot.canvas import MASS, Scale, annotate, axes, heat_map, name_cells, printable, token_names
 
 EMPTY = "#999999"
 """Ink of "no update" on a cell without a colour."""
@@ -48,8 +47,7 @@ def backward_lens(
     cells = cells.isel(pos=np.flatnonzero(real))
     norms = cells.delta.transpose("layer", "pos").to_numpy()
     n_layers, n = norms.shape
-    if tokens is not None and len(tokens) != n:
-        raise ValueError(f"one token per position is required, {n}, got {shape_text([len(tokens)])}")
+    names = token_names(cells, tokens)
     ax = axes(ax, 2.0 + 0.8 * n, 1.8 + 0.4 * n_layers)
     logs = np.log10(np.where(norms > 0, norms, np.nan))
     side = str(cells.side.values)
@@ -66,12 +64,10 @@ def backward_lens(
     )
     words = [[printable(str(word)) for word in row] for row in said]
     annotate(ax, image, words, size=7.0)
-    if tokens is None and "token" in cells.coords:
-        tokens = [str(token) for token in cells.token.to_numpy()]
     for layer, pos in np.argwhere(norms == 0):
         ax.text(pos, layer, "no\nupdate", ha="center", va="center", color=EMPTY, fontsize=6)
-    columns = [str(i) for i in range(n)] if tokens is None else [printable(token) for token in tokens]
-    name_cells(ax, rows=[str(i) for i in cells["layer"].values], columns=columns, turned=True)
-    ax.set_xlabel("position" if tokens is None else "token")
+    rows = [str(layer) for layer in cells["layer"].values]
+    name_cells(ax, rows=rows, columns=names or [str(i) for i in range(n)], turned=True)
+    ax.set_xlabel("position" if names is None else "token")
     ax.set_ylabel("layer")
     return ax

@@ -1,16 +1,17 @@
 """What every picture shares: an Axes to draw on, a heat map with a named colour bar, readable text on its cells."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import xarray as xr
 from jaxtyping import Float
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from interp.core.shapes import shape_text
+from interp.core.shapes import nearest, shape_text
 
 MASS = "Blues"
 """Colour map of probabilities and attention."""
@@ -39,6 +40,13 @@ class Scale:
         """For signed numbers: as far below 0 as above."""
         reach = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
         return cls(SIGNED, -reach, reach, label)
+
+    @classmethod
+    def around(cls, chance: float, values: Float[np.ndarray, "..."], label: str) -> "Scale":
+        """For scores on both sides of chance, which is the neutral colour; of 0 where no chance level is known."""
+        chance = 0.0 if np.isnan(chance) else chance
+        signed = cls.signed(values - chance, label if chance == 0 else f"{label} (neutral: chance)")
+        return replace(signed, low=chance + signed.low, high=chance + signed.high)
 
 
 class Sheet(Figure):
@@ -91,3 +99,67 @@ def name_cells(ax: Axes, *, rows: Sequence[str], columns: Sequence[str], turned:
     ax.set_xticks(range(len(columns)), list(columns), rotation=90 if turned else 0)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.tick_params(length=0)
+
+
+def head_map(
+    ax: Axes | None,
+    values: Float[np.ndarray, "layers heads"],
+    scale: Scale,
+    *,
+    title: str,
+    form: str = "{:.2f}",
+) -> Axes:
+    """A layer x head map, each cell with its number; blank where there is none."""
+    layers, heads = values.shape
+    ax = axes(ax, 1.8 + 0.55 * heads, 1.2 + 0.42 * layers)
+    image = heat_map(ax, values, scale, title=title)
+    annotate(ax, image, numbers(values, form))
+    name_heads(ax, layers, heads)
+    return ax
+
+
+def name_heads(ax: Axes, layers: int, heads: int) -> None:
+    """Label a layer x head map."""
+    name_cells(ax, rows=[str(i) for i in range(layers)], columns=[str(i) for i in range(heads)])
+    ax.set_xlabel("head")
+    ax.set_ylabel("layer")
+
+
+def numbers(values: Float[np.ndarray, "rows columns"], form: str = "{:.2f}") -> list[list[str]]:
+    """The values as the texts of their cells, empty where there is none."""
+    return [["" if np.isnan(value) else form.format(value) for value in row] for row in values]
+
+
+def score_of(result: xr.Dataset, name: str) -> xr.Dataset:
+    """One score of a result; KeyError naming the nearest for one that it does not hold."""
+    known = [str(each) for each in result.score.values] if "score" in result.coords else []
+    if name not in known:
+        raise KeyError(
+            f"no score {name!r} in this result; {nearest(name, known) if known else 'it has none'}"
+        )
+    return result.sel(score=name)
+
+
+def token_names(result: xr.Dataset, tokens: Sequence[str] | None) -> list[str] | None:
+    """What the columns of a map by position are called: by the tokens given, else those of the result, if it has any.
+
+    Errors: ValueError for another number of tokens.
+    """
+    n = result.sizes["pos"]
+    if tokens is not None and len(tokens) != n:
+        raise ValueError(f"one token per position is required, {n}, got {shape_text([len(tokens)])}")
+    if tokens is None and "token" in result.coords:
+        tokens = [str(token) for token in result.token.to_numpy()]
+    return None if tokens is None else [printable(token) for token in tokens]
+
+
+def curve(ax: Axes, x: object, cells: xr.Dataset, *style: str, alpha: float = 0.2, **line: object) -> None:
+    """A line through `value` with a band from `low` to `high`, where there are such; `line` as matplotlib takes it."""
+    (drawn,) = ax.plot(x, cells.value, *style, **line)  # type: ignore[arg-type]
+    if "low" in cells and "high" in cells:
+        ax.fill_between(x, cells.low, cells.high, color=drawn.get_color(), alpha=alpha, linewidth=0)  # type: ignore[arg-type]
+
+
+def legend(ax: Axes, *, title: str | None = None, columns: int = 1) -> None:
+    """A small legend through which the lines can be seen."""
+    ax.legend(title=title, ncols=columns, fontsize="small", framealpha=0.85, edgecolor="none")

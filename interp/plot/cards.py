@@ -3,17 +3,21 @@
 HTML without script or style sheet, so that it survives every notebook, mail and converter; text is escaped.
 """
 
+from __future__ import annotations
+
 import base64
 import io
 from collections.abc import Callable
+from typing import cast
 
 import xarray as xr
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from interp.core.accessor import Result, named
+from interp.core import viewer
+from interp.core.accessor import Result
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
-from interp.plot import choice
 from interp.plot.canvas import Sheet
 from interp.runs.run import Results
 
@@ -32,6 +36,18 @@ TITLE = Markup("<div><b>{}</b></div>")
 PLAIN = Markup('<pre style="margin:.2em 0;white-space:pre-wrap">{}</pre>')
 
 
+@public()
+def drawn(result: object, *args: object, **options: object) -> Axes:
+    """The picture of a result, by the function that suits it, which takes the options (`ax` among them).
+
+    Errors: ValueError for what has no picture, naming what has one; and those of the function.
+
+    Example:
+        >>> ax = drawn(interp.heads(model), "previous_token")
+    """
+    return cast(Axes, viewer.drawn(result, *args, **options))
+
+
 def png(draw: Callable[[Axes], object], *, dpi: float = DPI) -> tuple[bytes, int]:
     """What `draw` draws as a PNG file and its width in pixels of the page; pyplot's figures are left alone."""
     sheet = Sheet(layout="constrained")
@@ -45,16 +61,16 @@ def png(draw: Callable[[Axes], object], *, dpi: float = DPI) -> tuple[bytes, int
 
 def picture(result: object) -> Markup:
     """The small picture of a result; the reason where drawing failed, nothing where there is no plot for it."""
-    if choice.draw_of(result) is None:
+    if viewer.PICTURES.of(result) is None:
         return Markup("")
     if isinstance(result, FactoredMatrix) and result.A.numel() + result.B.numel() > LARGE:
         return MUTED.format("no picture unasked, the factors are large: .plot()")
     try:
-        data, width = png(lambda ax: choice.drawn(result, ax=ax))
+        data, width = png(lambda ax: viewer.drawn(result, ax=ax))
     except Exception as error:  # a display must not end in a traceback: it says why there is no picture
         return MUTED.format(f"no picture: {type(error).__name__}: {error}")
     image = Markup('<img src="data:image/png;base64,{}" width="{}" alt="{}" style="max-width:100%">')
-    return image.format(base64.b64encode(data).decode(), width, choice.described(result))
+    return image.format(base64.b64encode(data).decode(), width, viewer.described(result))
 
 
 def card(result: object) -> str:
@@ -76,4 +92,4 @@ def dataset_line(result: xr.Dataset) -> Markup:
     """The analysis, its dims, and how to read its numbers."""
     sizes = " × ".join(f"{dim} {size}" for dim, size in result.sizes.items())
     facts = " · ".join(f"{name}: {text}" for name, text in Result(result).facts.items())
-    return TITLE.format(f"{named(result)} ({sizes})") + MUTED.format(facts)
+    return TITLE.format(f"{viewer.named(result)} ({sizes})") + MUTED.format(facts)

@@ -11,7 +11,7 @@ from matplotlib.image import AxesImage
 
 from interp.core.boundary import public
 from interp.core.shapes import nearest
-from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, printable
+from interp.plot.canvas import Scale, annotate, axes, curve, heat_map, legend, name_cells, printable
 
 ANNOTATED = 12
 """Up to this many layers the cells of a map by roles say their number and interval."""
@@ -76,15 +76,14 @@ def causal_trace_curves(
         cell = result.sel(role=role)
         if (roles is not None and role not in roles) or not int(cell.n.max()):
             continue
-        (line,) = ax.plot(layers, cell.value, marker="o", markersize=4, label=role)
-        ax.fill_between(layers, cell.low, cell.high, color=line.get_color(), alpha=0.2, linewidth=0)
+        curve(ax, layers, cell, marker="o", markersize=4, label=role)
     ax.axhline(_total(result), color="black", linewidth=0.8, linestyle="--", label="total effect")
     ax.axhline(0, color="grey", linewidth=0.8)
     ax.set_xticks(layers if len(layers) <= 2 * ANNOTATED else layers[:: len(layers) // ANNOTATED])
     ax.set_xlabel(_restored(result))
     ax.set_ylabel(f"indirect effect ({result.attrs['unit']})")
     ax.set_title(_title(result, f"mean and 95 % over {int(result.n.max())} prompts"))
-    ax.legend(fontsize="small", framealpha=0.85, edgecolor="none")
+    legend(ax)
     return ax
 
 

@@ -15,7 +15,7 @@ from interp.causal.graph import INPUT
 from interp.circuits.edge_circuit import Circuit
 from interp.core.boundary import public
 from interp.model.parts import Part
-from interp.plot.canvas import SIGNED, axes
+from interp.plot.canvas import SIGNED, axes, curve
 
 BOX = (0.76, 0.4)
 """Width and height of a node, where neighbours stand 1 apart."""
@@ -30,18 +30,19 @@ STYLES = {"found": "-", "random": ":", "degree-matched": "--"}
 
 
 @public()
-def circuit(found: Circuit, *, ax: Axes | None = None) -> Axes:
+def circuit(found: Circuit | xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The circuit's nodes in the order of the forward pass, the input below, heads with their q, k and v inputs.
 
     An arrow is an edge, as wide as its absolute score, coloured by whether what the score is the effect of (its clean
     value in the corrupted run, or the other way round) raises the metric or lowers it.
-    Keys and values that several heads share enter each of those that are drawn.
+    Keys and values that several heads share enter each of those that are drawn. found: or the result of `find_circuit`.
     Errors: ValueError for a circuit without edges.
 
     Example:
         >>> scores = {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 2.0}
         >>> ax = circuit(Circuit(interp.causal.EdgeGraph.of(model.cfg), scores))
     """
+    found = Circuit.of_result(found) if isinstance(found, xr.Dataset) else found
     if not found.edges:
         raise ValueError("a circuit with at least one edge is required, got none")
     places = _places(found)
@@ -84,8 +85,7 @@ def circuit_curve(
         one = result.sel(circuit=kind, score="faithfulness")
         cpr, cmd = result.value.sel(circuit=kind, score=["cpr", "cmd"]).isel(fraction=-1).values
         name = f"{label}: CPR {cpr:.2f}, CMD {cmd:.2f}" if kind == "found" else kind
-        (line,) = ax.plot(one.fraction, one.value, STYLES[kind], marker="o", markersize=3, label=name)
-        ax.fill_between(one.fraction, one.low, one.high, color=line.get_color(), alpha=0.2, linewidth=0)
+        curve(ax, one.fraction, one, STYLES[kind], marker="o", markersize=3, label=name)
     ax.set_xscale("log")
     ax.set_xlabel(f"share of all edges kept (rest: {result.attrs['replacement']})")
     ax.set_ylabel(f"faithfulness\n(share of the {result.attrs['metric']})")

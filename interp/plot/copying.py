@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import xarray as xr
@@ -13,8 +12,7 @@ from matplotlib.patches import Circle
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.shapes import nearest
-from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
+from interp.plot.canvas import Scale, axes, head_map, score_of
 
 CLOSE, PER_LINE = 0.15, 3
 """Points that share a text, in units of the axes, and names on a line of it."""
@@ -84,17 +82,9 @@ def copying_map(table: xr.Dataset, score: str = "eigenvalue", *, ax: Axes | None
         >>> copying_map(interp.copying(model), "mean_rank")
     """
     cells = _score(table, score)
-    values, chance = cells.value.to_numpy(), float(cells.null.mean())
-    ax = axes(ax, 1.8 + 0.55 * values.shape[1], 1.2 + 0.42 * values.shape[0])
-    unit = str(cells.unit.values)
-    signed = Scale.signed(values - chance, unit if chance == 0 else f"{unit} (neutral: chance)")
-    scale = replace(signed, low=chance + signed.low, high=chance + signed.high)
-    image = heat_map(ax, values, scale, title=f"copying by the weights: {score.replace('_', ' ')}")
-    annotate(ax, image, [[f"{v:.2f}" for v in row] for row in values])
-    name_cells(ax, rows=[str(i) for i in cells.layer.values], columns=[str(i) for i in cells["head"].values])
-    ax.set_xlabel("head")
-    ax.set_ylabel("layer")
-    return ax
+    values, unit = cells.value.to_numpy(), str(cells.unit.values)
+    scale = Scale.around(float(cells.null.mean()), values, unit)
+    return head_map(ax, values, scale, title=f"copying by the weights: {score.replace('_', ' ')}")
 
 
 @public()
@@ -120,10 +110,8 @@ def copying_plane(
     for line in (ax.axhline, ax.axvline):
         line(0, color=GREY, linewidth=0.6)
     if heads is not None:
-        shown, shade = (
-            _score(heads, "induction").value.to_numpy().ravel(),
-            Scale.mass("induction score (attention mass)"),
-        )
+        shown = _score(heads, "induction").value.to_numpy().ravel()
+        shade = Scale.mass("induction score (attention mass)")
         dots = ax.scatter(
             across, up, c=shown, cmap=shade.cmap, vmin=shade.low, vmax=shade.high, edgecolors=GREY
         )
@@ -143,10 +131,7 @@ def copying_plane(
 
 def _score(table: xr.Dataset, name: str) -> xr.Dataset:
     """One score of every head, layer by head. KeyError if the table does not hold it."""
-    known = table.score.values.tolist() if "score" in table.coords else []
-    if name not in known:
-        raise KeyError(f"no score {name!r} in this table; {nearest(name, known) if known else 'it has none'}")
-    return table.sel(score=name).transpose("layer", "head", ...)
+    return score_of(table, name).transpose("layer", "head", ...)
 
 
 def _name_groups(ax: Axes, places: Float[np.ndarray, "n 2"], names: Sequence[str]) -> None:

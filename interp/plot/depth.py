@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from interp.core.boundary import public
 from interp.core.shapes import nearest
-from interp.plot.canvas import axes
+from interp.plot.canvas import axes, curve, legend
 
 REST = "#999999"
 """Colour of what is drawn for comparison."""
@@ -51,7 +51,7 @@ def rank_collapse(result: xr.Dataset, *, title: str = "rank collapse", ax: Axes 
     _blocks(ax)
     ax.set_ylabel("relative residual (0: all tokens alike)")
     ax.set_title(title)
-    ax.legend(fontsize="small", framealpha=0.85, edgecolor="none")
+    legend(ax)
     return ax
 
 
@@ -75,15 +75,14 @@ def consensus(
         raise KeyError(f"no score {score!r} in this result; {nearest(score, LABELS)}")
     ax = axes(ax, 5.6, 3.8)
     depth, cells = result.depth.to_numpy(), result.sel(score=score)
-    (line,) = ax.plot(depth, cells.value, linewidth=1.4, label=label)
-    ax.fill_between(depth, cells.low, cells.high, color=line.get_color(), alpha=0.2, linewidth=0)
+    curve(ax, depth, cells, linewidth=1.4, label=label)
     if score in COSINES:
         ax.axhline(1.0, color=REST, linewidth=0.8, linestyle=":")
     _blocks(ax)
     ax.set_ylabel(f"{LABELS[score]} ({cells.unit.item()})")
     ax.set_title(title)
     if label is not None:
-        ax.legend(fontsize="small", framealpha=0.85, edgecolor="none")
+        legend(ax)
     return ax
 
 

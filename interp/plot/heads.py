@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from textwrap import fill
 
 import numpy as np
 import xarray as xr
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from interp.attention.labels import RULES
 from interp.core.boundary import public
-from interp.core.shapes import nearest
-from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
+from interp.plot.canvas import Scale, axes, head_map, name_heads, score_of
 
 MASS_UNIT = "attention mass"
 WIDTH = 9
@@ -29,17 +28,11 @@ def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = Non
     Example:
         >>> plot.heads(interp.heads(model), "previous_token")
     """
-    known = [str(name) for name in result["score"].values]
-    if score not in known:
-        raise KeyError(f"no score {score!r} in this result; {nearest(score, known)}")
-    cells = result.sel(score=score).transpose("layer", "head")
+    cells = score_of(result, score).transpose("layer", "head")
     values, unit = cells["value"].to_numpy(), str(cells["unit"].item())
-    ax = axes(ax, 1.8 + 0.55 * values.shape[1], 1.2 + 0.42 * values.shape[0])
-    scale = Scale.mass(unit) if unit == MASS_UNIT else _around(float(cells["null"].mean()), values, unit)
-    image = heat_map(ax, values, scale, title=f"{score.replace('_', ' ')} score")
-    annotate(ax, image, [["" if np.isnan(v) else f"{v:.2f}" for v in row] for row in values])
-    _name_axes(ax, values.shape)
-    return ax
+    chance = float(cells["null"].mean())
+    scale = Scale.mass(unit) if unit == MASS_UNIT else Scale.around(chance, values, unit)
+    return head_map(ax, values, scale, title=f"{score.replace('_', ' ')} score")
 
 
 @public()
@@ -51,8 +44,6 @@ def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Example:
         >>> head_labels(interp.heads(model))
     """
-    from matplotlib import colormaps
-
     if "label" not in result:
         raise KeyError("no labels in this result: the table of interp.heads is required")
     cells = result["label"].transpose("layer", "head").to_numpy()
@@ -71,18 +62,5 @@ def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
             text = fill(str(word), WIDTH, break_long_words=False)
             ax.text(column, row, text, ha="center", va="center", fontsize=7)
     ax.set_title("what each head does (white: no label)")
-    _name_axes(ax, cells.shape)
+    name_heads(ax, *cells.shape)
     return ax
-
-
-def _around(chance: float, values: np.ndarray, unit: str) -> Scale:
-    """Colours for scores on both sides of chance, which is the neutral colour; of 0 where no chance level is known."""
-    chance = 0.0 if np.isnan(chance) else chance
-    signed = Scale.signed(values - chance, unit if chance == 0 else f"{unit} (neutral: chance)")
-    return replace(signed, low=chance + signed.low, high=chance + signed.high)
-
-
-def _name_axes(ax: Axes, shape: tuple[int, ...]) -> None:
-    name_cells(ax, rows=[str(i) for i in range(shape[0])], columns=[str(i) for i in range(shape[1])])
-    ax.set_xlabel("head")
-    ax.set_ylabel("layer")

@@ -11,7 +11,7 @@ from matplotlib.ticker import StrMethodFormatter
 from interp.core.boundary import public
 from interp.core.shapes import nearest
 from interp.model.parts import Part
-from interp.plot.canvas import Scale, axes
+from interp.plot.canvas import Scale, axes, curve, legend
 
 REST = "#999999"
 """Colour of what is drawn for comparison."""
@@ -24,21 +24,20 @@ def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | No
     result: what `in_context` returned. label: a name for the legend, where several models share an Axes.
 
     Example:
-        >>> rows = interp.attention.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
+        >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
         >>> ax = plot.loss_by_index(interp.dynamics.in_context(model, rows))
     """
     ax = axes(ax, 6.4, 3.6)
     index, loss = result["index"].to_numpy(), result.sel(score="loss")
     name = _score_line(result) if label is None else f"{label}: {_score_line(result)}"
-    (line,) = ax.plot(index, loss.value, linewidth=1.4, label=name)
-    ax.fill_between(index, loss.low, loss.high, color=line.get_color(), alpha=0.25, linewidth=0)
+    curve(ax, index, loss, alpha=0.25, linewidth=1.4, label=name)
     for place in (result.attrs["early"], result.attrs["late"]):
         ax.axvline(place, color=REST, linewidth=0.8, linestyle=":")
     ax.set_xlim(0, int(index[-1]) + 1)
     ax.set_xlabel("token index (BOS is 0)")
     ax.set_ylabel("loss (nats)")
     ax.set_title("loss by token index")
-    ax.legend(fontsize="small", framealpha=0.85, edgecolor="none")
+    legend(ax)
     return ax
 
 
@@ -50,7 +49,7 @@ def loss_map(result: xr.Dataset, value: str = "loss", *, ax: Axes | None = None)
     Errors: KeyError for another value.
 
     Example:
-        >>> rows = interp.attention.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
+        >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
         >>> load = {"step10": model, "step20": model}.__getitem__
         >>> ax = plot.loss_map(interp.dynamics.loss_map(load, ["step10", "step20"], rows))
     """
@@ -107,14 +106,11 @@ def heads_over_training(
         ax.plot(steps, lines.value[place], color=REST, linewidth=0.8, alpha=0.6)
     for place in order[:top]:
         name = str(Part("head", *map(int, lines.place.values[place])))
-        (line,) = ax.plot(steps, lines.value[place], marker=".", label=name)
-        if "low" in lines and "high" in lines:
-            band = (lines.low[place], lines.high[place])
-            ax.fill_between(steps, *band, color=line.get_color(), alpha=0.2, linewidth=0)
+        curve(ax, steps, lines.isel(place=place), marker=".", label=name)
     if "null" in lines and bool(lines.null[order[0]].notnull().all()):
         chance = lines.null[order[0]]
         ax.plot(steps, chance, color="black", linewidth=0.8, linestyle="--", label="chance")
-    ax.legend(title="head", fontsize="small", framealpha=0.85, edgecolor="none")
+    legend(ax, title="head")
     ax.set_xlabel("training step")
     words = score.replace("_", " ")
     ax.set_ylabel(f"{words} ({result.unit.sel(score=score).item()})")

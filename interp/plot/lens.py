@@ -8,8 +8,18 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
-from interp.core.shapes import nearest, shape_text
-from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, printable
+from interp.core.shapes import nearest
+from interp.plot.canvas import (
+    Scale,
+    annotate,
+    axes,
+    curve,
+    heat_map,
+    legend,
+    name_cells,
+    printable,
+    token_names,
+)
 
 
 @public()
@@ -32,17 +42,14 @@ def logit_lens(
     """
     best = result.isel(prompt=prompt, rank=0).transpose("depth", "pos")
     n_depths, n = best.top_token.shape
-    if tokens is not None and len(tokens) != n:
-        raise ValueError(f"one token per position is required, {n}, got {shape_text([len(tokens)])}")
+    names = token_names(best, tokens)
     ax = axes(ax, 2.0 + 0.7 * n, 1.6 + 0.36 * n_depths)
     scale = Scale.mass("probability of the top token")
     image = heat_map(ax, best.top_prob.to_numpy(), scale, title="logit lens: top token at each depth")
     annotate(ax, image, [[printable(str(word)) for word in row] for row in _words(best, pieces)])
-    if tokens is None and "token" in best.coords:
-        tokens = [str(token) for token in best.token.to_numpy()]
-    columns = [str(i) for i in range(n)] if tokens is None else [printable(token) for token in tokens]
-    name_cells(ax, rows=[str(d) for d in best.depth.values], columns=columns, turned=True)
-    ax.set_xlabel("position" if tokens is None else "token read last")
+    rows = [str(depth) for depth in best.depth.values]
+    name_cells(ax, rows=rows, columns=names or [str(i) for i in range(n)], turned=True)
+    ax.set_xlabel("position" if names is None else "token read last")
     ax.set_ylabel("depth")
     return ax
 
@@ -82,14 +89,13 @@ def lens_curve(
         raise KeyError(f"no value {value!r} in a lens; {nearest(value, UNITS)}")
     ax = axes(ax, 6.4, 3.8)
     place = range(result.sizes["depth"])
-    curve = result.sel(score=value)
-    (line,) = ax.plot(place, curve.value, marker="o", markersize=4, label=label)
-    ax.fill_between(place, curve.low, curve.high, color=line.get_color(), alpha=0.25, linewidth=0)
+    cells = result.sel(score=value)
+    curve(ax, place, cells, alpha=0.25, marker="o", markersize=4, label=label)
     ax.set_xticks(list(place), [str(depth) for depth in result.depth.values])
     ax.set_xlabel("depth")
     ax.set_ylabel(UNITS[value])
     ax.set_ylim(bottom=0.0)
-    ax.set_title(f"the lens by depth: mean and 95 % over {int(curve.n.max())} prompts")
+    ax.set_title(f"the lens by depth: mean and 95 % over {int(cells.n.max())} prompts")
     if label is not None:
-        ax.legend(fontsize="small", framealpha=0.85, edgecolor="none")
+        legend(ax)
     return ax

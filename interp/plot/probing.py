@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from interp.core.boundary import public
 from interp.core.shapes import nearest
-from interp.plot.canvas import axes
+from interp.plot.canvas import axes, legend
 
 WORDS = {
     "f1": "F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy",
@@ -54,5 +54,5 @@ def probing(result: xr.Dataset, score: str = "f1", *, ax: Axes | None = None) ->
     ax.set_xlabel("neurons read")
     ax.set_ylabel(f"{WORDS[score]} of the test examples")
     ax.set_title(f"sparse probes, neurons by {result.attrs['select'].replace('_', ' ')}")
-    ax.legend(fontsize="small", framealpha=0.85, edgecolor="none", ncols=1 + len(layers) // 8)
+    legend(ax, columns=1 + len(layers) // 8)
     return ax

@@ -11,7 +11,7 @@ from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.shapes import nearest, shape_text
 from interp.model.parts import Part
-from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells
+from interp.plot.canvas import Scale, annotate, axes, heat_map, legend, name_cells, numbers
 
 NAMES = {
     "stable_rank": "stable rank", "effective_rank": "effective rank", "top_share": "share of the largest",
@@ -20,14 +20,17 @@ NAMES = {
 
 
 @public()
-def singular_values(result: xr.Dataset, kind: str = "W_out", *, ax: Axes | None = None) -> Axes:
+def singular_values(result: xr.Dataset, kind: str | None = None, *, ax: Axes | None = None) -> Axes:
     """The singular values of every matrix of a kind, one colour per layer, one line per head or expert; logarithmic.
 
-    result: what `interp.weights.spectra` returned. Errors: KeyError for a kind that it does not hold.
+    result: what `interp.weights.spectra` returned. kind: one that it holds; None = W_out if it is there, else the
+    first. Errors: KeyError for another kind.
 
     Example:
         >>> singular_values(interp.weights.spectra(model), "OV")
     """
+    kinds = [str(each) for each in result.kind.values]
+    kind = kind or ("W_out" if "W_out" in kinds else kinds[0])
     some = _of_kind(result, kind)
     ax = axes(ax, 5.2, 3.6)
     layers = sorted(set(some.layer.values.tolist()))
@@ -48,7 +51,7 @@ def singular_values(result: xr.Dataset, kind: str = "W_out", *, ax: Axes | None 
     ax.set_ylabel("singular value")
     ax.set_title(f"singular values of {kind}")
     if layers != [-1]:
-        ax.legend(title="layer", fontsize="small", framealpha=0.85, edgecolor="none")
+        legend(ax, title="layer")
     return ax
 
 
@@ -105,7 +108,7 @@ def spectra_map(
         ax, grid, Scale("Blues", 0.0, top, label), title=f"{label}{'' if kind is None else f' of {kind}'}"
     )
     form = "{:.2f}" if value == "top_share" else "{:.1f}"
-    annotate(ax, image, [["" if np.isnan(v) else form.format(v) for v in row] for row in grid])
+    annotate(ax, image, numbers(grid, form))
     name_cells(ax, rows=names, columns=[str(i) for i in range(grid.shape[1])])
     ax.set_xlabel(words[0])
     ax.set_ylabel(words[1])

@@ -14,17 +14,21 @@ from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, prin
 
 
 @public()
-def token_attribution(results: Mapping[str, xr.Dataset], *, prompt: int = 0, ax: Axes | None = None) -> Axes:
+def token_attribution(
+    results: Mapping[str, xr.Dataset] | xr.Dataset, *, prompt: int = 0, ax: Axes | None = None
+) -> Axes:
     """Tokens x methods, coloured by value relative to the largest of its row; the numbers are the values themselves.
 
-    results: what `token_attribution` returned by method, of the same prompts; a Dataset per row of the picture. The
-    methods' units differ (shares, logits), so rows are not to be compared by colour. Padding is left out.
+    results: what `token_attribution` returned, or several by method, of the same prompts: a Dataset per row of the
+    picture. The methods' units differ (shares, logits), so rows are not to be compared by colour. Padding is left out.
     Errors: ValueError for no results, or results about different tokens; IndexError for a prompt they do not hold.
 
     Example:
         >>> methods = ("attention", "rollout", "alti")
         >>> plot.token_attribution({name: interp.token_attribution(model, prompt, method=name) for name in methods})
     """
+    if isinstance(results, xr.Dataset):
+        results = {str(results.attrs.get("method", "score")): results}
     if not results:
         raise ValueError("at least one attribution is required, got none")
     rows = {name: result.isel(prompt=prompt) for name, result in results.items()}

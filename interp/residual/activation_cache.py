@@ -14,6 +14,7 @@ from interp.core.viewer import Shown, fitted
 from interp.model.parts import Part
 from interp.model.sites import full_name
 from interp.model.transformer import Transformer
+from interp.passes.frozen import final_norm
 from interp.residual import decomposition
 from interp.residual.decomposition import Decomposition
 
@@ -110,9 +111,7 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
 
         The right norm for attribution; a lens recomputes the scale instead: `model.transformer.read_out`.
         """
-        norm = self.model.ln_final
-        scale = norm.scale(decomposition.stream(self._rows(), self.model, None))
-        return norm.frozen(stack, scale)
+        return final_norm(self.model).of(decomposition.stream(self._rows(), self.model, None)).through(stack)
 
     def logit_attrs(
         self,
@@ -131,7 +130,7 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         wide = torch.promote_types(model.dtype, torch.float32)
         final = decomposition.stream(self._rows(), model, None)[:, pos]
         direction, bias = decomposition.logit_direction(model, answer, wrong)
-        pulled = model.ln_final.pull_back(direction.to(wide), model.ln_final.scale(final.to(wide)))
+        pulled = final_norm(model).of(final.to(wide)).back(direction.to(wide))
         values = einsum(stack.values[:, :, pos].to(wide), pulled, "c b d, b d -> c b")
         whole_stack = torch.cat((values, bias[None].to(wide)))
         if stack.complete:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,24 +24,45 @@ from interp.core.shapes import shape_text
 from interp.core.stats import Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Answers
-from interp.data.windows import Feed
-from interp.model.config import MLP, MLPS, LayerNorm, ModelConfig, NoNorm
+from interp.model.config import MLP, MLPS, LayerNorm, ModelConfig
 from interp.model.edits import Edit
 from interp.model.mixer_variants import require
 from interp.model.parts import Part
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
+from interp.model.weights import Weights
 from interp.passes.analysis import Analysis, Question
 from interp.passes.answers import Posed
+from interp.passes.edited import edits_at, layer_of
+from interp.passes.frozen import (
+    SUM_NORMS,
+    embedding_norm,
+    embedding_scale,
+    final_norm,
+    output_norm,
+    sum_norm,
+    sum_scale,
+)
 from interp.passes.observe import Model, Subject, observe
-from interp.residual.decomposition import TOLERANCE, IncompleteSumError, logit_direction, not_linear
-from interp.residual.folded import Folded, Grain, site
+from interp.residual.decomposition import (
+    TOLERANCE,
+    IncompleteSumError,
+    check_sum,
+    logit_direction,
+    not_linear,
+)
+from interp.residual.edited_sums import head_shares
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
+
+Grain = Literal["layer", "sublayer", "head", "source", "neuron"]
+"""The grain of a decomposition."""
+
 
 _SOURCES = {"attn_out": ("by_source", "source"), "cross_attn_out": ("by_memory", "memory")}
 _NEURONS = {"mlp_before_out": "neuron_before", "mlp_out": "neuron"}
@@ -120,7 +142,7 @@ def attribution(
 @public(renamed={"by": "parts"})
 def attribute(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     answer: Answers | Float[Tensor, "d"] | Float[Tensor, "b d"] | None = None,
     wrong: Answers | None = None,
     *,
@@ -274,7 +296,6 @@ def labels(config: ModelConfig, parts: Grain) -> tuple[str, ...]:
 
 def _of_layer(config: ModelConfig, grain: Grain, layer: int) -> list[Part]:
     found: list[Part] = []
-    norms = {"attn_out": "ln1_bias", "cross_attn_out": "ln_cross_bias", "mlp_out": "ln2_bias"}
     for sublayer in config.sublayers:
         name = sublayer.removesuffix("_out")
         head = {"attn": "head", "cross_attn": "cross_head"}.get(name)
@@ -286,7 +307,7 @@ def _of_layer(config: ModelConfig, grain: Grain, layer: int) -> list[Part]:
         else:
             found.append(Part(name, layer))
         if config.norm_place == "post" and _has_beta(config):
-            found.append(Part(norms[sublayer], layer))
+            found.append(Part(f"{SUM_NORMS[sublayer]}_bias", layer))
     return found
 
 
@@ -311,24 +332,19 @@ def _layer_reads(config: ModelConfig, parts: Grain, layer: int) -> Iterable[Read
     for sublayer in config.sublayers:
         mixer = sublayer.removesuffix("_out")
         if sublayer not in MLPS and parts in ("head", "source"):
-            yield Read(site(layer, f"{mixer}.hook_z"), _last)
+            yield Read(f"blocks.{layer}.{mixer}.hook_z", _last)
             if parts == "source":
-                yield Read(site(layer, f"{mixer}.hook_pattern"), _last_query)
-                yield Read(site(layer, f"{mixer}.hook_v"))
+                yield Read(f"blocks.{layer}.{mixer}.hook_pattern", _last_query)
+                yield Read(f"blocks.{layer}.{mixer}.hook_v")
         elif sublayer in MLPS and parts == "neuron":
-            yield Read(site(layer, f"{mixer}.hook_post"), _last)
+            yield Read(f"blocks.{layer}.{mixer}.hook_post", _last)
         else:
-            yield Read(site(layer, f"hook_{sublayer}"), _last)
-    if config.norm_place == "post":
-        names = {"attn_out": "ln1", "cross_attn_out": "ln_cross", "mlp_out": "ln2"}
-        for sublayer in config.sublayers:
-            yield Read(site(layer, f"{names[sublayer]}.hook_scale"), _last)
+            yield Read(f"blocks.{layer}.hook_{sublayer}", _last)
+        yield from (Read(scale, _last) for scale in sum_scale(config, layer, sublayer))
 
 
 def _reads(config: ModelConfig, parts: Grain, logits: bool = True) -> tuple[Read, ...]:
-    reads = [Read(site, _last) for site in embedding_parts(config)]
-    if config.embed_norm and not isinstance(config.norm, NoNorm):
-        reads.append(Read("ln_embed.hook_scale", _last))
+    reads = [Read(site, _last) for site in (*embedding_parts(config), *embedding_scale(config))]
     for layer in range(config.n_layers):
         reads += _layer_reads(config, parts, layer)
     reads.append(Read(final_stream(config), _last))
@@ -355,8 +371,7 @@ def _compute(
     target = (
         _of_logits(model, batch, last) if directions is None else _of_rows(model, batch, last, directions)
     )
-    scale = model.ln_final.scale(last[final_stream(model.config)])
-    folded = Folded(model, last, model.ln_final.pull_back(target.direction.to(wide), scale))
+    folded = Folded(model, last, target.direction.to(wide))
     columns = folded.embeddings()
     extra: dict[str, Tensor] = {}
     for layer in range(model.config.n_layers):
@@ -416,6 +431,101 @@ def _of_rows(
     terms = normed.to(stream) * direction
     constant = torch.zeros_like(terms[:, 0]) if beta is None else direction @ beta.to(direction)
     return _Target(direction, constant, terms.sum(1), terms.abs().amax(1))
+
+
+class Folded:
+    """A direction at the end of the stream, carried back through the frozen norms to where each sublayer writes.
+
+    The transpose of pushing every part forwards: what a head or a neuron adds along the direction is its activation
+    times one folded vector, and nothing per head or neuron is ever as wide as d_model.
+
+    `last` holds the activations at the last position, `direction` stands at the output of the final norm. In pre-norm
+    models it is the same everywhere in the stream; the beta of a norm that lies in between becomes a column.
+    """
+
+    def __init__(
+        self, model: Transformer, last: Mapping[str, Tensor], direction: Float[Tensor, "b d"]
+    ) -> None:
+        self.model, self.last, self.weights = model, last, Weights(model)
+        self.at: dict[tuple[int, str], Float[Tensor, "b d"]] = {}
+        self.betas: dict[tuple[int, str], Float[Tensor, "b 1"]] = {}
+        end = final_norm(model).of(last[final_stream(model.config)]).back(direction)
+        for layer in reversed(range(model.config.n_layers)):
+            for sublayer in reversed(model.config.sublayers):
+                norm = sum_norm(model, layer, sublayer).recorded(last)
+                if norm.beta is not None:
+                    self.betas[layer, sublayer] = _dot(end, norm.beta.to(end))
+                end = self.at[layer, sublayer] = norm.back(end)
+        self.end = end
+
+    def embeddings(self) -> list[Float[Tensor, "b 1"]]:
+        """The embeddings' columns, and beta of the norm after them."""
+        norm = embedding_norm(self.model).recorded(self.last)
+        direction = norm.back(self.end)
+        beta = [] if norm.beta is None else [_dot(self.end, norm.beta.to(self.end))]
+        return [_dot(self.last[name], direction) for name in embedding_parts(self.model.config)] + beta
+
+    def block(self, layer: int, grain: Grain) -> tuple[list[Float[Tensor, "b c"]], dict[str, Tensor]]:
+        """The columns of one block at this grain, and each head split by source if that is asked."""
+        columns: list[Tensor] = []
+        extra: dict[str, Tensor] = {}
+        for sublayer in self.model.config.sublayers:
+            if sublayer not in MLPS and grain in ("head", "source"):
+                found, sources = self._heads(layer, sublayer, grain)
+                columns += found
+                extra |= {} if sources is None else {f"{sublayer}_{layer}": sources}
+            elif sublayer in MLPS and grain == "neuron":
+                columns += self._neurons(layer, sublayer)
+            else:
+                columns.append(_dot(self.last[f"blocks.{layer}.hook_{sublayer}"], self.at[layer, sublayer]))
+            if (layer, sublayer) in self.betas:
+                columns.append(self.betas[layer, sublayer])
+        return columns, extra
+
+    def _heads(
+        self, layer: int, sublayer: str, grain: Grain
+    ) -> tuple[list[Float[Tensor, "b c"]], Float[Tensor, "b h k"] | None]:
+        """The heads' columns and their bias'; with `grain="source"` also each head's by source."""
+        mixer = sublayer.removesuffix("_out")
+        w = self.weights.layer(layer, cross=sublayer == "cross_attn_out")
+        z = self.last[f"blocks.{layer}.{mixer}.hook_z"]
+        output = einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
+        direction, beta = self._at_output(layer, sublayer, output)
+        folded = einsum(w.W_O.to(z), direction, "h e d, b d -> b h e")
+        heads = (z * folded).sum(-1)
+        columns = [heads, _dot(direction, w.b_O.to(z)) + beta]
+        if grain == "head":
+            return columns, None
+        v = self.last[f"blocks.{layer}.{mixer}.hook_v"][:, :, self.weights.kv_head()]
+        pattern = self.last[f"blocks.{layer}.{mixer}.hook_pattern"]
+        if edits_at(self.model, layer, [f"{mixer}.hook_z"]):
+            shares = head_shares(self.model, layer, pattern[:, :, None], v, z[:, None])
+            pattern = pattern * shares[:, :, 0]
+        sources = einsum(v, folded, "b k h e, b h e -> b h k") * pattern
+        edited = [edit.name for edit in self.model.edits if layer_of(edit, self.model) == layer]
+        under = f" under the edits of {', '.join(edited)}" if edited else ""
+        check_sum(sources.movedim(-1, 0), heads, f"sources of layer {layer}{under}", self.model.dtype)
+        return columns, sources
+
+    def _neurons(self, layer: int, sublayer: str) -> list[Float[Tensor, "b c"]]:
+        """Every neuron's column, and the bias'."""
+        w = self.weights.layer(layer, before=sublayer == "mlp_before_out")
+        post = self.last[f"blocks.{layer}.{sublayer.removesuffix('_out')}.hook_post"]
+        assert w.W_out is not None and w.b_out is not None
+        direction, beta = self._at_output(layer, sublayer, post @ w.W_out.to(post) + w.b_out.to(post))
+        return [post * (direction @ w.W_out.to(post).mT), _dot(direction, w.b_out.to(post)) + beta]
+
+    def _at_output(
+        self, layer: int, sublayer: str, output: Float[Tensor, "b d"]
+    ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b 1"] | float]:
+        """The direction at a sublayer's bare output, and what beta of the norm after it adds."""
+        norm, direction = output_norm(self.model, layer, sublayer).of(output), self.at[layer, sublayer]
+        beta = 0.0 if norm.beta is None else _dot(direction, norm.beta.to(direction))
+        return norm.back(direction), beta
+
+
+def _dot(x: Float[Tensor, "b d"], y: Float[Tensor, "*#b d"]) -> Float[Tensor, "b 1"]:
+    return (x * y).sum(-1, keepdim=True)
 
 
 def _finish(

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from interp.model.config import MLPS, ModelConfig
 from interp.model.mixer_variants import require
-from interp.model.norm import Normalize
 from interp.model.parts import Named, Part
 from interp.model.sites import embedding_parts, final_stream
 from interp.model.transformer import Transformer
 from interp.model.variants import FullSoftmax
 from interp.model.weights import Weights
+from interp.passes.frozen import FrozenNorm, embedding_norm, output_norm, sum_norm
 
 Cache = Mapping[str, Tensor]
 
@@ -170,7 +170,7 @@ def head_parts(cache: Cache, model: Transformer, layer: int, *, cross: bool = Fa
     results = einsum(z, weights.W_O, "b p h e, h e d -> h b p d")
     bias = weights.b_O.expand_as(results[0])[None]
     sublayer = "cross_attn_out" if cross else "attn_out"
-    values = written(model, layer, sublayer, torch.cat((results, bias)))
+    values = _added(model, layer, sublayer, torch.cat((results, bias)))
     whole = cache[f"blocks.{layer}.hook_{sublayer}"]
     error = check_sum(values, whole, f"heads of layer {layer}", model.dtype)
     return Decomposition(values, tuple(map(str, _heads(model.config, layer, cross=cross))), error=error)
@@ -180,26 +180,6 @@ def _heads(config: ModelConfig, layer: int, *, cross: bool) -> list[Part]:
     """The heads of a layer's attention, and their bias."""
     head, bias = ("cross_head", "cross_attn_bias") if cross else ("head", "attn_bias")
     return [*(Part(head, layer, h) for h in range(config.n_heads)), Part(bias, layer)]
-
-
-def written(
-    model: Transformer,
-    layer: int,
-    sublayer: str,
-    parts: Float[Tensor, "c ... d"],
-    output: Float[Tensor, "... d"] | None = None,
-) -> Float[Tensor, "c ... d"]:
-    """Parts of a sublayer's output as what they add to the stream; the last part takes the beta of the output's norm.
-
-    output: what the parts sum to; None = their sum.
-    """
-    norm, factor = model.block(layer).post_norm(sublayer), model.config.factor(sublayer)
-    if norm is not None:
-        scale = norm.scale(parts.sum(0) if output is None else output)
-        parts = norm.frozen(parts, scale)
-        if norm.bias is not None:
-            parts = torch.cat((parts[:-1], parts[-1:] + norm.bias.to(parts.device)))
-    return parts if factor == 1 else parts * factor
 
 
 def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decomposition:
@@ -238,8 +218,7 @@ def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Fl
     v = cache[f"blocks.{layer}.attn.hook_v"][:, :, weights.kv_head()]
     moved = einsum(v, w.W_O, "b k h e, h e d -> h k b d") * rearrange(pattern, "b h k -> h k b 1")
     output = einsum(cache[f"blocks.{layer}.attn.hook_z"][:, pos], w.W_O, "b h e, h e d -> b d") + w.b_O
-    flat = torch.cat((moved.flatten(0, 1), w.b_O.expand_as(output)[None]))
-    moved = written(model, layer, "attn_out", flat, output)[:-1].view_as(moved)
+    moved = output_norm(model, layer, "attn_out").of(output).through(moved)
     heads = head_results(cache, model, layer)[:, :, pos]
     check_sum(rearrange(moved, "h k b d -> k h b d"), heads, f"sources of layer {layer}", model.dtype)
     return moved
@@ -260,7 +239,7 @@ def by_neuron(
     post = cache[f"blocks.{layer}.{mlp}.hook_post"][:, pos]
     out = cache[f"blocks.{layer}.hook_{mlp}_out"][:, pos]
     neurons = einsum(post, weights.W_out, "b m, m d -> m b d")
-    stacked = written(model, layer, f"{mlp}_out", torch.cat((neurons, weights.b_out.expand_as(out)[None])))
+    stacked = _added(model, layer, f"{mlp}_out", torch.cat((neurons, weights.b_out.expand_as(out)[None])))
     check_sum(stacked, out, f"neurons of layer {layer}", model.dtype)
     kind = "neuron_before" if before else "neuron"
     parts = [*(Part(kind, layer, u) for u in range(len(neurons))), Part(f"{mlp}_bias", layer)]
@@ -275,29 +254,34 @@ def _collected(
     for i in range(n):
         for sublayer in model.config.sublayers:
             parts |= split(i, sublayer)
-            norm = model.block(i).sum_norm(sublayer)
-            if norm is not None:
-                scale = cache[f"blocks.{i}.{norm.name}.hook_scale"]
-                parts = _through(norm, parts, scale, Part(f"{norm.name}_bias", i))
+            norm = sum_norm(model, i, sublayer)
+            if norm.norm is not None:
+                parts = _behind(norm.recorded(cache), parts, Part(f"{norm.norm.name}_bias", i))
     stacked = torch.stack(list(parts.values()))
     error = check_sum(stacked, stream(cache, model, n), f"parts before depth {n}", model.dtype)
     return Decomposition(stacked, tuple(map(str, parts)), n == model.config.n_layers, error)
 
 
-def _through(norm: Normalize, parts: dict[Part, Tensor], scale: Tensor, bias: Part) -> dict[Part, Tensor]:
-    """Parts after a norm of the whole stream, at its frozen scale, with beta as one more."""
-    new = {part: norm.frozen(value, scale) for part, value in parts.items()}
-    if norm.bias is None:
+def _added(
+    model: Transformer, layer: int, sublayer: str, parts: Float[Tensor, "c *n d"]
+) -> Float[Tensor, "c *n d"]:
+    """All parts of a sublayer's output as what they add to the stream; the last, its bias, takes the norm's beta."""
+    return output_norm(model, layer, sublayer).of(parts.sum(0)).split(parts, -1)
+
+
+def _behind(norm: FrozenNorm, parts: dict[Part, Tensor], bias: Part) -> dict[Part, Tensor]:
+    """Parts of the stream after a norm of it, with beta as one more."""
+    new = {part: norm.through(value) for part, value in parts.items()}
+    if norm.beta is None:
         return new
-    return new | {bias: norm.bias.to(scale.device).expand_as(next(iter(new.values())))}
+    like = next(iter(new.values()))
+    return new | {bias: norm.beta.to(like.device).expand_as(like)}
 
 
 def _embedded(cache: Cache, model: Transformer) -> dict[Part, Tensor]:
     """The parts of the stream entering the first block."""
     parts = {Part.of(site): cache[site] for site in embedding_parts(model.config)}
-    if model.ln_embed is None:
-        return parts
-    return _through(model.ln_embed, parts, cache["ln_embed.hook_scale"], Part("embed_bias"))
+    return _behind(embedding_norm(model).recorded(cache), parts, Part("embed_bias"))
 
 
 def not_linear(config: ModelConfig) -> str | None:

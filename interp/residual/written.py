@@ -4,32 +4,36 @@ A lens of a whole state recomputes the norm, a part of a state may not: only at 
 model's logits. What is read of a pass, and what is made of it, are functions of the one `Part`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.precision import wide
-from interp.model.config import MLP, MLPS, ModelConfig, NoNorm
+from interp.model.config import MLP, MLPS, ModelConfig
 from interp.model.edits import Add
 from interp.model.parts import Named, Part, as_part
 from interp.model.sites import final_stream, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.edited import STREAM
+from interp.passes.frozen import (
+    OUTPUT_NORMS,
+    SUM_NORMS,
+    final_norm,
+    onwards,
+    output_norm,
+    output_scale,
+    sum_norm,
+    sum_scale,
+)
 
 _UNITS = {
     "head": "attn_out", "cross_head": "cross_attn_out", "neuron": "mlp_out", "neuron_before": "mlp_before_out",
 }  # fmt: skip
 """The sublayer that the members of a kind write through."""
 _WHOLE = ("attn", "cross_attn", "mlp", "mlp_before")
-_NORMS = {"attn_out": "ln1", "cross_attn_out": "ln_cross", "mlp_out": "ln2"}
-_RESULT = "attn.hook_result"
-_STREAM = (
-    "hook_resid_pre", "hook_resid_pre_attn", "hook_resid_mid", "hook_resid_mid_cross", "hook_resid_post",
-    "hook_normalized_resid_post",
-)  # fmt: skip
-"""The sites that hold the whole stream."""
 
 
 def as_writer(given: Named, config: ModelConfig) -> Part:
@@ -56,23 +60,21 @@ def sublayer_of(part: Part) -> str:
 
 def reads_of(part: Part, config: ModelConfig) -> tuple[Read, ...]:
     """What `written_by` needs: the part's own activations, and the scale of each norm between it and the end."""
+    assert part.layer is not None
     sites = [part.site, final_stream(config)]
-    if not isinstance(config.norm, NoNorm):
-        if part.kind in _UNITS and config.norm_place in ("sandwich", "output"):
-            sites.append(f"blocks.{part.layer}.{_own_norm(part)}.hook_scale")
-        if config.norm_place == "post":
-            sites += [f"blocks.{i}.{_NORMS[s]}.hook_scale" for i, s in _later(part, config)]
+    if part.kind in _UNITS:
+        sites += output_scale(config, part.layer, sublayer_of(part))
+    sites += [site for place in _later(part, config) for site in sum_scale(config, *place)]
     return tuple(Read(site) for site in sites)
 
 
 def written_by(part: Part, trace: Trace, model: Transformer) -> Float[Tensor, "b p d"]:
     """What the part wrote, after the linear part of every norm up to the unembedding, in float32 at least."""
-    out = _added(part, trace, model)
-    for layer, sublayer in _later(part, model.config):
-        norm = model.block(layer).sum_norm(sublayer)
-        if norm is not None and not isinstance(norm.kind, NoNorm):
-            out = norm.frozen(out, wide(trace[Read(f"blocks.{layer}.{norm.name}.hook_scale")]))
-    return model.ln_final.frozen(out, model.ln_final.scale(wide(trace[Read(final_stream(model.config))])))
+    seen = {read.site: wide(trace[read]) for read in reads_of(part, model.config)}
+    out = _added(part, seen, model)
+    for place in _later(part, model.config):
+        out = sum_norm(model, *place).recorded(seen).through(out)
+    return final_norm(model).of(seen[final_stream(model.config)]).through(out)
 
 
 def check_arrives(part: Part, model: Transformer) -> None:
@@ -85,11 +87,11 @@ def check_arrives(part: Part, model: Transformer) -> None:
     after = order[order.index(part.site) + 1 :]
     own = {
         f"blocks.{part.layer}.{s}"
-        for s in (f"hook_{sublayer}", f"{_own_norm(part)}.hook_normalized", _RESULT)
+        for s in (f"hook_{sublayer}", f"{OUTPUT_NORMS.get(sublayer)}.hook_normalized", "attn.hook_result")
     }
-    stream = {site for site in after if site.rpartition(".")[2] in _STREAM}
+    stream = {site for site in after if site.rpartition(".")[2] in STREAM}
     if config.norm_place == "post":
-        stream |= {f"blocks.{layer}.{_NORMS[s]}.hook_normalized" for layer, s in _later(part, config)}
+        stream |= {f"blocks.{layer}.{SUM_NORMS[s]}.hook_normalized" for layer, s in _later(part, config)}
     acting = [edit for edit in model.edits if edit.site in stream | (own & set(after))]
     if acting := [edit for edit in acting if not isinstance(edit.change, Add)]:
         raise ValueError(
@@ -100,15 +102,13 @@ def check_arrives(part: Part, model: Transformer) -> None:
 
 def _later(part: Part, config: ModelConfig) -> Iterator[tuple[int, str]]:
     """Layer and name of every sublayer from the part's own on."""
-    order, sublayer = config.sublayers, sublayer_of(part)
     assert part.layer is not None
-    yield from ((part.layer, s) for s in order[order.index(sublayer) :])
-    yield from ((layer, s) for layer in range(part.layer + 1, config.n_layers) for s in order)
+    return onwards(config, part.layer, sublayer_of(part))
 
 
-def _added(part: Part, trace: Trace, model: Transformer) -> Float[Tensor, "b p d"]:
+def _added(part: Part, seen: Mapping[str, Tensor], model: Transformer) -> Float[Tensor, "b p d"]:
     """What the part added to the stream."""
-    found, config, sublayer = wide(trace[Read(part.site)]), model.config, sublayer_of(part)
+    found = seen[part.site]
     if part.kind in _WHOLE:
         return found
     assert part.layer is not None and part.index is not None
@@ -120,16 +120,8 @@ def _added(part: Part, trace: Trace, model: Transformer) -> Float[Tensor, "b p d
         out = found[..., part.index, None] @ weights.W_out[part.index : part.index + 1].to(found)
     else:
         out = found[:, :, part.index] @ weights.W_O[part.index].to(found)
-    norm = model.block(part.layer).post_norm(sublayer)
-    if norm is not None and not isinstance(norm.kind, NoNorm):
-        out = norm.frozen(out, wide(trace[Read(f"blocks.{part.layer}.{norm.name}.hook_scale")]))
-    return out * config.factor(sublayer)
+    return output_norm(model, part.layer, sublayer_of(part)).recorded(seen).through(out)
 
 
 def _is_neuron(part: Part) -> bool:
     return part.kind in _UNITS and sublayer_of(part) in MLPS
-
-
-def _own_norm(part: Part) -> str:
-    """The norm of a sublayer's output, in blocks that have one."""
-    return "ln2_post" if sublayer_of(part) in MLPS else "ln1_post"

@@ -2,8 +2,7 @@
 
 from interp.runs.record import Record
 from interp.runs.run import Results, answered, run
-from interp.runs.store import ActivationStore
-from interp.runs.store_writer import store_activations
+from interp.runs.store import ActivationStore, store_activations
 
 __all__ = [
     "ActivationStore",

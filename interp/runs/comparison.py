@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.results import labelled
+from interp.core.results import ESTIMATE, labelled
 
 if TYPE_CHECKING:
     import xarray as xr
 
-ATTENDANTS = ("_low", "_high", "_null", "_se", "_n", "_p")
-"""Endings of variables that belong to another one."""
+BESIDE = (*ESTIMATE[1:], "se", "p")
+"""What may stand beside an estimate: under these names beside `value`, as `x_low` beside any other variable `x`."""
 ROWS = ("row", "prompt", "example")
 """Dims whose labels say which row of the data a value belongs to."""
 
@@ -81,7 +81,8 @@ def as_dataset(value: object) -> "xr.Dataset":
 def main_variables(result: "xr.Dataset") -> list[str]:
     """Names of the variables that are no interval, null, error or count of another one."""
     names = [str(name) for name in result.data_vars]
-    return [n for n in names if not any(n == f"{other}{end}" for other in names for end in ATTENDANTS)]
+    beside = {_beside(name, what) for name in names for what in BESIDE}
+    return [name for name in names if name not in beside]
 
 
 def headline(result: "xr.Dataset", name: str) -> str:
@@ -224,9 +225,14 @@ def _places(size: Float[np.ndarray, "..."], count: int) -> list[tuple[int, ...]]
     ]
 
 
+def _beside(name: str, what: str) -> str:
+    """The variable that holds this of another one."""
+    return what if name == "value" else f"{name}_{what}"
+
+
 def _estimate(result: "xr.Dataset", name: str, at: tuple[int, ...]) -> Estimate:
     value = float(result[name].to_numpy()[at])
-    ends = [result.get(f"{name}{end}") for end in ("_low", "_high")]
+    ends = [result.get(_beside(name, end)) for end in ("low", "high")]
     low, high = (
         float("nan") if each is None or each.dims != result[name].dims else float(each.to_numpy()[at])
         for each in ends

@@ -95,7 +95,7 @@ def loaded(file: Path) -> Iterator[Experiment]:
 def parameters(kind: type) -> list[Parameter]:
     """The parameters of a dataclass in order; fields that are records themselves are opened.
 
-    >>> from interp.attention.heads import RepeatedTokens
+    >>> from interp.tasks import RepeatedTokens
     >>> parameters(RepeatedTokens)[-1].name
     'seed'
     """
@@ -132,12 +132,13 @@ def _kind(file: Path, module: ModuleType) -> type:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """The text under each field of a dataclass."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-    body = typing.cast("ast.ClassDef", tree.body[0]).body
+    """The text under each field of a dataclass, those that it inherits among them."""
+    classes = [each for each in reversed(kind.__mro__) if dataclasses.is_dataclass(each)]
+    trees = [ast.parse(textwrap.dedent(inspect.getsource(each))) for each in classes]
     return {
         field.target.id: " ".join(str(below.value.value).split())
-        for field, below in pairwise(body)
+        for tree in trees
+        for field, below in pairwise(typing.cast("ast.ClassDef", tree.body[0]).body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)
         and isinstance(below, ast.Expr)

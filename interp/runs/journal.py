@@ -18,6 +18,7 @@ from typing import Any
 from interp.core.results import write_atomically
 from interp.core.stats import on_host
 from interp.model.config import Json
+from interp.runs.folder import clear
 from interp.runs.progress import Done, Groups, Progress, Reductions, loaded, named, tally_of
 
 _HEAD = struct.Struct("<QI")
@@ -109,9 +110,10 @@ class Journal:
     def _tidy(self) -> None:
         """Remove what came before the snapshot, and what a process left that was killed while it wrote one."""
         kept = {self._path("snapshot"), self._path("journal")}
-        for pattern in (f"{self.name}.*.snapshot", f"{self.name}.*.journal", f".{self.name}.*.snapshot"):
+        for pattern in (f"{self.name}.*.snapshot", f"{self.name}.*.journal"):
             for path in set(self.folder.glob(pattern)) - kept:
                 path.unlink(missing_ok=True)
+        clear(self.folder, f"{self.name}.*.snapshot")
 
     def _path(self, kind: str) -> Path:
         return self.folder / f"{self.name}.{self._number}.{kind}"

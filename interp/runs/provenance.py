@@ -3,25 +3,20 @@
 import ast
 import datetime
 import hashlib
-import json
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from interp.core.results import write_atomically
 from interp.model.config import Json
 from interp.model.transformer import Transformer
 
 PACKAGES = ("interp", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "xarray")
-ABSENT = "(absent)"
-"""Stands for the value of a name that one side of a comparison does not have."""
 
 
 def model_hash(model: Transformer) -> str:
@@ -86,49 +81,9 @@ def question_of(file: Path) -> str:
         return ""
 
 
-def file_hash(file: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
 def now() -> str:
     """The time in UTC to the second, as ISO 8601."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def write_json(path: Path, values: Json) -> None:
-    """Write a JSON file in one step."""
-    write_atomically(path, lambda p: _dump(p, values))
-
-
-def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[tuple[str, str, str]]:
-    """Every name whose value differs, with both values as JSON text; names inside records are joined by dots.
-
-    >>> changes({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
-    [('a.b', '1', '3')]
-    """
-    old, new = flat(before), flat(after)
-    pairs = ((name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in old | new)
-    return [each for each in pairs if each[1] != each[2]]
-
-
-def flat(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """Values as JSON text by name; names inside records are joined by dots.
-
-    >>> flat({"a": {"b": [1]}, "c": "x"})
-    {'a.b': '[1]', 'c': '"x"'}
-    """
-    found: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = json.dumps(value, ensure_ascii=False)
-    return found
-
-
-def _dump(path: Path, values: Json) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _git(*words: str, folder: Path | None) -> str | None:

@@ -16,52 +16,38 @@ import dataclasses
 import errno
 import io
 import logging
+import re
+import secrets
 import shlex
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from filelock import FileLock
-
-from interp.core.results import write_atomically, write_tables
+from interp.core.results import write_tables
 from interp.core.viewer import Shown, fitted
 from interp.data.sources import Data
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.passes.observe import Subject
-from interp.runs.experiment_folder import (
-    FIGURES,
-    LOG,
-    RESULTS,
-    STREAMS,
-    TABLES,
-    changed_code,
-    checked_name,
-    clear,
-    fresh_folder,
-    is_locked,
-    locked,
-    refuse,
-    session_of,
-)  # fmt: skip
-from interp.runs.provenance import (
-    model_hash,
-    now,
-    question_of,
-)
+from interp.runs.folder import clear, is_locked, locked, write_bytes
+from interp.runs.provenance import model_hash, now, question_of
 from interp.runs.run import Asked, Results
 from interp.runs.run import run as run_over
-from interp.runs.run_file import RunFile, State, Step, defaults_of, fields_of
+from interp.runs.run_file import RECORD, RunFile, Session, State, Step, defaults_of, fields_of
 from interp.runs.step_files import encoded, read
-from interp.runs.work_folder import fingerprint_in
+from interp.runs.work_folder import WORK
 
 if TYPE_CHECKING:
     import pandas as pd
 
 logger = logging.getLogger(__name__)
+LOCK, LOG = ".lock", "log.txt"
+RESULTS, TABLES, FIGURES, STREAMS = "results", "tables", "figures", "streams"
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 DPI = 150
 T = TypeVar("T")
@@ -93,7 +79,7 @@ class Record(Shown):
     """
 
     def __init__(
-        self, folder: Path, run: RunFile, lock: FileLock | None = None, *, resumed: bool = False
+        self, folder: Path, run: RunFile, lock: ExitStack | None = None, *, resumed: bool = False
     ) -> None:
         self.folder = folder
         self.resumed = resumed
@@ -122,11 +108,11 @@ class Record(Shown):
         Errors: ValueError for a bad name or parameter; OSError if the folder cannot be made.
         """
         values = fields_of(parameters)
-        question, session = question_of(file) if file else "", session_of(command, file)
-        folder = fresh_folder(root, checked_name(name))
+        question, session = question_of(file) if file else "", Session.begun(command, file)
+        folder = _fresh_folder(root, _checked_name(name))
         source = None if file is None else str(file)
         run = RunFile(name, source, question, values, defaults_of(type(parameters)), seed, (session,))
-        record = cls(folder, run, locked(folder, run))
+        record = cls(folder, run, _locked(folder, run))
         record._update()
         record.say(f"started {folder.name}")
         return record
@@ -147,13 +133,18 @@ class Record(Shown):
         Errors: ValueError if the folder is not a run, if the run is finished, if another process works on it, if it is
         of another experiment, and for parameters that differ, each with what it was and is.
         """
-        lock = locked(folder, RunFile.read(folder))
+        lock = _locked(folder, RunFile.read(folder))
         try:
             run = RunFile.read(folder)
-            refuse(run, folder, parameters, file)
-            session = session_of(command, file)
-            found = changed_code(run.sessions[-1], session)
-            clear(folder)
+            if file is not None and run.file is not None and file.stem != Path(run.file).stem:
+                raise ValueError(f"{folder} is a run of {run.file}, not of {file}")
+            if run.state == "finished":
+                raise ValueError(f"{folder} is finished: there is nothing to go on with; start a new run")
+            RECORD.agree(folder, run.parameters, fields_of(parameters))
+            session = Session.begun(command, file)
+            found = session.changed_since(run.sessions[-1])
+            for place in (folder, *(folder / name for name in (RESULTS, TABLES, FIGURES))):
+                clear(place)
             run = dataclasses.replace(
                 run,
                 state="running",
@@ -167,7 +158,7 @@ class Record(Shown):
             for line in found:
                 record.say(f"warning: {line}")
         except BaseException:
-            lock.release()
+            lock.close()
             raise
         return record
 
@@ -184,7 +175,7 @@ class Record(Shown):
         running.
         """
         state = self.run.state
-        if state == "running" and self._lock is None and not is_locked(self.folder):
+        if state == "running" and self._lock is None and not is_locked(self.folder / LOCK):
             return "interrupted"
         return state
 
@@ -213,7 +204,7 @@ class Record(Shown):
         seconds = round(time.monotonic() - begun, 3)
         files = tuple(f"{RESULTS}/{name}{suffix}" for suffix in found.files)
         for path, data in zip(files, found.files.values(), strict=True):
-            self._write(path, data)
+            write_bytes(self.folder / path, data)
         done = Step(found.kind, files, seconds, now())
         self._update(steps={**self._run.steps, name: done})
         self.say(f"step {name}: computed in {seconds:.1f} s")
@@ -229,8 +220,7 @@ class Record(Shown):
     def table(self, name: str, frame: "pd.DataFrame") -> None:
         """Keep a table as CSV and Parquet; drawn up anew when the run is resumed."""
         self._claim("table", name)
-        folder = self._made(TABLES)
-        paths = write_tables({name: frame}, folder)
+        paths = write_tables({name: frame}, self._made(TABLES))
         kept = tuple(f"{TABLES}/{path.name}" for path in paths)
         self._update(tables={**self._run.tables, name: kept})
 
@@ -240,7 +230,7 @@ class Record(Shown):
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=DPI)
         path = f"{FIGURES}/{name}.png"
-        self._write(path, buffer.getvalue())
+        write_bytes(self.folder / path, buffer.getvalue())
         self._update(figures={**self._run.figures, name: path})
 
     def say(self, line: str) -> None:
@@ -261,7 +251,7 @@ class Record(Shown):
         self._note("data", name, fingerprint)
 
     def stream(
-        self, name: str, questions: Asked, model: Subject, data: Feed | Data, **options: Any
+        self, name: str, questions: Asked, model: Subject, data: DataSource | Data, **options: Any
     ) -> Results:
         """The answers of `interp.run` over data, kept in this run and gone on with where an earlier session was.
 
@@ -278,7 +268,9 @@ class Record(Shown):
         found = run_over(questions, model, data, out=folder, resume=shard is None, shard=shard, **options)
         if not found.complete:
             raise ShareDoneError(f"share {shard} of {name} is done: {found.rows} rows are in so far")
-        self.data(fingerprint_in(folder), name)
+        about = WORK.read(folder)["data"]
+        assert isinstance(about, dict)
+        self.data(str(about["fingerprint"]), name)
         for analysis, value in found.items():
             self.step(f"{name}_{analysis}", partial(_same, value))
         if len(found.rejected):
@@ -310,7 +302,7 @@ class Record(Shown):
     def close(self) -> None:
         """Let go of the run without saying how it ended; after this it can only be read."""
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()
             self._lock = None
 
     @property
@@ -351,7 +343,7 @@ class Record(Shown):
     def _claim(self, kind: str, name: str) -> None:
         """A name twice would silently give the first value for the second, or lose a file."""
         self._require_writing()
-        checked_name(name)
+        _checked_name(name)
         if (kind, name) in self._claimed:
             raise ValueError(f"each {kind} of a run requires a name of its own, {name!r} was there before")
         self._claimed.add((kind, name))
@@ -363,18 +355,39 @@ class Record(Shown):
     def _update(self, **changed: object) -> None:
         self._run = dataclasses.replace(self._run, **changed).write(self.folder)  # type: ignore[arg-type]
 
-    def _write(self, name: str, data: bytes) -> None:
-        path = self._made(str(Path(name).parent)) / Path(name).name
-        try:
-            write_atomically(path, lambda temporary: temporary.write_bytes(data))
-        except OSError as cause:  # a write that finds no room does not say where
-            cause.filename = cause.filename or str(path)
-            raise
-
     def _made(self, name: str) -> Path:
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _checked_name(name: str) -> str:
+    """The name, if it can be a file name anywhere; ValueError otherwise."""
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", name) is None:
+        raise ValueError(
+            f"a name is a letter and up to 63 letters, digits, _ or -, for it becomes a file name; got {name!r}"
+        )
+    return name
+
+
+def _fresh_folder(root: Path, name: str) -> Path:
+    """A new folder that nobody else made, `<name>-<UTC time>-<random>`."""
+    root.mkdir(parents=True, exist_ok=True)
+    while True:
+        folder = root / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+
+
+def _locked(folder: Path, run: RunFile) -> ExitStack:
+    """The lock of a run; waits a moment, for whoever asks for the state holds it that long."""
+    last = run.sessions[-1]
+    return locked(
+        folder / LOCK, f"process {last.pid} on {last.host} works on {folder}: one at a time", wait=1.0
+    )
 
 
 def _same(value: T) -> T:

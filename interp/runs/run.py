@@ -23,8 +23,7 @@ from interp.core.viewer import Shown
 from interp.data.pairs import Pairs
 from interp.data.rows import Rejected
 from interp.data.sources import Data
-from interp.data.stream import Stream, prefetched
-from interp.data.windows import Feed, GivenBatches, about, feed_of, prompts_feed
+from interp.data.stream import DataSource, GivenBatches, Stream, about, data_source, prompt_source, windows_of
 from interp.model.config import Json
 from interp.model.edits import Edit
 from interp.model.transformer import Transformer
@@ -37,13 +36,12 @@ from interp.passes.analysis import (
     Questions,
     function_name,
 )
+from interp.passes.memory import MOST_ON_HOST, memory_plan
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.passes.together import least, one_after_another
-from interp.runs.memory import MOST_ON_HOST, memory_plan
-from interp.runs.progress import Done, Progress
-from interp.runs.progress_bar import progress_bar
+from interp.runs.progress import Done, Progress, progress_bar
 from interp.runs.work import Worker
-from interp.runs.work_folder import Shard, begun, claimed, opened, work_of, write_results
+from interp.runs.work_folder import WORK, Shard, opened, work_of, write_results
 from interp.runs.workers import all_devices, done_by_processes
 
 if TYPE_CHECKING:
@@ -59,6 +57,8 @@ Asked = Askable | Sequence[Askable] | Mapping[str, Askable]
 Devices = Literal["all"] | Sequence[str | torch.device]
 SAMPLE = 4
 """Rows on which memory is measured."""
+AHEAD = 2
+"""Windows that are tokenised while the model works on another."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ class Results(Shown, Named):
 def run(
     questions: Asked,
     model: Model,
-    data: Feed | Data | Pairs | None = None,
+    data: DataSource | Data | Pairs | None = None,
     *,
     edits: Sequence[Edit] = (),
     out: Path | str | None = None,
@@ -141,8 +141,6 @@ def run(
     asked, alone = _asked(questions, subject, bootstrap, seed)
     if devices is not None and not devices:
         raise ValueError("devices must be at least one, got none")
-    if engine not in (None, "ray"):
-        raise ValueError(f"engine must be 'ray' or None, got {engine!r}")
     if asked and data is None:
         raise ValueError(f"{', '.join(a.name for a in asked)} ask about rows of data, got none")
     if not asked and (data is not None or out is not None):
@@ -188,7 +186,7 @@ class _Place:
 def _over_data(
     asked: Sequence[Analysis],
     subject: Subject,
-    data: Feed | Data | Pairs,
+    data: DataSource | Data | Pairs,
     place: _Place,
     devices: Devices | None,
     engine: Literal["ray"] | None,
@@ -196,28 +194,28 @@ def _over_data(
     """The answers to what is asked about rows of data."""
     network, folder = subject.transformer, place.folder
     shared = Questions.of(asked, network.config)
-    before = None if folder is None else begun(folder, place.resume or place.shard is not None)
+    before = None if folder is None else WORK.begun(folder, resume=place.resume or place.shard is not None)
     least(network, 0)  # before the first of several processes makes the folder that the others look for
-    feed = _sized(data, shared, subject, before)
+    source = _sized(data, shared, subject, before)
     for each in asked:
-        if each.rows is not None and feed.rows not in (None, each.rows):
+        if each.rows is not None and source.rows not in (None, each.rows):
             raise ValueError(
-                f"{each.name} holds answers for {each.rows} prompts, got {feed.rows} rows of data"
+                f"{each.name} holds answers for {each.rows} prompts, got {source.rows} rows of data"
             )
     share = None if place.shard is None else Shard.of(place.shard)
-    work = _Work(shared, network, feed, share, devices, engine)
+    work = _Work(shared, network, source, share, devices, engine)
     if folder is not None:
         return _kept(work, folder, partial(_sized, data, shared, subject))
     progress = Progress()
     work.go(progress.due, progress, progress.add)
-    return _results(shared, feed, progress)
+    return _results(shared, source, progress)
 
 
 @public()
 def answered(
     question: Askable,
     model: Model,
-    data: Feed | Data | Pairs | None = None,
+    data: DataSource | Data | Pairs | None = None,
     *,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
@@ -232,22 +230,22 @@ def answered(
     subject = _subject([question], model, edits)
     if data is None:
         return run([question], subject)[question.name]
-    feed = prompts_feed(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
-    found = run([question], subject, feed)
-    if isinstance(feed, GivenBatches) and len(found.rejected):
+    source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+    found = run([question], subject, source)
+    if isinstance(source, GivenBatches) and len(found.rejected):
         bad = found.rejected.iloc[0]
         raise NotFiniteError(f"{question.name}: prompt {bad.row}: {bad.reason}")
     return found[question.name]
 
 
-def reduced_over(analysis: Analysis, model: Subject, feed: Feed) -> Partial:
+def reduced_over(analysis: Analysis, model: Subject, source: DataSource) -> Partial:
     """What an analysis keeps of all rows, unlabelled: for questions that go on computing with it.
 
     Errors: NotFiniteError (a ValueError) for rows on which the model gives NaN or infinity.
     """
     progress = Progress()
     questions = Questions.of([analysis], model.transformer.config)
-    _Work(questions, model.transformer, feed, None, None, None).go(progress.due, progress, progress.add)
+    _Work(questions, model.transformer, source, None, None, None).go(progress.due, progress, progress.add)
     if rejected := progress.finished.rejected:
         raise NotFiniteError(f"{analysis.name}: row {rejected[0].row}: {rejected[0].reason}")
     total = progress.total()
@@ -261,56 +259,60 @@ class _Work:
 
     questions: Questions
     model: Transformer
-    feed: Feed
+    source: DataSource
     share: Shard | None
     devices: Devices | None
     engine: Literal["ray"] | None
 
+    def __post_init__(self) -> None:
+        several = self.share is not None or self.devices is not None or self.engine is not None
+        if several and self.source.windows is None:
+            raise ValueError("several processes require data that can be read again, got an iterator")
+
     def go(self, due: Callable[[int], int | None], progress: Progress, take: Callable[[Done], None]) -> None:
         """Do every window that is due, and hand over each batch's part."""
         title = ", ".join(a.name for a in self.questions.analyses)
-        with progress_bar(title, self.feed.rows, progress) as bar:
+        with progress_bar(title, self.source.rows, progress) as bar:
             for done in self._done(self._windows(due), due):
                 take(done)
                 bar(done)
 
     def _done(self, windows: Iterable[int], due: Callable[[int], int | None]) -> Iterator[Done]:
         if self.engine == "ray":
-            from interp.runs.shard import done_by_ray
+            from interp.runs.ray_engine import done_by_ray
 
-            return done_by_ray(self.questions, self.model, self.feed, windows, due)
+            return done_by_ray(self.questions, self.model, self.source, windows, due)
         if self.devices is None:
             return self._done_here(windows, due)
         devices = all_devices() if self.devices == "all" else [torch.device(d) for d in self.devices]
-        return done_by_processes(self.questions, self.model, self.feed, windows, due, devices)
+        return done_by_processes(self.questions, self.model, self.source, windows, due, devices)
 
     def _done_here(self, windows: Iterable[int], due: Callable[[int], int | None]) -> Iterator[Done]:
         worker, pin = Worker(self.questions, self.model), self.model.device.type == "cuda"
-        for number, window in prefetched(self.feed, windows, pin=pin):
+        for number, window in windows_of(self.source, windows, ahead=AHEAD, pin=pin):
             yield from worker.answers(number, window, due(number) or 0)
 
     def _windows(self, due: Callable[[int], int | None]) -> Iterable[int]:
-        count = self.feed.windows
+        count = self.source.windows
         if count is None:
-            if self.share is not None:
-                raise ValueError("shards require data that can be read again, got an iterator")
             return itertools.count()
         mine = range(count) if self.share is None else self.share.windows(count)
         return (w for w in mine if due(w) is not None)
 
 
-def _kept(work: _Work, folder: Path, sized: Callable[[Json], Feed]) -> Results:
+def _kept(work: _Work, folder: Path, sized: Callable[[Json], DataSource]) -> Results:
     """The results of the work, with its progress in a folder; `sized` gives the data as the run there cuts them."""
     questions, model = work.questions, work.model
-    asked = work_of(questions, model, about(work.feed))
+    asked = work_of(questions, model, about(work.source))
     with one_after_another(model):
-        stored = claimed(folder, asked)
+        stored = WORK.claim(folder, asked)
     if stored != asked:  # of shards that start together one decides on the batches
-        work = replace(work, feed=sized(stored))
-        asked = {**asked, "data": about(work.feed)}
-    with opened(folder, asked, questions, model, work.share) as place:
+        work = replace(work, source=sized(stored))
+        asked = {**asked, "data": about(work.source)}
+    WORK.agree(folder, stored, asked)
+    with opened(folder, questions, model, work.share) as place:
         work.go(place.due, place.journal.progress, place.take)
-        results = _results(questions, work.feed, place.together())
+        results = _results(questions, work.source, place.together())
         if results.complete and place.writes:
             write_results(folder, results, results.rejected)
     return results
@@ -369,28 +371,30 @@ def _resampled(analysis: Analysis, replicates: int, seed: int) -> Analysis:
     return replace(analysis, reduction=Bootstrap(kind, replicates, seed))
 
 
-def _sized(data: Feed | Data | Pairs, questions: Questions, model: Subject, before: Json | None) -> Feed:
+def _sized(
+    data: DataSource | Data | Pairs, questions: Questions, model: Subject, before: Json | None
+) -> DataSource:
     """The data with as many tokens per batch as fit, or as the run in the folder had."""
-    feed = feed_of(data, model.text, MOST_ON_HOST)
-    if feed is data or not isinstance(feed, Stream):
-        return feed
+    source = data_source(data, model.text, MOST_ON_HOST)
+    if source is data or not isinstance(source, Stream):
+        return source
     if before is not None:
         kept = before["data"]
         assert isinstance(kept, dict)
-        return replace(feed, tokens_per_batch=int(kept["tokens_per_batch"]))
+        return replace(source, tokens_per_batch=int(kept["tokens_per_batch"]))
     network = model.transformer
     width, sample = network.config.n_ctx, None
-    if feed.windows and (batches := feed.window(0).batches):
+    if source.windows and (batches := source.window(0).batches):
         sample = next(batches[0].split(SAMPLE))
         width = sample.tokens.shape[1]
     try:
         plan = memory_plan(questions, network, width, sample)
     except NotFiniteError:  # the run will set that row aside
         plan = memory_plan(questions, network, width)
-    return replace(feed, tokens_per_batch=plan.tokens_per_batch)
+    return replace(source, tokens_per_batch=plan.tokens_per_batch)
 
 
-def _results(questions: Questions, feed: Feed, progress: Progress) -> Results:
+def _results(questions: Questions, source: DataSource, progress: Progress) -> Results:
     total, tally = progress.total(), progress.finished
     rejected = sorted(tally.rejected, key=lambda each: each.row)
     if total is None:
@@ -398,13 +402,13 @@ def _results(questions: Questions, feed: Feed, progress: Progress) -> Results:
         raise ValueError(
             f"some rows that can be used are required, got {len(rejected)} rows, all set aside{first}"
         )
-    if isinstance(feed, Stream):
+    if isinstance(source, Stream):
         total = {name: p.ordered() if isinstance(p, Rows) else p for name, p in total.items()}
     finished = questions.finished(total)
     datasets = {name: _numbered(value, total[name]) for name, value in finished.items()}
     if rejected:  # a function gives its result alone, and rows must not get lost unseen
         datasets = {name: each.assign_attrs(rejected=len(rejected)) for name, each in datasets.items()}
-    complete = feed.windows is None or len(progress.tree) == feed.windows
+    complete = source.windows is None or len(progress.tree) == source.windows
     return Results(datasets, tally.rows, tally.tokens, tally.cut, complete, _rejected_table(rejected))
 
 

@@ -2,22 +2,25 @@
 
 import dataclasses
 import enum
-import json
+import os
+import platform
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, TypeVar, cast, get_args
+from typing import Literal, get_args
 
 from interp.model.config import Json
-from interp.runs.provenance import now, write_json
+from interp.runs.folder import FolderKind, built, changes, file_hash
+from interp.runs.provenance import git_dirty, git_revision, now, versions
 
 NAME = "run.json"
-FORMAT = "interp experiment run, 1"
-"""First entry of the file; a `run.json` without it is somebody else's, such as a report's."""
+RECORD = FolderKind("run of an experiment", NAME, "interp experiment run, 1")
+"""A `run.json` without this format is somebody else's, such as a report's."""
 State = Literal["running", "finished", "failed", "interrupted"]
 Kind = Literal["dataset", "frame", "tensors"]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,32 @@ class Session:
     git_dirty: bool | None
     file_sha256: str | None
     """Hash of the experiment file; None for an experiment that is not in a file."""
+
+    @classmethod
+    def begun(cls, command: str | None, file: Path | None) -> "Session":
+        """This process at work on an experiment file, from now on; command: what was typed (None: as Python saw it)."""
+        here = None if file is None else file.resolve().parent
+        return cls(
+            command=shlex.join(sys.argv) if command is None else command,
+            started=now(),
+            last=now(),
+            pid=os.getpid(),
+            host=platform.node(),
+            platform=platform.platform(),
+            versions=versions(),
+            git_revision=git_revision(here),
+            git_dirty=git_dirty(here),
+            file_sha256=None if file is None else file_hash(file),
+        )
+
+    def changed_since(self, before: "Session") -> list[str]:
+        """What of the code is not as in an earlier session, in words."""
+        names = ("git_revision", "git_dirty", "file_sha256", "versions")
+        old, new = ({name: getattr(session, name) for name in names} for session in (before, self))
+        return [
+            f"changed since the last session: {name} was {was}, is {now}"
+            for name, was, now in changes(old, new)
+        ]
 
 
 @dataclass(frozen=True)
@@ -76,32 +105,11 @@ class RunFile:
     @classmethod
     def read(cls, folder: Path) -> "RunFile":
         """The file of a run folder; ValueError saying why the folder is not one."""
-        try:
-            values = json.loads((folder / NAME).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            what = (
-                "has no run.json"
-                if folder.is_dir()
-                else "does not exist"
-                if not folder.exists()
-                else "is a file"
-            )
-            raise ValueError(f"the folder of a run is required, {folder} {what}") from None
-        except (OSError, ValueError) as cause:
-            raise ValueError(
-                f"the folder of a run is required, {folder / NAME} cannot be read: {cause}"
-            ) from cause
-        if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
-            raise ValueError(
-                f"the folder of a run is required, {folder / NAME} was not written by `interp run`"
-            )
-        sessions = tuple(_built(Session, each) for each in values.pop("sessions"))
-        steps = {name: _built(Step, each) for name, each in values.pop("steps").items()}
+        values = RECORD.read(folder)
+        sessions = tuple(built(Session, each) for each in values.pop("sessions"))
+        steps = {name: built(Step, each) for name, each in values.pop("steps").items()}
         tables = {name: tuple(files) for name, files in values.pop("tables").items()}
-        warnings = tuple(values.pop("warnings"))
-        found = _built(
-            cls, values | {"sessions": sessions, "steps": steps, "tables": tables, "warnings": warnings}
-        )
+        found = built(cls, values | {"sessions": sessions, "steps": steps, "tables": tables})
         if found.state not in get_args(State):
             raise ValueError(f"{folder / NAME}: a state is one of {get_args(State)}, got {found.state!r}")
         return found
@@ -133,7 +141,7 @@ class RunFile:
         """Replace the file in one step; returns what was written, with the time in its last session."""
         current = dataclasses.replace(self.sessions[-1], last=now())
         written = dataclasses.replace(self, sessions=(*self.sessions[:-1], current))
-        write_json(folder / NAME, {"format": FORMAT, **dataclasses.asdict(written)})
+        RECORD.write(folder, dataclasses.asdict(written))
         return written
 
 
@@ -169,7 +177,7 @@ def fields_of(record: object) -> Json:
 def defaults_of(kind: type) -> Json:
     """What the fields of a dataclass are if nothing is said; fields without a default are left out.
 
-    >>> from interp.attention.heads import RepeatedTokens
+    >>> from interp.tasks import RepeatedTokens
     >>> defaults_of(RepeatedTokens)["seed"]
     0
     """
@@ -194,12 +202,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def _built(cls: type[T], values: Mapping[str, object]) -> T:
-    """A record from its JSON; ValueError naming keys that it does not know, or misses."""
-    known = {each.name for each in dataclasses.fields(cast("type", cls))}
-    if values.keys() != known:
-        odd = sorted(values.keys() ^ known)
-        raise ValueError(f"{NAME} is of another version of interp: {cls.__name__} differs in {odd}")
-    return cls(**{name: tuple(each) if isinstance(each, list) else each for name, each in values.items()})

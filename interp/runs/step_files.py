@@ -17,6 +17,7 @@ from torch import Tensor
 
 from interp.core.results import frame
 from interp.model.config import Json
+from interp.runs.provenance import bytes_of
 from interp.runs.run_file import Kind
 
 if TYPE_CHECKING:
@@ -185,15 +186,12 @@ def _difference(value: object, back: object) -> str | None:
             return " ".join(str(cause).split())
         return None if value.attrs == back.attrs else "attrs"
     assert isinstance(value, dict) and isinstance(back, dict)
-    odd = [name for name in value if not _same_bits(value[name], back[name])]
+    odd = [n for n, each in value.items() if _identity(each) != _identity(back[n])]
     return f"tensors {odd}" if odd else None
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    one, other = one.detach().cpu().contiguous(), other.contiguous()
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
+def _identity(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
+    return tensor.dtype, tensor.shape, bytes_of(tensor)
 
 
 def read(kind: Kind, path: Path) -> object:

@@ -9,32 +9,30 @@ rejected.parquet            the rows set aside, with the reason
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
-from interp.core.results import write_atomically
 from interp.model.config import Json
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Questions
 from interp.passes.together import one_after_another, writes
+from interp.runs.folder import FolderKind, locked, write_bytes
 from interp.runs.journal import Journal, numbers_in
 from interp.runs.progress import Done, Progress
-from interp.runs.provenance import bytes_of, changes, model_hash, write_json
+from interp.runs.provenance import bytes_of, model_hash
 from interp.runs.step_files import encoded
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-NAME = "work.json"
+WORK = FolderKind("run over data", "work.json", "interp run over data, 1", unmarked=True)
 MAIN = "main"
 
 
@@ -92,76 +90,27 @@ class WorkFolder:
         return found
 
 
-def work_of(questions: Questions, model: Transformer, feed: Json) -> Json:
+def work_of(questions: Questions, model: Transformer, data: Json) -> Json:
     """All that decides the numbers of a run, as JSON."""
     asked = {a.name: described(a) for a in questions.analyses}
     network = {"model_sha256": model_hash(model), "dtype": str(model.dtype), "edits": described(model.edits)}
-    work = {**network, "data": feed, "analyses": asked}
+    work = {**network, "data": data, "analyses": asked}
     found: Json = json.loads(json.dumps(work, default=repr))
     return found
 
 
-def begun(folder: Path, join: bool = True) -> Json | None:
-    """What the run in a folder is about; None where none was begun.
-
-    Errors: ValueError for a folder that holds other things, and without `join` for any run.
-    """
-    if (folder / NAME).exists():
-        if not join:
-            raise ValueError(f"{folder} holds a run already: resume=True goes on with it")
-        found: Json = json.loads((folder / NAME).read_text(encoding="utf-8"))
-        return found
-    if folder.exists() and (not folder.is_dir() or any(not _ours(path) for path in folder.iterdir())):
-        raise ValueError(f"{folder} is not the folder of a run: an empty or a new one is required")
-    return None
-
-
-def fingerprint_in(folder: Path) -> str:
-    """The fingerprint of the data of a run in its folder."""
-    work = begun(folder)
-    assert work is not None and isinstance(work["data"], dict)
-    return str(work["data"]["fingerprint"])
-
-
-def _ours(path: Path) -> bool:
-    """Whether another process is about to begin the same run."""
-    return path.name.lstrip(".").startswith(f"{NAME}.")
-
-
-def claimed(folder: Path, work: Json) -> Json:
-    """What the run in a folder is about: `work`, unless somebody was faster."""
-    if (before := begun(folder)) is not None:
-        return before
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{NAME}.{os.getpid()}"
-    write_json(draft, work)
-    try:
-        os.link(draft, folder / NAME)
-    except FileExistsError:
-        found = begun(folder)
-        assert found is not None
-        return found
-    finally:
-        draft.unlink()
-    return work
-
-
 @contextmanager
 def opened(
-    folder: Path, work: Json, questions: Questions, model: Transformer, shard: Shard | None
+    folder: Path, questions: Questions, model: Transformer, shard: Shard | None
 ) -> Iterator[WorkFolder]:
     """The folder for one process, which holds its lock until it leaves.
 
-    Errors: ValueError for a folder of a run that differs in anything that decides a number (all differences are named),
-    or one whose share another process is working on.
+    Errors: ValueError while another process is working on the same share.
     """
-    if differing := changes(claimed(folder, work), work):
-        listed = "; ".join(f"{at}: was {_short(was)}, is {_short(now)}" for at, was, now in differing)
-        raise ValueError(f"{folder} holds another run: {listed}")
     name = MAIN if shard is None else f"shard-{shard.index}-of-{shard.count}"
     reductions = {a.name: a.reduction for a in questions.analyses}
     first = writes(model)
-    with _locked(folder, name) if first else nullcontext():
+    with _share(folder, name) if first else nullcontext():
         with one_after_another(model):
             if first:
                 _alone(folder, name)
@@ -174,13 +123,10 @@ def opened(
         yield WorkFolder(journal, others, first)
 
 
-def _locked(folder: Path, name: str) -> AbstractContextManager[object]:
-    """The lock of one process's share, held till the end of `with`; ValueError if another process holds it."""
-    lock = FileLock(folder / f".{name}.lock", timeout=0)
-    try:
-        return lock.acquire()
-    except Timeout as cause:
-        raise ValueError(f"another process is working on this run, {lock.lock_file} is locked") from cause
+def _share(folder: Path, name: str) -> ExitStack:
+    """The lock of one process's share of the windows."""
+    file = folder / f".{name}.lock"
+    return locked(file, f"another process is working on this run, {file} is locked")
 
 
 def _alone(folder: Path, name: str) -> None:
@@ -188,7 +134,7 @@ def _alone(folder: Path, name: str) -> None:
     for file in folder.glob(".*.lock"):
         other = file.name.removeprefix(".").removesuffix(".lock")
         if name.rpartition("-of-")[2] != other.rpartition("-of-")[2]:
-            with _locked(folder, other):
+            with _share(folder, other):
                 pass
 
 
@@ -196,7 +142,7 @@ def write_results(folder: Path, results: "Mapping[str, xr.Dataset]", rejected: "
     """Every result as netCDF and tidy Parquet, and the rows set aside; each file whole or not at all."""
     for name, value in {**results, "rejected": rejected}.items():
         for suffix, data in encoded(value).files.items():
-            write_atomically(folder / f"{name}{suffix}", functools.partial(_write, data=data))
+            write_bytes(folder / f"{name}{suffix}", data)
 
 
 def described(value: object) -> object:
@@ -254,11 +200,3 @@ def _constants(code: CodeType) -> list[object]:
 
 def _each(values: Mapping[str, object]) -> dict[str, object]:
     return {str(name): described(value) for name, value in values.items()}
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from interp.data.windows import Feed
+from interp.data.stream import DataSource
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Questions
 from interp.runs.journal import packed_done, unpacked_done
@@ -49,7 +49,7 @@ class _Helper:
 def done_by_processes(
     questions: Questions,
     model: Transformer,
-    feed: Feed,
+    source: DataSource,
     windows: Iterable[int],
     due: Due,
     devices: Sequence[torch.device],
@@ -61,7 +61,7 @@ def done_by_processes(
     Errors: RuntimeError for an exception in a worker, with its traceback, or where workers die at one window again
     and again; ValueError for what cannot be sent.
     """
-    crew = _Crew(_payload(questions, model, feed), devices)
+    crew = _Crew((questions, shareable(model), source), devices)
     reductions = {a.name: a.reduction for a in questions.analyses}
     waiting, deaths = iter(windows), dict[int, int]()
     try:
@@ -96,7 +96,9 @@ def done_by_processes(
 class _Crew:
     """As many worker processes as devices."""
 
-    def __init__(self, payload: tuple[Questions, Transformer, Feed], devices: Sequence[torch.device]) -> None:
+    def __init__(
+        self, payload: tuple[Questions, Transformer, DataSource], devices: Sequence[torch.device]
+    ) -> None:
         self._payload = payload
         self._context = multiprocessing.get_context("spawn")
         hosts = sum(device.type == "cpu" for device in devices)
@@ -170,14 +172,13 @@ def shareable(model: Transformer) -> Transformer:
     return model.share_memory()
 
 
-def _payload(questions: Questions, model: Transformer, feed: Feed) -> tuple[Questions, Transformer, Feed]:
-    if feed.windows is None:
-        raise ValueError("several processes require data that can be read again, got an iterator")
-    return questions, shareable(model), feed
-
-
 def _serve(
-    pipe: Connection, questions: Questions, model: Transformer, feed: Feed, device: torch.device, threads: int
+    pipe: Connection,
+    questions: Questions,
+    model: Transformer,
+    source: DataSource,
+    device: torch.device,
+    threads: int,
 ) -> None:
     """A worker's life: windows in, one message per batch out."""
     torch.set_num_threads(threads)
@@ -185,7 +186,7 @@ def _serve(
         worker = Worker(questions, model.to(device))
         while True:
             number, first = pipe.recv()
-            for done in worker.answers(number, feed.window(number), first):
+            for done in worker.answers(number, source.window(number), first):
                 pipe.send(packed_done(done))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return

@@ -17,9 +17,8 @@ from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.pages.wording import harmless, visible
 from interp.passes.analysis import Analysis
-from interp.residual.attribution import labels
+from interp.residual.attribution import Folded, labels
 from interp.residual.decomposition import IncompleteSumError, logit_direction
-from interp.residual.folded import Folded
 from interp.serve.asks import Continue, Look, Token
 from interp.serve.changes import part_of, positions, said
 from interp.serve.session import Pair, Seen, Session
@@ -256,8 +255,7 @@ def _added(
     direction, _ = logit_direction(model, ids, foils)
     wide = {site: value.to(torch.promote_types(value.dtype, torch.float32)) for site, value in last.items()}
     end = wide[sites.final_stream(model.config)]
-    folded = Folded(model, wide, model.ln_final.pull_back(direction.to(end), model.ln_final.scale(end)))
-    columns, _ = folded.block(layer, "neuron")
+    columns, _ = Folded(model, wide, direction.to(end)).block(layer, "neuron")
     return [column for column in columns if column.shape[1] == session.neurons][-1].cpu().double()
 
 

@@ -26,8 +26,8 @@ from interp.core.shapes import nearest
 from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Answers
-from interp.data.windows import Feed
 from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
@@ -170,7 +170,7 @@ class CompareMethods(Question):
 @public()
 def erasure(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     attribution: xr.Dataset,
     answer: Answers | None = None,
     wrong: Answers | None = None,
@@ -207,7 +207,7 @@ def erasure(
 @public(renamed={"erasure": "shares, replacement and measure"})
 def compare_methods(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,
@@ -302,7 +302,7 @@ def _of_one(
     trace: Trace,
     batch: Batch,
     model: Transformer,
-    each: Sequence[Float[Tensor, "n"]],
+    each: Sequence[Float[Tensor, "_"]],
     how: Removal,
     pos: int,
     batch_size: int,

@@ -24,8 +24,8 @@ from interp.core.results import check_result, labelled
 from interp.core.stats import Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Text
-from interp.data.windows import Feed
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.mixer_variants import require
@@ -68,7 +68,7 @@ class FlowRoutes(Question):
 @public()
 def flow_routes(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,

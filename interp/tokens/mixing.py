@@ -21,12 +21,12 @@ from interp.core.shapes import nearest
 from interp.model.config import ModelConfig
 from interp.model.edits import Detach
 from interp.model.mixer_variants import require
-from interp.model.norm import Normalize
 from interp.model.sites import attention_input
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.edited import AFTER_PATTERN, STREAM, edits_at, inner_site, layer_of
+from interp.passes.frozen import SUM_NORMS, FrozenNorm, output_norm, sum_norm
 from interp.residual.edited_sums import head_shares, multiple
 
 CHUNK = 2**24
@@ -76,7 +76,7 @@ class SourceSplit:
         moved anything but a multiple of it.
         """
         require("additive", [model.config.mixers[layer]], "splitting a block by source")
-        block, weights = model.block(layer), Weights(model).layer(layer)
+        weights = Weights(model).layer(layer)
         stream, pattern, v = (wide(trace[read]) for read in mixing_reads(model.config, layer, "alti"))
         found = cls(
             pattern=pattern,
@@ -92,27 +92,24 @@ class SourceSplit:
             found = replace(found, pattern=pattern * share)
         if upto == "z":
             return found
-        found = found.after(block.post_norm("attn_out")).times(model.config.factor("attn_out"))
+        found = found.after(output_norm(model, layer, "attn_out"))
         if "attn" in edited:
             found = found._rescaled(model, layer, edited["attn"])
         if upto != "attn":
             found = replace(found, stream=stream)
         if upto == "block":
-            found = found.after(block.sum_norm("attn_out"))
+            found = found.after(sum_norm(model, layer, "attn_out"))
         return found._rescaled(model, layer, edited["block"]) if "block" in edited else found
 
-    def after(self, norm: Normalize | None) -> "SourceSplit":
-        """The same parts after a norm of their sum, frozen at its scale; beta joins the constant."""
-        if norm is None:
-            return self
-        scale = norm.scale(self.output)
-        constant = norm.frozen(self.constant, scale)
+    def after(self, norm: FrozenNorm) -> "SourceSplit":
+        """The same parts after a norm of their sum at its own scale; beta joins the constant."""
+        frozen = norm.of(self.output)
         return replace(
             self,
-            out=norm.frozen(self.out, torch.ones_like(self.out[..., :1])),
-            scale=self.scale * scale,
-            stream=norm.frozen(self.stream, scale),
-            constant=constant if norm.bias is None else constant + norm.bias.to(constant),
+            out=norm.through(self.out),
+            scale=self.scale if frozen.scale is None else self.scale * frozen.scale,
+            stream=frozen.through(self.stream),
+            constant=frozen.split(self.constant[None], 0)[0],
         )
 
     def _rescaled(self, model: Transformer, layer: int, edited: Float[Tensor, "b q d"]) -> "SourceSplit":
@@ -126,12 +123,6 @@ class SourceSplit:
             pattern=self.pattern * rearrange(share, "b q 1 -> b 1 q 1"),
             stream=self.stream * share,
             constant=self.constant * share,
-        )
-
-    def times(self, factor: float) -> "SourceSplit":
-        """All parts times a factor."""
-        return replace(
-            self, out=self.out * factor, stream=self.stream * factor, constant=self.constant * factor
         )
 
     @cached_property
@@ -155,16 +146,11 @@ class SourceSplit:
         """||a_ij v_j|| of every head (Kobayashi et al. 2020)."""
         return self.pattern.abs() * rearrange(self.value.norm(dim=-1), "b k h -> b h 1 k")
 
-    def head_norms(self) -> Float[Tensor, "b h q k"]:
-        """||a_ij f(x_j)|| of every head alone (Kobayashi et al. 2020)."""
-        return (
-            self.pattern.abs()
-            * rearrange(self.lengths(), "b k h -> b h 1 k")
-            / rearrange(self.scale, "b q 1 -> b 1 q 1")
-        )
-
     def lengths(self) -> Float[Tensor, "b k h"]:
-        """||f^h(x_j)||: how long what a head takes from a source is, before attention and `scale`."""
+        """||f^h(x_j)||: the length of what a head takes from a source, before attention and `scale`.
+
+        Kobayashi et al. 2020.
+        """
         return torch.cat([moved.norm(dim=-1) for _, moved in self._by_source()], 1)
 
     def norms(self) -> Float[Tensor, "b q k"]:
@@ -238,11 +224,10 @@ def _edited_reads(model: Transformer, layer: int, upto: Extent) -> dict[Extent, 
         found["z"] = Read(f"blocks.{layer}.attn.hook_z")
     if upto != "z" and edits_at(model, layer, AFTER_PATTERN[len(before_z) :]):
         found["attn"] = Read(f"blocks.{layer}.hook_attn_out")
-    norm = model.block(layer).sum_norm("attn_out") if upto == "block" else None
-    if norm is not None:
-        sites = ("hook_resid_mid", f"{norm.name}.hook_scale", f"{norm.name}.hook_normalized")
-        if edits_at(model, layer, sites):
-            found["block"] = Read(f"blocks.{layer}.{norm.name}.hook_normalized")
+    if upto == "block" and model.config.norm_place == "post":
+        sites = [f"{SUM_NORMS['attn_out']}.hook_{name}" for name in ("scale", "normalized")]
+        if edits_at(model, layer, ["hook_resid_mid", *sites]):
+            found["block"] = Read(f"blocks.{layer}.{sites[-1]}")
     return found
 
 

@@ -22,8 +22,8 @@ from interp.core.shapes import nearest
 from interp.core.stats import Partial, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Answers, Text
-from interp.data.windows import Feed
 from interp.model.config import ModelConfig
 from interp.model.edits import Add, Detach, Edit, Project, Scale
 from interp.model.tap import Read, Trace
@@ -159,7 +159,7 @@ class LayerMixing(Question):
 @public()
 def token_attribution(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,
@@ -200,7 +200,7 @@ def token_attribution(
 @public()
 def layer_mixing(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     kernel: Kernel = "alti",
     edits: Sequence[Edit] = (),

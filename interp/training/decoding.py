@@ -8,8 +8,8 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.model.encoder_decoder import EncoderDecoder
-from interp.passes.decode import greedy_decode
-from interp.training.examples import Examples
+from interp.passes.generate import greedy_decode
+from interp.tasks.examples import Examples
 
 
 @public()

@@ -19,7 +19,8 @@ from interp.model.config import AnyConfig, Json
 from interp.model.encoder_decoder import build
 from interp.passes.analysis import NotFiniteError
 from interp.runs.run_file import plain
-from interp.training.examples import Examples, Place, TrainingData, mean_loss, scores
+from interp.tasks.examples import Examples, Place
+from interp.training.losses import TrainingData, mean_loss, scores
 from interp.training.presets import check_fits
 from interp.training.schedule import Training
 from interp.training.state import Row, TrainingFolder, TrainingState, log_table
@@ -84,7 +85,8 @@ def train(
     step, for a loss that is not finite.
 
     Example:
-        >>> from interp.training import RepeatedSequences, attention_only
+        >>> from interp.tasks import RepeatedSequences
+        >>> from interp.training import attention_only
         >>> data = RepeatedSequences(d_vocab=20, width=12, low=4, high=5)
         >>> train(attention_only(1, 20, 12), data, Training(steps=2, rows=2)).log.step.tolist()
         [0, 2]

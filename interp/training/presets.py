@@ -14,7 +14,7 @@ from interp.core.shapes import nearest
 from interp.families.load import config_of
 from interp.model.config import AnyConfig, EncoderDecoderConfig, ModelConfig
 from interp.model.variants import MLP, RMSNorm, Rotary, Sinusoidal
-from interp.training.examples import TrainingData
+from interp.training.losses import TrainingData
 
 
 @public()

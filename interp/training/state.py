@@ -23,13 +23,13 @@ from interp.core.results import write_atomically
 from interp.families.convert import AnyModel
 from interp.families.load import save
 from interp.model.config import Json
-from interp.runs.provenance import changes, write_json
+from interp.runs.folder import FolderKind, clear
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = "interp training run, 1"
-STATE, QUESTION, LOG = Path("state") / "state.safetensors", "training.json", "log.csv"
+TRAINING = FolderKind("training run", "training.json", "interp training run, 1")
+STATE, LOG = Path("state") / "state.safetensors", "log.csv"
 Row = dict[str, int | float]
 
 
@@ -56,23 +56,15 @@ class TrainingFolder:
     ) -> "TrainingFolder":
         """The folder for a run of this question, made if need be.
 
-        Errors: ValueError for a folder that holds a run already unless `resume`, then for one of another question,
-        saying what differs.
+        Errors: ValueError for a folder that holds a run already unless `resume`, for one of another question, saying
+        what differs, and for one with other files.
         """
-        file, asked = path / QUESTION, json.loads(json.dumps({"format": FORMAT, **question}))
-        if file.is_file():
-            there = json.loads(file.read_text(encoding="utf-8"))
-            if found := changes(there, asked):
-                told = ", ".join(f"{name} was {was}, is {now}" for name, was, now in found)
-                raise ValueError(f"{path} holds another training run: {told}")
-            if not resume:
-                raise ValueError(f"{path} holds this run already: resume it, or give another folder")
-        else:
-            path.mkdir(parents=True, exist_ok=True)
-            if path.exists() and any(path.iterdir()):
-                raise ValueError(f"a new or empty folder is required, {path} has other files")
-            write_json(file, asked)
-        (path / STATE).parent.mkdir(exist_ok=True)
+        asked = json.loads(json.dumps(question))
+        TRAINING.begun(path, resume=resume)
+        TRAINING.agree(path, TRAINING.claim(path, asked), asked)
+        for place in (path, (path / STATE).parent):
+            place.mkdir(exist_ok=True)
+            clear(place)
         return cls(path, tokenizer, keep_seconds)
 
     def restore(self, state: TrainingState) -> None:

@@ -11,7 +11,7 @@ from interp.data.sources import Data, open_source
 from interp.data.stream import Stream
 from interp.data.text import Text
 from interp.model.config import Json
-from interp.training.examples import Examples, Place
+from interp.tasks.examples import Examples, Place
 from interp.training.vocabulary import Vocabulary
 
 Ids = np.ndarray[tuple[int, ...], np.dtype[np.int64]]

@@ -18,12 +18,13 @@ from interp.core.stats import Partial
 from interp.core.tiles import row_tiles
 from interp.data.batch import Batch
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.data.text import Text
-from interp.data.windows import Feed
 from interp.model.loss import predicted
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
+from interp.passes.frozen import final_norm
 from interp.passes.observe import Model, Subject
 from interp.runs.run import answered
 from interp.weights.head_circuits import Embedding, HeadCircuits
@@ -58,7 +59,7 @@ class BigramTable(Question):
 @public(renamed={"circuits": "model", "tokens": "data"})
 def bigram_table(
     model: Model,
-    data: Feed | Data,
+    data: DataSource | Data,
     *,
     folded: bool = True,
     embedding: Embedding = "token",
@@ -140,8 +141,7 @@ def _finish(merged: Partial, name: str, circuits: HeadCircuits, text: Text) -> x
     total = torch.zeros(len(first), dtype=torch.float64).index_add(0, index, counts)
     rows = wide(circuits.embedded_tokens(first))
     if circuits.folded:
-        norm = circuits.network.ln_final
-        rows = norm.frozen(rows, norm.scale(rows)) * circuits.config.logit_scale
+        rows = final_norm(circuits.network).of(rows).through(rows) * circuits.config.logit_scale
     log_q, spread = _log_softmax_at(rows, wide(circuits.bare_unembedding), index, pairs[1])
     unigram = torch.zeros(d_vocab, dtype=torch.float64).index_add(0, pairs[1], counts) / counts.sum()
     p, u = counts / total[index], unigram[pairs[1]].log()

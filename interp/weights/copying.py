@@ -23,7 +23,7 @@ from interp.core.precision import wide
 from interp.core.results import Score, scored
 from interp.core.shapes import shape_text
 from interp.core.stats import Moments
-from interp.model.parts import Named, Part
+from interp.model.parts import Part
 from interp.passes.analysis import Alone, Question
 from interp.passes.observe import Model, Subject
 from interp.runs.run import answered
@@ -170,16 +170,6 @@ def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h
 def positivity(eigenvalues: Complex[Tensor, "*h e"]) -> Float[Tensor, "*h"]:
     """sum(lambda) / sum(|lambda|) in [-1, 1]; complex ones come in conjugate pairs, so the sum is real. 0 / 0 = NaN."""
     return eigenvalues.real.sum(-1) / eigenvalues.abs().sum(-1)
-
-
-@torch.no_grad()
-def copying_ranks(circuits: HeadCircuits, head: Named) -> Int[Tensor, "v"]:
-    """How many outputs each source token's row of the full OV circuit puts above the token itself; tile by tile.
-
-    0 = the head, attending to the token, raises no logit more; equal logits share the better rank.
-    Errors: IndexError for a layer or head that does not exist.
-    """
-    return circuits.full_ov(head).diagonal_ranks()
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from interp.core.precision import wide
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.frozen import final_norm
 from interp.weights.head_circuits import HeadCircuits
 
 STEPS = 4096
@@ -49,7 +50,7 @@ def unembedding_rows(model: Transformer, tokens: Int[Tensor, "*b"]) -> Float[Ten
     weights = Weights(model)
     columns = wide(weights.W_U.mT[tokens])
     columns = columns - weights.W_U.mean(1, dtype=columns.dtype)
-    return wide(model.ln_final.pull_back(columns, columns.new_ones(1)))
+    return wide(final_norm(model).back(columns))
 
 
 def raised_share(logits: Float[Tensor, "*b s s"], chance: float) -> Float[Tensor, "*b s"]:

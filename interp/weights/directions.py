@@ -30,6 +30,7 @@ from interp.model.config import MLP, ModelConfig
 from interp.model.parts import Named, Part, as_part, as_parts
 from interp.model.weights import Weights
 from interp.passes.analysis import Alone, Question
+from interp.passes.frozen import input_norm, output_norm
 from interp.passes.observe import Model, Subject
 from interp.runs.run import answered
 from interp.weights.head_circuits import HeadCircuits
@@ -312,15 +313,12 @@ def _singular(
 
 def _mlp_matrices(circuits: HeadCircuits, layer: int) -> Mapping[str, Float[Tensor, "_ _"]]:
     """W_gate (if gated) and W_in `[d m]` behind the norm they read through, W_out `[m d]` before the norm it passes."""
-    config, weights = circuits.config, Weights(circuits.network).layer(layer)
+    weights = Weights(circuits.network).layer(layer)
     assert weights.W_in is not None and weights.W_out is not None
-    block = circuits.network.block(layer)
-    norm, post = block.reading(block.ln1 if config.shared_norm else block.ln2), block.post_norm("mlp_out")
-    one = wide(weights.W_out).new_ones(1)
-    out = wide(weights.W_out) if post is None else post.frozen(wide(weights.W_out), one)
+    read, out = (norm(circuits.network, layer, "mlp_out") for norm in (input_norm, output_norm))
     into = {"W_gate": weights.W_gate, "W_in": weights.W_in}
-    folded = {name: norm.pull_back(wide(w.mT), one).mT for name, w in into.items() if w is not None}
-    return {**folded, "W_out": out * config.factor("mlp_out")}
+    folded = {name: read.reading(wide(w)) for name, w in into.items() if w is not None}
+    return {**folded, "W_out": out.through(wide(weights.W_out))}
 
 
 def _scores(circuits: HeadCircuits, vectors: Float[Tensor, "n d"], side: str) -> Float[Tensor, "n v"]:

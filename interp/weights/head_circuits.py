@@ -23,7 +23,7 @@ from interp.core.precision import wide
 from interp.model.attention import Attention, CrossAttention
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Zero
-from interp.model.norm import HeadNorm, Normalize
+from interp.model.norm import HeadNorm
 from interp.model.parts import Named, Part, as_part
 from interp.model.position import Rotation, depends_on_length, sinusoids
 from interp.model.sites import embedding_parts
@@ -31,6 +31,7 @@ from interp.model.tap import Tap
 from interp.model.transformer import Transformer
 from interp.model.variants import Learned, Rotary, Sinusoidal
 from interp.model.weights import Weights
+from interp.passes.frozen import final_norm, input_norm, output_norm
 from interp.passes.observe import Model, as_network
 
 Embedding = Literal["token", "effective"]
@@ -123,14 +124,14 @@ class HeadCircuits:
     ) -> FactoredMatrix:
         """The QK circuit between vocabulary entries `[query token, key token]`, or position embeddings.
 
-        For learned positions (and sinusoids) the four choices of `query` and `key` are the terms of the score; with
-        `biases` the constant goes with the tokens, so that the four sum to the whole.
+        In float32 at least. For learned positions (and sinusoids) the four choices of `query` and `key` are the terms
+        of the score; with `biases` the constant goes with the tokens, so that the four sum to the whole.
         """
         sides = {"token": lambda: self.embedded, "position": lambda: self.positions}
         if bad := [term for term in (query, key) if term not in sides]:
             raise ValueError(f"query and key must be token or position, got {bad[0]!r}")
-        circuit = self.qk(head, offset=offset)
-        return FactoredMatrix(sides[query]() @ circuit.A, circuit.B @ sides[key]().mT)
+        circuit = self.qk(head, offset=offset).wide()
+        return FactoredMatrix(wide(sides[query]()) @ circuit.A, circuit.B @ wide(sides[key]()).mT)
 
     def direct(self) -> FactoredMatrix:
         """W_E W_U `[token, output token]`: the path past every layer, a bigram table (zero-layer transformer)."""
@@ -179,7 +180,7 @@ class HeadCircuits:
         found = self.bare_unembedding
         if not self.folded:
             return found
-        return self._read_by(self.network.ln_final, found) * self.config.logit_scale
+        return final_norm(self.network).reading(found) * self.config.logit_scale
 
     @property
     def bare_unembedding(self) -> Float[Tensor, "d v"]:
@@ -194,21 +195,18 @@ class HeadCircuits:
         """What is written to the final stream, as W_U reads it: with `folded` behind the final norm at scale 1."""
         if not self.folded:
             return written
-        return self.network.ln_final.frozen(written, written.new_ones(1)) * self.config.logit_scale
+        return final_norm(self.network).through(written) * self.config.logit_scale
 
     # one layer, all heads
 
     def _ov(self, layer: int, *, cross: bool) -> FactoredMatrix:
-        weights, block = Weights(self.network), self.network.block(layer)
+        weights = Weights(self.network)
         if not cross:
             weights.require("additive", "OV circuit", [layer])
         value, out = self._reading(layer, "v", cross=cross), weights.layer(layer, cross=cross).W_O
-        if self.folded:
-            sublayer = "cross_attn_out" if cross else "attn_out"
-            norm = block.post_norm(sublayer)
-            out = out if norm is None else norm.frozen(out, out.new_ones(1))
-            out = out * self.config.factor(sublayer)
-        return FactoredMatrix(value, out)
+        return FactoredMatrix(
+            value, output_norm(self.network, layer, _sublayer(cross)).through(out) if self.folded else out
+        )
 
     def _qk(self, layer: int, offsets: Tensor | None, *, cross: bool) -> FactoredMatrix:
         if not cross:
@@ -228,21 +226,16 @@ class HeadCircuits:
         weights, mixer = Weights(self.network).layer(layer, cross=cross), self._mixer(layer, cross=cross)
         matrix, bias = getattr(weights, f"W_{part.upper()}"), getattr(weights, f"b_{part.upper()}")
         if self.folded and (part == "q" or not cross):  # the memory is read as it is
-            block = self.network.block(layer)
-            norm = block.reading(block.ln_cross if cross else block.ln1)
-            if norm.bias is not None:
-                bias = bias + norm.bias.to(matrix.device) @ matrix
-            matrix = self._read_by(norm, matrix)
+            norm = input_norm(self.network, layer, _sublayer(cross))
+            if norm.beta is not None:
+                bias = bias + norm.beta.to(matrix.device) @ matrix
+            matrix = norm.reading(matrix)
         if self.biases:
             matrix = torch.cat((matrix, bias[:, None]), 1)
         head_norm = {"q": mixer.q_norm, "k": mixer.k_norm}.get(part)
         if self.folded and head_norm is not None:
             matrix = _head_normed(head_norm, matrix)
         return matrix if part == "q" else matrix[Weights(self.network).kv_head()]
-
-    def _read_by(self, norm: Normalize, matrix: Float[Tensor, "*h d e"]) -> Float[Tensor, "*h d e"]:
-        """A matrix that reads the stream, behind the linear part of a norm at scale 1."""
-        return norm.pull_back(matrix.mT, matrix.new_ones(1)).mT.to(matrix.dtype)
 
     def _mixer(self, layer: int, *, cross: bool) -> Attention | CrossAttention:
         block = self.network.block(layer)
@@ -332,6 +325,10 @@ def by_layer(config: ModelConfig) -> tuple[tuple[str, str], list[list[str]]]:
     """The coordinate `part` of a result by layer and head."""
     names, width = head_names(config), config.n_heads
     return ("layer", "head"), [names[i : i + width] for i in range(0, len(names), width)]
+
+
+def _sublayer(cross: bool) -> str:
+    return "cross_attn_out" if cross else "attn_out"
 
 
 def _is_cross(chosen: Part | None) -> bool:

@@ -13,6 +13,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.factored import FactoredMatrix
 from interp.core.shapes import nearest
 from interp.model.config import MLP, ConvMLP, Learned, ModelConfig, MoE, NoNorm
 from interp.model.sites import attention_input
@@ -64,6 +65,24 @@ def held(model: Transformer, name: str) -> Held:
     return Held(
         f"blocks.{layer}.{part}.{'out' if matrix == 'W_out' else 'into'}.weight", _mlp_view(mlp, matrix)
     )
+
+
+def side_by_side(weight: Float[Tensor, "*h i o"], name: str) -> Float[Tensor, "i o"]:
+    """A matrix with its heads side by side, in the columns or, of W_O, in the rows; one without heads as it is."""
+    if weight.ndim == 2:
+        return weight
+    return rearrange(weight, "h e d -> (h e) d" if name.endswith("W_O") else "h d e -> d (h e)")
+
+
+def by_head(
+    left: Float[Tensor, "i r"], right: Float[Tensor, "r o"], name: str, heads: int | None
+) -> FactoredMatrix:
+    """A product in the layout of `Weights`: what stands side by side in `side_by_side` becomes one product per head."""
+    if heads is None:
+        return FactoredMatrix(left, right)
+    if name.endswith("W_O"):
+        return FactoredMatrix(rearrange(left, "(h e) r -> h e r", h=heads), right)
+    return FactoredMatrix(left, rearrange(right, "r (h e) -> h r e", h=heads))
 
 
 @dataclass(frozen=True)

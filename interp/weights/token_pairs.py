@@ -18,7 +18,6 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
-from interp.core.precision import wide
 from interp.core.results import labelled
 from interp.data.text import Answers, Text
 from interp.model.parts import Named, Part, as_parts
@@ -174,8 +173,7 @@ def _heads(given: Named | Sequence[Named], circuits: HeadCircuits) -> list[Part]
 @torch.no_grad()
 def _top_pairs(circuits: HeadCircuits, text: Text, heads: Sequence[Part], asked: TopPairs) -> xr.Dataset:
     found = [
-        _centred(_full(circuits, asked.kind, head)).top_entries(asked.top, largest=asked.largest)
-        for head in heads
+        _centred(circuits, asked.kind, head).top_entries(asked.top, largest=asked.largest) for head in heads
     ]
     value, rows, columns = (torch.stack(each) for each in zip(*found, strict=True))
     row, column = SIDES[asked.kind]
@@ -221,7 +219,7 @@ def _of_head(
     circuits: HeadCircuits, head: Part, sources: Int[Tensor, "given"] | None, asked: SkipTrigrams
 ) -> tuple[Float[Tensor, "n"], Int[Tensor, "n"], Int[Tensor, "n"], Float[Tensor, "n o"], Int[Tensor, "n o"]]:
     """QK entries, destinations and sources of the pairs, OV entries and outputs of each pair's source."""
-    qk, ov = (_centred(_full(circuits, kind, head)) for kind in ("QK", "OV"))
+    qk, ov = (_centred(circuits, kind, head) for kind in ("QK", "OV"))
     if sources is None:
         scores, destination, source = qk.top_entries(asked.top)
     else:
@@ -232,17 +230,10 @@ def _of_head(
     return scores, destination, source, rises, output
 
 
-def _full(circuits: HeadCircuits, kind: str, head: Part) -> FactoredMatrix:
-    """The full circuit, in float32 at least."""
-    if kind == "OV":
-        return circuits.full_ov(head)
-    qk, embedded = circuits.qk(head).wide(), wide(circuits.embedded)
-    return FactoredMatrix(embedded @ qk.A, qk.B @ embedded.mT)
-
-
-def _centred(matrix: FactoredMatrix) -> FactoredMatrix:
-    """Every row minus its mean."""
-    return FactoredMatrix(matrix.A, matrix.B - matrix.B.mean(-1, keepdim=True))
+def _centred(circuits: HeadCircuits, kind: str, head: Part) -> FactoredMatrix:
+    """The full circuit, every row minus its mean."""
+    full = circuits.full_ov(head) if kind == "OV" else circuits.full_qk(head)
+    return FactoredMatrix(full.A, full.B - full.B.mean(-1, keepdim=True))
 
 
 def _conventions(circuits: HeadCircuits) -> dict[str, str | int]:

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.model.config import Learned, ModelConfig, NoNorm
+from interp.model.mlp import FeedForward
 from interp.model.transformer import Transformer
-from interp.zoo.planted_weights import noisy, plant_head
 
 PREVIOUS = (0, 1)
 """Layer and head that attend to the previous token."""
@@ -88,3 +88,55 @@ def _shift(steps: int) -> Float[Tensor, "e e"]:
     angle = _frequencies() * steps
     cos, sin = torch.diag(angle.cos()), torch.diag(angle.sin())
     return torch.cat((torch.cat((cos, sin), 1), torch.cat((-sin, cos), 1)), 0)
+
+
+# --- writing weights by hand ------------------------------------------------------------------------------------------
+
+
+def noisy(config: ModelConfig, noise: float, generator: torch.Generator) -> Transformer:
+    """A frozen model whose every parameter is drawn from N(0, noise^2)."""
+    model = Transformer(config).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * noise)
+    return model
+
+
+def plant_head(
+    model: Transformer,
+    where: tuple[int, int],
+    *,
+    query: Float[Tensor, "d e"],
+    key: Float[Tensor, "d e"],
+    value: Float[Tensor, "d e"],
+    out: Float[Tensor, "e d"],
+) -> None:
+    """Write the four matrices (row convention) of the head at (layer, head) into the fused parameters."""
+    layer, head = where
+    attn = model.block(layer).attn
+    for name, matrix in zip("qkv", (query, key, value), strict=True):
+        attn.part(name)[0][head].copy_(matrix.T)
+    columns = slice(head * attn.d_head, (head + 1) * attn.d_head)
+    attn.out.weight[:, columns].copy_(out.T)
+
+
+def plant_neurons(
+    model: Transformer,
+    layer: int,
+    *,
+    into: Float[Tensor, "d m"],
+    bias: Float[Tensor, "m"],
+    out: Float[Tensor, "m d"],
+    offset: Float[Tensor, "d"] | None = None,
+) -> None:
+    """Write the first m neurons of a layer's MLP, `act(x into + bias) out`, and add `offset` to what the layer writes.
+
+    The other neurons keep their weights.
+    """
+    mlp = model.block(layer).mlp
+    assert isinstance(mlp, FeedForward)
+    n = len(bias)
+    mlp.into.weight[:n].copy_(into.T)
+    mlp.into.bias[:n].copy_(bias)
+    mlp.out.weight[:, :n].copy_(out.T)
+    if offset is not None:
+        mlp.out.bias.add_(offset)

@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp import tasks
+from interp.core.patterns import induction_score
 from interp.model import Read, Tap, Transformer, next_token_loss
 from interp.model.parts import Part
-from interp.zoo import tasks
-from interp.zoo.tasks import FactPrompt, IndirectObject
+from interp.tasks import FactPrompt, IndirectObject
 
 BATCH = 64
 """Rows per forward pass."""
@@ -56,13 +57,9 @@ def in_context_learning_score(losses: Float[Tensor, "b n"], *, late: int, early:
 def induction_scores(
     model: Transformer, tokens_bp: Int[Tensor, "b p"], *, period: int
 ) -> Float[Tensor, "l h"]:
-    """Prefix-matching score of every head on `[bos, the same period distinct tokens over and over]`, mean over rows.
-
-    Each query from the second copy on sums its attention over the tokens that followed earlier occurrences of its own
-    token; the score is the mean over these queries. 1 is a perfect induction head (Olsson et al. 2022).
-    """
+    """`induction_score` of every head on `[bos, the same period distinct tokens over and over]`, mean over rows."""
     reads = [
-        Read(f"blocks.{layer}.attn.hook_pattern", via=partial(_prefix_matching, period=period))
+        Read(f"blocks.{layer}.attn.hook_pattern", via=partial(induction_score, period=period))
         for layer in range(model.config.n_layers)
     ]
     parts = []
@@ -71,14 +68,6 @@ def induction_scores(
         model(rows, tap)
         parts.append(torch.stack([tap.values[read] for read in reads], dim=1))
     return torch.cat(parts).mean(0)
-
-
-def _prefix_matching(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[Tensor, "b h"]:
-    """Attention from query i to keys i - k * period + 1 for k = 1, 2, ..., averaged over i > period."""
-    n = pattern_bhqk.shape[-1]
-    offsets = range(1 - period, 1 - n, -period)
-    mass_bh = torch.stack([pattern_bhqk.diagonal(o, -2, -1)[..., 2:].sum(-1) for o in offsets]).sum(0)
-    return mass_bh / (n - 1 - period)
 
 
 @torch.inference_mode()
@@ -131,7 +120,7 @@ def card_numbers(
 ) -> dict[str, Entry]:
     """Every number of a model's card: value, how many things it was measured on, and its definition in words.
 
-    `validation` is held-out prose as token ids; the other material comes from `interp.zoo.tasks` with fixed seeds.
+    `validation` is held-out prose as token ids; the other material comes from `interp.tasks` with fixed seeds.
     """
     return (
         _prose_numbers(model, validation, bos)
@@ -143,9 +132,9 @@ def card_numbers(
 def task_numbers(model: Transformer, encode: Encode, bos: int) -> dict[str, Entry]:
     """The part of the card that needs no prose: facts and indirect objects."""
     facts = tasks.load_facts()
-    trained, held_out = tasks.trained_fact_prompts(facts), tasks.held_out_fact_prompts(facts)
-    distant = tasks.distant_fact_prompts(facts)
-    pairs = tasks.indirect_objects(np.random.default_rng(2), 2000, held_out=True)
+    trained, held_out = tasks.fact_prompts(table=facts), tasks.fact_prompts(tasks.HELD_OUT_PHRASINGS, facts)
+    distant = tasks.fact_prompts(tasks.DISTANT_PHRASINGS, facts)
+    pairs = tasks.IndirectObjects(2000, held_out=True).sentences(np.random.default_rng(2))
     first = completes(model, encode, bos, [(p.prompt, p.answer) for p in pairs])
     return {
         "facts_trained_phrasings": _entry(
@@ -200,8 +189,8 @@ def _prose_numbers(model: Transformer, validation: Int[Tensor, "n"], bos: int) -
 
 def induction_number(model: Transformer, bos: int) -> dict[str, Entry]:
     """The part of the card about random repeats: the best prefix-matching score and its head."""
-    rows = tasks.repeated_tokens(
-        np.random.default_rng(1), 10, period=25, repeats=4, vocab=model.config.d_vocab, bos=bos
+    rows = tasks.RepeatedTokens(25, 4, 10).tokens(
+        model.config.d_vocab, bos=bos, generator=np.random.default_rng(1)
     )
     scores_lh = induction_scores(model, rows, period=25)
     layer, head = divmod(int(scores_lh.argmax()), model.config.n_heads)

@@ -16,8 +16,7 @@ from torch import Tensor
 from interp.model.config import MLP, ModelConfig, NoNorm, NoPosition
 from interp.model.parts import Edge, Part
 from interp.model.transformer import Transformer
-from interp.zoo.groundtruth import SYMBOLS
-from interp.zoo.planted_weights import noisy
+from interp.zoo.groundtruth import SYMBOLS, noisy
 
 NOISE = 0.02
 """Standard deviation of every weight that is not planted."""

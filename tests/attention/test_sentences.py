@@ -8,13 +8,15 @@ from torch import Tensor
 
 import interp
 from interp import Batch, HookedTransformer
-from interp.attention.sentences import IndirectObjects, mention_masks, sentence_scores, single_token
-from interp.data.text import Text
+from interp.attention.sentences import mention_masks, sentence_scores
+from interp.data.text import Text, single_token
+from interp.tasks import SHORT_SENTENCES, IndirectObjects
 from interp.zoo.groundtruth import Alphabet
 from tests.configs import CONFIGS, build, perturbed
 
-DATA = IndirectObjects(draws=3, names=("Mary", "John", "Tom", "Anna", "Nobody"))
-SPOKEN = [form.format(first="Mary", second="John", giver="Tom") for form in DATA.frames]
+DATA = replace(SHORT_SENTENCES, rows=12, names=("Mary", "John", "Tom", "Anna", "Nobody"))
+DRAWS = 3
+SPOKEN = [form.format(first="Mary", second="John", giver="Tom") for form in DATA.templates]
 
 
 class Words:
@@ -42,10 +44,10 @@ def speaker(name: str = "gpt2") -> HookedTransformer:
 
 
 def test_every_draw_has_both_orders_and_both_roles_and_the_same_with_a_third_name() -> None:
-    said, unsaid = DATA.batches(speaker().text)
-    assert len(said) == len(unsaid) == 4 * DATA.draws
+    said, unsaid = DATA.balanced(speaker().text)
+    assert len(said) == len(unsaid) == DATA.rows == 4 * DRAWS
     assert said.answer is not None and said.wrong is not None and unsaid.wrong is not None
-    for draw in range(DATA.draws):
+    for draw in range(DRAWS):
         rows = range(4 * draw, 4 * draw + 4)
         masks = mention_masks(said)
         seen = set()
@@ -74,7 +76,7 @@ def test_names_are_marked_where_they_stand_and_padding_never_counts() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "window", "olmo2"])
 def test_scores_are_those_of_a_loop_over_sentences(name: str) -> None:
     model = speaker(name)
-    said, unsaid = DATA.batches(model.text)
+    said, unsaid = DATA.balanced(model.text)
     found = sentence_scores(model, (said, unsaid), batch_size=5)
     rows = [slow_row(model, said, i) for i in range(len(said))]
     others = [slow_row(model, unsaid, i) for i in range(len(said))]
@@ -82,7 +84,7 @@ def test_scores_are_those_of_a_loop_over_sentences(name: str) -> None:
     for score in ("to_receiver", "to_giver", "name_mover", "s_inhibition"):
         moments, _ = found[score]
         torch.testing.assert_close(moments.mean, draws[score].mean(0), rtol=1e-9, atol=1e-12)
-        error = draws[score].std(0) / DATA.draws**0.5
+        error = draws[score].std(0) / DRAWS**0.5
         torch.testing.assert_close(moments.standard_error(), error, rtol=1e-7, atol=1e-12)
     nulls = {
         "to_receiver": draws["to_first"].mean(0),
@@ -131,7 +133,7 @@ def test_a_head_that_does_not_look_at_names_scores_its_null() -> None:
         assert bias is not None
         weight.zero_()
         bias.zero_()
-    found = sentence_scores(model, DATA.batches(model.text), batch_size=16)
+    found = sentence_scores(model, DATA.balanced(model.text), batch_size=16)
     for score in ("to_receiver", "to_giver"):
         moments, null = found[score]
         torch.testing.assert_close(moments.mean, null, rtol=1e-12, atol=0)
@@ -142,7 +144,7 @@ def test_a_head_that_prefers_a_name_whatever_its_role_moves_no_name() -> None:
     model = speaker("no-norm")
     for layer in range(2):
         model.transformer.block(layer).attn.part("v")[0].zero_()
-    moments, null = sentence_scores(model, DATA.batches(model.text), batch_size=16)["name_mover"]
+    moments, null = sentence_scores(model, DATA.balanced(model.text), batch_size=16)["name_mover"]
     assert float(moments.mean.abs().max()) < 1e-12 and not null.any()
     assert float(moments.standard_error().max()) < 1e-12
 
@@ -150,7 +152,7 @@ def test_a_head_that_prefers_a_name_whatever_its_role_moves_no_name() -> None:
 def test_a_model_without_logits_has_attention_scores_only() -> None:
     network = perturbed(replace(CONFIGS["gpt2"], d_vocab=len(Words.words), unembed=False))
     model = HookedTransformer(network, Words())
-    found = sentence_scores(model, DATA.batches(model.text), batch_size=16)
+    found = sentence_scores(model, DATA.balanced(model.text), batch_size=16)
     assert found.keys() == {"to_receiver", "to_giver"}
 
 
@@ -167,13 +169,14 @@ def test_sentences_that_cannot_be_said_are_refused_with_the_reason() -> None:
     with pytest.raises(
         ValueError, match="three names that are single tokens of this model are required, got 0 of 5"
     ):
-        DATA.batches(Text(Alphabet(), 24, 64))
+        DATA.balanced(Text(Alphabet(), 24, 64))
     with pytest.raises(ValueError, match="no tokenizer"):
-        DATA.batches(HookedTransformer(build("gpt2")).text)
+        DATA.balanced(HookedTransformer(build("gpt2")).text)
     with pytest.raises(ValueError, match="context holds 8"):
-        DATA.batches(Text(Words(), 8, len(Words.words)))
-    with pytest.raises(ValueError, match="at least one draw"):
-        IndirectObjects(draws=0)
+        DATA.balanced(Text(Words(), 8, len(Words.words)))
+    for rows, held_out in ((6, False), (8, True)):
+        with pytest.raises(ValueError, match="rows in fours, over all pairs of names, are required"):
+            IndirectObjects(rows, held_out=held_out).balanced(speaker().text)
     batch = Batch(torch.tensor([[1, 2, 3]]))
     with pytest.raises(ValueError, match="require batches of one text per row with both names"):
         mention_masks(batch)
@@ -182,7 +185,7 @@ def test_sentences_that_cannot_be_said_are_refused_with_the_reason() -> None:
 
 
 def test_the_table_tells_why_sentences_are_absent() -> None:
-    data = interp.attention.RepeatedTokens(period=5, repeats=3, rows=2)
+    data = interp.tasks.RepeatedTokens(period=5, repeats=3, rows=2)
     table = interp.heads(HookedTransformer(build("gpt2")), data)
     assert "to_receiver" not in table.score and "no tokenizer" in table.attrs["no_sentences"]
     assert interp.heads(speaker(), data, sentences=None).attrs["no_sentences"] == "not asked for"

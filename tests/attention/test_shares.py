@@ -6,12 +6,13 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.attention import RepeatedTokens, attention_kernel
+from interp.attention import attention_kernel
 from interp.attention.sentences import MENTIONS, mention_masks, name_attention
 from interp.attention.shares import signed_shares
 from interp.data.batch import Batch
 from interp.lenses import late_layers
 from interp.model import Read, Tap
+from interp.tasks import RepeatedTokens
 from tests.configs import D_VOCAB, build, some_tokens
 from tests.mixers import MIXERS, build_mixed
 from tests.tolerances import assert_close

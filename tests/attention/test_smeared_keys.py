@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.attention.repeats import RepeatedTokens, repeat_scores
+from interp.core.patterns import induction_score
 from interp.model import Edit, ModelConfig, NoNorm, NoPosition, Read, Tap, Transformer, next_token_loss
+from interp.tasks import RepeatedTokens
 
 V, GAIN = 64, 60.0
 DATA = RepeatedTokens(rows=4)
@@ -42,7 +43,7 @@ def induction_and_loss(edits: list[Edit]) -> tuple[float, float]:
     model, tokens = matching_head(), DATA.tokens(V, 0)
     tap = Tap([Read(PATTERN)], edits)
     loss = next_token_loss(model(tokens, tap), tokens)
-    score = repeat_scores(tap.values[Read(PATTERN)], DATA.period)[..., 2]
+    score = induction_score(tap.values[Read(PATTERN)], DATA.period)
     return float(score.mean()), float(loss[:, DATA.period + 1 :].mean())
 
 

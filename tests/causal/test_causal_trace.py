@@ -1,5 +1,6 @@
 """Causal traces equal the slow loop, one pass per cell and draw, and find the planted path of a fact."""
 
+import functools
 import itertools
 from dataclasses import dataclass, replace
 
@@ -12,8 +13,8 @@ from torch import Tensor
 import interp
 from interp import Batch, HookedTransformer
 from interp.causal import CausalTrace, causal_trace, subject_spread
+from interp.causal.causal_trace import Noised, usual_window
 from interp.causal.spans import ROLES, spans, within
-from interp.causal.tracing import Noised, Tracing, usual_window
 from interp.data.text import Side
 from interp.model.edits import Edit, Scale, Set, Zero
 from interp.model.tap import Read
@@ -25,7 +26,7 @@ from interp.passes.variants import Variant
 from interp.zoo.planted import PLANTED
 from tests.configs import CONFIGS, build, some_tokens
 from tests.tiny import hooked
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, student95
 
 SUBJECTS = [range(2, 5), range(1, 2), range(3, 5)]
 """Of prompts of 8, 5 and 6 tokens: the last has no token between its subject and its end."""
@@ -76,7 +77,12 @@ def block_output(model: Transformer) -> str:
     return "hook_normalized_resid_post" if model.config.norm_place == "post" else "hook_resid_post"
 
 
-def slow(a: Asked, i: int, tracing: Tracing, windows: dict[int, list[int]]) -> tuple[Tensor, float, float]:
+Tracing = functools.partial(CausalTrace, "the subject", None)
+
+
+def slow(
+    a: Asked, i: int, tracing: CausalTrace, windows: dict[int, list[int]]
+) -> tuple[Tensor, float, float]:
     """The indirect effects `[sample, layer, pos]` of one prompt, and the metric of its clean and corrupted runs."""
     model, row, answer, where = a.model.transformer, a.rows[i], a.answers[i], SUBJECTS[i]
     part = {"state": block_output(model), "mlp": "hook_mlp_out", "attn": "hook_attn_out"}
@@ -111,7 +117,7 @@ def slow(a: Asked, i: int, tracing: Tracing, windows: dict[int, list[int]]) -> t
 
 FAMILIES = ("gpt2", "llama-gqa", "gemma2")
 ALONE, BOTH = {0: [0], 1: [1]}, {0: [0, 1], 1: [0, 1]}
-CASES: dict[str, tuple[Tracing, dict[int, list[int]]]] = {
+CASES: dict[str, tuple[CausalTrace, dict[int, list[int]]]] = {
     "state": (Tracing(samples=SAMPLES), ALONE),
     "state without MLPs": (Tracing(samples=SAMPLES, severed="mlp"), ALONE),
     "state without attention": (Tracing(samples=SAMPLES, severed="attn"), ALONE),
@@ -221,7 +227,7 @@ def test_roles_are_means_inside_a_prompt_then_over_prompts() -> None:
         np.testing.assert_allclose(cell.value, rows.mean(0), atol=1e-12)
         assert (cell.n == len(rows)).all()
         if len(rows) > 1:
-            half = 1.959964 * rows.std(0, ddof=1) / len(rows) ** 0.5
+            half = student95(len(rows)) * rows.std(0, ddof=1) / len(rows) ** 0.5
             np.testing.assert_allclose(cell.high - cell.value, half, rtol=1e-6, atol=1e-12)
             np.testing.assert_allclose(cell.value - cell.low, half, rtol=1e-6, atol=1e-12)
         else:

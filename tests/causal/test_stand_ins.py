@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
 
 from interp import HookedTransformer
 from interp.causal import EdgeGraph, ablate
-from interp.causal.stand_ins import other_rows, slot_means
+from interp.causal.stand_ins import other_rows, recorded, slot_means
 from interp.data.batch import Batch
 from interp.model.edits import Mean, Resample, Zero
 from interp.model.parts import Part
@@ -44,7 +45,7 @@ def test_no_row_takes_its_own_value_and_every_row_is_taken_within_its_group(seed
 def test_means_of_half_precision_models_are_summed_in_float32() -> None:
     model, name = build("gpt2", torch.bfloat16), "blocks.0.attn.hook_z"
     slots = torch.arange(9).expand(4, 9)
-    means, counts = slot_means(model, Batch(TOKENS), [name], slots, 9, batch_size=3)
+    means, counts = slot_means(model, Batch(TOKENS), partial(recorded, names=[name]), slots, 9, batch_size=3)
     values = observe(model, Batch(TOKENS), [Read(name)]).trace[name]
     assert values.dtype == torch.bfloat16 and means[name].dtype == torch.float32
     assert_close(means[name], values.double().mean(0).float())

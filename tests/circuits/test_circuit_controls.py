@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from interp.causal import EdgeGraph
-from interp.circuits.circuit_controls import degree_matched, heads_shuffled, random_circuit, switched
+from interp.circuits.circuit_evaluation import degree_matched, heads_shuffled, random_circuit, switched
 from interp.model.parts import Part
 from tests.configs import CONFIGS
 

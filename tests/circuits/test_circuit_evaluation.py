@@ -22,8 +22,8 @@ from interp.circuits import (
     score_edges,
 )
 from interp.circuits.circuit_evaluation import FRACTIONS, area, effect_shares
-from interp.circuits.discovery import largest, worth
 from interp.circuits.edge_circuit import connected
+from interp.circuits.edge_rankings import largest, worth
 from interp.data.batch import Batch
 from interp.passes.metrics import Metric, logit_difference, of_logits
 from interp.zoo.planted import PLANTED, Planted

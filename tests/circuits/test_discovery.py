@@ -12,9 +12,10 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer
 from interp.causal import EdgeGraph
-from interp.circuits import Circuit, FindCircuit, find_circuit, interchange, score_edges
-from interp.circuits.discovery import backwards, largest, pruned, worth
+from interp.circuits import Circuit, FindCircuit, edge_stability, find_circuit, interchange, score_edges
+from interp.circuits.discovery import backwards, pruned
 from interp.circuits.edge_circuit import connected
+from interp.circuits.edge_rankings import largest, worth
 from interp.data.pairs import Pairs
 from interp.passes.metrics import Metric, logit_difference
 from interp.zoo.planted import PLANTED, Planted
@@ -235,4 +236,4 @@ def test_a_search_without_its_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="asks the same prompts again in every round"):
         FindCircuit(search="iterative", edges=3).asked(HookedTransformer(build("gpt2")))
     with pytest.raises((ValueError, TypeCheckError), match="rank"):
-        worth(table_of(some_scores()), "best")  # type: ignore[arg-type]
+        edge_stability(table_of(some_scores()), 3, rank="best")  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ import interp
 from interp import Edit, HookedTransformer, Read, frame, observe
 from interp.causal import EdgeGraph
 from interp.circuits import EdgeAttribution, edge_attribution
-from interp.circuits import edge_scores as kernel
 from interp.circuits.edge_attribution import Line, Method
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
@@ -35,7 +34,7 @@ from tests.causal.slow_edges import (
 )
 from tests.causal.test_graph import SUMS
 from tests.configs import CONFIGS, build, perturbed, some_tokens
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, student95
 
 CLEAN, CORRUPT = some_tokens(3, 7), some_tokens(3, 7, seed=1)
 METRIC = logit_difference(ANSWER, WRONG)
@@ -297,7 +296,7 @@ def padded(tokens: Tensor, side: str) -> Batch:
 def test_the_tile_size_changes_no_number(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = attributed(build("llama-gqa"), method="eap-ig-inputs", steps=2)
     width = 24 * (11 + 3 * 8)
-    monkeypatch.setitem(kernel.TILE, "cpu", columns * width)
+    monkeypatch.setattr("interp.passes.memory.HOST_ROOM", 4 * columns * width)
     tiled = attributed(build("llama-gqa"), method="eap-ig-inputs", steps=2)
     np.testing.assert_allclose(tiled["each"], plain["each"], atol=1e-11)
 
@@ -320,7 +319,7 @@ def test_no_tensor_is_as_large_as_heads_times_d_model(monkeypatch: pytest.Monkey
     """16 heads of 4 in a model 64 wide: the largest thing is a weight, or the tile."""
     config = ModelConfig(1, 64, 16, 64, 31, mlp=MLP(64), norm=LayerNorm())
     model, (clean, corrupt) = perturbed(config, torch.float32), (some_tokens(2, 48, seed=i) for i in range(2))
-    monkeypatch.setitem(kernel.TILE, "cpu", 32 * 1024)
+    monkeypatch.setattr("interp.passes.memory.HOST_ROOM", 4 * 32 * 1024)
     with Largest() as seen:
         attributed(model, clean, corrupt)
     assert seen.numbers <= 32 * 1024 < 2 * 48 * 16 * 64
@@ -331,7 +330,7 @@ def test_the_mean_comes_with_its_interval_and_the_metric_of_both_runs() -> None:
     model = build("gpt2")
     table = attributed(model)
     each = table["each"].values
-    half = 1.959963984540054 * each.std(0, ddof=1) / np.sqrt(3)
+    half = student95(3) * each.std(0, ddof=1) / np.sqrt(3)
     np.testing.assert_allclose(table.value, each.mean(0), atol=1e-12)
     np.testing.assert_allclose(table.high - table.value, half, atol=1e-12)
     np.testing.assert_allclose(table.value - table.low, half, atol=1e-12)
@@ -481,7 +480,7 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         ValueError, match="KL divergence compares with the clean run, where its gradient is 0"
     ):
         edge_attribution(model, CLEAN, CORRUPT, metric=kl_divergence(), direction="noise")
-    with pytest.raises(ValueError, match="gradient is zero in every prompt"):
+    with pytest.raises(ValueError, match="its gradient is zero in every prompt"):
         edge_attribution(model, CLEAN, CORRUPT, metric=of_logits(lambda x: 0 * x[:, 0, 0]))
     with pytest.raises(ValueError, match="sum of what its parts add; this model norms the sum itself"):
         attributed(build("post-norm"))

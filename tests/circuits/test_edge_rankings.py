@@ -10,9 +10,9 @@ import xarray as xr
 
 from interp import HookedTransformer, frame
 from interp.causal import EdgeGraph
+from interp.causal.effects import edge_names
 from interp.circuits import edge_stability, recovery, score_edges
 from interp.circuits.edge_rankings import edge_auroc, resampled
-from interp.circuits.edge_results import edge_names
 from interp.passes.metrics import logit_difference
 from interp.zoo.planted import PLANTED
 from tests.configs import CONFIGS

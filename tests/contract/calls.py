@@ -21,6 +21,7 @@ import xarray as xr
 import interp
 import interp.families
 import interp.passes
+import interp.tasks
 import interp.training
 import interp.zoo
 from interp import Edit
@@ -44,6 +45,7 @@ TOKENS = torch.tensor([[5, 6, 7, 8, 9, 5, 6, 7, 8], [9, 8, 7, 6, 5, 9, 8, 7, 6]]
 OTHERS = torch.tensor([[5, 6, 3, 8, 9, 5, 6, 7, 8], [9, 8, 4, 6, 5, 9, 8, 7, 6]])
 TEXT = "When Mary and John went to the shop"
 LENGTH = TOKENS.shape[1]
+TOKENIZER = interp.zoo.catalog.WEIGHTS / "demo-4l" / "tokenizer.json"
 GPT2 = transformers.GPT2Config(vocab_size=30, n_positions=12, n_embd=8, n_layer=1, n_head=2)
 
 
@@ -148,13 +150,13 @@ def span() -> torch.Tensor:
 
 
 @once
-def examples() -> interp.training.Examples:
-    return interp.training.RepeatedSequences(8, 12, 3, 4).batch(interp.training.Place(0, 0), 2)
+def examples() -> interp.tasks.Examples:
+    return interp.tasks.RepeatedSequences(8, 12, 3, 4).batch(interp.tasks.Place(0, 0), 2)
 
 
 @once
 def pairs() -> object:
-    """Aligned prompts, as `interp.zoo.pairs` makes them."""
+    """Aligned prompts, as `interp.tasks` makes them."""
     answer, wrong = torch.tensor([3, 4]), torch.tensor([4, 3])
     return types.SimpleNamespace(
         clean_tokens=TOKENS, corrupt_tokens=OTHERS, keep=None, answer=answer, wrong=wrong
@@ -278,8 +280,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                    "continuation": lambda: interp.editing.Continuation(20)},
     "editing.finetune_edit": {"tuning": lambda: interp.editing.FineTuning(1)},
     "frame": {"result": attribution},
-    "heads": {"data": lambda: interp.attention.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
-    "attention.attention_kernel": {"data": lambda: interp.attention.RepeatedTokens(4, 2, 2)},
+    "heads": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
+    "attention.attention_kernel": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2)},
     "editing.interpolated": {"vectors": lambda: [numbers(2), numbers(2)], "weights": lambda: [0.5, 0.5]},
     "features.load_sae": {"folder": sae_folder},
     "weights.matching_scores": {"previous": lambda: numbers(2, 4)},
@@ -345,21 +347,23 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "edits.edit_to_python": {"edit": lambda: Edit("L1H2", Zero())},
     "training.attention_only": {"n_layers": lambda: 1, "d_vocab": lambda: 8, "n_ctx": lambda: 8},
     "training.encoder_decoder": {"d_vocab": lambda: 8, "n_ctx": lambda: 8},
-    "training.config_for": {"model": lambda: "attention-1l", "data": lambda: interp.training.RepeatedSequences()},
+    "training.config_for": {"model": lambda: "attention-1l", "data": lambda: interp.tasks.RepeatedSequences()},
     "training.exactly_right": {
         "model": lambda: interp.model.build(interp.training.encoder_decoder(32, 16)),
-        "examples": lambda: interp.training.SequencePairs().batch(interp.training.Place(0, 0), 2)},
+        "examples": lambda: interp.tasks.SequencePairs().batch(interp.tasks.Place(0, 0), 2)},
     "training.mean_loss": {"model": lambda: build("gpt2"), "examples": examples},
+    "training.Sentences": {
+        "task": interp.tasks.Facts, "vocabulary": lambda: interp.training.Vocabulary.read(TOKENIZER)},
     "training.scores": {"model": lambda: build("gpt2"), "examples": examples},
     "training.train": {"config": lambda: interp.training.attention_only(1, 8, 12),
-                       "data": lambda: interp.training.RepeatedSequences(8, 12, 3, 4),
+                       "data": lambda: interp.tasks.RepeatedSequences(8, 12, 3, 4),
                        "training": lambda: interp.training.Training(steps=1, rows=2)},
     "verify.contract": {"reference": lambda: "none"},
     "verify.pair_contract": {"model": lambda: interp.model.build(interp.training.encoder_decoder(32, 16)),
                              "reference": lambda: "none"},
     # questions
-    "attention.Heads": {"data": lambda: interp.attention.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
-    "attention.AttentionKernel": {"data": lambda: interp.attention.RepeatedTokens(4, 2, 2)},
+    "attention.Heads": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
+    "attention.AttentionKernel": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2)},
     "causal.Ablate": METRIC, "causal.CausalTrace": {"answer": lambda: 5, "sigma": lambda: 0.1},
     "circuits.CircuitCurve": METRIC, "circuits.EvaluateCircuit": METRIC,
     "circuits.FindCircuit": METRIC | {"edges": lambda: 3}, "circuits.EdgeEffects": METRIC,

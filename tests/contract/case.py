@@ -11,11 +11,11 @@ import numpy as np
 import torch
 import xarray as xr
 
-from interp.attention import RepeatedTokens
 from interp.data.batch import Batch
 from interp.model import Transformer
 from interp.passes.analysis import Alone, Askable, Question, Questions, merged
 from interp.passes.observe import Model, as_model
+from interp.tasks import RepeatedTokens
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
 from tests.edited import without_head
 

@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 
 from interp.attention import AttentionEntropy, AttentionKernel, Dispersion, Heads
-from interp.attention.heads import SCORES, head_scores
+from interp.attention.heads import head_scores
 from interp.attention.sentences import MENTIONS, name_attention
 from interp.causal import (
     Ablate,
@@ -32,6 +32,7 @@ from interp.circuits import (
     Interchange,
     edge_attribution,
 )
+from interp.core.patterns import SCORES
 from interp.core.results import labelled
 from interp.core.stats import Means, Partial
 from interp.dynamics import Consensus, InContext, OneTokenLosses, RankCollapse

@@ -15,11 +15,12 @@ import xarray as xr
 from torch import Tensor
 
 import interp
+from interp.core.viewer import PICTURES
 from interp.data.batch import Batch
 from interp.model import Transformer
 from interp.passes.analysis import Analysis, Questions, merged
 from interp.passes.observe import as_model
-from interp.plot import cards, choice
+from interp.plot import cards
 from tests.configs import CONFIGS, build
 from tests.contract.case import agree, discovered
 from tests.contract.cases import CASES
@@ -171,7 +172,7 @@ def test_the_result_has_the_dims_that_the_table_declares(case: str, model: str) 
 @pytest.mark.parametrize("case", CASES)
 def test_the_result_names_what_gave_it(case: str) -> None:
     for model in models(case):
-        assert plain_result(case, model).attrs["interp_analysis"] in {*choice.PLOTS, *WITHOUT_PLOT}
+        assert plain_result(case, model).attrs["interp_analysis"] in {*PICTURES.draws, *WITHOUT_PLOT}
 
 
 def pictured() -> list[str]:
@@ -188,9 +189,9 @@ def test_its_picture_can_be_drawn(case: str) -> None:
     found = plain_result(case, models(case)[0])
     if (message := CASES[case].undrawn) is not None:
         with pytest.raises(ValueError, match=message):
-            choice.drawn(found)
-    elif choice.draw_of(found) is not None:
-        assert cards.png(lambda ax: choice.drawn(found, ax=ax))[0].startswith(PNG)
+            interp.plot.drawn(found)
+    elif PICTURES.of(found) is not None:
+        assert cards.png(lambda ax: interp.plot.drawn(found, ax=ax))[0].startswith(PNG)
 
 
 @pytest.mark.parametrize("case", CASES)

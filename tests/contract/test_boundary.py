@@ -6,6 +6,7 @@
 import ast
 import collections
 import contextlib
+import dataclasses
 import functools
 import inspect
 import io
@@ -31,6 +32,7 @@ import xarray as xr
 import interp
 import interp.plot
 from interp.core.boundary import fits, hints_of
+from interp.passes.analysis import Question
 from tests.contract.calls import (
     CALLS,
     NOT_RUN,
@@ -43,6 +45,8 @@ from tests.contract.calls import (
     public_names,
     valid,
 )
+from tests.contract.case import discovered
+from tests.contract.cases import CASES
 from tests.loops import every, same_seeds
 
 PACKAGE = Path(interp.__file__).parent
@@ -193,6 +197,16 @@ def test_an_argument_that_is_not_there_is_refused_by_name(name: str) -> None:
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         with pytest.raises(TypeError, match="nonsense"):
             function(**_valid(name), nonsense=1)
+
+
+@pytest.mark.parametrize("question", discovered(), ids=lambda question: question.__name__)
+def test_a_field_of_the_wrong_kind_is_refused_by_its_name(question: type[Question]) -> None:
+    """By the field of the contract's own record."""
+    asked = (case.asked(case.models[0]) for case in CASES.values())
+    record = next(each for each in asked if type(each) is question)
+    for field in dataclasses.fields(question):
+        with pytest.raises(ValueError, match=rf"{question.__name__}: {field.name} must be"):
+            dataclasses.replace(record, **{field.name: object()})
 
 
 MAYBE_DRAWN = {"another result", "a mapping", "an array", "ids of one axis", "fractions of three axes"}

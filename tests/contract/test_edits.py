@@ -97,7 +97,7 @@ def test_weights_are_what_they_are_under_edits_of_activations(case: str) -> None
 def test_without_its_previous_token_head_a_planted_induction_head_is_at_its_null() -> None:
     """L0H1 carries every token's predecessor to it, by which L1H2 finds what followed the token before."""
     model = HookedTransformer.from_pretrained("groundtruth-induction")
-    asked = interp.attention.Heads(interp.attention.RepeatedTokens(rows=8), None)
+    asked = interp.attention.Heads(interp.tasks.RepeatedTokens(rows=8), None)
     whole, without = (
         interp.run([asked], model, edits=edits)["heads"] for edits in ([], [Edit("L0H1", Zero())])
     )

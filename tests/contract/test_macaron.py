@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
+from interp.causal import CausalTrace
 from interp.causal.graph import EdgeGraph
 from interp.causal.patching import patch_preset
-from interp.causal.tracing import Tracing
 from interp.compat.hooked_export import to_hooked_state
 from interp.model import MLP, Edit, Read, Tap
 from interp.model.edits import Zero
@@ -126,9 +127,13 @@ def test_states_between_the_sublayers_are_all_there() -> None:
 
 def test_a_trace_of_mlps_restores_and_severs_both() -> None:
     both = [f"blocks.{i}.hook_mlp{part}_out" for i in range(2) for part in ("_before", "")]
-    assert Tracing("mlp", window=1).restored(1, CONFIG) == both[2:]
-    assert Tracing("state", severed="mlp").frozen(0, CONFIG) == both
-    assert Tracing("attn", 10).restored(0, CONFIG) == ["blocks.0.hook_attn_out", "blocks.1.hook_attn_out"]
+    tracing = partial(CausalTrace, "the subject")
+    assert tracing(kind="mlp", window=1).restored(1, CONFIG) == both[2:]
+    assert tracing(severed="mlp").frozen(0, CONFIG) == both
+    assert tracing(kind="attn", window=10).restored(0, CONFIG) == [
+        "blocks.0.hook_attn_out",
+        "blocks.1.hook_attn_out",
+    ]
 
 
 def test_the_mlps_of_alti_logit_are_those_of_the_attribution() -> None:

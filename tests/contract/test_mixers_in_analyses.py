@@ -10,7 +10,6 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.attention.repeats import RepeatedTokens
 from interp.causal.graph import EdgeGraph, reads_by_qkv
 from interp.compat.hooked_export import to_hooked_state
 from interp.lenses.factors import present
@@ -18,8 +17,9 @@ from interp.model import Read, Tap, Trace, Weights, sites
 from interp.model.variants import ConvMLP
 from interp.passes.sweep import Sweep
 from interp.residual import orders
-from interp.residual.frozen import frozen_reads
+from interp.residual.paths import frozen_reads
 from interp.runs.tensor_parallel import check_tensor_parallel
+from interp.tasks import RepeatedTokens
 from interp.tokens.mixing import SourceSplit, contributions, mixing_reads
 from interp.weights.matrices import held
 from tests.configs import some_tokens

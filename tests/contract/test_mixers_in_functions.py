@@ -8,8 +8,8 @@ import torch
 
 import interp
 from interp import HookedTransformer
+from interp.causal import CausalTrace
 from interp.causal.graph import EdgeGraph, reads_by_qkv
-from interp.causal.tracing import Tracing
 from interp.circuits import Circuit, evaluate_circuit, interchange
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model import AdaptiveSoftmax, ModelConfig
@@ -34,7 +34,7 @@ def test_a_causal_trace_is_the_slow_loop(name: str) -> None:
     rows = [row[:n] for row, n in zip(some_tokens(3, 8, seed=4), LENGTHS, strict=True)]
     answers = [int(model(row[None])[0, -1].argmax()) for row in rows]
     asked = Asked(HookedTransformer(model), rows, answers)
-    protocol = Tracing("attn", 1, samples=SAMPLES, severed="attn")
+    protocol = CausalTrace("the subject", kind="attn", window=1, samples=SAMPLES, severed="attn")
     found = asked.trace(kind="attn", window=1, severed="attn")
     for i in (1, 2):
         effects, _, _ = slow(asked, i, protocol, ALONE)

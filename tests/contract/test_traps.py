@@ -13,8 +13,8 @@ from torch import Tensor
 
 import interp
 from interp import Batch, Edit, HookedTransformer, Read, observe
-from interp.attention.heads import repeat_scores
 from interp.core import FactoredMatrix
+from interp.core.patterns import repeat_scores
 from interp.families import config_of
 from interp.model import KVCache, RMSNorm, Rotary
 from interp.model.norm import Normalize

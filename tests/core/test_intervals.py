@@ -10,7 +10,7 @@ from interp.core.intervals import Z95, t95, wilson
 @pytest.mark.parametrize(("successes", "n"), [(0, 5), (3, 7), (9, 9), (40, 90)])
 def test_wilsons_interval_is_that_of_scipy(successes: int, n: int) -> None:
     expected = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
-    found = wilson(torch.tensor([float(successes)]).double(), torch.tensor([float(n)]).double())
+    found = wilson(torch.tensor([successes / n], dtype=torch.float64).double(), torch.tensor([n]))
     assert [float(end) for end in found] == pytest.approx(list(expected), abs=1e-12)
 
 
@@ -18,17 +18,18 @@ def test_wilsons_interval_is_that_of_scipy(successes: int, n: int) -> None:
 def test_wilsons_ends_are_where_the_score_test_stops_rejecting(count: int) -> None:
     """Both ends p solve (share - p)^2 = z^2 p (1 - p) / n, Wilson 1927."""
     share = torch.linspace(0, 1, 11, dtype=torch.float64)
-    low, high = wilson(share * count, count)
-    for end in (low, high):
+    for end in wilson(share, count):
         torch.testing.assert_close(
             (share - end).square(), Z95**2 * end * (1 - end) / count, rtol=0, atol=1e-12
         )
+    low, high = wilson(share, count)
     assert bool((low <= share).all()) and bool((share <= high).all())
     assert float(low[0]) == 0 and float(high[-1]) == 1
 
 
-def test_a_share_of_nothing_may_be_anything() -> None:
-    assert [float(end) for end in wilson(torch.tensor(0.0), 0)] == [0.0, 1.0]
+def test_wilsons_interval_of_nothing_is_everything() -> None:
+    low, high = wilson(torch.zeros(2), torch.tensor([0, 5]))
+    assert (float(low[0]), float(high[0])) == (0.0, 1.0) and float(high[1]) < 0.5
 
 
 def test_students_quantile_is_that_of_scipy_and_two_rows_have_none() -> None:

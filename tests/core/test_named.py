@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from interp.core.covariance import CoOccurrences
 from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
 from interp.core.sketches import quantiles
@@ -15,7 +14,6 @@ from tests.core.splits import CUTS, ORDERS, identical, merged, whole
 REDUCTIONS: dict[str, Reduction] = {
     "top": TopRows(3, "x"),
     "spread": quantiles("x", cells=1),
-    "pairs": CoOccurrences("x"),
 }
 
 

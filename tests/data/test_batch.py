@@ -122,3 +122,17 @@ def test_rows_know_which_prompt_they_are() -> None:
     assert [part.row.tolist() for part in batch.split(2) if part.row is not None] == [[0, 1], [2]]
     again = batch.rows(torch.tensor([2, 0, 2])).row
     assert again is not None and again.tolist() == [2, 0, 2]
+
+
+def test_values_by_text_begin_in_column_0_and_keep_the_order_of_the_identities() -> None:
+    """Left padding and holes close up; packed texts come in the order in which they stand."""
+    keep = torch.ones(2, 6, dtype=torch.bool)
+    keep[0, [0, 3]] = False
+    values = torch.arange(12.0).view(2, 6)
+    found = Batch(torch.zeros(2, 6, dtype=torch.long), keep).by_text(values, keep & (values != 2), -1.0)
+    assert found.tolist() == [[1, -1, 4, 5, -1, -1], [6, 7, 8, 9, 10, 11]]
+    packed = Batch.packed([[1, 2], [3, 4, 5], [6]], 4).numbered()
+    found = packed.by_text(packed.tokens, packed.real, -1)
+    assert packed.identities().tolist() == [1, 2, 0]  # type: ignore[union-attr]
+    assert found.tolist() == [[3, 4, 5], [6, -1, -1], [1, 2, -1]]
+    assert packed.text_numbers.tolist() == [[0, 0, 0, 1], [2, 2, -1, -1]]

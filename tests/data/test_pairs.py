@@ -12,8 +12,7 @@ import interp
 from interp.causal.patching import Patch, patch
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
-from interp.data.stream import Stream
-from interp.data.windows import GivenBatches
+from interp.data.stream import GivenBatches, Stream
 from tests.tiny import hooked
 
 CLEAN = ["The cat sat on the mat", "The dog sat on the cat", "Mary gave a drink", "The cat"]
@@ -115,7 +114,7 @@ def test_parts_of_different_lengths_and_prompts_alone_are_refused() -> None:
 
 def test_batches_in_memory_carry_their_pairs_through_splits() -> None:
     batch = Batch(torch.arange(12).reshape(4, 3), corrupt=torch.arange(12, 24).reshape(4, 3)).numbered()
-    feed = GivenBatches(list(batch.split(3)))
-    assert [tuple(b.corrupt.shape) for w in range(2) for b in feed.window(w).batches] == [(3, 3), (1, 3)]  # type: ignore[union-attr]
+    source = GivenBatches(list(batch.split(3)))
+    assert [tuple(b.corrupt.shape) for w in range(2) for b in source.window(w).batches] == [(3, 3), (1, 3)]  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="corrupt must have the tokens' shape"):
         Batch(torch.zeros(2, 3, dtype=torch.long), corrupt=torch.zeros(2, 4, dtype=torch.long))

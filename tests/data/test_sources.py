@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from interp.data import table_file
 from interp.data.batch import Batch
+from interp.data.files import TableFile
 from interp.data.rows import Rejected, Row
 from interp.data.sources import Data, Source, open_source
 from tests.tiny import CORPUS
@@ -279,9 +279,9 @@ def test_a_table_is_decoded_once_when_read_in_order(tmp_path: Path, monkeypatch:
     texts = [f"row {i}" for i in range(2000)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "x.parquet", row_group_size=1500)
     opened: list[int] = []
-    values = table_file.TableFile._values
+    values = TableFile._values
     monkeypatch.setattr(
-        table_file.TableFile, "_values", lambda self, group: (opened.append(group), values(self, group))[1]
+        TableFile, "_values", lambda self, group: (opened.append(group), values(self, group))[1]
     )
     source = open_source(tmp_path / "x.parquet")
     assert [r for start in range(0, 2000, 100) for r in source.rows(start, start + 100)] == texts

@@ -1,254 +1,394 @@
-"""Generating step by step: every position is seen once, and all answers together are those of one full pass."""
+"""Every row is in one batch of one window, once and with its number, however the stream is asked for it."""
 
-from collections.abc import Callable, Iterator
+import pickle
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
-from torch import Tensor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
+from transformers import BertTokenizer
 
 from interp.data.batch import Batch
-from interp.model import Transformer
-from interp.model.sites import find, names
-from interp.model.tap import Edit, Read, Tap
-from interp.passes.generate import Step, generate, joined, stream
-from interp.passes.observe import observe
-from interp.passes.sampling import Sampling
-from tests.configs import CAUSAL, CONFIGS, N_CTX, build, some_tokens
-from tests.loops import over
-from tests.tolerances import assert_close
+from interp.data.rows import Rejected, Row
+from interp.data.sources import open_source
+from interp.data.stream import Layout, Stream, TooLong, Window, windows_of
+from interp.data.text import Text
+from interp.families.tokenizer import HuggingFaceTokenizer
+from tests.data.test_sources import TEXTS, forms
+from tests.tiny import CORPUS, END, backend, gpt2_tokenizer
 
-RAGGED = Batch.of([[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]])
-POST, PATTERN = Read("blocks.1.hook_resid_post"), Read("blocks.0.attn.hook_pattern")
-OUT = Read("unembed.hook_out")
-
-
-@pytest.fixture
-def passes() -> Iterator[list[Tensor]]:
-    """The tokens of every forward pass of the shared gpt2 model."""
-    fed: list[Tensor] = []
-    handle = build("gpt2").register_forward_pre_hook(lambda module, args: fed.append(args[0]))
-    yield fed
-    handle.remove()
+N_CTX = 12
+TEXT = Text(HuggingFaceTokenizer(gpt2_tokenizer()), N_CTX, backend().get_vocab_size())
+BOS = TEXT.bos_id
+LAYOUTS, TOO_LONG = get_args(Layout), get_args(TooLong)
+WORDS = st.text("ab cé", max_size=30)
+DATA = st.lists(WORDS | st.lists(st.integers(-1, TEXT.d_vocab), max_size=20), min_size=1, max_size=12)
 
 
-def by_position(value: Tensor, read: Read, model: Transformer) -> Tensor:
-    """The answer with its position axis (queries, for patterns) in second place."""
-    axes = find(read.site, model.config)[0].axes.split()
-    return value.movedim(axes.index("q" if "q" in axes else "p"), 1)
+def read_back(batch: Batch) -> list[tuple[int, list[int]]]:
+    """The real tokens of each text of a batch with the row they are numbered."""
+    assert batch.row is not None
+    if batch.documents is None:
+        texts = [ids[keep].tolist() for ids, keep in zip(batch.tokens, batch.real, strict=True)]
+    else:
+        texts = [ids.tolist() for ids in batch.unpack(batch.tokens)]
+    return list(zip(batch.row.tolist(), texts, strict=True))
 
 
-# --- steps --------------------------------------------------------------------------------------------------------
+def windows(stream: Stream) -> list[Window]:
+    assert stream.windows is not None
+    return [stream.window(w) for w in range(stream.windows)]
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("sampling", [None, Sampling(seed=3)])
-def test_the_steps_are_the_columns_that_generate_collects(sampling: Sampling | None, use_cache: bool) -> None:
-    model = build("llama-gqa")
-    stop = generate(model, RAGGED, 3).tokens[:1, -1].tolist()
-    settings = {"sampling": sampling, "stop_tokens": stop, "use_cache": use_cache}
-    whole = generate(model, RAGGED, 6, **settings)
-    steps = list(stream(model, RAGGED, 6, **settings))
-    assert torch.equal(torch.stack([step.tokens for step in steps], 1), whole.tokens[:, 7:])
-    assert whole.keep is not None
-    assert torch.equal(torch.stack([step.alive for step in steps], 1), whole.keep[:, 7:])
+def pieces_by_row(all_windows: list[Window]) -> dict[int, list[list[int]]]:
+    found: dict[int, list[list[int]]] = defaultdict(list)
+    for window in all_windows:
+        for batch in window.batches:
+            for row, ids in read_back(batch):
+                found[row].append(ids)
+    return dict(found)
 
 
-def test_a_step_is_computed_when_it_is_asked_for(passes: list[Tensor]) -> None:
-    steps = stream(build("gpt2"), Batch(some_tokens()), 5)
-    assert not passes
-    next(steps)
-    assert len(passes) == 1
-    assert len(list(steps)) == 4
-    assert len(passes) == 5
+def expected_pieces(row: Row, too_long: TooLong) -> list[list[int]] | None:
+    """What the model should see of a row, said slowly; None for a row that is set aside."""
+    if not row:
+        return None
+    ids = TEXT.ids(row) if isinstance(row, str) else row
+    if not all(0 <= i < TEXT.d_vocab for i in ids):
+        return None
+    if len(ids) <= N_CTX:
+        return [ids]
+    if too_long == "set_aside":
+        return None
+    pieces, rest = [], ids
+    while rest:
+        pieces.append(rest[:N_CTX])
+        rest = rest[N_CTX:]
+        if rest and isinstance(row, str):
+            rest = [BOS, *rest]
+    return pieces[:1] if too_long == "truncate" else pieces
 
 
-def test_the_prompt_is_fed_once_and_the_last_token_never(passes: list[Tensor]) -> None:
-    batch = generate(build("gpt2"), Batch(some_tokens()), 5)
-    assert [fed.shape[1] for fed in passes] == [9, 1, 1, 1, 1]
-    assert torch.equal(torch.cat(passes, 1), batch.tokens[:, :-1])
+# --- the property -----------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_computed_after_every_row_has_ended(passes: list[Tensor]) -> None:
-    model, batch = build("gpt2"), Batch(some_tokens(rows=1))
-    stop = int(generate(model, batch, 1).tokens[0, -1])
-    passes.clear()
-    assert len(list(stream(model, batch, 9, stop_tokens=[stop]))) == 1
-    assert len(passes) == 1
+@given(DATA, st.integers(1, 40), st.integers(1, 13), st.sampled_from(LAYOUTS), st.sampled_from(TOO_LONG))
+def test_every_row_is_in_one_window_once_or_rejected(
+    data: list[Row], budget: int, size: int, layout: Layout, too_long: TooLong
+) -> None:
+    stream = Stream(
+        open_source(data),
+        TEXT,
+        tokens_per_batch=budget,
+        rows_per_window=size,
+        too_long=too_long,
+        layout=layout,
+    )
+    found = windows(stream)
+    expected = {i: expected_pieces(row, too_long) for i, row in enumerate(data)}
+    kept = {i: sorted(pieces) for i, pieces in expected.items() if pieces is not None}
+    assert {i: sorted(pieces) for i, pieces in pieces_by_row(found).items()} == kept
+    assert [r.row for window in found for r in window.rejected] == [i for i in expected if i not in kept]
+    assert [window.rows for window in found] == [len(data[i : i + size]) for i in range(0, len(data), size)]
+    for w, window in enumerate(found):
+        inside = range(w * size, (w + 1) * size)
+        assert window.tokens == sum(len(p) for i in inside for p in kept.get(i, []))
+        assert {r for batch in window.batches for r, _ in read_back(batch)} <= set(inside)
+        for batch in window.batches:
+            assert batch.tokens.numel() <= budget or len(batch) == 1
+            assert batch.tokens.shape[1] <= N_CTX
+            assert batch.keep is None or not batch.keep.all(), (
+                "padding is said where there is some, only there"
+            )
+            assert batch.real.any(0).all(), "no column is padding alone"
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
-@pytest.mark.parametrize("sampling", [None, Sampling(3.0, top_k=5, seed=0)])
-def test_logits_and_log_probabilities_are_the_models_own(name: str, sampling: Sampling | None) -> None:
-    model, prompt = build(name), Batch(some_tokens())
-    steps = list(stream(model, prompt, 5, sampling=sampling, repetition_penalty=1.5))
-    final = torch.cat((prompt.tokens, torch.stack([step.tokens for step in steps], 1)), 1)
-    logits = model(final)[:, 8:-1]
-    assert_close(torch.stack([step.logits for step in steps], 1), logits)
-    chosen = logits.log_softmax(-1).gather(2, final[:, 9:, None])[..., 0]
-    assert_close(torch.stack([step.log_probs for step in steps], 1), chosen)
+@settings(max_examples=20)  # a tokenizer is slow to send
+@given(st.lists(WORDS, min_size=2, max_size=12), st.sampled_from(LAYOUTS), st.randoms(use_true_random=False))
+def test_a_window_is_the_same_in_any_order_and_process(
+    texts: list[str], layout: Layout, random: object
+) -> None:
+    stream = Stream(open_source(texts), TEXT, tokens_per_batch=20, rows_per_window=2, layout=layout)
+    other: Stream = pickle.loads(pickle.dumps(stream))
+    order = list(range(stream.windows or 0))
+    random.shuffle(order)
+    first = windows(stream)
+    for w in order:
+        again = other.window(w)
+        assert again.rejected == first[w].rejected
+        for one, two in zip(again.batches, first[w].batches, strict=True):
+            assert torch.equal(one.tokens, two.tokens) and torch.equal(one.row, two.row)
+            assert torch.equal(one.real, two.real)
+            if layout == "packed":
+                assert torch.equal(one.documents, two.documents)
 
 
-def test_gradients_are_on_again_between_the_steps() -> None:
-    for step in stream(build("gpt2"), Batch(some_tokens()), 2):
-        assert torch.is_grad_enabled()
-        assert not step.logits.requires_grad
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_files_lists_and_data_sets_of_the_same_texts_give_the_same_batches(
+    tmp_path: Path, layout: Layout
+) -> None:
+    expected = None
+    for form, data in forms(tmp_path, TEXTS).items():
+        stream = Stream(
+            open_source(data), TEXT, tokens_per_batch=30, rows_per_window=3, too_long="split", layout=layout
+        )
+        batches = [batch for window in windows(stream) for batch in window.batches]
+        got = [
+            (b.tokens.tolist(), b.real.tolist(), b.row.tolist(), b.bos) for b in batches if b.row is not None
+        ]
+        expected = expected or got
+        assert got == expected and len(got) == len(batches) > 3, form
 
 
-# --- reads --------------------------------------------------------------------------------------------------------
+# --- padded and packed --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CAUSAL)
-@over("padded", [False, True])
-def test_joined_answers_of_every_site_equal_one_full_pass(name: str, padded: bool) -> None:
-    model = build(name)
-    reads = [Read(site) for site in names(model.config, on_demand=True)]
-    prompt = RAGGED if padded else Batch(some_tokens())
-    traces = [step.trace for step in stream(model, prompt, 5, reads=reads)]
-    final = generate(model, prompt, 5)
-    seen = final.tokens[:, :-1]
-    keep = torch.ones_like(seen, dtype=torch.bool) if final.keep is None else final.keep[:, :-1]
-    full = observe(model, Batch(seen, keep if padded else None), reads).trace
-    for read in reads:
-        got = by_position(joined(traces, read, model.config), read, model)
-        expected = by_position(full[read], read, model)
-        assert got.shape == expected.shape
-        if got.shape[0] == 1:
-            assert_close(got, expected)
-        else:
-            assert_close(got[keep], expected[keep])
+def test_padded_rows_are_sorted_longest_first_and_equal_ones_stay_in_order() -> None:
+    lengths = [2, 5, 2, 3, 5, 2, 1]
+    stream = Stream(open_source([[7] * n for n in lengths]), TEXT, tokens_per_batch=10)
+    batches = stream.window(0).batches
+    assert [batch.row.tolist() for batch in batches if batch.row is not None] == [[1, 4], [3, 0, 2], [5, 6]]
+    assert [list(batch.tokens.shape) for batch in batches] == [[2, 5], [3, 3], [2, 2]]
+    assert batches[0].keep is None, "equally long rows have no padding"
+    assert batches[1].keep is not None and batches[1].keep.tolist()[1] == [True, True, False]
 
 
-@pytest.mark.parametrize("read", [POST, PATTERN, Read("blocks.0.mlp.hook_post"), OUT], ids=lambda r: r.site)
-def test_every_position_is_read_once(read: Read) -> None:
-    model = build("gpt2")
-    answers = [step.trace[read] for step in stream(model, Batch(some_tokens()), 4, reads=[read])]
-    assert [by_position(a, read, model).shape[1] for a in answers] == [9, 1, 1, 1]
+def test_a_batch_of_texts_is_the_one_that_text_makes() -> None:
+    texts = ["The cat sat", "on", "the mat"]
+    (batch,) = Stream(open_source(texts), TEXT, tokens_per_batch=99).window(0).batches
+    assert batch.row is not None
+    alone = TEXT.batch([texts[i] for i in batch.row.tolist()])
+    assert torch.equal(batch.tokens, alone.tokens) and torch.equal(batch.real, alone.real)
+    assert batch.bos and alone.bos
+    (bare,) = Stream(open_source(texts), TEXT, tokens_per_batch=99, prepend_bos=False).window(0).batches
+    assert torch.equal(
+        bare.tokens, TEXT.batch([texts[i] for i in batch.row.tolist()], prepend_bos=False).tokens
+    )
+    assert not bare.bos
 
 
-def test_reading_changes_no_token() -> None:
-    model = build("llama-gqa")
-    steps = list(stream(model, RAGGED, 6, reads=[Read(name) for name in names(model.config, on_demand=True)]))
-    assert torch.equal(torch.stack([s.tokens for s in steps], 1), generate(model, RAGGED, 6).tokens[:, 7:])
+def test_token_ids_go_through_untouched_and_need_no_tokenizer() -> None:
+    ids = torch.randint(50, (5, N_CTX))
+    ids[:, 0] = BOS
+    stream = Stream(open_source(ids), Text(None, N_CTX, 50), tokens_per_batch=3 * N_CTX)
+    first, second = stream.window(0).batches
+    assert torch.equal(torch.cat((first.tokens, second.tokens)), ids)
+    assert first.keep is second.keep is None and not first.bos
+    assert torch.equal(first.row, torch.arange(3)) and torch.equal(second.row, torch.arange(3, 5))
 
 
-def test_the_logits_are_computed_for_the_last_prompt_token_only_unless_they_are_read() -> None:
-    model, shapes = build("gpt2"), []
-
-    def note(value: Tensor) -> Tensor:
-        shapes.append(list(value.shape[:2]))
-        return value
-
-    edit = Edit("unembed.hook_out", note)
-    list(stream(model, Batch(some_tokens()), 2, edits=[edit]))
-    list(stream(model, Batch(some_tokens()), 2, edits=[edit], reads=[OUT]))
-    list(stream(model, Batch(some_tokens()), 2, edits=[edit], reads=[Read("hook_embed"), POST]))
-    assert shapes == [[3, 1], [3, 1], [3, 9], [3, 1], [3, 1], [3, 1]]
-
-
-def test_a_reduced_answer_is_given_step_by_step_and_refused_by_joined() -> None:
-    model, norm = build("gpt2"), Read(POST.site, via=lambda x: x.norm(dim=-1))
-    traces = [step.trace for step in stream(model, Batch(some_tokens()), 3, reads=[norm, POST])]
-    assert_close(torch.cat([t[norm] for t in traces], 1), joined(traces, POST, model.config).norm(dim=-1))
-    with pytest.raises(
-        ValueError, match=r"requires a read without via: the answers at 'blocks.1.hook_resid_p"
-    ):
-        joined(traces, norm, model.config)
-    with pytest.raises(KeyError, match=r"2 reads of 'blocks.1.hook_resid_post'"):
-        joined(traces, POST.site, model.config)
+def test_packed_batches_number_their_texts_as_they_stand() -> None:
+    texts = [[i] * n for i, n in enumerate([3, 12, 5, 9, 7, 2, 1, 1], 1)]
+    stream = Stream(open_source(texts), TEXT, tokens_per_batch=2 * N_CTX, layout="packed")
+    batches = stream.window(0).batches
+    assert [list(batch.tokens.shape) for batch in batches] == [[2, 12], [2, 12]], (
+        "40 tokens in four rows of 12"
+    )
+    for batch in batches:
+        assert batch.row is not None and batch.documents is not None
+        standing = [d for d in dict.fromkeys(batch.documents.flatten().tolist()) if d >= 0]
+        assert standing == list(range(len(batch.row)))
+        assert torch.equal(batch.tokens[batch.real], batch.row[batch.documents[batch.real]] + 1)
 
 
-def test_answers_are_joined_by_site_name_too() -> None:
-    model = build("gpt2")
-    traces = [step.trace for step in stream(model, Batch(some_tokens()), 3, reads=[POST, PATTERN])]
-    assert torch.equal(joined(traces, POST.site, model.config), joined(traces, POST, model.config))
-    with pytest.raises(
-        KeyError, match=r"nothing was read at 'blocks.1.hook_resid_pos'; nearest: blocks.1.hook_res"
-    ):
-        joined(traces, "blocks.1.hook_resid_pos", model.config)
-    with pytest.raises(ValueError, match="at least one step is required, got none"):
-        joined([], POST, model.config)
+def test_packed_rows_are_no_wider_than_the_budget_unless_a_text_is() -> None:
+    stream = Stream(open_source([[1] * 3, [2] * 2, [3] * 4]), TEXT, tokens_per_batch=5, layout="packed")
+    assert sorted(tuple(batch.tokens.shape) for batch in stream.window(0).batches) == [(1, 4), (1, 5)]
+    wide = Stream(open_source([[1] * 9, [2] * 2]), TEXT, tokens_per_batch=5, layout="packed")
+    assert [tuple(batch.tokens.shape) for batch in wide.window(0).batches] == [(1, 9), (1, 2)]
 
 
-# --- edits --------------------------------------------------------------------------------------------------------
+# --- bad and long rows ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "parallel", "attention-only"])
-@over("site", ["blocks.0.hook_resid_post", "blocks.1.attn.hook_z", "blocks.0.attn.hook_v"])
-@over("use_cache", [True, False])
-def test_an_edit_applies_at_every_step(name: str, site: str, use_cache: bool) -> None:
-    """Oracle: the argmax loop that recomputes everything under the edit."""
-    model, edit = build(name), Edit(site, lambda x: x.flip(-1) * 1.5 + 1.0)
-    tokens = some_tokens()
-    for _ in range(5):
-        tokens = torch.cat((tokens, model(tokens, Tap(edits=[edit]))[:, -1:].argmax(-1)), 1)
-    got = generate(model, Batch(some_tokens()), 5, edits=[edit], use_cache=use_cache).tokens
-    assert torch.equal(got, tokens)
-    assert not torch.equal(got, generate(model, Batch(some_tokens()), 5).tokens), "the edit changes something"
+def test_rejected_rows_say_why() -> None:
+    data: list[object] = ["short", CORPUS[0], [0, TEXT.d_vocab], [-1], "", list(range(13))]
+    window = Stream(open_source(data), TEXT, tokens_per_batch=99).window(0)
+    n = len(TEXT.ids(CORPUS[0]))
+    assert [(r.row, r.reason) for r in window.rejected] == [
+        (1, f"{n} tokens, the model's context holds 12"),
+        (2, f"token ids must be in [0, {TEXT.d_vocab - 1}], got {TEXT.d_vocab}"),
+        (3, f"token ids must be in [0, {TEXT.d_vocab - 1}], got -1"),
+        (4, "the row is empty"),
+        (5, "13 tokens, the model's context holds 12"),
+    ]
+    assert window.rejected[0].excerpt == CORPUS[0][:80]
+    assert (window.rows, window.cut) == (6, 0)
 
 
-def test_an_edit_sees_the_prompt_then_one_position_and_reads_see_its_work() -> None:
-    model, seen = build("gpt2"), []
+def test_a_text_of_nothing_the_tokenizer_knows_is_rejected() -> None:
+    class Deaf(HuggingFaceTokenizer):
+        def encode(self, text: str) -> list[int]:
+            return []
 
-    def zero(value: Tensor) -> Tensor:
-        seen.append(value.shape[1])
-        return value.zero_()
+        def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+            return [[] for _ in texts]
 
-    steps = list(stream(model, Batch(some_tokens()), 4, reads=[POST], edits=[Edit(POST.site, zero)]))
-    assert seen == [9, 1, 1, 1]
-    assert not joined([step.trace for step in steps], POST, model.config).any()
-
-
-def test_an_edit_may_concern_some_rows() -> None:
-    model, batch = build("gpt2"), Batch(some_tokens())
-    edit = Edit("blocks.0.hook_resid_post", lambda x: x.flip(-1), rows=(1,))
-    plain, every = generate(model, batch, 6), generate(model, batch, 6, edits=[Edit(edit.site, edit.change)])
-    got = generate(model, batch, 6, edits=[edit])
-    assert torch.equal(got.tokens[[0, 2]], plain.tokens[[0, 2]])
-    assert torch.equal(got.tokens[1], every.tokens[1])
+    text = Text(Deaf(gpt2_tokenizer()), N_CTX, TEXT.d_vocab)
+    window = Stream(open_source(["x"]), text, tokens_per_batch=9, prepend_bos=False).window(0)
+    assert window.batches == () and window.rejected == (Rejected(0, "the text has no tokens", "x"),)
 
 
-# --- refused before anything is computed --------------------------------------------------------------------------
-
-Attempt = Callable[[Transformer, Batch], Iterator[Step]]
-REFUSED: dict[str, tuple[Attempt, type[Exception], str]] = {
-    "too long": (lambda m, b: stream(m, b, N_CTX), ValueError, f"9 prompt tokens and {N_CTX} new ones do not fit"),
-    "negative": (lambda m, b: stream(m, b, -1), ValueError, "max_new_tokens >= 0 is required, got -1"),
-    "penalty": (
-        lambda m, b: stream(m, b, 2, repetition_penalty=0.0), ValueError, "repetition_penalty > 0 is required",
-    ),
-    "stop token": (lambda m, b: stream(m, b, 2, stop_tokens=[31]), ValueError, r"must be in \[0, 30\], got 31"),
-    "read": (
-        lambda m, b: stream(m, b, 2, reads=[Read("blocks.0.hook_resid_pots")]), KeyError,
-        "unknown site 'blocks.0.hook_resid_pots'; nearest: blocks.0.hook_resid_post",
-    ),
-    "edit": (
-        lambda m, b: stream(m, b, 2, edits=[Edit("blocks.2.hook_resid_post", torch.relu)]), KeyError,
-        "layers are 0 to 1 in this model, got 2",
-    ),
-    "absent site": (
-        lambda m, b: stream(m, b, 2, reads=[Read("blocks.0.mlp.hook_pre_linear")]), KeyError, "this model has no",
-    ),
-    "uncached read": (
-        lambda m, b: stream(m, b, 2, reads=[POST], use_cache=False), ValueError,
-        "reads while generating require the cache",
-    ),
-    "gradient": (
-        lambda m, b: stream(m, b, 2, reads=[Read(POST.site, grad=True)]), ValueError, "requires gradients",
-    ),
-}  # fmt: skip
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_long_rows_are_cut_as_asked_and_counted(layout: Layout) -> None:
+    ids = TEXT.ids(CORPUS[0])
+    source = open_source([CORPUS[0], "x", END + CORPUS[0]])
+    split = Stream(source, TEXT, tokens_per_batch=N_CTX, too_long="split", layout=layout).window(0)
+    pieces = pieces_by_row([split])
+    assert split.cut == 2 and all(piece[0] == BOS for piece in pieces[0] + pieces[2])
+    assert sorted(i for piece in pieces[0] for i in piece[1:]) == sorted(ids[1:])
+    assert pieces[2] == pieces[0], "BOS is not doubled where the text begins with it"
+    truncated = Stream(source, TEXT, tokens_per_batch=99, too_long="truncate", layout=layout).window(0)
+    assert truncated.cut == 2 and pieces_by_row([truncated])[0] == [ids[:N_CTX]]
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_done_is_refused_at_the_call(what: str, passes: list[Tensor]) -> None:
-    attempt, error, message = REFUSED[what]
-    with pytest.raises(error, match=message):
-        attempt(build("gpt2"), Batch(some_tokens()))
-    assert not passes
+def test_pieces_of_an_encoders_text_each_have_its_special_tokens(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nc\n")
+    tokenizer = HuggingFaceTokenizer(BertTokenizer(str(tmp_path / "vocab.txt")))
+    text = Text(tokenizer, 5, 8, special=True)
+    source = open_source(["a b c a b c a", "b"])
+    window = Stream(source, text, tokens_per_batch=5, too_long="split").window(0)
+    cls, sep, a, b, c = 2, 3, 5, 6, 7
+    assert pieces_by_row([window]) == {
+        0: [[cls, a, b, c, sep], [cls, a, b, c, sep], [cls, a, sep]],
+        1: [[cls, b, sep]],
+    }
+    tight = Stream(source, Text(tokenizer, 2, 8, special=True), tokens_per_batch=5, too_long="split").window(
+        0
+    )
+    assert [r.reason for r in tight.rejected] == ["the special tokens alone fill the context of 2"] * 2
 
 
-def test_a_model_that_looks_ahead_generates_only_without_the_cache() -> None:
-    assert not CONFIGS["bidirectional"].causal
-    model, batch = build("bidirectional"), Batch(some_tokens())
-    with pytest.raises(ValueError, match="a key/value cache requires a causal model"):
-        stream(model, batch, 2)
-    assert generate(model, batch, 2, use_cache=False).tokens.shape == (3, 11)
+# --- options --------------------------------------------------------------------------------------------------------
+
+
+def test_max_rows_takes_the_first() -> None:
+    stream = Stream(open_source(["a"] * 10), TEXT, tokens_per_batch=99, rows_per_window=3, max_rows=7)
+    assert (stream.rows, stream.windows) == (7, 3)
+    assert [window.rows for window in windows(stream)] == [3, 3, 1]
+    more = Stream(open_source(["a"] * 10), TEXT, tokens_per_batch=99, max_rows=70)
+    assert more.rows == 10
+    endless = Stream(
+        open_source("a" for _ in count()), TEXT, tokens_per_batch=99, rows_per_window=3, max_rows=7
+    )
+    assert [window.rows for _, window in windows_of(endless)] == [3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens_per_batch": 0}, "tokens_per_batch must be at least 1, got 0"),
+        ({"rows_per_window": 0}, "rows_per_window must be at least 1, got 0"),
+        ({"max_rows": 0}, "max_rows must be at least 1, got 0"),
+        ({"too_long": "drop"}, "(?s)too_long.*(set_aside.*drop|drop.*set_aside)"),
+        ({"layout": "ragged"}, "(?s)layout.*(padded.*ragged|ragged.*padded)"),
+    ],
+)
+def test_options_are_checked(options: dict[str, object], message: str) -> None:
+    with pytest.raises((ValueError, TypeCheckError), match=message):
+        Stream(open_source(["a"]), TEXT, **{"tokens_per_batch": 9, **options})
+
+
+def test_a_window_that_is_none_is_refused() -> None:
+    stream = Stream(open_source(["a", "b"]), TEXT, tokens_per_batch=9, rows_per_window=1)
+    for w in (-1, 2):
+        with pytest.raises(ValueError, match=rf"windows are numbered from 0, and there are 2: got {w}"):
+            stream.window(w)
+
+
+# --- prefetching ----------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """A source that remembers who asked it for what, and breaks at a row."""
+
+    name, count = "watched", 20
+
+    def __init__(self, breaks_at: int | None = None) -> None:
+        self.asked: list[tuple[int, str]] = []
+        self.breaks_at = breaks_at
+        self.fresh = threading.Semaphore(0)
+
+    def fingerprint(self) -> str | None:
+        return None
+
+    def rows(self, start: int, stop: int) -> Iterator[Row | Rejected]:
+        self.asked.append((start, threading.current_thread().name))
+        self.fresh.release()
+        if start == self.breaks_at:
+            raise OSError("the disk is gone")
+        yield from [[start + 1]] * (stop - start)
+
+
+def stream_of(source: Watched) -> Stream:
+    return Stream(source, TEXT, tokens_per_batch=99, rows_per_window=1)
+
+
+def preparing() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("interp-windows")]
+
+
+def test_windows_are_the_windows_asked_for() -> None:
+    source = Watched()
+    stream = stream_of(source)
+    found = list(windows_of(stream, [3, 0, 19, 3], ahead=2))
+    assert [w for w, _ in found] == [3, 0, 19, 3]
+    assert [window.batches[0].tokens.tolist() for _, window in found] == [[[4]], [[1]], [[20]], [[4]]]
+    assert [start for start, _ in source.asked] == [3, 0, 19, 3]
+    assert all(name.startswith("interp-windows") for _, name in source.asked) and preparing() == []
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_as_many_windows_as_asked_for_are_prepared_ahead(depth: int) -> None:
+    source = Watched()
+    ahead = windows_of(stream_of(source), range(20), ahead=depth)
+    for taken in range(1, 4):
+        next(ahead)
+        if taken == 1:
+            assert source.fresh.acquire(timeout=5)
+            for _ in range(depth):  # they are prepared although nobody asks for them
+                assert source.fresh.acquire(timeout=5)
+        assert len(source.asked) <= taken + depth
+    ahead.close()
+    assert preparing() == [] and len(source.asked) <= 3 + depth
+
+
+def test_what_a_window_raises_is_raised_at_its_turn() -> None:
+    source = Watched(breaks_at=2)
+    ahead = windows_of(stream_of(source), range(20), ahead=4)
+    assert [next(ahead)[0], next(ahead)[0]] == [0, 1]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(ahead)
+    assert preparing() == []
+
+
+def test_an_iterator_ends_its_windows_itself() -> None:
+    stream = Stream(open_source(iter(["a"] * 5)), TEXT, tokens_per_batch=99, rows_per_window=2)
+    assert stream.rows is None and stream.windows is None
+    assert [(w, window.rows) for w, window in windows_of(stream)] == [(0, 2), (1, 2), (2, 1)]
+    with pytest.raises(ValueError, match="it gives every row once and in order"):
+        stream.window(0)
+    half = Stream(open_source(iter(["a"] * 5)), TEXT, tokens_per_batch=99, rows_per_window=1)
+    assert [w for w, _ in windows_of(half, range(1, 99, 2))] == [1, 3], (
+        "a shard passes over the others' windows"
+    )
+
+
+def test_pinned_batches_are_equal_and_need_an_accelerator() -> None:
+    (batch,) = Stream(open_source(["a b", "a"]), TEXT, tokens_per_batch=99).window(0).batches
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="accelerator"):
+            batch.pinned()
+        return
+    fast = batch.pinned()
+    assert fast.tokens.is_pinned() and fast.keep is not None and fast.keep.is_pinned()
+    assert torch.equal(fast.tokens, batch.tokens) and torch.equal(fast.real, batch.real)
+    stream = Stream(open_source(["a b", "a"]), TEXT, tokens_per_batch=99)
+    assert all(b.tokens.is_pinned() for _, w in windows_of(stream, [0], pin=True) for b in w.batches)

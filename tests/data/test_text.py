@@ -139,7 +139,7 @@ CLS, SEP, PAD = (backend().get_vocab_size() + i for i in range(3))
 
 
 def bert_tokenizer(bos: str | None = None) -> PreTrainedTokenizerFast:
-    """Writes [CLS] before a text and [SEP] behind it, as BERT's does."""
+    """Writes [CLS] before a text and [SEP] after it, as BERT's does."""
     special = ["[CLS]", "[SEP]", "[PAD]"]
     around = Tokenizer.from_str(backend().to_str())
     around.add_special_tokens(special)

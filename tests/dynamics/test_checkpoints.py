@@ -10,9 +10,10 @@ import xarray as xr
 
 import interp
 from interp import HookedTransformer
-from interp.attention import Heads, RepeatedTokens
+from interp.attention import Heads
 from interp.dynamics import InContext, in_context, over_checkpoints, per_token_loss_pca, phase_change
 from interp.dynamics.checkpoints import step_of
+from interp.tasks import RepeatedTokens
 from interp.zoo import revisions
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 

@@ -237,7 +237,7 @@ def test_sizes_that_mean_nothing_are_refused() -> None:
             with pytest.raises(ValueError, match="eta > 0 is required"):
                 edit(hooked(), PROMPT, answer=" Paris", layer=0, eta=eta)
     for bad in ({"steps": 0}, {"rate": 0.0}):
-        with pytest.raises(ValueError, match="steps >= 1, rate > 0"):
+        with pytest.raises(ValueError, match="steps >= 1 and rate > 0"):
             FineTuning(**bad)  # type: ignore[arg-type]
 
 

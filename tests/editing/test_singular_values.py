@@ -1,13 +1,14 @@
 """Singular-value scaling: identities of its algebra, weights that come back bit for bit, and training of z alone."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from interp import HookedTransformer
-from interp.editing import FineTuning, SingularValues, interpolated, train_z
-from interp.editing.singular_values import applied
+from interp.editing import FineTuning, SingularValues, WeightEdit, interpolated, train_z
 from interp.model.weights import Weights
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
@@ -107,15 +108,23 @@ def test_interpolation_is_linear_in_the_matrix_without_rescale_alone() -> None:
         assert torch.allclose(whole, mixed, rtol=1e-9, atol=1e-9) == linear  # type: ignore[arg-type]
 
 
+def all_of(edits: list[WeightEdit], model: HookedTransformer) -> ExitStack:
+    """Inside `with`, the model has all of these changes."""
+    with ExitStack() as stack:
+        for edit in edits:
+            stack.enter_context(edit.applied(model))
+        return stack.pop_all()
+
+
 def test_several_edits_stand_together_in_one_fused_parameter_and_go_together() -> None:
     model = subject()
     before = state(model)
     parts = [SingularValues.of(model, name) for name in MATRICES]
     edits = [each.edit(some_z(each, i)) for i, each in enumerate(parts)]
-    with applied(model, edits):
+    with all_of(edits, model):
         for i, each in enumerate(parts):
             assert_close(joined(model, each.name), each.scaled(some_z(each, i)))
-    with pytest.raises(RuntimeError, match="inside"), applied(model, edits):
+    with pytest.raises(RuntimeError, match="inside"), all_of(edits, model):
         raise RuntimeError("inside")
     assert all(torch.equal(value, before[name]) for name, value in model.transformer.state_dict().items())
 
@@ -157,7 +166,7 @@ def test_training_lowers_the_loss_and_touches_nothing_but_z() -> None:
     z, losses = train_z(model, tokens, loss, names, tuning=FineTuning(40, 0.02))
     assert losses[-1] < 0.8 * losses[0] and len(losses) == 40
     edits = [SingularValues.of(model, name).edit(value) for name, value in z.items()]
-    with applied(model, edits), torch.no_grad():
+    with all_of(edits, model), torch.no_grad():
         assert float(loss(model.transformer(tokens))) < losses[-1]
     assert all(torch.equal(value, before[name]) for name, value in model.transformer.state_dict().items())
     assert all(p.grad is None and p.requires_grad for p in model.transformer.parameters())

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, T5ForConditionalGeneration
 from interp.data.batch import Batch
 from interp.families.load import any_from_folder, any_from_hf_model, config_of
 from interp.model import Edit, EncoderDecoder, KVCache, Read, Tap, mean_next_token_loss
-from interp.passes.decode import greedy_decode
+from interp.passes.generate import greedy_decode
 from tests.families.cases_others import CASES, ENCODER_DECODERS
 from tests.families.oracle import hf_model, new_hf_model, some_tokens
 from tests.loops import over

@@ -22,9 +22,7 @@ from interp import Batch, Edit, HookedTransformer, Stream
 from interp.data import open_source
 from interp.edits import Zero
 from interp.features import ProbeNeurons, probe, probe_neurons
-from interp.features.neuron_selection import Selection, selected
-from interp.features.probe_scores import intervals, scores
-from interp.features.probing import Position, Split, pooled
+from interp.features.probing import Position, Selection, Split, intervals, pooled, scores, selected
 from interp.model import Read, Tap
 from interp.runs import store_activations
 from tests.configs import build, some_tokens

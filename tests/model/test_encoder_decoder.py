@@ -26,8 +26,7 @@ from interp.model import (
     build,
 )
 from interp.model.encoder_decoder import names
-from interp.passes.decode import encoded, greedy_decode
-from interp.passes.generate import joined, stream
+from interp.passes.generate import encoded, greedy_decode, joined, stream
 from interp.passes.observe import observe
 from tests.configs import D_VOCAB, N_CTX, SPREAD, some_tokens
 from tests.tolerances import assert_close

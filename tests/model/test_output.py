@@ -23,8 +23,9 @@ from interp.model.loss import next_token_loss, next_token_loss_of
 from interp.model.output import AdaptiveOutput, TreeOutput
 from interp.model.variants import AdaptiveSoftmax, FullSoftmax, HierarchicalSoftmax
 from interp.residual.decomposition import logit_direction
-from interp.residual.frozen import frozen_reads
-from interp.training.examples import Examples, mean_loss
+from interp.residual.paths import frozen_reads
+from interp.tasks.examples import Examples
+from interp.training.losses import mean_loss
 from tests.configs import CONFIGS, D_VOCAB, perturbed, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close
@@ -247,7 +248,7 @@ def test_what_needs_linear_logits_names_the_output_layer(door: str) -> None:
 
 
 def test_head_scores_leave_out_what_needs_linear_logits() -> None:
-    data = interp.attention.RepeatedTokens(period=6, repeats=3, rows=2)
+    data = interp.tasks.RepeatedTokens(period=6, repeats=3, rows=2)
     table = interp.heads(HookedTransformer(built("adaptive")), data, sentences=None)
     assert not {"copying", "copying_weights"} & set(table.score.values.tolist())
     assert "AdaptiveSoftmax" in table.attrs["no_copying"]

@@ -16,7 +16,7 @@ from interp.causal.stand_ins import StandIn
 from interp.circuits import circuit_curve, edge_attribution, interchange
 from interp.pages import Report, view_ablation, view_faithfulness, wording
 from interp.pages.corrupted import SIZES
-from interp.pages.exchange import GRAPH
+from interp.pages.folder import GRAPH
 from tests.pages.reports import ANSWER, CORRUPTED, PROMPT, WRONG, compared, page_of, report
 from tests.pages.test_corrupted import VARIANTS
 from tests.pages.test_sections import section

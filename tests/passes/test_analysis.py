@@ -9,7 +9,7 @@ import xarray as xr
 from torch import Tensor
 
 import interp
-from interp.attention import AttentionEntropy, RepeatedTokens
+from interp.attention import AttentionEntropy
 from interp.core.results import labelled
 from interp.core.stats import Means, Partial
 from interp.data.batch import Batch
@@ -17,6 +17,7 @@ from interp.lenses import LogitLens
 from interp.model import Edit, Read, Tap, Trace, Transformer
 from interp.passes.analysis import Analysis, Askable, Questions
 from interp.residual import Attribute
+from interp.tasks import RepeatedTokens
 from tests.configs import CONFIGS, build, perturbed
 
 DATA = RepeatedTokens(period=5, repeats=3, rows=6)

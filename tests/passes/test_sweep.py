@@ -257,7 +257,7 @@ BAD = {
     "IndexError": (IndexError, put("blocks.0.hook_resid_pre", torch.zeros(3, 9, 24), {"p": 9})),
     "too few columns": (ValueError, put("blocks.0.hook_resid_pre", torch.zeros(3, 8, 24))),
     "too few rows": (ValueError, put("blocks.0.hook_resid_pre", torch.zeros(2, 9, 24))),
-    "behind the blocks": (ValueError, put("ln_final.hook_normalized", torch.zeros(3, 9, 24))),
+    "after the blocks": (ValueError, put("ln_final.hook_normalized", torch.zeros(3, 9, 24))),
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from interp import Batch
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.passes import HookPoint, Sampling
-from interp.passes.text_stream import UNDECODED, stop_ids, text_pieces
+from interp.passes.generate import UNDECODED, stop_ids, text_pieces
 from tests.tiny import END, gpt2_tokenizer, hooked
 
 TOKENIZER = HuggingFaceTokenizer(gpt2_tokenizer())

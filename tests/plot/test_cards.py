@@ -16,8 +16,9 @@ import interp
 from interp.causal import EdgeGraph
 from interp.circuits import Circuit
 from interp.core import accessor
+from interp.core.viewer import PICTURES
 from interp.lenses import LogitLens
-from interp.plot import cards, choice
+from interp.plot import cards
 from interp.runs.step_files import decoded, encoded
 from interp.verify import Line
 from tests.configs import build, some_tokens
@@ -109,15 +110,23 @@ def test_a_name_survives_files_selections_and_merges(result: xr.Dataset) -> None
 
 
 def test_a_result_over_checkpoints_is_drawn_over_them(model: interp.HookedTransformer) -> None:
-    rows = interp.attention.RepeatedTokens(period=5, repeats=3, rows=2)
+    rows = interp.tasks.RepeatedTokens(period=5, repeats=3, rows=2)
     found = interp.dynamics.over_checkpoints(
         {"step1": model, "step2": model}.__getitem__,
         ["step1", "step2"],
         lambda one: interp.heads(one, rows, sentences=None),
     )
-    assert choice.draw_of(found) is interp.plot.heads_over_training
+    assert PICTURES.of(found) is interp.plot.heads_over_training
     with pytest.raises(ValueError, match="composition over training"):
         interp.composition(model).expand_dims(step=[1]).view.plot()
+
+
+def test_a_result_made_of_another_has_a_name_and_a_picture_of_its_own(
+    model: interp.HookedTransformer,
+) -> None:
+    found = interp.lenses.by_depth(interp.logit_lens(model, some_tokens(rows=3, n=6)))
+    assert found.view.analysis == "lens_by_depth"
+    assert found.view.plot("entropy").get_ylabel() == "entropy (nats)"
 
 
 # --- cards ------------------------------------------------------------------------------------------------------------
@@ -206,7 +215,7 @@ def test_a_crowded_picture_has_no_words_and_a_plot_has_them(model: interp.Hooked
     few, many = (found.isel(pos=np.arange(n) % 8) for n in (8, 200))
     words = []
     for each in (few, many):
-        cards.png(lambda ax, each=each: words.append(len(choice.drawn(each, ax=ax).texts)))
+        cards.png(lambda ax, each=each: words.append(len(interp.plot.drawn(each, ax=ax).texts)))
     assert words == [few.depth.size * 8, 0]
     assert len(many.view.plot().texts) == many.depth.size * 200
 

@@ -91,11 +91,11 @@ def test_they_draw_on_the_axes_they_are_given_and_name_them(draw: str) -> None:
 
 
 def test_what_cannot_be_shown_is_refused() -> None:
-    with pytest.raises(KeyError, match="no score 'matching' in this table"):
+    with pytest.raises(KeyError, match="no score 'matching' in this result"):
         plot.copying_plane(table().sel(score=["eigenvalue"]))
-    with pytest.raises(KeyError, match="no score 'induction' in this table"):
+    with pytest.raises(KeyError, match="no score 'induction' in this result"):
         plot.copying_plane(table(), table())
-    with pytest.raises(KeyError, match="no score 'top1' in this table"):
+    with pytest.raises(KeyError, match="no score 'top1' in this result"):
         plot.copying_map(table(), "top1")
     with pytest.raises(ValueError, match="at least one decade is required, got 0"):
         plot.eigenvalue_disc(VALUES, decades=0)

@@ -11,9 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 
 from interp import Batch, HookedTransformer, plot
-from interp.attention import Heads, RepeatedTokens
+from interp.attention import Heads
+from interp.core.viewer import PICTURES
 from interp.dynamics import in_context, loss_map, over_checkpoints
-from interp.plot import choice
+from interp.tasks import RepeatedTokens
 from tests.configs import build, some_tokens
 
 MODELS = {"step4": "gpt2", "step30": "mqa", "step200": "bloom"}
@@ -126,9 +127,9 @@ def test_the_slope_is_centred_on_zero_and_the_loss_is_not(over_training: xr.Data
 def test_results_over_training_know_their_pictures(
     curve: xr.Dataset, over_training: xr.Dataset, scores: xr.Dataset
 ) -> None:
-    assert choice.draw_of(over_training) is plot.loss_map
-    assert choice.draw_of(scores) is plot.heads_over_training
-    assert choice.draw_of(curve) is plot.loss_by_index
+    assert PICTURES.of(over_training) is plot.loss_map
+    assert PICTURES.of(scores) is plot.heads_over_training
+    assert PICTURES.of(curve) is plot.loss_by_index
 
 
 def test_many_checkpoints_get_few_tick_labels(over_training: xr.Dataset) -> None:

@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,16 +76,17 @@ def killed_at(root: Path, number: int) -> None:
 
 def die_at_rename(number: int) -> None:
     """From now on: SIGKILL when the n-th finished file is about to take its name."""
-    replace, count = os.replace, 0
+    count = 0
 
-    def counted(source: object, target: object, **options: object) -> None:
+    def counted(name: Callable[..., object], *files: object, **options: object) -> None:
         nonlocal count
         count += 1
         if count == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        replace(source, target, **options)  # type: ignore[call-overload]
+        name(*files, **options)
 
-    os.replace = counted  # type: ignore[assignment]
+    for how in ("replace", "link"):
+        setattr(os, how, partial(counted, getattr(os, how)))
 
 
 def with_room(limit: int, root: Path) -> None:

@@ -89,7 +89,7 @@ def edits(name: str) -> dict[str, list[Edit]]:
 
 
 def passes(model: Transformer, name: str) -> Answers:
-    """Logits, every site, and logits and a site behind every edit."""
+    """Logits, every site, and logits and a site after every edit."""
     reads = [Read(site) for site in sites.names(MODELS[name], on_demand=True)]
     after = Read("blocks.1.attn.hook_pattern")
     seen = observe(model, batch(), reads)
@@ -102,7 +102,7 @@ def passes(model: Transformer, name: str) -> Answers:
 
 
 def gradients(model: Transformer, name: str) -> Answers:
-    """The gradient of the mean squared logit at every site, split inputs apart; and behind an edit."""
+    """The gradient of the mean squared logit at every site, split inputs apart; and after an edit."""
 
     def metric(logits: Tensor) -> Tensor:
         return logits.square().mean()
@@ -118,7 +118,7 @@ def gradients(model: Transformer, name: str) -> Answers:
     found["gradient of a leaf"] = observe(model, batch(), [alone], metric=metric).trace[alone]
     at = Read("hook_embed", grad=True)
     edit = Edit("blocks.1.attn.hook_z", silenced(HEAD))
-    found["gradient behind an edit"] = observe(model, batch(), [at], [edit], metric=metric).trace[at]
+    found["gradient after an edit"] = observe(model, batch(), [at], [edit], metric=metric).trace[at]
     return found
 
 

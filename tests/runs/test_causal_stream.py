@@ -91,7 +91,7 @@ def test_another_question_or_another_edit_is_refused(
     interp.run(asked, model(), data, out=tmp_path)
     interp.run(asked, model(), data, out=tmp_path, resume=True)
     question = change.get("question", asked)
-    with pytest.raises(ValueError, match=rf"holds another run: .*{named}"):
+    with pytest.raises(ValueError, match=rf"holds another run over data: .*{named}"):
         interp.run(question, model(), data, edits=change.get("edits", ()), out=tmp_path, resume=True)  # type: ignore[arg-type]
 
 

@@ -10,6 +10,8 @@ import xarray as xr
 
 from interp.runs.comparison import as_dataset, compared, headline, main_variables
 
+NUMBERS = [[1.0, 2.0], [3.0, 4.0]]
+
 
 def scores(values: list[list[float]], **more: object) -> xr.Dataset:
     coords = {"layer": [2, 3], "head": [0, 5]}
@@ -61,23 +63,11 @@ def test_rows_of_the_same_identity_are_tested_in_pairs() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "note"),
     [
-        (scores([[1, 2], [3, 4]]), scores([[1, 2], [3, 4]]).isel(head=[0]), "cannot be compared"),
-        (
-            scores([[1, 2], [3, 4]]),
-            scores([[1, 2], [3, 4]]).assign_coords(head=[0, 6]),
-            "labels of head differ",
-        ),
-        (
-            scores([[1, 2], [3, 4]]),
-            scores([[1, 2], [3, 4]]).drop_vars("head"),
-            "only one of the runs labels head",
-        ),
-        (scores([[1, 2], [3, 4]]), xr.Dataset(), "score: only in one of the runs"),
-        (
-            scores([[1, 2], [3, 4]]),
-            scores([[1, 2], [3, np.nan]]),
-            "1 of 4 are numbers in one of the runs and NaN",
-        ),
+        (scores(NUMBERS), scores(NUMBERS).isel(head=[0]), "cannot be compared"),
+        (scores(NUMBERS), scores(NUMBERS).assign_coords(head=[0, 6]), "labels of head differ"),
+        (scores(NUMBERS), scores(NUMBERS).drop_vars("head"), "only one of the runs labels head"),
+        (scores(NUMBERS), xr.Dataset(), "score: only in one of the runs"),
+        (scores(NUMBERS), scores([[1, 2], [3, np.nan]]), "1 of 4 are numbers in one of the runs and NaN"),
         (
             xr.Dataset({"w": ("i", ["a", "b"])}),
             xr.Dataset({"w": ("i", ["a", "c"])}),
@@ -114,8 +104,13 @@ def test_a_headline_says_the_largest_value_and_where_it_is(values: np.ndarray, l
 
 def test_intervals_and_nulls_are_no_results_of_their_own() -> None:
     result = xr.Dataset(dict.fromkeys(("x", "x_low", "x_high", "x_null", "y_low", "x_null_sd"), 1.0))
-    assert main_variables(result) == ["x", "y_low", "x_null_sd"]
+    assert main_variables(result) == ["x", "y_low"]
     assert headline(result, "x") == "1 [1, 1]"
+    result = xr.Dataset(
+        {"value": 1.0, "low": 0.5, "high": 2.0, "null": 0.0, "null_sd": 1.0, "n": 3, "rank": 1}
+    )
+    assert main_variables(result) == ["value", "rank"]
+    assert headline(result, "value") == "1 [0.5, 2]"
     assert headline(xr.Dataset({"e": ("i", np.zeros(0))}), "e") == "empty"
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import interp
 from interp.core.contexts import InContext
-from interp.core.covariance import CoOccurrences, Covariances
+from interp.core.covariance import Covariances
 from interp.core.extremes import TopRows
 from interp.core.named import Only, Several
 from interp.core.sketches import Histograms, quantiles
@@ -37,7 +37,6 @@ REDUCTIONS: dict[str, tuple[Reduction, tuple[str, ...]]] = {
     "top": (TopRows(2, "f", context="tokens", before=1, after=1), ("f", "tokens")),
     "examples": (InContext(TopRows(2, "f", before=1, after=1), ("tokens", "f")), ("f", "tokens")),
     "covariance": (Covariances("x", "other"), ("x", "other")),
-    "co-occurrence": (CoOccurrences("x"), ("x",)),
     "several": (Several({"top": TopRows(1, "x"), "mean": Only(("x",), Means)}), ("x",)),
     "fit": (Fit, ("vectors", "mean", "spread", "error", "active")),
 }

@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from interp.runs.folder import file_hash, write_json
 from interp.runs.provenance import (
     PACKAGES,
-    file_hash,
     git_dirty,
     git_revision,
     model_hash,
     provenance,
     question_of,
     versions,
-    write_json,
 )
 from tests.configs import CONFIGS, build, perturbed
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from interp.runs.shard import READERS, _pool
+from interp.runs.ray_engine import READERS, _pool
 from tests.runs.killing import alone
 
 pytestmark = pytest.mark.ray

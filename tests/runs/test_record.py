@@ -194,7 +194,7 @@ def test_other_parameters_are_refused_each_with_what_it_was_and_is(tmp_path: Pat
     record = started(tmp_path)
     record.close()
     job = Job(steps=4, inner=Inner(name="x"))
-    with pytest.raises(ValueError, match=r'steps was 3, is 4; inner\.name was null, is "x"; start a new run'):
+    with pytest.raises(ValueError, match=r'steps: was 3, is 4; inner\.name: was null, is "x"; a new folder'):
         Record.resume(record.folder, job)
     Record.resume(record.folder, Job()).close()
 
@@ -210,7 +210,7 @@ def test_parameters_that_came_or_went_are_named(tmp_path: Path) -> None:
     record = started(tmp_path)
     record.close()
     with pytest.raises(
-        ValueError, match=r"inner\.scale was 0\.5, is \(absent\); .*outer was \(absent\), is 1"
+        ValueError, match=r"inner\.scale: was 0\.5, is \(absent\); .*outer: was \(absent\), is 1"
     ):
         Record.resume(record.folder, Renamed())
 
@@ -235,7 +235,7 @@ def test_a_refused_run_is_not_kept_locked_or_changed(tmp_path: Path) -> None:
     record = started(tmp_path)
     record.close()
     before = (record.folder / "run.json").read_bytes()
-    with pytest.raises(ValueError, match="other parameters"):
+    with pytest.raises(ValueError, match="holds another run of an experiment: steps"):
         Record.resume(record.folder, Job(steps=9))
     assert (record.folder / "run.json").read_bytes() == before
     Record.resume(record.folder, Job()).close()
@@ -246,8 +246,8 @@ def test_a_refused_run_is_not_kept_locked_or_changed(tmp_path: Path) -> None:
     [
         (None, "has no run.json"),
         ("{", "cannot be read"),
-        ('{"model": "m", "files": []}', "was not written by `interp run`"),
-        ("[]", "was not written by `interp run`"),
+        ('{"model": "m", "files": []}', "must be of the format 'interp experiment run, 1', got None"),
+        ("[]", "must be of the format 'interp experiment run, 1', got None"),
         ("\x00", "cannot be read"),
     ],
 )
@@ -255,7 +255,9 @@ def test_a_folder_that_is_no_run_is_refused(text: str | None, message: str, tmp_
     if text is not None:
         (tmp_path / "run.json").write_text(text)
     for attempt in (lambda: Record.open(tmp_path), lambda: Record.resume(tmp_path, Job())):
-        with pytest.raises(ValueError, match=f"the folder of a run is required, .*{message}"):
+        with pytest.raises(
+            ValueError, match=f"the folder of a run of an experiment is required, .*{message}"
+        ):
             attempt()
     assert not (tmp_path / ".lock").exists()
 

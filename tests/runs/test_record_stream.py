@@ -10,7 +10,7 @@ import xarray as xr
 
 import interp
 from interp.cli import main
-from interp.runs import memory
+from interp.passes import memory
 from interp.runs.record import Record, ShareDoneError
 from tests.forking import PATIENCE, PROCESSES
 from tests.runs.running import ASKED, Norms

@@ -16,9 +16,8 @@ from interp import Batch, HookedTransformer, Stream
 from interp.core import results
 from interp.data.sources import open_source
 from interp.model.tap import Read, Tap
-from interp.runs import provenance, store
-from interp.runs.store import TABLES, ActivationStore
-from interp.runs.store_writer import store_activations
+from interp.runs import folder, provenance
+from interp.runs.store import TABLES, ActivationStore, store_activations
 from tests.configs import build
 from tests.tolerances import assert_close
 
@@ -231,18 +230,17 @@ def test_a_write_that_stops_at_any_moment_goes_on_to_the_same_bits(
     write(tmp_path / "whole")
     calls = 0
 
-    def crashing(path: Path, fill: Callable[[Path], object]) -> None:
+    def crashing(path: Path, fill: Callable[[Path], object], **options: bool) -> None:
         nonlocal calls
         if calls == step:
             if torn:
                 (path.parent / f".{path.name}.torn{path.suffix}").write_bytes(b"half")
             raise CrashError
         calls += 1
-        results.write_atomically(path, fill)
+        results.write_atomically(path, fill, **options)
 
     with monkeypatch.context() as patched:
-        for module in (store, provenance):
-            patched.setattr(module, "write_atomically", crashing)
+        patched.setattr(folder, "write_atomically", crashing)
         with pytest.raises(CrashError):
             write(tmp_path / "parts")
     assert calls == step
@@ -286,15 +284,17 @@ def test_more_batches_than_are_stored_are_added(tmp_path: Path) -> None:
 
 def test_a_write_that_would_mix_stores_is_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path)
-    with pytest.raises(ValueError, match=r'another store: dtype: stored "float32", asked "float16"$'):
+    with pytest.raises(
+        ValueError, match=r'another store of activations: dtype: was "float32", is "float16"; a'
+    ):
         write(tmp_path, dtype=torch.float16)
-    with pytest.raises(ValueError, match=r"another store: sites: stored .*hook_z.* asked"):
+    with pytest.raises(ValueError, match=r"another store of activations: sites: was .*hook_z.*, is"):
         write(tmp_path, sites=(POST,))
-    with pytest.raises(ValueError, match=r"model_sha256: stored"):
+    with pytest.raises(ValueError, match=r"model_sha256: was"):
         store_activations(
             HookedTransformer(build("mqa")), batches(), SITES, tmp_path, dtype=torch.float32, shard_entries=8
         )
-    with pytest.raises(ValueError, match=r'data: stored null, asked "abc"'):
+    with pytest.raises(ValueError, match=r'data: was null, is "abc"'):
         store_activations(
             model(), batches(), SITES, tmp_path, dtype=torch.float32, shard_entries=8, source="abc"
         )
@@ -316,15 +316,23 @@ def test_going_on_with_other_batches_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"is no activation store: it has no index.json"):
+    with pytest.raises(FileNotFoundError, match=r"is no store of activations: it has no index.json"):
         ActivationStore.open(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"an empty folder or a store is required, .* holds notes.txt"):
+    with pytest.raises(
+        ValueError,
+        match=r"new or empty folder is required, or that of a store of activations; .* holds notes.txt",
+    ):
         write(tmp_path)
-    for text in ("{", "[]", '{"weight_map": {}}', '{"format": "interp activations 1", "dtype": "float16"}'):
+    for text in ("{", "[]", '{"weight_map": {}}'):
         (tmp_path / "index.json").write_text(text)
-        with pytest.raises(ValueError, match=r"is not the index of an activation store"):
+        with pytest.raises(
+            ValueError, match=r"the folder of a store of activations is required, .*index.json"
+        ):
             ActivationStore.open(tmp_path)
+    (tmp_path / "index.json").write_text('{"format": "interp activations 1", "dtype": "float16"}')
+    with pytest.raises(ValueError, match=r"another version of interp: Index differs in \['complete'"):
+        ActivationStore.open(tmp_path)
 
 
 def test_damaged_shards_are_named(tmp_path: Path) -> None:

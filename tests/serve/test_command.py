@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from interp.cli import live, main, parsed
-from interp.cli.live import Serve
+from interp.cli import commands, main, parsed
+from interp.cli.commands import Serve
 
 
 def test_options_of_the_command() -> None:
@@ -24,7 +24,7 @@ def test_options_of_the_command() -> None:
 def test_without_the_extra_it_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(live, "find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setattr(commands, "find_spec", lambda name: None if name == "uvicorn" else object())
     assert main(["serve"]) == 2
     assert re.search(
         r"error: interp serve requires uvicorn: pip install 'interp\[serve\]'", capsys.readouterr().err

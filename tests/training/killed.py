@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from interp.training import RepeatedSequences, Training, attention_only, train
+from interp.tasks import RepeatedSequences
+from interp.training import Training, attention_only, train
 
 DIES_AT = 6
 

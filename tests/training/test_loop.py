@@ -15,13 +15,14 @@ from interp.data.batch import Batch
 from interp.families import any_from_folder
 from interp.model import MLP, EncoderDecoder, Learned, ModelConfig, Transformer
 from interp.passes.analysis import NotFiniteError
+from interp.tasks import IndirectObjects, RepeatedSequences, SequencePairs
+from interp.tasks.examples import Examples, Place
 from interp.training.decoding import exactly_right
-from interp.training.examples import Examples, Place, scores
 from interp.training.loop import Trained, fresh_state, train
+from interp.training.losses import scores
 from interp.training.presets import attention_only, encoder_decoder
 from interp.training.schedule import Training
-from interp.training.sentences import IndirectObjects
-from interp.training.sequences import RepeatedSequences, SequencePairs
+from interp.training.sentences import Sentences
 from interp.training.vocabulary import Vocabulary
 from interp.zoo.catalog import WEIGHTS
 from tests.forking import attempt
@@ -126,7 +127,7 @@ def test_a_process_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path) -> No
 
 def test_checkpoints_are_models_by_revision(tmp_path: Path) -> None:
     vocabulary = Vocabulary.read(WEIGHTS / "demo-4l" / "tokenizer.json")
-    data = IndirectObjects(vocabulary)
+    data = Sentences(IndirectObjects(), vocabulary)
     plan = replace(PLAN, steps=3, checkpoints=2)
     trained = train(attention_only(1, data.d_vocab, data.width), data, plan, out=tmp_path / "run")
     last = interp.HookedTransformer.from_pretrained(tmp_path / "run")
@@ -138,7 +139,7 @@ def test_checkpoints_are_models_by_revision(tmp_path: Path) -> None:
 
     assert same_weights(load("step0").transformer, fresh_state(trained.model.config, plan).model)
     assert same_weights(load("step3").transformer, trained.model)
-    rows = interp.attention.RepeatedTokens(period=6, repeats=3, rows=4)
+    rows = interp.tasks.RepeatedTokens(period=6, repeats=3, rows=4)
     table = interp.dynamics.over_checkpoints(
         load, [f"step{n}" for n in plan.checkpoint_steps], lambda m: interp.heads(m, rows, sentences=None)
     )
@@ -218,15 +219,15 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFiniteError, match=r"it became nan .* lower the learning rate \(1e\+30\)"):
         train(CONFIG, DATA, replace(PLAN, learning_rate=1e30, warm_up=0))
     train(CONFIG, DATA, PLAN, out=tmp_path / "run")
-    with pytest.raises(ValueError, match="holds this run already: resume it"):
+    with pytest.raises(ValueError, match="holds a training run already: resume=True"):
         train(CONFIG, DATA, PLAN, out=tmp_path / "run")
-    with pytest.raises(ValueError, match=r"holds another training run: training.steps was 7, is 8"):
+    with pytest.raises(ValueError, match=r"holds another training run: training.steps: was 7, is 8"):
         train(CONFIG, DATA, replace(PLAN, steps=8), out=tmp_path / "run", resume=True)
-    with pytest.raises(ValueError, match=r"data.high was 5, is 6"):
+    with pytest.raises(ValueError, match=r"data.high: was 5, is 6"):
         train(CONFIG, replace(DATA, high=6), PLAN, out=tmp_path / "run", resume=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
-    with pytest.raises(ValueError, match=r"new or empty folder is required, .*mine has other files"):
+    with pytest.raises(ValueError, match=r"new or empty folder is required, .*mine holds thesis.txt"):
         train(CONFIG, DATA, PLAN, out=tmp_path / "mine", resume=True)
 
 

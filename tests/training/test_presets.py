@@ -7,9 +7,9 @@ import pytest
 
 from interp.families import save
 from interp.model import ModelConfig, Rotary, Transformer
-from interp.training.examples import Place
+from interp.tasks import AssociativeRecall
+from interp.tasks.examples import Place
 from interp.training.presets import PRESETS, config_for
-from interp.training.sequences import AssociativeRecall
 
 DATA = AssociativeRecall(d_vocab=31, pairs=4, queries=2)
 TOML = """

@@ -2,25 +2,28 @@
 
 import pytest
 
-from interp.training.examples import Place
-from interp.training.sentences import Facts, IndirectObjects
+from interp import tasks
+from interp.tasks.examples import Place
+from interp.training.sentences import Sentences
 from interp.training.vocabulary import Vocabulary
-from interp.zoo import tasks
 from interp.zoo.catalog import WEIGHTS
 
 VOCABULARY = Vocabulary.read(WEIGHTS / "demo-4l" / "tokenizer.json")
 SENTENCES: dict[str, dict[str, str]] = {
-    "names": {s.text: s.answer for held in (0, 1) for s in tasks.indirect_objects(Place(2, 4).generator, 40)}
-    | {s.text: s.answer for s in tasks.indirect_objects(Place(2, None).generator, 40, held_out=True)},
-    "facts": {p.text: p.answer for p in tasks.trained_fact_prompts(tasks.load_facts())}
-    | {p.text: p.answer for p in tasks.held_out_fact_prompts(tasks.load_facts())},
+    "names": {
+        s.text: s.answer
+        for place in (Place(2, 4), Place(2, None))
+        for s in tasks.IndirectObjects(40, held_out=place.step is None).sentences(place.generator)
+    },
+    "facts": {p.text: p.answer for p in tasks.fact_prompts()}
+    | {p.text: p.answer for p in tasks.fact_prompts(tasks.HELD_OUT_PHRASINGS)},
 }
 
 
 @pytest.mark.parametrize("step", [4, None])
 @pytest.mark.parametrize("name", SENTENCES)
 def test_the_determined_tokens_are_the_answer(name: str, step: int | None) -> None:
-    data = (IndirectObjects if name == "names" else Facts)(VOCABULARY)
+    data = Sentences(tasks.IndirectObjects() if name == "names" else tasks.Facts(), VOCABULARY)
     found = data.batch(Place(2, step), 40)
     assert found.determined is not None
     decode = VOCABULARY.tokenizer.decode
@@ -31,7 +34,7 @@ def test_the_determined_tokens_are_the_answer(name: str, step: int | None) -> No
 
 
 def test_held_out_phrasings_and_pairs_are_in_no_training_row() -> None:
-    for data in (IndirectObjects(VOCABULARY), Facts(VOCABULARY)):
+    for data in (Sentences(tasks.IndirectObjects(), VOCABULARY), Sentences(tasks.Facts(), VOCABULARY)):
         held, *trained = (data.batch(Place(0, step), 64).batch for step in (None, *range(20)))
         rows = {
             tuple(row[keep].tolist()) for b in trained for row, keep in zip(b.tokens, b.real, strict=True)
@@ -43,4 +46,13 @@ def test_held_out_phrasings_and_pairs_are_in_no_training_row() -> None:
 
 def test_a_sentence_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rows of at most 9 tokens are required, '.*' has \d+"):
-        IndirectObjects(VOCABULARY, width=9).batch(Place(0, 0), 3)
+        Sentences(tasks.IndirectObjects(), VOCABULARY, width=9).batch(Place(0, 0), 3)
+
+
+def test_a_run_goes_on_only_with_the_same_task() -> None:
+    usual = Sentences(tasks.Facts(rows=7, seed=3), VOCABULARY).description
+    assert usual == Sentences(tasks.Facts(held_out=True), VOCABULARY).description
+    capitals = tasks.Facts(phrasings={"capital": ["{subject}'s capital is"]})
+    others = [tasks.IndirectObjects(), capitals, tasks.IndirectObjects(names=("Mary", "Tom"))]
+    described = [str(Sentences(task, VOCABULARY).description) for task in others]
+    assert len({str(usual), *described}) == 4

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from interp.data.batch import Batch
-from interp.training.examples import Examples, Place, logits
+from interp.tasks.examples import Examples, Place
+from interp.training.losses import logits
 from interp.training.texts import PackedTexts
 from interp.training.vocabulary import Vocabulary
 from tests.configs import build

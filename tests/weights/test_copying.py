@@ -18,12 +18,11 @@ from interp.core.factored import FactoredMatrix
 from interp.model import ModelConfig, NoNorm, Transformer
 from interp.model.weights import Weights
 from interp.weights import Copying, HeadCircuits, copying, eigenvalue_scores, matching_scores
-from interp.weights.copying import copying_ranks
 from interp.zoo import groundtruth
 from tests.configs import CONFIGS, build, perturbed
 from tests.loops import over
 from tests.tiny import hooked
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, student95
 
 WITH_LOGITS = [name for name in CONFIGS if name != "masked-lm"]
 CIRCUITS = {
@@ -122,7 +121,7 @@ def test_scores_do_not_depend_on_the_basis_inside_a_head() -> None:
     ov, matching, ranks = (
         eigenvalue_scores(before),
         matching_scores(before, previous)[1],
-        copying_ranks(before, "L1H2"),
+        before.full_ov("L1H2").diagonal_ranks(),
     )
     mix = torch.randn(6, 6).double() + 3 * torch.eye(6).double()
     for layer in range(2):
@@ -133,7 +132,7 @@ def test_scores_do_not_depend_on_the_basis_inside_a_head() -> None:
     after = HeadCircuits(model)
     torch.testing.assert_close(eigenvalue_scores(after), ov, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(matching_scores(after, previous)[1], matching, rtol=1e-6, atol=1e-6)
-    assert torch.equal(copying_ranks(after, "L1H2"), ranks)
+    assert torch.equal(after.full_ov("L1H2").diagonal_ranks(), ranks)
 
 
 def test_half_precision_weights_are_summed_in_float32() -> None:
@@ -147,7 +146,7 @@ def test_half_precision_weights_are_summed_in_float32() -> None:
     for a, b in zip(found, expected, strict=True):
         assert a.dtype == torch.float32
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
-    assert torch.equal(copying_ranks(ours, "L1H2"), copying_ranks(theirs, "L1H2"))
+    assert torch.equal(ours.full_ov("L1H2").diagonal_ranks(), theirs.full_ov("L1H2").diagonal_ranks())
 
 
 def test_nothing_of_the_vocabulary_squared_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +164,7 @@ def test_nothing_of_the_vocabulary_squared_is_formed(monkeypatch: pytest.MonkeyP
     with Watch():
         eigenvalue_scores(circuits)
         matching_scores(circuits, torch.ones(2, 4))
-        copying_ranks(circuits, "L1H2")
+        circuits.full_ov("L1H2").diagonal_ranks()
     assert max(sizes) == 600 * 96
 
 
@@ -179,7 +178,7 @@ def test_ranks_are_those_of_the_dense_circuit(name: str, conventions: dict[str, 
     circuits = HeadCircuits(build(name), **conventions)
     full = dense_ov(circuits, 1, 2)
     expected = (full > full.diagonal()[:, None] + 1e-12).sum(-1)
-    assert torch.equal(copying_ranks(circuits, "L1H2"), expected)
+    assert torch.equal(circuits.full_ov("L1H2").diagonal_ranks(), expected)
 
 
 def test_the_table_holds_the_means_over_tokens_and_their_intervals() -> None:
@@ -193,11 +192,11 @@ def test_the_table_holds_the_means_over_tokens_and_their_intervals() -> None:
         (exact.low == exact.value).all() and (exact.high == exact.value).all() and (exact.n == 0).all()
     )
     for layer, head in ((0, 3), (1, 1)):
-        ranks = copying_ranks(circuits, (layer, head)).double()
+        ranks = circuits.full_ov((layer, head)).diagonal_ranks().double()
         n = len(ranks)
         for name, values in (("top1", (ranks == 0).double()), ("mean_rank", ranks)):
             cell = table.sel(layer=layer, head=head, score=name)
-            mean, half = float(values.mean()), 1.959964 * float(values.std()) / n**0.5
+            mean, half = float(values.mean()), student95(n) * float(values.std()) / n**0.5
             assert float(cell.value) == pytest.approx(mean)
             assert float(cell.low) == pytest.approx(mean - half, rel=1e-6, abs=1e-9)
             assert float(cell.high) == pytest.approx(mean + half, rel=1e-6, abs=1e-9)
@@ -213,7 +212,7 @@ def test_a_sample_of_tokens_has_the_ranks_it_has_among_all() -> None:
     n = model.cfg.d_vocab
     chosen = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:7]
     circuits = HeadCircuits(model, folded=True, embedding="effective")
-    ranks = copying_ranks(circuits, "L1H2")[chosen].double()
+    ranks = circuits.full_ov("L1H2").diagonal_ranks()[chosen].double()
     table = copying(model, sample=7).value.sel(layer=1, head=2)
     assert float(table.sel(score="mean_rank")) == pytest.approx(float(ranks.mean()))
     assert float(table.sel(score="top1")) == pytest.approx(float((ranks == 0).double().mean()))
@@ -276,7 +275,7 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="masked-LM head"):
         eigenvalue_scores(HeadCircuits(build("masked-lm")))
     with pytest.raises(IndexError, match="L0H4: the index of a head is 0 to 3 in this model"):
-        copying_ranks(circuits, "L0H4")
+        circuits.full_ov("L0H4").diagonal_ranks()
     with pytest.raises(
         ValueError, match=r"one weight per head is required, dims layer and head .*, got dims head"
     ):

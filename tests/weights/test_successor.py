@@ -5,9 +5,9 @@ import torch
 
 import interp
 from interp import HookedTransformer
-from interp.attention import RepeatedTokens
 from interp.data.text import Text
 from interp.model import ModelConfig, NoNorm, NoPosition, Transformer
+from interp.tasks import RepeatedTokens
 from interp.weights import HeadCircuits
 from interp.weights.successor import hits, known_sequences, successor_hits
 from interp.zoo.groundtruth import SYMBOLS, Alphabet

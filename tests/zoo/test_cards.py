@@ -2,8 +2,9 @@
 
 import pytest
 
+from interp import tasks
 from interp.model import Transformer
-from interp.zoo import DEMOS, card, load, measure, revisions, tasks
+from interp.zoo import DEMOS, card, load, measure, revisions
 
 TRAINED = [name for name, demo in DEMOS.items() if demo.build is None]
 Shipped = tuple[str, Transformer, measure.Encode]

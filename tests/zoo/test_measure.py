@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from interp import tasks
 from interp.model import MLP, ModelConfig, Read, Tap, Transformer
-from interp.zoo import measure, tasks
+from interp.zoo import measure
 
 BOS = 0
 WORDS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,'"
@@ -50,7 +51,7 @@ def test_completes_is_true_exactly_where_greedy_decoding_writes_the_answer(model
 
 def test_answer_margin_is_the_logit_difference_at_the_first_differing_token(model: Transformer) -> None:
     sentences = [
-        tasks.IndirectObject("Mary", "Martin", "park", "kite", tasks.INDIRECT_OBJECT_TEMPLATES[0], first)
+        tasks.IndirectObject("Mary", "Martin", "park", "kite", tasks.TEMPLATES[0], first)
         for first in (True, False)
     ]
     margins = measure.answer_margins(model, encode, BOS, sentences)
@@ -69,7 +70,7 @@ def slow_prefix_matching(pattern_qk: Tensor, tokens: list[int]) -> float:
 
 
 def test_induction_scores_equal_a_loop_over_queries_and_targets(model: Transformer) -> None:
-    tokens = tasks.repeated_tokens(np.random.default_rng(0), 3, period=9, repeats=4, vocab=40, bos=BOS)
+    tokens = tasks.RepeatedTokens(9, 4, 3).tokens(40, bos=BOS, generator=np.random.default_rng(0))
     scores = measure.induction_scores(model, tokens, period=9)
     for layer in range(2):
         tap = Tap(reads=[Read(f"blocks.{layer}.attn.hook_pattern")])
@@ -78,18 +79,6 @@ def test_induction_scores_equal_a_loop_over_queries_and_targets(model: Transform
         for head in range(4):
             rows = [slow_prefix_matching(pattern[b, head], tokens[b].tolist()) for b in range(3)]
             assert float(scores[layer, head]) == pytest.approx(np.mean(rows), abs=1e-5)
-
-
-def test_a_perfect_induction_pattern_scores_one_and_uniform_attention_about_three_per_cent() -> None:
-    n, period = 101, 25
-    perfect = torch.zeros(n, n)
-    for query in range(1, n):
-        perfect[query, max(query - period + 1, 0)] = 1
-    uniform = torch.tril(torch.ones(n, n))
-    both = torch.stack([perfect, uniform / uniform.sum(1, keepdim=True)])[None]
-    scores = measure._prefix_matching(both, period)[0]
-    assert float(scores[0]) == pytest.approx(1.0)
-    assert float(scores[1]) == pytest.approx(0.031, abs=0.001)
 
 
 def test_in_context_learning_score_subtracts_the_early_loss_from_the_late_one() -> None:
