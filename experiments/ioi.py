@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 import interp
 from interp import plot, tasks
 from interp.causal import patch, path_patch
-from interp.core.stats import Z95
+from interp.core.intervals import t95
 from interp.plot.canvas import Scale, annotate, heat_map, name_cells
 from interp.runs.record import Record
 from interp.tasks.indirect_objects import NameCorruption
@@ -149,7 +149,7 @@ def baseline(model: interp.HookedTransformer, task: Task, found: xr.Dataset) -> 
     chance = logits.softmax(-1)[torch.arange(len(logits)), task.pairs.answer].mean()
     values = found.clean.to_numpy()
     order = np.array([group.partition(":")[0] for group in task.pairs.groups])
-    half = Z95 * values.std(ddof=1) / len(values) ** 0.5
+    half = float(t95(len(values))) * values.std(ddof=1) / len(values) ** 0.5
     orders = ", ".join(f"{name} {values[order == name].mean():+.2f}" for name in np.unique(order))
     return [
         f"{model.name}, {len(values)} pairs with names that never met in training",

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import scipy.stats
 import torch
 from torch import Tensor
 
@@ -26,3 +27,8 @@ def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = N
     torch.testing.assert_close(
         actual, expected, rtol=tolerance.rtol, atol=tolerance.atol, check_dtype=dtype is None
     )
+
+
+def student95(n: int) -> float:
+    """Half a 95 % interval of the mean of n rows, in standard errors; NaN where there are too few for one."""
+    return float(scipy.stats.t.ppf(0.975, n - 1)) if n > 2 else float("nan")

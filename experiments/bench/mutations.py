@@ -52,16 +52,16 @@ BREAKS = (
     ),
     Break(
         "core/stats.py",
-        "half = Z95 * self.standard_error()",
-        "half = 2 * self.standard_error()",
-        "intervals are two standard errors wide instead of 1.96",
+        "half = t95(rows) * error",
+        "half = 1.96 * error",
+        "intervals of few rows are as narrow as those of many",
         "core/test_stats.py",
     ),
     Break(
         "core/stats.py",
-        "torch.tensor([0.025, 0.975], dtype=torch.float64",
-        "torch.tensor([0.05, 0.95], dtype=torch.float64",
-        "the bootstrap's interval holds 90 % instead of 95 %",
+        "(n.square() / weight.var(0)).round().clamp(max=n)",
+        "n.clone()",
+        "rows of one text count as independent ones in a bootstrap",
         "core/test_stats.py",
     ),
     Break(
@@ -201,11 +201,11 @@ BREAKS = (
         "dynamics/test_rank_collapse.py",
     ),
     Break(
-        "core/stats.py",
+        "core/intervals.py",
         "root = Z95 * (share * (1 - share) / count + z2 / (4 * count)).sqrt()",
         "root = Z95 * (share * (1 - share) / count + z2 / count).sqrt()",
         "Wilson's interval is too wide",
-        "core/test_stats.py",
+        "core/test_intervals.py",
     ),
     Break(
         "features/sae_metrics.py",

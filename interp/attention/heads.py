@@ -358,7 +358,7 @@ def _successors(circuits: HeadCircuits, text: Text) -> tuple[dict[str, Score], d
         return {}, {"no_successor": str(cause)}
     hits = [successor_hits(circuits, ids).cpu() for ids in sequences.values()]
     chance = float(torch.cat([torch.full((len(each),), 1 / len(each)) for each in hits]).mean())
-    score = Score.of(Moments.of(torch.cat(hits).double()), "share of items", chance)
+    score = Score.of(Moments.of(torch.cat(hits).double()), "share of items", chance, share=True)
     listed = ", ".join(f"{len(ids)} {name}" for name, ids in sequences.items())
     return {"successor": score}, {"successor_items": listed}
 

@@ -107,9 +107,11 @@ class Score(NamedTuple):
     unit: str
 
     @classmethod
-    def of(cls, moments: Moments, unit: str, null: Tensor | float = float("nan")) -> Score:
-        """From the moments over rows; null: the chance level, NaN where there is none."""
-        low, high = moments.interval()
+    def of(
+        cls, moments: Moments, unit: str, null: Tensor | float = float("nan"), *, share: bool = False
+    ) -> Score:
+        """From the moments over rows; null: the chance level, NaN where there is none; share: the rows are shares."""
+        low, high = moments.interval(share=share)
         chance = torch.as_tensor(null, dtype=moments.mean.dtype).to(moments.mean.device)
         return cls(moments.mean, low, high, moments.count(), chance.expand_as(moments.mean), unit)
 

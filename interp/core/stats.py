@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.intervals import t95, wilson
 from interp.core.resampling import poisson_weights
 from interp.core.shapes import shape_text
 
 P = TypeVar("P")
-Z95 = 1.959963984540054
-"""Half-width of a 95 % interval in standard errors of a normal mean."""
 
 
 @runtime_checkable
@@ -84,10 +83,17 @@ class Replicates:
         """The same with `more` entries without rows at the end of the last axis."""
         return Replicates(F.pad(self.per_cell(), (0, more)), F.pad(self.total, (0, more)))
 
-    def means(self) -> Float[Tensor, "r ..."]:
-        """The mean in every replicate; NaN where no row has any weight."""
+    def error(self, mean: Float[Tensor, "..."], n: Float[Tensor, "..."]) -> tuple[Tensor, Tensor]:
+        """The standard error of a mean of n rows, and how many clusters of equal size its rows are worth.
+
+        What a replicate's sum misses of the mean times its weight is a sum over clusters of centred values, each times
+        its weight's deviation: its variance is the squared standard error (Cameron and Miller 2015, equation 11),
+        without the bias of a ratio in small samples. The variance of the weight alone is the sum of squared sizes.
+        """
         weight = self.per_cell()
-        return (self.total / weight).masked_fill(weight == 0, torch.nan)
+        clusters = (n.square() / weight.var(0)).round().clamp(max=n)
+        centred = (self.total - mean * weight).square().mean(0).sqrt() / n
+        return centred * (clusters / (clusters - 1)).sqrt(), clusters
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class Moments:
     """Count, mean and summed squared deviation over rows, in float64; `merge` is exact and order-free to rounding.
 
     Merging uses Chan's pairwise update, so a large common offset costs no digits. With `replicates`, standard errors
-    and intervals are those of the bootstrap (standard deviation and percentiles of the replicates' means).
+    are those of the bootstrap, which knows that rows of one identity belong together.
     """
 
     n: int
@@ -126,35 +132,38 @@ class Moments:
 
     def standard_error(self) -> Float[Tensor, "..."]:
         """Standard error of the mean over rows; NaN for a single row."""
-        if self.replicates is not None:
-            return self.replicates.means().std(0)
-        if self.n < 2:
-            return torch.full_like(self.mean, torch.nan)
-        return (self.spread / (self.n - 1) / self.n).sqrt()
+        return self._error()[0]
 
-    def interval(self) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-        """A 95 % interval of the mean: percentiles of the replicates, else the normal approximation over rows."""
-        if self.replicates is not None:
-            ends = torch.tensor([0.025, 0.975], dtype=torch.float64, device=self.mean.device)
-            low, high = self.replicates.means().nanquantile(ends, 0)
-            return low, high
-        half = Z95 * self.standard_error()
+    def interval(self, *, share: bool = False) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+        """A 95 % interval of the mean by Student's t over rows, or over clusters with replicates; NaN below 3 rows.
+
+        share: the rows are 0 or 1, or shares themselves: Wilson's interval of as many trials as there are rows
+        (clusters), which stays in [0, 1] and is no point where all are equal; conservative for shares between.
+        """
+        error, rows = self._error()
+        if share:
+            return wilson(self.mean, rows)
+        half = t95(rows) * error
         return self.mean - half, self.mean + half
 
-    def cells(self, name: str, dims: Sequence[str]) -> "dict[str, tuple[Sequence[str], Tensor]]":
-        """The mean and the ends of its 95 % interval as variables: `name`, `name_low`, `name_high`."""
-        low, high = self.interval()
-        return {name: (dims, self.mean), f"{name}_low": (dims, low), f"{name}_high": (dims, high)}
+    def _error(self) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+        """The standard error of every mean, and how many independent rows are behind it; NaN for fewer than two."""
+        n = self.count().double()
+        if self.replicates is not None:
+            error, n = self.replicates.error(self.mean, n)
+        else:
+            error = (self.spread / (n - 1).clamp_min(1.0) / n.clamp_min(1.0)).sqrt()
+        return error.masked_fill(n < 2, torch.nan), n
 
     def estimate(
-        self, dims: Sequence[str], *, null: Tensor | float | None = None
+        self, dims: Sequence[str], *, null: Tensor | float | None = None, share: bool = False
     ) -> "dict[str, tuple[Sequence[str], Tensor]]":
         """The variables of a result that is one estimate per cell: `value`, `low`, `high`, `n` and, if given, `null`.
 
-        value: the mean; low, high: the ends of its 95 % interval; n: the rows behind it; null: its chance level, any
-        shape that broadcasts against the mean.
+        value: the mean; low, high: the ends of its 95 % interval (`interval`); n: the rows behind it; null: its chance
+        level, any shape that broadcasts against the mean. share: the rows are shares.
         """
-        low, high = self.interval()
+        low, high = self.interval(share=share)
         found = {"value": self.mean, "low": low, "high": high, "n": self.count()}
         if null is not None:
             found["null"] = (
@@ -215,14 +224,6 @@ class MaskedMoments(Moments):
         mean, spread, counts = (F.pad(x, (0, more)) for x in (self.mean, self.spread, self.counts))
         replicates = None if self.replicates is None else self.replicates.widened(more)
         return MaskedMoments(self.n, mean, spread, replicates, counts=counts)
-
-    def standard_error(self) -> Float[Tensor, "..."]:
-        """Standard error of each mean over its rows; NaN for fewer than two."""
-        if self.replicates is not None:
-            error = self.replicates.means().std(0)
-        else:
-            error = (self.spread / (self.counts - 1).clamp_min(1.0) / self.counts.clamp_min(1.0)).sqrt()
-        return error.masked_fill(self.counts < 2, torch.nan)
 
     def count(self) -> Int[Tensor, "..."]:
         """How many rows stand behind every mean."""
@@ -353,27 +354,6 @@ class Bootstrap:
     def load(self, tensors: Mapping[str, Tensor]) -> Means:
         """The partial whose `tensors` these are."""
         return self.kind.load(tensors)
-
-
-def wilson(
-    share: Float[Tensor, "*n"], n: Float[Tensor, "*n"] | int
-) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
-    """Wilson's 95 % interval of a share of `n` independent cases (Wilson 1927), inside [0, 1] also at its ends.
-
-    0 and 1 where there are no cases.
-
-    >>> low, high = wilson(torch.tensor([1.0]), 200)
-    >>> 0.98 < float(low) < 0.982 and float(high) == 1
-    True
-    """
-    count = torch.as_tensor(n, dtype=share.dtype, device=share.device)
-    z2 = Z95**2 / count
-
-    def low(share: Tensor) -> Tensor:  # the ends' product is share^2 / (1 + z2): exactly 0 at 0
-        root = Z95 * (share * (1 - share) / count + z2 / (4 * count)).sqrt()
-        return (share.square() / (share + z2 / 2 + root)).masked_fill(count == 0, 0.0)
-
-    return low(share), 1 - low(1 - share)
 
 
 def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -25,8 +25,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.boundary import public
+from interp.core.intervals import wilson
 from interp.core.results import labelled
-from interp.core.stats import Moments, Rows, wilson
+from interp.core.stats import Moments, Rows
 from interp.data.batch import Batch
 from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Prompts
@@ -141,8 +142,8 @@ def edit_table(
     openings, in bits, mean over texts and cases; every editor gets the same random numbers, every case its own. With
     `text`, `perplexity`: exp of the mean loss per predicted token, geometric mean over cases (one ruined edit does not
     drown the others).
-    Intervals, 95 % over cases: Wilson's for shares (conservative where a case asks several prompts), normal for n-gram
-    and for the log of perplexity; `original` has the same text in every case, so its perplexity has no spread.
+    Intervals, 95 % over cases: Wilson's for shares (conservative where a case asks several prompts), Student's t for
+    n-gram and for the log of perplexity; `original` has the same text in every case, so its perplexity has no spread.
     Errors: ValueError for no cases, cases with different checks, an editor called `original`, and everything an
     editor or the continuation refuses.
 
@@ -257,7 +258,7 @@ def _labelled(
         },
         units="see the coordinate unit",
         attrs={
-            "interval": "95 % over cases: Wilson; n-gram: normal; perplexity: normal in the log",
+            "interval": "95 % over cases: Wilson; n-gram: Student's t; perplexity: Student's t in the log",
             "null": "the row `original`: no edit",
             "accuracy": "argmax is the expected token",
         },

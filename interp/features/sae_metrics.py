@@ -17,9 +17,10 @@ from torch import Tensor
 
 from interp.core.boundary import public, shown
 from interp.core.covariance import Covariance, Covariances
+from interp.core.intervals import t95
 from interp.core.named import Parts, Several
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import Z95, Partial
+from interp.core.stats import Partial
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
@@ -346,7 +347,7 @@ def counted_tokens(batch: Batch, bos_id: int | None, skip_bos: bool) -> Bool[Ten
 def ratio(
     sums: Covariance, top: Float[Tensor, "f"], bottom: Float[Tensor, "f"], unit: str, null: float = torch.nan
 ) -> Score:
-    """sum(x . top) / sum(x . bottom) over rows x, with its 95 % interval (linearised; NaN for fewer than two rows).
+    """sum(x . top) / sum(x . bottom) over rows x, with its 95 % interval (linearised, Student's t; NaN below 3 rows).
 
     The residuals x . (top - value bottom) sum to 0, so their squares are a form in the products of deviations.
     """
@@ -355,7 +356,7 @@ def ratio(
     value, whole = (mean @ top) / (mean @ bottom), (n * (mean @ bottom)).abs()
     residual = top - value * bottom
     squares = (residual @ sums.scatter @ residual).clamp_min(0.0)
-    half = (Z95 * (squares * n / (n - 1)).sqrt() / whole).masked_fill(n < 2, torch.nan)
+    half = t95(n.double()) * (squares * n / (n - 1)).sqrt() / whole
     return Score(value, value - half, value + half, n, torch.full_like(value, null), unit)
 
 

@@ -20,10 +20,11 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.contexts import Examples, InContext, absent
 from interp.core.extremes import TopRows
+from interp.core.intervals import t95
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, check_result, scored
 from interp.core.sketches import Histogram, quantiles
-from interp.core.stats import Z95, Means, Partial, Reduction
+from interp.core.stats import Means, Partial, Reduction
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -361,7 +362,7 @@ def _worded(result: xr.Dataset, text: Text) -> xr.Dataset:
 
 
 def _per_token(sums: Means, part: str, unit: str) -> Score:
-    """A sum over tokens that count, by their number, with its 95 % interval over texts (linearised).
+    """A sum over tokens that count, by their number, with its 95 % interval over texts (linearised, Student's t).
 
     The variance of total - ratio * number needs their covariance, which that of total + number holds.
     """
@@ -371,5 +372,5 @@ def _per_token(sums: Means, part: str, unit: str) -> Score:
     whole = top.spread + ratio.square() * number.spread
     spread = whole - 2 * ratio * covariance
     spread = spread.masked_fill(spread < ROUNDING * whole, 0.0)
-    half = Z95 * (spread / (top.n - 1) / top.n).sqrt() / number.mean if top.n > 1 else ratio * torch.nan
+    half = t95(top.n) * (spread / max(top.n - 1, 1) / top.n).sqrt() / number.mean
     return Score(ratio, ratio - half, ratio + half, top.count(), torch.full_like(ratio, torch.nan), unit)

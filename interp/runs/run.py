@@ -118,7 +118,8 @@ def run(
     measured on some rows, halved if memory runs out all the same). Rows that cannot be used are set aside and counted,
     in `rejected`.
     edits: interventions under which everything is asked: the model under study is the edited one.
-    Means over rows carry 95 % intervals: normal ones, or with `bootstrap` replicates percentiles (`stats.Bootstrap`).
+    Means over rows carry 95 % intervals by Student's t (none below 3 rows); with `bootstrap` replicates rows of one
+    identity, such as pieces of a text, count as one (`stats.Bootstrap`).
     out: a folder for progress and results. A run that was killed goes on with `resume=True` where it was, if nothing
     has changed that decides a number; else it is refused, and the message says what.
     devices: one worker process per device ("all" = every GPU, or every core), on windows of their own. engine="ray":

@@ -19,6 +19,7 @@ from interp.model import Transformer
 from interp.model.tap import Read, Tap
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
+from tests.tolerances import student95
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8], [1, 4, 1, 4, 2, 1, 3, 5, 6]]
 
@@ -152,7 +153,7 @@ def test_even_attention_is_one_and_intervals_are_over_texts() -> None:
     np.testing.assert_allclose(found.value.sel(layer=0, score="relative"), 1.0, rtol=1e-12)
     alone = [attention_entropy(HookedTransformer(network), row[None]) for row in some_tokens(rows=4)]
     each = np.stack([one.value.sel(layer=1, score="entropy") for one in alone])
-    half = 1.959963984540054 * each.std(0, ddof=1) / 2
+    half = student95(4) * each.std(0, ddof=1) / 2
     entropy = found.sel(layer=1, score="entropy")
     np.testing.assert_allclose(entropy.high - entropy.value, half, rtol=1e-8)
     assert found.part.values.tolist()[1][2] == "L1H2" and set(found.n.values.flatten()) == {4}

@@ -25,7 +25,7 @@ from tests.attention.slow_heads import slow_scores
 from tests.attention.test_sentences import DATA, speaker
 from tests.configs import CAUSAL, CONFIGS, build, perturbed
 from tests.loops import over
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, student95
 
 SMALL = RepeatedTokens(period=6, repeats=3, rows=7)
 
@@ -42,7 +42,7 @@ def test_the_table_is_the_mean_over_rows_of_the_models_own_patterns(name: str) -
             for score in SCORES:
                 values = torch.tensor([row[score] for row in rows]).double()
                 cell = table.sel(layer=layer, head=head, score=score)
-                half = 1.959964 * values.std() / 7**0.5
+                half = student95(7) * values.std() / 7**0.5
                 assert float(cell.value) == pytest.approx(float(values.mean()), rel=1e-5)
                 assert float(cell.high) == pytest.approx(float(values.mean() + half), rel=1e-4)
                 assert float(cell.low) == pytest.approx(float(values.mean() - half), rel=1e-4)
@@ -71,7 +71,7 @@ def test_the_kernel_is_its_own_table_and_its_peak_is_in_the_table_of_heads() -> 
     rows = torch.stack([distance_kernel(cache["pattern", layer], SMALL.farthest) for layer in range(2)], 1)
     assert kernel.value.dims == ("layer", "head", "distance") and kernel.sizes["distance"] == 5
     assert_close(torch.tensor(kernel.value.values), rows.mean(0))
-    half = 1.959963984540054 * rows.std(0) / 7**0.5
+    half = student95(7) * rows.std(0) / 7**0.5
     assert_close(torch.tensor(kernel.high.values), rows.mean(0) + half)
     peak = table.value.sel(score="peak_distance")
     np.testing.assert_array_equal(peak, kernel.value.argmax("distance"))

@@ -21,7 +21,7 @@ from tests.circuits.test_edge_attribution import CLEAN, CORRUPT, linear, padded
 from tests.configs import CONFIGS, build
 from tests.loops import over
 from tests.tiny import hooked
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, student95
 
 METRIC = logit_difference(ANSWER, WRONG)
 STEP = 1e-5
@@ -152,7 +152,7 @@ def test_the_mean_comes_with_its_interval_and_the_metric_of_both_runs() -> None:
     for direction in ("denoise", "noise"):
         table = patched(model, direction=direction)
         each = table["each"].values
-        half = 1.959963984540054 * each.std(0, ddof=1) / np.sqrt(3)
+        half = student95(3) * each.std(0, ddof=1) / np.sqrt(3)
         np.testing.assert_allclose(table.value, each.mean(0), atol=1e-12)
         np.testing.assert_allclose(table.high - table.value, half, atol=1e-12)
         np.testing.assert_allclose(table.clean, difference(model(CLEAN)), atol=1e-12)

@@ -26,7 +26,7 @@ from interp.passes.variants import Variant
 from interp.zoo.planted import PLANTED
 from tests.configs import CONFIGS, build, some_tokens
 from tests.tiny import hooked
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, student95
 
 SUBJECTS = [range(2, 5), range(1, 2), range(3, 5)]
 """Of prompts of 8, 5 and 6 tokens: the last has no token between its subject and its end."""
@@ -227,7 +227,7 @@ def test_roles_are_means_inside_a_prompt_then_over_prompts() -> None:
         np.testing.assert_allclose(cell.value, rows.mean(0), atol=1e-12)
         assert (cell.n == len(rows)).all()
         if len(rows) > 1:
-            half = 1.959964 * rows.std(0, ddof=1) / len(rows) ** 0.5
+            half = student95(len(rows)) * rows.std(0, ddof=1) / len(rows) ** 0.5
             np.testing.assert_allclose(cell.high - cell.value, half, rtol=1e-6, atol=1e-12)
             np.testing.assert_allclose(cell.value - cell.low, half, rtol=1e-6, atol=1e-12)
         else:

@@ -12,6 +12,7 @@ from interp.data.batch import Batch
 from interp.passes.generate import generate
 from tests.configs import build, some_tokens
 from tests.tiny import hooked
+from tests.tolerances import student95
 
 LENGTHS, STARTS = (9, 7, 9, 6), (4, 5, 8, 1)
 ENTRIES = [0, 1, range(2)]
@@ -71,7 +72,7 @@ def test_values_and_changes_are_means_over_prompts_with_intervals() -> None:
         change = each - each[:, :1]
         np.testing.assert_allclose(moved["each"], change, atol=1e-12)
         np.testing.assert_allclose(moved.value, change.mean(0), atol=1e-12)
-        half = 1.959963984540054 * change.std(0, ddof=1) / 2
+        half = student95(4) * change.std(0, ddof=1) / 2
         np.testing.assert_allclose(moved.high, change.mean(0) + half, atol=1e-9)
         np.testing.assert_allclose(moved.low, change.mean(0) - half, atol=1e-9)
         assert str(mine.unit.values) == str(moved.unit.values) == MEASURES[name].unit

@@ -34,7 +34,7 @@ from tests.causal.slow_edges import (
 )
 from tests.causal.test_graph import SUMS
 from tests.configs import CONFIGS, build, perturbed, some_tokens
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, student95
 
 CLEAN, CORRUPT = some_tokens(3, 7), some_tokens(3, 7, seed=1)
 METRIC = logit_difference(ANSWER, WRONG)
@@ -330,7 +330,7 @@ def test_the_mean_comes_with_its_interval_and_the_metric_of_both_runs() -> None:
     model = build("gpt2")
     table = attributed(model)
     each = table["each"].values
-    half = 1.959963984540054 * each.std(0, ddof=1) / np.sqrt(3)
+    half = student95(3) * each.std(0, ddof=1) / np.sqrt(3)
     np.testing.assert_allclose(table.value, each.mean(0), atol=1e-12)
     np.testing.assert_allclose(table.high - table.value, half, atol=1e-12)
     np.testing.assert_allclose(table.value - table.low, half, atol=1e-12)

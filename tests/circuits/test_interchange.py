@@ -26,7 +26,7 @@ from interp.passes.metrics import kl_divergence, logit_difference, next_token_lo
 from tests.causal.slow_edges import ANSWER, START, WRONG, difference, edges, exact, place, writes
 from tests.causal.test_graph import SUMS
 from tests.configs import CONFIGS, build, perturbed, some_tokens
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, student95
 
 CLEAN, CORRUPT = some_tokens(3, 7), some_tokens(3, 7, seed=1)
 METRIC = logit_difference(ANSWER, WRONG)
@@ -335,7 +335,7 @@ def test_the_mean_metric_comes_with_its_interval() -> None:
     each = found["each"].values
     np.testing.assert_allclose(found.value, each.mean(0), atol=1e-12)
     np.testing.assert_allclose(
-        found.high - found.value, 1.959963984540054 * each.std(0, ddof=1) / 3**0.5, atol=1e-12
+        found.high - found.value, student95(3) * each.std(0, ddof=1) / 3**0.5, atol=1e-12
     )
     assert found.n.values.tolist() == [3, 3] and found.value.attrs["unit"] == "logits"
     assert list(interp.frame(found)) == ["circuit", "value", "low", "high", "n"]

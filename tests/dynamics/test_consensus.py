@@ -17,6 +17,7 @@ from interp.edits import Add
 from interp.model import Read, Tap, Transformer
 from interp.passes import observe
 from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.tolerances import student95
 
 N, D = 10, 3
 EYE = torch.eye(D, dtype=torch.float64)
@@ -136,7 +137,7 @@ def test_intervals_are_over_texts_and_the_function_is_the_record_applied() -> No
     batches = list(Batch(rows).numbered().split(2))
     xr.testing.assert_identical(interp.run([Consensus(1, 2)], model, batches)["consensus"], found)
     each = np.stack([consensus(model, row[None], layer=1, repeats=2).value for row in rows])
-    half = 1.959963984540054 * each.std(0, ddof=1) / 2
+    half = student95(4) * each.std(0, ddof=1) / 2
     np.testing.assert_allclose(found.high - found.value, half, rtol=1e-6, atol=1e-12)
     assert (found.n == 4).all() and found.unit.sel(score="norm") == "units of the stream"
 

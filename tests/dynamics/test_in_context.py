@@ -23,7 +23,7 @@ from interp.tasks import RepeatedTokens
 from interp.zoo import groundtruth
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
 from tests.tiny import CORPUS, hooked
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, student95
 
 EARLY, LATE = 2, 7
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8], [1, 4, 1, 4, 2, 1, 3, 5, 6, 2, 3], [30, 11], [5] * 9]
@@ -46,7 +46,7 @@ def slow_curve(model: Transformer, rows: list[list[int]]) -> tuple[list[list[flo
 def interval(values: list[float]) -> tuple[float, float]:
     if len(values) < 2:
         return math.nan, math.nan
-    half = 1.959963984540054 * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    half = student95(len(values)) * float(np.std(values, ddof=1)) / len(values) ** 0.5
     return float(np.mean(values)) - half, float(np.mean(values)) + half
 
 
@@ -171,7 +171,7 @@ def test_the_planted_induction_head_is_at_chance_in_the_first_copy_and_certain_i
 
 def test_noise_in_the_other_heads_leaves_the_planted_answer_and_a_silenced_head_takes_it_away() -> None:
     network = groundtruth.induction()
-    rows = RepeatedTokens(period=8, repeats=2, rows=2).tokens(len(groundtruth.SYMBOLS), 0)
+    rows = RepeatedTokens(period=8, repeats=2, rows=4).tokens(len(groundtruth.SYMBOLS), 0)
     found = in_context(HookedTransformer(network), rows, early=8, late=14)
     slow = np.mean([slow_losses(network, row) for row in rows.tolist()], axis=0)
     np.testing.assert_allclose(loss_of(found), slow, rtol=1e-4, atol=1e-5)

@@ -19,7 +19,7 @@ from interp.model import ModelConfig, NoNorm, NoPosition, Read, Tap, Transformer
 from interp.model.attention import Memory
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, student95
 
 N, D = 12, 16
 CROSSED = replace(CONFIGS["gpt2"], cross_attention=True)
@@ -172,7 +172,7 @@ def test_intervals_are_over_texts() -> None:
     each = np.stack([rank_collapse(model, row[None]).value for row in rows])
     found = rank_collapse(model, rows)
     np.testing.assert_allclose(found.value, each.mean(0), rtol=1e-12)
-    half = 1.959963984540054 * each.std(0, ddof=1) / 2
+    half = student95(4) * each.std(0, ddof=1) / 2
     np.testing.assert_allclose(found.high - found.value, half, rtol=1e-9, atol=1e-12)
 
 

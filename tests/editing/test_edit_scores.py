@@ -10,7 +10,7 @@ import torch
 
 import interp
 from interp import Batch, HookedTransformer
-from interp.core.stats import Z95
+from interp.core.intervals import t95
 from interp.data.stream import prompt_source
 from interp.editing import (
     Continuation,
@@ -117,7 +117,7 @@ def test_the_ngram_column_is_that_of_greedy_texts_of_a_copy_edited_by_hand() -> 
             assert float(values.sel(editor=name, case=i)) == pytest.approx(expected, rel=1e-12)
     assert len(set(values.values.ravel().tolist())) > 3, "texts that all say the same would compare nothing"
     np.testing.assert_allclose(table.value.sel(score="n-gram"), values.mean("case"))
-    half = Z95 * values.std("case", ddof=1) / math.sqrt(3)
+    half = float(t95(3)) * values.std("case", ddof=1) / math.sqrt(3)
     np.testing.assert_allclose(table.high.sel(score="n-gram"), values.mean("case") + half)
     np.testing.assert_allclose(table.low.sel(score="n-gram"), values.mean("case") - half)
     without = edit_table(model, cases, {"shift": shift}, text=list(CORPUS))
@@ -150,7 +150,7 @@ def test_scores_and_intervals_are_those_of_the_cases() -> None:
     for score, low, high in zip(*(shares[n].values.flat for n in ("value", "low", "high")), strict=True):
         assert 0 <= low <= score <= high <= 1 and high - low > 0.3  # three cases say little
     logs = np.log(table.each.sel(score="perplexity").transpose("editor", "case").values)
-    half = Z95 * logs.std(1, ddof=1) / math.sqrt(3)
+    half = float(t95(3)) * logs.std(1, ddof=1) / math.sqrt(3)
     found = table.sel(score="perplexity")
     np.testing.assert_allclose(found.value, np.exp(logs.mean(1)))
     np.testing.assert_allclose(found.low, np.exp(logs.mean(1) - half))

@@ -32,7 +32,7 @@ from tests.configs import build
 from tests.features.sae_cases import constant_sae, identity_sae, random_sae
 from tests.loops import over
 from tests.tiny import CORPUS, hooked
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, student95
 
 STREAM, LAST, HEADS = "blocks.1.hook_resid_pre", "blocks.1.hook_resid_post", "blocks.0.attn.hook_z"
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8], [1, 4, 1, 4, 2, 1, 3, 5, 6, 2, 3], [30, 11], [5] * 9]
@@ -60,7 +60,7 @@ def score(found: xr.Dataset, name: str, variable: str = "value") -> float:
 def shares(top: Tensor, bottom: Tensor) -> list[float]:
     """A ratio of sums over rows and the ends of its interval, from the rows themselves."""
     value, n = float(top.sum() / bottom.sum()), len(top)
-    half = 1.959963984540054 * float(
+    half = student95(n) * float(
         ((top - value * bottom).square().sum() * n / (n - 1)).sqrt() / bottom.sum().abs()
     )
     return [value, value - half, value + half]

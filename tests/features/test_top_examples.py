@@ -23,6 +23,7 @@ from interp.model import Read
 from tests.configs import CONFIGS, perturbed
 from tests.loops import over
 from tests.tiny import hooked
+from tests.tolerances import student95
 
 TEXTS = [
     f"{'bdfghjklmnprst'[i]} The cat sat on the mat and the dog sat on Mary."[: 4 + 7 * i % 26]
@@ -70,7 +71,7 @@ def shares(top: Tensor, bottom: Tensor) -> list[float]:
     """A ratio of sums over texts and the ends of its interval, from the texts themselves."""
     value, n = float(top.sum() / bottom.sum()), len(top)
     squares = float((top - value * bottom).square().sum())
-    half = 1.959963984540054 * (squares * n / (n - 1)) ** 0.5 / float(bottom.sum().abs())
+    half = student95(n) * (squares * n / (n - 1)) ** 0.5 / float(bottom.sum().abs())
     return [value, value - half, value + half]
 
 

@@ -32,7 +32,7 @@ from interp.weights import HeadCircuits
 from tests.configs import CONFIGS, perturbed
 from tests.loops import over
 from tests.residual.reruns import BATCH, PLAIN, VARIANTS, Rerun, model
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, student95
 
 EACH = pytest.mark.parametrize("name", VARIANTS)
 ANSWER, WRONG = torch.tensor([3, 14]), torch.tensor([30, 2])
@@ -288,7 +288,7 @@ def test_term_importance_is_the_loss_bookkeeping_of_the_reruns(name: str) -> Non
     ]  # fmt: skip
     for key, rows in of_rows.items():
         values, found = torch.stack(rows).numpy(), result.sel(score=key)
-        half = 1.959963984540054 * values.std(1, ddof=1) / math.sqrt(2)
+        half = student95(2) * values.std(1, ddof=1) / math.sqrt(2)
         np.testing.assert_allclose(found.value, values.mean(1), atol=1e-10, err_msg=key)
         np.testing.assert_allclose(found.low, values.mean(1) - half, atol=1e-10)
         np.testing.assert_allclose(found.high, values.mean(1) + half, atol=1e-10)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import interp
 from interp import Batch, HookedTransformer
 from interp.core.resampling import poisson_weights
-from interp.core.stats import Z95
 from interp.data.sources import open_source
 from interp.data.stream import Stream
 from interp.passes.analysis import Analysis
@@ -24,6 +23,7 @@ from interp.runs.work import Worker
 from tests.configs import build, some_tokens
 from tests.runs.running import ASKED, SITE, ByPosition, Kept, Norms, agree
 from tests.tiny import hooked
+from tests.tolerances import student95
 
 RUN = importlib.import_module("interp.runs.run")
 """The module: its face names the function."""
@@ -54,7 +54,7 @@ def test_a_run_gives_what_a_slow_loop_over_the_rows_gives() -> None:
     assert found["kept"].prompt.values.tolist() == list(range(len(TEXTS)))
     norm = found["norms"]
     assert float(norm.value) == pytest.approx(np.mean(values), rel=1e-12)
-    half = Z95 * np.std(values, ddof=1) / len(values) ** 0.5
+    half = student95(len(values)) * np.std(values, ddof=1) / len(values) ** 0.5
     assert float(norm.high - norm.value) == pytest.approx(half, rel=1e-9)
     assert found.rows == len(TEXTS) and len(found.rejected) == 0
     assert float(norm.value - norm.low) == pytest.approx(half, rel=1e-9) and int(norm.n) == len(TEXTS)
@@ -74,13 +74,13 @@ def test_the_bootstrap_is_that_of_weights_that_belong_to_the_row() -> None:
     found = interp.run([Norms()], model(), stream(), bootstrap=200, seed=3)["norms"]
     values = torch.tensor(slow(TEXTS), dtype=torch.float64)
     weights = poisson_weights(torch.arange(len(TEXTS)), 200, 3)
-    low, high = (weights @ values / weights.sum(1)).quantile(
-        torch.tensor([0.025, 0.975], dtype=torch.float64)
-    )
-    assert float(found.low) == pytest.approx(float(low), rel=1e-9)
-    assert float(found.high) == pytest.approx(float(high), rel=1e-9)
-    normal = interp.run([Norms()], model(), stream())["norms"]
-    assert float(found.high - found.low) == pytest.approx(float(normal.high - normal.low), rel=0.35)
+    n, missed = len(values), weights @ (values - values.mean())
+    clusters = min(round(n**2 / float(weights.sum(1).var())), n)
+    error = float(missed.square().mean().sqrt()) / n * (clusters / (clusters - 1)) ** 0.5
+    assert float(found.high - found.value) == pytest.approx(student95(clusters) * error, rel=1e-9)
+    assert float(found.value - found.low) == pytest.approx(student95(clusters) * error, rel=1e-9)
+    plain = interp.run([Norms()], model(), stream())["norms"]
+    assert float(found.high - found.low) == pytest.approx(float(plain.high - plain.low), rel=0.35)
 
 
 def test_data_of_every_kind_give_the_same(tmp_path: Path) -> None:

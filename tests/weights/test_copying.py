@@ -22,7 +22,7 @@ from interp.zoo import groundtruth
 from tests.configs import CONFIGS, build, perturbed
 from tests.loops import over
 from tests.tiny import hooked
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, student95
 
 WITH_LOGITS = [name for name in CONFIGS if name != "masked-lm"]
 CIRCUITS = {
@@ -196,7 +196,7 @@ def test_the_table_holds_the_means_over_tokens_and_their_intervals() -> None:
         n = len(ranks)
         for name, values in (("top1", (ranks == 0).double()), ("mean_rank", ranks)):
             cell = table.sel(layer=layer, head=head, score=name)
-            mean, half = float(values.mean()), 1.959964 * float(values.std()) / n**0.5
+            mean, half = float(values.mean()), student95(n) * float(values.std()) / n**0.5
             assert float(cell.value) == pytest.approx(mean)
             assert float(cell.low) == pytest.approx(mean - half, rel=1e-6, abs=1e-9)
             assert float(cell.high) == pytest.approx(mean + half, rel=1e-6, abs=1e-9)

@@ -15,7 +15,7 @@ from interp.model.weights import Weights
 from interp.tasks import RepeatedTokens
 from interp.weights.direct_copying import chance_copying, copying_scores, raised_share
 from tests.configs import D_VOCAB, build, perturbed
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, student95
 
 DATA = RepeatedTokens(period=6, repeats=3, rows=5)
 PLAIN = ModelConfig(
@@ -92,7 +92,7 @@ def test_the_score_is_that_of_the_direct_path_token_by_token(name: str) -> None:
         for head in (0, 3):
             rows = slow_copying(model, tokens, layer, head)
             cell = table.sel(layer=layer, head=head, score="copying")
-            half = 1.959964 * float(rows.std()) / len(rows) ** 0.5
+            half = student95(len(rows)) * float(rows.std()) / len(rows) ** 0.5
             assert float(cell.value) == pytest.approx(float(rows.mean()), rel=1e-9)
             assert float(cell.high) == pytest.approx(float(rows.mean()) + half, rel=1e-5)
 

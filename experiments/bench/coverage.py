@@ -1,0 +1,159 @@
+"""Claim: a 95 % interval holds the truth 93 to 97 times in 100, from four rows on, in every analysis that prints one.
+
+The rows of a pool (prompts of demo-4l, pairs of them, rows of random tokens) are taken for the whole world: their mean
+is the truth. From them n rows are drawn with replacement, a thousand times; every draw is reduced and labelled as the
+analysis itself does it, and it is counted in how many cells `low` and `high` hold the truth. Cells in which the pool
+does not vary are left out. One JSON line per analysis and score. The mean of a few rows of a very skewed number (ranks;
+losses that are nearly always small) is covered less often by any interval that knows nothing else.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import tyro
+import xarray as xr
+from torch import Tensor
+
+import interp
+from interp.attention.heads import head_scores
+from interp.causal.contrast import paired
+from interp.core.stats import Means, Partial
+from interp.data.batch import Batch
+from interp.data.pairs import Pairs
+from interp.data.stream import prompt_source, windows_of
+from interp.passes.analysis import Analysis, Question, Questions
+from interp.passes.observe import as_model
+
+MODEL = "demo-4l"
+ROWS = (4, 8, 16, 32)
+"""How many rows are drawn."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What an analysis computes of every row of the pool."""
+
+    analysis: Analysis
+    values: Mapping[str, Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        question: Question | Analysis,
+        model: interp.HookedTransformer,
+        data: Batch | Pairs | Sequence[str],
+    ) -> "World":
+        """One pass over the pool. ValueError for a question about no rows."""
+        subject = as_model(model)
+        analysis = question.asked(subject)
+        if not isinstance(analysis, Analysis):
+            raise ValueError(f"{analysis.name} has no rows")
+        asked = Questions.of([analysis], subject.transformer.config)
+        feed = prompt_source(data, subject.text, prepend_bos=True, batch_size=32)
+        parts = [
+            asked.values(subject.transformer, batch)[analysis.name]
+            for _, window in windows_of(feed)
+            for batch in window.batches
+        ]
+        return cls(analysis, {name: torch.cat([part[name].cpu() for part in parts]) for name in parts[0]})
+
+    def answer(self, rows: Tensor) -> xr.Dataset:
+        """The labelled result of some rows."""
+        drawn = {name: value[rows] for name, value in self.values.items()}
+        return self.analysis.finish(self.analysis.reduction.of(drawn, torch.arange(len(rows))))
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return len(next(iter(self.values.values())))
+
+
+def coverage(world: World, n: int, repetitions: int, seed: int) -> dict[str, tuple[float, int]]:
+    """How often the interval of n rows holds the pool's mean, by score, and in how many cells that was asked."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = world.answer(torch.arange(world.rows))
+    varies = ((truth.high - truth.low) > 1e-9).to_numpy() & truth.value.notnull().to_numpy()
+    held, asked = np.zeros(truth.value.shape), 0
+    for _ in range(repetitions):
+        found = world.answer(torch.randint(world.rows, (n,), generator=generator))
+        held += ((found.low <= truth.value) & (truth.value <= found.high)).to_numpy()
+        asked += 1
+    share = xr.DataArray(held / asked, dims=truth.value.dims, coords=truth.value.coords).where(
+        xr.DataArray(varies, dims=truth.value.dims)  # where() by position
+    )
+    scores = share.groupby("score") if "score" in share.coords else [("value", share)]
+    out: dict[str, tuple[float, int]] = defaultdict(lambda: (float("nan"), 0))
+    for score, cells in scores:
+        known = cells.to_numpy()[~np.isnan(cells.to_numpy())]
+        if len(known):
+            out[str(score)] = float(known.mean()), len(known)
+    return dict(out)
+
+
+def plain(merged: Partial) -> xr.Dataset:
+    """The moments of every named value, where an analysis labels them elsewhere."""
+    assert isinstance(merged, Means)
+    found = {name: torch.stack((m.mean, *m.interval())).flatten(1) for name, m in merged.moments.items()}
+    value, low, high = torch.cat(list(found.values()), 1)
+    score = [name for name, each in found.items() for _ in range(each.shape[1])]
+    cells = {name: ("cell", x.numpy()) for name, x in (("value", value), ("low", low), ("high", high))}
+    return xr.Dataset(cells, {"score": ("cell", score)})
+
+
+def worlds(model: interp.HookedTransformer, pool: int) -> Mapping[str, Callable[[], World]]:
+    """Every analysis with its pool."""
+    task = interp.tasks.IndirectObjects(pool, held_out=True)
+    drawn = interp.causal.batches(model, task.pairs(model.text.tokenizer))
+    pairs = paired(model.text, *drawn, prepend_bos=True)
+    texts = [sentence.text for sentence in task.sentences()]
+    random = interp.tasks.RepeatedTokens(period=20, repeats=2, rows=pool)
+    batch = interp.Batch(random.tokens(model.cfg.d_vocab, 0), bos=True)
+    metric = interp.logit_difference()
+    return {
+        "heads": lambda: World.of(replace(head_scores(model.cfg, random), finish=plain), model, batch),
+        "attention_entropy": lambda: World.of(interp.attention.AttentionEntropy(), model, batch),
+        "patch": lambda: World.of(interp.causal.Patch("z", metric, by=("layer", "head")), model, pairs),
+        "attribution_patch": lambda: World.of(
+            interp.causal.AttributionPatch("z", metric, by=("layer", "head")), model, pairs
+        ),
+        "ablate": lambda: World.of(
+            interp.causal.Ablate("head", change=interp.edits.Zero(), metric=metric), model, pairs
+        ),
+        "edge_attribution": lambda: World.of(interp.circuits.EdgeAttribution(metric), model, pairs),
+        "late_layers": lambda: World.of(
+            interp.lenses.LateLayers(frequencies=torch.ones(model.cfg.d_vocab)), model, pairs
+        ),
+        "in_context": lambda: World.of(interp.dynamics.InContext(early=2, late=8), model, texts),
+        "consensus": lambda: World.of(interp.dynamics.Consensus(), model, texts),
+        "rank_collapse": lambda: World.of(interp.dynamics.RankCollapse(), model, texts),
+    }
+
+
+def main(names: Sequence[str] = (), repetitions: int = 1000, pool: int = 400, seed: int = 0) -> None:
+    """Simulate and print.
+
+    Args:
+        names: analyses; all of them without it.
+        repetitions: draws of each number of rows.
+        pool: rows of the world.
+        seed: of the draws.
+    """
+    torch.set_num_threads(1)
+    model = interp.HookedTransformer.from_pretrained(MODEL)
+    for name, make in worlds(model, pool).items():
+        if names and name not in names:
+            continue
+        world = make()
+        found = {n: coverage(world, n, repetitions, seed) for n in ROWS}
+        for score in found[ROWS[0]]:
+            line = {str(n): round(found[n][score][0], 3) for n in ROWS}
+            print(json.dumps({"bench": "coverage", "analysis": name, "score": score, "cells": found[ROWS[0]][score][1],
+                              "repetitions": repetitions, "coverage": line}), flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
