@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -82,12 +83,8 @@ class PathPatch(Question):
             "direction": self.direction,
         }
         table = Table(self.name, dims, coords, metric, model.text, attrs)
-
-        def measure(network: Transformer, batch: Batch) -> Measured:
-            pair = Contrast.of(batch, self.direction)
-            return PathRuns(network, pair, routes, "pos" in dims).measured(metric)
-
-        return causal(model, table, measure, each=self.each, pairs=True)
+        how = partial(_measured, routes=routes, metric=metric, direction=self.direction, by_pos="pos" in dims)
+        return causal(model, table, how, each=self.each, pairs=True)
 
 
 @public()
@@ -236,6 +233,12 @@ def _read_by(receiver: Part) -> tuple[str, dict[str, int]]:
     assert receiver.index is not None
     dim = "head" if letter == "q" else "kv_head"
     return f"blocks.{receiver.layer}.attn.hook_{letter}", {dim: receiver.index}
+
+
+def _measured(
+    network: Transformer, batch: Batch, routes: Routes, metric: Metric, direction: Direction, by_pos: bool
+) -> Measured:
+    return PathRuns(network, Contrast.of(batch, direction), routes, by_pos).measured(metric)
 
 
 @dataclass(frozen=True, eq=False)

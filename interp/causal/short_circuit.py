@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -72,12 +73,13 @@ class ShortCircuit(Question):
         groups, metric = layer_groups(self.layers, model.transformer.config.n_layers), as_metric(self.metric)
         attrs, coords = {"intervention": INTERVENTION}, {"part": list(groups)}
         table = Table(self.name, ("part",), coords, metric, model.text, attrs)
+        return causal(model, table, partial(_measured, groups=groups, metric=metric), each=self.each)
 
-        def measure(network: Transformer, batch: Batch) -> Measured:
-            made = variants(groups, network.config.n_heads, batch.tokens.shape[1])
-            return swept(network, batch, metric, made)
 
-        return causal(model, table, measure, each=self.each)
+def _measured(
+    network: Transformer, batch: Batch, groups: Mapping[str, list[int]], metric: Metric
+) -> Measured:
+    return swept(network, batch, metric, variants(groups, network.config.n_heads, batch.tokens.shape[1]))
 
 
 @public()
