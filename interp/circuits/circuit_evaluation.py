@@ -403,7 +403,7 @@ def area(curve: Float[Tensor, "*n f"], fractions: Sequence[float]) -> Float[Tens
     return torch.cat((torch.zeros_like(curve[..., :1]), torch.cumulative_trapezoid(curve, x)), -1)
 
 
-def _score(values: Float[Tensor, w * n], prompts: int, null: Tensor | None = None) -> Score:
+def _score(values: Float[Tensor, "w *n"], prompts: int, null: Tensor | None = None) -> Score:
     """The values on all prompts and the middle 95 % of those on resamples."""
     low, high = values.quantile(torch.tensor([0.025, 0.975]).to(values), 0)
     count = torch.full_like(values[0], prompts, dtype=torch.long)

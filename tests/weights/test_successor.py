@@ -14,7 +14,7 @@ from interp.zoo.groundtruth import SYMBOLS, Alphabet
 from tests.configs import build
 
 IDS = torch.tensor([7, 3, 11, 2, 19, 5])
-DATA = RepeatedTokens(period=5, repeats=3, rows=2)
+DATA = RepeatedTokens(period=5, repeats=3, rows=4)
 
 
 class Digits(Alphabet):
