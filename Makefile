@@ -6,8 +6,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c '$(RECENT)' 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# but for the one that measures the tests and not the package
-BENCHES := $(filter-out %/mutations.py,$(sort $(wildcard experiments/bench/*.py)))
+# but for those that measure the tests and the intervals and not the speed
+BENCHES := $(filter-out %/mutations.py %/coverage.py,$(sort $(wildcard experiments/bench/*.py)))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo docs test test-books test-shapes lint format bench clean

@@ -133,7 +133,7 @@ def worlds(model: interp.HookedTransformer, pool: int) -> Mapping[str, Callable[
     }
 
 
-def main(names: Sequence[str] = (), repetitions: int = 1000, pool: int = 400, seed: int = 0) -> None:
+def main(names: Sequence[str] = (), repetitions: int = 1000, pool: int = 200, seed: int = 0) -> None:
     """Simulate and print.
 
     Args:
