@@ -8,7 +8,6 @@ losses that are nearly always small) is covered less often by any interval that 
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -77,21 +76,20 @@ def coverage(world: World, n: int, repetitions: int, seed: int) -> dict[str, tup
     generator = torch.Generator().manual_seed(seed)
     truth = world.answer(torch.arange(world.rows))
     varies = ((truth.high - truth.low) > 1e-9).to_numpy() & truth.value.notnull().to_numpy()
-    held, asked = np.zeros(truth.value.shape), 0
+    held = np.zeros(truth.value.shape)
     for _ in range(repetitions):
         found = world.answer(torch.randint(world.rows, (n,), generator=generator))
         held += ((found.low <= truth.value) & (truth.value <= found.high)).to_numpy()
-        asked += 1
-    share = xr.DataArray(held / asked, dims=truth.value.dims, coords=truth.value.coords).where(
+    share = xr.DataArray(held / repetitions, dims=truth.value.dims, coords=truth.value.coords).where(
         xr.DataArray(varies, dims=truth.value.dims)  # where() by position
     )
     scores = share.groupby("score") if "score" in share.coords else [("value", share)]
-    out: dict[str, tuple[float, int]] = defaultdict(lambda: (float("nan"), 0))
+    out = {}
     for score, cells in scores:
         known = cells.to_numpy()[~np.isnan(cells.to_numpy())]
         if len(known):
             out[str(score)] = float(known.mean()), len(known)
-    return dict(out)
+    return out
 
 
 def plain(merged: Partial) -> xr.Dataset:

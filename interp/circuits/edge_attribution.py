@@ -168,7 +168,7 @@ def edge_attribution(
     methods take `steps` such passes, over activations that many for every sublayer and the input. Every point of a line
     is a row, and no pass has more rows than the batch (or 32). Memory: what a backward pass keeps, and the activations
     of heads, d_head wide; no `[batch, pos, head, d_model]`.
-    Heads behind a norm of their sum (sandwich and output norms): see `edge_scores.Change`.
+    Heads after a norm of their sum (sandwich and output norms): see `edge_scores.Change`.
     Errors: ValueError for pairs that do not align, models (or edits) whose stream is not a sum (`EdgeGraph.of`), a
     metric that compares with the very run it is differentiated at, and a metric without any gradient.
 

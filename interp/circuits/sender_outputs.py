@@ -22,7 +22,7 @@ Values = Mapping[Read, Tensor]
 def said_by_senders(model: Transformer, batch: Batch) -> dict[str, Float[Tensor, "b p ..."]]:
     """What every sender adds to the stream on some prompts, by the site where it is read; heads as z, d_head wide.
 
-    Behind a norm of the sum of a layer's heads (sandwich and output norms), z is divided by the norm's scale in its
+    After a norm of the sum of a layer's heads (sandwich and output norms), z is divided by the norm's scale in its
     own run, so that W_O and the linear part of the norm make a head's share of it; the bias b_O is then one head more,
     whose z is 1 / scale.
     """
@@ -36,7 +36,7 @@ def said_by_senders(model: Transformer, batch: Batch) -> dict[str, Float[Tensor,
 
 
 def nothing_said(model: Transformer) -> dict[str, Float[Tensor, "1 1 ..."]]:
-    """Nothing, for all examples and positions; a bias behind a norm is no head's, it stays what it is."""
+    """Nothing, for all examples and positions; a bias after a norm is no head's, it stays what it is."""
     stream = wide(model.embed.weight[:0]).new_zeros(1, 1, 1)
     z = stream.expand(1, 1, model.config.n_heads)[..., None]
     sites = [read.site for read in Change.reads(model)]

@@ -74,7 +74,7 @@ class Replicates:
         return Replicates(self.per_cell() + other.per_cell(), total)
 
     def per_cell(self) -> Float[Tensor, "r ..."]:
-        """The weights behind every cell of `total`."""
+        """The weights in every cell of `total`."""
         if self.weight.ndim == self.total.ndim:
             return self.weight
         return self.weight.view(-1, *[1] * (self.total.ndim - 1)).expand_as(self.total)
@@ -147,7 +147,7 @@ class Moments:
         return self.mean - half, self.mean + half
 
     def _error(self) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-        """The standard error of every mean, and how many independent rows are behind it; NaN for fewer than two."""
+        """The standard error of every mean, and of how many independent rows it is; NaN for fewer than two."""
         n = self.count().double()
         if self.replicates is not None:
             error, n = self.replicates.error(self.mean, n)
@@ -160,7 +160,7 @@ class Moments:
     ) -> "dict[str, tuple[Sequence[str], Tensor]]":
         """The variables of a result that is one estimate per cell: `value`, `low`, `high`, `n` and, if given, `null`.
 
-        value: the mean; low, high: the ends of its 95 % interval (`interval`); n: the rows behind it; null: its chance
+        value: the mean; low, high: the ends of its 95 % interval (`interval`); n: its rows; null: its chance
         level, any shape that broadcasts against the mean. share: the rows are shares.
         """
         low, high = self.interval(share=share)
@@ -172,7 +172,7 @@ class Moments:
         return {name: (tuple(dims), value) for name, value in found.items()}
 
     def count(self) -> Int[Tensor, "..."]:
-        """How many rows stand behind every mean."""
+        """How many rows every mean is of."""
         return torch.full_like(self.mean, self.n, dtype=torch.long)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -226,7 +226,7 @@ class MaskedMoments(Moments):
         return MaskedMoments(self.n, mean, spread, replicates, counts=counts)
 
     def count(self) -> Int[Tensor, "..."]:
-        """How many rows stand behind every mean."""
+        """How many rows every mean is of."""
         return self.counts.long()
 
     def tensors(self) -> dict[str, Tensor]:

@@ -53,7 +53,7 @@ SCORES = ("f1", "precision", "recall", "accuracy", "balanced_accuracy", "mcc")
 """What `scores` gives, in order."""
 UNITS = {name: "correlation" if name == "mcc" else "share of test examples" for name in SCORES}
 DRAWS = 2000
-"""Bootstrap samples behind the interval of the correlation (MCC)."""
+"""Bootstrap samples of the interval of the correlation (MCC)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -113,7 +113,7 @@ class TopExamples(Question):
         )
 
     def _reduction(self, attended: tuple[str, ...]) -> Several:
-        """The lists, the distribution that they end, and the sums behind density and mean."""
+        """The lists, the distribution that they end, and the sums of density and mean."""
         before, after = self.context
         top = TopRows(self.top, "activation", 1, self.largest, self.once_per_row, before=before, after=after)
         sums = ("counted", *(f"{name}{more}" for name in ("active", "total") for more in ("", _BOTH)))
@@ -256,7 +256,7 @@ def _dim(site: str, axes: str, sae: SAE | None) -> str:
 def _values(
     trace: Trace, batch: Batch, model: Transformer, read: Read, bos_id: int | None, skip_bos: bool
 ) -> Mapping[str, Tensor]:
-    """Text by text: the activation of every token that counts, its id, and the sums behind mean and density."""
+    """Text by text: the activation of every token that counts, its id, and the sums of mean and density."""
     counted, value = counted_tokens(batch, bos_id, skip_bos), trace[read]
     more: dict[str, Tensor] = {}
     if isinstance(read.via, _Attention):

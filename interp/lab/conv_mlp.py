@@ -34,13 +34,13 @@ class ConvMLP(AnyMLP):
         Site(
             "mlp.hook_expanded",
             "b p m",
-            "the gate's branch before its convolution, behind SiLU",
+            "the gate's branch before its convolution, after SiLU",
             before=NEXT_ROW,
         ),
         Site(
             "mlp.hook_expanded_linear",
             "b p m",
-            "the linear branch before its convolution, behind SiLU",
+            "the linear branch before its convolution, after SiLU",
             before=NEXT_ROW,
         ),
         *NEURONS,

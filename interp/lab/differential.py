@@ -77,7 +77,7 @@ class DifferentialAttention(Attention):
 
     A_i = softmax(q_i k_i^T / sqrt(e / 2)), q_i and k_i the two halves of a head's queries and keys, each rotated by
     itself; v has the full width e. lambda = exp(l_q1 . l_k1) - exp(l_q2 . l_k2) + lambda_init, one for a layer. The
-    pattern is A_1 - lambda A_2: signed, its rows sum to 1 - lambda. The norm stands behind it, so that heads add up but
+    pattern is A_1 - lambda A_2: signed, its rows sum to 1 - lambda. The norm stands after it, so that heads add up but
     a head does not split by source.
     """
 
@@ -132,8 +132,7 @@ class DifferentialAttention(Attention):
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:
         n = q.shape[1]
-        if shared.cache is not None:
-            k, v = shared.cache.append(self.layer, k, v)
+        k, v = self._with_earlier(k, v, shared)
         if only is not None:
             mask, q = mask.queries(only, n, k.shape[1]), picked(q, only)
         if tap is not None and tap.wants(*_PATTERNS):

@@ -126,8 +126,7 @@ class DualChunkAttention(Attention):
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:
         n = q.shape[1]
-        if shared.cache is not None:
-            k, v = shared.cache.append(self.layer, k, v)
+        k, v = self._with_earlier(k, v, shared)
         total = k.shape[1]
         observed = tap is not None and tap.wants("attn.hook_attn_scores", "attn.hook_pattern")
         if only is not None:

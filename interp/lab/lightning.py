@@ -77,7 +77,7 @@ class LightningMixer(LinearMixer):
     MiniMax-01 (TransNormer's has none). Queries and keys are not rotated: the decay is their position, and rotary
     positions are those of the stack's other layers. The pattern is that of the sums before the norm.
 
-    gate: z times sigmoid(x W_gate) behind the norm (MiniMax-01); `gate.weight [h e, d]`, rows by head, no bias.
+    gate: z times sigmoid(x W_gate) after the norm (MiniMax-01); `gate.weight [h e, d]`, rows by head, no bias.
     """
 
     normalised = False

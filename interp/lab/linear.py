@@ -57,7 +57,7 @@ class Linear(OfSums):
 class LinearMixer(Attention):
     """z_i = sum_j phi(q_i) . phi(k_j) v_j / (eps + sum_j phi(q_i) . phi(k_j)), j the kept tokens up to i.
 
-    phi is elu(x) + 1 or relu(x), applied behind the rotation of a rotary model, so that weights are never negative; no
+    phi is elu(x) + 1 or relu(x), applied after the rotation of a rotary model, so that weights are never negative; no
     scale. Where every relu weight of a query is 0 its z is 0, by eps. Sums run in float32 at least.
 
     A pass whose pattern is observed, or whose rows pack documents, writes the weights out; the others use chunks. In a
@@ -84,9 +84,7 @@ class LinearMixer(Attention):
         only: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
         """z W_O + b_O, where z may have passed a norm or a gate made from `x`."""
-        q, k, v = self._project(x, source, tap)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q, tap), self.k_norm(k, tap)
+        q, k, v = self._normed(x, source, tap)
         view = shared.everywhere
         q, k = self._placed(q, k, view, shared, tap)
         z = self._mix(q, k, v, view.mask, shared, tap, only)
@@ -190,7 +188,7 @@ def _real(k: Float[Tensor, "b g p r"], keep: Bool[Tensor, "b k"] | None) -> Floa
     return k if keep is None else k.masked_fill(~keep[:, None, -k.shape[2] :, None], 0)
 
 
-# The causal sums behind linear attention, in chunks: a product of quadratic cost inside each, a state between them.
+# The causal sums of linear attention, in chunks: a product of quadratic cost inside each, a state between them.
 # Katharopoulos et al. 2020, section 3.3 (the state), and Qin et al. 2024, "Lightning Attention-2", algorithm 1 (chunks,
 # decay). The cost is linear in the length; a chunk of one column is the recurrent form.
 
@@ -254,7 +252,7 @@ def causal_sums(
     state: Float[Tensor, "b h r f"] | None = None,
     decay: Decay | None = None,
 ) -> tuple[Float[Tensor, "b h p f"], Float[Tensor, "b h r f"]]:
-    """sum over j <= i of decay_ij (q_i . k_j) v_j for every i, and the state behind the last column.
+    """sum over j <= i of decay_ij (q_i . k_j) v_j for every i, and the state after the last column.
 
     The state is sum_j decay_j k_j v_j^T; `state` is that of the columns before.
     """
@@ -284,7 +282,7 @@ def _through(
     state: Float[Tensor, "b h r f"] | None,
     step: Float[Tensor, "#b h t 1 1"] | None,
 ) -> Float[Tensor, "b h t1 r f"]:
-    """The states before each chunk and behind the last one."""
+    """The states before each chunk and after the last one."""
     first = torch.zeros_like(sums[:, :, 0]) if state is None else state
     if step is None:
         return torch.cat((first[:, :, None], sums), 2).cumsum(2)
@@ -320,7 +318,7 @@ def state_after(
     state: Float[Tensor, "b h r f"] | None,
     decay: Decay | None,
 ) -> Float[Tensor, "b h r f"]:
-    """The state behind the last column."""
+    """The state after the last column."""
     if decay is None:
         own = k.mT @ v
         return own if state is None else state + own

@@ -117,7 +117,7 @@ class MemoryMixer(Attention):
     context (21-25): attention sees the readings of its segment, made by the memory as the segment found it, and the
     segment, both up to the query; the memory learns from attention's output a_t, then z = a * sigmoid(gamma M_t(a_t)).
 
-    Where the paper has convolutions behind the projections there are none here, nor a gate before W_O. Rotary positions
+    Where the paper has convolutions after the projections there are none here, nor a gate before W_O. Rotary positions
     rotate the queries and keys of attention (not of the memory, nor of readings and persistent vectors).
     """
 
@@ -145,9 +145,7 @@ class MemoryMixer(Attention):
         only: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
         """z W_O + b_O; the sums of memory and attention run in float32 at least."""
-        q, k, v = self._project(x, source, tap)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q, tap), self.k_norm(k, tap)
+        q, k, v = self._normed(x, source, tap)
         momentum, step, forget = rearrange(self.rates(x).sigmoid(), "b p (r h) -> r b p h", r=3)
         rates = (momentum, step / self.kind.chunk, forget)
         given = {name: at(tap, f"attn.hook_{name}", rate) for name, rate in zip(_RATES, rates, strict=True)}
@@ -322,7 +320,7 @@ def _observed(
         if not tap.wants(site):
             continue
         shown = where.together(values[name])
-        turned = name == "window_pattern"  # queries stand behind heads
+        turned = name == "window_pattern"  # queries stand after heads
         shown = at(tap, site, shown.transpose(1, 2) if turned else shown)
         if tap.alters(site):
             given = given | {name: where.apart(shown.transpose(1, 2) if turned else shown)}

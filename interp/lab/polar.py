@@ -58,7 +58,7 @@ class PolarMixer(LinearMixer):
 
     same: weights f(q+) . f(k+) + f(q-) . f(k-) over their sum plus eps; opposite: f(q+) . f(k-) + f(q-) . f(k+).
     f(x) = x^p with p = 1 + max_power sigmoid(w), w trained for each channel of a key head, so 1 < p < 1 + max_power.
-    Features stand behind the rotation of a rotary model. The released code also divides queries and keys by a trained
+    Features stand after the rotation of a rotary model. The released code also divides queries and keys by a trained
     scale and adds a depthwise convolution of the values; neither is in the equations, nor here.
 
     There are two patterns per head (`attn.hook_polar_pattern`, same-sign first), hence no `attn.hook_pattern` and no

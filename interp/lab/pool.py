@@ -77,8 +77,7 @@ class PoolMixer(Attention):
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:
         n = v.shape[1]
-        if shared.cache is not None:
-            _, v = shared.cache.append(self.layer, v, v)
+        _, v = self._with_earlier(v, v, shared)
         if only is not None:
             mask = mask.queries(only, n, v.shape[1])
         observed = tap is not None and tap.wants("attn.hook_pattern")

@@ -86,8 +86,7 @@ class ReformerAttention(Attention):
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:
         n, k = q.shape[1], F.normalize(k, dim=-1)
-        if shared.cache is not None:
-            k, v = shared.cache.append(self.layer, k, v)
+        k, v = self._with_earlier(k, v, shared)
         total = k.shape[1]
         own = torch.arange(total - n, total, device=q.device)[None]
         if only is not None:

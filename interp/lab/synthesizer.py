@@ -62,7 +62,7 @@ class SynthesizerAttention(Attention):
     def _project(
         self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The hidden layer with a 1 behind it (dense) in the place of queries, and values; nothing asks for keys."""
+        """The hidden layer with a 1 after it (dense) in the place of queries, and values; nothing asks for keys."""
         v = rearrange(self.v(x), "b p (h e) -> b p h e", e=self.d_head)
         if tap is not None:
             v = self._from_split("v", v, *source, tap)
@@ -94,8 +94,7 @@ class SynthesizerAttention(Attention):
     ) -> Float[Tensor, "b n h e"]:
         assert shared.positions is not None
         n, query = q.shape[1], shared.positions
-        if shared.cache is not None:
-            _, v = shared.cache.append(self.layer, v, v)
+        _, v = self._with_earlier(v, v, shared)
         if only is not None:
             mask, q = mask.queries(only, n, v.shape[1]), picked(q, only)
             query = query.expand(len(only), -1).gather(1, only)

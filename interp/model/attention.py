@@ -135,9 +135,7 @@ class Attention(nn.Module):
 
         only: the columns of each row whose output is wanted.
         """
-        q, k, v = self._project(x, source, tap)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q, tap), self.k_norm(k, tap)
+        q, k, v = self._normed(x, source, tap)
         view = shared.local if self.local else shared.everywhere
         q, k = self._placed(q, k, view, shared, tap)
         z = self._mix(q, k, v, view.mask, shared, tap, only)
@@ -171,8 +169,7 @@ class Attention(nn.Module):
 
         The one method that a mixer other than softmax attention must have.
         """
-        if shared.cache is not None:
-            k, v = shared.cache.append(self.layer, k, v)
+        k, v = self._with_earlier(k, v, shared)
         if only is not None:
             mask = mask.queries(only, q.shape[1], k.shape[1])
             q = picked(q, only)
@@ -184,6 +181,21 @@ class Attention(nn.Module):
         return attend(
             q, k, v, mask, self.scale, tap, name=self.name, softcap=self.softcap, sinks=self.sinks
         )  # fmt: skip
+
+    def _with_earlier(
+        self, k: Float[Tensor, "b p g e"], v: Float[Tensor, "b p g e"], shared: Pass
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values with those of the columns that the cache keeps before them."""
+        return (k, v) if shared.cache is None else shared.cache.append(self.layer, k, v)
+
+    def _normed(
+        self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values `[b p h|g e]`, queries and keys after their norms where there are any."""
+        q, k, v = self._project(x, source, tap)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q, tap), self.k_norm(k, tap)
+        return q, k, v
 
     def _project(
         self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None

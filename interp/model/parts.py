@@ -297,7 +297,7 @@ def _parsed(name: str) -> Part:
 
 
 def _inner(short: str) -> str | None:
-    """The site of a block behind its short name; None if there is none."""
+    """The site of a block that a short name stands for; None if there is none."""
     try:
         inner = sites.full_name(short)
     except KeyError:

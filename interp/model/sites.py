@@ -288,7 +288,7 @@ def attention_input(config: ModelConfig, layer: int) -> str:
 
 
 def full_name(short: str, layer: int | None = None, part: str | None = None) -> str:
-    """The full name behind a shorthand: `("pattern", 3)`, `("resid_post", 0)`, `("scale", 3, "ln1")`, `("embed",)`."""
+    """The full name of a shorthand: `("pattern", 3)`, `("resid_post", 0)`, `("scale", 3, "ln1")`, `("embed",)`."""
     if "hook_" in short:
         return short
     inner = _inner(short) if part is None else f"{part}.hook_{short}"

@@ -117,7 +117,7 @@ class Softmax(Mixer):
 class SoftmaxAttention(Attention):
     """Softmax attention with any option of its record; with none of them it is `Attention`.
 
-    cosine: s_h q_i . k_j / (|q_i| |k_j|) behind the rotation, `sharpness` s_h trained from sqrt(d_head): scores then
+    cosine: s_h q_i . k_j / (|q_i| |k_j|) after the rotation, `sharpness` s_h trained from sqrt(d_head): scores then
     spread as scaled products of normal vectors. additive: w_h . tanh(q_i + k_j), `score` w_h trained; no fused form.
     Neither has another scale.
     A temperature multiplies raw scores, before bias and soft cap (`by_count`), or the scores as they enter the softmax
@@ -183,8 +183,7 @@ class SoftmaxAttention(Attention):
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:
         n = q.shape[1]
-        if shared.cache is not None:
-            k, v = shared.cache.append(self.layer, k, v)
+        k, v = self._with_earlier(k, v, shared)
         total = k.shape[1]
         if self.refinement is not None:
             mask = self._mask(mask, n, total, shared, None, k.device)

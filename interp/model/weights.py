@@ -2,7 +2,7 @@
 
 `layer(i)` gives views without a copy; the stacked properties build a fresh tensor at each access, so they are never
 stale after `.to(...)`. Under grouped-query attention W_K and W_V keep their key/value heads; `OV` and `QK` expand them.
-In Macaron blocks W_in, W_gate and W_out are those of the MLP behind attention; `layer(i, before=True)` has the others.
+In Macaron blocks W_in, W_gate and W_out are those of the MLP after attention; `layer(i, before=True)` has the others.
 """
 
 from collections.abc import Callable, Iterable
@@ -51,7 +51,7 @@ class Weights:
         """One block's weights as views (copies only of a block that lives on another device than the embedding).
 
         cross: those of its cross-attention. before: those of the MLP before attention, in a Macaron block; else of the
-        MLP behind it. Errors: IndexError if there is no such layer, ValueError if there is no cross-attention or no
+        MLP after it. Errors: IndexError if there is no such layer, ValueError if there is no cross-attention or no
         such MLP.
         """
         if not 0 <= layer < self.config.n_layers:

@@ -2,7 +2,7 @@
 
 A norm at a given ("frozen") scale is affine, so what a part adds reaches the logits through a chain of affine maps: the
 norm of its sublayer's output (sandwich and output norms) and the family's factor on it, the norms of the sum (post-norm
-blocks), the final norm. Parts of a sum still sum to the whole behind each; a direction behind the chain, carried back,
+blocks), the final norm. Parts of a sum still sum to the whole after each; a direction after the chain, carried back,
 reads the same number where the part writes. Each map is a `FrozenNorm`: at the scale that a pass recorded, at that of a
 whole which is at hand, or at 1, as analyses of weights take it. (A lens of a whole state recomputes the scale.)
 """

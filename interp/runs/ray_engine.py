@@ -79,13 +79,13 @@ class _Actor:
     def __init__(self, work: Any) -> None:
         import ray
 
-        questions, model, self._feed = ray.get(work) if isinstance(work, ray.ObjectRef) else work
+        questions, model, self._source = ray.get(work) if isinstance(work, ray.ObjectRef) else work
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._worker = Worker(questions, model.to(device))
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
         parts = []
         for number, first in zip(batch["window"].tolist(), batch["first"].tolist(), strict=True):
-            for done in self._worker.answers(number, self._feed.window(number), first):
+            for done in self._worker.answers(number, self._source.window(number), first):
                 parts.append(packed_done(done))
         return {"done": parts}

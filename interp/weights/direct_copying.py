@@ -19,7 +19,7 @@ from interp.passes.frozen import final_norm
 from interp.weights.head_circuits import HeadCircuits
 
 STEPS = 4096
-"""Points of the integral behind the chance level; its error is below 1e-6."""
+"""Points of the integral that gives the chance level; its error is below 1e-6."""
 
 
 def copying_scores(

@@ -172,9 +172,9 @@ class HeadCircuits:
 
     @cached_property
     def unembedding(self) -> Float[Tensor, "d v"]:
-        """W_U; with `folded` behind the final norm at scale 1 and times the factor on the logits.
+        """W_U; with `folded` after the final norm at scale 1 and times the factor on the logits.
 
-        Errors: AttributeError without an unembedding, ValueError behind a masked-LM head, which is not linear.
+        Errors: AttributeError without an unembedding, ValueError after a masked-LM head, which is not linear.
         """
         found = self.bare_unembedding
         if not self.folded:
@@ -191,7 +191,7 @@ class HeadCircuits:
         return Weights(self.network).W_U
 
     def before_unembedding(self, written: Float[Tensor, "*h d"]) -> Float[Tensor, "*h d"]:
-        """What is written to the final stream, as W_U reads it: with `folded` behind the final norm at scale 1."""
+        """What is written to the final stream, as W_U reads it: with `folded` after the final norm at scale 1."""
         if not self.folded:
             return written
         return final_norm(self.network).through(written) * self.config.logit_scale
