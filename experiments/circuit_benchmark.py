@@ -33,7 +33,7 @@ from interp.causal import agreement
 from interp.circuits import circuit_curve, recovery, score_edges
 from interp.circuits.circuit_evaluation import KINDS
 from interp.circuits.edge_rankings import resampled
-from interp.data.text import Prompts
+from interp.data.batch import Prompts
 from interp.metrics import Metric, logit_difference
 from interp.runs.record import Record
 from interp.zoo.planted import PLANTED, Build, Planted

@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 import interp
 from interp import plot, tasks
 from interp.causal import patch, path_patch
-from interp.core.intervals import t95
+from interp.core.stats import t95
 from interp.plot.canvas import Scale, annotate, heat_map, name_cells
 from interp.runs.record import Record
 from interp.tasks.indirect_objects import NameCorruption

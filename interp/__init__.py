@@ -185,6 +185,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"{what}: it is called {_EARLIER[name]}")
     if homes := [wing for wing in WINGS if name in import_module(f"interp.{wing}").__all__]:
         raise AttributeError(f"{what}: it is called {' or '.join(f'interp.{wing}.{name}' for wing in homes)}")
-    from interp.core.shapes import nearest
+    from interp.core.boundary import nearest
 
     raise AttributeError(f"{what}; {nearest(name, [*__all__, *WINGS])}")

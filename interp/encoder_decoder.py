@@ -12,11 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp import families
-from interp.core.boundary import public
-from interp.core.kinds import Device
+from interp.core.boundary import Device, public
 from interp.core.viewer import Shown
-from interp.data.batch import Batch, Side
-from interp.data.text import Prompts, Text, Tokenizer
+from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer
 from interp.families.hub import located
 from interp.families.reference import reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
@@ -25,7 +23,7 @@ from interp.model.loss import mean_next_token_loss
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 from interp.passes.generate import encoded, greedy_decode
-from interp.passes.hooks import Names, matching
+from interp.passes.observe import Names, matching
 from interp.residual.activation_cache import ActivationCache
 from interp.verify import Contract, pair_contract
 

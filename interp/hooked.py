@@ -15,13 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp import families, zoo
-from interp.core.boundary import public
+from interp.core.boundary import Device, nearest, public
 from interp.core.factored import FactoredMatrix
-from interp.core.kinds import Device
-from interp.core.shapes import nearest
 from interp.core.viewer import Shown, fitted
-from interp.data.batch import Batch, Side
-from interp.data.text import Prompts, Text, Tokenizer
+from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer
 from interp.families.hub import located
 from interp.families.reference import exported, reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
@@ -32,17 +29,17 @@ from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.generate import Stop, generate, stop_ids, stream, streamed_text
-from interp.passes.hooks import (
+from interp.passes.observe import (
     Direction,
     Hook,
     Names,
     as_edits,
     matching,
+    observe,
     position_filter,
     standing,
     standing_edits,
 )
-from interp.passes.observe import observe
 from interp.passes.sampling import Sampling
 from interp.residual.activation_cache import ActivationCache
 from interp.verify import Contract, contract

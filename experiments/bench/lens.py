@@ -14,8 +14,7 @@ from subjects import Pair, gpt2_small
 import interp
 from interp import observe
 from interp.lenses import LogitLens
-from interp.lenses.lens import CHUNK
-from interp.lenses.vocabulary import LogitTiles
+from interp.lenses.lens import CHUNK, LogitTiles
 
 ROWS, LENGTH, TOP = 8, 128, 10
 CLAIM, CLAIM_MIB = 1.1, 200

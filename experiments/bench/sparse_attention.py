@@ -14,8 +14,7 @@ from measure import cpu_seconds, memory, report, timing
 from torch import Tensor
 
 from interp.lab import BigBird, Dilated, FixedBlocks, Longformer, Strided
-from interp.model.attend import attend, attend_pieces
-from interp.model.mask import Mask, Piece, Sparsity, pieces, visible
+from interp.model.attention import Mask, Piece, Sparsity, attend, attend_pieces, pieces, visible
 
 KINDS: tuple[Sparsity, ...] = (
     Longformer(128), Longformer(512), Longformer(2048), BigBird(64), BigBird(64, 9, 8, 2), FixedBlocks(128, 2),

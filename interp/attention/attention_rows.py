@@ -20,9 +20,8 @@ from torch import Tensor
 from interp.attention.heads import head_names
 from interp.core.boundary import public
 from interp.core.patterns import entropy
-from interp.core.precision import wide
 from interp.core.results import Score, scored
-from interp.core.stats import MaskedMeans, Moments, Partial
+from interp.core.stats import MaskedMeans, Moments, Partial, wide
 from interp.core.temperature import log_n_factor
 from interp.data.batch import Batch
 from interp.data.sources import Data

@@ -2,48 +2,248 @@
 
 Olsson et al. 2022 for repeats and copying, Wang et al. 2022 for names, Gould et al. 2023 for successors. Every pattern
 is reduced where it arises and dies with its layer.
+
+Rows of mixers whose weights may be negative and sum to anything (differential, lightning, pooling; a norm takes their
+size away) count as shares, so that scores of attention mass compare. At the end of indirect-object sentences ("When
+Mary and John went to the store, John gave a drink to", followed by the name that occurs once) name movers look at the
+receiver and write it, S-inhibition heads at the giver's second mention. A label counts when its scores stand clear of
+chance, and the most specific one is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from einops import reduce
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.attention.labels import labels
-from interp.attention.sentences import sentence_scores
-from interp.attention.shares import NO_SHARES, signed_shares, without_shares
 from interp.core.boundary import public
 from interp.core.patterns import SCORES, distance_kernel, even_attention, pattern_scores
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import Means, Moments
-from interp.data.batch import Batch
+from interp.core.stats import Means, Moments, Partial, Rows, wide
+from interp.data.batch import Batch, Text
 from interp.data.stream import prompt_source
-from interp.data.text import Text
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import Part
 from interp.model.sites import EMBEDDING_SITES
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Alone, Analysis, Question
+from interp.passes.analysis import Alone, Analysis, Askable, Question
 from interp.passes.edited import after_pattern, edits_at, inner_site, layer_of
 from interp.passes.observe import Model, Subject
+from interp.residual.attribution import Attribute
 from interp.residual.decomposition import IncompleteSumError, not_linear
-from interp.runs.run import answered, reduced_over
+from interp.runs.run import answered, reduced_over, run
 from interp.tasks import SHORT_SENTENCES, IndirectObjects, RepeatedTokens
-from interp.weights.copying import eigenvalue_scores
-from interp.weights.direct_copying import chance_copying, copying_scores
+from interp.tasks.indirect_objects import A_DRAW
+from interp.weights.copying import chance_copying, copying_scores, eigenvalue_scores
 from interp.weights.head_circuits import HeadCircuits
 from interp.weights.successor import known_sequences, successor_hits
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+NO_SHARES = "weights that are no shares count as a_ij / sum_j |a_ij|"
+"""What results say of `without_shares`."""
+
+
+def signed_shares(rows: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+    """a_ij / sum_j |a_ij|: the part of all that a query weighs, negative where it is subtracted; in [-1, 1].
+
+    Shares stay what they are (but attention of a row with a sink is brought to sum 1). A row of zeros stays that.
+    """
+    values = wide(rows)
+    total = values.abs().sum(-1, keepdim=True)
+    return values / total.masked_fill(total == 0, 1)
+
+
+def without_shares(config: ModelConfig) -> tuple[int, ...]:
+    """The layers whose weights may be negative or sum to anything."""
+    return tuple(layer for layer, mixer in enumerate(config.mixers) if not mixer.traits.distribution)
+
+
+def last_attention(config: ModelConfig, layer: int) -> Read:
+    """What the last query of a layer pays to each key `[b h k]`, as signed shares where weights are no shares."""
+    via = _last_shares if layer in without_shares(config) else _last
+    return Read(f"blocks.{layer}.attn.hook_pattern", via)
+
+
+def _last(pattern_bhqk: Tensor) -> Tensor:
+    return pattern_bhqk[:, :, -1]
+
+
+def _last_shares(pattern_bhqk: Tensor) -> Tensor:
+    return signed_shares(pattern_bhqk[:, :, -1])
+
+
+NONE = "none"
+"""The label of a head that no rule names."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A score that must stand clear of its null: the near end of its 95 % interval by at least `margin`."""
+
+    score: str
+    margin: float
+    """In the unit of the score; below the null if negative."""
+
+    def holds(self, table: "xr.Dataset") -> "xr.DataArray":
+        """Where `low - null >= margin`, or `high - null <= margin` for a negative margin; never without an interval."""
+        mine = table.sel(score=self.score)
+        away = mine["low" if self.margin >= 0 else "high"] - mine["null"]
+        return away >= self.margin if self.margin >= 0 else away <= self.margin
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A label and all the evidence it requires."""
+
+    label: str
+    evidence: tuple[Evidence, ...]
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("induction", (Evidence("induction", 0.25),)),
+    Rule("previous token", (Evidence("previous_token", 0.25),)),
+    Rule("duplicate token", (Evidence("duplicate_token", 0.25),)),
+    Rule("current token", (Evidence("current_token", 0.25),)),
+    Rule("name mover", (Evidence("name_mover", 0.25), Evidence("to_receiver", 0.05))),
+    Rule("s-inhibition", (Evidence("s_inhibition", 0.15),)),
+    Rule("successor", (Evidence("successor", 0.25),)),
+    Rule("anti-copying", (Evidence("copying", -0.05), Evidence("copying_weights", -0.25))),
+    Rule("copying", (Evidence("copying", 0.6), Evidence("copying_weights", 0.25))),
+    Rule("first token", (Evidence("first_token", 0.45),)),
+    Rule("local", (Evidence("local", 0.35),)),
+)
+"""By priority: where a head looks on repeats, what it does in sentences, what its weights do, where it rests."""
+
+
+def labels(table: "xr.Dataset") -> "xr.DataArray":
+    """The first label of `RULES` whose evidence all holds `[layer, head]`, "none" where that is none of them.
+
+    Rules about scores that the table lacks are passed over. The margins are a quarter of the whole range for attention
+    on repeats (more for what is common: resting on the first token, or near; less for the names of a sentence, whose
+    nulls are paired), a quarter of a logit for names, and for copying a third of the way from chance to a perfect
+    copier, or to a perfect anti-copier. A label says where a head stands out, not that it does nothing else.
+    """
+    found = np.full((table.sizes["layer"], table.sizes["head"]), NONE, dtype=object)
+    for rule in reversed(RULES):
+        if all(e.score in table["score"].values for e in rule.evidence):
+            holds = [e.holds(table).transpose("layer", "head").to_numpy() for e in rule.evidence]
+            found[np.logical_and.reduce(holds)] = rule.label
+    first = table["value"].isel(score=0, drop=True).transpose("layer", "head")
+    return first.copy(data=found.astype(str))
+
+
+MENTIONS = ("receiver", "first_giver", "giver")
+"""The names of a sentence: the one that occurs once, and the first and second mention of the other."""
+
+
+def name_attention(config: ModelConfig) -> Analysis:
+    """Attention from the last position to each name; batches end in the last column, and name them as their answers."""
+    return Analysis(
+        name="name_attention",
+        reads=_last_rows(config),
+        compute=_name_masses,
+        reduction=Rows,
+        finish=partial(_name_table, config=config),
+    )
+
+
+def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
+    """Where each row of a batch mentions the names, in the order of `MENTIONS`.
+
+    Errors: ValueError for rows that do not end in the last column, or do not contain both names.
+    """
+    if batch.answer is None or batch.wrong is None or batch.documents is not None:
+        raise ValueError("name scores require batches of one text per row with both names as answers")
+    keep = batch.real
+    receiver, giver = (keep & (batch.tokens == name[:, None]) for name in (batch.answer, batch.wrong))
+    if not bool((receiver.any(1) & giver.any(1) & keep[:, -1]).all()):
+        raise ValueError("name scores require rows that contain both names and end in the last column")
+    count = giver.cumsum(1)
+    return torch.stack((receiver, giver & (count == 1), giver & (count == count[:, -1:])), 1)
+
+
+def sentence_scores(
+    model: Subject, sentences: tuple[Batch, Batch], batch_size: int, *, direct: bool = True
+) -> dict[str, tuple[Moments, Tensor]]:
+    """Of each head `[layer, head]`: the moments over draws (means of their four sentences) of each score, and its null.
+
+    to_receiver and to_giver are attention from the last token, to the receiver and to the giver's second mention. Null
+    of the first: attention to the giver's first mention, which stands in the same places as often. Null of the second:
+    attention to the same place where it holds a name not mentioned before.
+    name_mover is the direct effect on logit(receiver) - logit(giver) at frozen final norm, in logits; null 0, for roles
+    and names are balanced. s_inhibition = to_giver * (1 - |direct effect| / the largest of any head), per sentence; its
+    null is that of to_giver. Both are left out where logits are not linear in the stream, and with `direct=False`.
+    Weights that are no shares (differential attention) count as `signed_shares`.
+    """
+    said, unsaid = sentences
+    config = model.transformer.config
+    names = name_attention(config)
+    direct = direct and not_linear(config) is None
+    asked: list[Askable] = [replace(names, last_only=True), Attribute(parts="head")] if direct else [names]
+    sources = [
+        prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size) for batch in (said, unsaid)
+    ]
+    found = run(asked, model, sources[0])
+    other = run([names], model, sources[1])["name_attention"]
+    receiver, first, giver = (torch.from_numpy(found["name_attention"][name].values) for name in MENTIONS)
+    unmentioned = torch.from_numpy(other["giver"].values).mean(0)
+    scores = {
+        "to_receiver": (_over_draws(receiver), first.mean(0)),
+        "to_giver": (_over_draws(giver), unmentioned),
+    }
+    if direct:
+        effect = _direct_effects(found["attribute"], config)
+        largest = effect.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        share = effect.abs() / largest
+        scores["name_mover"] = (_over_draws(effect), torch.zeros_like(unmentioned))
+        scores["s_inhibition"] = (_over_draws(giver * (1 - share)), unmentioned)
+    return scores
+
+
+def _over_draws(rows: Float[Tensor, "b l h"]) -> Moments:
+    """The moments over draws: their sentences share names and frame, so that they are no independent examples."""
+    return Moments.of(reduce(rows, "(draw four) l h -> draw l h", "mean", four=A_DRAW))
+
+
+def _last_rows(config: ModelConfig) -> tuple[Read, ...]:
+    return tuple(last_attention(config, layer) for layer in range(config.n_layers))
+
+
+def _name_masses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    """Attention of the last query `[b l h]` to each name."""
+    masks = mention_masks(batch)
+    rows = torch.stack([trace[read] for read in _last_rows(model.config)], 1).to(torch.float64)
+    return {name: (rows * masks[:, i, None, None]).sum(-1) for i, name in enumerate(MENTIONS)}
+
+
+def _name_table(merged: Partial, config: ModelConfig) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    return labelled(
+        "name_attention",
+        {name: (("prompt", "layer", "head"), value) for name, value in merged.rows.items()},
+        coords={"layer": range(config.n_layers), "head": range(config.n_heads)},
+        units="attention mass from the last position",
+    )
+
+
+def _direct_effects(result: xr.Dataset, config: ModelConfig) -> Float[Tensor, "b l h"]:
+    """What each head adds to the logit difference of each sentence."""
+    names = [str(Part("head", layer, h)) for layer in range(config.n_layers) for h in range(config.n_heads)]
+    values = torch.from_numpy(result.value.sel(part=names).values).double()
+    return values.unflatten(1, (config.n_layers, config.n_heads))
+
 
 REPEATS = RepeatedTokens()
 """What heads are asked about unless told otherwise, beside `SHORT_SENTENCES`."""

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Literal
 from interp.causal.effects import Measured, Table, causal, dims_asked, listed, part_names, swept
 from interp.causal.stand_ins import StandIn, StandIns, check_left, completed, recorded
 from interp.core.boundary import public
-from interp.data.batch import Batch
+from interp.data.batch import Batch, Prompts, is_prompts
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.data.text import Prompts, is_prompts
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Mean, Resample, Set, Zero

@@ -20,10 +20,9 @@ from torch import Tensor
 from interp.causal.contrast import Contrast, Direction, Watched, paired, site_names
 from interp.causal.effects import Measured, Table, causal, dims_asked, site_coords, site_dims
 from interp.core.boundary import public
-from interp.core.precision import wide
-from interp.data.batch import Batch
+from interp.core.stats import wide
+from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
-from interp.data.text import Prompts
 from interp.model import sites
 from interp.model.edits import Edit
 from interp.model.sites import DIMS

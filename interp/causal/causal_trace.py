@@ -26,22 +26,19 @@ from torch import Tensor
 from interp.causal.effects import SIGN, moments_of
 from interp.causal.spans import ROLES, Where, roles, spans, within
 from interp.core.boundary import public
-from interp.core.precision import wide
 from interp.core.results import labelled
-from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows
-from interp.data.batch import Batch
+from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows, wide
+from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.data.text import Answers, Text
+from interp.model.attention import picked
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
-from interp.model.mask import picked
 from interp.model.parts import Part
 from interp.model.sites import find
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, NotFiniteError, Question
-from interp.passes.answers import Posed
+from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
 from interp.passes.metrics import LogitFunction, Metric, Outcome, answer_probability, as_metric
 from interp.passes.observe import Model, Subject, observe, text_of
 from interp.passes.sweep import Sweep, Swept

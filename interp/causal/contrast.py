@@ -11,13 +11,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.data.batch import Batch
+from interp.data.batch import Batch, Prompts, Text, is_prompts
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
-from interp.data.text import Prompts, Text, is_prompts
 from interp.model import sites
+from interp.model.attention import picked
 from interp.model.config import ModelConfig
-from interp.model.mask import picked
 from interp.model.tap import Edit, Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import Metric, Outcome

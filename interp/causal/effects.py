@@ -17,19 +17,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.causal.graph import EdgeGraph
-from interp.core.boundary import public
+from interp.core.boundary import nearest, public, shape_text
 from interp.core.results import labelled
-from interp.core.shapes import nearest, shape_text
 from interp.core.stats import Means, Moments, Partial, Rows
-from interp.data.batch import Batch
-from interp.data.text import Text
+from interp.data.batch import Batch, Text
 from interp.model.config import ModelConfig
 from interp.model.parts import KINDS, Named, Part, axis_size, is_part
 from interp.model.sites import DIMS, axes_of
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, NotFiniteError
-from interp.passes.answers import Posed
+from interp.passes.analysis import Analysis, NotFiniteError, Posed
 from interp.passes.metrics import Metric
 from interp.passes.observe import Subject
 from interp.passes.sweep import Sweep, Swept

@@ -21,8 +21,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.shapes import nearest
+from interp.core.boundary import nearest, public
 from interp.model.config import ModelConfig
 from interp.model.parts import Edge, Part
 

@@ -19,11 +19,9 @@ from torch import Tensor
 
 from interp.causal.contrast import Contrast, Direction, Watched, paired, site_names
 from interp.causal.effects import Measured, Table, causal, dims_asked, site_coords, site_dims
-from interp.core.boundary import public
-from interp.core.shapes import nearest
-from interp.data.batch import Batch
+from interp.core.boundary import nearest, public
+from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
-from interp.data.text import Prompts
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set

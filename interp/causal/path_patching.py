@@ -20,11 +20,9 @@ from torch import Tensor
 from interp.causal.contrast import Contrast, Direction, Watched, paired
 from interp.causal.effects import Measured, Table, causal, dims_asked, listed
 from interp.causal.graph import LOGITS, EdgeGraph, reads_by_qkv
-from interp.core.boundary import public
-from interp.core.shapes import nearest
-from interp.data.batch import Batch
+from interp.core.boundary import nearest, public
+from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
-from interp.data.text import Prompts
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
 from interp.model.parts import Named, Part, as_part

@@ -14,10 +14,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.shapes import shape_text
-from interp.data.batch import Batch
-from interp.data.text import Text, Tokenizer
+from interp.core.boundary import public, shape_text
+from interp.data.batch import Batch, Text, Tokenizer
 
 ROLES = ("first subject", "middle subject", "last subject", "first after", "further", "last token")
 """The tokens of a question as Meng et al. 2022 average over them; each has at most one role, the later one here.

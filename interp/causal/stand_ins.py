@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.precision import wide
+from interp.core.stats import wide
 from interp.data.batch import Batch
 from interp.model.edits import Mean, Resample, Zero
 from interp.model.tap import Read

@@ -30,12 +30,11 @@ from interp.circuits.discovery import backwards
 from interp.circuits.edge_circuit import Circuit, connected
 from interp.circuits.edge_rankings import Rank, largest, resampled, worth
 from interp.circuits.interchange import CircuitPasses, Replacement, masks_of, reference_of
-from interp.core.boundary import public
-from interp.core.kinds import Seed
+from interp.core.boundary import Seed, public
 from interp.core.results import Score, check_result, scored
 from interp.core.stats import Partial, Rows
+from interp.data.batch import Prompts
 from interp.data.sources import Data
-from interp.data.text import Prompts
 from interp.model.edits import Edit
 from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric

@@ -23,8 +23,8 @@ from interp.circuits.edge_rankings import largest
 from interp.circuits.interchange import Interchange, Replacement, reference_of
 from interp.core.boundary import public
 from interp.core.stats import Partial
+from interp.data.batch import Prompts
 from interp.data.sources import Data
-from interp.data.text import Prompts
 from interp.model.edits import Edit
 from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric

@@ -22,9 +22,8 @@ from interp.causal.effects import Measured, Table, causal
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_scores import START, Change, Gradients, check_edits, edge_scores
 from interp.core.boundary import public
-from interp.data.batch import Batch
+from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
-from interp.data.text import Prompts
 from interp.model.edits import Edit
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer

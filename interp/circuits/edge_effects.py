@@ -18,10 +18,9 @@ from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_scores import Change, check_edits
 from interp.circuits.interchange import inputs
 from interp.core.boundary import public
-from interp.core.precision import wide
-from interp.data.batch import Batch
+from interp.core.stats import wide
+from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
-from interp.data.text import Prompts
 from interp.model.edits import Edit, Set
 from interp.model.tap import Read
 from interp.model.transformer import Transformer

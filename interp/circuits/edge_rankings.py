@@ -12,8 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.causal.effects import EDGE_DIMS, ranks
-from interp.core.boundary import public
-from interp.core.kinds import Seed
+from interp.core.boundary import Seed, public
 from interp.core.results import Score, check_result, labelled, scored
 from interp.model.parts import Edge
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.causal.graph import EdgeGraph
-from interp.core.precision import wide
+from interp.core.stats import wide
 from interp.model.edits import Add
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace

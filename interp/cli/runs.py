@@ -194,7 +194,7 @@ def _records(root: Path) -> tuple[list["Record"], list[str]]:
 
 def _found(name: str, root: Path) -> Path:
     """The folder of a run, by path, by the beginning of its name, or the last one; ValueError naming the candidates."""
-    from interp.core.shapes import nearest
+    from interp.core.boundary import nearest
 
     if Path(name).is_dir():
         return Path(name)

@@ -11,6 +11,7 @@ from torch import Tensor
 from interp.compat import hooked_layout
 from interp.core.boundary import public
 from interp.hooked import HookedTransformer
+from interp.model.block import Experts
 from interp.model.config import (
     MLP,
     Alibi,
@@ -28,7 +29,6 @@ from interp.model.config import (
     UsualBlock,
     YarnScaling,
 )
-from interp.model.mlp import Experts
 from interp.model.norm import Normalize
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from einops import rearrange
 from torch import Tensor
 
-from interp.core.shapes import shape_text
+from interp.core.boundary import shape_text
 from interp.families.spec import Family, Rule, Settings, transposed
 from interp.model.config import MLP, Alibi, LayerNorm, Learned, ModelConfig, MoE, NoNorm
 

@@ -18,7 +18,44 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import islice
 from typing import Annotated, Literal, ParamSpec, TypeGuard, TypeVar, get_args, get_origin
 
-from interp.core.shapes import nearest, shape_text
+import torch
+
+AXES: dict[str, str] = {
+    "b": "batch row",
+    "p": "position",
+    "q": "query position",
+    "k": "key position",
+    "h": "query head",
+    "g": "key/value head",
+    "d": "residual stream",
+    "e": "per-head width",
+    "m": "MLP neuron",
+    "v": "vocabulary",
+    "l": "layer",
+    "c": "component",
+    "s": "source position",
+    "x": "expert",
+    "1": "kept for broadcasting",
+}
+
+
+def describe(axes: str) -> str:
+    """Words for an axis string: `"b q h"` -> `"[batch row, query position, query head]"`."""
+    return "[" + ", ".join(AXES[a] for a in axes.split()) + "]"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape as people write it, `[2, 7, 64]`, whatever sequence type it arrived in."""
+    return "[" + ", ".join(str(int(n)) for n in shape) + "]"
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
+    """A readable hint, `"nearest: a, b"`, of the known names closest to `name`; empty if none is close."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.4)
+    return f"nearest: {', '.join(close)}" if close else "no name is close"
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -431,3 +468,25 @@ def _instead_of_text(what: str, value: str, options: Sequence[object], allowed: 
     if any(get_args(each) and not _allows_text(each) and "str" in said(each) for each in options):
         return f": write {what.rpartition(' ')[2]}=({value!r},)"
     return ""
+
+
+def _no_device(given: object) -> str | None:
+    """None for a device or its name."""
+    if isinstance(given, torch.device):
+        return None
+    if not isinstance(given, str):
+        return ""
+    try:
+        torch.device(given)
+    except RuntimeError:
+        return ""
+    return None
+
+
+def _no_seed(given: object) -> str | None:
+    """None for a whole number that is not negative."""
+    return None if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else ""
+
+
+Device = Annotated[torch.device | str, Required("a device such as 'cpu' or 'cuda:1'", _no_device)]
+Seed = Annotated[int, Required("a whole number from 0 on", _no_seed)]

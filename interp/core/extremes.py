@@ -12,8 +12,8 @@ from einops import rearrange
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from interp.core.boundary import shape_text
 from interp.core.named import named
-from interp.core.shapes import shape_text
 
 
 @dataclass(frozen=True)

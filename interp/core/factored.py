@@ -8,8 +8,8 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from interp.core import tiles
-from interp.core.precision import wide
-from interp.core.shapes import shape_text
+from interp.core.boundary import shape_text
+from interp.core.stats import wide
 from interp.core.viewer import Viewable
 
 Index = int | slice | Tensor | list[int]

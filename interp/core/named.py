@@ -7,7 +7,7 @@ from typing import TypeVar
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from interp.core.shapes import nearest, shape_text
+from interp.core.boundary import nearest, shape_text
 from interp.core.stats import Partial, Reduction, joined
 
 Value = TypeVar("Value")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.precision import wide
+from interp.core.stats import wide
 
 REPEAT_SCORES = ("previous_token", "duplicate_token", "induction")
 SCORES = (*REPEAT_SCORES, "current_token", "first_token", "local", "entropy")

@@ -16,9 +16,8 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.resampling import signs, uniforms
-from interp.core.shapes import shape_text
+from interp.core.boundary import public, shape_text
+from interp.core.stats import signs, uniforms
 
 ENTRIES = 2**22
 """Labels and statistics held at a time: about 0.2 GiB with what drawing them takes."""

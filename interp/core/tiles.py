@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.precision import wide
-from interp.core.shapes import shape_text
+from interp.core.boundary import shape_text
+from interp.core.stats import wide
 
 TILE = 2**24
 """Entries of a run of whole rows, and of a square block on an accelerator: 64 MiB in float32."""

@@ -8,8 +8,7 @@ from functools import cached_property
 
 from interp.core.boundary import public
 from interp.data.batch import Batch
-from interp.data.rows import Example, Rejected, Row, digest_of
-from interp.data.sources import Data, Source, open_source
+from interp.data.sources import Data, Example, Rejected, Row, Source, digest_of, open_source
 
 
 @public()

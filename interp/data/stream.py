@@ -19,11 +19,9 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 
 from interp.core.boundary import public
-from interp.data.batch import Batch, counted
+from interp.data.batch import Batch, Text, counted, is_prompts
 from interp.data.pairs import Pairs
-from interp.data.rows import Example, Plain, Rejected, Row
-from interp.data.sources import Data, Source, open_source
-from interp.data.text import Text, is_prompts
+from interp.data.sources import Data, Example, Plain, Rejected, Row, Source, open_source
 from interp.model.config import Json
 
 TooLong = Literal["set_aside", "truncate", "split"]

@@ -17,11 +17,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.precision import wide
+from interp.core.boundary import public, shape_text
 from interp.core.results import Score, scored
-from interp.core.shapes import shape_text
-from interp.core.stats import Means, Partial
+from interp.core.stats import Means, Partial, wide
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource

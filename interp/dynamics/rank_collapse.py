@@ -17,11 +17,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.precision import wide
+from interp.core.boundary import nearest, public
 from interp.core.results import labelled
-from interp.core.shapes import nearest
-from interp.core.stats import Means, Partial
+from interp.core.stats import Means, Partial, wide
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource

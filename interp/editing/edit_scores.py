@@ -25,12 +25,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.boundary import public
-from interp.core.intervals import wilson
 from interp.core.results import labelled
-from interp.core.stats import Moments, Rows
-from interp.data.batch import Batch
+from interp.core.stats import Moments, Rows, wilson
+from interp.data.batch import Batch, Prompts
 from interp.data.stream import DataSource, prompt_source
-from interp.data.text import Prompts
 from interp.editing.weight_edit import WeightEdit
 from interp.model.loss import next_token_loss, predicted
 from interp.model.tap import Trace

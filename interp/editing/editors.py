@@ -17,9 +17,8 @@ from torch.func import functional_call
 
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
-from interp.core.precision import wide
-from interp.data.batch import Batch
-from interp.data.text import Answers, Prompts
+from interp.core.stats import wide
+from interp.data.batch import Answers, Batch, Prompts
 from interp.editing.weight_edit import WeightEdit, changed
 from interp.lenses.factors import answer_loss, factors
 from interp.model.tap import Read

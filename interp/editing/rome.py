@@ -16,14 +16,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import public, shape_text
 from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
-from interp.core.shapes import shape_text
-from interp.data.batch import Batch
+from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
-from interp.data.text import Text
 from interp.editing.editors import entering, posed
 from interp.editing.weight_edit import WeightEdit
 from interp.model.edits import Edit

@@ -16,11 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
 
-from interp.core.boundary import public, shown
+from interp.core.boundary import public, shape_text, shown
 from interp.core.factored import FactoredMatrix
-from interp.core.precision import wide
-from interp.core.shapes import shape_text
-from interp.data.text import Prompts
+from interp.core.stats import wide
+from interp.data.batch import Prompts
 from interp.editing.editors import FineTuning
 from interp.editing.weight_edit import WeightEdit, changed
 from interp.passes.observe import Model, as_model, as_network

@@ -17,10 +17,9 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.core.boundary import public
+from interp.core.boundary import public, shape_text
 from interp.core.factored import FactoredMatrix
-from interp.core.precision import wide
-from interp.core.shapes import shape_text
+from interp.core.stats import wide
 from interp.model.edits import Edit
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, as_network

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from interp.core.shapes import nearest
+from interp.core.boundary import nearest
 from interp.families.fill import Plan, fill, plan
 from interp.families.spec import AnyFamily, Rule
 from interp.families.stored import Tensors, equal

@@ -15,7 +15,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from interp.core.shapes import shape_text
+from interp.core.boundary import shape_text
 from interp.families.spec import Layout, Rule, same
 from interp.families.stored import Tensors, row_slices
 from interp.model.config import ModelConfig

@@ -13,10 +13,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from interp.core.boundary import public
-from interp.core.kinds import Device
+from interp.core.boundary import Device, nearest, public
 from interp.core.results import write_atomically
-from interp.core.shapes import nearest
 from interp.families import (
     bart,
     bert,

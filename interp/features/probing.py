@@ -16,12 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.intervals import wilson
-from interp.core.kinds import Seed
+from interp.core.boundary import Seed, describe, public
 from interp.core.results import Score, scored
-from interp.core.shapes import describe
-from interp.core.stats import Partial, Rows
+from interp.core.stats import Partial, Rows, wilson
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource

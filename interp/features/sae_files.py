@@ -14,10 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.kinds import Device
+from interp.core.boundary import Device, nearest, public
 from interp.core.results import write_atomically
-from interp.core.shapes import nearest
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK
 from interp.model.config import Json
 

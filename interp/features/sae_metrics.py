@@ -17,10 +17,9 @@ from torch import Tensor
 
 from interp.core.boundary import public, shown
 from interp.core.covariance import Covariance, Covariances
-from interp.core.intervals import t95
 from interp.core.named import Parts, Several
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import Partial
+from interp.core.stats import Partial, t95
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source

@@ -15,10 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.boundary import public
-from interp.core.kinds import Device
+from interp.core.boundary import Device, public, shape_text
 from interp.core.results import labelled
-from interp.core.shapes import shape_text
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK, step
 
 if TYPE_CHECKING:

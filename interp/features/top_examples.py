@@ -20,15 +20,13 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.contexts import Examples, InContext, absent
 from interp.core.extremes import TopRows
-from interp.core.intervals import t95
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, check_result, scored
 from interp.core.sketches import Histogram, quantiles
-from interp.core.stats import Means, Partial, Reduction
-from interp.data.batch import Batch
+from interp.core.stats import Means, Partial, Reduction, t95
+from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.data.text import Text
 from interp.features.sae import SAE
 from interp.features.sae_metrics import counted_tokens
 from interp.model.edits import Edit

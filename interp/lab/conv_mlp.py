@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from interp.model.attention import Pass
+from interp.model.attention import Pass, picked
+from interp.model.block import NEURONS, NEXT_ROW
 from interp.model.config import ModelConfig
-from interp.model.mask import picked
-from interp.model.mlp import NEURONS, NEXT_ROW
 from interp.model.records import AnyMLP, at_least_one, requires
 from interp.model.sites import Site
 from interp.model.tap import Scope, at

@@ -11,10 +11,8 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.model.attend import attend, hidden_scores, row_softmax
-from interp.model.attention import Attention, Pass, View
+from interp.model.attention import Attention, Mask, Pass, View, attend, hidden_scores, picked, row_softmax
 from interp.model.config import ModelConfig, RMSNorm, Rotary
-from interp.model.mask import Mask, picked
 from interp.model.norm import HeadNorm
 from interp.model.position import Rotation
 from interp.model.records import Mixer, Traits, requires

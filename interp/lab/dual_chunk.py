@@ -9,10 +9,8 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.model.attend import attend, attend_scores
-from interp.model.attention import Attention, Pass, View
+from interp.model.attention import Attention, Mask, Pass, View, attend, attend_scores, picked
 from interp.model.config import DynamicScaling, LongScaling, ModelConfig, Rotary
-from interp.model.mask import Mask, picked
 from interp.model.position import Rotation
 from interp.model.records import Mixer, Traits, requires
 from interp.model.sites import Site

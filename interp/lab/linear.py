@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.model.attention import Attention, Pass
+from interp.model.attention import Attention, Mask, Pass, picked
 from interp.model.config import ModelConfig
-from interp.model.mask import Mask, picked
 from interp.model.norm import Normalize
 from interp.model.records import Mixer, Traits, at_least_one, one_of
 from interp.model.tap import Scope, at

@@ -15,9 +15,8 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Pass
+from interp.model.attention import Attention, Pass, picked
 from interp.model.config import ModelConfig
-from interp.model.mask import picked
 from interp.model.norm import Normalize
 from interp.model.records import Mixer, Traits, at_least_one, one_of
 from interp.model.sites import GATE, Site

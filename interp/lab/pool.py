@@ -12,9 +12,8 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Pass
+from interp.model.attention import Attention, Mask, Pass
 from interp.model.config import ModelConfig
-from interp.model.mask import Mask
 from interp.model.norm import Normalize
 from interp.model.records import Mixer, Traits, requires
 from interp.model.tap import Scope, at

@@ -10,9 +10,8 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Pass
+from interp.model.attention import Attention, Mask, Pass, picked
 from interp.model.config import ModelConfig
-from interp.model.mask import Mask, picked
 from interp.model.norm import Normalize
 from interp.model.records import Mixer, Traits, at_least_one, requires
 from interp.model.tap import Scope, at

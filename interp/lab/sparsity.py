@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from interp.model.mask import Sparsity
+from interp.model.attention import Sparsity
 from interp.model.records import at_least_one
 
 Ints = Int[Tensor, "..."]

@@ -11,10 +11,8 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.model.attend import attend_scores
-from interp.model.attention import Attention, Pass, View
+from interp.model.attention import Attention, Mask, Pass, View, attend_scores, picked
 from interp.model.config import ModelConfig
-from interp.model.mask import Mask, picked
 from interp.model.norm import Normalize
 from interp.model.records import Mixer, Traits, one_of
 from interp.model.tap import Scope, at

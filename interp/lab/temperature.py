@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.temperature import adaptive_temperature, log_n_factor
-from interp.model.mask import Mask
+from interp.model.attention import Mask
 from interp.model.softmax import Temperature
 
 

@@ -21,14 +21,12 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
-from interp.core.precision import wide
 from interp.core.results import labelled
-from interp.core.stats import Partial, Rows
+from interp.core.stats import Partial, Rows, wide
 from interp.core.tiles import row_tiles
-from interp.data.batch import Batch
+from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.data.text import Answers, Text
 from interp.lenses.factors import (
     WRITERS,
     GradientFactors,
@@ -44,8 +42,7 @@ from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis, Question
-from interp.passes.answers import Posed
+from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject
 from interp.runs.run import answered
 

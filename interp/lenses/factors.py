@@ -19,21 +19,17 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
 
-from interp.core.boundary import public
-from interp.core.precision import wide
-from interp.core.shapes import nearest
-from interp.core.stats import Rows
-from interp.data.batch import Batch
+from interp.core.boundary import nearest, public
+from interp.core.stats import Rows, wide
+from interp.data.batch import Answers, Batch, Prompts
 from interp.data.stream import prompt_source
-from interp.data.text import Answers, Prompts
 from interp.model.config import MLP, ModelConfig
 from interp.model.edits import Add, Edit
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis
-from interp.passes.answers import Posed
+from interp.passes.analysis import Analysis, Posed
 from interp.passes.frozen import gradient_before, output_norm
 from interp.passes.observe import Model, Objective, as_model, observe
 from interp.runs.run import reduced_over

@@ -9,7 +9,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.precision import wide
+from interp.core.stats import wide
 from interp.model.weights import Weights
 from interp.passes.observe import Model, as_model
 from interp.residual.decomposition import not_linear

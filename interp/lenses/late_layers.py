@@ -16,15 +16,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.attention.shares import last_attention
+from interp.attention.heads import last_attention
 from interp.core.boundary import public
-from interp.core.precision import wide
 from interp.core.results import Score, scored
-from interp.core.stats import Means, Moments, Partial
-from interp.data.batch import Batch
+from interp.core.stats import Means, Moments, Partial, wide
+from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
-from interp.data.text import Answers
 from interp.lenses.lens import CHUNK
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Zero
@@ -33,8 +31,7 @@ from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis, Question
-from interp.passes.answers import Posed
+from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.sweep import Sweep

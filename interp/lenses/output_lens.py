@@ -21,10 +21,9 @@ from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
 from interp.core.tiles import row_tiles
-from interp.data.batch import Batch
+from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.data.text import Answers, Text
 from interp.lenses.lens import targets
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
@@ -32,8 +31,7 @@ from interp.model.parts import Named, Part
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis, Question
-from interp.passes.answers import Posed
+from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject
 from interp.residual.decomposition import not_linear
 from interp.residual.written import as_writer, check_arrives, reads_of, written_by

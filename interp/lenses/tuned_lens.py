@@ -19,12 +19,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.boundary import public, shown
-from interp.core.precision import wide
 from interp.core.results import write_atomically
-from interp.data.batch import Batch
+from interp.core.stats import wide
+from interp.data.batch import Batch, is_prompts
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source, windows_of
-from interp.data.text import is_prompts
 from interp.lenses.lens import CHUNK, lens_sites
 from interp.model.edits import Edit
 from interp.model.sites import final_stream

@@ -6,8 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from interp.model.block import UsualBlock
-from interp.model.mlp import MLP, Activation, MoE
+from interp.model.block import MLP, Activation, MoE, UsualBlock
 from interp.model.norm import LayerNorm, NoNorm, Norm, NormPlace, RMSNorm
 from interp.model.position import (
     Alibi,
@@ -249,6 +248,11 @@ class ModelConfig(Record):
     def normed(self) -> bool:
         """Whether there are norms."""
         return not isinstance(self.norm, NoNorm)
+
+    @property
+    def mlp_width(self) -> int:
+        """Columns that the matrices of one token's MLP have together; 0 without MLP."""
+        return 0 if self.mlp is None else self.mlp.width
 
     @property
     def head_width(self) -> int:

@@ -17,9 +17,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from interp.core.boundary import public, shown
-from interp.core.precision import wide
-from interp.core.shapes import describe, nearest, shape_text
+from interp.core.boundary import describe, nearest, public, shape_text, shown
+from interp.core.stats import wide
 from interp.model import sites
 from interp.model.parts import Part
 

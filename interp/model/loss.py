@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.shapes import shape_text
+from interp.core.boundary import public, shape_text
 from interp.model.transformer import Transformer
 
 IGNORED = -100

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, SupportsIndex, TypeGuard
 
-from interp.core.boundary import Required
-from interp.core.shapes import nearest
+from interp.core.boundary import Required, nearest
 from interp.model import sites
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.core.shapes import nearest
+from interp.core.boundary import nearest
 
 if TYPE_CHECKING:
     from interp.model.attention import Attention

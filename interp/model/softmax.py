@@ -12,9 +12,20 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from interp.model.attend import attend_pieces, hidden_scores, row_softmax
-from interp.model.attention import Attention, Pass, View
-from interp.model.mask import Mask, Piece, Sparsity, picked, pieces, visible
+from interp.model.attention import (
+    Attention,
+    Mask,
+    Pass,
+    Piece,
+    Sparsity,
+    View,
+    attend_pieces,
+    hidden_scores,
+    picked,
+    pieces,
+    row_softmax,
+    visible,
+)
 from interp.model.records import Mixer, Record, Traits, one_of, requires
 from interp.model.sites import Site
 from interp.model.tap import Scope, at

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.shapes import nearest
+from interp.core.boundary import nearest, public
 from interp.model import sites
 from interp.model.edits import ANSWERS, Span, edited
 from interp.model.edits import Edit as Edit

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from interp.core.factored import FactoredMatrix
 from interp.model.attention import Attention
+from interp.model.block import FeedForward
 from interp.model.config import MLP, Learned
-from interp.model.mlp import FeedForward
 from interp.model.transformer import Transformer
 
 

@@ -1,4 +1,7 @@
-"""A question as data: what it reads or runs, how rows combine, how the result is labelled; many share one pass."""
+"""A question as data: what it reads or runs, how rows combine, how the result is labelled; many share one pass.
+
+The answers that it asks for are tokens, handed to every batch by the number of its rows (`Posed`).
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,73 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from interp.core.boundary import check_fields
 from interp.core.stats import Partial, Reduction
-from interp.data.batch import Batch
+from interp.data.batch import Answers, Batch, Text
 from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.answers import Posed
 from interp.passes.observe import Subject, deepest, observe
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+@dataclass(frozen=True, eq=False)
+class Posed:
+    """The right next token of each prompt, and the one it is contrasted with: one for all, or one per prompt."""
+
+    answer: Int[Tensor, "n"]
+    wrong: Int[Tensor, "n"] | None = None
+
+    @classmethod
+    def of(cls, text: Text, answer: Answers | None, wrong: Answers | None = None) -> "Posed | None":
+        """The answers as ids; None where a question brings none, so that the data must.
+
+        Errors: ValueError for texts of several tokens, ids outside the vocabulary, or answers and wrong ones of
+        different numbers.
+        """
+        if answer is None:
+            if wrong is not None:
+                raise ValueError(
+                    "a wrong answer is contrasted with a right one: `answer` is required, got none"
+                )
+            return None
+        first = text.tokens(answer)
+        second = None if wrong is None else text.tokens(wrong)
+        if second is not None and len(first) != len(second) and 1 not in (len(first), len(second)):
+            raise ValueError(
+                f"as many wrong answers as answers are required, got {len(second)} for {len(first)}"
+            )
+        return cls(first, second)
+
+    @property
+    def rows(self) -> int | None:
+        """How many prompts the answers are for; None for any number."""
+        count = max(len(self.answer), 1 if self.wrong is None else len(self.wrong))
+        return None if count == 1 else count
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch with the answers of its rows. ValueError for a row that has none."""
+        answer, wrong = (None if x is None else _of_rows(x, batch) for x in (self.answer, self.wrong))
+        assert answer is not None
+        return batch.with_answers(answer, wrong)
+
+
+def _of_rows(tokens: Int[Tensor, "n"], batch: Batch) -> Int[Tensor, "b"]:
+    """The token of each row of a batch."""
+    device = batch.tokens.device
+    if len(tokens) == 1:
+        return tokens.to(device).expand(len(batch))
+    rows = torch.arange(len(batch)) if batch.row is None else batch.row.cpu()
+    if int(rows.max()) >= len(tokens):
+        raise ValueError(f"one answer per prompt is required, got {len(tokens)} for prompt {int(rows.max())}")
+    return tokens[rows].to(device)
+
 
 Values = Mapping[str, Mapping[str, Tensor]]
 """What every analysis computed, by its name: one entry per row in the first axis of each tensor."""

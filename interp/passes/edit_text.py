@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.shapes import nearest
+from interp.core.boundary import nearest, public
 from interp.model.edits import (
     Add,
     Change,

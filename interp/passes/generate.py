@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.precision import wide
-from interp.data.batch import Batch
-from interp.data.text import Text, Tokenizer
+from interp.core.stats import wide
+from interp.data.batch import Batch, Text, Tokenizer
 from interp.model.config import ModelConfig
 from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.kv_cache import KVCache

@@ -24,7 +24,6 @@ from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Questions
 from interp.passes.observe import observe
-from interp.passes.plan import mlp_width
 from interp.passes.together import least
 
 SHARE, HOST_SHARE = 0.6, 0.25
@@ -241,7 +240,7 @@ def tile_floats(device: torch.device) -> int:
 def bytes_per_token(config: ModelConfig, columns: int, item: int, *, explicit: bool) -> int:
     """Upper estimate of what one token of a sweep holds at once; `explicit`: attention patterns included."""
     heads = config.head_width * (config.n_heads + 2 * config.kv_heads)
-    widest = 5 * config.d_model + max(2 * heads, 3 * mlp_width(config) // 2)
+    widest = 5 * config.d_model + max(2 * heads, 3 * config.mlp_width // 2)
     kept = 4 * config.kv_heads * config.head_width
     patterns = 3 * config.n_heads * columns if explicit else 0
     return item * (widest + kept + patterns)

@@ -16,11 +16,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import Required, public
-from interp.core.precision import wide
-from interp.core.shapes import shape_text
-from interp.data.batch import Batch
-from interp.data.text import Answers, Text
+from interp.core.boundary import Required, public, shape_text
+from interp.core.stats import wide
+from interp.data.batch import Answers, Batch, Text
 from interp.model.transformer import Transformer
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.precision import wide
+from interp.core.stats import wide
 from interp.data.batch import Batch
 
 

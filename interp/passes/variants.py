@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.shapes import describe, shape_text
+from interp.core.boundary import describe, public, shape_text
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import COLUMNS, Change, Edit, Mean, Ready, Resample, Set, Swap

@@ -8,8 +8,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.shapes import shape_text
+from interp.core.boundary import public, shape_text
 from interp.plot.canvas import Scale, axes, heat_map, name_cells, printable
 
 

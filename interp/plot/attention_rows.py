@@ -8,8 +8,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from interp.core.boundary import public
-from interp.core.shapes import nearest
+from interp.core.boundary import nearest, public
 from interp.model.parts import Named, Part
 from interp.plot.canvas import MASS, Scale, axes, curve, head_map, legend
 

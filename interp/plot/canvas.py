@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from interp.core.shapes import nearest, shape_text
+from interp.core.boundary import nearest, shape_text
 
 MASS = "Blues"
 """Colour map of probabilities and attention."""

@@ -9,8 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
-from interp.core.boundary import public
-from interp.core.shapes import nearest
+from interp.core.boundary import nearest, public
 from interp.plot.canvas import Scale, annotate, axes, curve, heat_map, legend, name_cells, printable
 
 ANNOTATED = 12

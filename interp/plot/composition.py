@@ -10,8 +10,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from interp.core.boundary import public
-from interp.core.shapes import nearest
+from interp.core.boundary import nearest, public
 from interp.plot.canvas import MASS, Scale, axes, heat_map, name_cells
 
 UNITS = {

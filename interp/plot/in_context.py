@@ -8,8 +8,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
-from interp.core.boundary import public
-from interp.core.shapes import nearest
+from interp.core.boundary import nearest, public
 from interp.model.parts import Part
 from interp.plot.canvas import Scale, axes, curve, legend
 

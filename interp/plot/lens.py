@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import xarray as xr
 from matplotlib.axes import Axes
 
-from interp.core.boundary import public
-from interp.core.shapes import nearest
+from interp.core.boundary import nearest, public
 from interp.plot.canvas import (
     Scale,
     annotate,

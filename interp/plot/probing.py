@@ -7,8 +7,7 @@ import xarray as xr
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from interp.core.boundary import public
-from interp.core.shapes import nearest
+from interp.core.boundary import nearest, public
 from interp.plot.canvas import axes, legend
 
 WORDS = {

@@ -7,9 +7,8 @@ import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from interp.core.boundary import public
+from interp.core.boundary import nearest, public, shape_text
 from interp.core.factored import FactoredMatrix
-from interp.core.shapes import nearest, shape_text
 from interp.model.parts import Part
 from interp.plot.canvas import Scale, annotate, axes, heat_map, legend, name_cells, numbers
 

@@ -9,7 +9,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.shapes import nearest, shape_text
+from interp.core.boundary import nearest, shape_text
 from interp.core.viewer import Shown, fitted
 from interp.model.parts import Part
 from interp.model.sites import full_name

@@ -18,14 +18,12 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import public, shape_text
 from interp.core.results import labelled
-from interp.core.shapes import shape_text
 from interp.core.stats import Partial, Rows
-from interp.data.batch import Batch
+from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.data.text import Answers
 from interp.model.config import MLP, MLPS, LayerNorm, ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import Part
@@ -34,8 +32,7 @@ from interp.model.sites import embedding_parts, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis, Question
-from interp.passes.answers import Posed
+from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.edited import edits_at, layer_of
 from interp.passes.frozen import (
     SUM_NORMS,

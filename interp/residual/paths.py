@@ -28,13 +28,11 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
-from interp.core.precision import wide
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import Means, Partial, Rows
-from interp.data.batch import Batch
+from interp.core.stats import Means, Partial, Rows, wide
+from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.data.text import Answers, Text
 from interp.model.config import FullSoftmax, ModelConfig
 from interp.model.edits import Edit, Scale, Span, Zero, edited
 from interp.model.loss import next_token_loss, predicted
@@ -44,8 +42,7 @@ from interp.model.sites import final_stream, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights
-from interp.passes.analysis import Analysis, Question
-from interp.passes.answers import Posed
+from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.frozen import FrozenNorm, final_norm, input_norm, output_norm, sum_norm
 from interp.passes.observe import Model, Subject
 from interp.residual.decomposition import REMAINDER, check_sum, logit_direction

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.precision import wide
+from interp.core.stats import wide
 from interp.model.config import MLP, MLPS, ModelConfig
 from interp.model.edits import Add
 from interp.model.parts import Named, Part, as_part

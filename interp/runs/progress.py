@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.merging import MergeTree
+from interp.core.results import MergeTree
 from interp.core.stats import Means, Partial, Reduction
-from interp.data.rows import Rejected
+from interp.data.sources import Rejected
 from interp.model.config import Json
 from interp.passes.analysis import merged
 

@@ -19,8 +19,7 @@ from interp.model.transformer import Transformer
 from interp.passes.analysis import Questions
 from interp.runs.journal import packed_done, unpacked_done
 from interp.runs.progress import Done
-from interp.runs.work import Worker
-from interp.runs.workers import shareable
+from interp.runs.workers import Worker, shareable
 
 READERS = 1.0
 """CPUs left to Ray's own tasks: actors on every CPU would wait for their input for ever."""

@@ -21,8 +21,7 @@ from interp.core.boundary import public, shown
 from interp.core.stats import Bootstrap, Means, Partial, Rows
 from interp.core.viewer import Shown
 from interp.data.pairs import Pairs
-from interp.data.rows import Rejected
-from interp.data.sources import Data
+from interp.data.sources import Data, Rejected
 from interp.data.stream import DataSource, GivenBatches, Stream, about, data_source, prompt_source, windows_of
 from interp.model.config import Json
 from interp.model.edits import Edit
@@ -40,9 +39,8 @@ from interp.passes.memory import MOST_ON_HOST, memory_plan
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.passes.together import least, one_after_another
 from interp.runs.progress import Done, Progress, progress_bar
-from interp.runs.work import Worker
 from interp.runs.work_folder import WORK, Shard, opened, work_of, write_results
-from interp.runs.workers import all_devices, done_by_processes
+from interp.runs.workers import Worker, all_devices, done_by_processes
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,14 +21,12 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.shapes import describe, nearest
+from interp.core.boundary import describe, nearest, public
 from interp.data.batch import Batch
-from interp.data.rows import Rejected
-from interp.data.sources import Data
+from interp.data.sources import Data, Rejected
 from interp.data.stream import DataSource, prompt_source, windows_of
+from interp.model.attention import Layout
 from interp.model.config import Json
-from interp.model.mask import Layout
 from interp.model.sites import find
 from interp.model.tap import Read
 from interp.model.transformer import Transformer

@@ -40,9 +40,9 @@ from torch.distributed.tensor.placement_types import Placement
 
 from interp.model import sites
 from interp.model.attention import Attention, Pass, View
+from interp.model.block import FeedForward
 from interp.model.config import MLP, ModelConfig, Softmax, UsualBlock
 from interp.model.kv_cache import Past
-from interp.model.mlp import FeedForward
 from interp.model.norm import Normalize
 from interp.model.tap import Scope
 from interp.model.transformer import Transformer

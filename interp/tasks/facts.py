@@ -15,9 +15,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from interp.core.boundary import public
-from interp.core.shapes import nearest
-from interp.data.text import Tokenizer
+from interp.core.boundary import nearest, public
+from interp.data.batch import Tokenizer
 from interp.tasks.pairs import (
     SHOWN,
     MergedTokensError,

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from interp.core.boundary import public
-from interp.data.batch import Batch
-from interp.data.text import Text, Tokenizer, single_token
+from interp.data.batch import Batch, Text, Tokenizer, single_token
 from interp.tasks.pairs import Pair, TaskPairs, next_token, pairs_of, required_single_tokens, row_of
 
 NameCorruption = Literal["swap_giver", "abc"]

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from interp.core.shapes import nearest
-from interp.data.text import Tokenizer
+from interp.core.boundary import nearest
+from interp.data.batch import Tokenizer
 
 SHOWN = 12
 """How many unfit words an error message spells out."""

@@ -19,20 +19,16 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.precision import wide
+from interp.core.boundary import nearest, public
 from interp.core.results import Score, check_result, scored
-from interp.core.shapes import nearest
-from interp.core.stats import Moments, Partial, Rows
-from interp.data.batch import Batch
+from interp.core.stats import Moments, Partial, Rows, wide
+from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.data.text import Answers
 from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
-from interp.passes.answers import Posed
+from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject, observe
 from interp.runs.run import answered
 from interp.tokens.input_gradients import Baseline, answer_logits, baseline_embedding

@@ -19,13 +19,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.precision import wide
 from interp.core.results import check_result, labelled
-from interp.core.stats import Partial, Rows
-from interp.data.batch import Batch
+from interp.core.stats import Partial, Rows, wide
+from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.data.text import Text
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import Part

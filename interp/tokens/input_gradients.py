@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.precision import wide
+from interp.core.stats import wide
 from interp.data.batch import Batch
 from interp.model.edits import Edit
 from interp.model.tap import Read

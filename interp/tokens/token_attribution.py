@@ -16,20 +16,17 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import nearest, public
 from interp.core.results import labelled
-from interp.core.shapes import nearest
 from interp.core.stats import Partial, Rows
-from interp.data.batch import Batch
+from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.data.text import Answers, Text
 from interp.model.config import ModelConfig
 from interp.model.edits import Add, Detach, Edit, Project, Scale
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
-from interp.passes.answers import Posed
+from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject
 from interp.runs.run import answered
 from interp.tokens.alti_logit import AltiLogit, alti_logit, check_alti_logit

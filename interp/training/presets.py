@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from interp.core.boundary import public
-from interp.core.shapes import nearest
+from interp.core.boundary import nearest, public
 from interp.families.load import config_of
 from interp.model.config import MLP, AnyConfig, EncoderDecoderConfig, ModelConfig, RMSNorm, Rotary, Sinusoidal
 from interp.training.losses import TrainingData

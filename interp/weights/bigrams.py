@@ -12,14 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.precision import wide
 from interp.core.results import labelled
-from interp.core.stats import Partial
+from interp.core.stats import Partial, wide
 from interp.core.tiles import row_tiles
-from interp.data.batch import Batch
+from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.data.text import Text
 from interp.model.loss import predicted
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer

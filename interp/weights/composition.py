@@ -19,8 +19,8 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.haar import Nakagami, concentration, gaussian_concentration, overlap_null
-from interp.core.precision import wide
 from interp.core.results import labelled
+from interp.core.stats import wide
 from interp.model.config import Rotary
 from interp.model.parts import Named, Part, as_part
 from interp.passes.analysis import Alone, Question

@@ -21,11 +21,10 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.precision import wide
+from interp.core.boundary import public, shape_text
 from interp.core.results import labelled
-from interp.core.shapes import shape_text
-from interp.data.text import Text
+from interp.core.stats import wide
+from interp.data.batch import Text
 from interp.model.config import MLP, ModelConfig
 from interp.model.parts import Named, Part, as_part, as_parts
 from interp.model.weights import Weights

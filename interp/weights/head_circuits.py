@@ -19,7 +19,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
-from interp.core.precision import wide
+from interp.core.stats import wide
 from interp.model.attention import Attention, CrossAttention
 from interp.model.config import Learned, ModelConfig, Rotary, Sinusoidal
 from interp.model.edits import Edit, Zero

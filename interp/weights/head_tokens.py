@@ -16,10 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.precision import wide
 from interp.core.results import labelled
+from interp.core.stats import wide
 from interp.core.tiles import row_tiles
-from interp.data.text import Answers, Text
+from interp.data.batch import Answers, Text
 from interp.model.parts import Part
 from interp.passes.analysis import Alone, Question
 from interp.passes.observe import Model, Subject

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
-from interp.core.precision import wide
 from interp.core.results import labelled
-from interp.model.mlp import Experts
+from interp.core.stats import wide
+from interp.model.block import Experts
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights

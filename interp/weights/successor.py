@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.precision import wide
-from interp.data.text import Text, single_token
+from interp.core.stats import wide
+from interp.data.batch import Text, single_token
 from interp.model.parts import Part
-from interp.weights.direct_copying import unembedding_rows
+from interp.weights.copying import unembedding_rows
 from interp.weights.head_circuits import HeadCircuits
 
 SEQUENCES: Mapping[str, tuple[str, ...]] = MappingProxyType(

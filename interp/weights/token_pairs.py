@@ -19,7 +19,7 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
-from interp.data.text import Answers, Text
+from interp.data.batch import Answers, Text
 from interp.model.parts import Named, Part, as_parts
 from interp.passes.analysis import Alone, Question
 from interp.passes.observe import Model, Subject

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import torch
 
-from interp.core.boundary import public
-from interp.core.kinds import Device
-from interp.core.shapes import nearest
+from interp.core.boundary import Device, nearest, public
 from interp.families.load import TokenizerAdapter, from_folder, tokenizer_of
 from interp.model.config import Json
 from interp.model.transformer import Transformer

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.model.block import FeedForward
 from interp.model.config import Learned, ModelConfig, NoNorm
-from interp.model.mlp import FeedForward
 from interp.model.transformer import Transformer
 
 PREVIOUS = (0, 1)

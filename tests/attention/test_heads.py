@@ -13,12 +13,12 @@ from torch import Tensor
 import interp
 from interp import Edit, HookedTransformer
 from interp.attention import AttentionKernel, Heads, attention_kernel
-from interp.attention.labels import RULES
+from interp.attention.heads import RULES
 from interp.core.patterns import SCORES, distance_kernel, even_attention
 from interp.edits import Add, Scale, Set, Zero
 from interp.model import Transformer
 from interp.tasks import RepeatedTokens
-from interp.weights.direct_copying import chance_copying
+from interp.weights.copying import chance_copying
 from interp.zoo import groundtruth, planted
 from interp.zoo.groundtruth import INDUCTION, PREVIOUS
 from tests.attention.slow_heads import slow_scores

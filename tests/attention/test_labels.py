@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from interp.attention.labels import NONE, RULES, Evidence, labels
+from interp.attention.heads import NONE, RULES, Evidence, labels
 
 SCORES = sorted({e.score for rule in RULES for e in rule.evidence})
 

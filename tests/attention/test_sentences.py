@@ -8,8 +8,8 @@ from torch import Tensor
 
 import interp
 from interp import Batch, HookedTransformer
-from interp.attention.sentences import mention_masks, sentence_scores
-from interp.data.text import Text, single_token
+from interp.attention.heads import mention_masks, sentence_scores
+from interp.data.batch import Text, single_token
 from interp.tasks import SHORT_SENTENCES, IndirectObjects
 from interp.zoo.groundtruth import Alphabet
 from tests.configs import CONFIGS, build, perturbed

@@ -15,7 +15,7 @@ from interp import Batch, HookedTransformer
 from interp.causal import CausalTrace, causal_trace, subject_spread
 from interp.causal.causal_trace import Noised, usual_window
 from interp.causal.spans import ROLES, spans, within
-from interp.data.text import Side
+from interp.data.batch import Side
 from interp.model.edits import Edit, Scale, Set, Zero
 from interp.model.tap import Read
 from interp.model.transformer import Transformer

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from interp.causal.spans import ROLES, Mention, Where, roles, spans, within
-from interp.data.batch import Batch
-from interp.data.text import Side, Text
+from interp.data.batch import Batch, Side, Text
 from tests.tiny import hooked
 
 PROMPT = "When Mary and John went to the shop, John gave a drink to"

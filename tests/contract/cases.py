@@ -9,8 +9,7 @@ import torch
 import xarray as xr
 
 from interp.attention import AttentionEntropy, AttentionKernel, Dispersion, Heads
-from interp.attention.heads import head_scores
-from interp.attention.sentences import MENTIONS, name_attention
+from interp.attention.heads import MENTIONS, head_scores, name_attention
 from interp.causal import (
     Ablate,
     AttributionPatch,

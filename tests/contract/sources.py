@@ -47,7 +47,7 @@ class Source:
 
     @property
     def module(self) -> str:
-        """The dotted name from `interp` on: "core.shapes" for interp/core/shapes.py."""
+        """The dotted name from `interp` on: "core.shapes" for interp/core/boundary.py."""
         return self.path.removeprefix("interp/").removesuffix(".py").replace("/", ".")
 
 

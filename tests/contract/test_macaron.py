@@ -16,11 +16,11 @@ from interp.causal.graph import EdgeGraph
 from interp.causal.patching import patch_preset
 from interp.compat.hooked_export import to_hooked_state
 from interp.model import MLP, Edit, Read, Tap, UsualBlock
+from interp.model.block import FeedForward
 from interp.model.edits import Zero
-from interp.model.mlp import FeedForward
 from interp.model.parts import Part
 from interp.passes.metrics import logit_difference
-from interp.passes.plan import block_products
+from interp.passes.sweep import block_products
 from interp.runs.tensor_parallel import check_tensor_parallel
 from interp.weights import neurons
 from tests.configs import CONFIGS, build, some_tokens

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from interp.core.intervals import Z95, t95, wilson
+from interp.core.stats import Z95, t95, wilson
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 5), (3, 7), (9, 9), (40, 90)])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interp.core.merging import MergeTree
+from interp.core.results import MergeTree
 
 
 def summed(values: list[float], order: list[int]) -> MergeTree[float]:

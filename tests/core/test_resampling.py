@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from interp.core.resampling import poisson_weights, signs, uniforms
+from interp.core.stats import poisson_weights, signs, uniforms
 
 DRAWS = [uniforms, poisson_weights, signs]
 Draw = Callable[..., Tensor]

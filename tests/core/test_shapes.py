@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from interp.core.shapes import AXES, describe, nearest, shape_text
+from interp.core.boundary import AXES, describe, nearest, shape_text
 from interp.model.sites import MODEL_SITES, block_rows
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from interp.core.resampling import poisson_weights
-from interp.core.stats import Bootstrap, Means, Moments, Rows
+from interp.core.stats import Bootstrap, Means, Moments, Rows, poisson_weights
 from tests.tolerances import assert_close
 
 

@@ -11,9 +11,7 @@ import pytest
 import torch
 
 from interp.data.batch import Batch
-from interp.data.files import TableFile
-from interp.data.rows import Rejected, Row
-from interp.data.sources import Data, Source, open_source
+from interp.data.sources import Data, Rejected, Row, Source, TableFile, open_source
 from tests.tiny import CORPUS
 
 TEXTS = [*CORPUS, "Ünïcödé \u2028 in one line", " leading and trailing ", "x" * 300, "\ufeffmark", '{"a": 1}']

@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from transformers import BertTokenizer
 
-from interp.data.batch import Batch
-from interp.data.rows import Rejected, Row
-from interp.data.sources import open_source
+from interp.data.batch import Batch, Text
+from interp.data.sources import Rejected, Row, open_source
 from interp.data.stream import Layout, Stream, TooLong, Window, windows_of
-from interp.data.text import Text
 from interp.families.tokenizer import HuggingFaceTokenizer
 from tests.data.test_sources import TEXTS, forms
 from tests.tiny import CORPUS, END, backend, gpt2_tokenizer

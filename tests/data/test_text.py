@@ -10,8 +10,7 @@ from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from interp import HookedTransformer
-from interp.data.batch import Batch
-from interp.data.text import BatchTokenizer, SpecialTokenizer, Text
+from interp.data.batch import Batch, BatchTokenizer, SpecialTokenizer, Text
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer
 from tests.configs import build
 from tests.tiny import END, backend, gpt2_tokenizer

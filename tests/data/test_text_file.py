@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interp.data import files
-from interp.data.rows import Rejected
-from interp.data.sources import open_source
+from interp.data import sources
+from interp.data.sources import Rejected, open_source
 from tests.data.test_sources import reasons, rows, written
 
 # --- rows ---------------------------------------------------------------------------------------------------------
@@ -44,8 +43,8 @@ def test_rows_of_a_text_file_are_those_of_its_lines(
     path.write_bytes(content)
     expected = slow_rows(content, unit)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "BLOCK", block)
-        patch.setattr(files, "STRIDE", stride)
+        patch.setattr(sources, "BLOCK", block)
+        patch.setattr(sources, "STRIDE", stride)
         if not expected:
             with pytest.raises(ValueError, match=r"x\.txt has no rows"):
                 open_source(path, rows=unit)
@@ -72,7 +71,7 @@ def test_a_whole_file_can_be_one_row(tmp_path: Path) -> None:
 def test_a_file_of_many_blocks_is_read_from_any_row(tmp_path: Path) -> None:
     texts = [f"{i}:" + "x" * (i * 7919 % 997) for i in range(3000)]
     source = open_source(written(tmp_path, "x.txt", texts))
-    assert (tmp_path / "x.txt").stat().st_size > 4 * files.BLOCK
+    assert (tmp_path / "x.txt").stat().st_size > 4 * sources.BLOCK
     assert rows(source) == texts
     for start in (0, 255, 256, 257, 1000, 2815, 2999):
         assert list(source.rows(start, start + 300)) == texts[start : start + 300]

@@ -10,7 +10,7 @@ import torch
 
 import interp
 from interp import Batch, HookedTransformer
-from interp.core.intervals import t95
+from interp.core.stats import t95
 from interp.data.stream import prompt_source
 from interp.editing import (
     Continuation,

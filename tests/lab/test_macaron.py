@@ -26,7 +26,7 @@ from interp.model import (
     Weights,
     mean_next_token_loss,
 )
-from interp.model.mlp import Experts, FeedForward
+from interp.model.block import Experts, FeedForward
 from interp.model.norm import Normalize
 from interp.model.records import Json
 from interp.passes.sweep import Sweep

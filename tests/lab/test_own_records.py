@@ -17,9 +17,7 @@ from interp.causal.graph import EdgeGraph
 from interp.compat.hooked_export import to_hooked_state
 from interp.families import load
 from interp.model import Edit, ModelConfig, Read, Softmax, Tap, UsualBlock, Weights, sites
-from interp.model.attend import attend_scores
-from interp.model.attention import Attention, Pass
-from interp.model.mask import Mask, picked
+from interp.model.attention import Attention, Mask, Pass, attend_scores, picked
 from interp.model.records import Mixer, Traits, require
 from interp.model.sites import Site
 from interp.model.tap import Scope, at

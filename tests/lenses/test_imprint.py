@@ -12,7 +12,7 @@ from interp.lenses import GradientFactors
 from interp.lenses.factors import factors
 from interp.lenses.imprint import imprint, logit_vjp, shift, top_vjp
 from interp.model import Transformer
-from interp.model.mlp import FeedForward
+from interp.model.block import FeedForward
 from interp.passes.observe import observe
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.tolerances import assert_close

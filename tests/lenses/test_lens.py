@@ -8,7 +8,7 @@ import xarray as xr
 import interp
 from interp import Batch, Edit, HookedTransformer
 from interp.edits import Zero
-from interp.lenses import LogitLens, TunedLens, lens, vocabulary
+from interp.lenses import LogitLens, TunedLens, lens
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
 from tests.edited import without_head
 from tests.loops import over
@@ -141,7 +141,7 @@ def test_the_width_of_the_tiles_changes_nothing(monkeypatch: pytest.MonkeyPatch)
     """31 words in tiles of 4: the last is narrower, and the top 10 come from more than one tile."""
     model = HookedTransformer(build("gemma2"))
     whole = interp.logit_lens(model, some_tokens())
-    monkeypatch.setattr(vocabulary, "COLUMNS", 4)
+    monkeypatch.setattr(lens, "COLUMNS", 4)
     tiled = interp.logit_lens(model, some_tokens())
     assert (tiled.word == whole.word).all()
     for name in whole.drop_vars("word"):

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from interp.model import Alibi, Buckets, Read, Rotary, Tap
-from interp.model.attend import attend
-from interp.model.mask import Mask
+from interp.model.attention import Mask, attend
 from tests.configs import CONFIGS, build, some_tokens
 from tests.loops import over
 from tests.model.slow import slow_scale

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from interp.model import Read, Tap, sites
-from interp.model.mask import Layout, attention_mask
+from interp.model.attention import Layout, attention_mask
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close

@@ -11,7 +11,7 @@ from interp.data.batch import Batch
 from interp.lab import AdaptiveTemperature, LogN, Longformer, Strided
 from interp.model import ModelConfig, Softmax, Transformer
 from interp.model import softmax as softmax_module
-from interp.model.mask import Mask
+from interp.model.attention import Mask
 from interp.model.softmax import Refinement, SoftmaxAttention
 from tests.configs import perturbed, some_tokens
 from tests.lab.test_differential import recorded

@@ -16,8 +16,7 @@ from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 from interp.passes.metrics import Metric, kl_divergence, logit_difference, next_token_loss
 from interp.passes.observe import observe
-from interp.passes.sweep import Sweep
-from interp.passes.sweep_pass import SweepPass
+from interp.passes.sweep import Sweep, SweepPass
 from interp.passes.variants import Variant
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.tolerances import assert_close

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import interp
 from interp import Batch, Edit, HookedEncoderDecoder, HookedTransformer
-from interp.data.text import Answers
+from interp.data.batch import Answers
 from interp.edits import Add, Scale, Zero
 from interp.model import MLP
 from interp.model.norm import Normalize

@@ -82,7 +82,7 @@ def test_a_resumed_record_does_not_run_a_finished_stream_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, first = interrupted(tmp_path)
-    monkeypatch.setattr("interp.runs.work.Worker._answer", None)
+    monkeypatch.setattr("interp.runs.run.Worker._answer", None)
     with Record.resume(record.folder, Nothing()) as again:
         found = streamed(again)
     xr.testing.assert_identical(found["kept"], first["kept"])

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import interp
 from interp import Batch, HookedTransformer
-from interp.core.resampling import poisson_weights
+from interp.core.stats import poisson_weights
 from interp.data.sources import open_source
 from interp.data.stream import Stream
 from interp.passes.analysis import Analysis
 from interp.runs import Results
 from interp.runs import journal as journals
-from interp.runs.work import Worker
+from interp.runs.workers import Worker
 from tests.configs import build, some_tokens
 from tests.runs.running import ASKED, SITE, ByPosition, Kept, Norms, agree
 from tests.tiny import hooked
@@ -161,7 +161,7 @@ class Tight(Worker):
 def test_a_batch_that_does_not_fit_is_halved_and_the_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = interp.run(ASKED, model(), stream(tokens=400))
     monkeypatch.setattr(RUN, "Worker", Tight)
-    monkeypatch.setattr("interp.runs.work.torch.OutOfMemoryError", torch.OutOfMemoryError)
+    monkeypatch.setattr("interp.runs.run.torch.OutOfMemoryError", torch.OutOfMemoryError)
     agree(interp.run(ASKED, model(), stream(tokens=400)), whole, 1e-9)
 
 

@@ -13,7 +13,7 @@ from interp import HookedTransformer
 from interp.model import ModelConfig, NoNorm, NoPosition, Transformer
 from interp.model.weights import Weights
 from interp.tasks import RepeatedTokens
-from interp.weights.direct_copying import chance_copying, copying_scores, raised_share
+from interp.weights.copying import chance_copying, copying_scores, raised_share
 from tests.configs import D_VOCAB, build, perturbed
 from tests.tolerances import assert_close, student95
 

@@ -15,8 +15,7 @@ from interp.compat.transformer_lens.hook_points import HookPoint
 from interp.compat.transformer_lens.hook_tap import is_active, scope_of
 from interp.compat.transformer_lens.layers import Config, RMSNorm
 from interp.compat.transformer_lens.rotary import RotaryTables
-from interp.model.attend import attend
-from interp.model.mask import Mask
+from interp.model.attention import Mask, attend
 
 WIDE_NORM = ("OlmoeForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM")
 """Architectures that norm all heads of queries and keys as one vector."""

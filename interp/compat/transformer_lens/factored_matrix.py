@@ -14,7 +14,7 @@ from jaxtyping import Complex, Shaped
 from torch import Tensor
 
 from interp.core import factored
-from interp.core.precision import wide
+from interp.core.stats import wide
 
 
 @runtime_checkable

@@ -14,8 +14,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import MappingProxyType, ModuleType
 
-from interp.core.boundary import public
-from interp.core.shapes import nearest
+from interp.core.boundary import nearest, public
 
 THEIRS = "transformer_lens"
 OURS = "interp.compat.transformer_lens"

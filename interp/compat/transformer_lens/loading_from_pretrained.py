@@ -26,7 +26,7 @@ from interp.compat.transformer_lens.model_names import (
     STANFORD_CRFM_CHECKPOINTS,
     TRANSFORMER_LENS_ONLY,
 )
-from interp.core.shapes import nearest
+from interp.core.boundary import nearest
 from interp.families.hub import located
 from interp.model.config import MLP, Learned, ModelConfig
 from interp.model.transformer import Transformer

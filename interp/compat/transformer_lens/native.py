@@ -19,11 +19,10 @@ from interp.compat.transformer_lens.attention import Attention
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.hook_tap import HookScope
 from interp.compat.transformer_lens.rotary import ROWS
-from interp.model.attention import Memory, Pass, View
+from interp.model.attention import Layout, Memory, Pass, View
+from interp.model.block import FeedForward
 from interp.model.config import MLP, ModelConfig, NoNorm, Norm
 from interp.model.kv_cache import Past
-from interp.model.mask import Layout
-from interp.model.mlp import FeedForward
 from interp.model.norm import Normalize
 from interp.model.position import Rotation
 from interp.model.tap import Scope, at

@@ -25,7 +25,7 @@ from interp.compat.transformer_lens.folding import (
     fold_layer_norm_weights,
 )
 from interp.core.factored import FactoredMatrix
-from interp.core.precision import wide
+from interp.core.stats import wide
 
 POST_NORM_ARCHITECTURES = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
 """Architectures whose norms stand on what a sublayer adds, not on what it reads."""
