@@ -28,9 +28,8 @@ from interp.edits import Scale
 from interp.families.load import tokenizer_of
 from interp.passes.edit_text import edit_to_json
 from interp.serve.answers import look
-from interp.serve.app import Subject
+from interp.serve.app import Subject, opened
 from interp.serve.asks import Look, parsed
-from interp.serve.server import opened
 from interp.serve.session import Session
 from interp.serve.snippet import Origin
 from interp.zoo.catalog import WEIGHTS

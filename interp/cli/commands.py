@@ -186,8 +186,7 @@ class Serve:
             )
         if not 0 <= self.port < 65536:
             raise ValueError(f"--port requires a number from 0 to 65535, got {self.port}")
-        from interp.serve.app import Subject
-        from interp.serve.server import serve
+        from interp.serve.app import Subject, serve
         from interp.serve.session import Session
         from interp.serve.snippet import Origin
 

@@ -4,8 +4,8 @@ Row convention: the full OV circuit is E W_V W_O U `[source, output]`, the full 
 key]`. Both have rank d_head: spectra come from d_head x d_head products, ranks from tiles. Elhage et al. 2021, "A
 Mathematical Framework for Transformer Circuits"; Olsson et al. 2022.
 
-`copying_scores` measure copying as behaviour: how much of what a head's output raises, when it attends to a token, is that
-token itself (Olsson et al. 2022, "Copying" among the head activation evaluators).
+`copying_scores` measure copying as behaviour: how much of what a head's output raises, when it attends to a token, is
+that token itself (Olsson et al. 2022, "Copying" among the head activation evaluators).
 """
 
 from __future__ import annotations

@@ -62,8 +62,7 @@ class Tab:
 def live() -> Iterator[Live]:
     pytest.importorskip("starlette", reason="no starlette: the extra `serve` is not installed")
     pytest.importorskip("uvicorn", reason="no uvicorn: the extra `serve` is not installed")
-    from interp.serve.app import Subject
-    from interp.serve.server import opened
+    from interp.serve.app import Subject, opened
     from interp.serve.session import Session
     from interp.serve.snippet import Origin
 

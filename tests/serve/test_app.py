@@ -19,9 +19,8 @@ pytest.importorskip("httpx", reason="no httpx, which the test client is made of"
 import httpx
 from starlette.testclient import TestClient
 
-from interp.serve.app import Subject, build
+from interp.serve.app import Guard, Subject, build, new_token
 from interp.serve.asks import MAX_BODY, Look, parsed
-from interp.serve.guard import Guard, new_token
 from interp.serve.session import Session, Stopped
 from interp.serve.snippet import Origin
 from tests.serve.asking import PROMPT, SECOND, asked, body
