@@ -145,7 +145,8 @@ def copying(
     Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over the vocabulary's tokens), `null` (chance),
     `n`, and the coordinates `unit` and `part`. Scores: `eigenvalue` (see `eigenvalue_scores`, -1 to 1; exact: its
     interval is itself, n = 0); `top1`, the share of tokens whose own logit none exceeds in their row of the full OV
-    circuit; `mean_rank`, how many exceed it (0 = copies). `previous` adds `matching` (see `matching_scores`; exact).
+    circuit (Wilson's interval); `mean_rank`, how many exceed it (0 = copies). `previous` adds `matching` (see
+    `matching_scores`; exact).
     NaN: the circuit is zero.
     folded, embedding: as in `HeadCircuits`. ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; or without.
     sample: rank only so many tokens, drawn without replacement from a fixed seed, against the whole vocabulary.
@@ -272,10 +273,14 @@ def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> di
     for head in tqdm(head_names(config), desc="copying ranks", delay=1, leave=False):
         full = circuits.full_ov(head)
         ranks = (full if sources is None else _own_first(full, sources)).diagonal_ranks()
-        moments, silent = Moments.of(torch.stack((ranks == 0, ranks), 1).double()), full.norm() == 0
-        found = torch.stack((moments.mean, *moments.interval()))
-        cells.append(found.masked_fill(silent, torch.nan))
-        counts.append(moments.count().masked_fill(silent, 0))
+        first, rank = Moments.of((ranks == 0).double()), Moments.of(ranks.double())
+        silent = full.norm() == 0
+        found = [
+            torch.stack((first.mean, *first.interval(share=True))),
+            torch.stack((rank.mean, *rank.interval())),
+        ]
+        cells.append(torch.stack(found, 1).masked_fill(silent, torch.nan))
+        counts.append(torch.stack((first.count(), rank.count())).masked_fill(silent, 0))
     shape = (config.n_layers, config.n_heads)
     value, low, high = torch.stack(cells, 1).unflatten(1, shape)
     n = torch.stack(counts).unflatten(0, shape)

@@ -160,7 +160,7 @@ def _scores(model: str) -> xr.Dataset:
 
 def curve(model: str, _: Sequence[int]) -> CircuitCurve:
     """Over the scores of edge attribution."""
-    return CircuitCurve(_scores(model), fractions=(0.1, 0.5), draws=1, resamples=20)
+    return CircuitCurve(_scores(model), fractions=(0.1, 0.5), draws=1)
 
 
 EDGES: Dims = of(*_EFFECT, "normalised", over="sender receiver")
@@ -358,7 +358,7 @@ _CIRCUITS: dict[str, Case] = {
         drawn_apart=_without_bootstrap,
     ),
     "EvaluateCircuit": Case(
-        lambda model, _: EvaluateCircuit(some_circuit(model), subsets=2, draws=1, resamples=20),
+        lambda model, _: EvaluateCircuit(some_circuit(model), subsets=2, draws=1),
         of(*_SCORE, over="circuit score")
         | of("overlap", over="circuit")
         | of("removed", over="circuit part")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import xarray as xr
+from scipy.stats import binomtest
 from torch import Tensor
 
 import interp
@@ -194,13 +195,18 @@ def test_the_table_holds_the_means_over_tokens_and_their_intervals() -> None:
     for layer, head in ((0, 3), (1, 1)):
         ranks = circuits.full_ov((layer, head)).diagonal_ranks().double()
         n = len(ranks)
-        for name, values in (("top1", (ranks == 0).double()), ("mean_rank", ranks)):
-            cell = table.sel(layer=layer, head=head, score=name)
-            mean, half = float(values.mean()), student95(n) * float(values.std()) / n**0.5
-            assert float(cell.value) == pytest.approx(mean)
-            assert float(cell.low) == pytest.approx(mean - half, rel=1e-6, abs=1e-9)
-            assert float(cell.high) == pytest.approx(mean + half, rel=1e-6, abs=1e-9)
-            assert int(cell.n) == n and str(cell.part.values) == f"L{layer}H{head}"
+        share, mean = (table.sel(layer=layer, head=head, score=name) for name in ("top1", "mean_rank"))
+        wilson = binomtest(int((ranks == 0).sum()), n).proportion_ci(method="wilson")
+        assert_close(
+            torch.tensor([float(share.low), float(share.high)]).double(),
+            torch.tensor([wilson.low, wilson.high]).double(),
+        )
+        half = student95(n) * float(ranks.std()) / n**0.5
+        assert float(mean.low) == pytest.approx(float(ranks.mean()) - half)
+        assert float(mean.high) == pytest.approx(float(ranks.mean()) + half)
+        assert float(share.value) == float((ranks == 0).double().mean())
+        assert float(mean.value) == pytest.approx(float(ranks.mean()))
+        assert int(share.n) == int(mean.n) == n and str(share.part.values) == f"L{layer}H{head}"
     assert set(table.null.sel(score="top1").values.ravel()) == {1 / n}
     assert set(table.null.sel(score="mean_rank").values.ravel()) == {(n - 1) / 2}
     matching = table.value.sel(score="matching")
