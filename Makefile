@@ -9,9 +9,6 @@ READY := $(VENV)/.ready
 # but for those that measure the tests and the intervals and not the speed
 BENCHES := $(filter-out %/mutations.py %/coverage.py,$(sort $(wildcard experiments/bench/*.py)))
 
-# Every process of the tests would compile all that it imports: 5 of the 18 s of CPU that collecting them takes.
-export PYTHONDONTWRITEBYTECODE :=
-
 .DEFAULT_GOAL := help
 .PHONY: help demo docs test test-books test-shapes lint format bench clean
 
