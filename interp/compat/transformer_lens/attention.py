@@ -1,25 +1,36 @@
-"""Attention as a module with TransformerLens' parameters and hook points; the kernel is the native one."""
+"""Attention as a module with TransformerLens' parameters and hook points; the numbers are the native ones."""
 
 import math
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
-from einops import einsum, rearrange
 from torch import Tensor, nn
 
-from interp.compat.transformer_lens.cache import Device, TransformerLensKeyValueCacheEntry
+from interp.compat.hooked_config import WIDE_QK_NORM
+from interp.compat.transformer_lens.cache import CachedPast, Device, TransformerLensKeyValueCacheEntry
 from interp.compat.transformer_lens.config import HookedTransformerConfig
+from interp.compat.transformer_lens.engine import Setting
 from interp.compat.transformer_lens.factored_matrix import FactoredMatrix
 from interp.compat.transformer_lens.hook_points import HookPoint
-from interp.compat.transformer_lens.hook_tap import is_active, scope_of
 from interp.compat.transformer_lens.layers import Config, RMSNorm
+from interp.compat.transformer_lens.native import (
+    LensAttention,
+    LensBias,
+    alibi_multipliers,
+    blueprint,
+    filled,
+    projected,
+)
 from interp.compat.transformer_lens.rotary import RotaryTables
-from interp.model.attend import attend
-from interp.model.mask import Mask
+from interp.model.attend import hidden_scores
+from interp.model.attention import Pass, View
+from interp.model.config import ModelConfig
+from interp.model.mask import Layout, Mask, attention_mask
+from interp.model.tap import Scope
 
-WIDE_NORM = ("OlmoeForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM")
-"""Architectures that norm all heads of queries and keys as one vector."""
+NO_STREAM = (None, None)
+"""What a part that runs by itself has for split inputs."""
 
 
 class Attention(RotaryTables):
@@ -90,7 +101,7 @@ class Attention(RotaryTables):
         c, widths = self.cfg, None
         if c.use_qk_norm:
             widths = (c.d_head, c.d_head)
-        elif c.original_architecture in WIDE_NORM:
+        elif c.original_architecture in WIDE_QK_NORM:
             widths = (c.d_model, c.d_model if c.n_key_value_heads is None else c.d_head * c.n_key_value_heads)
         norms = [None if widths is None else RMSNorm(c, widths[i]) for i in range(2)]
         self.q_norm, self.k_norm = norms
@@ -104,7 +115,7 @@ class Attention(RotaryTables):
     @staticmethod
     def create_alibi_multipliers(n_heads: int, device: Device = None) -> Tensor:
         """What each head multiplies distances with: 2^(-8 i / h) for i = 1 ... h."""
-        return 2.0 ** (-8 / n_heads * torch.arange(1, n_heads + 1, device=device))
+        return alibi_multipliers(n_heads, device)
 
     @staticmethod
     def create_alibi_bias(n_heads: int, n_ctx: int, device: Device = None) -> Tensor:
@@ -136,47 +147,71 @@ class Attention(RotaryTables):
 
         attention_mask: 1 at real tokens, those of the cache included. The other masks are added to the scores.
         """
-        q, k, v = self.calculate_qkv_matrices(query_input, key_input, value_input)
-        if self.cfg.clip_qkv is not None:
-            q, k, v = (x.clamp(-self.cfg.clip_qkv, self.cfg.clip_qkv) for x in (q, k, v))
-        past = 0 if past_kv_cache_entry is None else past_kv_cache_entry.past_keys.shape[1]
-        if (
-            self.cfg.use_dynamic_ntk_rope and past_kv_cache_entry is not None
-        ):  # the rotation of what is kept changes
-            k, v = past_kv_cache_entry.append(k, v)
-            past_kv_cache_entry = None
-        if self.cfg.positional_embedding_type == "rotary":
-            q = self.hook_rot_q(self.apply_rotary(q, past, attention_mask))
-            k = self.hook_rot_k(self.apply_rotary(k, past + q.shape[1] - k.shape[1], attention_mask))
-        if self.cfg.use_logn_attn and not self.training:
-            q = self._apply_logn_scaling(q, past)
-        if past_kv_cache_entry is not None:
-            k, v = past_kv_cache_entry.append(k, v)
-        mask = self._mask(q.shape[1], k.shape[1], attention_mask, q, (additive_attention_mask, position_bias))
-        cap = self.cfg.attn_scores_soft_cap
-        scope = scope_of({f"attn.{n}": getattr(self, n) for n in ("hook_attn_scores", "hook_pattern")})
-        z = attend(
-            q, k, v, mask, 1 / self.attn_scale, scope, softcap=cap if cap > 0 else None,
-            sinks=self.sinks if self.cfg.use_attention_sinks else None,
-        )  # fmt: skip
-        return self._written(self.hook_z(z))
+        entry = past_kv_cache_entry
+        shared = self.shared_pass(
+            query_input, entry, attention_mask, (additive_attention_mask, position_bias)
+        )
+        inputs = (query_input, key_input, value_input)
+        return self.computed(
+            lambda native, scope: native(inputs, NO_STREAM, shared, scope), query_input, Setting(entry)
+        )
 
     def calculate_qkv_matrices(
         self, query_input: Tensor, key_input: Tensor, value_input: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values `[b p h e]`, normed where the config says so."""
-        (w_k, b_k), (w_v, b_v) = self._key_weights()
-        q = self.hook_q(projected(query_input, self.W_Q, self.b_Q))
-        k = self.hook_k(projected(key_input, w_k, b_k))
-        v = self.hook_v(projected(value_input, w_v, b_v))
-        if self.q_norm is None or self.k_norm is None:
-            return q, k, v
-        each = self.cfg.use_qk_norm
-        q, k = (_normed(x, norm, each) for x, norm in ((q, self.q_norm), (k, self.k_norm)))
+        inputs = (query_input, key_input, value_input)
+        found: list[Tensor] = []
+
+        def project(native: LensAttention, scope: Scope) -> Tensor:
+            found.extend(native.heads_of(inputs, scope))
+            return found[0]
+
+        self.computed(project, query_input)
+        q, k, v = found
         return q, k, v
 
-    def _key_weights(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        return (self.W_K, self.b_K), (self.W_V, self.b_V)
+    def shared_pass(
+        self,
+        x: Tensor,
+        entry: TransformerLensKeyValueCacheEntry | None,
+        real: Tensor | None,
+        added: tuple[Tensor | None, ...] = (),
+    ) -> Pass:
+        """What blocks share in a pass of `x` alone, after what a cache entry holds."""
+        n, past = x.shape[1], 0 if entry is None else entry.past_keys.shape[1]
+        layout = Layout(None if real is None else real.to(x.device).bool())
+        places = layout.positions(n, past, x.device)
+        mask, bias = self._mask(n, past, layout, x.device), [part for part in added if part is not None]
+        if self.cfg.positional_embedding_type == "alibi":
+            every = layout.positions(past + n, 0, x.device)
+            bias.append(LensBias(self.cfg.n_heads)(places, every, x.dtype))
+        if bias:
+            rows = 1 if mask.allowed is None else len(mask.allowed)
+            summed = torch.stack(torch.broadcast_tensors(*(part.to(x) for part in bias))).sum(0)
+            mask = mask.with_bias(summed.expand(max(rows, len(summed)), -1, n, past + n))
+        rotary = self.cfg.positional_embedding_type == "rotary"
+        view = View(mask, self.rotation_for(places, past + n) if rotary else None)
+        cache = None if entry is None else CachedPast(lambda layer: entry)
+        return Pass(view, view, cache, layout=layout, positions=places)
+
+    def _mask(self, n: int, past: int, layout: Layout, device: torch.device) -> Mask:
+        """Who sees whom."""
+        local = self.attn_type == "local" and self.cfg.attention_dir == "causal"
+        window = self.cfg.window_size if local else None
+        config = replace(blueprint(self.cfg).config, window=window, local_layers=None, local_position=None)
+        return attention_mask(config, n, past, layout, device, local=local)
+
+    def _own_path(self) -> str:
+        return "blocks.0.attn"
+
+    def _native(self, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, ModelConfig]:
+        grouped = self._parameters.get("_W_K")  # by the class; the config may say otherwise
+        n_kv_heads = len(self.W_Q if grouped is None else grouped)
+        config = replace(blueprint(self.cfg).config, n_kv_heads=n_kv_heads)
+        with torch.device("meta"):
+            native = LensAttention(config, self.layer_id or 0, self.cfg)
+        return filled(native, self.cfg, device, dtype), config
 
     def _apply_logn_scaling(self, q: Tensor, kv_cache_pos_offset: int) -> Tensor:
         """Queries at position i (from 1) beyond the training length T times log_T(i), so that attention stays sharp."""
@@ -194,42 +229,8 @@ class Attention(RotaryTables):
             raise ValueError(
                 f"{n} queries after {past_kv_pos_offset} positions require as many keys, got {total}"
             )
-        _, allowed = self._allowed(n, total, attention_mask, attn_scores.device)
-        return attn_scores.masked_fill(~allowed, -torch.inf)
-
-    def _allowed(
-        self, n: int, total: int, real: Tensor | None, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
-        """How far each of the last `n` queries is behind each key, and whom it sees `[b 1 q k]`."""
-        key, query = (torch.arange(i, total, device=device) for i in (0, total - n))
-        distance = query[:, None] - key
-        allowed = torch.ones_like(distance, dtype=torch.bool)
-        if self.cfg.attention_dir == "causal":
-            allowed = distance >= 0
-            if self.attn_type == "local":
-                allowed = allowed & (distance < cast(int, self.cfg.window_size))
-        allowed = allowed[None, None]
-        if real is not None:
-            allowed = allowed & real.to(device).bool()[:, None, None, :]
-        return distance, allowed
-
-    def _mask(
-        self, n: int, total: int, real: Tensor | None, like: Tensor, added: tuple[Tensor | None, ...]
-    ) -> Mask:
-        """Who sees whom, and what is added to the scores."""
-        distance, allowed = self._allowed(n, total, real, like.device)
-        bias = [part.to(like.dtype) for part in added if part is not None]
-        if self.cfg.positional_embedding_type == "alibi":
-            slopes = self.create_alibi_multipliers(self.cfg.n_heads, like.device)
-            bias.append((-distance.clamp_min(0) * slopes[:, None, None]).to(like.dtype)[None])
-        plain = Mask(causal=False, allowed=allowed)
-        return plain.with_bias(cast(Tensor, sum(bias)).expand(len(allowed), -1, n, total)) if bias else plain
-
-    def _written(self, z: Tensor) -> Tensor:
-        if self.cfg.use_attn_result or is_active(self.hook_result):
-            result = self.hook_result(einsum(z, self.W_O, "b p h e, h e d -> b p h d"))
-            return result.sum(2) + self.b_O
-        return F.linear(z.flatten(2), rearrange(self.W_O, "h e d -> d (h e)"), self.b_O)
+        layout = Layout(None if attention_mask is None else attention_mask.to(attn_scores.device).bool())
+        return hidden_scores(attn_scores.clone(), self._mask(n, total - n, layout, attn_scores.device))
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **options: Any) -> None:
         """Tables of another length in a state dict are left aside: they follow from the config."""
@@ -248,11 +249,6 @@ class GroupedQueryAttention(Attention):
         self.repeat_kv_heads = self.cfg.n_heads // self.cfg.n_key_value_heads
         super()._build_keys(self.cfg.n_key_value_heads, "_")
 
-    def _key_weights(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        if self.cfg.ungroup_grouped_query_attention:
-            return super()._key_weights()
-        return (self._W_K, self._b_K), (self._W_V, self._b_V)  # type: ignore[return-value]
-
 
 def _repeated(name: str) -> property:
     """The grouped parameter `_name` once per query head; assigning sets the grouped one."""
@@ -270,18 +266,11 @@ for _name in ("W_K", "W_V", "b_K", "b_V"):
     setattr(GroupedQueryAttention, _name, _repeated(_name))
 
 
-def projected(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`[b p h e]` from one input for all heads, `[b p d]`, or one for each, `[b p h d]`."""
-    if x.ndim == 4:
-        return einsum(x, weight, "b p h d, h d e -> b p h e") + bias
-    flat = F.linear(x, rearrange(weight, "h d e -> (h e) d"), bias.flatten())
-    return rearrange(flat, "b p (h e) -> b p h e", h=len(weight))
+def simple_attn_linear(input: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """`[b p h e]` from one input for all heads, `[b p d]`, and `w` `[h d e]`, `b` `[h e]`."""
+    return projected(input, w.mT, b)
 
 
-simple_attn_linear = complex_attn_linear = projected
-"""TransformerLens' names for the two kinds of input."""
-
-
-def _normed(x: Tensor, norm: nn.Module, each: bool) -> Tensor:
-    """Heads normed each alone, as rows `[(b p h) e]`, or all as one vector."""
-    return norm(x.flatten(0, 2) if each else x.flatten(2)).view(x.shape)
+def complex_attn_linear(input: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """The same from one input for each head, `[b p h d]`."""
+    return projected(input, w.mT, b)

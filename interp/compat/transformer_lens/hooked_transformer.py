@@ -10,7 +10,7 @@ from interp.compat.transformer_lens.activation_cache import ActivationCache
 from interp.compat.transformer_lens.block import TransformerBlock
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.devices import move_to_and_update_config
-from interp.compat.transformer_lens.engine import Caching, Engine
+from interp.compat.transformer_lens.engine import Caching, ModelEngine
 from interp.compat.transformer_lens.generation import Generation
 from interp.compat.transformer_lens.hook_points import (
     DeviceType,
@@ -47,8 +47,8 @@ ON_DEMAND = {
 class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation, ProcessedWeights, Passes):
     """A transformer with a hook point at every interesting activation, as in TransformerLens 3.
 
-    `engine.native` is the native model of it, on the same memory. It runs every pass unless a part was replaced, a
-    part other than a hook point has torch hooks, or only the modules know what the config or the hooks ask for.
+    `engine.native` is the native model of it, on the same memory. It runs every pass, and calls a part of this tree in
+    the place of its own where that part was replaced, has torch hooks, or is what only this tree has.
     """
 
     @classmethod
@@ -122,25 +122,25 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
     # memory
 
     @property
-    def engine(self) -> Engine:  # type: ignore[override]
+    def engine(self) -> ModelEngine:  # type: ignore[override]
         """The native model of this one."""
         engine = self.__dict__["_engine"]
-        assert isinstance(engine, Engine)
+        assert isinstance(engine, ModelEngine)
         return engine
 
     def _share(self) -> None:
         """A native model for the modules as they are, on the same memory as their parameters."""
-        self.__dict__["_engine"] = Engine(self, self.cfg)
+        self.__dict__["_engine"] = ModelEngine(self, self.cfg)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if self.engine.shared is not None:
-            self.engine.shared.share(fresh=True)
+        self.engine.shared.share(fresh=True)
+        self.engine.adopt()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if "_engine" in self.__dict__ and self.engine.native is not None and self.engine.shared is not None:
-            self.engine.native._apply(fn)  # type: ignore[no-untyped-call]
+        if "_engine" in self.__dict__:
+            self.engine.native._apply(fn)
             self.engine.shared.share()
         return self
 

@@ -6,15 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from interp.compat.transformer_lens.changes import Noticing
 from interp.compat.transformer_lens.config import HookedTransformerConfig
+from interp.compat.transformer_lens.engine import Part
 from interp.compat.transformer_lens.hook_points import HookPoint
+from interp.compat.transformer_lens.native import LensNorm, blueprint, filled
+from interp.model import config as ours
+from interp.model.mask import Layout
 
 Config = HookedTransformerConfig | dict[str, Any]
-HALVES = (torch.float16, torch.bfloat16)
 
 
-class Embed(Noticing):
+class Embed(Part):
     """Token embeddings `W_E [v d]`, normed where the config says so."""
 
     def __init__(self, cfg: Config) -> None:
@@ -30,7 +32,7 @@ class Embed(Noticing):
         return self.ln(vectors) if self.cfg.post_embedding_ln else vectors
 
 
-class PosEmbed(Noticing):
+class PosEmbed(Part):
     """Position embeddings `W_pos [n_ctx d]`; 0 at padding."""
 
     def __init__(self, cfg: Config) -> None:
@@ -45,12 +47,12 @@ class PosEmbed(Noticing):
         rows, n = tokens.shape[0], tokens.shape[-1]
         if attention_mask is None:
             return self.W_pos[past_kv_pos_offset : past_kv_pos_offset + n].expand(rows, -1, -1).clone()
-        places = positions(attention_mask)[:, past_kv_pos_offset:]
+        places = Layout(attention_mask.bool()).positions(n, past_kv_pos_offset, tokens.device)
         padding = ~attention_mask.bool()[:, past_kv_pos_offset : past_kv_pos_offset + n, None]
         return self.W_pos[places].masked_fill(padding, 0)
 
 
-class Unembed(Noticing):
+class Unembed(Part):
     """Logits before their soft cap: `x W_U + b_U`, with `W_U [d v]`."""
 
     def __init__(self, cfg: Config) -> None:
@@ -67,8 +69,10 @@ class Unembed(Noticing):
         return self.hook_out(F.linear(self.hook_in(residual), self.W_U.T, self.b_U))
 
 
-class LayerNormPre(Noticing):
+class LayerNormPre(Part):
     """The mean removed, divided by the standard deviation: LayerNorm whose weights were folded away."""
+
+    kind: type[ours.LayerNorm | ours.RMSNorm] = ours.LayerNorm
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
@@ -78,21 +82,23 @@ class LayerNormPre(Noticing):
         self.hook_normalized = HookPoint()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normed input; half precision is normed in float32."""
-        wide = x.float() if self.cfg.dtype in HALVES else x
-        wide = self._centred(wide)
-        scale = self.hook_scale((wide.square().mean(-1, keepdim=True) + self.eps).sqrt())
-        return self.hook_normalized(wide / scale).to(self.cfg.dtype)
+        """The normed input, times w and plus b where there are any; half precision is normed in float32."""
+        return self.computed(lambda native, scope: native(x, scope), x).to(self.cfg.dtype)
 
-    def _centred(self, x: Tensor) -> Tensor:
-        return x - x.mean(-1, keepdim=True)
+    def _own_path(self) -> str:
+        return "blocks.0.ln1"
+
+    def _native(self, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, ours.ModelConfig]:
+        with torch.device("meta"):
+            width = next((len(weight) for weight in self.parameters()), self.cfg.d_model)
+            native = LensNorm(self.kind(self.eps), width, "ln1")
+        return filled(native, self.cfg, device, dtype), blueprint(self.cfg).config
 
 
 class RMSNormPre(LayerNormPre):
     """Divided by the root mean square: RMSNorm whose weights were folded away."""
 
-    def _centred(self, x: Tensor) -> Tensor:
-        return x
+    kind = ours.RMSNorm
 
 
 class LayerNorm(LayerNormPre):
@@ -104,10 +110,6 @@ class LayerNorm(LayerNormPre):
         self.w = nn.Parameter(torch.ones(self.length, dtype=self.cfg.dtype))
         self.b = nn.Parameter(torch.zeros(self.length, dtype=self.cfg.dtype))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The normed input times w plus b."""
-        return super().forward(x) * self.w + self.b
-
 
 class RMSNorm(RMSNormPre):
     """RMSNorm with `w`; `hook_normalized` stands before it."""
@@ -116,10 +118,6 @@ class RMSNorm(RMSNormPre):
         super().__init__(cfg)
         self.length = self.cfg.d_model if length is None else length
         self.w = nn.Parameter(torch.ones(self.length, dtype=self.cfg.dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The normed input times w."""
-        return super().forward(x) * self.w
 
 
 NORMS: dict[str, type[LayerNormPre]] = {
@@ -138,8 +136,3 @@ def norm_of(cfg: HookedTransformerConfig) -> nn.Module:
     if kind not in NORMS:
         raise ValueError(f"Invalid normalization_type passed in: {kind}; known: {', '.join(NORMS)} and None")
     return NORMS[kind](cfg)
-
-
-def positions(attention_mask: Tensor) -> Tensor:
-    """Position ids `[b p]`: real tokens before each; 0 for padding at the front."""
-    return (attention_mask.long().cumsum(1) - 1).clamp_min(0)

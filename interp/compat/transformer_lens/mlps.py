@@ -3,16 +3,18 @@
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from interp.compat.transformer_lens.activations import SUPPORTED_ACTIVATIONS
 from interp.compat.transformer_lens.config import HookedTransformerConfig
+from interp.compat.transformer_lens.engine import Part
 from interp.compat.transformer_lens.hook_points import HookPoint
 from interp.compat.transformer_lens.layers import Config, LayerNorm, LayerNormPre
+from interp.compat.transformer_lens.native import blueprint, filled, native_mlp
+from interp.model.config import ModelConfig
 
 
-class CanBeUsedAsMLP(nn.Module):
+class CanBeUsedAsMLP(Part):
     """What stands at a block's `mlp`: reads the normed stream `[b p d]`, gives what is added to it."""
 
     def __init__(self, cfg: Config) -> None:
@@ -54,15 +56,15 @@ class MLP(CanBeUsedAsMLP):
 
     def forward(self, x: Tensor) -> Tensor:
         """The output `[b p d]`."""
-        return self._out(self._activated(self.hook_pre(F.linear(x, self.W_in.T, self.b_in))))
+        return self.computed(lambda native, scope: native(x, scope), x)
 
-    def _activated(self, pre: Tensor) -> Tensor:
-        if self.cfg.is_layer_norm_activation():
-            return self.ln(self.hook_mid(self.act_fn(pre)))
-        return self.act_fn(pre)
+    def _own_path(self) -> str:
+        return "blocks.0.mlp"
 
-    def _out(self, post: Tensor) -> Tensor:
-        return F.linear(self.hook_post(post), self.W_out.T, self.b_out)
+    def _native(self, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, ModelConfig]:
+        with torch.device("meta"):
+            native = native_mlp(self.cfg, gated="W_gate" in self._parameters)
+        return filled(native, self.cfg, device, dtype), blueprint(self.cfg).config
 
 
 class GatedMLP(MLP):
@@ -77,13 +79,6 @@ class GatedMLP(MLP):
         self.hook_pre = HookPoint()
         self.hook_pre_linear = HookPoint()
         self.hook_post = HookPoint()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The output `[b p d]`."""
-        pre = self.hook_pre(x @ self.W_gate)
-        if self.cfg.is_layer_norm_activation():  # there the linear branch is not used at all
-            return self._out(self._activated(pre))
-        return self._out(self.act_fn(pre) * self.hook_pre_linear(x @ self.W_in) + self.b_in)
 
 
 class Expert(nn.Module):

@@ -3,19 +3,16 @@
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.compat.transformer_lens.activations import apply_softcap
 from interp.compat.transformer_lens.cache import TransformerLensKeyValueCache
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.defaults import USE_DEFAULT_VALUE, LocallyOverridenDefaults
-from interp.compat.transformer_lens.engine import Caching, Engine, Passage
+from interp.compat.transformer_lens.engine import Caching, ModelEngine, Passage
 from interp.compat.transformer_lens.losses import lm_cross_entropy_loss
-from interp.compat.transformer_lens.root_module import save_into
 from interp.compat.transformer_lens.tokenization import get_attention_mask
 
 SingleLoss = Float[Tensor, ""]
@@ -36,7 +33,7 @@ class Passes(nn.Module):
 
     cfg: HookedTransformerConfig
     tokenizer: Any
-    engine: Engine
+    engine: ModelEngine
     embed: Any
     pos_embed: Any
     hook_embed: Any
@@ -101,9 +98,9 @@ class Passes(nn.Module):
         first, end, _ = slice(start_at_layer, stop_at_layer).indices(self.cfg.n_layers)
         passage = Passage(
             x, None if start_at_layer is None else first, None if stop_at_layer is None else max(first, end),
-            attention_mask, past_kv_cache, return_type is not None,
+            attention_mask, past_kv_cache, return_type is not None, place=shortformer_pos_embed,
         )  # fmt: skip
-        output = self._run(passage, caching, shortformer_pos_embed)
+        output = self._run(passage, caching)
         if stop_at_layer is not None or return_type == "logits":
             return output
         if return_type is None:
@@ -144,43 +141,14 @@ class Passes(nn.Module):
         mask = mask.to(self.cfg.device)
         return tokens, mask if past is None else past.append_attention_mask(mask)
 
-    def _run(self, passage: Passage, caching: Caching | None = None, place: Tensor | None = None) -> Any:
-        """The output of a pass: by the native model, else by the modules."""
+    def _run(self, passage: Passage, caching: Caching | None = None) -> Any:
+        """The output of a pass."""
         if passage.first is None and self.cfg.use_hook_tokens:
             passage = replace(passage, x=self.hook_tokens(passage.x))
             if caching is not None and "hook_tokens" in caching.names:
                 caching.into["hook_tokens"] = caching.keep(passage.x, "hook_tokens")
                 caching = replace(caching, names=tuple(n for n in caching.names if n != "hook_tokens"))
-        output = self.engine.run(passage, caching)
-        if output is not None:
-            return output
-        hooks: list[Any] = []
-        if caching is not None:
-            save = partial(save_into, cache=caching.into, keep=caching.keep)
-            hooks = [(name, save) for name in caching.names]
-        with self.hooks(hooks):
-            return self._through_modules(passage, place)
-
-    def _through_modules(self, passage: Passage, place: Tensor | None) -> Tensor:
-        """The output of a pass, module by module."""
-        x, past, mask = passage.x, passage.past, passage.mask
-        assert past is None or isinstance(past, TransformerLensKeyValueCache)
-        if passage.first is None:
-            offset = self.get_pos_offset(past, len(x))
-            x, place = self.get_residual(
-                self.hook_embed(self.embed(x)), offset, attention_mask=mask, tokens=x
-            )
-        end = self.cfg.n_layers if passage.end is None else passage.end
-        for layer in range(passage.first or 0, end):
-            entry = None if past is None else past[layer]
-            x = self.blocks[layer](
-                x, shortformer_pos_embed=place, past_kv_cache_entry=entry, attention_mask=mask
-            )
-        if passage.end is not None:
-            return x
-        if self.cfg.normalization_type is not None:
-            x = self.ln_final(x)
-        return apply_softcap(self.unembed(x), self.cfg.output_logits_soft_cap) if passage.logits else x
+        return self.engine.run(passage, caching)
 
     def input_to_embed(
         self,

@@ -12,7 +12,7 @@ from torch import Tensor
 from interp.compat.transformer_lens.act_names import get_act_name
 from interp.compat.transformer_lens.hooked_transformer import HookedTransformer
 from interp.compat.transformer_lens.lazy_logits import LazyLogits
-from interp.compat.transformer_lens.native import native_site, outgrown
+from interp.compat.transformer_lens.native import native_site
 from interp.compat.transformer_lens.tokenization import get_attention_mask
 from interp.data.batch import Batch
 from interp.model import sites
@@ -83,13 +83,12 @@ def plannable(model: object, tokens: Int[Tensor, "b p"]) -> Transformer | None:
     if not isinstance(model, HookedTransformer) or type(model).forward is not HookedTransformer.forward:
         return None
     engine, tokenizer = model.engine, model.tokenizer
-    if tokens.ndim != 2 or engine.native is None or engine.shared is None or engine.active() != {}:
+    if tokens.ndim != 2 or engine.active() != {}:
         return None
     if tokenizer is not None and tokenizer.padding_side == "left":
         mask = get_attention_mask(tokenizer, tokens, model.cfg.default_prepend_bos)
         if not bool(mask.all()):
             return None
-    outgrown(model.cfg, model.blocks, tokens.shape[1])
     engine.shared.update()
     return engine.native
 

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.compat.transformer_lens.changes import Noticing
 from interp.compat.transformer_lens.config import HookedTransformerConfig
-from interp.compat.transformer_lens.layers import positions
+from interp.compat.transformer_lens.engine import Part
 from interp.model.config import Llama3Scaling, Rotary, Scaling, YarnScaling
+from interp.model.mask import Layout
 from interp.model.position import Rotation, inverse_frequencies
 
 ROWS = 2048
@@ -68,7 +68,7 @@ def _scaling(cfg: HookedTransformerConfig, local: bool) -> Scaling | None:
     return None
 
 
-class RotaryTables(Noticing):
+class RotaryTables(Part):
     """The tables of one attention layer, which begin with `ROWS` positions at most and grow as they are needed."""
 
     cfg: HookedTransformerConfig
@@ -95,14 +95,17 @@ class RotaryTables(Noticing):
         self, x: Tensor, past_kv_pos_offset: int = 0, attention_mask: Tensor | None = None
     ) -> Tensor:
         """Queries or keys after `past_kv_pos_offset` rotated to their positions, which count real tokens."""
-        total = past_kv_pos_offset + x.shape[1]
+        n = x.shape[1]
+        layout = Layout(None if attention_mask is None else attention_mask.bool())
+        places = layout.positions(n, past_kv_pos_offset, x.device)
+        return self.rotation_for(places, past_kv_pos_offset + n).apply(x)
+
+    def rotation_for(self, places: Tensor, total: int) -> Rotation:
+        """The rotation of these positions in a text of `total` tokens, from tables that suit it."""
         if self.cfg.use_dynamic_ntk_rope and not self.training:
             self._rescale_rotary_for_ntk(total)
         self.reach(total)
-        places = torch.arange(past_kv_pos_offset, total, device=x.device)[None]
-        if attention_mask is not None:
-            places = positions(attention_mask)[:, past_kv_pos_offset:]
-        return self.rotation(places).apply(x)
+        return self.rotation(places)
 
     def rotation(self, places: Tensor) -> Rotation:
         """The rotation of these positions `[b p]`, from the layer's table."""
