@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,6 @@ from interp.model.tap import Read, Scope, at
 
 SHORT = 32
 """Tokens, of all rows together."""
-N = TypeVar("N", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -198,10 +197,6 @@ class Engine:
         return self.__dict__ | {"_seen": -1}
 
     # what takes part
-
-    def knows(self, name: str) -> bool:
-        """Whether a hook point is a site of the native model."""
-        return name in self._sites
 
     def _survey(self, within: str) -> tuple[Points, set[str]]:
         """The points that do something, by site, and the modules that have to be called, of one part or ("") all."""

@@ -7,7 +7,15 @@ import torch
 from torch import nn
 
 from interp.compat.transformer_lens.activation_cache import ActivationCache
-from interp.compat.transformer_lens.block import TransformerBlock
+from interp.compat.transformer_lens.components import (
+    Embed,
+    PosEmbed,
+    RMSNorm,
+    RMSNormPre,
+    TransformerBlock,
+    Unembed,
+    norm_of,
+)
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.devices import move_to_and_update_config
 from interp.compat.transformer_lens.engine import Caching, ModelEngine
@@ -19,14 +27,6 @@ from interp.compat.transformer_lens.hook_points import (
     NamesFilter,
 )
 from interp.compat.transformer_lens.initialisation import initialise
-from interp.compat.transformer_lens.layers import (
-    Embed,
-    PosEmbed,
-    RMSNorm,
-    RMSNormPre,
-    Unembed,
-    norm_of,
-)
 from interp.compat.transformer_lens.passes import Loss, LossPerToken, Output, Passes, SingleLoss
 from interp.compat.transformer_lens.pretrained import DTYPE_FROM_STRING, tokenizer_for
 from interp.compat.transformer_lens.pretrained import from_pretrained as load

@@ -65,7 +65,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "utilities": "utils",
         **{f"utilities.{name}": "utils" for name in _UTILITIES.split()},
         "utilities.architectures": "processing",
-        "utilities.attention": "attention",
+        "utilities.attention": "components",
         "utilities.cache": "cache",
         "utilities.hf_utils": "hub",
         "utils": "utils",

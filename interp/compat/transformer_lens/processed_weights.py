@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from interp.compat.transformer_lens import processing
+from interp.compat.transformer_lens.components import LayerNormPre, RMSNormPre
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.folding import fold_layer_norm
-from interp.compat.transformer_lens.layers import LayerNormPre, RMSNormPre
 
 State = Mapping[str, Tensor]
 

@@ -7,9 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from interp.compat.transformer_lens.attention import (
+from interp.compat.transformer_lens.components import (
+    MLP,
     Attention,
+    CanBeUsedAsMLP,
+    GatedMLP,
     GroupedQueryAttention,
+    MoE,
     complex_attn_linear,
     simple_attn_linear,
 )
@@ -17,7 +21,6 @@ from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.conversions import BaseTensorConversion
 from interp.compat.transformer_lens.factories import ActivationFunctionFactory, MLPFactory
 from interp.compat.transformer_lens.hook_points import HookPoint
-from interp.compat.transformer_lens.mlps import MLP, CanBeUsedAsMLP, GatedMLP, MoE
 from tests.compat.transformer_lens.lens_fixture import oracle
 
 
