@@ -59,7 +59,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "loading_from_pretrained": "loading_from_pretrained",
         "past_key_value_caching": "cache",
         "patching": "patching",
-        "supported_models": "model_names",
+        "supported_models": "loading_from_pretrained",
         **dict.fromkeys(_TOOLS.split(), "direct_path_patching"),
         "train": "train",
         "utilities": "utils",
