@@ -208,6 +208,8 @@ class Engine:
                 called |= {p for p, s in self._slots.items() if s.owner is slot.module}
             elif slot.native is not None and (path in self._always or slot.replaced or _changed(slot.module)):
                 called.add(path)
+            elif self._is_missed(slot) and called.isdisjoint(slot.around):
+                raise ValueError(f"{path} was replaced or has hooks, and no pass of this model calls it")
         points: list[tuple[Point, nn.Module]] = []
         for point in self._points:
             if within and within not in point.around and within != self._path:
@@ -225,6 +227,13 @@ class Engine:
         }
         outermost = {path for path in called if called.isdisjoint(self._slots[path].around)}
         return live, outermost
+
+    def _is_missed(self, slot: Slot) -> bool:
+        """Whether something should happen at a module that the native model has no place for."""
+        if slot.path == "pos_embed":  # under ALiBi nobody calls it there either
+            return False
+        silent = isinstance(slot.module, nn.ModuleList) or not self._always.isdisjoint(slot.around)
+        return slot.native is None and not silent and (slot.replaced or _changed(slot.module))
 
     def _innermost(self, point: Point, within: str) -> list[str]:
         """The module that has to be called for the sake of a point that is no site."""

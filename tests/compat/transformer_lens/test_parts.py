@@ -82,6 +82,16 @@ def test_hooks_of_torch_on_a_part_are_called() -> None:
     assert torch.equal(model(tokens), plain)
 
 
+def test_hooks_on_a_part_that_no_pass_calls_are_refused() -> None:
+    model = oracle("none").fresh(use_normalization_before_and_after=True)
+    tokens = oracle("none")["tokens"]
+    handle = model.blocks[1].ln1_post.register_forward_hook(lambda module, args, out: out * 0)
+    with pytest.raises(ValueError, match=r"blocks\.1\.ln1_post was replaced or has hooks, and no pass"):
+        model(tokens)
+    handle.remove()
+    assert model(tokens).isfinite().all()
+
+
 class Wrapped(nn.Module):
     """Another module around an MLP, with a hook point of its own."""
 
