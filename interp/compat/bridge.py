@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -56,10 +57,10 @@ def from_bridge(bridge: nn.Module) -> HookedTransformer:
 
 
 def _require_bridge(bridge: object) -> None:
-    from transformer_lens.model_bridge import TransformerBridge
-
-    if not isinstance(bridge, TransformerBridge):
-        raise ValueError(f"a TransformerBridge is required, got {type(bridge).__name__}")
+    theirs = sys.modules.get("transformer_lens.model_bridge")  # imported by whoever made a bridge
+    if theirs is None or not isinstance(bridge, theirs.TransformerBridge):
+        said = "" if theirs is not None else "; the package transformer-lens, which has them, is not imported"
+        raise ValueError(f"a TransformerBridge is required, got {type(bridge).__name__}{said}")
     if not hasattr(getattr(bridge.original_model, "config", None), "to_dict"):
         raise ValueError(
             "a TransformerBridge around a Hugging Face model is required; this one wraps another model"

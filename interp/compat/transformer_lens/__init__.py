@@ -30,7 +30,7 @@ _MODULES = {
         )
     },
     "conversion_utils": "conversions", "loading": "loading_from_pretrained", "tools": "direct_path_patching",
-    "supported_models": "model_names", "utilities": "utils",
+    "supported_models": "loading_from_pretrained", "utilities": "utils",
 }  # fmt: skip
 __all__ = [*_WHERE, *_MODULES]
 

@@ -1,22 +1,229 @@
 """TransformerLens' `ActivationCache`: the activations of a pass by name, and the residual stream taken apart.
 
-Names, labels, arguments and numbers are those of TransformerLens 3.9; the arithmetic is in `residual_reading`.
+Names, labels, arguments and numbers are those of TransformerLens 3.9; the residual stream is read by `Reading`.
 """
 
 import logging
-from collections.abc import Iterator
+import warnings
+from collections import Counter
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.compat.transformer_lens.cached_activations import CachedActivations, Key, Slices, as_slice
-from interp.compat.transformer_lens.residual_reading import Reading, joined, with_remainder
-from interp.compat.transformer_lens.slices import Slice
+from interp.compat.transformer_lens.act_names import get_act_name
+from interp.compat.transformer_lens.tensors import Slice, SliceInput
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """The linear map `x -> (x - mean x) @ projection / scale`; each of the three steps may be absent."""
+
+    centre: bool = False
+    """Whether the mean over d_model is taken off."""
+    scale: Float[Tensor, "*#batch 1"] | None = None
+    """What to divide by, per row and position."""
+    projection: Float[Tensor, "d o"] | None = None
+    """Directions to read; None keeps the whole vector."""
+
+    @cached_property
+    def directions(self) -> Float[Tensor, "d o"] | None:
+        """The projection, centred if vectors are to be: `(x - mean x) @ p = x @ (p - mean p)`."""
+        if self.projection is None or not self.centre:
+            return self.projection
+        return self.projection - self.projection.mean(0)
+
+    def unscaled(self, vectors: Float[Tensor, "... d"]) -> Float[Tensor, "... o"]:
+        """Everything but the division: what a writing weight (its rows are vectors) becomes."""
+        vectors = self._widened(vectors)
+        if self.directions is not None:
+            return vectors @ self.directions.to(vectors.dtype)
+        return vectors - vectors.mean(-1, keepdim=True) if self.centre else vectors
+
+    def __call__(self, vectors: Float[Tensor, "*stack d"]) -> Float[Tensor, "*out o"]:
+        """The vectors as read; leading dimensions beyond the scale's are components."""
+        read = self.unscaled(vectors)
+        return read if self.scale is None else read / self.scale
+
+    def heads(
+        self, z: Float[Tensor, "*batch h e"], w_out: Float[Tensor, "h e d"]
+    ) -> Float[Tensor, "h *batch o"]:
+        """What each head writes, as read: one einsum."""
+        scaled = z if self.scale is None else z / self.scale[..., None]
+        writes = self.unscaled(w_out)
+        return torch.einsum("...he,heo->h...o", scaled.to(writes.dtype), writes)
+
+    def neurons(
+        self, post: Float[Tensor, "*batch m"], w_out: Float[Tensor, "m d"]
+    ) -> Float[Tensor, "m *batch o"]:
+        """What each neuron writes, as read."""
+        scaled = post if self.scale is None else post / self.scale
+        writes = self.unscaled(w_out)
+        return scaled.movedim(-1, 0)[..., None] * writes.reshape(
+            len(writes), *(1,) * (post.ndim - 1), writes.shape[-1]
+        )
+
+    def dots(
+        self, stack: Float[Tensor, "*stack d"], directions: Float[Tensor, "... d"]
+    ) -> Float[Tensor, "*out"]:
+        """The products of vectors as read (without a projection) with directions."""
+        dots = torch.einsum("...d,...d->...", self._widened(stack), self.unscaled(directions))
+        return dots if self.scale is None else dots / self.scale[..., 0]
+
+    def _widened(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """In the widest dtype of those concerned: the scale of a 16-bit model is float32, and so is what it divides."""
+        for other in (self.scale, self.projection):
+            x = x if other is None else x.to(torch.promote_types(x.dtype, other.dtype))
+        return x
+
+
+def joined(parts: Iterator[Float[Tensor, "_ ..."]], n: int) -> Float[Tensor, "n ..."]:
+    """A copy of the parts in one tensor of n rows; without gradients at most one part is alive beside it."""
+    first = next(parts)
+    if first.requires_grad:
+        return torch.cat([first, *parts])
+    whole, start = first.new_empty((n, *first.shape[1:])), len(first)
+    whole[:start] = first
+    for part in parts:
+        whole[start : start + len(part)] = part
+        start += len(part)
+    return whole
+
+
+def with_remainder(
+    rows: Iterator[Float[Tensor, "_ ..."]], rest: Float[Tensor, "..."]
+) -> Iterator[Float[Tensor, "_ ..."]]:
+    """The rows, then what is left of `rest` without them."""
+    for part in rows:
+        rest = rest - part.sum(0)
+        yield part
+    yield rest[None]
+
 
 logger = logging.getLogger(__name__)
+
+Slices = Slice | SliceInput
+"""A `Slice` or what makes one."""
+Key = str | tuple[Any, ...]
+"""A full name, a shorthand ("k6") or `(name, layer, sublayer)`; layers may be any kind of integer."""
+Store = TypeVar("Store", bound="CachedActivations")
+
+
+class CachedActivations:
+    """Tensors by name, as a dictionary: `cache["blocks.3.attn.hook_pattern"]`, `cache["pattern", 3]`, `cache["k6"]`.
+
+    `cache_dict` holds the tensors, `model` the model (set it to None to let go of it), `has_batch_dim` whether they
+    still have a batch dimension.
+    """
+
+    def __init__(self, cache_dict: dict[str, Tensor], model: Any, has_batch_dim: bool = True) -> None:
+        self.cache_dict = cache_dict
+        self.model = model
+        self.has_batch_dim = has_batch_dim
+        self.has_embed = "hook_embed" in cache_dict
+        self.has_pos_embed = "hook_pos_embed" in cache_dict
+
+    def __getattr__(self, name: str) -> Any:
+        """Only reached for what is not there. AttributeError."""
+        why = ": it is about state-space layers, which our models do not have" if "ssm" in name else ""
+        raise AttributeError(f"{type(self).__name__} has no {name!r}{why}")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} with keys {list(self.cache_dict)}"
+
+    def __getitem__(self, key: Key) -> Tensor:
+        """The activation of a name or shorthand; negative layers count from the end. KeyError if it is not cached."""
+        if key in self.cache_dict:
+            return self.cache_dict[key]
+        if isinstance(key, str):
+            name = get_act_name(key)
+        else:
+            layer = key[1] if len(key) > 1 else None
+            if layer is not None and layer < 0:
+                key = (key[0], self.model.cfg.n_layers + layer, *key[2:])
+            name = get_act_name(*key)
+        if name not in self.cache_dict:
+            near = get_close_matches(name, self.cache_dict, n=1)
+            raise KeyError(
+                f"{name} was not cached" + (f"; the nearest that was is {near[0]}" if near else "")
+            )
+        return self.cache_dict[name]
+
+    def __len__(self) -> int:
+        return len(self.cache_dict)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.cache_dict)
+
+    def keys(self) -> KeysView[str]:
+        """The full names."""
+        return self.cache_dict.keys()
+
+    def values(self) -> ValuesView[Tensor]:
+        """The tensors."""
+        return self.cache_dict.values()
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """Names with tensors."""
+        return self.cache_dict.items()
+
+    def to(self: Store, device: str | torch.device, move_model: bool = False) -> Store:
+        """This cache, its tensors moved to a device (and the model too, a deprecated option of older releases)."""
+        self.cache_dict = {name: value.to(device) for name, value in self.cache_dict.items()}
+        if move_model:
+            warnings.warn("move_model is deprecated: call model.to", DeprecationWarning, stacklevel=2)
+            self.model.to(device)
+        return self
+
+    def toggle_autodiff(self, mode: bool = False) -> None:
+        """Switch gradients on or off for the whole process (`torch.no_grad()` around the code does less harm)."""
+        logger.warning("Changed the global state, set autodiff to %s", mode)
+        torch.set_grad_enabled(mode)
+
+    def _batch_size(self) -> int:
+        """The commonest leading size: some entries are shared by the batch and have none."""
+        counts = Counter(value.shape[0] for value in self.cache_dict.values() if value.ndim)
+        return counts.most_common(1)[0][0] if counts else 1
+
+    def remove_batch_dim(self: Store) -> Store:
+        """This cache without its batch dimension. AssertionError for more than one row; a warning the second time."""
+        if not self.has_batch_dim:
+            logger.warning("Tried removing batch dimension after already having removed it.")
+            return self
+        if (size := self._batch_size()) != 1:
+            raise AssertionError(f"Cannot remove batch dimension from cache with batch size {size}")
+        for name, value in self.cache_dict.items():
+            if value.ndim and len(value) == 1:
+                self.cache_dict[name] = value[0]
+        self.has_batch_dim = False
+        return self
+
+    def apply_slice_to_batch_dim(self: Store, batch_slice: Slices) -> Store:
+        """A new cache with these rows (views); one row given as a number drops the dimension.
+
+        Errors: AssertionError for a cache without a batch dimension.
+        """
+        rows = as_slice(batch_slice)
+        if not self.has_batch_dim:
+            raise AssertionError("Cannot index into a cache without a batch dim")
+        size = self._batch_size()
+        chosen = {
+            name: rows.apply(value, dim=0) if value.ndim and len(value) == size else value
+            for name, value in self.cache_dict.items()
+        }
+        return type(self)(chosen, self.model, has_batch_dim=rows.mode != "int")
+
+
+def as_slice(given: Slices) -> Slice:
+    """The `Slice` of what makes one; an int drops the axis."""
+    return given if isinstance(given, Slice) else Slice(given)
+
 
 Stack = Tensor | tuple[Tensor, list[str]]
 """Components `[component *batch_and_pos d_model]`, with their labels if `return_labels`."""

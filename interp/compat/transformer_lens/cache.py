@@ -3,6 +3,7 @@
 Keys are stored as the native model stores them, rotated; otherwise names and behaviour are TransformerLens'.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,19 +93,21 @@ def get_pos_offset(past_kv_cache: TransformerLensKeyValueCache | None, batch_siz
 
 
 class CachedPast:
-    """A `TransformerLensKeyValueCache` as the `Past` of a native pass."""
+    """Entries of a `TransformerLensKeyValueCache` as the `Past` of a native pass."""
 
-    def __init__(self, cache: TransformerLensKeyValueCache, mask: Tensor | None) -> None:
-        """mask: of everything, the new tokens included; None = all real."""
-        self.length: int = cache[0].past_keys.shape[1]
+    def __init__(
+        self, entry: Callable[[int], TransformerLensKeyValueCacheEntry], mask: Tensor | None = None
+    ) -> None:
+        """entry: that of a layer. mask: of everything, the new tokens included; None = all real."""
+        rows, length = entry(0).past_keys.shape[:2]
+        self.length: int = length
         self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
         self.states: dict[int | tuple[int, str], tuple[Tensor, ...]] = {}
-        self._cache, self._mask = cache, mask
+        self._rows, self._entry, self._mask = rows, entry, mask
 
     def room(self, rows: int, n: int) -> None:
         """Any number of tokens of the cache's rows."""
-        have = self._cache[0].past_keys.shape[0]
-        assert have == rows, f"the cache holds {have} rows, the batch has {rows}"
+        assert self._rows == rows, f"the cache holds {self._rows} rows, the batch has {rows}"
 
     def extended_keep(self, keep: Tensor | None, rows: int, n: int) -> Tensor | None:
         """The mask of everything."""
@@ -112,7 +115,7 @@ class CachedPast:
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """One layer's keys and values of everything."""
-        return self._cache[layer].append(k, v)
+        return self._entry(layer).append(k, v)
 
     def advance(self, n: int, keep: Tensor | None) -> None:
         """Nothing: the entries know how long they are."""

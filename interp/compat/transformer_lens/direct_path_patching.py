@@ -14,8 +14,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp.compat.transformer_lens.hooked_transformer import HookedTransformer
-from interp.compat.transformer_lens.patch_sweep import Cache
-from interp.compat.transformer_lens.patching import generic_activation_patch, layer_head_vector_patch_setter
+from interp.compat.transformer_lens.patching import (
+    Cache,
+    generic_activation_patch,
+    layer_head_vector_patch_setter,
+)
 
 __path__: list[str] = []
 """To the import system a package: `tools.analysis.direct_path_patching` is this module (`install.ALIASES`)."""

@@ -1,24 +1,44 @@
-"""Which passes of a `HookedTransformer` the native model computes, and how its hook points take part."""
+"""The passes of a `HookedTransformer`: one forward, the native model's, in which hook points and modules take part.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+Hook points that have hooks are places of the pass (`hook_tap`). Where a module was replaced, has hooks of torch's or a
+`forward` of its own, the native model calls that module in place of its own part (`Detour`); what is called and still
+is of TransformerLens' form asks the native part in turn (`Part.computed`). So nothing is computed in two ways.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from interp.compat.transformer_lens.cache import CachedPast, TransformerLensKeyValueCache
+from interp.compat.transformer_lens.cache import (
+    CachedPast,
+    TransformerLensKeyValueCache,
+    TransformerLensKeyValueCacheEntry,
+)
 from interp.compat.transformer_lens.changes import HOOKS, Changes, Noticing, note_writes
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.hook_points import HookPoint
-from interp.compat.transformer_lens.hook_tap import HookTap, hooks_of, is_active, layer_of
-from interp.compat.transformer_lens.native import native_of, native_site, outgrown
-from interp.compat.transformer_lens.weights import Shared, links_of
+from interp.compat.transformer_lens.hook_tap import HookTap, hooks_of, is_active, scope_of
+from interp.compat.transformer_lens.native import (
+    Elsewhere,
+    LensNorm,
+    blueprint,
+    native_of,
+    native_path,
+    native_site,
+    place_of,
+)
+from interp.compat.transformer_lens.weights import Shared, found, links_of
+from interp.model.attention import Attention, Pass, picked
+from interp.model.block import Block
+from interp.model.config import ModelConfig
 from interp.model.kv_cache import Past
-from interp.model.tap import Read
-from interp.model.transformer import Transformer
-
-SPLIT_INPUTS = ("hook_q_input", "hook_k_input", "hook_v_input")
+from interp.model.norm import HeadNorm, Normalize
+from interp.model.tap import Read, Scope, at
 
 SHORT = 32
 """Tokens, of all rows together."""
@@ -41,6 +61,8 @@ class Passage:
     """Whether the logits are wanted; else the pass ends at the final norm."""
     last: bool = False
     """Whether only the last column's logits are wanted."""
+    place: Tensor | None = None
+    """Position vectors of a shortformer, for a pass that does not begin with the embedding."""
 
     @property
     def stepwise(self) -> bool:
@@ -62,147 +84,435 @@ class Caching:
     into: dict[str, Tensor]
 
 
-class Engine:
-    """The native model of a `HookedTransformer`, and where its hook points stand in it."""
+@dataclass(frozen=True)
+class Setting:
+    """What modules are given besides the stream when a pass calls them."""
 
-    def __init__(self, model: nn.Module, cfg: HookedTransformerConfig) -> None:
-        self.cfg = cfg
-        self._model = model
-        self.native = native_of(model, cfg)
-        self.shared: Shared | None = None
+    past: TransformerLensKeyValueCache | Past | TransformerLensKeyValueCacheEntry | None = None
+    mask: Tensor | None = None
+    tokens: Tensor | None = None
+
+    def entry(self, layer: int) -> TransformerLensKeyValueCacheEntry | None:
+        """The keys and values that a layer kept."""
+        if self.past is None or isinstance(self.past, TransformerLensKeyValueCacheEntry):
+            return self.past
+        assert isinstance(self.past, TransformerLensKeyValueCache), "modules take caches of TransformerLens'"
+        return self.past[layer]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A module, and where the native model keeps the part in its place."""
+
+    path: str
+    owner: nn.Module
+    name: str
+    module: nn.Module
+    around: tuple[str, ...]
+    """The modules that it is in which have slots, outermost first."""
+    held: dict[str, nn.Module | None] = field(default_factory=dict, repr=False)
+    native_name: str = ""
+    native: nn.Module | None = None
+
+    @property
+    def replaced(self) -> bool:
+        """Whether another module stands there now."""
+        return self.owner._modules.get(self.name) is not self.module
+
+    @property
+    def own(self) -> nn.Module | None:
+        """The native part that the module itself computes with."""
+        return self.native.norm if isinstance(self.native, HeadNorm) else self.native
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a hook point is kept, and its site in the native model."""
+
+    owner: nn.Module
+    name: str
+    site: str | None
+    around: tuple[str, ...]
+
+
+Points = dict[str, nn.Module]
+"""Active hook points by site."""
+
+
+class Engine:
+    """The native model of a `HookedTransformer` (or of a part that is in none), and where its modules stand in it."""
+
+    def __init__(self, root: nn.Module, path: str, native: nn.Module, config: ModelConfig) -> None:
+        """path: of the root in a `HookedTransformer`."""
+        self.native, self.config = native, config
+        self._root, self._path = root, path
+        self.shared = Shared(native, list(links_of(root, path, native, config)), own=not path)
         self._seen = -1
         self._polled: list[nn.Module] = []
-        self._parts: list[tuple[nn.Module, str, nn.Module]] = []
-        self._points: list[tuple[nn.Module, str, str | None]] = []
+        self._slots: dict[str, Slot] = {}
+        self._points: list[Point] = []
+        self._standing: Mapping[str, Detour] = {}
         self._sites: dict[str, str] = {}
-        if self.native is not None:
-            self.shared = Shared(self.native, list(links_of(model, self.native.config)))
-            self._find(model)
+        self._find()
+        self._always = {p for p, slot in self._slots.items() if isinstance(slot.native, Elsewhere)}
+        self.adopt()
 
-    def _find(self, model: nn.Module) -> None:
+    def _find(self) -> None:
         """List every hook point with its site, and every other part, by owner: either may be replaced later."""
-        assert self.native is not None
-        for path, owner in model.named_modules():
-            for attr, child in owner._modules.items():
+        top = native_path(self._path, self.config)
+        for path, owner in self._root.named_modules(prefix=self._path):
+            around = tuple(p for p in self._slots if path == p or path.startswith(f"{p}."))
+            for name, child in owner._modules.items():
                 if child is None:
                     continue
-                name = f"{path}.{attr}" if path else attr
-                if not isinstance(child, HookPoint):
-                    self._parts.append((owner, attr, child))
+                full = f"{path}.{name}" if path else name
+                if isinstance(child, HookPoint):
+                    site = native_site(full, self.config)
+                    self._points.append(Point(owner, name, site, around))
+                    if site is not None:
+                        self._sites[full] = site
                     continue
-                site = native_site(name, self.native.config)
-                self._points.append((owner, attr, site))
-                if site is not None:
-                    self._sites[name] = site
+                inner = native_path(full, self.config).removeprefix(top).removeprefix(".")
+                part = found(self.native, inner)
+                held: dict[str, nn.Module | None] = {}
+                if part is not None:
+                    held = self.native.get_submodule(inner.rpartition(".")[0])._modules
+                self._slots[full] = Slot(
+                    full, owner, name, child, around, held, inner.rpartition(".")[2], part
+                )
 
-    def knows(self, name: str) -> bool:
-        """Whether a hook point is a site of the native model."""
-        return name in self._sites
-
-    def active(self) -> dict[str, nn.Module] | None:
-        """The points that do something, by site; None where only the modules themselves can run."""
-        cfg = self.cfg
-        if self.native is None or cfg.use_attn_in or cfg.ungroup_grouped_query_attention:
-            return None
-        if self._quiet():
-            return {}
-        found = self._active()
-        if found == {}:
-            self._watch()
-        return found
-
-    def _quiet(self) -> bool:
-        """Whether nothing was replaced or hooked since a pass that found nothing active."""
-        return self._seen == Changes.count and not any(map(_changed, self._polled))
-
-    def _watch(self) -> None:
-        """Note from now on what is replaced or hooked; at present nothing is."""
-        parts = [part for _, _, part in self._parts]
-        for module in (self._model, *parts):
-            note_writes(module, ["_modules"])
-        points = [point for owner, attr, _ in self._points if (point := owner._modules.get(attr)) is not None]
-        for module in (*parts, *points):
-            note_writes(module, HOOKS)
-        self._polled = [part for part in parts if not isinstance(part, Noticing)]
-        self._seen = Changes.count
+    def adopt(self) -> None:
+        """Tell every module which native part it computes with."""
+        for path, slot in self._slots.items():
+            if isinstance(slot.module, Part) and slot.own is not None:
+                slot.module.__dict__["_home"] = (self, path)
+            if isinstance(slot.own, Attention) and hasattr(slot.module, "rotation_for"):
+                slot.own.owner = (slot.module,)  # type: ignore[assignment]
+        if self._path and isinstance(self.native, Attention):
+            self.native.owner = (self._root,)  # type: ignore[assignment]
 
     def __getstate__(self) -> Mapping[str, Any]:
         """A copy has to look for itself."""
         return self.__dict__ | {"_seen": -1}
 
-    def _active(self) -> dict[str, nn.Module] | None:
-        for owner, attr, part in self._parts:
-            if owner._modules.get(attr) is not part or _changed(part):
-                return None
-        found: dict[str, nn.Module] = {}
-        for owner, attr, site in self._points:
-            point = owner._modules.get(attr)
-            if point is None or not is_active(point):
-                continue
-            if site is None:
-                return None
-            found[site] = point
-        return None if _in_each_others_way(found) else found
+    # what takes part
 
-    def run(self, passage: Passage, caching: Caching | None = None) -> Tensor | None:
-        """The output of a native pass; None where the modules have to run instead."""
-        native = self.native
-        points = None if passage.first == 0 else self.active()
-        if native is None or points is None:
+    def _survey(self, within: str) -> tuple[Points, set[str]]:
+        """The points that do something, by site, and the modules that have to be called, of one part or ("") all."""
+        called: set[str] = set()
+        for path, slot in self._slots.items():
+            if within and not path.startswith(f"{within}."):
+                continue
+            if slot.replaced and isinstance(slot.module, nn.ModuleList):
+                called |= {p for p, s in self._slots.items() if s.owner is slot.module}
+            elif slot.native is not None and (path in self._always or slot.replaced or _changed(slot.module)):
+                called.add(path)
+            elif self._is_missed(slot) and called.isdisjoint(slot.around):
+                raise ValueError(f"{path} was replaced or has hooks, and no pass of this model calls it")
+        points: list[tuple[Point, nn.Module]] = []
+        for point in self._points:
+            if within and within not in point.around and within != self._path:
+                continue
+            module = point.owner._modules.get(point.name)
+            if module is None or not is_active(module) or not called.isdisjoint(point.around):
+                continue
+            if point.site is None:
+                called |= set(self._innermost(point, within))
+            points.append((point, module))
+        live = {
+            point.site: module
+            for point, module in points
+            if point.site is not None and called.isdisjoint(point.around)
+        }
+        outermost = {path for path in called if called.isdisjoint(self._slots[path].around)}
+        return live, outermost
+
+    def _is_missed(self, slot: Slot) -> bool:
+        """Whether something should happen at a module that the native model has no place for."""
+        if slot.path == "pos_embed":  # under ALiBi nobody calls it there either
+            return False
+        silent = isinstance(slot.module, nn.ModuleList) or not self._always.isdisjoint(slot.around)
+        return slot.native is None and not silent and (slot.replaced or _changed(slot.module))
+
+    def _innermost(self, point: Point, within: str) -> list[str]:
+        """The module that has to be called for the sake of a point that is no site."""
+        around = [path for path in point.around if self._slots[path].native is not None]
+        return [path for path in around if not within or path.startswith(f"{within}.")][-1:]
+
+    def _taking_part(self) -> tuple[Points, set[str]]:
+        """`_survey` of everything; at once where nothing changed since one that found nothing."""
+        if self._seen == Changes.count and not any(map(_changed, self._polled)):
+            return {}, self._always
+        points, called = self._survey("")
+        if not points and called == self._always:
+            self._watch()
+        return points, called
+
+    def _watch(self) -> None:
+        """Note from now on what is replaced or hooked; at present nothing is."""
+        parts = [slot.module for slot in self._slots.values()]
+        for module in (self._root, *parts):
+            note_writes(module, ["_modules"])
+        points = [at for point in self._points if (at := point.owner._modules.get(point.name)) is not None]
+        hooked = [
+            p for p in parts if not any(hooks_of(p))
+        ]  # what is inside a part that is always called may have some
+        for module in (*hooked, *(p for p in points if not any(hooks_of(p)))):
+            note_writes(module, HOOKS)
+        self._polled = [part for part in parts if not isinstance(part, Noticing)]
+        self._seen = Changes.count
+
+    @contextmanager
+    def _calling(self, paths: set[str], setting: Setting) -> Iterator[None]:
+        """Let the native model call these modules, and no others."""
+        before = self._standing
+        now = {path: Detour(self._slots[path], self._current(path), setting) for path in paths}
+        if "embed" in paths and self._has_native(
+            "embed.ln"
+        ):  # a part of the module, a part after it natively
+            now["embed.ln"] = Detour(self._slots["embed.ln"], nn.Identity(), setting)
+        if before or now:
+            self._place(before, now)
+        try:
+            yield
+        finally:
+            if before or now:
+                self._place(now, before)
+
+    def _has_native(self, path: str) -> bool:
+        return path in self._slots and self._slots[path].native is not None
+
+    def _place(self, old: Mapping[str, "Detour"], new: Mapping[str, "Detour"]) -> None:
+        for path in old.keys() | new.keys():
+            slot = self._slots[path]
+            slot.held[slot.native_name] = new.get(path, slot.native)
+        self._standing = new
+
+    def _current(self, path: str) -> nn.Module:
+        """The module that stands there now."""
+        return self._root.get_submodule(path.removeprefix(self._path).removeprefix("."))
+
+    # one part
+
+    def part(self, path: str, call: Callable[[Any, Scope], Tensor], setting: Setting) -> Tensor:
+        """What a function of the native part at `path` gives, with the hook points and modules inside that part."""
+        native = self.native if path == self._path else self._slots[path].own
+        assert native is not None
+        points, called = self._survey(path)
+        if isinstance(native, LensNorm):  # whose points have the sites of no model
+            owner = self._root if path == self._path else self._slots[path].module
+            sites = zip(native.sites, (owner.hook_scale, owner.hook_normalized), strict=True)
+            points = {site: point for site, point in sites if is_active(point)}  # type: ignore[misc, arg-type]
+        scope = scope_of({_in_block(site): point for site, point in points.items()})
+        top = "" if path == self._path else native_path(path, self.config)
+        shared = self.shared.within(top) if top else self.shared
+        with self._calling(called, setting):
+            return shared.run(partial(call, native, scope))
+
+
+class ModelEngine(Engine):
+    """The engine of a whole `HookedTransformer`."""
+
+    native: Any
+    """A `LensTransformer`."""
+
+    def __init__(self, model: nn.Module, cfg: HookedTransformerConfig) -> None:
+        plan = blueprint(cfg)
+        self.cfg, self.usual = cfg, plan.usual
+        super().__init__(model, "", native_of(cfg, plan), plan.config)
+
+    def adopt(self) -> None:
+        """Tell the modules which native parts they compute with, and the native model who keeps the tables."""
+        super().adopt()
+        if self.cfg.positional_embedding_type == "rotary":
+            parts = [slot.module for slot in self._slots.values() if hasattr(slot.module, "rotation_for")]
+            first = {str(part.attn_type): part for part in reversed(parts)}
+            self.native.tables = (first.get("global"), first.get("local", first.get("global")))
+
+    def active(self) -> Points | None:
+        """The points that do something, by site; None where modules are called, or passes are not as our cache and
+        our planner expect them.
+        """
+        if not self.usual or self.cfg.use_attn_in or self.cfg.ungroup_grouped_query_attention:
             return None
-        if caching is not None and not all(self.knows(name) for name in caching.names):
-            return None
-        reads = {} if caching is None else self._reads(caching, passage)
+        points, called = self._taking_part()
+        return None if called else points
+
+    def run(self, passage: Passage, caching: Caching | None = None) -> Tensor:
+        """The output of a pass."""
+        points, called = self._taking_part()
+        names = () if caching is None else caching.names
+        if caching is not None and not all(self._is_site(name, called) for name in names):
+            with self._root.hooks([(name, _saving(caching)) for name in names]):  # type: ignore[operator]
+                return self.run(passage)
+        reads = {} if caching is None else {n: Read(self._sites[n], _via(caching.keep, n)) for n in names}
         mask = passage.mask if passage.mask is None or not bool(passage.mask.all()) else None
-        tap = self._tap(points, reads, passage, mask)
-        output = self._computed(native, passage, mask, tap)
+        tap = self._tap(points, reads, passage, mask, called > self._always)
+        begins = passage.first is None
+        setting = Setting(passage.past, mask, passage.x if begins else None)
+        with self._calling(called, setting):
+            output = self.shared.run(self._ready(passage, mask, tap, called))
         if caching is not None and tap is not None:
-            names = {read: name for name, read in reads.items()}
-            caching.into.update({names[read]: value for read, value in tap.values.items()})
+            names_of = {read: name for name, read in reads.items()}
+            caching.into.update({names_of[read]: value for read, value in tap.values.items()})
             tap.close()
         return output
 
-    def _reads(self, caching: Caching, passage: Passage) -> dict[str, Read]:
-        return {name: Read(self._sites[name], _via(caching.keep, name)) for name in caching.names}
+    def _is_site(self, name: str, called: set[str]) -> bool:
+        return name in self._sites and not any(name.startswith(f"{path}.") for path in called)
 
     def _tap(
-        self,
-        points: Mapping[str, nn.Module],
-        reads: Mapping[str, Read],
-        passage: Passage,
-        mask: Tensor | None,
+        self, points: Points, reads: Mapping[str, Read], passage: Passage, mask: Tensor | None, calls: bool
     ) -> HookTap | None:
         padded = (
-            mask is not None and passage.first is None and self.cfg.positional_embedding_type == "standard"
+            mask is not None
+            and passage.first is None
+            and self.cfg.positional_embedding_type in ("standard", "shortformer")
         )
-        stepwise = bool(points or reads) or passage.stepwise
+        stepwise = bool(points or reads or calls) or passage.stepwise
         if not stepwise and not padded and passage.logits:
             return None
         tap = HookTap(points, reads.values(), logits=passage.logits, stepwise=stepwise)
         if padded and mask is not None:
             hidden = ~mask[:, -passage.x.shape[1] :, None].bool()
             tap.changes["hook_pos_embed"] = lambda place: place.masked_fill(hidden, 0)
+        tap.stream = passage.x if passage.first == 0 else None
+        tap.place = passage.place
         return tap
 
-    def _computed(
-        self, native: Transformer, passage: Passage, mask: Tensor | None, tap: HookTap | None
-    ) -> Tensor:
-        n, past = passage.x.shape[1], passage.past
+    def _ready(
+        self, passage: Passage, mask: Tensor | None, tap: HookTap | None, called: set[str]
+    ) -> Callable[[], Tensor]:
+        """The pass, to be run."""
+        x, past = passage.x, passage.past
+        rows, n = x.shape[:2]
         if isinstance(past, TransformerLensKeyValueCache):
-            past = CachedPast(past, None if mask is None else mask.bool())
-        if self.cfg.positional_embedding_type == "rotary":
-            blocks = cast(nn.ModuleList, self._model.blocks)
-            outgrown(self.cfg, blocks, n + (0 if past is None else past.length))
-        args = (passage.x, tap, passage.first or 0, passage.end)
+            past = CachedPast(past.__getitem__, None if mask is None else mask.bool())
+        if passage.first == 0:  # the native model begins with tokens; `HookTap.stream` takes their place
+            x = torch.zeros(rows, n, dtype=torch.long, device=x.device)
         keep = None if mask is None else mask[:, -n:].bool()
-        options = {"keep": keep, "cache": past}
-        if passage.last and n > 1 and (tap is None or not tap.watches_logits):
-            options["logits_at"] = torch.full((len(passage.x), 1), n - 1, device=passage.x.device)
-        assert self.shared is not None
-        if torch.is_grad_enabled() and self.shared.trained:
-            return self.shared.run(args, options)
-        self.shared.update()
-        return native(*args, **options)
+        options: dict[str, Any] = {"keep": keep, "cache": past}
+        if passage.last and n > 1 and not called and (tap is None or not tap.watches_logits):
+            options["logits_at"] = torch.full((rows, 1), n - 1, device=x.device)
+        return partial(self.native, x, tap, passage.first or 0, passage.end, **options)
+
+
+class Part(Noticing):
+    """A module of TransformerLens' form: parameters, hook points and other parts; a native part does its arithmetic.
+
+    In a `HookedTransformer` that is the one of the native model; by itself it has one of its own.
+    """
+
+    def computed(
+        self, call: Callable[[Any, Scope], Tensor], like: Tensor, setting: Setting | None = None
+    ) -> Tensor:
+        """What a function of the native part and of the scope of this module's hook points gives."""
+        home = self.__dict__.get("_home")
+        if home is None:
+            home = (self._alone(like), self._own_path())
+        engine, path = home
+        assert isinstance(engine, Engine)
+        return engine.part(path, call, Setting() if setting is None else setting)
+
+    def _alone(self, like: Tensor) -> Engine:
+        """An engine of this module's own, for the device and dtype of these numbers."""
+        like = next(self.parameters(), like)
+        kind = (like.device, like.dtype)
+        if self.__dict__.get("_own", (None,))[0] != kind:
+            native, config = self._native(*kind)
+            self.__dict__["_own"] = (kind, Engine(self, self._own_path(), native, config))
+        engine = self.__dict__["_own"][1]
+        assert isinstance(engine, Engine)
+        return engine
+
+    def _own_path(self) -> str:
+        """Where a `HookedTransformer` has such a module."""
+        raise NotImplementedError(f"{type(self).__name__} computes by itself")
+
+    def _native(self, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, ModelConfig]:
+        """A native part of its own, and the config that it is of."""
+        raise NotImplementedError(f"{type(self).__name__} computes by itself")
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        """Without engines: that of a copied model tells its modules, and a copied module makes one."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_home", "_own")}
+
+
+class Detour(nn.Module):
+    """What stands in a place of the native model for one pass: a call of the module that users see there."""
+
+    def __init__(self, slot: Slot, module: nn.Module, setting: Setting) -> None:
+        super().__init__()
+        self._slot, self._module, self._setting = slot, (module,), setting
+        self.name = getattr(slot.native, "name", slot.name)
+        if isinstance(slot.native, Attention):
+            self.layer, self.heads = slot.native.layer, slot.native.heads
+
+    def forward(self, x: Any, *given: Any) -> Tensor:
+        """What the module gives for what the native part would have been given."""
+        native, module = self._slot.native, self._module[0]
+        if isinstance(native, Block):
+            return self._block(module, x, *given)
+        if isinstance(native, Attention):
+            return self._attention(module, x, *given)
+        if isinstance(native, HeadNorm):
+            rows = x.flatten(2) if native.whole else x.flatten(0, 2)
+            return _tensor(module(rows).view(x.shape))
+        if self._slot.path == "pos_embed":
+            return self._places(module, x)
+        out = _tensor(module(x))
+        after = native.after if isinstance(native, LensNorm) else None
+        return out if after is None else at(given[0] if given else None, after, out)
+
+    def _block(
+        self, module: nn.Module, x: Tensor, shared: Pass, tap: Scope | None, only: Tensor | None = None
+    ) -> Tensor:
+        layer = int(self._slot.name)
+        out = module(
+            x, shortformer_pos_embed=place_of(shared), past_kv_cache_entry=self._setting.entry(layer),
+            attention_mask=self._setting.mask,
+        )  # fmt: skip
+        return _tensor(out if only is None else picked(out, only))
+
+    def _attention(
+        self,
+        module: nn.Module,
+        x: Tensor,
+        source: tuple[Tensor, Normalize],
+        shared: Pass,
+        tap: Scope | None,
+        only: Tensor | None = None,
+    ) -> Tensor:
+        native = self._slot.native
+        inputs = native.inputs(x, (*source, place_of(shared)), tap)  # type: ignore[union-attr, operator]
+        assert isinstance(native, Attention)
+        out = module(
+            *inputs, past_kv_cache_entry=self._setting.entry(native.layer), attention_mask=self._setting.mask
+        )
+        return _tensor(out if only is None else picked(out, only))
+
+    def _places(self, module: nn.Module, positions: Tensor) -> Tensor:
+        tokens, past = self._setting.tokens, self._setting.past
+        assert tokens is not None
+        before = 0 if past is None else self._setting.entry(0).past_keys.shape[1]  # type: ignore[union-attr]
+        return _tensor(module(tokens, before, self._setting.mask))
+
+
+def _tensor(value: object) -> Tensor:
+    assert isinstance(value, Tensor)
+    return value
+
+
+def _in_block(site: str) -> str:
+    return site.split(".", 2)[2] if site.startswith("blocks.") else site
+
+
+def _saving(caching: Caching) -> Callable[..., None]:
+    def save(value: Tensor, hook: HookPoint) -> None:
+        assert hook.name is not None
+        caching.into[hook.name] = caching.keep(value, hook.name)
+
+    return save
 
 
 def _via(keep: Callable[[Tensor, str], Tensor], name: str) -> Callable[[Tensor], Tensor]:
@@ -212,9 +522,3 @@ def _via(keep: Callable[[Tensor, str], Tensor], name: str) -> Callable[[Tensor],
 def _changed(module: nn.Module) -> bool:
     """Whether calling it does more than its class says: it has hooks, or a `forward` of its own (SAELens does that)."""
     return "forward" in module.__dict__ or any(hooks_of(module))
-
-
-def _in_each_others_way(points: Mapping[str, Any]) -> bool:
-    """Whether a layer has hooks on both its split inputs and the norm that they go through."""
-    split = {layer_of(site) for site in points if site.endswith(SPLIT_INPUTS)}
-    return any(layer_of(site) in split and ".ln1" in site for site in points) if split else False

@@ -3,8 +3,8 @@
 from torch import nn
 
 from interp.compat.transformer_lens.activations import SUPPORTED_ACTIVATIONS, ActivationFunction
+from interp.compat.transformer_lens.components import mlp_of
 from interp.compat.transformer_lens.config import HookedTransformerConfig
-from interp.compat.transformer_lens.mlps import mlp_of
 
 __path__: list[str] = []
 """To the import system a package: `factories.mlp_factory` is this module too (`install.ALIASES`)."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from interp.compat.transformer_lens.cache import TransformerLensKeyValueCache
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.defaults import USE_DEFAULT_VALUE, LocallyOverridenDefaults
-from interp.compat.transformer_lens.engine import Engine, Passage
+from interp.compat.transformer_lens.engine import ModelEngine, Passage
 from interp.compat.transformer_lens.losses import sample_logits
 from interp.compat.transformer_lens.tokenization import get_attention_mask
 from interp.model.kv_cache import KVCache
@@ -56,7 +56,7 @@ class Generation(nn.Module):
 
     cfg: HookedTransformerConfig
     tokenizer: Any
-    engine: Engine
+    engine: ModelEngine
     embed: Any
     to_tokens: Any
     _run: Any
@@ -209,7 +209,7 @@ class _Feed:
         self._vectors = start if embedded else None
         if room is None or embedded:
             return
-        if native is not None and model.engine.active() is not None:
+        if model.engine.active() is not None:
             size = start.shape[1] + room
             self._past = KVCache(native.config, len(start), size, device=native.device, dtype=native.dtype)
         else:
@@ -222,8 +222,8 @@ class _Feed:
         if self._vectors is not None:
             x, place = self._model.get_residual(self._vectors, 0, attention_mask=self._mask)  # type: ignore[operator]
         first = None if self._vectors is None else 0
-        passage = Passage(x, first, None, mask=self._mask, past=self._past, last=True)
-        return self._model._run(passage, None, place)[:, -1]
+        passage = Passage(x, first, None, mask=self._mask, past=self._past, last=True, place=place)
+        return self._model._run(passage)[:, -1]
 
     def push(self, tokens: Int[Tensor, "b"]) -> None:
         """The column that the next pass is to see; without a cache it sees all before it again."""

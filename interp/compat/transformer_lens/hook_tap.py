@@ -38,6 +38,8 @@ class HookScope(Scope):
         """What the pass itself does to a site before its hooks."""
         self.logits = True
         """Whether the logits are wanted; else the pass ends at the final norm."""
+        self.stream: Tensor | None = None
+        """The stream that enters the first block, if that is given instead of tokens."""
         self.stepwise = False
         """Whether attention and norms go step by step even where nobody watches them."""
 
@@ -77,6 +79,10 @@ class HookTap(Tap):
     ) -> None:
         super().__init__(reads)
         self._logits, self._stepwise = logits, stepwise
+        self.stream: Tensor | None = None
+        """The stream that enters the first block, if that is given instead of tokens."""
+        self.place: Tensor | None = None
+        """Position vectors of a shortformer, for a pass that does not begin with the embedding."""
         self.changes: dict[str, Callable[[Tensor], Tensor]] = {}
         self._hooked: dict[int | None, dict[str, nn.Module]] = {}
         for site, point in points.items():
@@ -115,11 +121,11 @@ class HookTap(Tap):
             self._scopes[layer_of(read.site)].add(read)
         outside = self._scopes[None]
         assert isinstance(outside, HookScope)
-        outside.changes, outside.logits = self.changes, self._logits
+        outside.changes, outside.logits, outside.stream = self.changes, self._logits, self.stream
 
 
 def scope_of(points: Mapping[str, nn.Module]) -> HookScope:
-    """A scope for a module that runs by itself, step by step like every watched pass."""
-    scope = HookScope(Tap(), "", {name: point for name, point in points.items() if is_active(point)})
+    """A scope for a part that runs by itself, step by step like every watched pass."""
+    scope = HookScope(Tap(), "", points)
     scope.stepwise = True
     return scope

@@ -8,11 +8,13 @@ per-prompt effects and intervals.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import einops
+import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
@@ -20,7 +22,242 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.compat.transformer_lens.patch_sweep import Cache, Cells, LogitMetric, plannable, swept
+from interp.compat.transformer_lens.act_names import get_act_name
+from interp.compat.transformer_lens.hooked_transformer import HookedTransformer
+from interp.compat.transformer_lens.native import native_site
+from interp.compat.transformer_lens.tokenization import get_attention_mask
+from interp.data.batch import Batch
+from interp.model import sites
+from interp.model.edits import Edit, Set
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.passes.sweep import Sweep
+from interp.passes.variants import Variant
+
+ReadOut = Callable[[Tensor], Tensor]
+Column = Callable[[int], Tensor]
+_METADATA = frozenset(
+    {
+        getattr(Tensor, name).__get__
+        for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda")
+    }
+    | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point}
+)
+
+
+class LazyLogits(Tensor):
+    """A tensor `[b p v]` equal to `read_out(stream)`, of which `logits[:, i]` computes position i alone.
+
+    Anything but indexing by integers or slices makes it whole first; so does writing into it, which lasts.
+    """
+
+    _stream: Tensor
+    _read_out: ReadOut
+    _column: Column | None
+    _whole: Tensor | None
+    _at: dict[int, Tensor]
+
+    @staticmethod
+    def __new__(
+        cls, stream: Float[Tensor, "b p d"], read_out: ReadOut, d_vocab: int, column: Column | None = None
+    ) -> "LazyLogits":
+        """The logits of a final stream. column: another way to those of one position, `[b 1 v]`, not used elsewhere."""
+        lazy: LazyLogits = Tensor._make_wrapper_subclass(
+            cls, (*stream.shape[:2], d_vocab), dtype=stream.dtype, device=stream.device
+        )
+        lazy._stream, lazy._read_out, lazy._whole, lazy._at = stream, read_out, None, {}
+        lazy._column = column
+        return lazy
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Metadata as it is; indices by position; all else on the whole tensor."""
+        if func in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if func is Tensor.__getitem__ and isinstance(args[0], cls):
+            return args[0]._part(args[1])
+        return func(*_whole(tuple(args)), **_whole(dict(kwargs or {})))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The same for calls that come from below Python."""
+        return func(*_whole(tuple(args)), **_whole(dict(kwargs or {})))
+
+    def whole(self) -> Float[Tensor, "b p v"]:
+        """All logits, as a plain tensor; what was written into single positions included."""
+        if self._whole is None:
+            self._whole = self._read_out(self._stream)
+            for at, column in self._at.items():
+                self._whole[:, at] = column[:, 0]
+        return self._whole
+
+    def _part(self, index: Any) -> Tensor:
+        keys = _by_axis(index)
+        if self._whole is not None or keys is None:
+            return self.whole()[_whole(index)]
+        at, columns = keys[1], self._stream.shape[1]
+        if isinstance(at, int) and -columns <= at < columns:
+            at %= columns
+            if at not in self._at:
+                column = self._column
+                rows = self._read_out(self._stream[:, at : at + 1]) if column is None else column(at)
+                self._at[at] = rows
+            return self._at[at][(keys[0], 0, *keys[2:])]
+        if isinstance(at, slice) and at != slice(None):
+            return self._read_out(self._stream[:, at])[(keys[0], slice(None), *keys[2:])]
+        if isinstance(at, Tensor) and not (at < -columns).any() and not (at >= columns).any():
+            some, place = (at.to(self._stream.device) % columns).unique(return_inverse=True)
+            return self._read_out(self._stream[:, some])[(keys[0], place, *keys[2:])]
+        return self.whole()[_whole(index)]
+
+
+def _by_axis(index: Any) -> tuple[Any, ...] | None:
+    """One key per axis, as far as the index goes; None where it adds axes, masks, or says nothing about positions."""
+    keys = list(index) if isinstance(index, tuple) else [index]
+    if any(key is None or isinstance(key, bool) for key in keys):
+        return None
+    keys = [torch.as_tensor(key) if isinstance(key, list | range | np.ndarray) else key for key in keys]
+    if any(isinstance(key, Tensor) and key.dtype in (torch.bool, torch.uint8) for key in keys):
+        return None
+    dots = [i for i, key in enumerate(keys) if key is Ellipsis]
+    if len(dots) == 1:
+        keys[dots[0] : dots[0] + 1] = [slice(None)] * (4 - len(keys))
+    return tuple(keys) if 2 <= len(keys) <= 3 and len(dots) <= 1 else None
+
+
+def _whole(value: Any) -> Any:
+    """The same with every `LazyLogits` in it whole."""
+    if isinstance(value, LazyLogits):
+        return value.whole()
+    if type(value) in (tuple, list):
+        return type(value)(_whole(each) for each in value)
+    return {key: _whole(each) for key, each in value.items()} if type(value) is dict else value
+
+
+LogitMetric = Callable[[Tensor], Tensor]
+"""From the logits `[b p v]` of a run to one number."""
+STREAMS = 256 << 20
+"""Bytes of final streams that are held at once."""
+
+
+@runtime_checkable
+class Cache(Protocol):
+    """Activations by hook name."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        """One of them."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Which cells of an activation are taken from the clean run, one variant for each index."""
+
+    activation: str
+    """Short name; the layer is the first number of every index."""
+    axes: tuple[int, ...]
+    """The axes of the activation that the other numbers index."""
+    indices: Sequence[Sequence[int]]
+
+    def names(self) -> list[str]:
+        """The hook name of every index."""
+        return [get_act_name(self.activation, layer=index[0]) for index in self.indices]
+
+    def fit(self, model: Transformer, tokens: Int[Tensor, "b p"], cache: Cache) -> bool:
+        """Whether the planner can run them: whole-number indices, sites it knows, donors of the run's shape."""
+        known = [name for name in sites.names(model.config) if native_site(name, model.config) == name]
+        integers = all(type(i) is int for index in self.indices for i in index)
+        if not integers or any(len(index) != 1 + len(self.axes) for index in self.indices):
+            return False
+        return all(
+            name in known and self._fits(cache[name], sites.axes_of(name).split(), tokens)
+            for name in dict.fromkeys(self.names())
+        )
+
+    def _fits(self, donor: Tensor, letters: Sequence[str], tokens: Int[Tensor, "b p"]) -> bool:
+        rows, columns = tokens.shape
+        if donor.ndim != len(letters) or donor.shape[0] not in (1, rows) or max(self.axes) >= donor.ndim:
+            return False
+        return all(size == columns for axis, size in zip(letters, donor.shape, strict=True) if axis in "pqk")
+
+    def variants(self, cache: Cache) -> list[Variant]:
+        """One for each index."""
+        found, put = [], {name: Set(cache[name]) for name in dict.fromkeys(self.names())}
+        for name, index in zip(self.names(), self.indices, strict=True):
+            letters = sites.axes_of(name).split()
+            at = {sites.WORDS[letters[axis]]: i for axis, i in zip(self.axes, index[1:], strict=True)}
+            found.append(Variant([Edit(name, put[name], at)]))
+        return found
+
+
+def plannable(model: object, tokens: Int[Tensor, "b p"]) -> Transformer | None:
+    """The network of one of our models, if it runs these tokens with nothing hooked, replaced or masked; else None."""
+    if not isinstance(model, HookedTransformer) or type(model).forward is not HookedTransformer.forward:
+        return None
+    engine, tokenizer = model.engine, model.tokenizer
+    if tokens.ndim != 2 or engine.active() != {}:
+        return None
+    if tokenizer is not None and tokenizer.padding_side == "left":
+        mask = get_attention_mask(tokenizer, tokens, model.cfg.default_prepend_bos)
+        if not bool(mask.all()):
+            return None
+    engine.shared.update()
+    return engine.native
+
+
+TOGETHER = 64
+"""Rows whose logits of a position are one matrix product: for a single row it is as slow as reading W_U."""
+
+
+@torch.no_grad()
+def swept(
+    model: Transformer, tokens: Int[Tensor, "b p"], variants: Sequence[Variant], metric: LogitMetric
+) -> Iterator[float]:
+    """The metric of every variant, in order; it sees the logits of one variant at a time."""
+    name = sites.final_stream(model.config)
+    size = tokens.numel() * model.config.d_model * model.embed.weight.element_size()
+    for some in _parts(variants, max(1, STREAMS // size)):
+        final = Sweep(model, Batch(tokens), some).read([Read(name)])
+        streams = next(iter(final.values()))
+        for several in streams.split(max(1, TOGETHER // len(tokens))):
+            for logits in _logits(model, several):
+                yield metric(logits).item()
+
+
+def _logits(model: Transformer, streams: Float[Tensor, "c b p d"]) -> Iterator[LazyLogits]:
+    """The logits of some variants; those of a position are computed for all of them when the first is asked for it."""
+    unembed = model.unembed
+    assert unembed is not None, "a model that sweeps patch has logits"
+    seen: dict[int, Tensor] = {}
+
+    def column(variant: int, at: int) -> Tensor:
+        if at not in seen:
+            seen[at] = model.read_out(streams[:, :, at : at + 1].flatten(0, 1)).unflatten(
+                0, streams.shape[:2]
+            )
+        return seen[at][variant]
+
+    for variant, stream in enumerate(streams):
+        yield LazyLogits(stream, model.read_out, unembed.out_features, partial(column, variant))
+
+
+def _parts(variants: Sequence[Variant], size: int) -> Iterator[Sequence[Variant]]:
+    for start in range(0, len(variants), size):
+        yield variants[start : start + size]
+
 
 Logits = Tensor
 CorruptedActivation = Tensor

@@ -1,14 +1,16 @@
-"""Small functions of tensors: what TransformerLens keeps in `utilities.tensors`."""
+"""Small functions of tensors, slices of an axis, products of factored matrices, and a list of modules with a type."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TypeVar, Union
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic, Literal, TypeVar, Union
 
 import einops
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
+
+from interp.compat.transformer_lens.factored_matrix import FactoredMatrix
 
 Value = TypeVar("Value")
 Cornered = TypeVar("Cornered")
@@ -116,3 +118,105 @@ def filter_dict_by_prefix(dictionary: Mapping[str, Value], prefix: str) -> dict[
     """
     start = prefix if prefix.endswith(".") else f"{prefix}."
     return {key[len(start) :]: value for key, value in dictionary.items() if key.startswith(start)}
+
+
+SliceInput = Union[  # noqa: UP007 - upstream's users take it apart with typing.get_args
+    int, slice, tuple[int | None, ...], list[int], list[bool], Tensor, np.ndarray, None
+]
+"""What a `Slice` is made of, see there."""
+Mode = Literal["int", "slice", "array", "identity"]
+
+
+class Slice:
+    """A selection along one axis.
+
+    Modes, by what it is made of: an int drops the axis ("int"); a tuple or a `slice` is `[start:stop:step]`, `(k,)` is
+    `[:k]` ("slice"); a list, tensor or array of indices or booleans picks those ("array"); None keeps everything
+    ("identity"; it never adds an axis).
+    Errors: ValueError for anything else.
+
+    Example:
+        >>> Slice((1, 5, 2)).apply(torch.arange(6))
+        tensor([1, 3])
+    """
+
+    slice: int | slice | np.ndarray
+    mode: Mode
+
+    def __init__(self, input_slice: SliceInput = None) -> None:
+        if input_slice is None:
+            self.slice, self.mode = slice(None), "identity"
+        elif isinstance(input_slice, int):
+            self.slice, self.mode = input_slice, "int"
+        elif isinstance(input_slice, tuple | slice):
+            self.slice = input_slice if isinstance(input_slice, slice) else slice(*input_slice)
+            self.mode = "slice"
+        elif isinstance(input_slice, list | Tensor | np.ndarray):
+            self.slice, self.mode = to_numpy(input_slice), "array"
+        else:
+            raise ValueError(f"Invalid input_slice {input_slice}")
+
+    def apply(self, tensor: Shaped[Tensor, "..."], dim: int = 0) -> Shaped[Tensor, "..."]:
+        """The selected part of a tensor along `dim`, which may count from the end."""
+        index: list[int | slice | np.ndarray] = [slice(None)] * tensor.ndim
+        index[dim] = self.slice
+        return tensor[tuple(index)]
+
+    def indices(self, max_ctx: int | None = None) -> np.ndarray:
+        """Which indices of an axis of length `max_ctx` are selected, as an array (of one for an int).
+
+        Errors: ValueError without `max_ctx`, unless the mode is "int".
+        """
+        if self.mode == "int":
+            return np.array([self.slice], dtype=np.int64)
+        if max_ctx is None:
+            raise ValueError("max_ctx must be specified if slice is not an integer")
+        return np.arange(max_ctx, dtype=np.int64)[self.slice]
+
+    def __repr__(self) -> str:
+        return f"Slice: {self.slice} Mode: {self.mode} "
+
+    @classmethod
+    def unwrap(cls, slice_input: Union["Slice", SliceInput]) -> "Slice":
+        """The same as a `Slice`; an int becomes a list of one, so that the axis stays."""
+        if isinstance(slice_input, Slice):
+            return slice_input
+        return cls([slice_input] if isinstance(slice_input, int) else slice_input)
+
+
+def composition_scores(
+    left: FactoredMatrix, right: FactoredMatrix, broadcast_dims: bool = True
+) -> Float[Tensor, "..."]:
+    """|L R| / (|L| |R|) in Frobenius norms (Elhage et al. 2021), `[*left's leading dims, *right's]`.
+
+    Without `broadcast_dims` the leading dims of both are matched instead.
+    Errors: AssertionError for inner sizes that differ.
+    """
+    if broadcast_dims:
+        leading = left.ndim - 2
+        for i in range(leading):
+            right = right.unsqueeze(i)
+        for i in range(right.ndim - 2 - leading):
+            left = left.unsqueeze(i + leading)
+    assert left.rdim == right.ldim, (
+        f"Composition scores require left.rdim==right.ldim, shapes were left: {left.shape}, right:{right.shape}"
+    )
+    small_left, small_right = left.collapse_l(), right.collapse_r()
+    norms = [matrix.norm(dim=(-2, -1)) for matrix in (small_left @ small_right, small_left, small_right)]
+    return norms[0] / norms[1] / norms[2]
+
+
+def get_matrix_corner(matrix: FactoredMatrix, n: int = 3) -> Float[Tensor, "..."]:
+    """The product of the first `n` rows and columns, at the first `n` of every leading dim, cut to three each."""
+    corner: Tensor = get_corner(matrix[(slice(n),) * matrix.ndim]).AB
+    return corner
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class TypedModuleList(nn.ModuleList, Generic[M]):
+    """torch's `ModuleList`, generic in its elements; a slice is of the same class."""
+
+    def __iter__(self) -> Iterator[M]:
+        return super().__iter__()  # type: ignore[return-value]

@@ -1,7 +1,7 @@
 """TransformerLens' `utils` (and `utilities`): its names in one place, from the modules that hold them.
 
-Written by concern: `slices`, `act_names`, `tensors`, `tokenization`, `losses`, `activations`, `initialisation`,
-`defaults`, `devices`, `composition`, `prompts`, `hub`. What is not offered raises with the native way to do it.
+Written by concern: `tensors` (slices and composition too), `act_names`, `tokenization`, `losses`, `activations`,
+`initialisation`, `defaults`, `devices`, `prompts`, `hub`. What is not offered raises with the native way to do it.
 """
 
 from interp.compat.transformer_lens.act_names import get_act_name
@@ -17,7 +17,6 @@ from interp.compat.transformer_lens.activations import (
     softcap_enabled,
     solu,
 )
-from interp.compat.transformer_lens.composition import composition_scores, get_matrix_corner
 from interp.compat.transformer_lens.defaults import (
     USE_DEFAULT_VALUE,
     LocallyOverridenDefaults,
@@ -59,12 +58,16 @@ from interp.compat.transformer_lens.losses import (
     sample_logits,
 )
 from interp.compat.transformer_lens.prompts import test_prompt
-from interp.compat.transformer_lens.slices import Slice, SliceInput
 from interp.compat.transformer_lens.tensors import (
+    Slice,
+    SliceInput,
+    TypedModuleList,
     check_structure,
+    composition_scores,
     filter_dict_by_prefix,
     get_corner,
     get_cumsum_along_dim,
+    get_matrix_corner,
     get_offset_position_ids,
     is_lower_triangular,
     is_square,
@@ -81,7 +84,6 @@ from interp.compat.transformer_lens.tokenization import (
     keep_single_column,
     tokenize_and_concatenate,
 )
-from interp.compat.transformer_lens.typed_module_list import TypedModuleList
 
 __path__: list[str] = []
 """To the import system a package: `utilities.slice` is this module too (`install.ALIASES`)."""

@@ -5,8 +5,9 @@ the numbers from before raises, as in plain torch. A parameter that was put else
 tied) is copied before each pass. Gradients of the fused weights are split into those of the parameters.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -15,7 +16,11 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from interp.compat.transformer_lens.changes import Changes, note_writes
+from interp.compat.transformer_lens.native import Elsewhere, native_path
+from interp.model.attention import Attention
+from interp.model.block import FeedForward
 from interp.model.config import ModelConfig
+from interp.model.norm import HeadNorm
 
 Split = Callable[[Tensor], tuple[Tensor, ...]]
 
@@ -92,9 +97,13 @@ class Leaf:
 class Shared:
     """The native model's weights as views, and back."""
 
-    def __init__(self, native: nn.Module, links: list[Link]) -> None:
+    def __init__(self, native: nn.Module, links: list[Link], *, own: bool = True) -> None:
+        """own: whether the parameters move into the native weights; else their values are copied at every pass."""
         self._native, self.links = native, links
-        self.share(fresh=True)
+        if own:
+            self.share(fresh=True)
+        else:
+            self._look()
 
     @torch.no_grad()
     def share(self, *, fresh: bool = False) -> None:
@@ -102,28 +111,45 @@ class Shared:
 
         fresh: nothing has been computed with them, so that they may count writes together with the native weights.
         """
-        self._leaves: list[Leaf] = []
-        for link in self.links:
-            note_writes(link.owner, ["_parameters"])
-            weight = self._native.get_parameter(link.native)
-            for view, name in zip(link.split(weight.detach()), link.names, strict=True):
-                leaf = Leaf(link.owner._parameters, name, view)
-                self._leaves.append(leaf)
-                parameter = leaf.parameter()
-                if same_memory(view, parameter):
-                    continue
-                view.copy_(parameter)
-                if fresh:
-                    torch.utils.swap_tensors(parameter, nn.Parameter(view, parameter.requires_grad))
-                else:
-                    parameter.data = view
-        self._places = [leaf.view.data_ptr() for leaf in self._leaves]
-        self._strides = [leaf.view.stride() for leaf in self._leaves if leaf.view.ndim > 1]
-        self._slots = [_slot(self._native, link.native) for link in self.links]
-        self._weights = [held[name] for held, name in self._slots]
+        self._look()
+        for leaf in self._leaves:
+            parameter = leaf.parameter()
+            if same_memory(leaf.view, parameter):
+                continue
+            leaf.view.copy_(parameter)
+            if fresh:
+                torch.utils.swap_tensors(parameter, nn.Parameter(leaf.view, parameter.requires_grad))
+            else:
+                parameter.data = leaf.view
         self._forget()
 
+    def _look(self) -> None:
+        """Find the parameters and the weights that they are parts of."""
+        self._slots = [_slot(self._native, link.native) for link in self.links]
+        self._weights = [held[name] for held, name in self._slots]
+        self._groups: list[list[Leaf]] = []
+        for link, weight in zip(self.links, self._weights, strict=True):
+            assert weight is not None
+            note_writes(link.owner, ["_parameters"])
+            views = zip(link.split(weight.detach()), link.names, strict=True)
+            self._groups.append([Leaf(link.owner._parameters, name, view) for view, name in views])
+        self._within: dict[str, Shared] = {}
+        self._forget()
+
+    def within(self, path: str) -> "Shared":
+        """The same for one part of the native model."""
+        if path not in self._within:
+            chosen = [i for i, link in enumerate(self.links) if link.native.startswith(f"{path}.")]
+            part = self._within[path] = copy(self)
+            for field in ("links", "_slots", "_weights", "_groups"):
+                setattr(part, field, [getattr(self, field)[i] for i in chosen])
+            part._forget()
+        return self._within[path]
+
     def _forget(self) -> None:
+        self._leaves = [leaf for group in self._groups for leaf in group]
+        self._places = [leaf.view.data_ptr() for leaf in self._leaves]
+        self._strides = [leaf.view.stride() for leaf in self._leaves if leaf.view.ndim > 1]
         self._seen = -1
         self._parameters: list[Tensor] = []
         self._matrices: list[Tensor] = []
@@ -131,17 +157,7 @@ class Shared:
 
     def __getstate__(self) -> Mapping[str, Any]:
         """Without what follows from the rest; `share` comes next."""
-        derived = (
-            "_leaves",
-            "_places",
-            "_strides",
-            "_slots",
-            "_weights",
-            "_parameters",
-            "_matrices",
-            "_fused",
-        )
-        return {name: value for name, value in self.__dict__.items() if name not in derived}
+        return {"_native": self._native, "links": self.links}
 
     def _current(self) -> list[Tensor]:
         """The parameters as they now are."""
@@ -172,19 +188,20 @@ class Shared:
                 if not same_memory(leaf.view, parameter):
                     leaf.view.data.copy_(parameter.data)
 
-    def run(self, args: Sequence[Any], options: Mapping[str, Any]) -> Tensor:
-        """A pass of the native model whose weights are functions of the parameters."""
+    def run(self, call: Callable[[], Tensor]) -> Tensor:
+        """What a function of the native model gives, whose weights are functions of the parameters."""
+        if not (torch.is_grad_enabled() and self.trained):
+            self.update()
+            return call()
         weights = self.fused()
         before = [held[name] for held, name in self._slots]  # those of a pass that this one is in, in a hook
         try:
             for (held, name), weight in zip(self._slots, weights, strict=True):
                 held[name] = weight  # type: ignore[assignment]
-            output = self._native(*args, **options)
+            return call()
         finally:
             for (held, name), own in zip(self._slots, before, strict=True):
                 held[name] = own
-        assert isinstance(output, Tensor)
-        return output
 
     def fused(self) -> list[Tensor]:
         """The native weights as functions of the parameters: the same ones again while these are their views."""
@@ -238,50 +255,58 @@ def same_memory(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.stride() == b.stride() and a.shape == b.shape
 
 
-def links_of(model: nn.Module, config: ModelConfig) -> Iterator[Link]:
-    """The links of a `HookedTransformer` to its native model."""
-    modules = dict(model.named_modules())
-    yield Link("embed.weight", whole, modules["embed"], ("W_E",))
-    if config.position_embedded:
-        yield Link("pos_embed.weight", whole, modules["pos_embed"], ("W_pos",))
-    yield Link("unembed.weight", turned, modules["unembed"], ("W_U",))
-    yield Link("unembed.bias", whole, modules["unembed"], ("b_U",))
-    ours = {"embed.ln": "ln_embed", "ln_final": "ln_final"}
-    after = "_post" if config.norm_place == "output" else ""
-    for layer in range(config.n_layers):
-        at = f"blocks.{layer}."
-        ours |= {f"{at}{n}": f"{at}{n}{after}" for n in ("ln1", "ln2")}
-        ours |= {f"{at}{n}_post": f"{at}{n}_post" for n in ("ln1", "ln2")}
-        ours |= {f"{at}attn.{n}": f"{at}attn.{n}.norm" for n in ("q_norm", "k_norm")}
-        yield from _attention_links(f"{at}attn", modules[f"{at}attn"], config)
-        if config.mlp is not None:
-            yield from _mlp_links(f"{at}mlp", modules[f"{at}mlp"])
-    for name, native in ours.items():
-        owner = modules.get(name)
-        for mine, theirs in (("weight", "w"), ("bias", "b")):
-            if isinstance(getattr(owner, theirs, None), nn.Parameter):
-                assert owner is not None
-                yield Link(f"{native}.{mine}", whole, owner, (theirs,))
+def links_of(root: nn.Module, at: str, native: nn.Module, config: ModelConfig) -> Iterator[Link]:
+    """The links of a `HookedTransformer`, or of its part at `at`, to the native module of it."""
+    top = native_path(at, config)
+    for path, owner in root.named_modules(prefix=at):
+        slot = native_path(path, config)
+        inner = slot.removeprefix(top).removeprefix(".")
+        part = found(native, inner)
+        if part is None or isinstance(part, Elsewhere):
+            continue
+        if isinstance(part, HeadNorm):
+            part, inner = part.norm, f"{inner}.norm"
+        dot = f"{inner}." if inner else ""
+        for link in _links(owner, part):
+            yield replace(link, native=f"{dot}{link.native}")
 
 
-def _attention_links(at: str, owner: nn.Module, config: ModelConfig) -> Iterator[Link]:
-    grouped = "_" if hasattr(owner, "_W_K") else ""
-    heads = HeadsFirst((config.n_heads, config.kv_heads, config.kv_heads), config.head_width)
-    for kind, mine in (("W", "weight"), ("b", "bias")):
-        names = (f"{kind}_Q", f"{grouped}{kind}_K", f"{grouped}{kind}_V")
-        yield Link(f"{at}.qkv.{mine}", heads, owner, names)
-    yield Link(f"{at}.out.weight", HeadsLast(config.head_width), owner, ("W_O",))
-    yield Link(f"{at}.out.bias", whole, owner, ("b_O",))
-    if config.sinks:
-        yield Link(f"{at}.sinks", whole, owner, ("sinks",))
+def found(native: nn.Module, path: str) -> nn.Module | None:
+    """A part of a module, or None where there is none."""
+    try:
+        return native.get_submodule(path)
+    except AttributeError:
+        return None
 
 
-def _mlp_links(at: str, owner: nn.Module) -> Iterator[Link]:
-    if hasattr(owner, "W_gate"):
-        yield Link(f"{at}.into.weight", halves, owner, ("W_gate", "W_in"))
-        yield Link(f"{at}.inner_bias", whole, owner, ("b_in",))
+def _links(owner: nn.Module, part: nn.Module) -> Iterator[Link]:
+    """The links of one module's own parameters to the native part in its place."""
+    own = owner._parameters
+    if isinstance(part, Attention) and "W_Q" in own:
+        grouped = "_" if "_W_K" in own else ""
+        heads = HeadsFirst(tuple(part.heads), part.d_head)
+        for kind, mine in (("W", "weight"), ("b", "bias")):
+            names = (f"{kind}_Q", f"{grouped}{kind}_K", f"{grouped}{kind}_V")
+            yield Link(f"qkv.{mine}", heads, owner, names)
+        yield Link("out.weight", HeadsLast(part.d_head), owner, ("W_O",))
+        yield Link("out.bias", whole, owner, ("b_O",))
+        if part.sinks is not None:
+            yield Link("sinks", whole, owner, ("sinks",))
+    elif isinstance(part, FeedForward) and "W_in" in own:
+        gated = "W_gate" in own
+        into = ("W_gate", "W_in") if gated else ("W_in",)
+        yield Link("into.weight", halves if gated else turned, owner, into)
+        yield Link("inner_bias" if gated else "into.bias", whole, owner, ("b_in",))
+        yield Link("out.weight", turned, owner, ("W_out",))
+        yield Link("out.bias", whole, owner, ("b_out",))
     else:
-        yield Link(f"{at}.into.weight", turned, owner, ("W_in",))
-        yield Link(f"{at}.into.bias", whole, owner, ("b_in",))
-    yield Link(f"{at}.out.weight", turned, owner, ("W_out",))
-    yield Link(f"{at}.out.bias", whole, owner, ("b_out",))
+        kept = {
+            "W_E": "weight",
+            "W_pos": "weight",
+            "W_U": "weight",
+            "b_U": "bias",
+            "w": "weight",
+            "b": "bias",
+        }
+        for name in [name for name in own if name in kept]:
+            yield Link(kept[name], turned if name == "W_U" else whole, owner, (name,))

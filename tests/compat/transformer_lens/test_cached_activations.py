@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from interp.compat.transformer_lens.activation_cache import ActivationCache
-from interp.compat.transformer_lens.slices import Slice
+from interp.compat.transformer_lens.tensors import Slice
 from tests.compat.transformer_lens.cache_oracle import cache_of, oracle, stand_in
 
 

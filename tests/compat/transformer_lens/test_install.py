@@ -126,3 +126,19 @@ def test_aliases_name_modules_that_exist() -> None:
         ours for ours in ALIASES.values() if find_spec(f"interp.compat.transformer_lens.{ours}") is None
     ]
     assert missing == []
+
+
+def test_what_is_no_bridge_is_refused_without_an_import_of_the_real_one() -> None:
+    """It takes seconds to import, and need not be there."""
+    code = """
+import torch
+from interp.compat import from_bridge
+try:
+    from_bridge(torch.nn.Linear(2, 2))
+except ValueError as error:
+    assert "got Linear; the package transformer-lens" in str(error), error
+else:
+    raise AssertionError
+assert "transformer_lens" not in sys.modules
+"""
+    run(code)

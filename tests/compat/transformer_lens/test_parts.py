@@ -7,12 +7,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from interp.compat.transformer_lens.attention import Attention
+from interp.compat.transformer_lens.components import (
+    MLP,
+    Attention,
+    CanBeUsedAsMLP,
+    GatedMLP,
+    GroupedQueryAttention,
+    MoE,
+    complex_attn_linear,
+    simple_attn_linear,
+)
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.conversions import BaseTensorConversion
 from interp.compat.transformer_lens.factories import ActivationFunctionFactory, MLPFactory
 from interp.compat.transformer_lens.hook_points import HookPoint
-from interp.compat.transformer_lens.mlps import MLP, CanBeUsedAsMLP, GatedMLP, MoE
 from tests.compat.transformer_lens.lens_fixture import oracle
 
 
@@ -37,6 +45,34 @@ def test_parts_run_by_themselves(name: str) -> None:
         )
 
 
+def test_a_gated_mlp_alone_is_the_formula_whatever_the_config_says_of_gates() -> None:
+    cfg = HookedTransformerConfig.from_dict({**SHAPE, "act_fn": "silu", "dtype": torch.float64})
+    mlp, x = GatedMLP(cfg), torch.randn(2, 3, 8, dtype=torch.float64)
+    for weight in mlp.parameters():
+        nn.init.normal_(weight)
+    post = nn.functional.silu(x @ mlp.W_gate) * (x @ mlp.W_in) + mlp.b_in
+    torch.testing.assert_close(mlp(x), post @ mlp.W_out + mlp.b_out)
+    mlp(x).sum().backward()
+    assert all(weight.grad is not None for weight in mlp.parameters())
+
+
+def test_grouped_attention_alone_is_whole_attention_with_repeated_weights() -> None:
+    fields = {**SHAPE, "n_key_value_heads": 1, "dtype": torch.float64, "positional_embedding_type": "rotary"}
+    cfg = HookedTransformerConfig.from_dict(fields)
+    grouped, whole = GroupedQueryAttention(cfg), Attention(cfg)
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    for weight in grouped.parameters():
+        nn.init.normal_(weight)
+    state = {name.lstrip("_"): getattr(grouped, name.lstrip("_")) for name, _ in grouped.named_parameters()}
+    whole.load_state_dict(state, strict=False)
+    torch.testing.assert_close(whole(x, x, x), grouped(x, x, x))
+    each = x[:, :, None].expand(-1, -1, 2, -1)
+    torch.testing.assert_close(whole(each, x, each), grouped(x, x, x))
+    for linear, given in ((simple_attn_linear, x), (complex_attn_linear, each)):
+        want = torch.einsum("bpd,hde->bphe", x, whole.W_Q) + whole.b_Q
+        torch.testing.assert_close(linear(given, whole.W_Q, whole.b_Q), want)
+
+
 def test_hooks_of_torch_on_a_part_are_called() -> None:
     model, tokens, seen = oracle("ln").model(), oracle("ln")["tokens"], []
     plain = model(tokens)
@@ -44,6 +80,16 @@ def test_hooks_of_torch_on_a_part_are_called() -> None:
     assert not torch.allclose(model(tokens), plain) and len(seen) == 1
     handle.remove()
     assert torch.equal(model(tokens), plain)
+
+
+def test_hooks_on_a_part_that_no_pass_calls_are_refused() -> None:
+    model = oracle("none").fresh(use_normalization_before_and_after=True)
+    tokens = oracle("none")["tokens"]
+    handle = model.blocks[1].ln1_post.register_forward_hook(lambda module, args, out: out * 0)
+    with pytest.raises(ValueError, match=r"blocks\.1\.ln1_post was replaced or has hooks, and no pass"):
+        model(tokens)
+    handle.remove()
+    assert model(tokens).isfinite().all()
 
 
 class Wrapped(nn.Module):

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from interp.compat.transformer_lens import patching
 from interp.compat.transformer_lens.hooked_transformer import HookedTransformer
-from interp.compat.transformer_lens.lazy_logits import LazyLogits
-from interp.compat.transformer_lens.patch_sweep import plannable
+from interp.compat.transformer_lens.patching import LazyLogits, plannable
 from tests.loops import over
 
 SAVED: dict[str, Any] = torch.load(Path(__file__).parents[1] / "data" / "tools_3_9.pt", weights_only=True)[

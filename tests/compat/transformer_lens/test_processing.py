@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from interp.compat import from_hooked_transformer, to_hooked_state
 from interp.compat.transformer_lens import processing
-from interp.compat.transformer_lens.folding import fold_layer_norm
 from interp.compat.transformer_lens.processing import (
     ProcessWeights,
     center_unembed,
     center_writing_weights,
     fill_missing_keys,
+    fold_layer_norm,
     fold_value_biases,
     process_weights,
     processed,

@@ -2,7 +2,7 @@
 
 import torch
 
-from interp.compat.transformer_lens.residual_reading import Reading, joined, with_remainder
+from interp.compat.transformer_lens.activation_cache import Reading, joined, with_remainder
 
 
 def test_joined_parts_are_their_concatenation_with_and_without_gradients() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.compat.transformer_lens.attention import Attention
 from interp.compat.transformer_lens.cache import TransformerLensKeyValueCache
+from interp.compat.transformer_lens.components import Attention
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.hooked_transformer import HookedTransformer
 from tests.compat.oracle.make_rotary import BASE, CASES, CUT, FILE, MASK, TOKENS

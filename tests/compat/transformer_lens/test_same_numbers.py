@@ -11,7 +11,7 @@ from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.hook_points import HookPoint
 from interp.compat.transformer_lens.hooked_transformer import HookedTransformer
 from interp.compat.transformer_lens.processing import ProcessWeights
-from interp.compat.transformer_lens.typed_module_list import TypedModuleList
+from interp.compat.transformer_lens.tensors import TypedModuleList
 
 TOKENS = torch.arange(30).reshape(2, 15) ** 2 % 50
 
