@@ -184,10 +184,10 @@ class Rare:
         return (self.score,)
 
     def confidence(self, table: "xr.Dataset") -> "xr.DataArray":
-        """The share of random heads that are less far out."""
+        """The share of random heads that are less far out, on either side; 0 on the wrong one."""
         mine = table.sel(score=self.score, drop=True)
         here = (mine["value"] - mine["null"]) * self.sign > 0
-        return (1 - mine["p"] / 2).where(here | mine["value"].isnull(), mine["p"] / 2)
+        return (1 - mine["p"]).where(here | mine["value"].isnull(), 0.0)
 
 
 def sure_above(
@@ -235,7 +235,7 @@ RULES: tuple[Rule, ...] = (
     Rule("name mover", (Beyond("name_mover", 0.25), Odds("to_receiver", 2.0))),
     Rule("s-inhibition", (Odds("s_inhibition", 3.0),)),
     Rule("successor", (Odds("successor", CLEAR),)),
-    Rule("anti-copying", (Beyond("copying", -0.05), Rare("copying_weights", -1))),
+    Rule("anti-copying", (Beyond("copying", -0.07), Rare("copying_weights", -1))),
     Rule("copying", (Beyond("copying", 0.6), Rare("copying_weights", 1))),
     Rule("first token", (PartOf("first_token", 0.5),)),
     Rule("local", (PartOf("local", 0.5), Odds("local", 2.0))),
@@ -266,8 +266,9 @@ def labels(confidence: "xr.DataArray") -> "xr.DataArray":
     A label says where a head stands out, not that it does nothing else: see `confidence` for what else holds. What they
     require: attention on repeats at five times the odds of even attention (a previous or current token: and half of
     what goes to the last five), on names at twice the odds of their paired nulls (three times for s-inhibition); a
-    quarter of a logit for names; for copying a third of the way from chance to a perfect copier, or to a perfect
-    anti-copier, and an eigenvalue score that one random head in forty has; to rest is to give half of all attention.
+    quarter of a logit for names; for copying a third of the way from chance to a perfect copier, or half of the way to
+    a perfect anti-copier, and an eigenvalue score that one random head in forty has; to rest is to give half of all
+    attention.
     """
     holds = confidence.transpose("layer", "head", "called").to_numpy() >= SURE
     names = np.array([*(rule.label for rule in RULES), NONE])

@@ -29,8 +29,8 @@ from interp.model.loss import next_token_loss, predicted
 from interp.model.parts import as_site
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, NotFiniteError, Question
-from interp.passes.metrics import Metric, Outcome
+from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
+from interp.passes.metrics import LogitFunction, Metric, Outcome, as_metric
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
@@ -73,6 +73,8 @@ class SaeQuality(Question):
     """The data over which the mean is taken that stands at the site in `ce_mean`; None = no such run."""
     skip_bos: bool = True
     """Whether a BOS in front of a text keeps its value and does not count."""
+    metric: Metric | LogitFunction | None = None
+    """What the model loses; None = the next-token loss of every token."""
 
     def asked(self, model: Subject) -> Analysis:
         """The sums of `Reconstruction`, and a sweep of every batch with the site replaced."""
@@ -86,12 +88,15 @@ class SaeQuality(Question):
             over = reduced_over(Analysis(self.name, sums, Fit, reads=reads), model, source)
             assert isinstance(over, Fit)
             mean = over.checked().mean
+        metric = SUMMED_LOSS if self.metric is None else as_metric(self.metric)
+        runs = RUNS if mean is not None else RUNS[:3]
         return Analysis(
             self.name,
-            _Quality(sums, mean),
+            _Quality(sums, mean, metric),
             Several({"fit": Fit, "losses": Covariances("losses")}),
-            partial(_finish_quality, name=self.name, runs=RUNS if mean is not None else RUNS[:3]),
+            partial(_finish_quality, name=self.name, runs=runs, metric=metric),
             reads=reads,
+            pose=Posed.of(model.text, metric.answer, metric.wrong),
         )
 
 
@@ -133,6 +138,7 @@ def sae_quality(
     *,
     reference: DataSource | Data | None = None,
     skip_bos: bool = True,
+    metric: Metric | LogitFunction | None = None,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -143,7 +149,11 @@ def sae_quality(
     `ce_clean`, `ce_sae`, `ce_zero`, `ce_mean`, the next-token loss in nats per predicted token with the site as it is,
     replaced by its reconstruction, by 0, or by its mean; `loss_recovered_zero` and `loss_recovered_mean`,
     (CE_ablated - CE_sae) / (CE_ablated - CE_clean) for either ablation: 1 = nothing is lost, 0 (the null) = as bad as
-    the ablation. Their intervals are 95 % over texts (of the ratio of sums, linearised; NaN for a single text).
+    the ablation. Their intervals are 95 % over texts (of the ratio of sums, linearised; NaN below three texts).
+    Where an ablation lowers the loss there is nothing to recover: the share is NaN, and attrs such as
+    `no_loss_recovered_zero` say so; `unsure_loss_recovered_zero` where the interval of what it costs holds 0.
+    metric: any other number per text in place of the loss, at the position of its own: `metric_clean`, ...,
+    `metric_recovered_zero`, ...; for a model that is right at one place only, such as `answer_loss`.
     Zero-ablating a residual stream ruins the model, so that any autoencoder recovers almost everything; the mean is the
     stricter null. `density`[feature] and `mean`[coordinate] as there.
     site: the full name of a site, or a part that is a whole one, such as "L1.resid".
@@ -170,7 +180,7 @@ def sae_quality(
         )
     other = source if reference is None else reference
     other = prompt_source(other, text, prepend_bos=prepend_bos, batch_size=batch_size)
-    return answered(SaeQuality(sae, site, other, skip_bos), model, source, edits=edits)
+    return answered(SaeQuality(sae, site, other, skip_bos, metric), model, source, edits=edits)
 
 
 @dataclass(frozen=True)
@@ -396,6 +406,7 @@ class _Quality:
 
     sums: _Sums
     mean: Float[Tensor, "d"] | None
+    metric: Metric
 
     def __call__(self, trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
         sums, texts = self.sums, _unpacked(batch)
@@ -408,11 +419,12 @@ class _Quality:
             )
         known = predicted(texts.keep, texts.documents)
         tokens = torch.ones_like(texts.tokens[:, 1:]) if known is None else known
-        counts = torch.stack((tokens.sum(1), (texts.real & ~counted).sum(1)))
+        number = tokens.sum(1) if self.metric is SUMMED_LOSS else torch.ones(len(texts), dtype=torch.long)
+        counts = torch.stack((number.to(tokens.device), (texts.real & ~counted).sum(1)))
         return {**found, "losses": torch.cat((losses.double(), counts.to(losses.device))).mT}
 
     def _losses(self, model: Transformer, batch: Batch, at: Bool[Tensor, "b p"]) -> Float[Tensor, "r b"]:
-        """The summed next-token loss of every row, in the order of `RUNS`, as far as there is a mean."""
+        """The metric of every row, in the order of `RUNS`, as far as there is a mean."""
         sae, mean = self.sums.sae, self.mean
 
         def placed(value: Tensor, new: Tensor) -> Tensor:
@@ -427,10 +439,10 @@ class _Quality:
             lambda value: placed(value, torch.zeros_like(value)),
             *([] if mean is None else [with_mean]),
         ]
-        if batch.tokens.shape[1] < 2:  # single tokens: nothing is predicted
+        if self.metric is SUMMED_LOSS and batch.tokens.shape[1] < 2:  # single tokens: nothing is predicted
             return torch.zeros(1 + len(changes), len(batch), device=batch.tokens.device)
         variants = [Variant([Edit(self.sums.site, change)]) for change in changes]
-        swept = Sweep(model, batch, variants).run(SUMMED_LOSS)
+        swept = Sweep(model, batch, variants).run(self.metric)
         return torch.cat((swept.base[None], swept.values))
 
 
@@ -440,7 +452,7 @@ def _unpacked(batch: Batch) -> Batch:
         return batch
     tokens = batch.by_text(batch.tokens, batch.real, -1)
     keep = tokens >= 0
-    return Batch(tokens.clamp_min(0), None if bool(keep.all()) else keep, batch.bos)
+    return Batch(tokens.clamp_min(0), None if bool(keep.all()) else keep, batch.bos, row=batch.row)
 
 
 def _finish(merged: Partial, name: str) -> xr.Dataset:
@@ -448,24 +460,38 @@ def _finish(merged: Partial, name: str) -> xr.Dataset:
     return merged.result(name, {}, {})
 
 
-def _finish_quality(merged: Partial, name: str, runs: Sequence[str]) -> xr.Dataset:
+def _finish_quality(merged: Partial, name: str, runs: Sequence[str], metric: Metric) -> xr.Dataset:
     assert isinstance(merged, Parts)
     fit, sums = merged.parts["fit"], merged.parts["losses"]
     assert isinstance(fit, Fit) and isinstance(sums, Covariance)
+    of_loss = metric.name == SUMMED_LOSS.name
+    stem, unit = ("ce", "nats per predicted token") if of_loss else ("metric", metric.unit)
+    recovered, of_what = ("loss_recovered", "the loss") if of_loss else ("metric_recovered", metric.name)
     one = dict(zip((*runs, "tokens", "skipped"), torch.eye(len(runs) + 2).double(), strict=True))
-    scores = {f"ce_{run}": ratio(sums, one[run], one["tokens"], "nats per predicted token") for run in runs}
+    scores = {f"{stem}_{run}": ratio(sums, one[run], one["tokens"], unit) for run in runs}
+    reasons = {}
     for run in runs[2:]:
-        scores[f"loss_recovered_{run}"] = ratio(
-            sums, one[run] - one["sae"], one[run] - one["clean"], "share of the loss", 0.0
-        )
+        share = ratio(sums, one[run] - one["sae"], one[run] - one["clean"], f"share of {of_what}", 0.0)
+        cost = ratio(sums, one[run] - one["clean"], one["tokens"], unit)
+        if of_loss and float(cost.value) <= 0:
+            none = torch.full_like(share.value, torch.nan)
+            share = share._replace(value=none, low=none, high=none)
+            reasons[f"no_{recovered}_{run}"] = (
+                f"{of_what} is no greater with {run} at the site: {float(cost.value):+.3g}"
+            )
+        elif not (float(cost.low) > 0 or float(cost.high) < 0):
+            ends = f"[{float(cost.low):.3g}, {float(cost.high):.3g}]"
+            reasons[f"unsure_{recovered}_{run}"] = f"what {run} at the site costs may be nothing: {ends}"
+        scores[f"{recovered}_{run}"] = share
     tokens, skipped = (round(float(sums.mean[i] * sums.n)) for i in (-2, -1))
     return fit.result(
         name,
         scores,
         {
             "skipped": skipped,
-            "predicted_tokens": tokens,
-            "interval": "95 % over texts, of losses",
+            **({"predicted_tokens": tokens} if of_loss else {"metric": metric.name}),
+            "interval": f"95 % over texts, of {of_what}",
+            **reasons,
             **({} if "mean" in runs else {"no_mean": NO_MEAN}),
         },
     )

@@ -92,7 +92,9 @@ def composition(
     induction head's distance is that between repeats, so look at several. Grouped queries: every query head counts,
     with the key and value weights of its group.
 
-    Caveats: it says what can be read, not what is: attention may never look there. Only self-attention within one stack
+    Caveats: it says what can be read, not what is: attention may never look there. A pair below its null (z far below
+    0) can still be the mechanism, where the directions that matter are a small part of both norms: look at the circuit
+    between tokens. Only self-attention within one stack
     composes here; of an encoder-decoder, ask about one side. In post-norm models the stream also passes norms between
     the layers, which belong to no head and are left out. z and p are NaN for a head that is a multiple of an orthogonal
     matrix (it composes alike with all), everything is NaN for a head of zeros.

@@ -125,7 +125,8 @@ def test_a_head_that_spreads_over_the_last_tokens_is_local_and_no_previous_token
 def test_anti_copying_needs_the_lower_side_of_the_random_heads() -> None:
     assert label(copying=0.0, copying_weights=-0.5) == "anti-copying"
     assert label(copying=0.0, copying_weights=0.5) == NONE
+    assert Rare("copying_weights", -1).confidence(table(copying_weights=-0.5)).item() == 0.99
     torch.testing.assert_close(
         torch.tensor(Rare("copying_weights", 1).confidence(table(copying_weights=-0.5)).values),
-        torch.tensor([[0.005]], dtype=torch.float64),
+        torch.tensor([[0.0]], dtype=torch.float64),
     )

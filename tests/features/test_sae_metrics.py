@@ -1,5 +1,6 @@
 """What an autoencoder is worth: identities hold, numbers are those of a slow loop, no split matters."""
 
+import functools
 from itertools import permutations
 
 import numpy as np
@@ -28,6 +29,7 @@ from interp.features import (
 )
 from interp.features.sae_metrics import Fit, counted_tokens, fitted, ratio
 from interp.passes import Analysis, observe
+from interp.passes.generate import generate
 from tests.configs import build
 from tests.features.sae_cases import constant_sae, identity_sae, random_sae
 from tests.loops import over
@@ -51,6 +53,12 @@ def activations(site: str, rows: list[list[int]]) -> Tensor:
     """The site's value at every token of every row, each row alone."""
     found = [observe(build("gpt2"), Batch.of([row]), [Read(site)]).trace[site][0].flatten(1) for row in rows]
     return torch.cat(found)
+
+
+@functools.cache
+def written() -> Batch:
+    """What the model writes itself, so that it predicts it better with every site as it is than without."""
+    return Batch(generate(build("gpt2"), Batch(torch.tensor([[3], [14], [9], [21]])), 9).tokens)
 
 
 def score(found: xr.Dataset, name: str, variable: str = "value") -> float:
@@ -108,7 +116,12 @@ def test_every_number_is_that_of_the_slow_loop(site: str, kind: ReLU | TopK | Ju
     tokens = torch.tensor([len(row) - 1 for row in ROWS]).double()
     expected = {f"ce_{name}": shares(loss, tokens) for name, loss in ce.items()}
     for name in ("zero", "mean"):
-        expected[f"loss_recovered_{name}"] = shares(ce[name] - ce["sae"], ce[name] - ce["clean"])
+        cost = ce[name] - ce["clean"]
+        nothing = cost.sum() <= 0
+        expected[f"loss_recovered_{name}"] = (
+            [torch.nan] * 3 if nothing else shares(ce[name] - ce["sae"], cost)
+        )
+        assert (f"no_loss_recovered_{name}" in found.attrs) == bool(nothing)
     for name, ends in expected.items():
         got = [score(found, name, variable) for variable in ("value", "low", "high")]
         np.testing.assert_allclose(got, ends, rtol=1e-7, err_msg=name)
@@ -117,7 +130,7 @@ def test_every_number_is_that_of_the_slow_loop(site: str, kind: ReLU | TopK | Ju
 
 
 def test_a_perfect_autoencoder_recovers_everything() -> None:
-    found = sae_quality(model(), Batch.of(ROWS), identity_sae(24), STREAM)
+    found = sae_quality(model(), written(), identity_sae(24), STREAM)
     assert score(found, "explained_variance") == pytest.approx(1, abs=1e-12)
     assert score(found, "loss_recovered_zero") == pytest.approx(1, abs=1e-9)
     assert score(found, "loss_recovered_mean") == pytest.approx(1, abs=1e-9)
@@ -125,15 +138,48 @@ def test_a_perfect_autoencoder_recovers_everything() -> None:
 
 
 def test_an_autoencoder_that_knows_the_mean_alone_explains_nothing() -> None:
-    mean = activations(STREAM, ROWS).mean(0)
-    found = sae_quality(model(), Batch.of(ROWS), constant_sae(mean), STREAM)
+    mean = activations(STREAM, written().tokens.tolist()).mean(0)
+    found = sae_quality(model(), written(), constant_sae(mean), STREAM)
     assert score(found, "explained_variance") == pytest.approx(0, abs=1e-12)
     assert score(found, "loss_recovered_mean") == pytest.approx(0, abs=1e-9)
     assert score(found, "l0") == 0 and score(found, "dead_fraction") == 1
 
 
+def test_where_an_ablation_helps_there_is_nothing_to_recover() -> None:
+    """A loss that is lower without the site than with it: the share would be a number that means nothing."""
+    found = sae_quality(model(), Batch.of(ROWS), identity_sae(24), STREAM)
+    assert score(found, "ce_zero") < score(found, "ce_clean")
+    for variable in ("value", "low", "high"):
+        assert np.isnan(score(found, "loss_recovered_zero", variable))
+    assert found.attrs["no_loss_recovered_zero"].startswith("the loss is no greater with zero at the site: -")
+    assert score(found, "loss_recovered_mean") == pytest.approx(1, abs=1e-9)
+    assert "unsure_loss_recovered_mean" in found.attrs
+
+
+def test_any_metric_can_stand_in_place_of_the_loss() -> None:
+    """Of one number per text, at the position of its own; a slow loop of single passes knows the runs."""
+    metric, rows = interp.logit_difference(3, 4), [row[:5] for row in ROWS if len(row) >= 5]
+    sae = random_sae(TopK(3), 24, 30)
+    found = sae_quality(model(), Batch.of(rows), sae, STREAM, metric=metric)
+    runs = {"clean": [], "sae": [Edit(STREAM, sae.reconstruct)], "zero": [Edit(STREAM, Zero())]}
+    slow = {}
+    for name, edits in runs.items():
+        last = torch.stack(
+            [observe(build("gpt2"), Batch.of([row]), edits=edits).output[0, -1] for row in rows]
+        )
+        slow[name] = (last[:, 3] - last[:, 4]).double()
+        mean = [score(found, f"metric_{name}", variable) for variable in ("value", "low", "high")]
+        np.testing.assert_allclose(mean, shares(slow[name], torch.ones(len(rows)).double()), rtol=1e-7)
+    expected = shares(slow["zero"] - slow["sae"], slow["zero"] - slow["clean"])
+    got = [score(found, "metric_recovered_zero", variable) for variable in ("value", "low", "high")]
+    np.testing.assert_allclose(got, expected, rtol=1e-7)
+    assert found.attrs["metric"] == metric.name and not any(
+        str(x).startswith("ce_") for x in found.score.values
+    )
+
+
 def test_an_autoencoder_that_answers_nothing_recovers_nothing_of_the_zero_ablation() -> None:
-    found = sae_quality(model(), Batch.of(ROWS), constant_sae(torch.zeros(24).double()), STREAM)
+    found = sae_quality(model(), written(), constant_sae(torch.zeros(24).double()), STREAM)
     assert score(found, "loss_recovered_zero") == pytest.approx(0, abs=1e-12)
     assert score(found, "ce_sae") == score(found, "ce_zero") != score(found, "ce_clean")
 
