@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import functional_call
 
 from interp.core.boundary import nearest, public
 from interp.core.stats import Rows, wide
@@ -117,7 +116,7 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         batch = self.batch
         options = {"logits_at": batch.last()[:, None], "keep": batch.keep, "types": batch.types}
         with torch.enable_grad():
-            logits: Tensor = functional_call(self.model, {path: stand_in}, (batch.tokens,), options)
+            logits: Tensor = self.model.with_parameters({path: stand_in})(batch.tokens, **options)
             (found,) = torch.autograd.grad(self.loss(logits), stand_in)
         return wide(side_by_side(where.view(found).to(self.model.device), name))
 

@@ -6,7 +6,7 @@ What a forward pass requires of its inputs is checked first: every error comes b
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -204,6 +204,17 @@ class Transformer(nn.Module):
     def unedited(self) -> Transformer:
         """This model without interventions."""
         return self._with(()) if self.edits else self
+
+    def with_parameters(self, parameters: Mapping[str, Tensor]) -> Transformer:
+        """This model with other tensors in place of some parameters, differentiable in them; all others are shared.
+
+        Its modules are copies: the model itself is not touched, so passes of it in other threads stay as they are.
+        Errors: AttributeError for a parameter that the model lacks.
+        """
+        kept: list[object] = [self.config, self.edits, *self.parameters(), *self.buffers()]
+        memo = {id(each): each for each in kept}
+        memo |= {id(self.get_parameter(name)): value for name, value in parameters.items()}
+        return copy.deepcopy(self, memo)
 
     def _with(self, edits: tuple[Edit, ...]) -> Transformer:
         found = copy.copy(self)
