@@ -177,7 +177,8 @@ def _durable(path: Path, data: bytes) -> None:
 def _packed(groups: Groups, about: Json) -> bytes:
     from safetensors.torch import save
 
-    return save(on_host(groups), metadata={"about": json.dumps(about)})
+    told = {"groups": list(groups), **about}  # safetensors sorts them, and results follow their order
+    return save(on_host(groups), metadata={"about": json.dumps(told)})
 
 
 def _unpacked(data: bytes) -> tuple[dict[str, Any], Groups]:
@@ -185,7 +186,8 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], Groups]:
 
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
-    return json.loads(header["__metadata__"]["about"]), load(data)
+    about, found = json.loads(header["__metadata__"]["about"]), load(data)
+    return about, {name: found[name] for name in about.pop("groups")}
 
 
 def _newest(folder: Path, name: str) -> int:
