@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.boundary import public, shown
-from interp.core.results import write_atomically
+from interp.core.files import write_atomically
 from interp.core.stats import wide
 from interp.data.batch import Batch, is_prompts
 from interp.data.sources import Data

@@ -146,7 +146,7 @@ class _Walk:
         if id(kind) in self.told or _is_installed(kind.__module__):
             return {"of": name}
         self.told.add(id(kind))
-        own = {n: each for n, each in vars(kind).items() if isinstance(each, _FUNCTIONS)}
+        own: dict[str, object] = {n: each for n, each in vars(kind).items() if isinstance(each, _FUNCTIONS)}
         own |= {n: x for n, x in vars(kind).items() if isinstance(x, _CONSTANTS) and not n.startswith("__")}
         opened = {n: _function(each) for n, each in own.items()}
         bases = [self._class(base) for base in kind.__bases__ if not _is_installed(base.__module__)]

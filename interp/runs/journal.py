@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from interp.core.results import write_atomically
+from interp.core.files import write_atomically
 from interp.core.stats import on_host
 from interp.model.config import Json
 from interp.runs.folder import clear
