@@ -48,6 +48,12 @@ class WeightEdit:
     name: str
     change: Change
 
+    def __post_init__(self) -> None:
+        """ValueError for a change that is NaN or infinite."""
+        parts = (self.change.A, self.change.B) if isinstance(self.change, FactoredMatrix) else (self.change,)
+        if not all(bool(part.isfinite().all()) for part in parts):
+            raise ValueError(f"a finite change of {self.name} is required, got NaN or inf")
+
     @property
     def rank(self) -> int | None:
         """The inner size of the factors; None for a dense change."""

@@ -157,7 +157,8 @@ def run(
 def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:
     """The model under study; for questions about the weights alone, the one without edits of activations.
 
-    Errors: those of `as_model`; ValueError for edits of such questions, which would change nothing.
+    Errors: those of `as_model`; for questions about weights, ValueError for edits, which would change nothing, and
+    NotFiniteError for weights that are NaN or infinite.
     """
     asked = _by_name(questions)
     if not all(getattr(each, "of_weights", False) for each in asked.values()):
@@ -166,7 +167,13 @@ def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:
         raise ValueError(
             f"{', '.join(asked)} ask about the weights, which edits of activations leave as they are"
         )
-    return Studied(as_network(model).unedited, text_of(model))
+    network = as_network(model).unedited
+    for name, value in network.named_parameters():
+        if not bool(value.isfinite().all()):
+            raise NotFiniteError(
+                f"{', '.join(asked)}: finite weights are required, {name} holds NaN or infinity"
+            )
+    return Studied(network, text_of(model))
 
 
 @dataclass(frozen=True)

@@ -336,8 +336,15 @@ def test_what_cannot_be_changed_is_refused_by_name(
 def test_nan_changes_nothing_and_sites_without_a_raw_output_are_named() -> None:
     model = writable("gemma2")
     before, values = state(model), matrices(model.transformer)
-    bad = WeightEdit("blocks.0.mlp.W_out", torch.full((36, 24), torch.nan))
-    with pytest.raises(ValueError, match="finite change"), bad.applied(model):
+    with pytest.raises(ValueError, match="finite change"):
+        WeightEdit("blocks.0.mlp.W_out", torch.full((36, 24), torch.nan))
+    huge = FactoredMatrix(
+        torch.full((36, 1), 1e30), torch.full((1, 24), 1e30)
+    )  # finite until it is multiplied out
+    with (
+        pytest.raises(ValueError, match="finite change"),
+        WeightEdit("blocks.0.mlp.W_out", huge).applied(model),
+    ):
         pass
     assert same(before, state(model)) == []
     for matrix in ("blocks.0.mlp.W_out", "blocks.1.attn.W_O"):
