@@ -19,6 +19,7 @@ from interp.model.block import ACTIVATIONS, Block
 from interp.model.config import Alibi, Buckets, Learned, ModelConfig, NoNorm, Norm, Rotary, Sinusoidal
 from interp.model.edits import Edit
 from interp.model.kv_cache import Past
+from interp.model.mapped import MappedFile
 from interp.model.norm import Normalize
 from interp.model.parts import Part
 from interp.model.position import Rotation, ScoreBias, depends_on_length, sinusoids
@@ -164,6 +165,7 @@ class Transformer(nn.Module):
         self.unembed = nn.Linear(d, config.d_vocab, bias=config.unembed_bias) if linear else None
         self.devices: tuple[torch.device, ...] | None = None
         self.edits: tuple[Edit, ...] = ()
+        self.files: tuple[MappedFile, ...] = ()
         """What every pass of this model changes; empty but in what `edited` returns."""
         initialise(self)
         self.tie()
@@ -204,6 +206,11 @@ class Transformer(nn.Module):
     def unedited(self) -> Transformer:
         """This model without interventions."""
         return self._with(()) if self.edits else self
+
+    def check_files(self) -> None:
+        """ValueError if a file of which parameters are views was overwritten in place."""
+        for file in self.files:
+            file.check(self)
 
     def with_parameters(self, parameters: Mapping[str, Tensor]) -> Transformer:
         """This model with other tensors in place of some parameters, differentiable in them; all others are shared.
@@ -246,8 +253,10 @@ class Transformer(nn.Module):
         types: token types of a model that has them; None = 0 everywhere.
         memory: what cross-attention reads, required by models that have it.
         A model without an unembedding returns its final residual stream.
-        Errors: ValueError for ids, shapes, lengths or layers that do not fit the model.
+        Errors: ValueError for ids, shapes, lengths or layers that do not fit the model, and for weights whose file was
+        overwritten in place.
         """
+        self.check_files()
         last = self.config.n_layers if stop is None else stop
         check_pass(self.config, tokens, (start, last), keep, cache, documents)
         check_extras(self.config, tokens, types, memory)

@@ -168,6 +168,7 @@ def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:
             f"{', '.join(asked)} ask about the weights, which edits of activations leave as they are"
         )
     network = as_network(model).unedited
+    network.check_files()
     for name, value in network.named_parameters():
         if not bool(value.isfinite().all()):
             raise NotFiniteError(
