@@ -285,7 +285,7 @@ def _write_page(record: "Record") -> None:
     text = run_page(record)
     try:
         write_atomically(record.folder / PAGE, lambda path: path.write_text(text, encoding="utf-8"))
-    except OSError as cause:
+    except (OSError, ValueError) as cause:
         print(f"the page could not be written: {cause}", file=sys.stderr)
 
 
