@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # but for those that measure the tests and the intervals and not the speed
-BENCHES := $(filter-out %/mutations.py %/coverage.py,$(sort $(wildcard experiments/bench/*.py)))
+BENCHES := $(filter-out %/mutations.py %/coverage.py %/calibration.py,$(sort $(wildcard experiments/bench/*.py)))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo docs test test-books test-shapes lint format bench clean

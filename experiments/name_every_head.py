@@ -44,7 +44,7 @@ def main(job: NameEveryHead, record: Record) -> None:
 
 def named(table: xr.Dataset) -> pd.DataFrame:
     """Each labelled head with the score behind its label, its 95 % interval and its null."""
-    rests_on = {rule.label: rule.evidence[0].score for rule in RULES}
+    rests_on = {rule.label: rule.evidence[0].scores[0] for rule in RULES}
     rows = interp.frame(table)
     rows = rows[rows.score == rows.label.map(rests_on)]
     return rows[["part", "label", "score", "value", "low", "high", "null"]].reset_index(drop=True)

@@ -1,7 +1,7 @@
 """Many small cases as one test: each starts from the same seeds, all are tried, and those that fail are named together.
 
 A case of its own costs pytest several milliseconds, which is more than a pass of a small model. So a test takes its
-config from pytest, and sites, sides and sizes from a loop:
+config from pytest, and sites, sides and sizes from a loop; where even a config takes a few milliseconds, that too:
 
     @pytest.mark.parametrize("name", CONFIGS)
     @over("site", lambda name: sites.names(CONFIGS[name]))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import interp
+from tests.loops import over
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
@@ -37,21 +38,21 @@ def test_a_notebook_runs_from_top_to_bottom(name: str) -> None:
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@over("name", NOTEBOOKS)
 def test_a_notebook_is_stored_without_outputs(name: str) -> None:
     for cell in nbformat.read(NOTEBOOKS[name], 4).cells:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@over("name", NOTEBOOKS)
 def test_a_notebook_asks_first_and_answers_last(name: str) -> None:
     texts = cells(name, "markdown")
     assert "**Question.**" in texts[0]
     assert "**Answer.**" in texts[-1]
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@over("name", NOTEBOOKS)
 def test_a_notebook_uses_public_names_and_defines_no_long_function(name: str) -> None:
     for source in cells(name, "code"):
         for node in ast.walk(ast.parse(source)):

@@ -10,7 +10,8 @@ import torch
 
 torch.set_num_threads(1)
 for name in (
-    *("h5netcdf", "matplotlib", "pyarrow.parquet", "torch.distributed.tensor"),
+    *("h5netcdf.legacyapi", "matplotlib", "pyarrow.dataset", "pyarrow.parquet", "scipy.special"),
+    "torch.distributed.tensor",
     *("interp.cli", "interp.runs.tensor_parallel", "interp.training"),
     *("tests.runs.killed", "tests.runs.killing", "tests.families.memory", "tests.training.killed"),
 ):

@@ -25,6 +25,7 @@ from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.stream import prompt_source, windows_of
 from interp.passes.analysis import Analysis, Question, Questions
+from interp.passes.metrics import Metric
 from interp.passes.observe import as_model
 
 MODEL = "demo-4l"
@@ -122,6 +123,10 @@ def worlds(model: interp.HookedTransformer, pool: int) -> Mapping[str, Callable[
             interp.causal.Ablate("head", change=interp.edits.Zero(), metric=metric), model, pairs
         ),
         "edge_attribution": lambda: World.of(interp.circuits.EdgeAttribution(metric), model, pairs),
+        "circuit_curve": lambda: World.of(
+            interp.circuits.CircuitCurve(_edges(model, metric), metric, draws=1), model, pairs
+        ),
+        "evaluate_circuit": lambda: World.of(_judged(model, metric), model, pairs),
         "late_layers": lambda: World.of(
             interp.lenses.LateLayers(frequencies=torch.ones(model.cfg.d_vocab)), model, pairs
         ),
@@ -129,6 +134,22 @@ def worlds(model: interp.HookedTransformer, pool: int) -> Mapping[str, Callable[
         "consensus": lambda: World.of(interp.dynamics.Consensus(), model, texts),
         "rank_collapse": lambda: World.of(interp.dynamics.RankCollapse(), model, texts),
     }
+
+
+def _edges(model: interp.HookedTransformer, metric: Metric) -> xr.Dataset:
+    """Scores of the edges on prompts outside the pool."""
+    found = interp.causal.batches(model, interp.tasks.IndirectObjects(32).pairs(model.text.tokenizer))
+    return interp.circuits.edge_attribution(model, *found, metric=metric)
+
+
+def _judged(model: interp.HookedTransformer, metric: Metric) -> interp.circuits.EvaluateCircuit:
+    """The question how good the circuit of the best hundred edges is."""
+    scores = _edges(model, metric)
+    values = abs(scores.value)
+    kept = torch.from_numpy((values >= np.sort(values.values[~np.isnan(values.values)])[-100]).values)
+    graph = interp.causal.EdgeGraph.of(model.cfg)
+    circuit = interp.circuits.Circuit.of(graph, kept, torch.from_numpy(scores.value.values)).pruned()
+    return interp.circuits.EvaluateCircuit(circuit, metric, subsets=4, draws=2)
 
 
 def main(names: Sequence[str] = (), repetitions: int = 1000, pool: int = 200, seed: int = 0) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.patterns import SCORES, distance_kernel, even_attention, pattern_scores
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import Means, Moments, Partial, Rows, wide
+from interp.core.stats import Means, Moments, Partial, Rows, t95, wide
 from interp.data.batch import Batch, Text
 from interp.data.stream import prompt_source
 from interp.model.config import ModelConfig
@@ -43,7 +43,13 @@ from interp.residual.decomposition import IncompleteSumError, not_linear
 from interp.runs.run import answered, reduced_over, run
 from interp.tasks import SHORT_SENTENCES, IndirectObjects, RepeatedTokens
 from interp.tasks.indirect_objects import A_DRAW
-from interp.weights.copying import chance_copying, copying_scores, eigenvalue_scores
+from interp.weights.copying import (
+    RandomHeads,
+    chance_copying,
+    copying_scores,
+    eigenvalue_scores,
+    random_copying,
+)
 from interp.weights.head_circuits import HeadCircuits
 from interp.weights.successor import known_sequences, successor_hits
 
@@ -86,21 +92,127 @@ def _last_shares(pattern_bhqk: Tensor) -> Tensor:
 
 NONE = "none"
 """The label of a head that no rule names."""
+SURE = 0.975
+"""The confidence from which a label is given: the near end of a 95 % interval lies past what the rule requires."""
+
+
+class Evidence(Protocol):
+    """Something that must be true of a head for its label, and how sure it is."""
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The scores it is read from."""
+        ...
+
+    def confidence(self, table: "xr.Dataset") -> "xr.DataArray":
+        """How sure it is that it holds `[layer, head]`; NaN where the scores have no interval."""
+        ...
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """A score that must stand clear of its null: the near end of its 95 % interval by at least `margin`."""
+class Odds:
+    """The odds of a share are at least so many times those of its null: `share / (1 - share)` against chance's.
+
+    So it asks the same of a score whose chance level is a fifth, on short rows, and of one whose is a hundredth.
+    """
+
+    score: str
+    times: float
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The one score."""
+        return (self.score,)
+
+    def confidence(self, table: "xr.Dataset") -> "xr.DataArray":
+        """That of the share that has these odds."""
+        null = table["null"].sel(score=self.score)
+        return sure_above(table, self.score, self.times * null / (1 + (self.times - 1) * null))
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """The score lies past its null by at least so much, in its own unit; below it if negative."""
 
     score: str
     margin: float
-    """In the unit of the score; below the null if negative."""
 
-    def holds(self, table: "xr.Dataset") -> "xr.DataArray":
-        """Where `low - null >= margin`, or `high - null <= margin` for a negative margin; never without an interval."""
-        mine = table.sel(score=self.score)
-        away = mine["low" if self.margin >= 0 else "high"] - mine["null"]
-        return away >= self.margin if self.margin >= 0 else away <= self.margin
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The one score."""
+        return (self.score,)
+
+    def confidence(self, table: "xr.Dataset") -> "xr.DataArray":
+        """That of the null and the margin."""
+        return sure_above(
+            table, self.score, table["null"].sel(score=self.score) + self.margin, below=self.margin < 0
+        )
+
+
+@dataclass(frozen=True)
+class PartOf:
+    """The score is at least such a share of another one (of 1, if there is no other)."""
+
+    score: str
+    share: float
+    whole: str | None = None
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Both."""
+        return (self.score,) if self.whole is None else (self.score, self.whole)
+
+    def confidence(self, table: "xr.Dataset") -> "xr.DataArray":
+        """That of the other one's value, whose own error is added to the score's."""
+        if self.whole is None:
+            return sure_above(table, self.score, self.share)
+        whole = table.sel(score=self.whole)
+        width = self.share * (whole["high"] - whole["value"])
+        return sure_above(table, self.score, self.share * whole["value"], more=width)
+
+
+@dataclass(frozen=True)
+class Rare:
+    """The score is far out among those of random heads: its `p`, on the side of the sign."""
+
+    score: str
+    sign: int
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The one score."""
+        return (self.score,)
+
+    def confidence(self, table: "xr.Dataset") -> "xr.DataArray":
+        """The share of random heads that are less far out."""
+        mine = table.sel(score=self.score, drop=True)
+        here = (mine["value"] - mine["null"]) * self.sign > 0
+        return (1 - mine["p"] / 2).where(here | mine["value"].isnull(), mine["p"] / 2)
+
+
+def sure_above(
+    table: "xr.Dataset",
+    score: str,
+    least: "xr.DataArray | float",
+    *,
+    below: bool = False,
+    more: "xr.DataArray | float" = 0.0,
+) -> "xr.DataArray":
+    """How sure it is that a score is at least this (at most: `below`), by Student's t over its rows `[layer, head]`.
+
+    At `SURE` the near end of the 95 % interval is exactly there. more: half-width that comes from `least` itself.
+    """
+    from scipy.special import stdtr
+
+    mine = table.sel(score=score, drop=True)
+    least = least if isinstance(least, float) else least.drop_vars("score", errors="ignore")
+    gap = (least - mine["value"]) if below else (mine["value"] - least)
+    half = ((mine["high"] - mine["value"]) if below else (mine["value"] - mine["low"])) + more
+    half = half.drop_vars("score", errors="ignore")
+    rows = mine["n"].clip(min=2)
+    widths = (gap / half.where(half > 0)) * t95(torch.from_numpy(rows.to_numpy())).numpy()
+    sure = gap.copy(data=stdtr(rows.to_numpy() - 1, widths.to_numpy()))
+    return sure.where(half != 0, (gap >= 0).astype(float)).where(half.notnull() & gap.notnull())
 
 
 @dataclass(frozen=True)
@@ -111,37 +223,56 @@ class Rule:
     evidence: tuple[Evidence, ...]
 
 
+FRAMES = 32
+"""Of random heads: as many as labels need (`copying`, whose p is finer, draws more)."""
+CLEAR = 5.0
+"""Times the odds of chance at which attention stands clear of it."""
 RULES: tuple[Rule, ...] = (
-    Rule("induction", (Evidence("induction", 0.25),)),
-    Rule("previous token", (Evidence("previous_token", 0.25),)),
-    Rule("duplicate token", (Evidence("duplicate_token", 0.25),)),
-    Rule("current token", (Evidence("current_token", 0.25),)),
-    Rule("name mover", (Evidence("name_mover", 0.25), Evidence("to_receiver", 0.05))),
-    Rule("s-inhibition", (Evidence("s_inhibition", 0.15),)),
-    Rule("successor", (Evidence("successor", 0.25),)),
-    Rule("anti-copying", (Evidence("copying", -0.05), Evidence("copying_weights", -0.25))),
-    Rule("copying", (Evidence("copying", 0.6), Evidence("copying_weights", 0.25))),
-    Rule("first token", (Evidence("first_token", 0.45),)),
-    Rule("local", (Evidence("local", 0.35),)),
+    Rule("induction", (Odds("induction", CLEAR),)),
+    Rule("previous token", (Odds("previous_token", CLEAR), PartOf("previous_token", 0.5, "local"))),
+    Rule("duplicate token", (Odds("duplicate_token", CLEAR),)),
+    Rule("current token", (Odds("current_token", CLEAR), PartOf("current_token", 0.5, "local"))),
+    Rule("name mover", (Beyond("name_mover", 0.25), Odds("to_receiver", 2.0))),
+    Rule("s-inhibition", (Odds("s_inhibition", 3.0),)),
+    Rule("successor", (Odds("successor", CLEAR),)),
+    Rule("anti-copying", (Beyond("copying", -0.05), Rare("copying_weights", -1))),
+    Rule("copying", (Beyond("copying", 0.6), Rare("copying_weights", 1))),
+    Rule("first token", (PartOf("first_token", 0.5),)),
+    Rule("local", (PartOf("local", 0.5), Odds("local", 2.0))),
 )
 """By priority: where a head looks on repeats, what it does in sentences, what its weights do, where it rests."""
 
 
-def labels(table: "xr.Dataset") -> "xr.DataArray":
-    """The first label of `RULES` whose evidence all holds `[layer, head]`, "none" where that is none of them.
+def confidences(table: "xr.Dataset") -> "xr.DataArray":
+    """How sure every label is `[layer, head, called]`: the least sure of its evidence; NaN without an interval.
 
-    Rules about scores that the table lacks are passed over. The margins are a quarter of the whole range for attention
-    on repeats (more for what is common: resting on the first token, or near; less for the names of a sentence, whose
-    nulls are paired), a quarter of a logit for names, and for copying a third of the way from chance to a perfect
-    copier, or to a perfect anti-copier. A label says where a head stands out, not that it does nothing else.
+    Several may hold at once: an induction head that copies is both. Rules about scores that the table lacks are NaN.
     """
-    found = np.full((table.sizes["layer"], table.sizes["head"]), NONE, dtype=object)
-    for rule in reversed(RULES):
-        if all(e.score in table["score"].values for e in rule.evidence):
-            holds = [e.holds(table).transpose("layer", "head").to_numpy() for e in rule.evidence]
-            found[np.logical_and.reduce(holds)] = rule.label
     first = table["value"].isel(score=0, drop=True).transpose("layer", "head")
-    return first.copy(data=found.astype(str))
+    found = []
+    for rule in RULES:
+        known = all(name in table["score"].values for each in rule.evidence for name in each.scores)
+        sure = [
+            each.confidence(table).transpose("layer", "head").to_numpy() for each in rule.evidence if known
+        ]
+        found.append(np.minimum.reduce(sure) if known else np.full(first.shape, np.nan))
+    named = first.expand_dims(called=[rule.label for rule in RULES], axis=-1)
+    return named.copy(data=np.stack(found, -1)).drop_vars(("unit",), errors="ignore")
+
+
+def labels(confidence: "xr.DataArray") -> "xr.DataArray":
+    """The first label of `RULES` that is sure `[layer, head]`, "none" where that is none of them.
+
+    A label says where a head stands out, not that it does nothing else: see `confidence` for what else holds. What they
+    require: attention on repeats at five times the odds of even attention (a previous or current token: and half of
+    what goes to the last five), on names at twice the odds of their paired nulls (three times for s-inhibition); a
+    quarter of a logit for names; for copying a third of the way from chance to a perfect copier, or to a perfect
+    anti-copier, and an eigenvalue score that one random head in forty has; to rest is to give half of all attention.
+    """
+    holds = confidence.transpose("layer", "head", "called").to_numpy() >= SURE
+    names = np.array([*(rule.label for rule in RULES), NONE])
+    first = np.where(holds.any(-1), holds.argmax(-1), len(RULES))
+    return confidence.isel(called=0, drop=True).copy(data=names[first])
 
 
 MENTIONS = ("receiver", "first_giver", "giver")
@@ -299,8 +430,9 @@ def heads(
     """A table of what every head does: scores with 95 % intervals and chance levels, and a plain-word `label`.
 
     Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over rows, draws of a sentence, or items),
-    `null` (the chance level, `null_sd` its standard deviation where known), `n`, and the coordinate `unit`;
-    `label`[layer, head]. Scores:
+    `null` (the chance level), `p` (of `copying_weights`, two-sided, against random heads among this model's
+    embeddings), `n`, and the coordinate `unit`; `label`[layer, head], and `confidence`[layer, head, called], how sure
+    each label is: several may hold at once, and the first that does is the `label`. Scores:
     On repeated random tokens, in [0, 1]: `previous_token`, `current_token`, `first_token` (mean attention there),
     `duplicate_token` and `induction` (sum over all earlier copies, or what followed them, over the queries that have
     one: the prefix-matching score), `local` (the last 5 tokens), `entropy` (H_i / log(i + 1)); null: attention spread
@@ -309,7 +441,8 @@ def heads(
     NaN, and attrs `no_shares` names the layers. `peak_distance`: how far back `attention_kernel` is largest, in tokens.
     `copying`: of what a head raises when it attends to a token, the token's own part (Olsson et al. 2022, -1 to 1;
     chance is about -0.86). `copying_weights`: the same from the weights, by eigenvalues (exact: its interval is itself,
-    n = 0; chance 0). `successor`: share of items (numbers, months, letters, ...) that the weights map to the next one.
+    n = 0; chance is the mean of random heads). `successor`: share of items (numbers, months, letters, ...) that the
+    weights map to the next one.
     On indirect-object sentences: `to_receiver`, `to_giver`, `name_mover` (logits), `s_inhibition`.
     Scores that the model does not allow are absent, and attrs `no_copying`, `no_sentences`, `no_successor` say why.
     edits: everything is measured in the edited model. What is read off weights (`copying`, `copying_weights`,
@@ -360,29 +493,29 @@ def _heads(model: Subject, asked: Heads) -> xr.Dataset:
         copying = Score.of(moments["copying"], "copying score", chance_copying(asked.data.sample))
         scores["copying"] = _without(copying, rewritten(network))
     attrs = _attrs(asked.data, kernel.n)
-    for found, reasons in (
-        _names(model, asked.sentences, asked.batch_size),
-        _of_weights(network, model.text),
-    ):
-        scores |= found
-        attrs |= reasons
+    said, why_not = _names(model, asked.sentences, asked.batch_size)
+    weighed, why, random = _of_weights(network, model.text)
+    scores |= said | weighed
+    attrs |= why_not | why
     scores["peak_distance"] = _peak(kernel, even[:, len(SCORES) :])
     if other := without_shares(config):
         attrs["no_shares"] = f"layers {', '.join(map(str, other))}: {NO_SHARES}"
         layers = torch.zeros(config.n_layers, 1, dtype=torch.bool)
         layers[list(other)] = True
         scores["entropy"] = _without(scores["entropy"], layers)
-    spread = {"copying_weights": 1.5 / config.head_width}
-    sd = torch.tensor([spread.get(name, torch.nan) for name in scores], dtype=torch.float64)
+    p = torch.full((config.n_layers, config.n_heads, len(scores)), torch.nan, dtype=torch.float64)
+    if random is not None:
+        p[..., list(scores).index("copying_weights")] = random.p(scores["copying_weights"].value)
     table = scored(
         asked.name,
         scores,
         HEAD,
         coords=_coords(config),
-        others={"null_sd": ((*HEAD, "score"), sd.expand(config.n_layers, config.n_heads, -1))},
+        others={"p": ((*HEAD, "score"), p)},
         attrs=attrs,
     )  # fmt: skip
-    return table.assign(label=labels(table))
+    confidence = confidences(table)
+    return table.assign(label=labels(confidence), confidence=confidence.assign_attrs(unit="probability"))
 
 
 def _peak(kernel: Moments, even: Float[Tensor, "l n"]) -> Score:
@@ -533,18 +666,27 @@ def _names(
     return scores, reasons
 
 
-def _of_weights(model: Transformer, text: Text) -> tuple[dict[str, Score], dict[str, str | int]]:
-    """The scores that are read off the weights; or why there are none. NaN for heads that edits make do otherwise."""
+def _of_weights(
+    model: Transformer, text: Text
+) -> tuple[dict[str, Score], dict[str, str | int], RandomHeads | None]:
+    """The scores that are read off the weights, and random heads beside them; or why there are none.
+
+    NaN for heads that edits make do otherwise.
+    """
     if why := _why_not_copied(model.config):
-        return {}, {"no_copying": why, "no_successor": why}
+        return {}, {"no_copying": why, "no_successor": why}, None
     if edited := embedding_edits(model):
         why = f"these scores are read off embeddings and weights, and {', '.join(edited)} is edited"
-        return {}, {"no_copying_weights": why, "no_successor": why}
+        return {}, {"no_copying_weights": why, "no_successor": why}, None
     circuits = HeadCircuits(model.unedited, folded=True, embedding="effective")
     found, reasons = _successors(circuits, text)
-    scores = {"copying_weights": _copying_weights(circuits), **found}
+    random = random_copying(circuits, FRAMES)
+    scores = {
+        "copying_weights": Score.exact(eigenvalue_scores(circuits), "copying score", random.mean),
+        **found,
+    }
     others = unlike_weights(model)
-    return {name: _without(score, others) for name, score in scores.items()}, reasons
+    return {name: _without(score, others) for name, score in scores.items()}, reasons, random
 
 
 def _successors(circuits: HeadCircuits, text: Text) -> tuple[dict[str, Score], dict[str, str | int]]:
@@ -561,16 +703,6 @@ def _successors(circuits: HeadCircuits, text: Text) -> tuple[dict[str, Score], d
     score = Score.of(Moments.of(torch.cat(hits).double()), "share of items", chance, share=True)
     listed = ", ".join(f"{len(ids)} {name}" for name, ids in sequences.items())
     return {"successor": score}, {"successor_items": listed}
-
-
-def _copying_weights(circuits: HeadCircuits) -> Score:
-    """Eigenvalue positivity of every head's full OV circuit: exact, so without an interval of its own.
-
-    The null is 0, with standard deviation 1.5 / d_head for a random head, if d_model is much larger: the eigenvalues of
-    a Gaussian matrix fill a disc of radius R, so that their sizes sum to 2/3 R d_head, and they themselves to a number
-    of deviation R.
-    """
-    return Score.exact(eigenvalue_scores(circuits), "copying score", 0.0)
 
 
 # --- what edits take from the scores that are read off weights ---------------------------------------------------

@@ -80,9 +80,10 @@ def recall(
 ) -> xr.Dataset:
     """How well a model recites given continuations, whole and short-circuited, the whole model as the part "none".
 
-    Returns Dataset[part, score]: `value`, the mean over prompts, with `low` and `high` (95 %), `n`, and the coordinate
-    `unit`; `each` [prompt, part, score]. Scores are those of `MEASURES`, and of each the change, such as `loss_change`,
-    the number minus that of the whole model, with the interval of that difference over prompts:
+    Returns Dataset[part, score]: `value`, the mean over prompts, with `low` and `high` (95 %; Wilson's for the two
+    shares), `n`, and the coordinate `unit`; `each` [prompt, part, score]. Scores are those of `MEASURES`, and of each
+    the change, such as `loss_change`, the number minus that of the whole model, with the interval of that difference
+    over prompts:
 
         exact_match     1 where every token of the continuation is the most probable one, else 0
         token_accuracy  the share of its tokens that are
@@ -136,7 +137,8 @@ def _finish(merged: Partial, name: str, parts: Sequence[str]) -> xr.Dataset:
     units = {score: measure.unit for score, measure in MEASURES.items()}
     units |= {f"{score}_change": unit for score, unit in units.items()}
     moments = moments_of(merged)
-    scores = {score: Score.of(moments[score], unit) for score, unit in units.items()}
+    shares = {score for score, measure in MEASURES.items() if measure.score is hits}
+    scores = {score: Score.of(moments[score], unit, share=score in shares) for score, unit in units.items()}
     attrs = {"intervention": INTERVENTION, "effect": SIGN, "interval": "95 % over prompts"}
     others: dict[str, tuple[Sequence[str], Tensor]] = {}
     if isinstance(merged, Rows):

@@ -6,14 +6,17 @@ in shares of what the metric loses between the whole model M and no edge at all:
 
     f(C) = (m(C) - m(empty)) / (m(M) - m(empty)),    m = mean of the metric over prompts
 
-Intervals are percentiles of a bootstrap over prompts, the same resamples for everything in one table.
+f is a ratio of two means over the same prompts. Its interval is that of the mean of n pseudo-values, one per prompt,
+
+    f + ((m_i(C) - m_i(empty)) - f (m_i(M) - m_i(empty))) / (m(M) - m(empty)),
+
+whose mean is f (the delta method, linear in the prompts) by Student's t; areas and differences of f are sums of them.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,11 +31,11 @@ from interp.causal.contrast import paired
 from interp.causal.graph import INPUT, LOGITS, EdgeGraph
 from interp.circuits.discovery import backwards
 from interp.circuits.edge_circuit import Circuit, connected
-from interp.circuits.edge_rankings import Rank, largest, resampled, worth
+from interp.circuits.edge_rankings import Rank, largest, worth
 from interp.circuits.interchange import CircuitPasses, Replacement, masks_of, reference_of
 from interp.core.boundary import Seed, public
 from interp.core.results import Score, check_result, scored
-from interp.core.stats import Partial, Rows
+from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Prompts
 from interp.data.sources import Data
 from interp.model.edits import Edit
@@ -48,7 +51,6 @@ FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """The shares of all edges at which the MIB benchmark evaluates."""
 KINDS = ("found", "random", "degree-matched")
 """The circuits themselves; as many random edges; random edges with the same degrees in every layer."""
-RESAMPLES = 1000
 SWAPS = 10
 """Attempted swaps per edge of a random circuit; a few already forget the circuit they started from."""
 SHARE = "share of the metric's difference between the whole model and no edge"
@@ -74,10 +76,8 @@ class CircuitCurve(Question):
     """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
     reference: Prompts | None = None
     """The prompts that means are taken over."""
-    resamples: int = RESAMPLES
-    """Bootstrap resamples of the prompts."""
     seed: Seed = 0
-    """Of the random circuits and the resamples."""
+    """Of the random circuits."""
 
     def asked(self, model: Subject) -> Analysis:
         """Passes of all circuits, whose metrics are compared in the end."""
@@ -85,7 +85,7 @@ class CircuitCurve(Question):
         _check_scores(passes.graph, self.scores, self.fractions)
         tried = _best_edges(passes.graph, self)
         finish = partial(_curve, asked=self, attrs=passes.attrs, tried=tried)
-        return passes.analysis(model, self.name, tried.masks, finish)
+        return passes.analysis(model, self.name, tried, finish)
 
 
 @public()
@@ -102,7 +102,6 @@ def circuit_curve(
     draws: int = 3,
     replacement: Replacement = "resample",
     reference: Prompts | None = None,
-    resamples: int = RESAMPLES,
     seed: Seed = 0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
@@ -125,7 +124,7 @@ def circuit_curve(
     metric, replacement, reference: see `interchange`.
     Caveats: on a small graph the smallest fractions are no edge at all, and f is 0 there. The interval knows the
     chance of the prompts, not that of the search (`edge_stability`) nor of the few random circuits (more `draws`).
-    One prompt has no interval: NaN.
+    Fewer than three prompts have no interval: NaN.
     Errors: ValueError for scores of another graph, fractions that do not rise within (0, 1], or a metric that is the
     same in the whole model and without any edge.
 
@@ -138,9 +137,7 @@ def circuit_curve(
     """
     data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
     reference = reference_of(model, replacement, reference, corrupt, prepend_bos=prepend_bos)
-    question = CircuitCurve(
-        scores, metric, rank, greedy, fractions, draws, replacement, reference, resamples, seed
-    )
+    question = CircuitCurve(scores, metric, rank, greedy, fractions, draws, replacement, reference, seed)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
@@ -160,10 +157,8 @@ class EvaluateCircuit(Question):
     """Random subsets of the circuit's nodes."""
     draws: int = 10
     """Random circuits of either kind; 0 = none."""
-    resamples: int = RESAMPLES
-    """Bootstrap resamples of the prompts."""
     seed: Seed = 0
-    """Of the subsets, the random circuits and the resamples."""
+    """Of the subsets and the random circuits."""
 
     def asked(self, model: Subject) -> Analysis:
         """Passes of all circuits, whose metrics are compared in the end."""
@@ -171,7 +166,7 @@ class EvaluateCircuit(Question):
         (kept,) = masks_of(self.circuit, passes.graph)
         knocked = _Knocked.of(passes.graph, kept, self)
         finish = partial(_checked, asked=self, attrs=passes.attrs, knocked=knocked)
-        return passes.analysis(model, self.name, knocked.tried.masks, finish)
+        return passes.analysis(model, self.name, knocked.masks, finish)
 
 
 @public(renamed={"task": "model, clean, corrupt and metric"})
@@ -186,7 +181,6 @@ def evaluate_circuit(
     reference: Prompts | None = None,
     subsets: int = 20,
     draws: int = 10,
-    resamples: int = RESAMPLES,
     seed: Seed = 0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
@@ -195,13 +189,14 @@ def evaluate_circuit(
     """Faithfulness, completeness and minimality of one circuit, with random circuits beside it.
 
     Returns Dataset[circuit, score] in shares of the whole effect: `value` with the ends `low` and `high` of its 95 %
-    interval over prompts (one prompt: NaN), `n`, and for the circuit's faithfulness `null`, as many random edges'.
+    interval over prompts (below three: NaN), `n`, and for the circuit's faithfulness `null`, as many random edges'.
     Circuits: `found`, the one asked about; `random` and `degree-matched`, the means of `draws` random ones of either
     kind (`KINDS`); `without L0H1`, the circuit without each of its nodes; `without K1`, without random subsets K of its
     nodes, each node in K with probability 1/2 (all subsets, if there are no more than `subsets`). Scores:
     `faithfulness`, f of this circuit;
     `minimality`, f(C) - f(C without the nodes): what they do;
-    `incompleteness`, of the subsets, |f(M without K) - f(C without K)|: a complete circuit breaks as the model does.
+    `difference`, of the subsets, f(M without K) - f(C without K), and `incompleteness`, its size: a complete circuit
+    breaks as the model does.
     `removed` [circuit, part] says which nodes are taken out; `needed` [part] is the largest |f(C without K) - f(C
     without K and the node)| over no K and the subsets that leave the node: 0 says that the node does nothing;
     `overlap` [circuit], the share of the circuit's edges that this one has (where degrees leave little choice, matched
@@ -222,34 +217,16 @@ def evaluate_circuit(
     """
     data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
     reference = reference_of(model, replacement, reference, corrupt, prepend_bos=prepend_bos)
-    question = EvaluateCircuit(circuit, metric, replacement, reference, subsets, draws, resamples, seed)
+    question = EvaluateCircuit(circuit, metric, replacement, reference, subsets, draws, seed)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-@dataclass(frozen=True, eq=False)
-class _Tried:
-    """The circuits that are run, and the random numbers that are left for the resamples."""
-
-    masks: Bool[Tensor, "c sender receiver"]
-    """All edges, no edge, and the others."""
-    generator: np.random.Generator
-
-    @classmethod
-    def of(cls, graph: EdgeGraph, others: Sequence[Tensor], generator: np.random.Generator) -> _Tried:
-        """All edges and none before the others."""
-        ends = torch.stack((graph.exists, torch.zeros_like(graph.exists)))
-        return cls(torch.cat((ends, *others)), generator)
-
-    def shares(
-        self, merged: Partial, resamples: int
-    ) -> tuple[Float[Tensor, "b c"], Float[Tensor, "w others"]]:
-        """Every prompt's metric, and the share of the effect of every circuit but the first two (`effect_shares`)."""
-        assert isinstance(merged, Rows)
-        values = merged.rows["value"]
-        return values, effect_shares(values.T, resamples, deepcopy(self.generator))
+def _with_ends(graph: EdgeGraph, others: Sequence[Tensor]) -> Bool[Tensor, "c sender receiver"]:
+    """All edges and none before the others."""
+    return torch.cat((torch.stack((graph.exists, torch.zeros_like(graph.exists))), *others))
 
 
-def _best_edges(graph: EdgeGraph, asked: CircuitCurve) -> _Tried:
+def _best_edges(graph: EdgeGraph, asked: CircuitCurve) -> Bool[Tensor, "c sender receiver"]:
     """The best edges for every fraction, and random circuits of either kind beside."""
     generator = np.random.default_rng(asked.seed)
     values = worth(asked.scores, asked.rank)
@@ -257,26 +234,33 @@ def _best_edges(graph: EdgeGraph, asked: CircuitCurve) -> _Tried:
     picked = [backwards(graph, values, n) if asked.greedy else largest(values, n) for n in sizes]
     found = torch.stack([connected(graph, kept) for kept in picked])
     controls = [_controls(graph, found, generator) for _ in range(_count("draws", asked.draws))]
-    return _Tried.of(graph, [found, *controls], generator)
+    return _with_ends(graph, [found, *controls])
 
 
 def _curve(
-    merged: Partial, asked: CircuitCurve, attrs: Mapping[str, str | float | int], tried: _Tried
+    merged: Partial,
+    asked: CircuitCurve,
+    attrs: Mapping[str, str | float | int],
+    tried: Bool[Tensor, "c sender receiver"],
 ) -> xr.Dataset:
-    each, shares = tried.shares(merged, asked.resamples)
+    assert isinstance(merged, Rows)
+    each = merged.rows["value"]
+    shares = effect_shares(each)
     count, until = len(asked.fractions), partial(area, fractions=asked.fractions)
     curves = {
         "faithfulness": _by_kind(shares, count),
         "cpr": _by_kind(shares, count, until),
-        "cmd": _by_kind((1 - shares).abs(), count, until),
+        "cmd": _by_kind(
+            (1 - shares) * (1 - shares.mean(0)).sign(), count, until
+        ),  # |1 - f|, linear in the prompts
     }
     kinds = KINDS if asked.draws else KINDS[:1]
     found = scored(
         asked.name,
-        {name: _score(curve, len(each), _random_first(curve)) for name, curve in curves.items()},
+        {name: Score.of(Moments.of(curve), SHARE, _random_first(curve)) for name, curve in curves.items()},
         ("circuit", "fraction"),
         coords={"circuit": kinds, "fraction": list(asked.fractions)},
-        others={"edges": (("fraction",), tried.masks[2 : 2 + count].sum((1, 2)))},
+        others={"edges": (("fraction",), tried[2 : 2 + count].sum((1, 2)))},
         attrs={
             **_attrs(attrs, each), "rank": asked.rank, "greedy": int(asked.greedy), "draws": asked.draws,
             "seed": asked.seed,
@@ -287,10 +271,10 @@ def _curve(
 
 
 def _by_kind(
-    values: Float[Tensor, "w n"], count: int, change: Callable[[Tensor], Tensor] | None = None
-) -> Float[Tensor, "w kind f"]:
+    values: Float[Tensor, "b n"], count: int, change: Callable[[Tensor], Tensor] | None = None
+) -> Float[Tensor, "b kind f"]:
     """What is found of every kind of circuit, random ones averaged over the draws; `change` comes before."""
-    own, drawn = values[:, :count], rearrange(values[:, count:], "w (d k f) -> k w d f", k=2, f=count)
+    own, drawn = values[:, :count], rearrange(values[:, count:], "b (d k f) -> k b d f", k=2, f=count)
     own, drawn = (own, drawn) if change is None else (change(own), change(drawn))
     return torch.stack((own, *(drawn.mean(2) if drawn.shape[2] else ())), 1)
 
@@ -299,7 +283,8 @@ def _by_kind(
 class _Knocked:
     """The circuits that say how good one is: itself, random ones, itself without nodes, and the model without them."""
 
-    tried: _Tried
+    masks: Bool[Tensor, "c sender receiver"]
+    """All edges, no edge, the circuit, and the others."""
     nodes: tuple[str, ...]
     removed: Bool[Tensor, "k n"]
     """The random subsets of the nodes."""
@@ -322,35 +307,42 @@ class _Knocked:
         same = [(mask & kept).sum((1, 2)) / size for mask in (found, *controls)]
         random = torch.stack(same[1:]).mean(0) if controls else same[0][:0]
         overlap = torch.cat((same[0][:1], random, same[0][1:]))
-        return cls(_Tried.of(graph, [kept[None], *controls, *parts], generator), nodes, removed, overlap)
+        return cls(_with_ends(graph, [kept[None], *controls, *parts]), nodes, removed, overlap)
 
 
 def _checked(
     merged: Partial, asked: EvaluateCircuit, attrs: Mapping[str, str | float | int], knocked: _Knocked
 ) -> xr.Dataset:
-    each, shares = knocked.tried.shares(merged, asked.resamples)
+    assert isinstance(merged, Rows)
+    each = merged.rows["value"]
+    shares = effect_shares(each)
     removed, nodes = knocked.removed, knocked.nodes
     (k, n), draws = removed.shape, asked.draws
     own, _, single, some, whole, deeper = shares.split([1, 2 * draws, n, k, k, k * n], 1)
     kinds = KINDS if draws else KINDS[:1]
     nothing = shares.new_full((len(shares), len(kinds)), torch.nan)
+    faithful = _rows(shares, draws, n + k)
     table = {
-        "faithfulness": _rows(shares, draws, n + k),
-        "minimality": torch.cat((nothing, own - single, own - some), 1),
-        "incompleteness": torch.cat((nothing, torch.full_like(single, torch.nan), (whole - some).abs()), 1),
+        "faithfulness": Score.of(
+            Moments.of(faithful), SHARE, _random_first(faithful) if draws else torch.nan
+        ),
+        "minimality": Score.of(Moments.of(torch.cat((nothing, own - single, own - some), 1)), SHARE),
+        "difference": Score.of(
+            Moments.of(torch.cat((nothing, torch.full_like(single, torch.nan), whole - some), 1)), SHARE
+        ),
     }
-    nulls = {"faithfulness": _random_first(table["faithfulness"])} if draws else {}
+    table["incompleteness"] = _size(table["difference"])
     gone = torch.cat((torch.zeros(len(kinds), n).bool(), torch.eye(n).bool(), removed))
     names = [*kinds, *(f"without {node}" for node in nodes), *(f"without K{i + 1}" for i in range(k))]
     found = scored(
         asked.name,
-        {name: _score(values, len(each), nulls.get(name)) for name, values in table.items()},
+        table,
         ("circuit",),
         coords={"circuit": names, "part": list(nodes)},
         others={
             "overlap": (("circuit",), knocked.overlap.double()),
             "removed": (("circuit", "part"), gone),
-            "needed": (("part",), _needed(own[0] - single[0], some[0], deeper[0], removed)),
+            "needed": (("part",), _needed((own - single).mean(0), some.mean(0), deeper.mean(0), removed)),
         },
         attrs={
             **_attrs(attrs, each), "edges": len(asked.circuit.edges), "draws": draws, "subsets": k, "seed": asked.seed,
@@ -360,10 +352,10 @@ def _checked(
     return _with_metric(found, each, _rows(each[:, 2:], draws, n + k), ("circuit",), str(attrs["unit"]))
 
 
-def _rows(values: Float[Tensor, "w n"], draws: int, others: int) -> Float[Tensor, "w circuit"]:
+def _rows(values: Float[Tensor, "b n"], draws: int, others: int) -> Float[Tensor, "b circuit"]:
     """The circuits of the result: the found one, random ones averaged over their draws, and so many others."""
     own, drawn, left, _ = values.split([1, 2 * draws, others, values.shape[1] - 1 - 2 * draws - others], 1)
-    random = rearrange(drawn, "w (d k) -> w k d", k=2).mean(2) if draws else drawn
+    random = rearrange(drawn, "b (d k) -> b k d", k=2).mean(2) if draws else drawn
     return torch.cat((own, random, left), 1)
 
 
@@ -380,20 +372,19 @@ def _needed(
     return torch.cat((alone.abs()[None], steps)).amax(0)
 
 
-def effect_shares(
-    values: Float[Tensor, "all b"], resamples: int, generator: np.random.Generator
-) -> Float[Tensor, "w c"]:
-    """f of every circuit on all prompts (row 0), and on bootstrap resamples of them.
+def effect_shares(values: Float[Tensor, "b all"]) -> Float[Tensor, "b c"]:
+    """The pseudo-values of f for every circuit, one per prompt: their mean is f, their mean's interval is f's.
 
-    values: the metric of the whole model, without edges, and of each circuit.
+    values: every prompt's metric of the whole model, without edges, and of each circuit.
     """
-    weights = resampled(values.shape[1], _count("resamples", resamples, 1), generator)
-    full, empty, *means = (values.cpu().double() @ weights.T).unbind(0)
-    if not bool((full[0] - empty[0]).abs() > 1e-9 * full[0].abs()):
+    full, empty, each = values.cpu().double().split([1, 1, values.shape[1] - 2], 1)
+    effect = (full - empty).mean()
+    if not bool(effect.abs() > 1e-9 * full.mean().abs()):
         raise ValueError(
-            f"the whole model and no edge at all have the same metric, {float(full[0]):.4g}: nothing to explain"
+            f"the whole model and no edge at all have the same metric, {float(full.mean()):.4g}: nothing to explain"
         )
-    return torch.stack([(mean - empty) / (full - empty) for mean in means], 1)
+    share = (each - empty).mean(0) / effect
+    return share + (each - empty - share * (full - empty)) / effect
 
 
 def area(curve: Float[Tensor, "*n f"], fractions: Sequence[float]) -> Float[Tensor, "*n f"]:
@@ -402,19 +393,22 @@ def area(curve: Float[Tensor, "*n f"], fractions: Sequence[float]) -> Float[Tens
     return torch.cat((torch.zeros_like(curve[..., :1]), torch.cumulative_trapezoid(curve, x)), -1)
 
 
-def _score(values: Float[Tensor, "w *n"], prompts: int, null: Tensor | None = None) -> Score:
-    """The values on all prompts and the middle 95 % of those on resamples."""
-    low, high = values.quantile(torch.tensor([0.025, 0.975]).to(values), 0)
-    count = torch.full_like(values[0], prompts, dtype=torch.long)
-    chance = torch.full_like(values[0], torch.nan) if null is None else null
-    return Score(values[0], low, high, count, chance, SHARE)
+def _size(score: Score) -> Score:
+    """The absolute value of a score, whose interval is the absolute values of all that the score's own holds."""
+    low, high = score.low, score.high
+    nearest = torch.where((low <= 0) & (high >= 0), 0.0, torch.minimum(low.abs(), high.abs()))
+    return score._replace(
+        value=score.value.abs(),
+        low=nearest.where(~low.isnan(), low),
+        high=torch.maximum(low.abs(), high.abs()),
+    )
 
 
-def _random_first(values: Float[Tensor, "w kind *f"]) -> Float[Tensor, kind * f]:
+def _random_first(values: Float[Tensor, "b kind *f"]) -> Float[Tensor, "kind *f"]:
     """What the circuit that was found has by chance: the value of the random ones; NaN for the others."""
     null = torch.full_like(values[0], torch.nan)
     if len(null) > 1:
-        null[0] = values[0, 1]
+        null[0] = values[:, 1].mean(0)
     return null
 
 
@@ -459,7 +453,7 @@ def _attrs(
         **attrs,
         "unit": SHARE,
         "prompts": len(each),
-        "interval": "95 % over prompts (bootstrap)",
+        "interval": "95 % over prompts (delta method, Student's t)",
         "null": "as many random edges",
     }
 

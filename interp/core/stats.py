@@ -21,7 +21,7 @@ from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from interp.core.boundary import shape_text
@@ -38,7 +38,7 @@ Z95 = 1.959963984540054
 """Half-width of a 95 % interval in standard errors of a normal mean whose spread is known."""
 
 
-def t95(n: Float[Tensor, "..."] | float) -> Float[Tensor, "..."]:
+def t95(n: Real[Tensor, "..."] | int | float) -> Float[Tensor, "..."]:
     """Half-width of a 95 % interval of the mean of `n` rows, in standard errors (Student 1908); NaN below `FEWEST`.
 
     n need not be whole: the effective number of rows that count in clusters.
@@ -55,7 +55,7 @@ def t95(n: Float[Tensor, "..."] | float) -> Float[Tensor, "..."]:
 
 
 def wilson(
-    share: Float[Tensor, "*n"], n: Float[Tensor, "*n"] | int
+    share: Float[Tensor, "*n"], n: Real[Tensor, "*n"] | int
 ) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
     """Wilson's 95 % interval of a share of `n` independent cases (Wilson 1927), inside [0, 1] also at its ends.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from interp.core.boundary import public
@@ -83,7 +83,7 @@ class _OfGradients(Question):
 
     def of_matrix(
         self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
-    ) -> Mapping[str, Float[Tensor, "b l ..."]]:
+    ) -> Mapping[str, Real[Tensor, "b l ..."]]:
         """What is asked of the factors of one matrix in these layers, per row."""
         raise NotImplementedError
 
@@ -136,7 +136,7 @@ class BackwardLens(_OfGradients):
     @torch.no_grad()
     def of_matrix(
         self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
-    ) -> Mapping[str, Float[Tensor, "b l ..."]]:
+    ) -> Mapping[str, Real[Tensor, "b l ..."]]:
         """Lengths, ranks and tokens, `[b layer p ...]`."""
         values = norms(found, matrix, layers)
         updated = values["relative_update"] > self.threshold
@@ -190,7 +190,7 @@ class GradientRank(_OfGradients):
 
     def of_matrix(
         self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
-    ) -> Mapping[str, Float[Tensor, "b l ..."]]:
+    ) -> Mapping[str, Int[Tensor, "b l"]]:
         """The rank in every layer."""
         ranks = []
         for layer in layers:

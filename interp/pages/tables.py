@@ -28,8 +28,8 @@ _RATIO, _SIZES = "ratio of Frobenius norms", "see the column unit"
 UNITS: Mapping[str, Mapping[str, str]] = {
     "tokens": {"loss_nats": "nats", "prob": "probability"},
     "next_tokens": {"prob": "probability", "logit": "logits"},
-    "heads": dict.fromkeys(("value", "low", "high", "null", "null_sd"), _SIZES),
-    "circuits": dict.fromkeys(("value", "low", "high", "null"), _SIZES),
+    "heads": {**dict.fromkeys(("value", "low", "high", "null"), _SIZES), "p": "probability"},
+    "circuits": {**dict.fromkeys(("value", "low", "high", "null"), _SIZES), "p": "probability"},
     "composition": {
         **dict.fromkeys(("value", "null", "null_sd", "excess"), _RATIO),
         "z": "standard deviations of the ratio", "p": "probability",

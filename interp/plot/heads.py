@@ -28,7 +28,7 @@ def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = Non
     Example:
         >>> plot.heads(interp.heads(model), "previous_token")
     """
-    cells = score_of(result, score).transpose("layer", "head")
+    cells = score_of(result, score).transpose("layer", "head", ...)
     values, unit = cells["value"].to_numpy(), str(cells["unit"].item())
     chance = float(cells["null"].mean())
     scale = Scale.mass(unit) if unit == MASS_UNIT else Scale.around(chance, values, unit)

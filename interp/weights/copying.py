@@ -11,7 +11,7 @@ that token itself (Olsson et al. 2022, "Copying" among the head activation evalu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -95,6 +95,8 @@ def chance_copying(n: int) -> float:
     return float(4 * ratio / (1 - 0.5**n) - 1)
 
 
+FRAMES = 64
+"""Frames on either side of the random heads of a null, which are 4 096 then: p = 0.05 is right to about 0.005."""
 POSITIVITY = "sum of eigenvalues over sum of their moduli"
 CHUNK = 8192
 """Vocabulary entries widened at once."""
@@ -145,7 +147,8 @@ def copying(
     Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over the vocabulary's tokens), `null` (chance),
     `n`, and the coordinates `unit` and `part`. Scores: `eigenvalue` (see `eigenvalue_scores`, -1 to 1; exact: its
     interval is itself, n = 0); `top1`, the share of tokens whose own logit none exceeds in their row of the full OV
-    circuit; `mean_rank`, how many exceed it (0 = copies). `previous` adds `matching` (see `matching_scores`; exact).
+    circuit (Wilson's interval); `mean_rank`, how many exceed it (0 = copies). `previous` adds `matching` (see
+    `matching_scores`; exact).
     NaN: the circuit is zero.
     folded, embedding: as in `HeadCircuits`. ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; or without.
     sample: rank only so many tokens, drawn without replacement from a fixed seed, against the whole vocabulary.
@@ -207,6 +210,13 @@ def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h
     Errors: ValueError for circuits with biases, or weights of another shape or that are not finite.
     """
     circuits = as_circuits(circuits)
+    return torch.stack([scores for scores, _ in _matching(circuits, previous)])
+
+
+def _matching(
+    circuits: HeadCircuits, previous: Float[Tensor, "l h"], frames: int = 0
+) -> Iterator[tuple[Float[Tensor, "h"], RandomHeads]]:
+    """The matching scores of each layer, and those of random heads in their place."""
     _refuse_biases(circuits)
     config = circuits.config
     if previous.shape != (config.n_layers, config.n_heads) or not bool(previous.isfinite().all()):
@@ -215,19 +225,82 @@ def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h
             f"{shape_text(previous.shape)}{'' if previous.isfinite().all() else ' with NaN or infinity'}"
         )
     gram = _over_vocabulary(circuits.embedded.mT, circuits.embedded)
-    weight, written, scores = previous.to(gram), torch.zeros_like(gram), []
+    weight, written = previous.to(gram), torch.zeros_like(gram)
     for layer in range(config.n_layers):
         heads = Part("attn", layer)
         ov = circuits.ov(heads)
         if config.mixers[layer].traits.bilinear:
-            qk = circuits.qk(heads)
-            cycled = FactoredMatrix(wide(qk.A), wide(qk.B) @ (written.mT @ gram))
-            scores.append(positivity(cycled.eigenvalues()))
+            qk, through = circuits.qk(heads), written.mT @ gram
+            cycled = FactoredMatrix(wide(qk.A), wide(qk.B) @ through)
+            random = RandomHeads.of(partial(torch.matmul, other=through), qk.svd()[1], config.d_model, frames)
+            yield positivity(cycled.eigenvalues()), random
         else:
-            scores.append(torch.full_like(gram[0, : config.n_heads], torch.nan))
+            yield torch.full_like(gram[0, : config.n_heads], torch.nan), RandomHeads(gram.new_empty(0))
         values = einsum(weight[layer], wide(ov.A), "h, h d e -> d h e")
         written = written + values.flatten(1) @ rearrange(wide(ov.B), "h e d -> (h e) d")
-    return torch.stack(scores)
+
+
+@dataclass(frozen=True, eq=False)
+class RandomHeads:
+    """The eigenvalue scores of random heads among this model's embeddings: what a score of its own heads is held to.
+
+    A random head has the singular values of one of the model's between directions that are uniformly random: Haar
+    frames of the stream on either side, `frames` of each, every pair of them a head, drawn with a fixed seed. Trained
+    embeddings share large directions, so such scores spread far wider than the 1.5 / d_head of Gaussian embeddings.
+    """
+
+    scores: Float[Tensor, "n"]
+
+    @classmethod
+    def of(
+        cls,
+        back: Callable[[Tensor], Tensor],
+        spectra: Float[Tensor, "h e"],
+        d_model: int,
+        frames: int = FRAMES,
+        seed: int = 0,
+    ) -> RandomHeads:
+        """Scores of random circuits A B.
+
+        back: takes what is written, rows `[... d]` of B, through the vocabulary to the directions that are read, so
+        that the small product is `back(B) A`. spectra: the singular values of the model's own circuits.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(2, frames, d_model, spectra.shape[1], generator=generator, dtype=torch.float64)
+        order = torch.randperm(frames * frames, generator=generator) % len(spectra)
+        read, written = torch.linalg.qr(noise.to(spectra))[0]
+        small = einsum(back(written.mT), read, "w i d, r d j -> w r i j")
+        small = small.flatten(0, 1) * spectra[order.to(spectra.device)][:, None]
+        scores = positivity(torch.linalg.eigvals(small.cpu()))  # as quick as an accelerator, if small
+        return cls(scores[scores.isfinite()].double())
+
+    @property
+    def mean(self) -> float:
+        """Their mean: the chance level. NaN where there are none."""
+        return float(self.scores.mean()) if len(self.scores) else math.nan
+
+    def p(self, scores: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
+        """How often a random head is as far out on the side of each score, twice: two-sided, at least 2 / (n + 1)."""
+        mine, n = scores.double().cpu()[..., None], len(self.scores)
+        tail = torch.minimum((self.scores >= mine).sum(-1), (self.scores <= mine).sum(-1))
+        found = (2 * (tail + 1) / (n + 1)).clamp(max=1).double()
+        return found.masked_fill(mine[..., 0].isnan(), torch.nan) if n else torch.full_like(found, torch.nan)
+
+
+@torch.no_grad()
+def random_copying(circuits: HeadCircuits, frames: int = FRAMES, seed: int = 0) -> RandomHeads:
+    """What `eigenvalue_scores` gives random heads: spectra of the model's OV circuits, of all layers together."""
+    through = _over_vocabulary(circuits.bare_unembedding, circuits.embedded)
+    spectra = torch.cat(
+        [circuits.ov(Part("attn", layer)).svd()[1] for layer in range(circuits.config.n_layers)]
+    )
+    return RandomHeads.of(
+        lambda written: wide(circuits.before_unembedding(written)) @ through,
+        spectra,
+        circuits.config.d_model,
+        frames,
+        seed,
+    )
 
 
 def positivity(eigenvalues: Complex[Tensor, "*h e"]) -> Float[Tensor, "*h"]:
@@ -238,12 +311,19 @@ def positivity(eigenvalues: Complex[Tensor, "*h e"]) -> Float[Tensor, "*h"]:
 @torch.no_grad()
 def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
     config = circuits.config
-    scores = {"eigenvalue": Score.exact(eigenvalue_scores(circuits), POSITIVITY, 0.0)}
+    random, score = random_copying(circuits), eigenvalue_scores(circuits)
+    scores = {"eigenvalue": Score.exact(score, POSITIVITY, random.mean)}
+    p = {"eigenvalue": random.p(score)}
     if asked.previous is not None:
         weight = torch.tensor(asked.previous.transpose("layer", "head").to_numpy())
-        scores["matching"] = Score.exact(matching_scores(circuits, weight), POSITIVITY, 0.0)
+        layers = list(_matching(circuits, weight, FRAMES))
+        found = torch.stack([score for score, _ in layers])
+        chance = found.new_tensor([null.mean for _, null in layers])[:, None]
+        scores["matching"] = Score.exact(found, POSITIVITY, chance)
+        p["matching"] = torch.stack([null.p(score) for score, null in layers])
     if asked.ranks:
         scores |= _rank_scores(circuits, _sampled(config.d_vocab, asked.sample))
+    missing = torch.full_like(p["eigenvalue"], torch.nan)
     return scored(
         asked.name,
         scores,
@@ -251,10 +331,12 @@ def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
         coords={
             "layer": range(config.n_layers), "head": range(config.n_heads), "part": by_layer(config),
         },
+        others={"p": (("layer", "head", "score"), torch.stack([p.get(name, missing) for name in scores], -1))},
         attrs={
             "folded": int(asked.folded), "embedding": asked.embedding,
             "interval": "95 % over tokens of the vocabulary",
-            "null": "a random circuit: eigenvalues around 0, ranks uniform",
+            "null": f"eigenvalues: the mean of {FRAMES**2} random heads among these embeddings; ranks: uniform",
+            "p": "two-sided, against the same random heads",
         },
     )  # fmt: skip
 
@@ -272,10 +354,14 @@ def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> di
     for head in tqdm(head_names(config), desc="copying ranks", delay=1, leave=False):
         full = circuits.full_ov(head)
         ranks = (full if sources is None else _own_first(full, sources)).diagonal_ranks()
-        moments, silent = Moments.of(torch.stack((ranks == 0, ranks), 1).double()), full.norm() == 0
-        found = torch.stack((moments.mean, *moments.interval()))
-        cells.append(found.masked_fill(silent, torch.nan))
-        counts.append(moments.count().masked_fill(silent, 0))
+        first, rank = Moments.of((ranks == 0).double()), Moments.of(ranks.double())
+        silent = full.norm() == 0
+        found = [
+            torch.stack((first.mean, *first.interval(share=True))),
+            torch.stack((rank.mean, *rank.interval())),
+        ]
+        cells.append(torch.stack(found, 1).masked_fill(silent, torch.nan))
+        counts.append(torch.stack((first.count(), rank.count())).masked_fill(silent, 0))
     shape = (config.n_layers, config.n_heads)
     value, low, high = torch.stack(cells, 1).unflatten(1, shape)
     n = torch.stack(counts).unflatten(0, shape)

@@ -67,7 +67,7 @@ def held(model: Transformer, name: str) -> Held:
     )
 
 
-def side_by_side(weight: Float[Tensor, "*h i o"], name: str) -> Float[Tensor, "i o"]:
+def side_by_side(weight: Float[Tensor, "*h i e"], name: str) -> Float[Tensor, "rows columns"]:
     """A matrix with its heads side by side, in the columns or, of W_O, in the rows; one without heads as it is."""
     if weight.ndim == 2:
         return weight

@@ -98,7 +98,7 @@ def test_even_attention_is_the_null_of_every_score() -> None:
     assert bool((entropy.null.sel(score="relative") == 1).all())
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@over("name", CONFIGS)
 def test_every_weight_lies_between_its_bounds_and_entropy_is_near_log_n_by_the_gap(name: str) -> None:
     network = build(name)
     reads = [Read(f"blocks.{i}.attn.hook_attn_scores") for i in range(network.config.n_layers)]

@@ -10,6 +10,7 @@ from interp.model.config import MLP, ModelConfig
 from interp.model.parts import Edge
 from tests.causal.slow_edges import edges
 from tests.configs import CONFIGS
+from tests.loops import over
 
 SUMS = [
     name
@@ -25,7 +26,7 @@ def test_gpt2_small_has_32491_edges() -> None:
     assert (len(graph.senders), len(graph.receivers)) == (157, 445)
 
 
-@pytest.mark.parametrize("name", SUMS)
+@over("name", SUMS)
 def test_the_edges_are_those_of_the_definition(name: str) -> None:
     config = replace(CONFIGS[name], n_layers=3)
     graph = EdgeGraph.of(config)

@@ -24,6 +24,7 @@ from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.zoo.planted import PLANTED
 from tests.configs import build, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 TOKENS = some_tokens(rows=3)
@@ -181,7 +182,7 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, object]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD)
+@over("case", BAD)
 def test_what_has_no_meaning_is_refused_by_name(case: str) -> None:
     error, message, given = BAD[case]
     with pytest.raises(error, match=message):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from torch import Tensor
 
 import interp
@@ -76,6 +77,10 @@ def test_values_and_changes_are_means_over_prompts_with_intervals() -> None:
         np.testing.assert_allclose(moved.high, change.mean(0) + half, atol=1e-9)
         np.testing.assert_allclose(moved.low, change.mean(0) - half, atol=1e-9)
         assert str(mine.unit.values) == str(moved.unit.values) == MEASURES[name].unit
+    for part in PARTS:
+        exact = found.sel(score="exact_match", part=part)
+        wilson = binomtest(int(exact["each"].sum()), 4).proportion_ci(method="wilson")
+        np.testing.assert_allclose((exact.low, exact.high), (wilson.low, wilson.high), atol=1e-9)
     assert (found.n == 4).all() and interp.frame(found).shape == (4 * 8, 8)
 
 

@@ -14,6 +14,7 @@ from interp.model.weights import Weights
 from interp.passes.generate import generate
 from interp.passes.metrics import logit_difference, next_token_loss, of_logits
 from tests.configs import CAUSAL, CONFIGS, build, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 TOKENS = some_tokens()
@@ -39,7 +40,7 @@ def rewired(model: Transformer, tokens: Tensor, layers: list[int]) -> Tensor:
     return observe(model, Batch(tokens), edits=edits).output
 
 
-@pytest.mark.parametrize("name", WITH_LOGITS)
+@over("name", WITH_LOGITS)
 def test_with_all_layers_logits_depend_on_token_and_position_alone(name: str) -> None:
     model, other = build(name), some_tokens(seed=1)
     other[:, 4] = TOKENS[:, 4]
@@ -62,7 +63,7 @@ def test_with_all_layers_the_metric_sees_the_last_token_alone(name: str) -> None
     assert not np.allclose(found[0].base, found[1].base)
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@over("name", CAUSAL)
 def test_the_first_position_of_a_causal_model_never_changes(name: str) -> None:
     model = build(name)
     before, after = (observe(model, Batch(TOKENS), edits=e).output for e in ((), rewire(0, 1)))

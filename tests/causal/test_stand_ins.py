@@ -20,6 +20,7 @@ from interp.passes.observe import observe
 from interp.zoo.planted import PLANTED
 from tests.causal.test_ablation import ANSWER, GROUPS, METRIC, OTHER, TOKENS, WRONG, padded, subject
 from tests.configs import build
+from tests.loops import over
 from tests.tolerances import assert_close
 
 
@@ -85,7 +86,7 @@ BAD: dict[str, tuple[type[Exception], str, dict[str, object]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD)
+@over("case", BAD)
 def test_what_has_no_meaning_is_refused_by_name(case: str) -> None:
     error, message, given = BAD[case]
     n = given.get("n", 4)

@@ -24,10 +24,12 @@ from interp.circuits import (
 from interp.circuits.circuit_evaluation import FRACTIONS, area, effect_shares
 from interp.circuits.edge_circuit import connected
 from interp.circuits.edge_rankings import largest, worth
+from interp.core.stats import Moments
 from interp.data.batch import Batch
 from interp.passes.metrics import Metric, logit_difference, of_logits
 from interp.zoo.planted import PLANTED, Planted
 from tests.configs import CONFIGS, build, some_tokens
+from tests.tolerances import assert_close
 
 CLEAN, CORRUPT = some_tokens(4, 6), some_tokens(4, 6, seed=1)
 METRIC = logit_difference(3, 4)
@@ -99,7 +101,7 @@ def subsets(result: xr.Dataset) -> list[str]:
 def test_a_planted_circuit_is_faithful_complete_and_minimal_and_random_ones_are_not(name: str) -> None:
     task, edges = task_of(name), planted(name).edges
     circuit = Circuit(task.graph, dict.fromkeys(edges, 1.0))
-    result = task.evaluated(circuit, subsets=12, draws=3, resamples=50)
+    result = task.evaluated(circuit, subsets=12, draws=3)
     faithful = result.sel(score="faithfulness")
     found, random = faithful.value.sel(circuit=["found", "random"]).values
     assert abs(found - 1) < 0.05 and abs(random) < 0.05
@@ -118,7 +120,7 @@ def test_a_backup_is_not_minimal_alone_and_an_or_neither() -> None:
     ):
         task = task_of(name)
         circuit = Circuit(task.graph, dict.fromkeys(planted(name).edges, 1.0))
-        result = task.evaluated(circuit, subsets=1, draws=1, resamples=20)
+        result = task.evaluated(circuit, subsets=1, draws=1)
         for node, expected in idle.items():
             lost = result.value.sel(score="minimality", circuit=f"without {node}")
             assert float(lost) == pytest.approx(expected, abs=0.05)
@@ -127,7 +129,7 @@ def test_a_backup_is_not_minimal_alone_and_an_or_neither() -> None:
 def test_half_a_circuit_is_incomplete() -> None:
     """One branch of an OR is faithful, but the model does without it and the branch does not."""
     task, branch = task_of("either"), {e: 1.0 for e in planted("either").edges if "L1H3" not in e}
-    result = task.evaluated(Circuit(task.graph, branch), draws=1, resamples=20)
+    result = task.evaluated(Circuit(task.graph, branch), draws=1)
     removed = result.removed.sel(circuit=subsets(result)).values.tolist()
     assert removed == [[False, False], [True, False], [False, True], [True, True]]
     assert abs(float(result.value.sel(score="faithfulness", circuit="found")) - 1) < 0.05
@@ -140,7 +142,7 @@ def test_the_curve_of_a_planted_circuit_jumps_to_1_at_its_size(name: str) -> Non
     scores = task.scored("exact")
     n, total = len(c.edges), len(task.graph)
     fractions = ((n - 1 + 0.5) / total, (n + 0.5) / total, 1.0)
-    curve = task.curve(scores, fractions=fractions, draws=2, resamples=50)
+    curve = task.curve(scores, fractions=fractions, draws=2)
     faithful = curve.sel(score="faithfulness")
     before, at, whole = faithful.value.sel(circuit="found").values
     assert before < 0.6 and abs(at - 1) < 0.05 and whole == pytest.approx(1)
@@ -154,7 +156,7 @@ def test_the_curve_of_a_planted_circuit_jumps_to_1_at_its_size(name: str) -> Non
 
 def test_the_curve_is_the_formula_at_every_fraction() -> None:
     task, scores = small()
-    curve = task.curve(scores, draws=0, resamples=10, rank="helpful")
+    curve = task.curve(scores, draws=0, rank="helpful")
     sizes = [int(f * len(task.graph)) for f in FRACTIONS]
     masks = [connected(task.graph, largest(worth(scores, "helpful"), n)) for n in sizes]
     expected = shares(task, torch.stack(masks))
@@ -176,7 +178,7 @@ def test_the_curve_is_the_formula_at_every_fraction() -> None:
 def test_the_area_between_random_circuits_and_1_is_averaged_over_the_draws() -> None:
     """The mean of |1 - f| over random circuits, not |1 - mean f|: they may lie on both sides."""
     task, scores = small()
-    asked = {"fractions": (0.2, 0.5), "resamples": 5}
+    asked = {"fractions": (0.2, 0.5)}
     many = task.curve(scores, draws=4, seed=9, **asked).value.sel(circuit="random")
     expected = np.abs(1 - many.sel(score="faithfulness")).values
     mean = (expected[0] + expected[1]) / 2 * 0.3
@@ -188,7 +190,7 @@ def test_the_area_between_random_circuits_and_1_is_averaged_over_the_draws() -> 
 
 def test_every_prompt_s_metric_is_kept() -> None:
     task, scores = small()
-    asked = {"fractions": (0.1, 0.5), "draws": 0, "resamples": 5}
+    asked = {"fractions": (0.1, 0.5), "draws": 0}
     curve = task.curve(scores, **asked)
     masks = [connected(task.graph, largest(worth(scores), int(f * len(task.graph)))) for f in (0.1, 0.5)]
     whole = task.graph.exists
@@ -198,7 +200,7 @@ def test_every_prompt_s_metric_is_kept() -> None:
     np.testing.assert_allclose(curve.empty, empty, atol=1e-9)
     assert curve["each"].attrs["unit"] == "logits" and bool((curve.n == 4).all())
     circuit = Circuit.of(task.graph, masks[1], torch.from_numpy(scores.value.values))
-    result = task.evaluated(circuit, subsets=2, draws=1, resamples=5)
+    result = task.evaluated(circuit, subsets=2, draws=1)
     np.testing.assert_allclose(result["each"].sel(circuit="found"), found[1], atol=1e-9)
     mean, ends = result["each"].mean("prompt"), (result.full.mean(), result.empty.mean())
     shares = (mean - ends[1]) / (ends[0] - ends[1])
@@ -210,22 +212,38 @@ def test_a_perfect_circuit_has_a_cpr_of_one_less_what_is_not_integrated() -> Non
     assert float(area(torch.tensor(FRACTIONS).double(), FRACTIONS)[-1]) == pytest.approx((1 - 1e-6) / 2)
 
 
-def test_the_interval_is_that_of_resampled_prompts() -> None:
-    """A metric per prompt that is normal, of known spread: the bootstrap must find the error of its mean."""
-    rows = 400
-    circuit = torch.from_numpy(np.random.default_rng(0).normal(0.5, 0.2, rows))
-    values = torch.stack((torch.ones(rows).double(), torch.zeros(rows).double(), circuit))
-    found = effect_shares(values, 4000, np.random.default_rng(1))[:, 0]
-    assert float(found[0]) == pytest.approx(float(circuit.mean()))
-    assert float(found[1:].std()) == pytest.approx(float(circuit.std()) / rows**0.5, rel=0.05)
-    assert float(found[1:].mean()) == pytest.approx(float(circuit.mean()), abs=0.002)
+def test_the_interval_is_that_of_a_ratio_of_means() -> None:
+    """Where the model's own effect does not vary it is Student's t; elsewhere a jackknife finds the same width."""
+    generator = torch.Generator().manual_seed(0)
+    circuit = 0.5 + 0.2 * torch.randn(400, 1, generator=generator).double()
+    full = 8 + torch.randn(400, 1, generator=generator).double()
+    plain = Moments.of(effect_shares(torch.cat((torch.ones(400, 1), torch.zeros(400, 1), circuit), 1)))
+    assert_close(torch.stack(plain.interval()), torch.stack(Moments.of(circuit).interval()))
+    values = torch.cat((full, torch.zeros(400, 1), full * circuit), 1)
+    left_out = torch.tensor(
+        [float((values.sum(0) - row)[2] / (values.sum(0) - row)[0]) for row in values], dtype=torch.float64
+    )
+    error = ((left_out - left_out.mean()).square().sum() * 399 / 400).sqrt()
+    assert float(Moments.of(effect_shares(values)).standard_error()) == pytest.approx(float(error), rel=0.01)
 
 
-def test_prompts_are_resampled_together() -> None:
-    """A circuit that is half of the model in every prompt is half in every resample, however the prompts differ."""
-    full = torch.tensor([1.0, 5.0, 20.0])
-    found = effect_shares(torch.stack((full, 0 * full, full / 2)), 50, np.random.default_rng(0))
+def test_a_circuit_that_is_half_of_the_model_in_every_prompt_is_half_for_sure() -> None:
+    full = torch.tensor([1.0, 5.0, 20.0])[:, None]
+    found = effect_shares(torch.cat((full, 0 * full, full / 2), 1))
     assert torch.allclose(found, torch.full_like(found, 0.5))
+
+
+def test_incompleteness_is_the_size_of_a_difference_that_may_be_nothing() -> None:
+    """Its interval holds the absolute value of everything that the difference's interval holds, 0 included."""
+    task, scores = small()
+    circuit = Circuit.of(task.graph, largest(worth(scores), 40), torch.from_numpy(scores.value.values))
+    result = task.evaluated(circuit, subsets=6, draws=1)
+    signed, size = (result.sel(score=name).dropna("circuit") for name in ("difference", "incompleteness"))
+    assert_close(torch.tensor(size.value.values), torch.tensor(abs(signed.value).values))
+    for low, high, least, most in zip(signed.low, signed.high, size.low, size.high, strict=True):
+        inside = np.abs(np.linspace(float(low), float(high), 10_001))
+        assert float(least) == pytest.approx(inside.min(), abs=1e-3 * float(high - low) + 1e-12)
+        assert float(most) == pytest.approx(inside.max())
 
 
 def test_one_prompt_has_no_interval() -> None:
@@ -240,7 +258,7 @@ def test_completeness_and_minimality_are_knockouts_by_hand() -> None:
     graph = task.graph
     kept = connected(graph, largest(worth(scores), 16))
     circuit = Circuit.of(graph, kept, torch.from_numpy(scores.value.values))
-    result = task.evaluated(circuit, subsets=3, draws=1, resamples=10)
+    result = task.evaluated(circuit, subsets=3, draws=1)
     nodes, some_removed = result.part.values.tolist(), result.removed.sel(circuit=subsets(result)).values
     table = result.value.to_pandas()
 
@@ -270,7 +288,7 @@ def test_completeness_and_minimality_are_knockouts_by_hand() -> None:
 
 def test_the_same_seed_gives_the_same_numbers() -> None:
     task, scores = small()
-    ask = functools.partial(task.curve, scores, draws=2, resamples=20, fractions=(0.1, 0.3))
+    ask = functools.partial(task.curve, scores, draws=2, fractions=(0.1, 0.3))
     assert ask(seed=3).equals(ask(seed=3)) and not ask(seed=3).equals(ask(seed=4))
 
 
@@ -281,7 +299,7 @@ def test_scores_of_either_direction_rank_alike() -> None:
         for way in ("denoise", "noise"):
             asked = {"metric": METRIC, "method": "eap-ig-inputs", "direction": way}
             scores = score_edges(task.model, CLEAN, CORRUPT, **asked)  # type: ignore[arg-type]
-            curves.append(task.curve(scores, rank=rank, draws=0, resamples=5))
+            curves.append(task.curve(scores, rank=rank, draws=0))
         xr.testing.assert_equal(*curves)
 
 
@@ -291,8 +309,8 @@ def test_scores_of_either_direction_rank_alike() -> None:
 def test_tables_are_tidy_and_every_number_has_a_unit() -> None:
     task, scores = small()
     circuit = Circuit(task.graph, {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
-    curve = task.curve(scores, draws=1, resamples=5, fractions=(0.1, 0.5))
-    checks = task.evaluated(circuit, subsets=2, draws=1, resamples=5)
+    curve = task.curve(scores, draws=1, fractions=(0.1, 0.5))
+    checks = task.evaluated(circuit, subsets=2, draws=1)
     for result in (curve, checks):
         rows = interp.frame(result)
         assert len(rows.columns) <= 12 and {"circuit", "score", "value", "low", "high", "null", "n"} <= {
@@ -301,7 +319,7 @@ def test_tables_are_tidy_and_every_number_has_a_unit() -> None:
         numbers = [v for v in result.data_vars.values() if v.dtype.kind == "f"]
         assert all(v.attrs.get("unit") for v in numbers)
     assert interp.frame(checks, "needed").part.tolist() == ["L0.mlp"]
-    without = task.evaluated(circuit, subsets=1, draws=0, resamples=5)
+    without = task.evaluated(circuit, subsets=1, draws=0)
     assert without.circuit.values.tolist()[:2] == ["found", "without L0.mlp"] and bool(
         without.null.isnull().all()
     )
@@ -311,14 +329,14 @@ def test_the_functions_are_the_questions_asked_by_run() -> None:
     task, scores = small()
     circuit = Circuit(task.graph, {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
     curve, checks = (
-        CircuitCurve(scores, METRIC, fractions=(0.1, 0.5), draws=1, resamples=5),
-        EvaluateCircuit(circuit, METRIC, subsets=2, draws=1, resamples=5),
+        CircuitCurve(scores, METRIC, fractions=(0.1, 0.5), draws=1),
+        EvaluateCircuit(circuit, METRIC, subsets=2, draws=1),
     )
     batch = replace(Batch(CLEAN), corrupt=CORRUPT).numbered()
     found = interp.run([curve, checks], task.model, batch)
-    expected = task.curve(scores, fractions=(0.1, 0.5), draws=1, resamples=5)
+    expected = task.curve(scores, fractions=(0.1, 0.5), draws=1)
     xr.testing.assert_identical(found["circuit_curve"], expected)
-    expected = task.evaluated(circuit, subsets=2, draws=1, resamples=5)
+    expected = task.evaluated(circuit, subsets=2, draws=1)
     xr.testing.assert_identical(found["evaluate_circuit"], expected)
     parts = interp.run([checks], task.model, list(batch.split(3)))["evaluate_circuit"]
     np.testing.assert_allclose(parts.value, expected.value, atol=1e-9)

@@ -36,6 +36,7 @@ from tests.tiny import hooked
 
 Made = Callable[[], object]
 once = functools.cache
+signature = functools.cache(inspect.signature)
 
 
 OWN = "a folder of the call's own"
@@ -421,7 +422,7 @@ def valid(name: str, function: Callable[..., object]) -> dict[str, object]:
     """The arguments of its valid call."""
     special = CALLS.get(name, {})
     found = {}
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in signature(function).parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             continue
         if parameter.name in special:
@@ -436,7 +437,7 @@ def called(name: str, function: Callable[..., object], given: Mapping[str, objec
     rest, first = dict(given), []
     if name == "runs.store_activations" and rest["folder"] is OWN:
         rest["folder"] = tempfile.mkdtemp(dir=".")  # a second call would go on with the first one's store
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = list(signature(function).parameters.values())
     places = [i for i, each in enumerate(parameters) if each.kind is inspect.Parameter.VAR_POSITIONAL]
     if places:
         first = [rest.pop(each.name) for each in parameters[: places[0]]]

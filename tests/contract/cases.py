@@ -160,7 +160,7 @@ def _scores(model: str) -> xr.Dataset:
 
 def curve(model: str, _: Sequence[int]) -> CircuitCurve:
     """Over the scores of edge attribution."""
-    return CircuitCurve(_scores(model), fractions=(0.1, 0.5), draws=1, resamples=20)
+    return CircuitCurve(_scores(model), fractions=(0.1, 0.5), draws=1)
 
 
 EDGES: Dims = of(*_EFFECT, "normalised", over="sender receiver")
@@ -183,7 +183,9 @@ _ATTENTION: dict[str, Case] = {
     ),
     "Heads": Case(
         Heads(DATA, None, 2),
-        of(*_SCORE, "null_sd", over="layer head score") | of("label", over="layer head"),
+        of(*_SCORE, "p", over="layer head score")
+        | of("label", over="layer head")
+        | of("confidence", over="layer head called"),
         of_others=_without_copying,
     ),
     "AttentionKernel": Case(AttentionKernel(DATA, 2), of(*_SCORE, over="layer head distance")),
@@ -195,7 +197,7 @@ _WEIGHTS: dict[str, Case] = {
         BigramTable(), of("value", "null", "n", over="token score") | of("overall", "null_overall", over="score")
     ),
     "Composition": Case(Composition(), of("value", "null", "null_sd", "excess", "z", "p", over="src dst")),
-    "Copying": Case(Copying(), of(*_SCORE, over="layer head score")),
+    "Copying": Case(Copying(), of(*_SCORE, "p", over="layer head score")),
     "Directions": Case(
         Directions(torch.eye(24)[:2].double(), top=3),
         of("value", over="direction end rank") | of("norm", over="direction"),
@@ -358,7 +360,7 @@ _CIRCUITS: dict[str, Case] = {
         drawn_apart=_without_bootstrap,
     ),
     "EvaluateCircuit": Case(
-        lambda model, _: EvaluateCircuit(some_circuit(model), subsets=2, draws=1, resamples=20),
+        lambda model, _: EvaluateCircuit(some_circuit(model), subsets=2, draws=1),
         of(*_SCORE, over="circuit score")
         | of("overlap", over="circuit")
         | of("removed", over="circuit part")

@@ -51,17 +51,19 @@ class Source:
         return self.path.removeprefix("interp/").removesuffix(".py").replace("/", ".")
 
 
-@functools.cache
 def sources() -> list[Source]:
     """The package, the experiments and the tests."""
-    tops = ("interp", "experiments", "tests")
-    return [_read(path) for top in tops for path in sorted((ROOT / top).rglob("*.py"))]
+    return [source for top in ("interp", "experiments", "tests") for source in _under(top)]
+
+
+def package() -> list[Source]:
+    """The package alone."""
+    return _under("interp")
 
 
 @functools.cache
-def package() -> list[Source]:
-    """The package alone."""
-    return [source for source in sources() if source.path.startswith("interp/")]
+def _under(top: str) -> list[Source]:
+    return [_read(path) for path in sorted((ROOT / top).rglob("*.py"))]
 
 
 def none(broken: list[str]) -> None:

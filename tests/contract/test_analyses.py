@@ -162,14 +162,14 @@ def test_float32_agrees_with_float64_to_rounding(case: str, model: str) -> None:
     agree(narrow.drop_vars(ids, errors="ignore"), wide.drop_vars(ids, errors="ignore"), 3e-4)
 
 
-@pytest.mark.parametrize("case", CASES)
+@over("case", CASES)
 @over("model", models)
 def test_the_result_has_the_dims_that_the_table_declares(case: str, model: str) -> None:
     found = plain_result(case, model)
     assert {name: found[name].dims for name in found.data_vars} == CASES[case].dims
 
 
-@pytest.mark.parametrize("case", CASES)
+@over("case", CASES)
 def test_the_result_names_what_gave_it(case: str) -> None:
     for model in models(case):
         assert plain_result(case, model).attrs["interp_analysis"] in {*PICTURES.draws, *WITHOUT_PLOT}

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import io
+import linecache
 import math
 import os
 import pickle
@@ -43,11 +44,12 @@ from tests.contract.calls import (
     model,
     public_methods,
     public_names,
+    signature,
     valid,
 )
 from tests.contract.case import discovered
 from tests.contract.cases import CASES
-from tests.loops import every, same_seeds
+from tests.loops import every, over, same_seeds
 
 PACKAGE = Path(interp.__file__).parent
 FUNCTIONS = {**dict(public_names()), **dict(public_methods())}
@@ -106,6 +108,12 @@ def _raises(path: str, line: int) -> bool:
 
 
 @functools.cache
+def _ours(path: str) -> bool:
+    """Whether a file belongs to the package."""
+    return Path(path).is_relative_to(PACKAGE)
+
+
+@functools.cache
 def _raising(path: str) -> list[tuple[int, int]]:
     tree = ast.parse(Path(path).read_text(encoding="utf-8"))
     return [(node.lineno, node.end_lineno or 0) for node in ast.walk(tree) if isinstance(node, ast.Raise)]
@@ -116,27 +124,30 @@ def raw(error: Exception, argument: str, value: object) -> str | None:
 
     What a function of the user's raises where it is called is his own business.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    last = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)][-1]
-    if callable(value) and {f"{argument}(", "accept("} & {*re.findall(r"\w+\(", last.line or "")}:
+    frames = [(each.f_code.co_filename, line) for each, line in traceback.walk_tb(error.__traceback__)]
+    last = [frame for frame in frames if _ours(frame[0])][-1]
+    if callable(value) and {f"{argument}(", "accept("} & {*re.findall(r"\w+\(", linecache.getline(*last))}:
         return None
-    if last is not frames[-1] or not _raises(last.filename, last.lineno or 0):
+    if last is not frames[-1] or not _raises(*last):
         return "raised from inside"
     if not isinstance(error, ValueError | KeyError | IndexError | FileNotFoundError | FileExistsError):
         return "of another kind"
     message = str(error)
     words = [argument, argument.rstrip("s"), type(value).__name__, getattr(value, "__name__", argument)]
-    told = [rf"(?i)\b{re.escape(word)}" for word in words]
-    told.append(rf"(?<![\w.]){re.escape(repr(value).strip().partition(chr(10))[0][:12])}")
+    told = [rf"(?i)\b{re.escape(word)}" for word in words] + [OTHER_WORDS.get(argument, "^$")]
     if isinstance(value, str):
         told.append(re.escape(value))
-    told.append(OTHER_WORDS.get(argument, "^$"))
-    return None if any(re.search(pattern, message) for pattern in told) else "names nothing"
+    if any(re.search(pattern, message) for pattern in told):
+        return None
+    shown = re.escape(
+        repr(value).strip().partition("\n")[0][:12]
+    )  # last: a table takes milliseconds to be written
+    return None if re.search(rf"(?<![\w.]){shown}", message) else "names nothing"
 
 
 def cases(name: str) -> Iterator[tuple[str, str]]:
     """Every argument of a function with everything that is put there."""
-    for parameter in inspect.signature(FUNCTIONS[name]).parameters.values():
+    for parameter in signature(FUNCTIONS[name]).parameters.values():
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
             for wrong in WRONG:
                 yield parameter.name, wrong
@@ -147,9 +158,12 @@ def outcome(name: str, argument: str, wrong: str) -> str:
     function = FUNCTIONS[name]
     given = {**_valid(name), argument: WRONG[wrong]()}
     value = given[argument]
-    hint = hints_of(function.__init__ if isinstance(function, type) else function).get(argument)
-    if name in NOT_RUN and hint is not None and fits(value, hint):
-        return "works"
+    if name in NOT_RUN:
+        hint = hints_of(function.__init__ if isinstance(function, type) else function).get(argument)
+        if hint is not None and fits(value, hint):
+            return "works"
+    elif name not in REFUSES and _stands_there(name, argument, value):
+        return "works"  # as `test_the_valid_call_is_valid` says of this very call
     same_seeds()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
@@ -159,6 +173,12 @@ def outcome(name: str, argument: str, wrong: str) -> str:
         problem = raw(error, argument, value)
         return "refused" if problem is None else f"{problem}: {type(error).__name__}: {error}"
     return "works"
+
+
+def _stands_there(name: str, argument: str, value: object) -> bool:
+    """Whether the valid call has this very word, number or None there, said or by default."""
+    usual = _valid(name).get(argument, signature(FUNCTIONS[name]).parameters[argument].default)
+    return type(value) is type(usual) and isinstance(value, str | float | int | None) and value == usual
 
 
 @functools.cache
@@ -193,13 +213,13 @@ def test_a_wrong_kind_works_or_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_an_argument_that_is_not_there_is_refused_by_name(name: str) -> None:
     function = FUNCTIONS[name]
-    kinds = {each.kind for each in inspect.signature(function).parameters.values()}
+    kinds = {each.kind for each in signature(function).parameters.values()}
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         with pytest.raises(TypeError, match="nonsense"):
             function(**_valid(name), nonsense=1)
 
 
-@pytest.mark.parametrize("question", discovered(), ids=lambda question: question.__name__)
+@over("question", discovered())
 def test_a_field_of_the_wrong_kind_is_refused_by_its_name(question: type[Question]) -> None:
     """By the field of the contract's own record."""
     asked = (case.asked(case.models[0]) for case in CASES.values())
@@ -216,7 +236,7 @@ PICTURES = [
 ]
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@over("name", PICTURES)
 def test_a_picture_of_another_kind_of_thing_is_refused_by_name(name: str) -> None:
     draw = getattr(interp.plot, name)
     argument = next(iter(inspect.signature(draw).parameters))
@@ -292,7 +312,7 @@ def test_names_that_are_there_are_found_and_listed() -> None:
         interp.logit_lense  # noqa: B018
 
 
-@pytest.mark.parametrize(("name", "earlier", "now"), RENAMED)
+@over("name, earlier, now", RENAMED)
 def test_an_earlier_word_for_an_argument_is_answered_with_todays(name: str, earlier: str, now: str) -> None:
     with pytest.raises(
         TypeError, match=rf"^{name.rpartition('.')[2]}\(\) has no argument '{earlier}': it is called {now}"

@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 import interp
+from tests.loops import over
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXTS = {str(p.relative_to(DOCS)): p.read_text(encoding="utf-8") for p in sorted(DOCS.rglob("*.md"))}
@@ -97,7 +98,7 @@ def test_output_stands_behind_its_block() -> None:
     assert text.endswith("1 + 1;\n```\n\n\n")
 
 
-@pytest.mark.parametrize("name", ANALYSES)
+@over("name", ANALYSES)
 def test_a_page_on_an_analysis_says_what_it_answers_whence_it_comes_and_what_it_does_not_tell(
     name: str,
 ) -> None:

@@ -23,11 +23,12 @@ from interp.tasks import RepeatedTokens
 from interp.tokens.mixing import SourceSplit, contributions, mixing_reads
 from interp.weights.matrices import held
 from tests.configs import some_tokens
+from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
 from tests.passes.test_sweep import DIFFERENCE, asked, cells, loop
 from tests.tolerances import assert_close
 
-EVERY = pytest.mark.parametrize("name", MIXERS)
+EVERY = over("name", MIXERS)
 ANSWER, WRONG = torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
 CARRIED = (
     "attn.hook_q",
@@ -56,7 +57,7 @@ def recorded(name: str, reads: list[Read]) -> Trace:
     return Trace(tap.values)
 
 
-@EVERY
+@pytest.mark.parametrize("name", MIXERS)
 def test_sweeps_over_the_last_block_give_the_numbers_of_the_loop(name: str) -> None:
     model, batch, config = build_mixed(name), asked(), MIXERS[name]
     known = set(sites.names(config))

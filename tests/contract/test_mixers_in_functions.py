@@ -51,9 +51,7 @@ def test_a_circuit_is_the_pass_written_out_node_by_node(name: str) -> None:
     masks = some_circuits(graph, 1)
     assert_close(run(model, masks)[0], slowly(model, masks[0], writes(model, CORRUPT)), torch.float64)
     everything = Circuit(graph, dict.fromkeys(graph.names(), 1.0))
-    result = evaluate_circuit(
-        model, CLEAN, CORRUPT, everything, metric=METRIC, subsets=2, draws=1, resamples=5
-    )
+    result = evaluate_circuit(model, CLEAN, CORRUPT, everything, metric=METRIC, subsets=2, draws=1)
     assert float(result.value.sel(score="faithfulness")[0]) == pytest.approx(1, abs=1e-9)
 
 

@@ -29,7 +29,7 @@ COMMON = ("edits", "prepend_bos", "batch_size")
 """What every function takes besides the fields of its record, in this order."""
 MORE = {"reference"}
 """What a function takes for those of its ways that are no single question: the iterative search for circuits."""
-EVERY = pytest.mark.parametrize("question", discovered(), ids=lambda question: question.__name__)
+EVERY = over("question", discovered())
 
 
 @EVERY
@@ -146,7 +146,7 @@ def equal(one: object, other: object) -> bool:
     return one == other
 
 
-@pytest.mark.parametrize("case", RECORDS)
+@over("case", RECORDS)
 def test_the_record_survives_copies_and_other_processes(case: str) -> None:
     question = CASES[case].record(CASES[case].models[0])
     for again in (dataclasses.replace(question), pickle.loads(pickle.dumps(question))):
@@ -155,7 +155,7 @@ def test_the_record_survives_copies_and_other_processes(case: str) -> None:
             assert equal(getattr(again, field.name), getattr(question, field.name)), field.name
 
 
-@pytest.mark.parametrize("case", RECORDS)
+@over("case", RECORDS)
 def test_what_is_closed_of_a_record_survives_json(case: str) -> None:
     """Words, numbers and lists of them: the record made of them asks the same."""
     model = CASES[case].models[0]

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import check_fields, public, said
+from tests.loops import over
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def test_the_kinds_that_annotations_allow_pass() -> None:
         assert painted(["a"], **given) == 1  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("case", BAD)
+@over("case", BAD)
 def test_another_kind_is_refused_by_name(case: str) -> None:
     given, message = BAD[case]
     with pytest.raises(ValueError, match=message):

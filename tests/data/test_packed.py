@@ -12,11 +12,12 @@ from interp import Batch, HookedTransformer
 from interp.model import Read, Tap, Transformer, mean_next_token_loss, next_token_loss, sites
 from interp.passes.observe import observe
 from tests.configs import CONFIGS, build, empty_cache, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 TEXTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5], [8, 9, 7, 9, 3], [2, 3, 8, 4]]
 WIDTH = 9
-EVERY = pytest.mark.parametrize("name", CONFIGS)
+EVERY = over("name", CONFIGS)
 
 
 def packed() -> Batch:

@@ -18,6 +18,7 @@ from interp.passes.observe import observe
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.families import oracle
 from tests.families.oracle import hf_model, new_hf_model
+from tests.loops import over
 from tests.tolerances import assert_close
 
 TOKENS = some_tokens()
@@ -123,7 +124,7 @@ def test_the_exported_model_has_our_dtype() -> None:
         assert found.logits(TOKENS).dtype == dtype
 
 
-@pytest.mark.parametrize("name", [n for n in CONFIGS if n not in ("gpt2", "llama-gqa")])
+@over("name", [n for n in CONFIGS if n not in ("gpt2", "llama-gqa")])
 def test_what_neither_family_computes_gets_a_reason(name: str) -> None:
     assert exported(build(name)) == "no Hugging Face family computes exactly this config"
 

@@ -12,6 +12,7 @@ from interp.model import Read, Tap, sites
 from tests.families.cases_decoders import AFTER_GPT2, GPT2S, LLAMAS, RELATIVES
 from tests.families.oracle import Recorder, hf_model, some_tokens
 from tests.families.pair import largest, network
+from tests.loops import over
 
 NOT_EXPOSED = ("hook_attn_scores", "hook_scale")
 """Sites that Hugging Face computes inside an expression; tests/model checks them against the formulas."""
@@ -192,7 +193,7 @@ def test_every_site_that_hugging_face_exposes_is_equal(
         assert largest(value, expected[read.site]) <= 1e-4, read.site
 
 
-@pytest.mark.parametrize("name", [*GPT2S, *LLAMAS, "qwen3", "phi", "gpt-neo"])
+@over("name", [*GPT2S, *LLAMAS, "qwen3", "phi", "gpt-neo"])
 def test_hidden_states_are_the_residual_stream_and_the_last_one_is_already_normed(name: str) -> None:
     """Trap: `hidden_states[-1]` has been through the final norm; a lens must not norm it again."""
     with torch.no_grad():

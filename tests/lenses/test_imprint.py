@@ -15,6 +15,7 @@ from interp.model import Transformer
 from interp.model.block import FeedForward
 from interp.passes.observe import observe
 from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 ETA = -0.3
@@ -100,7 +101,7 @@ def test_the_gradient_of_the_logits_is_autograds_sums_to_zero_and_is_negative_at
     assert [row.lt(0).nonzero().flatten().tolist() for row in ours] == [[3], [0], [10], [7]]
 
 
-@pytest.mark.parametrize("name", [n for n in LINEAR if CONFIGS[n].final_norm and n != "no-norm"])
+@over("name", [n for n in LINEAR if CONFIGS[n].final_norm and n != "no-norm"])
 def test_the_top_vjp_is_the_gradient_at_the_final_norms_output(name: str) -> None:
     model, batch = build(name), asked(name)
     assert batch.answer is not None

@@ -1,6 +1,5 @@
 """Fused and observed attention are one function; scores and pattern are what their names say."""
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -12,7 +11,7 @@ from tests.model.slow import slow_scale
 from tests.model.slow_position import score_bias
 from tests.tolerances import TOLERANCES, assert_close
 
-EVERY = pytest.mark.parametrize("name", CONFIGS)
+EVERY = over("name", CONFIGS)
 PATTERN, SCORES, Z = (f"blocks.1.attn.hook_{part}" for part in ("pattern", "attn_scores", "z"))
 LEFT_PADDED = torch.arange(9) >= torch.tensor([[0], [2], [5]])
 

@@ -8,11 +8,12 @@ import pytest
 
 from interp.model import MLP, ModelConfig, NoPosition, Rotary
 from tests.configs import CONFIGS
+from tests.loops import over
 
 SMALL = {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 4, "d_vocab": 5}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@over("name", CONFIGS)
 def test_json_round_trip_gives_the_same_config(name: str) -> None:
     text = json.dumps(CONFIGS[name].to_dict())
     assert ModelConfig.from_dict(json.loads(text)) == CONFIGS[name]

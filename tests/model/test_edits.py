@@ -23,6 +23,7 @@ from interp.model.edits import (
 from interp.model.kv_cache import KVCache
 from interp.model.tap import Read, Tap
 from tests.configs import CONFIGS, build, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 STREAM, Z = "blocks.1.hook_resid_pre", "blocks.1.attn.hook_z"
@@ -53,7 +54,7 @@ BY_HAND: list[tuple[object, Callable[[Tensor], Tensor]]] = [
 ]
 
 
-@pytest.mark.parametrize("case", range(len(BY_HAND)))
+@over("case", range(len(BY_HAND)))
 def test_a_change_does_what_it_says_to_its_cells_alone(case: int) -> None:
     change, by_hand = BY_HAND[case]
     given = VALUE.clone()
@@ -179,7 +180,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@over("case", REFUSED)
 def test_what_has_no_meaning_is_refused_by_name(case: str) -> None:
     make, error, message = REFUSED[case]
     with pytest.raises(error, match=message):

@@ -10,7 +10,7 @@ from tests.loops import over
 from tests.model.test_mask import kept
 from tests.tolerances import assert_close
 
-EVERY = pytest.mark.parametrize("name", CAUSAL)
+EVERY = over("name", CAUSAL)
 
 
 def in_steps(model: Transformer, tokens: Tensor, sizes: list[int], keep: Tensor | None = None) -> Tensor:

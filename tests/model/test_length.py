@@ -8,6 +8,7 @@ import torch
 
 from interp.model import DynamicScaling, LongScaling, Read, Rotary, Tap, Transformer
 from tests.configs import CONFIGS, empty_cache, perturbed, some_tokens
+from tests.loops import over
 from tests.model.slow import slow_forward
 from tests.tolerances import assert_close
 
@@ -18,7 +19,7 @@ RULES = {
         100.0, scaling=LongScaling((1.0, 1.1, 1.3, 1.4, 1.5), (1.0, 2.0, 4.0, 8.0, 9.0), ORIGINAL, 1.2)
     ),
 }
-EVERY = pytest.mark.parametrize("rule", RULES)
+EVERY = over("rule", RULES)
 LENGTHS = [9, ORIGINAL + 1, ORIGINAL, 3]
 
 

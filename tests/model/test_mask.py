@@ -14,7 +14,7 @@ from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close
 
-EVERY = pytest.mark.parametrize("name", CONFIGS)
+EVERY = over("name", CONFIGS)
 CPU = torch.device("cpu")
 PADDING = {
     "left": [[1, 1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 1, 1, 1]],

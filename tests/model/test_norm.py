@@ -10,6 +10,7 @@ from torch import Tensor
 from interp.model import LayerNorm, NoNorm, RMSNorm, sites
 from interp.model.norm import HeadNorm, Normalize
 from tests.configs import CONFIGS, build
+from tests.loops import over
 from tests.model.observed import everything
 from tests.tolerances import assert_close
 
@@ -114,7 +115,7 @@ def test_statistics_of_half_precision_streams_are_computed_in_float32(kind: Laye
     assert_close(norm(x), x)
 
 
-@pytest.mark.parametrize(("name", "prefix"), list(norms_of_the_configs()))
+@over("name, prefix", list(norms_of_the_configs()))
 def test_the_sites_of_a_norm_are_the_formula_on_what_stands_at_its_place(name: str, prefix: str) -> None:
     """hook_scale row by row, and hook_normalized = centred / scale * gamma + beta."""
     read, kind = read_by(name, prefix), CONFIGS[name].norm

@@ -7,6 +7,7 @@ import pytest
 from interp.model import sites
 from interp.model.parts import KINDS, Edge, Part, as_part, axis_size
 from tests.configs import CONFIGS
+from tests.loops import over
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -41,7 +42,7 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@over("name", OTHERS)
 def test_other_spellings_name_the_same_part(name: str) -> None:
     assert {str(Part.of(other)) for other in OTHERS[name]} == {name}  # type: ignore[arg-type]
     assert str(Part.of(name)) == name

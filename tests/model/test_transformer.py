@@ -12,10 +12,11 @@ from torch.func import functional_call
 from interp import Edit
 from interp.model import ModelConfig, Read, Rotary, Tap, Transformer, mean_next_token_loss, next_token_loss
 from tests.configs import CAUSAL, CONFIGS, D_VOCAB, N_CTX, build, empty_cache, perturbed, some_tokens
+from tests.loops import over
 from tests.model.slow import slow_forward
 from tests.tolerances import assert_close
 
-EVERY = pytest.mark.parametrize("name", CONFIGS)
+EVERY = over("name", CONFIGS)
 
 
 def oracle_dtype(name: str) -> torch.dtype:
@@ -23,7 +24,7 @@ def oracle_dtype(name: str) -> torch.dtype:
     return torch.float32 if isinstance(CONFIGS[name].position, Rotary) else torch.float64
 
 
-@EVERY
+@pytest.mark.parametrize("name", CONFIGS)
 def test_logits_equal_those_of_the_slow_forward(name: str) -> None:
     tokens = some_tokens()
     expected = torch.stack([slow_forward(build(name), row)[0] for row in tokens])
@@ -92,7 +93,7 @@ def test_read_out_of_the_last_residual_gives_the_logits(name: str) -> None:
     assert_close(model.read_out(model(tokens, stop=2)), model(tokens))
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@over("name", CAUSAL)
 def test_a_causal_model_does_not_see_what_comes_later(name: str) -> None:
     tokens = some_tokens(n=10)
     changed = torch.cat((tokens[:, :6], some_tokens(n=4, seed=1)), 1)

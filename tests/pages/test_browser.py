@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from interp.pages.wording import visible
+from tests.loops import over
 from tests.pages.visits import Visit, needs_browser, numbers, visit
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def test_choosing_a_token_shows_what_the_model_expected_next(seen: Visit) -> Non
     assert numbers(seen.texts("#next td:nth-child(3)")) == pytest.approx(expected.logit.tolist(), abs=6e-3)
 
 
-@pytest.mark.parametrize("kind", ["Q", "K", "V"])
+@over("kind", "QKV")
 def test_the_composition_switch_shows_the_pairs_furthest_above_chance_alone(seen: Visit, kind: str) -> None:
     seen.page.locator("#circuits .switch").get_by_text(f"{kind}-composition").click()
     best = seen.table("composition").query("kind == @kind").sort_values("z", ascending=False).head(8)
@@ -122,7 +123,7 @@ def test_the_composition_switch_shows_the_pairs_furthest_above_chance_alone(seen
     )
 
 
-@pytest.mark.parametrize(("score", "name"), [("eigenvalue", "copying"), ("matching", "matching")])
+@over("score, name", [("eigenvalue", "copying"), ("matching", "matching")])
 def test_the_circuit_switch_shows_that_score_alone(seen: Visit, score: str, name: str) -> None:
     seen.page.locator("#circuits .switch").get_by_text(name, exact=True).click()
     shown = seen.texts("#circuits .cell:visible")
@@ -134,7 +135,7 @@ def test_the_circuit_switch_shows_that_score_alone(seen: Visit, score: str, name
     )
 
 
-@pytest.mark.parametrize("score", ["induction", "previous_token", "duplicate_token", "first_token", "local"])
+@over("score", ["induction", "previous_token", "duplicate_token", "first_token", "local"])
 def test_the_score_switch_shows_that_score_alone(seen: Visit, score: str) -> None:
     seen.page.locator("#heads .switch").get_by_text(score.replace("_", " "), exact=True).click()
     shown = numbers(seen.texts("#heads .cell:visible"))
@@ -265,7 +266,7 @@ def test_bars_of_the_waterfall_touch_end_to_start(seen: Visit) -> None:
     assert abs(steps[-1][1] - total[1]) <= 2.1
 
 
-@pytest.mark.parametrize("matrix", ["W_out", "W_in"])
+@over("matrix", ["W_out", "W_in"])
 def test_the_matrix_switch_shows_that_backward_lens_and_a_cell_its_numbers(seen: Visit, matrix: str) -> None:
     seen.page.locator("#backward .switch").get_by_text(matrix).click()
     table = seen.table("backward_lens").query(f"matrix == '{matrix}'")

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from interp.pages.wording import number, visible
+from tests.loops import every, over
 from tests.pages.visits import Visit, needs_browser, numbers
 
 pytestmark = needs_browser
@@ -27,7 +28,7 @@ def strongest(seen: Visit, count: int) -> list[tuple[str, str]]:
     return list(zip(table.sender, table.receiver.str.replace(r"\.[qkv]$", "", regex=True), strict=True))
 
 
-@pytest.mark.parametrize("direction", ["denoise", "noise"])
+@over("direction", ["denoise", "noise"])
 def test_the_patching_switch_shows_that_direction_alone(seen: Visit, direction: str) -> None:
     seen.page.locator("#patching .switch").get_by_text(direction, exact=True).click()
     table = patches(seen, direction)
@@ -58,9 +59,16 @@ def test_a_head_of_the_map_is_chosen_everywhere(seen: Visit) -> None:
     assert seen.page.locator("#attribution .cell.chosen[data-layer='2'][data-head='3']").count() == 1
 
 
-@pytest.mark.parametrize("count", [10, 50, 100])
-def test_the_number_of_edges_can_be_chosen(seen: Visit, count: int) -> None:
+def test_the_number_of_edges_can_be_chosen(seen: Visit) -> None:
     assert drawn(seen) == strongest(seen, 10)
+    with every() as case:
+        for count in (50, 10, 100):
+            with case(count):
+                choose_edges(seen, count)
+
+
+def choose_edges(seen: Visit, count: int) -> None:
+    """Choose as many and see them, their scores and the parts at their ends."""
     seen.page.locator("#circuit .switch").get_by_text(f"top {count}", exact=True).click()
     assert drawn(seen) == strongest(seen, count)
     scores = seen.table("edges").value[:count]

@@ -13,6 +13,7 @@ from interp.passes.edit_text import (
     edit_to_json,
     edit_to_python,
 )
+from tests.loops import over
 
 VECTOR = torch.tensor([0.1, -2.5, 1e-30, torch.inf])
 WIDE = torch.randn(3, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -40,7 +41,7 @@ def same(one: Edit, other: Edit) -> bool:
     return True
 
 
-@pytest.mark.parametrize("i", range(len(EDITS)))
+@over("i", range(len(EDITS)))
 def test_an_edit_reads_back_from_json_and_from_python_bit_for_bit(i: int) -> None:
     edit = EDITS[i]
     text = json.dumps(edit_to_json(edit), allow_nan=False)
@@ -64,7 +65,7 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD)
+@over("case", BAD)
 def test_anything_else_is_refused(case: str) -> None:
     held, message = BAD[case]
     with pytest.raises((ValueError, KeyError), match=message):

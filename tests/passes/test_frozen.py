@@ -1,11 +1,11 @@
 """Frozen norms are affine: parts sum to the norm of the whole, and a direction carried back reads the same number."""
 
-import pytest
 import torch
 
 from interp.model.sites import attention_input, names
 from interp.passes.frozen import FrozenNorm, embedding_norm, final_norm, input_norm, output_norm, sum_norm
 from tests.configs import CONFIGS, build
+from tests.loops import over
 from tests.model.observed import everything
 from tests.tolerances import assert_close
 
@@ -17,7 +17,7 @@ def every_norm(name: str) -> list[FrozenNorm]:
     return [*inner, input_norm(model, layer, "attn_out"), embedding_norm(model), final_norm(model)]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@over("name", CONFIGS)
 def test_parts_sum_to_the_norm_of_the_whole_and_directions_go_back(name: str) -> None:
     parts, direction = torch.randn(5, 3, 2, 24).double(), torch.randn(2, 24).double()
     whole = parts.sum(0)
@@ -35,7 +35,7 @@ def test_parts_sum_to_the_norm_of_the_whole_and_directions_go_back(name: str) ->
             assert_close(parts @ norm.reading(matrix), norm.through(parts) @ matrix)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@over("name", CONFIGS)
 def test_the_scale_is_recorded_where_the_model_has_a_norm(name: str) -> None:
     for norm in every_norm(name)[:-1]:
         assert len(norm.sites) == (norm.norm is not None and norm.norm.gamma is not None)

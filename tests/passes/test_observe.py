@@ -15,6 +15,7 @@ from interp.passes.observe import deepest, observe
 from tests.configs import CONFIGS, build, some_tokens
 from tests.families.oracle import hf_model, new_hf_model
 from tests.families.oracle import some_tokens as hf_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 POST, Z = "blocks.0.hook_resid_post", "blocks.1.attn.hook_z"
@@ -180,7 +181,7 @@ def test_a_pass_goes_as_deep_as_the_deepest_site(names: tuple[str, ...], stop: i
     assert deepest(names, CONFIGS["gpt2"]) == stop
 
 
-@pytest.mark.parametrize("site", sites.names(CONFIGS["gpt2"], on_demand=True))
+@over("site", sites.names(CONFIGS["gpt2"], on_demand=True))
 def test_the_depth_found_answers_the_site(site: str) -> None:
     batch, model = Batch(some_tokens()), build("gpt2")
     stop = deepest([site], CONFIGS["gpt2"])

@@ -191,7 +191,7 @@ def test_the_plot_of_a_product_is_its_spectrum() -> None:
 def test_the_checks_of_a_circuit_are_its_bars(model: interp.HookedTransformer) -> None:
     circuit = Circuit(EdgeGraph.of(model.cfg), {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
     metric = interp.logit_difference(3, 4)
-    found = interp.evaluate_circuit(model, *PAIR, circuit, metric=metric, subsets=2, draws=1, resamples=10)
+    found = interp.evaluate_circuit(model, *PAIR, circuit, metric=metric, subsets=2, draws=1)
     bars = [bar.get_height() for bar in found.view.plot().patches]
     kinds = [kind for kind in found.circuit.values if kind in ("found", "random", "degree-matched")]
     whole = found.value.sel(score="faithfulness", circuit=kinds)

@@ -28,7 +28,7 @@ def tampered(cache: ActivationCache, site: str) -> ActivationCache:
     return ActivationCache({**cache, site: cache[site] * 1.01}, cache.model)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@over("name", CONFIGS)
 @over("depth", [0, 1, 2])
 def test_sublayers_sum_to_the_stream_at_every_depth(name: str, depth: int) -> None:
     cache = cached(name)
@@ -37,7 +37,7 @@ def test_sublayers_sum_to_the_stream_at_every_depth(name: str, depth: int) -> No
     assert parts.complete == (depth == 2)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@over("name", CONFIGS)
 @over("depth", [1, 2])
 def test_every_part_of_the_stream_equals_its_formula(name: str, depth: int) -> None:
     """Each pushed through the norms behind it one by one, at the statistics of the stream that stood there."""
@@ -47,7 +47,7 @@ def test_every_part_of_the_stream_equals_its_formula(name: str, depth: int) -> N
         assert_close(parts[label], value)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@over("name", CONFIGS)
 @over("depth", [1, 2])
 def test_heads_and_remainder_sum_to_the_stream(name: str, depth: int) -> None:
     cache = cached(name)
@@ -75,7 +75,7 @@ def test_head_writes_equal_a_loop_over_heads_and_sources(name: str, layer: int, 
         assert_close(whole[f"L{layer}H{h}"], slow_parts.pushed(name, written, (layer, 0)))
 
 
-@pytest.mark.parametrize("name", WITH_NEURONS)
+@over("name", WITH_NEURONS)
 def test_neurons_and_their_bias_sum_to_the_mlp(name: str) -> None:
     cache = cached(name)
     parts = cache.stack_neuron_results(0, pos=3)
@@ -107,7 +107,7 @@ def test_neurons_of_experts_have_no_write_of_their_own(name: str) -> None:
         cached(name).stack_neuron_results(0)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@over("name", CONFIGS)
 @over("contrast", [False, True])
 def test_logit_attributions_of_complete_parts_sum_to_the_models_logits(name: str, contrast: bool) -> None:
     cache, answer = cached(name), torch.tensor([3, 14, 7])
@@ -127,7 +127,7 @@ def test_logit_attributions_of_complete_parts_sum_to_the_models_logits(name: str
         assert_close(found.values.sum(0), whole)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@over("name", CONFIGS)
 def test_frozen_norm_of_the_parts_sums_to_the_normalized_stream_without_beta(name: str) -> None:
     cache = cached(name)
     model = cache.model

@@ -23,6 +23,7 @@ from interp.features.sae_metrics import Fit
 from interp.runs import journal as journals
 from interp.runs.journal import Journal, numbers_in, packed_done, unpacked_done
 from interp.runs.progress import Done, Groups, Progress, Tally
+from tests.loops import over
 from tests.runs.killing import Failing, model, stream
 from tests.runs.running import Norms
 
@@ -70,7 +71,7 @@ def bits(groups: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int], bytes]
     }
 
 
-@pytest.mark.parametrize("name", REDUCTIONS)
+@over("name", REDUCTIONS)
 def test_every_reduction_comes_back_bit_for_bit_and_merges_as_if_it_had_never_left(name: str) -> None:
     one, other = part(name, 0), part(name, 1)
     reductions = {name: REDUCTIONS[name][0]}

@@ -39,7 +39,7 @@ CASES: dict[tuple[str, str], Callable[..., Task]] = {
     for task, maker in MAKERS.items()
     if task != "greater_than" or speaker == "words"
 } | {("tiny", "facts"): TINY}
-every_case = pytest.mark.parametrize("case", CASES, ids="-".join)
+every_case = over("case", CASES)
 
 
 def draw(case: tuple[str, str], seed: int) -> TaskPairs:

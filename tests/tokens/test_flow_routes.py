@@ -92,7 +92,7 @@ def test_shares_equal_the_definition_part_by_part(name: str) -> None:
             assert {part: float(at[str(part)]) for part in last} == pytest.approx(last, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@over("name", PLAIN)
 def test_the_shares_of_every_sum_are_not_negative_and_sum_to_one(name: str) -> None:
     result, parallel = found(name), CONFIGS[name].parallel
     assert all(bool((result[part] >= 0).all()) for part in result)

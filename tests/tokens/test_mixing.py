@@ -25,6 +25,7 @@ from interp.tokens.mixing import (
     with_residual,
 )
 from tests.configs import CONFIGS, build, some_tokens
+from tests.loops import over
 from tests.tolerances import assert_close
 
 SAME_MIXING = ("llama3-scaled", "tied", "scale-by-layer", "t5")
@@ -94,7 +95,7 @@ def test_parts_sum_to_what_the_block_made_of_the_stream(name: str) -> None:
     assert_close(SourceSplit.of(build(name), 1, seen(name)).output, loop(name)["y"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@over("name", NAMES)
 def test_norms_of_every_level_equal_the_loop(name: str) -> None:
     for level in ("attn", "res", "block"):
         found = SourceSplit.of(build(name), 1, seen(name), level)  # type: ignore[arg-type]
@@ -106,7 +107,7 @@ def head_norms(split: SourceSplit) -> Tensor:
     return split.pattern.abs() * split.lengths().mT[:, :, None] / split.scale[:, None]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@over("name", NAMES)
 def test_norms_of_single_heads_equal_the_loop(name: str) -> None:
     found = SourceSplit.of(build(name), 1, seen(name), "attn")
     assert_close(found.value_norms(), loop(name)["value_norms"])
@@ -123,7 +124,7 @@ def test_alti_equals_the_loop_whatever_the_memory(name: str, monkeypatch: pytest
     assert_close(found.norms(), loop(name)["block"].norm(dim=-1))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@over("name", NAMES)
 def test_mixing_ratios_equal_the_loop(name: str) -> None:
     for level in ("attn", "res", "block"):
         parts = loop(name)[level]
@@ -133,7 +134,7 @@ def test_mixing_ratios_equal_the_loop(name: str) -> None:
         assert_close(found, others / (others + kept))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@over("name", NAMES)
 def test_rows_of_every_kernel_sum_to_one_and_masked_sources_have_nothing(name: str) -> None:
     model, trace = build(name), seen(name)
     hidden = (trace["blocks.1.attn.hook_pattern"] == 0).all(1)

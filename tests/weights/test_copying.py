@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import xarray as xr
+from scipy.stats import binomtest
 from torch import Tensor
 
 import interp
@@ -16,8 +17,10 @@ from interp import HookedTransformer
 from interp.core import tiles
 from interp.core.factored import FactoredMatrix
 from interp.model import ModelConfig, NoNorm, Transformer
+from interp.model.parts import Part
 from interp.model.weights import Weights
 from interp.weights import Copying, HeadCircuits, copying, eigenvalue_scores, matching_scores
+from interp.weights.copying import positivity, random_copying
 from interp.zoo import groundtruth
 from tests.configs import CONFIGS, build, perturbed
 from tests.loops import over
@@ -194,17 +197,68 @@ def test_the_table_holds_the_means_over_tokens_and_their_intervals() -> None:
     for layer, head in ((0, 3), (1, 1)):
         ranks = circuits.full_ov((layer, head)).diagonal_ranks().double()
         n = len(ranks)
-        for name, values in (("top1", (ranks == 0).double()), ("mean_rank", ranks)):
-            cell = table.sel(layer=layer, head=head, score=name)
-            mean, half = float(values.mean()), student95(n) * float(values.std()) / n**0.5
-            assert float(cell.value) == pytest.approx(mean)
-            assert float(cell.low) == pytest.approx(mean - half, rel=1e-6, abs=1e-9)
-            assert float(cell.high) == pytest.approx(mean + half, rel=1e-6, abs=1e-9)
-            assert int(cell.n) == n and str(cell.part.values) == f"L{layer}H{head}"
+        share, mean = (table.sel(layer=layer, head=head, score=name) for name in ("top1", "mean_rank"))
+        wilson = binomtest(int((ranks == 0).sum()), n).proportion_ci(method="wilson")
+        assert_close(
+            torch.tensor([float(share.low), float(share.high)]).double(),
+            torch.tensor([wilson.low, wilson.high]).double(),
+        )
+        half = student95(n) * float(ranks.std()) / n**0.5
+        assert float(mean.low) == pytest.approx(float(ranks.mean()) - half)
+        assert float(mean.high) == pytest.approx(float(ranks.mean()) + half)
+        assert float(share.value) == float((ranks == 0).double().mean())
+        assert float(mean.value) == pytest.approx(float(ranks.mean()))
+        assert int(share.n) == int(mean.n) == n and str(share.part.values) == f"L{layer}H{head}"
     assert set(table.null.sel(score="top1").values.ravel()) == {1 / n}
     assert set(table.null.sel(score="mean_rank").values.ravel()) == {(n - 1) / 2}
     matching = table.value.sel(score="matching")
     assert bool(matching[0].isnull().all()) and bool(matching[1].notnull().all())
+
+
+def test_a_random_heads_score_is_that_of_its_full_circuit() -> None:
+    """Two frames on either side: the four heads written out, vocabulary by vocabulary, have the scores of the null."""
+    circuits = HeadCircuits(build("gpt2"), folded=True)
+    config, spectra = circuits.config, [circuits.ov(Part("attn", layer)).svd()[1] for layer in range(2)]
+    found = random_copying(circuits, 2, seed=3).scores
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.randn(2, 2, config.d_model, config.head_width, generator=generator, dtype=torch.float64)
+    order = torch.randperm(4, generator=generator)
+    read, written = torch.linalg.qr(noise)[0]
+    expected = []
+    for w in range(2):
+        for r in range(2):
+            values = torch.cat(spectra)[order[2 * w + r] % 8]
+            ov = read[r] @ torch.diag(values) @ written[w].mT
+            full = circuits.embedded @ circuits.before_unembedding(ov) @ circuits.bare_unembedding
+            expected.append(positivity(torch.linalg.eigvals(full)))
+    assert_close(found, torch.stack(expected))
+
+
+@pytest.mark.parametrize("name", ["demo-4l", "demo-attn-2l"])
+def test_one_random_head_in_twenty_is_below_p_of_a_twentieth(name: str) -> None:
+    """Heads of another seed, of a trained model's spectra and embeddings; Gaussian theory would call many of them."""
+    circuits = HeadCircuits(HookedTransformer.from_pretrained(name), folded=True, embedding="effective")
+    null, others = random_copying(circuits), random_copying(circuits, 40, seed=5).scores
+    p = null.p(others)
+    assert (
+        0.035 < float((p <= 0.05).double().mean()) < 0.065 and 0.45 < float((p <= 0.5).double().mean()) < 0.55
+    )
+    gaussian = 2 * 1.5 / circuits.config.head_width
+    assert float((others.abs() > gaussian).double().mean()) > 0.1
+    assert float(null.p(torch.tensor([torch.nan])).isnan()) == 1.0
+
+
+def test_the_table_says_how_rare_a_score_is_among_random_heads() -> None:
+    model = hooked("gpt2")
+    weight = xr.DataArray(torch.rand(2, 4).numpy(), dims=("layer", "head"))
+    table = copying(model, previous=weight, ranks=False)
+    null = random_copying(HeadCircuits(model, folded=True, embedding="effective"))
+    eigenvalue = table.sel(score="eigenvalue")
+    assert_close(torch.from_numpy(eigenvalue.p.values), null.p(torch.from_numpy(eigenvalue.value.values)))
+    assert (eigenvalue.null == null.mean).all()
+    matching = table.sel(score="matching")
+    assert matching.p[0].isnull().all() and matching.null[0].isnull().all()
+    assert ((matching.p[1] > 0) & (matching.p[1] <= 1)).all()
 
 
 def test_a_sample_of_tokens_has_the_ranks_it_has_among_all() -> None:

@@ -80,7 +80,7 @@ def test_what_a_neuron_writes_is_what_one_more_unit_of_it_adds_to_the_logits(nam
     assert_close(found, centred(jacobian.T[chosen]))
 
 
-@pytest.mark.parametrize("name", WITH_NEURONS)
+@over("name", WITH_NEURONS)
 def test_what_a_neuron_reads_is_what_each_embedding_puts_into_it(name: str) -> None:
     """The neuron's own pre-activation, as a function of what stands on the stream at norm scale 1."""
     subject, layer = model(name), 0

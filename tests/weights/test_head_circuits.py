@@ -83,7 +83,7 @@ def test_qk_gives_the_recorded_scores_pair_by_pair(name: str, folded: bool) -> N
 
 
 @over("folded", [False, True])
-@pytest.mark.parametrize("name", CONFIGS)
+@over("name", CONFIGS)
 def test_ov_behind_the_recorded_pattern_gives_attentions_output(name: str, folded: bool) -> None:
     seen, prefix = recorded(name), f"blocks.{LAYER}."
     circuits, block = HeadCircuits(build(name), folded=folded, biases=True), build(name).block(LAYER)

@@ -15,9 +15,10 @@ from interp.model.weights import Weights
 from interp.weights import Spectra, spectra
 from interp.weights.spectra import singular_values, summary
 from tests.configs import CONFIGS, build
+from tests.loops import over
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@over("name", CONFIGS)
 def test_every_matrix_of_a_model_is_there_once_and_the_norms_add_up_to_its_parameters(name: str) -> None:
     network = build(name)
     table = spectra(HookedTransformer(network))
