@@ -36,7 +36,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp import tasks
-from interp.core.results import write_atomically
+from interp.core.files import write_atomically
 from interp.families import load, native
 from interp.model import MLP, LayerNorm, Learned, ModelConfig, Rotary, Transformer, mean_next_token_loss
 from interp.zoo import measure

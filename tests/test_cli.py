@@ -1,6 +1,7 @@
 """The command line: what a user got wrong is one line and exit code 2, and nothing half-written stays behind."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from interp.cli.commands import ANSWER, PROMPT, WRONG, Models, Report, Verify
 from interp.cli.runs import Run
 from interp.model import KVCache
 from interp.tasks import RepeatedTokens
+from tests.contract.calls import graph_file
 from tests.families.oracle import hf_model
 
 MODEL = ["report", "--model", "groundtruth-induction"]
@@ -274,3 +276,18 @@ def test_the_module_and_the_command_start_the_same_function() -> None:
     from interp.__main__ import main as started
 
     assert started is cli.main
+
+
+def test_a_page_is_not_written_over_what_is_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A device, a pipe and a link stay what they are; one line says why nothing was written."""
+    (tmp_path / "kept").write_text("mine")
+    (tmp_path / "link").symlink_to("kept")
+    os.mkfifo(tmp_path / "pipe")
+    for out, what in (("link", "a symbolic link to kept"), ("pipe", "a pipe"), ("/dev/null", "a device")):
+        kind = (tmp_path / out).lstat().st_mode
+        assert main(["graph", str(graph_file()), "--out", str(tmp_path / out)]) == 2
+        assert f"{tmp_path / out} is {what}" in capsys.readouterr().err
+        assert (tmp_path / out).lstat().st_mode == kind
+    assert (tmp_path / "kept").read_text() == "mine"

@@ -1,6 +1,9 @@
 """Experiments on the command line: run, go on, list, show and compare, with what a user may get wrong."""
 
+import copy
+import json
 import re
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -8,7 +11,7 @@ import pytest
 import xarray as xr
 
 from interp import Part
-from interp.cli import main
+from interp.cli import main, runs
 from interp.runs.record import Record
 from interp.zoo.groundtruth import INDUCTION, PREVIOUS
 
@@ -184,6 +187,76 @@ def test_resume_refuses_other_parameters_and_finished_runs(
     ran(capsys, "run", str(file), "--resume", "last", "-p", "words=a")
     _, err = ran(capsys, "run", str(file), "--resume", "last", code=2)
     assert "is finished: there is nothing to go on with" in err
+
+
+def test_a_run_that_was_killed_before_its_page_gets_it_on_resume(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page of an earlier session that failed is not taken for it."""
+    plan(file, "fail")
+    folder = folder_of(ran(capsys, "run", str(file), code=1)[0])
+    assert "failed" in (folder / "index.html").read_text()
+    plan(file, "go")
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "_write_page", lambda record: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            main(["run", str(file), "--resume", "last"])
+    assert Record.open(folder).state == "finished" and not (folder / "index.html").exists()
+    capsys.readouterr()
+    plan(file, "fail")  # nothing is computed again
+    assert folder_of(ran(capsys, "run", str(file), "--resume", "last")[0]) == folder
+    assert "finished" in (folder / "index.html").read_text()
+    _, err = ran(capsys, "run", str(file), "--resume", "last", code=2)
+    assert "is finished: there is nothing to go on with" in err
+
+
+def test_no_run_file_however_malformed_breaks_the_list(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every entry of run.json, at every depth, taken away or replaced by things of other kinds."""
+    good = folder_of(ran(capsys, "run", str(file))[0])
+    values = json.loads((good / "run.json").read_text())
+    texts = ["", "[]", "3", "null", "[" * 100_000, "\x00", '"text"', json.dumps(values)[:-1]]
+    for path in paths(values):
+        texts += [json.dumps(changed(values, path, *new)) for new in ((), *((each,) for each in ODD))]
+    for number, text in enumerate(texts):
+        folder = Path(f"runs/odd-{number:04d}")
+        folder.mkdir()
+        (folder / "run.json").write_text(text)
+    Path("runs/a-folder/run.json").mkdir(parents=True)
+    Path("runs/latin/").mkdir()
+    Path("runs/latin/run.json").write_bytes(b"\xff\xfe{")
+    lines, _ = ran(capsys, "list")
+    shown = {line.split()[0] for line in lines if not line.startswith("not shown: ")}
+    assert good.name in shown
+    named = sum(any(f"odd-{n:04d}" in line for line in lines) for n in range(len(texts)))
+    assert named == len(texts) > 300
+    assert folder_of([str(Record.open(good).folder)]) == good
+    ran(capsys, "list", "--state", "finished")
+    lines, _ = ran(capsys, "show", good.name)
+    assert lines[0].startswith(f"{good}: finished")
+
+
+ODD: tuple[object, ...] = (None, 3, -1.5, "x", [], {}, [[]], {"a": 1}, True)
+
+
+def paths(value: object, above: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    """The way to everything in a JSON value."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path for key, each in inside for path in [(*above, key), *paths(each, (*above, key))]]
+
+
+def changed(value: object, path: tuple[object, ...], *new: object) -> object:
+    """The value with another one at the end of this way, or without that entry."""
+    copied = copy.copy(value)
+    assert isinstance(copied, dict | list)
+    if len(path) > 1:
+        copied[path[0]] = changed(copied[path[0]], path[1:], *new)  # type: ignore[index, call-overload]
+    elif new:
+        copied[path[0]] = new[0]  # type: ignore[index, call-overload]
+    else:
+        del copied[path[0]]  # type: ignore[arg-type]
+    return copied
 
 
 def test_list_shows_how_runs_ended_and_what_is_not_default(

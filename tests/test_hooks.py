@@ -1,6 +1,7 @@
 """Hooks of a HookedTransformer: what they see and change, how they nest, and that none stays behind."""
 
 import contextlib
+import contextvars
 import random
 import threading
 from collections.abc import Callable
@@ -253,7 +254,7 @@ def factor_of(model: HookedTransformer) -> float:
 
 def test_blocks_left_in_any_order_take_away_what_they_brought() -> None:
     model, dice = hooked(), random.Random(0)
-    for _ in range(200):
+    for _ in range(1000):
         open_, expected = [], 1.0
         for _ in range(12):
             if open_ and dice.random() < 0.5:
@@ -275,6 +276,18 @@ def test_blocks_left_in_any_order_take_away_what_they_brought() -> None:
         for block, _ in open_:
             block.__exit__(None, None, None)
         assert model.transformer is model._transformer
+
+
+def test_a_block_that_another_thread_leaves_holds_nowhere_any_more() -> None:
+    model = hooked()
+    block = model.hooks(edits=[scale(3.0)])
+    block.__enter__()
+    began_inside = contextvars.copy_context()  # what a task has that is created now
+    thread = threading.Thread(target=lambda: block.__exit__(None, None, None))
+    thread.start()
+    thread.join()
+    assert model.transformer is model._transformer
+    assert began_inside.run(lambda: model.transformer) is model._transformer
 
 
 def test_threads_do_not_see_each_others_hooks() -> None:

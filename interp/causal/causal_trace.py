@@ -260,6 +260,8 @@ def _embedded(
     )
     count = where.sum((1, 2))
     mean = (value * where).sum((1, 2)) / count
+    if not bool(mean[count > 0].isfinite().all()):
+        raise NotFiniteError("the subjects' embeddings of some prompt are NaN or infinite")
     spread = ((value - mean[:, None, None]).square() * where).sum((1, 2))
     return {"count": count.double(), "mean": mean, "spread": spread}
 
@@ -405,6 +407,8 @@ def _some(
     swept = _isolated(swept, noised)
     example = torch.arange(len(rows), device=home.device)
     value = wide(metric.of(Outcome(model, home, rows, example, home)))
+    if not bool(value.isfinite().all()):
+        raise NotFiniteError(f"{metric.name} is NaN or infinite in the clean run of some prompt")
     n, p = question.samples, rows.tokens.shape[1]
     effect = rearrange(swept.values - swept.base, "(l p) (b n) -> b n l p", p=p, n=n)
     changed = rearrange(swept.changed, "(l p) (b n) -> b n l p", p=p, n=n).any(1)

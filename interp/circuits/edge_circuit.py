@@ -19,7 +19,7 @@ from torch import Tensor
 from interp.causal.contrast import Direction
 from interp.causal.graph import LOGITS, EdgeGraph
 from interp.core.boundary import public
-from interp.core.results import write_atomically
+from interp.core.files import write_atomically
 from interp.core.viewer import Viewable, fitted
 
 if TYPE_CHECKING:

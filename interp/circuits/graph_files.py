@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from interp.causal.graph import INPUT, LOGITS, EdgeGraph
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, protocol_of
 from interp.core.boundary import public
-from interp.core.results import write_atomically
+from interp.core.files import write_atomically
 from interp.model.parts import Edge, Part
 
 if TYPE_CHECKING:

@@ -94,7 +94,7 @@ class Graph:
     def run(self) -> None:
         """Read, draw, write."""
         from interp.circuits import read_attribution_graph
-        from interp.core.results import write_atomically
+        from interp.core.files import write_atomically
         from interp.pages import graph_page
 
         text = graph_page(read_attribution_graph(self.file), most=self.links)

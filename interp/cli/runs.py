@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from interp.runs.record import Record
 
 ROOT = Path("runs")
-LAST = "last"
+LAST, PAGE = "last", "index.html"
 SHARED = "shared"
 """Where the jobs of an array keep their streams."""
 FAILED, INTERRUPTED = 1, 130
@@ -82,8 +82,13 @@ class Run:
                     record.shared = (self.shard, self.runs / SHARED / share_name(self.file.stem, job))
             else:
                 folder = self._unfinished(self.resume)
+                if _lacks_its_page(record := Record.open(folder), self.file.stem):
+                    _write_page(record)
+                    print(folder)
+                    return 0
                 job = filled(experiment, merged(experiment, given_in(folder), self.p))
                 record = Record.resume(folder, job, command=command, file=self.file)
+                (folder / PAGE).unlink(missing_ok=True)  # it says how the last session ended
             return conduct(experiment, job, record)
 
     def _command(self) -> str:
@@ -267,15 +272,20 @@ def on_terminal() -> Iterator[None]:
         logger.setLevel(level)
 
 
+def _lacks_its_page(record: "Record", name: str) -> bool:
+    """Whether a run of this experiment was killed when it was finished and its page was not yet there."""
+    return record.run.name == name and record.state == "finished" and not (record.folder / PAGE).exists()
+
+
 def _write_page(record: "Record") -> None:
     """The page is drawn from the folder, so a disk without room for it costs nothing else."""
-    from interp.core.results import write_atomically
+    from interp.core.files import write_atomically
     from interp.pages.run_page import run_page
 
     text = run_page(record)
     try:
-        write_atomically(record.folder / "index.html", lambda path: path.write_text(text, encoding="utf-8"))
-    except OSError as cause:
+        write_atomically(record.folder / PAGE, lambda path: path.write_text(text, encoding="utf-8"))
+    except (OSError, ValueError) as cause:
         print(f"the page could not be written: {cause}", file=sys.stderr)
 
 

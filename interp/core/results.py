@@ -10,8 +10,6 @@ Parts that arrive in any order are merged along one fixed binary tree (`MergeTre
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,6 +20,7 @@ from torch import Tensor
 
 from interp.core import viewer
 from interp.core.boundary import public
+from interp.core.files import write_atomically
 from interp.core.stats import Moments
 
 if TYPE_CHECKING:
@@ -248,37 +247,6 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
     if "edge" in labels:
         table = table[table.edge != ""].reset_index(drop=True)
     return table[[*labels, *order]]
-
-
-def write_atomically(path: Path, write: Callable[[Path], object], *, new: bool = False) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it: nothing half-written ever bears the name.
-
-    new: of several processes that write it at once the first succeeds; FileExistsError if it is there already.
-    """
-    path = Path(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        temporary.chmod(0o644)
-        if new:
-            _link(temporary, path)
-        else:
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _link(temporary: Path, path: Path) -> None:
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        if path.exists():
-            raise FileExistsError(f"{path} is there already") from None
-        temporary.replace(path)
 
 
 def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:

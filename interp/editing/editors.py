@@ -13,7 +13,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
@@ -147,10 +146,10 @@ def finetune_edit(
     name, tuning = f"blocks.{layer}.{matrix}", tuning or FineTuning()
     change = torch.zeros_like(wide(held(network, name).in_(network).detach()), requires_grad=True)
     optimiser, loss = tuning.optimiser_of([change]), answer_loss(batch)
-    begin, last = (entering(network, batch, layer), None, layer), batch.last()[:, None]
+    begin, last = entering(network, batch, layer), batch.last()[:, None]
     for _ in range(tuning.steps):
-        parameters = changed(network, {name: change})
-        logits = functional_call(network, parameters, begin, {"keep": batch.keep, "logits_at": last})
+        edited = network.with_parameters(changed(network, {name: change}))
+        logits = edited(begin, start=layer, keep=batch.keep, logits_at=last)
         if bool((logits[:, 0].argmax(-1) == batch.answer).all()):
             break
         change.grad = torch.autograd.grad(loss(logits), change)[0]

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import functional_call
 
 from interp.core.boundary import public, shape_text, shown
 from interp.core.factored import FactoredMatrix
@@ -163,7 +162,7 @@ def train_z(
     losses = []
     for _ in range(tuning.steps):
         changes = {name: each.change(z[name], rescale=rescale).AB for name, each in parts.items()}
-        value = loss(functional_call(network, changed(network, changes), (batch.tokens,), inputs))
+        value = loss(network.with_parameters(changed(network, changes))(batch.tokens, **inputs))
         if not isinstance(value, Tensor):
             raise ValueError(f"loss must be one number, a tensor, got {shown(value)}")
         if value.numel() != 1 or not bool(value.isfinite().all()):

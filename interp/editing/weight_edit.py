@@ -7,7 +7,7 @@ unembedding may be the embedding itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import RLock
@@ -47,6 +47,12 @@ class WeightEdit:
 
     name: str
     change: Change
+
+    def __post_init__(self) -> None:
+        """ValueError for a change that is NaN or infinite."""
+        parts = (self.change.A, self.change.B) if isinstance(self.change, FactoredMatrix) else (self.change,)
+        if not all(bool(part.isfinite().all()) for part in parts):
+            raise ValueError(f"a finite change of {self.name} is required, got NaN or inf")
 
     @property
     def rank(self) -> int | None:
@@ -91,16 +97,10 @@ class WeightEdit:
         change, route = self.change, ends(network.config, self.name)
         if not isinstance(change, FactoredMatrix):
             change = FactoredMatrix(change, torch.eye(change.shape[-1], dtype=change.dtype))
-        latest: list[Tensor] = []
-
-        def remember(x: Tensor) -> Tensor:
-            latest[:] = [x]
-            return x
-
-        def add(y: Tensor) -> Tensor:  # takes x away: nothing of a pass stays behind
-            return y + route.factor * _through(latest.pop(), change, route.axes)
-
-        return Edit(route.reads, remember, rows=rows), Edit(route.writes, add, rows=rows)
+        read = _Input()
+        return Edit(route.reads, read, rows=rows), Edit(
+            route.writes, _Product(read, change, route.factor, route.axes), rows=rows
+        )
 
     def _fitting(self, weight: Tensor) -> Tensor:
         """The change, dense and in float32 at least; ValueError unless it fits the matrix."""
@@ -115,12 +115,51 @@ class WeightEdit:
         return dense
 
 
+@dataclass(frozen=True, eq=False)
+class _Input:
+    """The change of a site that leaves it as it is and remembers it until the end of the pass."""
+
+    def at_site(self, site: str, memory: dict[str, object]) -> Callable[[Tensor], Tensor]:
+        """The change in one pass."""
+
+        def remember(x: Tensor) -> Tensor:
+            memory[self.name] = x
+            return x
+
+        return remember
+
+    @property
+    def name(self) -> str:
+        """Where the memory of a pass has it: several edits in one pass do not get into each other's way."""
+        return f"the input of weight edit {id(self)}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """The change of a site that adds what a change of the matrix makes of its remembered input."""
+
+    input: _Input
+    change: FactoredMatrix
+    factor: float
+    axes: str
+
+    def at_site(self, site: str, memory: dict[str, object]) -> Callable[[Tensor], Tensor]:
+        """The change in one pass."""
+
+        def add(y: Tensor) -> Tensor:
+            x = memory[self.input.name]
+            assert isinstance(x, Tensor)
+            return y + self.factor * _through(x, self.change, self.axes)
+
+        return add
+
+
 def changed(
     network: Transformer, changes: Mapping[str, Float[Tensor, "*h i o"]]
 ) -> dict[str, Float[Tensor, "..."]]:
     """Every parameter that holds one of these matrices with all changes in it, differentiable in them.
 
-    For `functional_call`: the model's own parameters are not written. The sums are formed in float32 at least.
+    For `Transformer.with_parameters`: the model's own are not written. The sums are formed in float32 at least.
     """
     found = dict[str, Tensor]()
     for name, change in changes.items():

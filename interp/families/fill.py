@@ -5,7 +5,8 @@ mebibytes at a time: no second copy of the model exists, and none of a tensor ex
 
 A large parameter that lies in a safetensors file exactly as we need it is not copied at all: it is a private view of
 the mapped file (gain: `experiments/bench/load.py`). Editing it does not reach the file, and deleting or replacing the
-file does not reach it; only a program that overwrites or cuts the very file in place would.
+file does not reach it; a program that overwrites or cuts the very file in place would, so that is looked for before
+every pass (`model/mapped.py`).
 """
 
 from collections.abc import Iterable, Iterator

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from interp.core.boundary import Device, nearest, public
-from interp.core.results import write_atomically
+from interp.core.files import write_atomically
 from interp.families import (
     bart,
     bert,

@@ -8,7 +8,9 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from interp.model.mapped import FileState, MappedFile
 
 CHUNK = 4 * 2**20
 """Bytes that are read, tested and copied at a time: small enough for a processor's cache."""
@@ -29,6 +31,10 @@ class Tensors(Mapping[str, Tensor]):
 
         Writing to the view changes neither the file nor another view (copy on write).
         """
+
+    def mapped_files(self, model: nn.Module) -> tuple[MappedFile, ...]:
+        """The files of which parameters of this model are views."""
+        return ()
 
 
 class LiveTensors(Tensors):
@@ -64,6 +70,7 @@ class StoredTensors(Tensors):
         self._open: dict[Path, Mapping[str, Tensor]] = {}
         self._begins: dict[Path, dict[str, int]] = {}
         self._views: dict[Path, Tensor] = {}
+        self._states: dict[Path, FileState] = {}
         self._read = 0
         for file in files:
             for name in self._opened(file):
@@ -103,9 +110,19 @@ class StoredTensors(Tensors):
                 return None
             end += tensor.numel() * tensor.element_size()
         if file not in self._views:
-            size = file.stat().st_size
-            self._views[file] = torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)
+            state = self._states[file] = FileState.of(file)
+            self._views[file] = torch.from_file(str(file), shared=False, size=state.size, dtype=torch.uint8)
         return self._views[file][start:end].view(tensors[0].dtype)
+
+    def mapped_files(self, model: nn.Module) -> tuple[MappedFile, ...]:
+        """The files that were mapped, each as it was then, with where the parameters begin that are views of it."""
+        places = {name: value.data_ptr() for name, value in model.named_parameters()}
+        found = []
+        for file, view in self._views.items():
+            inside = range(view.data_ptr(), view.data_ptr() + view.numel())
+            mine = {name: place for name, place in places.items() if place in inside}
+            found += [MappedFile(file.resolve(), self._states[file], mine)] if mine else []
+        return tuple(found)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._opened(self._where[name])[name]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from interp.core.boundary import Device, nearest, public
-from interp.core.results import write_atomically
+from interp.core.files import write_atomically
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK
 from interp.model.config import Json
 

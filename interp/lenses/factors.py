@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
-from torch.func import functional_call
 
 from interp.core.boundary import nearest, public
 from interp.core.stats import Rows, wide
@@ -29,7 +28,7 @@ from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis, Posed
+from interp.passes.analysis import Analysis, NotFiniteError, Posed
 from interp.passes.frozen import gradient_before, output_norm
 from interp.passes.observe import Model, Objective, as_model, observe
 from interp.runs.run import reduced_over
@@ -117,7 +116,7 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         batch = self.batch
         options = {"logits_at": batch.last()[:, None], "keep": batch.keep, "types": batch.types}
         with torch.enable_grad():
-            logits: Tensor = functional_call(self.model, {path: stand_in}, (batch.tokens,), options)
+            logits: Tensor = self.model.with_parameters({path: stand_in})(batch.tokens, **options)
             (found,) = torch.autograd.grad(self.loss(logits), stand_in)
         return wide(side_by_side(where.view(found).to(self.model.device), name))
 
@@ -215,6 +214,8 @@ def factors(
     pairs = {}
     for (layer, matrix), (given, gradient) in reads.items():
         x, delta = (trace[read].to(model.device).flatten(2) for read in (given, gradient))
+        if not bool(x.isfinite().all() & delta.isfinite().all()):
+            raise NotFiniteError(f"the factors of {full_name(layer, matrix)}'s gradient are NaN or infinite")
         pairs[full_name(layer, matrix)] = x, _at_output(model, layer, matrix, x, delta)
     return GradientFactors(model, batch, pairs, metric)
 

@@ -34,7 +34,7 @@ from interp.model.parts import Part
 from interp.model.sites import final_stream, find, full_name, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Posed, Question
+from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
 from interp.passes.observe import Model, Subject
 from interp.runs.run import answered
 
@@ -334,6 +334,8 @@ def _compute(
     tiles = LogitTiles(model, min(CHUNK, len(cells)))
     for part in torch.arange(len(cells), device=cells.device).split(CHUNK):
         states = {site: trace[Read(site)][row[part], column[part]] for site in sites}
+        if not all(bool(state.isfinite().all()) for state in states.values()):
+            raise NotFiniteError("the residual stream of some prompt is NaN or infinite")
         if translators is not None:
             states |= {site: translators(site, state) for site, state in states.items() if site != sites[-1]}
         chunks.append(_read_out(list(states.values()), target[part], tiles, top))

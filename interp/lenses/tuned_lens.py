@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.boundary import public, shown
-from interp.core.results import write_atomically
+from interp.core.files import write_atomically
 from interp.core.stats import wide
 from interp.data.batch import Batch, is_prompts
 from interp.data.sources import Data
@@ -29,6 +29,7 @@ from interp.model.edits import Edit
 from interp.model.sites import final_stream
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
+from interp.passes.analysis import NotFiniteError
 from interp.passes.observe import Model, as_model, as_network, observe
 
 FORMAT = "interp tuned lens 1"
@@ -179,6 +180,8 @@ def train_tuned_lens(
         optimise.step()
         schedule.step()
         losses.append(loss)
+    if not bool(torch.stack(losses).isfinite().all()):
+        raise NotFiniteError("a finite loss is required, that of the tuned lens became NaN or infinite")
     weight, bias = (parameter.detach() for parameter in parameters)
     return replace(found, weight=weight, bias=bias, losses=torch.stack(losses))
 

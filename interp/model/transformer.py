@@ -6,7 +6,7 @@ What a forward pass requires of its inputs is checked first: every error comes b
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,7 @@ from interp.model.block import ACTIVATIONS, Block
 from interp.model.config import Alibi, Buckets, Learned, ModelConfig, NoNorm, Norm, Rotary, Sinusoidal
 from interp.model.edits import Edit
 from interp.model.kv_cache import Past
+from interp.model.mapped import MappedFile
 from interp.model.norm import Normalize
 from interp.model.parts import Part
 from interp.model.position import Rotation, ScoreBias, depends_on_length, sinusoids
@@ -164,6 +165,7 @@ class Transformer(nn.Module):
         self.unembed = nn.Linear(d, config.d_vocab, bias=config.unembed_bias) if linear else None
         self.devices: tuple[torch.device, ...] | None = None
         self.edits: tuple[Edit, ...] = ()
+        self.files: tuple[MappedFile, ...] = ()
         """What every pass of this model changes; empty but in what `edited` returns."""
         initialise(self)
         self.tie()
@@ -205,6 +207,22 @@ class Transformer(nn.Module):
         """This model without interventions."""
         return self._with(()) if self.edits else self
 
+    def check_files(self) -> None:
+        """ValueError if a file of which parameters are views was overwritten in place."""
+        for file in self.files:
+            file.check(self)
+
+    def with_parameters(self, parameters: Mapping[str, Tensor]) -> Transformer:
+        """This model with other tensors in place of some parameters, differentiable in them; all others are shared.
+
+        Its modules are copies: the model itself is not touched, so passes of it in other threads stay as they are.
+        Errors: AttributeError for a parameter that the model lacks.
+        """
+        kept: list[object] = [self.config, self.edits, *self.parameters(), *self.buffers()]
+        memo = {id(each): each for each in kept}
+        memo |= {id(self.get_parameter(name)): value for name, value in parameters.items()}
+        return copy.deepcopy(self, memo)
+
     def _with(self, edits: tuple[Edit, ...]) -> Transformer:
         found = copy.copy(self)
         found.edits = edits
@@ -235,8 +253,10 @@ class Transformer(nn.Module):
         types: token types of a model that has them; None = 0 everywhere.
         memory: what cross-attention reads, required by models that have it.
         A model without an unembedding returns its final residual stream.
-        Errors: ValueError for ids, shapes, lengths or layers that do not fit the model.
+        Errors: ValueError for ids, shapes, lengths or layers that do not fit the model, and for weights whose file was
+        overwritten in place.
         """
+        self.check_files()
         last = self.config.n_layers if stop is None else stop
         check_pass(self.config, tokens, (start, last), keep, cache, documents)
         check_extras(self.config, tokens, types, memory)

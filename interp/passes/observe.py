@@ -259,12 +259,14 @@ class Hooked:
         return _backward_change(self.function, point)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Standing:
     """Edits that hold for every pass of one model inside a `with`."""
 
     model: object
     edits: tuple[Edit, ...]
+    open: bool = True
+    """Until the `with` is left: from then on they hold nowhere, not in a task that began inside of it either."""
 
 
 _STANDING: ContextVar[tuple[Standing, ...]] = ContextVar("interp_standing_edits", default=())
@@ -274,19 +276,21 @@ _STANDING: ContextVar[tuple[Standing, ...]] = ContextVar("interp_standing_edits"
 def standing(model: object, edits: Sequence[Edit]) -> Iterator[None]:
     """Let these edits hold for every pass of this model, in this thread or task only, until the `with` is left.
 
-    Blocks may overlap and be left in any order: each takes away what it brought. Nothing is kept on the model.
+    Blocks may overlap and be left in any order, and by another thread than began them: each takes away what it brought.
+    Nothing is kept on the model.
     """
     mine = Standing(model, tuple(edits))
     _STANDING.set((*_STANDING.get(), mine))
     try:
         yield
     finally:
-        _STANDING.set(tuple(each for each in _STANDING.get() if each is not mine))
+        mine.open = False
+        _STANDING.set(tuple(each for each in _STANDING.get() if each.open))
 
 
 def standing_edits(model: object) -> list[Edit]:
     """The edits that hold for this model here and now, those of the outermost `with` first."""
-    return [edit for each in _STANDING.get() if each.model is model for edit in each.edits]
+    return [edit for each in _STANDING.get() if each.open and each.model is model for edit in each.edits]
 
 
 def position_filter(

@@ -11,6 +11,7 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.stats import wide
 from interp.data.batch import Batch
+from interp.passes.analysis import NotFiniteError
 
 
 @public()
@@ -36,7 +37,9 @@ class Sampling:
 
     def probabilities(self, logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
         """The distribution drawn from: temperature first, then top-k, then top-p, renormalised."""
-        scaled = wide(logits) / self.temperature
+        logits = wide(logits)  # however low the temperature, the largest stays 0
+        lowest = torch.finfo(logits.dtype).tiny
+        scaled = (logits - logits.amax(-1, keepdim=True)) / max(self.temperature, lowest)
         if self.top_k is not None:
             worst = scaled.topk(min(self.top_k, scaled.shape[-1])).values[:, -1:]
             scaled = scaled.masked_fill(scaled < worst, -torch.inf)
@@ -45,7 +48,9 @@ class Sampling:
             return probs
         ranked, order = probs.sort(descending=True, stable=True)
         before = ranked.cumsum(-1) - ranked
-        ranked = ranked.masked_fill(before >= self.top_p, 0.0)
+        beyond = before >= self.top_p
+        beyond[:, 0] = False  # a p that the dtype rounds to 0 keeps the most probable too
+        ranked = ranked.masked_fill(beyond, 0.0)
         kept = torch.zeros_like(probs).scatter(1, order, ranked)
         return kept / kept.sum(-1, keepdim=True)
 
@@ -68,7 +73,15 @@ class Choice:
         self._generator = None if seed is None else torch.Generator(batch.tokens.device).manual_seed(seed)
 
     def draw(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, "b"]:
-        """The next token of each row; it counts as present from now on."""
+        """The next token of each row; it counts as present from now on.
+
+        Errors: NotFiniteError (a ValueError) where the largest logit of a row is NaN or infinite.
+        """
+        if not bool(logits.amax(-1).isfinite().all()):
+            raise NotFiniteError(
+                "a next token requires finite logits, the model's are NaN or infinite: see the prompt, the edits and "
+                "the weights"
+            )
         if self._present is not None:
             logits = penalised(logits, self._present, self._penalty)
         if self._sampling is None:

@@ -16,11 +16,13 @@ from typing import Any, TypeVar, cast
 
 from filelock import FileLock, Timeout
 
-from interp.core.results import write_atomically
+from interp.core.files import explained, write_atomically
 from interp.model.config import Json
 
 T = TypeVar("T")
 File = TypeVar("File", bound="Listed")
+LOCK = ".lock"
+"""The file that the one writer of a folder holds locked."""
 ABSENT = "(absent)"
 """Stands for the value of a name that one side of a comparison does not have."""
 
@@ -46,7 +48,7 @@ class FolderKind:
             raise ValueError(f"{required}, {folder} {why or 'does not exist'}")
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as cause:
+        except (OSError, ValueError, RecursionError) as cause:
             raise ValueError(f"{required}, {path} cannot be read: {cause}") from cause
         mark = (
             found.pop("format", self.format if self.unmarked else None) if isinstance(found, dict) else None
@@ -69,11 +71,31 @@ class FolderKind:
                     f"{folder} holds a {self.what} already: resume=True goes on with it, or give another folder"
                 )
             return self.read(folder)
-        if others := [name for name in held if not name.startswith(f".{self.manifest}.")]:
+        if others := [name for name in held if name != LOCK and not name.startswith(f".{self.manifest}.")]:
             raise ValueError(
                 f"a new or empty folder is required, or that of a {self.what}; {folder} holds {', '.join(others[:3])}"
             )
         return None
+
+    def owned(self, folder: Path, asked: Json, *, resume: bool = True) -> tuple[dict[str, Any], ExitStack]:
+        """What the manifest says, as `claim`, and the lock of the one process that may write there.
+
+        Errors: as `begun` and `agree`; ValueError while another process writes there; OSError, with what to do, where
+        the folder cannot be made or written to.
+        """
+        self.begun(folder, resume=resume)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            held = locked(folder / LOCK, f"another process writes the {self.what} in {folder}: one at a time")
+        except OSError as cause:
+            if (found := explained(cause, folder)) is None:
+                raise
+            raise found from cause
+        try:
+            return self.claim(folder, asked), held
+        except BaseException:
+            held.close()
+            raise
 
     def claim(self, folder: Path, asked: Json) -> dict[str, Any]:
         """What the manifest says: `asked`, unless there was one or another process was faster. Errors: as `begun`."""
@@ -137,7 +159,7 @@ def is_locked(file: Path) -> bool:
     """Whether a process holds a lock; True where we may not ask."""
     try:
         locked(file, "").close()
-    except (ValueError, PermissionError):
+    except (ValueError, OSError):
         return True
     return False
 
@@ -161,11 +183,7 @@ def built(cls: type[T], values: Mapping[str, object]) -> T:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file in one step, and the folders it is in."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        write_atomically(path, lambda file: file.write_bytes(data))
-    except OSError as cause:  # a write that finds no room does not say where
-        cause.filename = cause.filename or str(path)
-        raise
+    write_atomically(path, lambda file: file.write_bytes(data))
 
 
 def write_json(path: Path, values: Json, *, new: bool = False) -> None:

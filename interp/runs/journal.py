@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from interp.core.results import write_atomically
+from interp.core.files import write_atomically
 from interp.core.stats import on_host
 from interp.model.config import Json
 from interp.runs.folder import clear
@@ -177,7 +177,8 @@ def _durable(path: Path, data: bytes) -> None:
 def _packed(groups: Groups, about: Json) -> bytes:
     from safetensors.torch import save
 
-    return save(on_host(groups), metadata={"about": json.dumps(about)})
+    told = {"groups": list(groups), **about}  # safetensors sorts them, and results follow their order
+    return save(on_host(groups), metadata={"about": json.dumps(told)})
 
 
 def _unpacked(data: bytes) -> tuple[dict[str, Any], Groups]:
@@ -185,7 +186,8 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], Groups]:
 
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
-    return json.loads(header["__metadata__"]["about"]), load(data)
+    about, found = json.loads(header["__metadata__"]["about"]), load(data)
+    return about, {name: found[name] for name in about.pop("groups")}
 
 
 def _newest(folder: Path, name: str) -> int:

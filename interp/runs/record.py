@@ -13,9 +13,9 @@ says "running" and is not locked was interrupted, on whatever machine or in what
 """
 
 import dataclasses
-import errno
 import io
 import logging
+import os
 import re
 import secrets
 import shlex
@@ -29,12 +29,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
+from interp.core.files import NO_ROOM
 from interp.core.results import write_tables
 from interp.core.viewer import Shown, fitted
 from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.passes.observe import Subject
-from interp.runs.folder import clear, is_locked, locked, write_bytes
+from interp.runs.folder import LOCK, clear, is_locked, locked, write_bytes
 from interp.runs.provenance import model_hash, now, question_of
 from interp.runs.run import Asked, Results
 from interp.runs.run import run as run_over
@@ -46,9 +47,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 logger = logging.getLogger(__name__)
-LOCK, LOG = ".lock", "log.txt"
+LOG = "log.txt"
 RESULTS, TABLES, FIGURES, STREAMS = "results", "tables", "figures", "streams"
-NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 DPI = 150
 T = TypeVar("T")
 
@@ -325,7 +325,7 @@ class Record(Shown):
 
     def _reason(self, error: BaseException) -> str:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
-            what = f"no room to write {error.filename or 'a file'} ({error.strerror})"
+            what = f"no room to write {error.filename or 'a file'} ({os.strerror(error.errno)})"
             return f"{what}: make room, then {self.how_to_resume}"
         return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
 

@@ -39,7 +39,7 @@ from interp.passes.memory import MOST_ON_HOST, memory_plan
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.passes.together import least, one_after_another
 from interp.runs.progress import Done, Progress, progress_bar
-from interp.runs.work_folder import WORK, Shard, opened, work_of, write_results
+from interp.runs.work_folder import WORK, Shard, check_comparable, opened, work_of, write_results
 from interp.runs.workers import Worker, all_devices, done_by_processes
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ def run(
     Means over rows carry 95 % intervals by Student's t (none below 3 rows); with `bootstrap` replicates rows of one
     identity, such as pieces of a text, count as one (`stats.Bootstrap`).
     out: a folder for progress and results. A run that was killed goes on with `resume=True` where it was, if nothing
-    has changed that decides a number; else it is refused, and the message says what.
+    has changed that decides a number, the code of your functions and all that they hold among it; else it is refused,
+    and the message says what. A function that holds what cannot be compared, such as an open file, cannot go on.
     devices: one worker process per device ("all" = every GPU, or every core), on windows of their own. engine="ray":
     one actor per device of a Ray cluster. shard="2/8": only the third eighth of the windows, for job arrays that share
     `out`; the call without `shard` takes in what they did, and does the rest.
@@ -156,7 +157,8 @@ def run(
 def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:
     """The model under study; for questions about the weights alone, the one without edits of activations.
 
-    Errors: those of `as_model`; ValueError for edits of such questions, which would change nothing.
+    Errors: those of `as_model`; for questions about weights, ValueError for edits, which would change nothing, and
+    NotFiniteError for weights that are NaN or infinite.
     """
     asked = _by_name(questions)
     if not all(getattr(each, "of_weights", False) for each in asked.values()):
@@ -165,7 +167,14 @@ def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:
         raise ValueError(
             f"{', '.join(asked)} ask about the weights, which edits of activations leave as they are"
         )
-    return Studied(as_network(model).unedited, text_of(model))
+    network = as_network(model).unedited
+    network.check_files()
+    for name, value in network.named_parameters():
+        if not bool(value.isfinite().all()):
+            raise NotFiniteError(
+                f"{', '.join(asked)}: finite weights are required, {name} holds NaN or infinity"
+            )
+    return Studied(network, text_of(model))
 
 
 @dataclass(frozen=True)
@@ -203,7 +212,7 @@ def _over_data(
     share = None if place.shard is None else Shard.of(place.shard)
     work = _Work(shared, network, source, share, devices, engine)
     if folder is not None:
-        return _kept(work, folder, partial(_sized, data, shared, subject))
+        return _kept(work, folder, partial(_sized, data, shared, subject), begun=before is not None)
     progress = Progress()
     work.go(progress.due, progress, progress.add)
     return _results(shared, source, progress)
@@ -298,10 +307,15 @@ class _Work:
         return (w for w in mine if due(w) is not None)
 
 
-def _kept(work: _Work, folder: Path, sized: Callable[[Json], DataSource]) -> Results:
-    """The results of the work, with its progress in a folder; `sized` gives the data as the run there cuts them."""
+def _kept(work: _Work, folder: Path, sized: Callable[[Json], DataSource], *, begun: bool) -> Results:
+    """The results of the work, with its progress in a folder; `sized` gives the data as the run there cuts them.
+
+    begun: whether the folder holds progress already.
+    """
     questions, model = work.questions, work.model
     asked = work_of(questions, model, about(work.source))
+    if begun or work.share is not None:
+        check_comparable(asked)
     with one_after_another(model):
         stored = WORK.claim(folder, asked)
     if stored != asked:  # of shards that start together one decides on the batches

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
+from interp.core.boundary import check_fields
 from interp.model.config import Json
 from interp.runs.folder import FolderKind, built, changes, file_hash
 from interp.runs.provenance import git_dirty, git_revision, now, versions
@@ -106,12 +107,19 @@ class RunFile:
     def read(cls, folder: Path) -> "RunFile":
         """The file of a run folder; ValueError saying why the folder is not one."""
         values = RECORD.read(folder)
-        sessions = tuple(built(Session, each) for each in values.pop("sessions"))
-        steps = {name: built(Step, each) for name, each in values.pop("steps").items()}
-        tables = {name: tuple(files) for name, files in values.pop("tables").items()}
-        found = built(cls, values | {"sessions": sessions, "steps": steps, "tables": tables})
-        if found.state not in get_args(State):
-            raise ValueError(f"{folder / NAME}: a state is one of {get_args(State)}, got {found.state!r}")
+        try:
+            sessions = tuple(built(Session, each) for each in values.pop("sessions"))
+            steps = {name: built(Step, each) for name, each in values.pop("steps").items()}
+            tables = {name: tuple(files) for name, files in values.pop("tables").items()}
+            found = built(cls, values | {"sessions": sessions, "steps": steps, "tables": tables})
+            for record in (found, *sessions, *steps.values()):
+                check_fields(record)
+            if not sessions or found.seconds < 0:
+                raise ValueError("at least one session, which ends after it began, is required")
+        except KeyError as cause:
+            raise ValueError(f"{folder / NAME} lacks {cause}") from cause
+        except (TypeError, AttributeError, ValueError) as cause:
+            raise ValueError(f"{folder / NAME} is no record of a run: {cause}") from cause
         return found
 
     @property

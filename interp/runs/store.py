@@ -262,9 +262,10 @@ def store_activations(
     that have one. source: the data's fingerprint, kept in the index.
 
     Called again with the same arguments, it goes on after the entries stored: the batches are compared with these, and
-    run only where they are new, so an interrupted write ends with the same bits. One writer per folder.
+    run only where they are new, so an interrupted write ends with the same bits. One writer per folder, by a lock.
     Errors: ValueError for a folder of other contents, model, sites or dtype (saying what differs), for batches that are
-    not those stored or without entries, for values that are NaN or do not fit the dtype, and for an edited model.
+    not those stored or without entries, for values that are NaN or do not fit the dtype, for an edited model, and while
+    another process writes the store; OSError, with what to do, for a full disk or a place that may not be written to.
 
     Example:
         >>> import tempfile
@@ -277,20 +278,22 @@ def store_activations(
         names = ", ".join(edit.name for edit in network.edits)
         raise ValueError(f"a store holds what the model itself computes; this one is edited at {names}")
     wanted = _new_index(network, sites, dtype, pos, skip_bos, shard_entries, source)
-    index = _begun(folder, wanted)
-    given = prompt_source(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
-    rejected: list[Rejected] = []
-    parts = _new_entries(network, _batches(given, rejected), ActivationStore(folder, index))
-    for tensors in _regrouped(parts, shard_entries):
-        path = folder / f"shard-{len(index.shards):05d}.safetensors"
-        shard = Shard.written(path, partial(_fill, tensors=tensors), entries=len(tensors["row"]))
-        shapes = {site: tuple(tensors[site].shape[1:]) for site in index.sites}
-        index = replace(index, shapes=shapes, shards=(*index.shards, shard), complete=False)
-        STORE.write(folder, asdict(index))
-    if not index.entries:
-        raise ValueError(f"at least one entry is required, the batches have none{_first(rejected)}")
-    if not index.complete:
-        STORE.write(folder, asdict(replace(index, complete=True, rejected=len(rejected))))
+    stored, held = STORE.owned(folder, asdict(wanted))
+    with held:
+        index = _begun(folder, wanted, stored)
+        given = prompt_source(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
+        rejected: list[Rejected] = []
+        parts = _new_entries(network, _batches(given, rejected), ActivationStore(folder, index))
+        for tensors in _regrouped(parts, shard_entries):
+            path = folder / f"shard-{len(index.shards):05d}.safetensors"
+            shard = Shard.written(path, partial(_fill, tensors=tensors), entries=len(tensors["row"]))
+            shapes = {site: tuple(tensors[site].shape[1:]) for site in index.sites}
+            index = replace(index, shapes=shapes, shards=(*index.shards, shard), complete=False)
+            STORE.write(folder, asdict(index))
+        if not index.entries:
+            raise ValueError(f"at least one entry is required, the batches have none{_first(rejected)}")
+        if not index.complete:
+            STORE.write(folder, asdict(replace(index, complete=True, rejected=len(rejected))))
     return ActivationStore.open(folder)
 
 
@@ -335,9 +338,9 @@ def _new_index(
     return Index(name, tuple(sites), model_hash(network), pos, skip_bos, shard_entries, source)
 
 
-def _begun(folder: Path, wanted: Index) -> Index:
+def _begun(folder: Path, wanted: Index, manifest: Mapping[str, Any]) -> Index:
     """The index of what the folder holds already, which must agree with what is wanted."""
-    stored = Index.of(STORE.claim(folder, asdict(wanted)))
+    stored = Index.of(manifest)
     STORE.agree(folder, stored.asked, wanted.asked)
     clear(folder, "shard-*")
     for shard in stored.shards:

@@ -6,26 +6,22 @@ heads.nc, heads.parquet     results, once everything is done
 rejected.parquet            the rows set aside, with the reason
 """
 
-import functools
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
-
-from torch import Tensor, nn
 
 from interp.model.config import Json
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Questions
+from interp.passes.analysis import Questions
 from interp.passes.together import one_after_another, writes
+from interp.runs.fingerprint import fingerprint, incomparable
 from interp.runs.folder import FolderKind, locked, write_bytes
 from interp.runs.journal import Journal, numbers_in
 from interp.runs.progress import Done, Progress
-from interp.runs.provenance import bytes_of, model_hash
+from interp.runs.provenance import model_hash
 from interp.runs.step_files import encoded
 
 if TYPE_CHECKING:
@@ -92,11 +88,24 @@ class WorkFolder:
 
 def work_of(questions: Questions, model: Transformer, data: Json) -> Json:
     """All that decides the numbers of a run, as JSON."""
-    asked = {a.name: described(a) for a in questions.analyses}
-    network = {"model_sha256": model_hash(model), "dtype": str(model.dtype), "edits": described(model.edits)}
+    asked = {a.name: fingerprint(a) for a in questions.analyses}
+    network = {
+        "model_sha256": model_hash(model),
+        "dtype": str(model.dtype),
+        "edits": fingerprint(model.edits),
+    }
     work = {**network, "data": data, "analyses": asked}
     found: Json = json.loads(json.dumps(work, default=repr))
     return found
+
+
+def check_comparable(asked: Json) -> None:
+    """ValueError for what decides a number of which nobody can tell later whether it is what it was."""
+    if odd := list(incomparable(asked)):
+        raise ValueError(
+            "several processes, or a run that is gone on with, must ask the same, and that cannot be told of "
+            f"{odd[0]}: use values that can be compared (numbers, texts, tensors, records of these), or a new folder"
+        )
 
 
 @contextmanager
@@ -143,60 +152,3 @@ def write_results(folder: Path, results: "Mapping[str, xr.Dataset]", rejected: "
     for name, value in {**results, "rejected": rejected}.items():
         for suffix, data in encoded(value).files.items():
             write_bytes(folder / f"{name}{suffix}", data)
-
-
-def described(value: object) -> object:
-    """A value as JSON, the same in every process: functions by name, partial ones by what they hold, tensors by hash.
-
-    A function without a name of its own (a lambda, one made inside of another) is described by its code and by what it
-    closes over, too.
-    """
-    if isinstance(value, Tensor):
-        digest = hashlib.sha256(bytes_of(value)).hexdigest()[:16]
-        return f"tensor {value.dtype} {list(value.shape)} {digest}"
-    if isinstance(value, functools.partial):
-        return {"of": described(value.func), "args": described(value.args), **_each(value.keywords)}
-    if isinstance(value, Analysis):
-        return _each({f.name: getattr(value, f.name) for f in fields(value) if f.name != "finish"})
-    if is_dataclass(value) and not isinstance(value, type):
-        return {
-            "of": type(value).__qualname__,
-            **_each({f.name: getattr(value, f.name) for f in fields(value)}),
-        }
-    if isinstance(value, Mapping):
-        return _each(value)
-    if isinstance(value, list | tuple):
-        return [described(each) for each in value]
-    if isinstance(value, nn.Module):
-        return {"of": repr(value), **_each(value.state_dict())}
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if callable(value):
-        name = (
-            f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-        )
-        return _local(name, value) if isinstance(value, FunctionType) and "<" in name else name
-    return repr(value) if type(value).__repr__ is not object.__repr__ else type(value).__qualname__
-
-
-def _local(name: str, function: FunctionType) -> dict[str, object]:
-    """A function that others may share their name with."""
-    code = function.__code__
-    held = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    closed = {name: cell.cell_contents for name, cell in held if cell.cell_contents is not function}
-    digest = hashlib.sha256(code.co_code + repr(_constants(code)).encode()).hexdigest()[:16]
-    return {"of": name, "code": digest, **_each({**closed, "defaults": function.__defaults__})}
-
-
-def _constants(code: CodeType) -> list[object]:
-    """The constants and names of a function's code, those of functions in it included."""
-    found: list[object] = list(code.co_names)
-    for each in code.co_consts:
-        found.append(_constants(each) if isinstance(each, CodeType) else each)
-        if isinstance(each, frozenset):  # whose order is another one in every process
-            found[-1] = sorted(map(repr, each))
-    return found
-
-
-def _each(values: Mapping[str, object]) -> dict[str, object]:
-    return {str(name): described(value) for name, value in values.items()}

@@ -10,7 +10,7 @@ import itertools
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -97,18 +97,29 @@ class Worker:
         return self.questions.reduced(kept, None if rows is None else rows.cpu()[good]), rejected
 
     def _finite(self, values: Values) -> tuple[Bool[Tensor, "n"] | None, str]:
-        """Which rows are finite wherever a reduction needs it (None: all are), and what is not in the others."""
+        """Which rows are finite wherever a reduction needs it (None: all are), and what is not in the others.
+
+        Where a reduction takes NaN for what a row lacks, a row that is NaN in all values of an analysis is set aside.
+        """
         good: Tensor | None = None
         culprits = []
         for analysis in self.questions.analyses:
-            if not getattr(analysis.reduction, "refuses_nan", False):
-                continue
-            for name, value in values[analysis.name].items():
-                fine = torch.isfinite(value).reshape(len(value), -1).all(1)
+            strict = getattr(analysis.reduction, "refuses_nan", False)
+            for name, fine in _fine(values[analysis.name], strict=strict).items():
                 if not bool(fine.all()):
                     good = fine if good is None else good & fine
                     culprits.append(f"{analysis.name}.{name}")
         return good, f"NaN or infinite: {', '.join(culprits)}"
+
+
+def _fine(values: Mapping[str, Tensor], *, strict: bool) -> dict[str, Bool[Tensor, "n"]]:
+    """Which rows are finite, by value; unless strict those that have a number, in any of the values together."""
+    flat = {name: value.reshape(len(value), -1) for name, value in values.items() if value[:1].numel()}
+    if strict:
+        return {name: torch.isfinite(value).all(1) for name, value in flat.items()}
+    floats = {name: ~value.isnan().all(1) for name, value in flat.items() if value.is_floating_point()}
+    some = torch.stack([fine.cpu() for fine in floats.values()]).any(0) if floats else None
+    return {} if some is None else {", ".join(floats): some}
 
 
 def _check_rows(batch: Batch, values: Values) -> None:

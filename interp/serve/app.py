@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from typing import TypeVar
 
@@ -22,10 +23,11 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from interp.serve import answers, asks, document
 from interp.serve.asks import MAX_BODY
@@ -163,6 +165,10 @@ def _of_body(headers: Headers, origin: str | None) -> tuple[int, str] | None:
 
 
 log = logging.getLogger("interp.serve")
+PATIENCE = 30.0
+"""Seconds that a connection may stay open without a request, or a request without its body."""
+LATE = 408
+"""Status of a request whose body was not there in time."""
 STOPPED = 409
 """Status of what was stopped by a newer question, or by the reader."""
 
@@ -189,7 +195,9 @@ def build(subject: Subject, token: str, port: int) -> Guard:
 
     async def cancel(request: Request) -> Response:
         try:
-            asked = asks.parsed(asks.Cancel, await request.body())
+            asked = asks.parsed(asks.Cancel, await _body(request))
+        except _BrokenOffError:
+            return Response(status_code=LATE)
         except ValueError as cause:
             return _error(400, cause)
         return JSONResponse({"stopped": jobs.stop(asked.tab)})
@@ -249,8 +257,10 @@ async def _answered(
     jobs: JobQueue, kind: type[asks.Ask], work: Callable[[asks.Ask, Event], object], request: Request
 ) -> Response:
     try:
-        ask = asks.parsed(kind, await request.body())
+        ask = asks.parsed(kind, await _body(request))
         found = await jobs.run(ask.tab, lambda stop: work(ask, stop))
+    except _BrokenOffError:
+        return Response(status_code=LATE)
     except BusyError as cause:
         return _error(503, cause)
     except (ValueError, KeyError, IndexError, ArithmeticError) as cause:
@@ -263,6 +273,36 @@ async def _answered(
     if found is None:
         return JSONResponse({"error": "stopped"}, STOPPED)
     return JSONResponse(found)
+
+
+class _BrokenOffError(Exception):
+    """A request whose body did not arrive; nobody, or nobody in time, is there for an answer."""
+
+
+async def _body(request: Request) -> bytes:
+    """The body of a request; a line in the log if it is broken off, or not there in time."""
+    try:
+        return await asyncio.wait_for(request.body(), PATIENCE)
+    except (ClientDisconnect, TimeoutError) as cause:
+        log.warning("a request was broken off before its body was there")
+        raise _BrokenOffError from cause
+
+
+class Impatient(H11Protocol):
+    """HTTP on one connection, which is closed once no request has been at work on it for `PATIENCE` seconds."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to look whether anything happens."""
+        super().connection_made(transport)
+        self._look(was_idle=False)
+
+    def _look(self, *, was_idle: bool) -> None:
+        """Idle at two looks in a row, and the connection goes, also one on which a request comes in pieces for ever."""
+        idle = self.cycle is None or self.cycle.response_complete
+        if was_idle and idle:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.loop.call_later(PATIENCE / 2, partial(self._look, was_idle=idle))
 
 
 def _error(status: int, cause: Exception) -> Response:
@@ -312,7 +352,7 @@ def opened(subject: Subject, port: int = 0) -> Served:
     bound, token = listening.getsockname()[1], new_token()
     config = uvicorn.Config(
         build(subject, token, bound), log_level="error", access_log=False, server_header=False, ws="none",
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=2, http=Impatient,
     )  # fmt: skip
     return Served(uvicorn.Server(config), listening, f"http://{HOST}:{bound}/{token}/")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -81,8 +81,10 @@ def train(
     log besides `held_out_loss` and `accuracy` (`examples.scores`); it is called at every row of the log, checkpoints
     included. In the log `loss` and `gradient_norm` (before clipping) are means over the updates since the last row.
     The global random state is left as it is.
-    Errors: ValueError for data that does not fit the model and for a folder of another run; NotFiniteError, naming the
-    step, for a loss that is not finite.
+    Errors: ValueError for data that does not fit the model, for a folder of another run or in which another process
+    trains, and for a kept state that is damaged; NotFiniteError, naming the step, for a loss that is not finite;
+    OSError, with what to do, for a full disk or a place that may not be written to: `resume=True` goes on from what was
+    kept last.
 
     Example:
         >>> from interp.tasks import RepeatedSequences
@@ -94,9 +96,21 @@ def train(
     training = training or Training()
     check_fits(config, data)
     state = fresh_state(config, training)
-    folder = None if out is None else _opened(Path(out), config, data, training, resume)
-    if folder is not None:
+    if out is None:
+        return _trained(state, data, training, None, evaluate)
+    with closing(_opened(Path(out), config, data, training, resume)) as folder:
         folder.restore(state)
+        return _trained(state, data, training, folder, evaluate)
+
+
+def _trained(
+    state: TrainingState,
+    data: TrainingData,
+    training: Training,
+    folder: TrainingFolder | None,
+    evaluate: Evaluate | None,
+) -> Trained:
+    """The model after all updates that are left, with everything that the folder keeps on the way."""
     held_out = data.batch(Place(training.seed, None), training.evaluation_rows)
     since: list[tuple[Tensor, Tensor]] = []
     tokens = 0 if not state.log else int(state.log[-1]["tokens"])

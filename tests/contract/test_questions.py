@@ -17,6 +17,8 @@ from interp import HookedTransformer
 from interp.circuits import Circuit
 from interp.features import SAE
 from interp.passes.analysis import Question
+from interp.passes.observe import as_model
+from interp.runs.fingerprint import fingerprint, incomparable
 from tests.configs import build
 from tests.contract.case import MODELS, called, discovered, face_of, function_of, snake
 from tests.contract.cases import CASES
@@ -117,6 +119,14 @@ def test_its_result_is_a_narrow_table_with_a_unit_for_every_number_and_a_label_f
         assert found.unit.dims == ("score",) and all(found.unit.values)
     table = interp.frame(found)
     assert len(table) and len(table.columns) <= 12, list(table)
+
+
+@over("case", RECORDS)
+def test_a_run_that_asks_it_can_be_gone_on_with(case: str) -> None:
+    """Everything in it can be compared with what it was in the run's first process."""
+    model = CASES[case].models[0]
+    asked = CASES[case].record(model).asked(as_model(HookedTransformer(build(model))))
+    assert not [*incomparable(fingerprint(asked))]
 
 
 def equal(one: object, other: object) -> bool:

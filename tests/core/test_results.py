@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from interp.core.results import frame, labelled, write_atomically, write_tables
+from interp.core.results import frame, labelled, write_tables
 
 
 def test_values_keep_their_dims_coords_and_attributes() -> None:
@@ -47,53 +47,6 @@ def test_a_frame_has_one_row_per_cell_with_its_coordinates_as_columns() -> None:
     assert [tuple(row) for row in table.itertuples(index=False)] == [
         (0, "a", 0), (0, "b", 1), (1, "a", 2), (1, "b", 3),
     ]  # fmt: skip
-
-
-# --- files --------------------------------------------------------------------------------------------------------
-
-
-def test_writing_puts_the_content_under_the_name(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "a.txt", lambda p: p.write_text("new"))
-    assert (tmp_path / "a.txt").read_text() == "new"
-    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
-    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o644
-
-
-@pytest.mark.parametrize("before", [None, "old"])
-def test_a_failure_while_writing_leaves_what_was_there_and_nothing_else(
-    before: str | None, tmp_path: Path
-) -> None:
-    path = tmp_path / "a.txt"
-    if before is not None:
-        path.write_text(before)
-
-    def fail(temporary: Path) -> None:
-        temporary.write_text("half")
-        assert temporary.parent == tmp_path, "a rename within one file system is atomic"
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, fail)
-    assert [p.name for p in tmp_path.iterdir()] == ([] if before is None else ["a.txt"])
-    assert before is None or path.read_text() == before
-
-
-def test_the_name_never_bears_half_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("old")
-
-    def slow(temporary: Path) -> None:
-        temporary.write_text("ne")
-        assert path.read_text() == "old"
-        temporary.write_text("new")
-
-    write_atomically(path, slow)
-    assert path.read_text() == "new"
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        write_atomically(tmp_path / "nowhere" / "a.txt", lambda p: p.write_text("x"))
 
 
 def test_tables_round_trip_through_both_formats(tmp_path: Path) -> None:

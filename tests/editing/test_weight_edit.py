@@ -1,10 +1,12 @@
 """Weight edits: the sum where it belongs, every byte back afterwards, and the same pass without touching a weight."""
 
 import copy
+import functools
 import itertools
+import random
 import re
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 
 import pytest
@@ -174,6 +176,46 @@ def test_overlapping_blocks_of_tied_matrices_and_of_the_same_edit_may_be_left_in
     assert same(before, state(model)) == []
 
 
+def test_a_thousand_random_nestings_with_exceptions_leave_the_sum_of_what_is_open() -> None:
+    model, dice = writable("gpt2"), random.Random(0)
+    values = matrices(model.transformer)
+    names = ("blocks.0.attn.W_Q", "blocks.0.attn.W_K", "blocks.1.mlp.W_out")
+    before = {name: values[name].clone() for name in names}
+    edits = [WeightEdit(name, some_change(before[name], seed=i)) for i in range(4) for name in names]
+    for _ in range(1000):
+        standing = []
+        for _ in range(8):
+            if standing and dice.random() < 0.5:
+                block, _ = standing.pop(dice.randrange(len(standing)))
+                with suppress(ZeroDivisionError):
+                    error = ZeroDivisionError() if dice.random() < 0.3 else None
+                    block.__exit__(error and type(error), error, None)
+            else:
+                edit = dice.choice(edits)
+                standing.append((opened([edit], model)[0], edit))
+        for name in names:
+            changes = (edit.dense for _, edit in standing if edit.name == name)
+            assert torch.equal(values[name], functools.reduce(torch.add, changes, before[name]))
+        for block, _ in standing:
+            block.__exit__(None, None, None)
+        assert all(torch.equal(values[name], before[name]) for name in names)
+
+
+def test_edits_at_sites_remember_for_one_pass_alone() -> None:
+    """A pass of another prompt between the two edits, as another thread may run one."""
+    model = writable("gpt2")
+    name, tokens = "blocks.0.mlp.W_out", some_tokens()
+    edits = WeightEdit(name, some_change(matrices(model.transformer)[name])).as_edits(model)
+    edited = model.transformer.edited(edits)
+
+    def between(value: Tensor) -> Tensor:
+        edited(tokens.flip(1))
+        return value
+
+    found = edited.edited(interp.Edit("blocks.0.mlp.hook_post", between))(tokens)
+    assert torch.equal(found, edited(tokens))
+
+
 def test_the_changed_weights_are_those_of_the_bare_network_and_of_an_edited_model_too() -> None:
     model = writable("gpt2")
     name = "blocks.0.mlp.W_out"
@@ -294,8 +336,15 @@ def test_what_cannot_be_changed_is_refused_by_name(
 def test_nan_changes_nothing_and_sites_without_a_raw_output_are_named() -> None:
     model = writable("gemma2")
     before, values = state(model), matrices(model.transformer)
-    bad = WeightEdit("blocks.0.mlp.W_out", torch.full((36, 24), torch.nan))
-    with pytest.raises(ValueError, match="finite change"), bad.applied(model):
+    with pytest.raises(ValueError, match="finite change"):
+        WeightEdit("blocks.0.mlp.W_out", torch.full((36, 24), torch.nan))
+    huge = FactoredMatrix(
+        torch.full((36, 1), 1e30), torch.full((1, 24), 1e30)
+    )  # finite until it is multiplied out
+    with (
+        pytest.raises(ValueError, match="finite change"),
+        WeightEdit("blocks.0.mlp.W_out", huge).applied(model),
+    ):
         pass
     assert same(before, state(model)) == []
     for matrix in ("blocks.0.mlp.W_out", "blocks.1.attn.W_O"):

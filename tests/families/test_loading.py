@@ -1,6 +1,7 @@
 """Where a model may come from: folder, file, shards, a live model, old layouts, our own format."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel, GPT2Model
 
+import interp
 from interp import HookedTransformer, families
+from interp.families import fill
 from interp.model import Transformer
 from tests.configs import CONFIGS, build
 from tests.configs import some_tokens as our_tokens
@@ -94,6 +97,40 @@ def test_a_loaded_file_is_not_aliased(tmp_path: Path) -> None:
         handle.write(_bytes(zeros, tmp_path))
     assert float(load_file(path)["transformer.wte.weight"].abs().max()) == 0
     assert same(model, live("gpt2"))
+
+
+@pytest.mark.parametrize("how", ["overwritten", "cut", "replaced", "deleted", "moved to other memory"])
+def test_a_large_file_that_is_overwritten_in_place_is_noticed_before_the_next_number(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such parameters are views of the file; a threshold of 0 makes all of them so."""
+    monkeypatch.setattr(fill, "MAPPED_FROM", 0)
+    hf_model("llama").save_pretrained(tmp_path)
+    model, path = loaded(tmp_path), tmp_path / "model.safetensors"
+    assert [file.path for file in model.files] == [path.resolve()] and len(model.files[0].places) > 5
+    expected = model(some_tokens())
+    size, content = path.stat().st_size, path.read_bytes()
+    if how == "moved to other memory":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+    if how == "replaced":
+        (tmp_path / "new").write_bytes(bytes(size))
+        (tmp_path / "new").replace(path)
+    elif how == "deleted":
+        path.unlink()
+    else:
+        with path.open("r+b") as handle:
+            handle.truncate(size if how != "cut" else 100)
+            handle.write(content[:8] + bytes(92))
+        os.utime(path, ns=(0, 0))  # whatever the clock's steps are
+    if how in ("overwritten", "cut"):
+        for ask in (lambda: model(some_tokens()), lambda: interp.composition(model)):
+            with pytest.raises(
+                ValueError, match=r"model\.safetensors was overwritten in place after the model was"
+            ):
+                ask()
+    else:
+        assert torch.equal(model(some_tokens()), expected)
 
 
 def _bytes(tensors: dict[str, Tensor], folder: Path) -> bytes:

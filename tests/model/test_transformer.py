@@ -7,7 +7,9 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 from torch import Tensor
+from torch.func import functional_call
 
+from interp import Edit
 from interp.model import ModelConfig, Read, Rotary, Tap, Transformer, mean_next_token_loss, next_token_loss
 from tests.configs import CAUSAL, CONFIGS, D_VOCAB, N_CTX, build, empty_cache, perturbed, some_tokens
 from tests.loops import over
@@ -277,3 +279,25 @@ def test_some_logits_are_those_of_all() -> None:
             continue
         stream = model(some_tokens(), stop=2)[:, -1]
         assert_close(model.read_out(stream, columns=columns), model.read_out(stream).gather(1, columns))
+
+
+@EVERY
+def test_other_parameters_are_those_of_one_pass_and_the_model_stays_as_it_is_meanwhile(name: str) -> None:
+    """The oracle is PyTorch's, which writes into the modules for the time of the pass."""
+    model, tokens = build(name), some_tokens()
+    plain = model(tokens)
+    values = {path: (1.1 * value).detach().requires_grad_() for path, value in model.named_parameters()}
+    expected = functional_call(model, values, (tokens,))
+    meanwhile: list[bool] = []
+
+    def look(value: Tensor) -> Tensor:
+        meanwhile.append(torch.equal(model(tokens), plain))
+        return value
+
+    edited = model.edited(Edit("blocks.0.hook_resid_pre", look)).with_parameters(values)
+    found = edited(tokens)
+    assert torch.equal(found, expected) and meanwhile == [True]
+    path = next(iter(values))
+    assert torch.autograd.grad(found.sum(), values[path])[0].shape == values[path].shape
+    some = dict(model.with_parameters({path: values[path]}).named_parameters())
+    assert [n for n, p in model.named_parameters() if some[n] is not p] == [path]

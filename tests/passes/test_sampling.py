@@ -62,6 +62,17 @@ def test_probabilities_equal_a_slow_loop(
     assert float(got.sum()) == pytest.approx(1)
 
 
+@over("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@over("size", [1e-300, 5e-324, 1e-45, 1e-39, 1e-20])
+@over("what", ["top_p", "temperature", "both"])
+def test_the_smallest_limits_keep_the_most_probable_token(dtype: torch.dtype, size: float, what: str) -> None:
+    """The dtype rounds some of these to 0."""
+    limits = {name: size for name in ("top_p", "temperature") if what in (name, "both")}
+    logits = torch.tensor([[1.0, 30.0, -20.0, 29.0], [-torch.inf, -1e4, -2e4, -torch.inf]], dtype=dtype)
+    found = Sampling(**limits).probabilities(logits)  # type: ignore[arg-type]
+    assert found.tolist() == [[0, 1, 0, 0], [0, 1, 0, 0]]
+
+
 def test_rows_do_not_touch_each_other() -> None:
     logits = torch.randn(5, 31, dtype=torch.float64)
     sampling = Sampling(0.8, top_k=9, top_p=0.7)

@@ -12,6 +12,7 @@ import interp
 from interp.cli import main
 from interp.passes import memory
 from interp.runs.record import Record, ShareDoneError
+from interp.runs.workers import Worker
 from tests.forking import PATIENCE, PROCESSES
 from tests.runs.running import ASKED, Norms
 from tests.tiny import hooked
@@ -82,7 +83,7 @@ def test_a_resumed_record_does_not_run_a_finished_stream_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, first = interrupted(tmp_path)
-    monkeypatch.setattr("interp.runs.run.Worker._answer", None)
+    monkeypatch.setattr(Worker, "_answer", None)
     with Record.resume(record.folder, Nothing()) as again:
         found = streamed(again)
     xr.testing.assert_identical(found["kept"], first["kept"])

@@ -2,26 +2,33 @@
 
 import importlib
 import pickle
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import interp
 from interp import Batch, HookedTransformer
-from interp.core.stats import poisson_weights
+from interp.core.results import labelled
+from interp.core.stats import Partial, Rows, poisson_weights
 from interp.data.sources import open_source
 from interp.data.stream import Stream
+from interp.model import Trace, Transformer
 from interp.passes.analysis import Analysis
 from interp.runs import Results
 from interp.runs import journal as journals
+from interp.runs.run import Asked
 from interp.runs.workers import Worker
 from tests.configs import build, some_tokens
-from tests.runs.running import ASKED, SITE, ByPosition, Kept, Norms, agree
+from tests.runs.running import ASKED, READS, SITE, ByPosition, Kept, Norms, _finish_kept, _kept, agree
 from tests.tiny import hooked
 from tests.tolerances import student95
 
@@ -161,7 +168,6 @@ class Tight(Worker):
 def test_a_batch_that_does_not_fit_is_halved_and_the_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = interp.run(ASKED, model(), stream(tokens=400))
     monkeypatch.setattr(RUN, "Worker", Tight)
-    monkeypatch.setattr("interp.runs.run.torch.OutOfMemoryError", torch.OutOfMemoryError)
     agree(interp.run(ASKED, model(), stream(tokens=400)), whole, 1e-9)
 
 
@@ -179,7 +185,9 @@ class StopError(Exception):
     """What ends a run in these tests."""
 
 
-def interrupted(folder: Path, after: int, monkeypatch: pytest.MonkeyPatch, **options: object) -> None:
+def interrupted(
+    folder: Path, after: int, monkeypatch: pytest.MonkeyPatch, *, asked: Asked = ASKED, bootstrap: int = 50
+) -> None:
     """A run that ends after so many batches."""
     write, count = journals.Journal.write, iter(range(after))
 
@@ -191,7 +199,7 @@ def interrupted(folder: Path, after: int, monkeypatch: pytest.MonkeyPatch, **opt
     with monkeypatch.context() as patch:
         patch.setattr(journals.Journal, "write", writing)
         with pytest.raises(StopError):
-            interp.run(ASKED, model(), stream(), out=folder, bootstrap=50, **options)  # type: ignore[arg-type]
+            interp.run(asked, model(), stream(), out=folder, bootstrap=bootstrap)
 
 
 @pytest.mark.parametrize("after", [0, 1, 5, 7])
@@ -243,6 +251,67 @@ def test_what_decides_a_number_must_not_change(tmp_path: Path, monkeypatch: pyte
         interp.run(ASKED, model(), stream(), out=tmp_path / "run", bootstrap=50)
 
 
+def test_a_run_that_went_on_has_the_same_attributes_columns_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values are named in another order than that of the alphabet or of their dtypes."""
+
+    def compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+        norm = trace[SITE].norm(dim=-1).mean(1)
+        return {"z": norm, "b": batch.tokens[:, 0], "a": norm.float(), "m": norm.double()}
+
+    def finish(merged: Partial) -> xr.Dataset:
+        assert isinstance(merged, Rows)
+        values = {name: (("prompt",), value) for name, value in merged.rows.items()}
+        return labelled("norms", values, attrs={name: len(value[1]) for name, value in values.items()})
+
+    asked = [Analysis("own", compute, Rows, finish, READS)]
+    whole = interp.run(asked, model(), stream(), out=tmp_path / "whole")
+    for least in (1, 2**24):
+        monkeypatch.setattr(journals, "_LEAST", least)
+        folder = tmp_path / str(least)
+        interrupted(folder, 5, monkeypatch, asked=asked, bootstrap=0)
+        again = interp.run(asked, model(), stream(), out=folder, resume=True)
+        assert list(again["own"].data_vars) == list(whole["own"].data_vars)
+        assert list(again["own"].attrs.items()) == list(whole["own"].attrs.items())
+        assert interp.frame(again["own"]).equals(interp.frame(whole["own"]))
+        for file in ("own.parquet", "rejected.parquet"):
+            assert (folder / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_a_run_whose_own_function_changed_is_refused_by_what_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(factor: float) -> list[Analysis]:
+        def compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+            return {"norm": trace[SITE].norm(dim=-1).mean(1) * factor}
+
+        return [Analysis("own", compute, Rows, _finish_kept, READS)]
+
+    interrupted(tmp_path / "run", 3, monkeypatch, asked=asked(1.0), bootstrap=0)
+    again = partial(interp.run, model=model(), data=stream(), out=tmp_path / "run", resume=True)
+    with pytest.raises(ValueError, match=r"analyses\.own\.compute\.factor: was 1\.0, is 2\.0"):
+        again(asked(2.0))
+    with pytest.raises(ValueError, match=r"analyses\.own\.compute\.code: was"):
+        again([replace(asked(1.0)[0], compute=_kept)])
+
+
+def test_what_nobody_can_compare_may_begin_a_run_and_not_go_on_with_one(tmp_path: Path) -> None:
+    with (tmp_path / "open.txt").open("w") as file:
+
+        def compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+            file.write("seen")
+            return {"norm": trace[SITE].norm(dim=-1).mean(1)}
+
+        asked = [Analysis("own", compute, Rows, lambda merged: xr.Dataset(), READS)]
+        interp.run(asked, model(), stream(), out=tmp_path / "run")
+        why = r"analyses\.own\.compute\.file \(cannot pickle '_io\.TextIOWrapper' object\)"
+        with pytest.raises(ValueError, match=why):
+            interp.run(asked, model(), stream(), out=tmp_path / "run", resume=True)
+        with pytest.raises(ValueError, match=why):
+            interp.run(asked, model(), stream(), out=tmp_path / "new", shard="0/2")
+
+
 def test_folders_that_are_no_runs_and_iterators_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(
@@ -257,7 +326,6 @@ def test_folders_that_are_no_runs_and_iterators_are_refused(tmp_path: Path) -> N
 
 def test_results_lie_in_the_folder(tmp_path: Path) -> None:
     import pandas as pd
-    import xarray as xr
 
     found = interp.run(ASKED, model(), [*TEXTS, ""], out=tmp_path / "run")
     stored = xr.load_dataset(tmp_path / "run" / "norms.nc", engine="h5netcdf")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from torch import Tensor
 
 from interp import Batch, HookedTransformer, Stream
@@ -17,6 +18,7 @@ from interp.core import results
 from interp.data.sources import open_source
 from interp.model.tap import Read, Tap
 from interp.runs import folder, provenance
+from interp.runs import store as stores
 from interp.runs.store import TABLES, ActivationStore, store_activations
 from tests.configs import build
 from tests.tolerances import assert_close
@@ -272,6 +274,41 @@ def test_what_is_stored_is_not_run_again(tmp_path: Path) -> None:
     lengths = [len(row) for row in ROWS]
     whole = sum(sum(lengths[: i + 1]) <= sum(lengths[:4]) // 8 * 8 for i in range(len(ROWS)))
     assert resumed == len(ROWS) - whole and len(ran) == resumed
+
+
+def test_a_store_has_one_writer_at_a_time_and_what_a_killed_one_left_blocks_nothing(tmp_path: Path) -> None:
+    def also() -> Iterator[Batch]:
+        for batch in batches():
+            with pytest.raises(
+                ValueError, match=r"another process writes the store of activations in .*: one"
+            ):
+                write(tmp_path / "store")
+            yield batch
+
+    whole = write(tmp_path / "whole")
+    for name in (".index.json.1a2b3c4d.json", ".shard-00000.safetensors.1a2b3c4d.safetensors"):
+        (tmp_path / "store").mkdir(exist_ok=True)
+        (tmp_path / "store" / name).write_bytes(b"half")
+    (tmp_path / "store" / ".shard-00000.safetensors.1a2b3c4d.safetensors").unlink()
+    store = write(tmp_path / "store", also())
+    (tmp_path / "store" / ".shard-00009.safetensors.1a2b3c4d.safetensors").write_bytes(b"half")
+    assert write(tmp_path / "store").index == store.index == whole.index
+    assert digests(tmp_path / "store") == digests(tmp_path / "whole")
+
+
+def test_a_full_disk_is_said_with_what_to_do_and_the_store_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, tensors: dict[str, Tensor]) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stores, "_fill", full)
+        with pytest.raises(OSError, match=r"No space left on device: make room .*shard-00000\.safetensors"):
+            write(tmp_path / "store")
+    write(tmp_path / "store")
+    write(tmp_path / "whole")
+    assert digests(tmp_path / "store") == digests(tmp_path / "whole")
 
 
 def test_more_batches_than_are_stored_are_added(tmp_path: Path) -> None:

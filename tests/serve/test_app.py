@@ -4,10 +4,13 @@ import asyncio
 import copy
 import json
 import random
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -19,7 +22,8 @@ pytest.importorskip("httpx", reason="no httpx, which the test client is made of"
 import httpx
 from starlette.testclient import TestClient
 
-from interp.serve.app import Guard, Subject, build, new_token
+from interp.serve import app as app_module
+from interp.serve.app import Guard, Served, Subject, build, new_token, opened
 from interp.serve.asks import MAX_BODY, Look, parsed
 from interp.serve.session import Session, Stopped
 from interp.serve.snippet import Origin
@@ -404,3 +408,71 @@ def test_a_thousand_malformed_requests_leave_it_answering(client: TestClient) ->
     assert {400, 403, 404, 405, 415} <= set(statuses) and statuses.count(200) < 200
     after = post(client, "look", body(edits=ZERO)).json()
     assert {k: v for k, v in after.items() if k != "seconds"} == before
+
+
+def test_limits_that_a_dtype_rounds_to_0_are_answered(client: TestClient) -> None:
+    for limits in ({"top_p": 1e-300}, {"temperature": 5e-324}, {"top_p": 5e-324, "temperature": 1e-45}):
+        answer = post(client, "continue", body(tokens=2, **limits))
+        assert answer.status_code == 200, (limits, answer.json())
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """A server on a port of its own that waits for nobody longer than half a second."""
+    monkeypatch.setattr(app_module, "PATIENCE", 0.5)
+    found = opened(Subject(session, Origin("tiny"), PROMPT, SECOND))
+    thread = threading.Thread(target=found.run)
+    thread.start()
+    while not found.server.started:
+        time.sleep(0.01)
+    yield found
+    found.server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def head(served: Served, length: int) -> bytes:
+    _, _, here, token, _ = served.address.split("/")
+    lines = [f"POST /{token}/look HTTP/1.1", f"Host: {here}", f"Origin: http://{here}",
+             "Content-Type: application/json", f"Content-Length: {length}"]  # fmt: skip
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def connected(served: Served) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", urlsplit(served.address).port), timeout=20)
+
+
+def read(connection: socket.socket) -> bytes:
+    """Everything until the other side closes."""
+    found = b""
+    while piece := connection.recv(65_536):
+        found += piece
+    return found
+
+
+def test_a_connection_that_asks_nothing_or_half_of_something_is_dropped(served: Served) -> None:
+    asked = body()
+    cases = {
+        b"": b"", b"GET / HT": b"", head(served, 10)[:-2]: b"", head(served, 99) + b"{": b" 408 ",
+        head(served, len(asked)) + asked: b" 200 ",
+    }  # fmt: skip
+    for sent, expected in cases.items():
+        with connected(served) as connection:
+            connection.sendall(sent)
+            line = read(connection).split(b"\r\n")[0]
+        assert (expected in line) if expected else line == b"", sent
+
+
+def test_a_body_that_is_broken_off_is_one_line(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    for sent in (b"", b'{"tab": "t", "pro'):
+        caplog.clear()
+        with connected(served) as connection:
+            connection.sendall(head(served, 500) + sent)
+        while not caplog.records:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        said = [(record.getMessage(), record.exc_info) for record in caplog.records]
+        assert said == [("a request was broken off before its body was there", None)]

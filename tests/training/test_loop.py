@@ -1,6 +1,11 @@
 """The loop against a plain one, and a run that is killed at any step against one that is not."""
 
+import errno
+import itertools
+import os
+import random
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +16,8 @@ import torch
 import torch.nn.functional as F
 
 import interp
+import interp.training.state as training_state
+from interp.core.files import write_atomically
 from interp.data.batch import Batch
 from interp.families import any_from_folder
 from interp.model import MLP, EncoderDecoder, Learned, ModelConfig, Transformer
@@ -23,6 +30,7 @@ from interp.training.losses import scores
 from interp.training.presets import attention_only, encoder_decoder
 from interp.training.schedule import Training
 from interp.training.sentences import Sentences
+from interp.training.state import STATE
 from interp.training.vocabulary import Vocabulary
 from interp.zoo.catalog import WEIGHTS
 from tests.forking import attempt
@@ -123,6 +131,72 @@ def test_a_process_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path) -> No
     assert attempt(partial(go_on, killed)) == attempt(partial(go_on, whole)) == 0
     assert pd.read_csv(killed / "log.csv").step_again.tolist() == [0, 2, 4, 6, 8, 9]
     assert files(killed) == files(whole)
+
+
+def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    data, refused = RepeatedSequences(20, 12, 4, 5), []
+
+    def again(model: object, step: int) -> dict[str, int]:
+        with pytest.raises(ValueError, match=r"another process writes the training run in .*: one at a time"):
+            train(CONFIG, data, PLAN, out=tmp_path / "run", resume=True)
+        refused.append(step)
+        return {}
+
+    whole = train(CONFIG, data, PLAN, out=tmp_path / "whole")
+    assert same_weights(train(CONFIG, data, PLAN, out=tmp_path / "run", evaluate=again).model, whole.model)
+    assert refused == whole.log.step.tolist()
+    train(CONFIG, data, PLAN, out=tmp_path / "run", resume=True)
+
+
+def test_a_kept_state_of_which_any_byte_changed_is_refused(tmp_path: Path) -> None:
+    data, place = Deadly(20, 12, 4, 5), tmp_path / "run" / STATE
+    with pytest.raises(KilledError):
+        train(CONFIG, replace(data, kill_at=4), PLAN, out=tmp_path / "run")
+    whole, dice = place.read_bytes(), random.Random(0)
+    begins = 8 + int.from_bytes(whole[:8], "little")
+    places = [0, 9, begins, len(whole) - 1, whole.index(b"step"), *dice.sample(range(begins, len(whole)), 20)]
+    for damaged in (*(whole[:i] + bytes([whole[i] ^ 16]) + whole[i + 1 :] for i in places), whole[:-1], b""):
+        place.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"state\.safetensors is damaged"):
+            train(CONFIG, data, PLAN, out=tmp_path / "run", resume=True)
+    place.write_bytes(whole)
+    train(CONFIG, data, PLAN, out=tmp_path / "run", resume=True)
+
+
+def test_what_a_killed_process_left_half_written_blocks_nothing(tmp_path: Path) -> None:
+    data = Deadly(20, 12, 4, 5)
+    with pytest.raises(KilledError):
+        train(CONFIG, replace(data, kill_at=4), PLAN, out=tmp_path / "run")
+    left = [".training.json.1a2b3c4d.json", ".log.csv.1a2b3c4d.csv", "state/.state.safetensors.1a2b3c4d.safetensors",
+            "step0/.model.safetensors.1a2b3c4d.safetensors", ".model.safetensors.1a2b3c4d.safetensors"]  # fmt: skip
+    for name in left:
+        (tmp_path / "run" / name).write_bytes(b"half")
+    train(CONFIG, data, PLAN, out=tmp_path / "run", resume=True)
+    assert [name for name in left if (tmp_path / "run" / name).exists()] == []
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_a_full_disk_is_said_with_what_to_do_and_training_goes_on_from_what_was_kept(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, written = Deadly(20, 12, 4, 5), itertools.count()
+
+    def full(path: Path, write: Callable[[Path], object]) -> None:
+        def no_room(temporary: Path) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        name = path.name == STATE.name
+        write_atomically(path, no_room if name and next(written) == kept else write)
+
+    train(CONFIG, data, PLAN, out=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(training_state, "write_atomically", full)
+        with pytest.raises(
+            OSError, match=r"No space left on device: make room .*, or resume.*state\.safetensors"
+        ):
+            train(CONFIG, data, PLAN, out=tmp_path / "run")
+    train(CONFIG, data, PLAN, out=tmp_path / "run", resume=True)
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
 
 
 def test_checkpoints_are_models_by_revision(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""How a file is written: whole or not at all, in the place of regular files alone, with permissions as they were."""
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+NO_FILES = {
+    stat.S_IFDIR: "a folder", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}  # fmt: skip
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+_ELSEWHERE = "give a place that may be written to, or its permissions"
+WHAT_TO_DO: Mapping[int, str] = {
+    **dict.fromkeys(NO_ROOM, "make room and do it again, or resume; nothing is half-written"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _ELSEWHERE),
+}
+"""By the number of a system's error."""
+
+
+def write_atomically(path: Path, write: Callable[[Path], object], *, new: bool = False) -> None:
+    """Let `write` fill a temporary file beside `path`, then rename it: nothing half-written ever bears the name.
+
+    A file that is there keeps its permissions, a new one has those that the process gives to new files.
+    new: of several processes that write it at once the first succeeds; FileExistsError if it is there already.
+    Errors: ValueError for what is no regular file (a device, a pipe, a symbolic link), which a rename would replace;
+    OSError, with the file and what to do, where the disk is full or may not be written to.
+    """
+    path = Path(path)
+    check_replaceable(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
+    try:
+        try:
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            mode = stat.S_IMODE((path if path.exists() else temporary).stat().st_mode)
+            temporary.chmod(mode)
+            write(temporary)
+            temporary.chmod(mode)
+        except Exception as cause:
+            if (found := explained(cause, path)) is None:
+                raise
+            raise found from cause
+        if new:
+            _link(temporary, path)
+        else:
+            temporary.replace(path)
+    finally:
+        with suppress(OSError):  # it never was where the first line of these failed
+            temporary.unlink(missing_ok=True)
+
+
+def check_replaceable(path: Path) -> None:
+    """Errors if no file may be written in the place of what is there.
+
+    ValueError for what is no regular file, PermissionError for one that is read-only.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        what = f"a symbolic link to {path.readlink()}" if stat.S_ISLNK(mode) else NO_FILES[stat.S_IFMT(mode)]
+        raise ValueError(f"a new or a regular file is required to write to, {path} is {what}")
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, f"it is read-only: {WHAT_TO_DO[errno.EACCES]}", str(path))
+
+
+def explained(cause: Exception, path: Path) -> OSError | None:
+    """The error of a write with its file and with what to do; None for any other error.
+
+    Libraries written in Rust, such as safetensors, say a system's error in words: "... (os error 28)".
+    """
+    number = cause.errno if isinstance(cause, OSError) else None
+    if number is None and (found := re.search(r"\(os error (\d+)\)", str(cause))):
+        number = int(found[1])
+    if number is None or number not in WHAT_TO_DO:
+        return None
+    return OSError(number, f"{os.strerror(number)}: {WHAT_TO_DO[number]}", str(path))
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(f"{path} is there already") from None
+        temporary.replace(path)
