@@ -10,6 +10,7 @@ Parts that arrive in any order are merged along one fixed binary tree (`MergeTre
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -268,6 +269,21 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, new: bool =
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def json_object(path: Path) -> dict[str, object]:
+    """The object that a JSON file holds.
+
+    Errors: ValueError, by the file's name, for what is no UTF-8, no JSON, nested beyond reading, or no object; OSError
+    for a file that is not there.
+    """
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as cause:
+        raise ValueError(f"{path} is not readable JSON: {cause}") from cause
+    if not isinstance(held, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(held).__name__}")
+    return held
 
 
 def _link(temporary: Path, path: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from interp.core.boundary import MOST, Required, public, shape_text, shown
 from interp.model.attention import Layout, Memory
+from interp.model.transformer import ID_TYPES
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -62,6 +63,10 @@ class Batch:
                 "a batch requires at least one token id, shape [batch, pos], "
                 f"got {self.tokens.dtype} of shape {shape_text(self.tokens.shape)}"
             )
+        if self.tokens.dtype == torch.bool:
+            raise ValueError("token ids are required, got a mask of booleans")
+        if self.tokens.dtype not in ID_TYPES:  # no embedding takes other whole numbers
+            object.__setattr__(self, "tokens", self.tokens.long())
         for name in ("keep", "documents", "types", "corrupt"):
             given, wanted = getattr(self, name), self.tokens.shape
             if given is not None and given.shape != wanted:
@@ -70,6 +75,7 @@ class Batch:
                 )
 
     @classmethod
+    @public(unchecked=("rows",))
     def of(
         cls, rows: Sequence[Sequence[int]], *, pad_id: int = 0, side: Side = "right", bos: bool = False
     ) -> Batch:
@@ -199,7 +205,9 @@ class Batch:
         return self._each(lambda x: x.pin_memory() if x.is_cpu else x) if self.tokens.is_cpu else self
 
     def split(self, size: int) -> Iterator[Batch]:
-        """Consecutive parts of at most `size` rows, of the same width."""
+        """Consecutive parts of at most `size` rows, of the same width; ValueError for a size below 1."""
+        if size < 1:
+            raise ValueError(f"parts of at least one row are required, got {size}")
         for start in range(0, len(self), size):
             yield self._each(itemgetter(slice(start, start + size)))
 
@@ -305,6 +313,20 @@ def _no_ids(value: Tensor | np.ndarray, axes: Sequence[int]) -> str | None:
     return None if whole and value.ndim in axes else ""
 
 
+def is_id(value: object) -> TypeGuard[int | np.integer | Tensor]:
+    """Whether this is one token id: a whole number of Python's, of NumPy's, or in a tensor without axes."""
+    if isinstance(value, Tensor):
+        return _no_ids(value, (0,)) is None
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_row(value: object) -> TypeGuard[Iterable[int | np.integer | Tensor]]:
+    """Whether these are the ids of one prompt."""
+    if isinstance(value, Tensor | np.ndarray):
+        return _no_ids(value, (1,)) is None
+    return isinstance(value, list | tuple) and all(map(is_id, value))
+
+
 def no_prompts(value: object) -> str | None:
     """None for prompts in memory; else how to write what was meant, "" where nothing is close."""
     if isinstance(value, str | Batch):
@@ -328,17 +350,23 @@ def _no_answers(value: object) -> str | None:
     if isinstance(value, np.ndarray):
         return None if value.dtype.kind in "US" and value.ndim == 1 else _no_ids(value, (0, 1))
     every = list(islice(value, MOST)) if isinstance(value, list | tuple) else [value]
-    good = all(isinstance(each, str | int) and not isinstance(each, bool) for each in every)
-    return None if good else ""
+    return None if all(isinstance(each, str) or is_id(each) for each in every) else ""
 
 
 Prompts = Annotated[
-    str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | np.ndarray | Tensor | Batch,
+    str
+    | Sequence[str]
+    | Sequence[int]
+    | Sequence[Sequence[int]]
+    | Sequence[np.ndarray | Tensor]
+    | np.ndarray
+    | Tensor
+    | Batch,
     Required("a text, texts, token ids [pos] or [prompt, pos], or a Batch", no_prompts),
 ]
 """What every analysis accepts: a text, texts, token ids `[pos]` or `[batch, pos]` (or lists of any length), a batch."""
 Answers = Annotated[
-    str | int | Sequence[str | int] | np.ndarray | Tensor,
+    str | int | np.integer | Sequence[str | int | np.integer | Tensor] | np.ndarray | Tensor,
     Required("a text of one token or an id, one for all prompts or one for each", _no_answers),
 ]
 """The token that should follow: one for all prompts or one for each, as texts of a single token or as ids."""
@@ -389,9 +417,7 @@ def is_prompts(data: object) -> TypeGuard[Prompts]:
         return True
     if not isinstance(data, list | tuple):
         return False
-    kinds = {type(each) for each in data}
-    rows = kinds <= {list, tuple} and all({type(i) for i in each} == {int} for each in data)
-    return kinds in ({str}, {int}) or rows
+    return all(isinstance(each, str) for each in data) or _is_row(data) or all(map(_is_row, data))
 
 
 def _sorted_out(prompts: object) -> tuple[list[str], list[list[int]]]:
@@ -402,8 +428,8 @@ def _sorted_out(prompts: object) -> tuple[list[str], list[list[int]]]:
         raise ValueError("at least one prompt is required, got none")
     if isinstance(given[0], str):
         return [str(each) for each in given], []
-    rows = [given] if isinstance(given[0], int) else given
-    return [], [list(row) for row in rows]
+    rows = [given] if is_id(given[0]) else given
+    return [], [[int(token) for token in row] for row in rows]
 
 
 def _described(value: object) -> str:
@@ -446,6 +472,7 @@ class Text:
         """The id that ends a text; None without a tokenizer, or if the tokenizer has none."""
         return None if self._tokenizer is None else self._tokenizer.eos_id
 
+    @public(unchecked=("prompts",))
     def batch(self, prompts: Prompts, *, prepend_bos: bool = True, side: Side = "right") -> Batch:
         """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
 
@@ -455,8 +482,6 @@ class Text:
             return self._checked(prompts)
         if isinstance(prompts, Tensor | np.ndarray):
             ids = torch.as_tensor(prompts)
-            if ids.dtype == torch.bool:
-                raise ValueError("token ids are required, got a mask of booleans")
             return self._checked(Batch(ids[None] if ids.ndim == 1 else ids))
         if not is_prompts(prompts):
             raise ValueError(
@@ -494,7 +519,7 @@ class Text:
         return [bos, *ids] if prepend_bos and bos is not None and ids[:1] != [bos] else ids
 
     def single(self, text: str) -> int:
-        """The one token that `text` is; ValueError naming the tokens if it is several."""
+        """The one token that `text` is; ValueError naming the tokens if it is several, or if there is no tokenizer."""
         ids = self.tokenizer.encode(text)
         if len(ids) != 1:
             pieces = [self.tokenizer.piece(i) for i in ids]
@@ -543,13 +568,13 @@ class Text:
         Errors: ValueError for a text of several tokens, an id outside the vocabulary, no answer, or anything else.
         """
         given = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
-        every = list(given) if isinstance(given, list | tuple) else [given]
-        if not every or not all(isinstance(a, str | int) and not isinstance(a, bool) for a in every):
+        every: list[object] = list(given) if isinstance(given, list | tuple) else [given]
+        if not every or not all(isinstance(a, str) or is_id(a) for a in every):
             raise ValueError(
                 "an answer is a text of a single token or an id, one for all prompts or one for each, got "
                 f"{_described(answers)}"
             )
-        ids = [a if isinstance(a, int) else self.single(str(a)) for a in every]
+        ids = [int(a) if is_id(a) else self.single(str(a)) for a in every]
         if bad := [i for i in ids if not 0 <= i < self.d_vocab]:
             raise ValueError(f"answer tokens must be in [0, {self.d_vocab - 1}], got {bad[0]}")
         return torch.tensor(ids)

@@ -52,7 +52,11 @@ class FileTokenizer:
         """The tokenizer of a file."""
         import tokenizers
 
-        return cls(tokenizers.Tokenizer.from_file(str(path)), bos)
+        try:
+            found = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as cause:  # the library raises Exception itself
+            raise ValueError(f"{path} is not a readable tokenizer: {cause}") from cause
+        return cls(found, bos)
 
     @property
     def n_ids(self) -> int:
@@ -87,6 +91,19 @@ class HuggingFaceTokenizer:
         self.eos_id: int | None = eos
         self.bos_id: int | None = eos if bos is None else bos
         self.pad_id: int = next((i for i in (pad, self.eos_id, self.bos_id) if i is not None), 0)
+
+    @classmethod
+    def read(cls, folder: Path) -> "HuggingFaceTokenizer":
+        """The tokenizer of a folder; ValueError, by its name, for files that transformers cannot read."""
+        import transformers
+
+        try:
+            found = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        except (
+            Exception
+        ) as cause:  # of many kinds, and of none in particular: the files may be damaged anywhere
+            raise ValueError(f"{folder}: its tokenizer cannot be read: {cause}") from cause
+        return cls(found)
 
     @property
     def n_ids(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from interp.model.block import MLP, Activation, MoE, UsualBlock
 from interp.model.norm import LayerNorm, NoNorm, Norm, NormPlace, RMSNorm
@@ -32,6 +32,7 @@ from interp.model.records import (
     Record,
     fields_as_json,
     from_json,
+    positive,
     requires,
 )
 from interp.model.softmax import Softmax
@@ -45,6 +46,8 @@ __all__ = [
 
 MLPS = ("mlp_before_out", "mlp_out")
 """The sublayers of a block (`ModelConfig.sublayers`) that are MLPs; the others mix positions."""
+MOST_LAYERS = 10_000
+"""Layers beyond which a number of layers is taken for a mistake; the deepest published Transformers have a thousand."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,8 @@ class ModelConfig(Record):
     """Fields of earlier versions, which files may still have."""
 
     def __post_init__(self) -> None:
-        self._check_kinds()
+        super().__post_init__()
+        requires(self._given, f"a mixer or several, got {self.mixer!r}")
         if self.d_head is None:
             requires(
                 self.d_model % self.n_heads == 0,
@@ -135,6 +139,16 @@ class ModelConfig(Record):
             object.__setattr__(self, "n_kv_heads", self.n_heads)
         for name in ("n_layers", "d_model", "n_heads", "n_ctx", "d_vocab", "d_head", "n_kv_heads"):
             requires(getattr(self, name) >= 1, f"{name} >= 1, got {getattr(self, name)}")
+        requires(self.n_layers <= MOST_LAYERS, f"n_layers <= {MOST_LAYERS}, got {self.n_layers}")
+        positive(
+            self,
+            "attn_scale",
+            "attn_softcap",
+            "embed_scale",
+            "residual_scale",
+            "logit_scale",
+            "logit_softcap",
+        )
         fits = self.n_heads % self.kv_heads == 0
         requires(fits, f"n_kv_heads to divide n_heads, got {self.kv_heads} and {self.n_heads}")
         requires(self.window is None or self.window >= 1, f"window >= 1, got {self.window}")
@@ -148,26 +162,6 @@ class ModelConfig(Record):
         for mixer in self._given:
             self._check_mixer(mixer)
         self._check_combinations()
-
-    def _check_kinds(self) -> None:
-        good = all(isinstance(mixer, Mixer) for mixer in self._given)
-        requires(self._given and good, f"a mixer or several, got {self.mixer!r}")
-        kinds = {
-            "position": Position, "norm": Norm, "mlp": AnyMLP | None, "local_position": Rotary | None,
-            "local_layers": tuple | None, "output": Output, "block": UsualBlock,
-        }  # fmt: skip
-        for name, kind in kinds.items():
-            value = getattr(self, name)
-            requires(isinstance(value, kind), f"{name} to be one of {kind}, got {value!r}")
-        for name, allowed in {
-            "norm_place": get_args(NormPlace), "qk_norm": ("head", "width", None),
-            "mlm_head": (*get_args(Activation), None),
-        }.items():  # fmt: skip
-            value = getattr(self, name)
-            requires(value in allowed, f"{name} to be one of {allowed}, got {value!r}")
-        for name in ("n_layers", "d_model", "n_heads", "n_ctx", "d_vocab"):
-            value = getattr(self, name)
-            requires(isinstance(value, int), f"a whole number for {name}, got {value!r}")
 
     def _check_combinations(self) -> None:
         if self.local_layers is not None:
@@ -338,6 +332,7 @@ class EncoderDecoderConfig(Record):
     """Whether both sides read the same embedding matrix."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         encodes = not self.encoder.causal and not self.encoder.unembed
         requires(encodes, "an encoder: not causal, no unembedding")
         attends = self.decoder.causal and self.decoder.cross_attention

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
@@ -133,7 +134,7 @@ def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], aske
 
 def _distinct(text: Text, tokens: Answers) -> Int[Tensor, "n"]:
     """The ids of the tokens, each once."""
-    if not isinstance(tokens, str | int) and len(tokens) == 0:
+    if not isinstance(tokens, str | int | np.integer) and len(tokens) == 0:
         raise ValueError("at least one token is required, got none")
     ids = text.tokens(tokens)
     if len(ids.unique()) != len(ids):

@@ -276,3 +276,10 @@ def test_some_logits_are_those_of_all() -> None:
             continue
         stream = model(some_tokens(), stop=2)[:, -1]
         assert_close(model.read_out(stream, columns=columns), model.read_out(stream).gather(1, columns))
+
+
+def test_a_pass_of_what_is_no_tensor_of_ids_says_so() -> None:
+    network = build("gpt2")
+    for tokens in ([[1, 2]], torch.tensor([[True, False]]), torch.tensor([[1, 2]], dtype=torch.uint8)):
+        with pytest.raises(ValueError, match=r"token ids .* are required, got"):
+            network(tokens)
