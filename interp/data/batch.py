@@ -445,14 +445,22 @@ class Text:
     """Tokenisation for one model: prompts in, batches out.
 
     special: texts get all special tokens that their tokenizer adds itself (encoders), instead of BOS alone.
+    d_vocab_out: how many outputs the model has, where they are not its tokens; answers are then their numbers.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, n_ctx: int, d_vocab: int, *, special: bool = False
+        self,
+        tokenizer: Tokenizer | None,
+        n_ctx: int,
+        d_vocab: int,
+        *,
+        special: bool = False,
+        d_vocab_out: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self.n_ctx = n_ctx
         self.d_vocab = d_vocab
+        self._d_vocab_out = d_vocab_out
         self._special = special and isinstance(tokenizer, SpecialTokenizer)
 
     @property
@@ -473,9 +481,12 @@ class Text:
         return None if self._tokenizer is None else self._tokenizer.eos_id
 
     @public(unchecked=("prompts",))
-    def batch(self, prompts: Prompts, *, prepend_bos: bool = True, side: Side = "right") -> Batch:
+    def batch(
+        self, prompts: Prompts, *, prepend_bos: bool = True, side: Side = "right", empty: bool = False
+    ) -> Batch:
         """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
 
+        empty: whether a text may be empty, and is then BOS alone (what is generated from nothing).
         Errors: ValueError for an empty prompt, an over-long one, or ids outside the vocabulary.
         """
         if isinstance(prompts, Batch):
@@ -491,7 +502,11 @@ class Text:
         texts, numbers = _sorted_out(prompts)
         if not texts:
             return self._checked(Batch.of(numbers, side=side))
-        rows = [self.ids(text, prepend_bos=prepend_bos) for text in texts]
+        begin = self.bos_id if empty and prepend_bos and not self._special else None
+        rows = [
+            [begin] if begin is not None and not text else self.ids(text, prepend_bos=prepend_bos)
+            for text in texts
+        ]
         bos = prepend_bos and self.tokenizer.bos_id is not None and not self._special
         return self._checked(Batch.of(rows, pad_id=self.tokenizer.pad_id, side=side, bos=bos))
 
@@ -544,6 +559,11 @@ class Text:
         texts = {name: (result[ids].dims, self.words(result[ids].to_numpy())) for name, ids in words.items()}
         return result.assign(texts)
 
+    @property
+    def of_outputs(self) -> Text:
+        """How the model's outputs are told: as its tokens, or as numbers in brackets where they are not its tokens."""
+        return self if self._d_vocab_out is None else Text(None, self.n_ctx, self._d_vocab_out)
+
     def words(self, ids: Int[np.ndarray, "*n"]) -> Shaped[np.ndarray, "*n"]:
         """The text of each token of an array, as Python strings; "" for -1, which stands for none.
 
@@ -554,16 +574,31 @@ class Text:
         return np.array(texts, dtype=object)[inverse].reshape(ids.shape)
 
     def targets(self, answers: Answers, rows: int) -> Int[Tensor, "b"]:
-        """One answer token per row, from one answer for all rows or one for each; texts must be single tokens."""
-        ids = self.tokens(answers)
+        """One answer per row, from one for all rows or one for each; texts must be single tokens."""
+        ids = self.outputs(answers)
         if len(ids) == 1:
             return ids.expand(rows)
         if len(ids) != rows:
             raise ValueError(f"one answer per prompt is required, got {len(ids)} answers for {rows} prompts")
         return ids
 
+    def outputs(self, answers: Answers) -> Int[Tensor, "n"]:
+        """Answers as numbers of the model's outputs: token ids, or where those are not the tokens, what is given.
+
+        Errors: as `tokens`, and ValueError for a text where the outputs are not the tokens.
+        """
+        if self._d_vocab_out is None:
+            return self.tokens(answers)
+        given = answers if isinstance(answers, list | tuple) else [answers]
+        if any(isinstance(each, str) for each in given):
+            raise ValueError(
+                f"the outputs of this model are not its tokens: a number in [0, {self._d_vocab_out - 1}] is required, "
+                f"got {answers!r}"
+            )
+        return self.of_outputs.tokens(answers)
+
     def tokens(self, answers: Answers) -> Int[Tensor, "n"]:
-        """Answers as token ids; texts must be single tokens.
+        """Tokens as ids; texts must be single tokens.
 
         Errors: ValueError for a text of several tokens, an id outside the vocabulary, no answer, or anything else.
         """
@@ -586,6 +621,11 @@ class Text:
         low, high = int(batch.tokens.min()), int(batch.tokens.max())
         if low < 0 or high >= self.d_vocab:
             raise ValueError(f"token ids must be in [0, {self.d_vocab - 1}], got {low if low < 0 else high}")
+        most = self.of_outputs.d_vocab
+        for name in ("answer", "wrong"):
+            given = getattr(batch, name)
+            if given is not None and (bad := [i for i in given.tolist() if not 0 <= i < most]):
+                raise ValueError(f"{name} must be in [0, {most - 1}], got {bad[0]}")
         return batch.numbered()
 
 

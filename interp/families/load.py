@@ -50,7 +50,7 @@ from interp.families.fill import check_dtype
 from interp.families.hub import download as download
 from interp.families.spec import AnyFamily, Settings
 from interp.families.stored import LiveTensors, StoredTensors
-from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, check_fit
+from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, check_fit
 from interp.model.config import AnyConfig, EncoderDecoderConfig
 from interp.model.transformer import Transformer
 
@@ -85,7 +85,7 @@ FAMILIES: tuple[AnyFamily, ...] = (
     native.FAMILY,
 )
 Devices = Sequence[torch.device | str]
-TokenizerAdapter = FileTokenizer | HuggingFaceTokenizer
+TokenizerAdapter = FileTokenizer | HuggingFaceTokenizer | SentencePieceTokenizer
 
 
 def family_of(values: Mapping[str, object]) -> AnyFamily:
@@ -229,7 +229,9 @@ def tokenizer_of(folder: Path) -> TokenizerAdapter | None:
 
 
 def _stored_tokenizer(folder: Path) -> TokenizerAdapter | None:
-    native_file = folder / "tokenizer.json"
+    native_file, pieces = folder / "tokenizer.json", folder / "tokenizer.model"
+    if pieces.is_file() and not native_file.is_file():
+        return SentencePieceTokenizer.read(pieces)
     config = json_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     if config.get("model_type") == native.MODEL_TYPE:
         return FileTokenizer.read(native_file, native.BOS) if native_file.is_file() else None

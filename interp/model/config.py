@@ -113,6 +113,8 @@ class ModelConfig(Record):
     """False: the model ends in its residual stream, without logits."""
     output: Output = FullSoftmax()
     """How the final stream becomes probabilities, in a model with `unembed`."""
+    d_vocab_out: int | None = None
+    """How many outputs a position has, where they are not the tokens (a classifier); None = a logit for each token."""
     unembed_bias: bool = False
     tied: bool = False
     """Whether the unembedding is the embedding matrix itself."""
@@ -137,6 +139,8 @@ class ModelConfig(Record):
             object.__setattr__(self, "d_head", self.d_model // self.n_heads)
         if self.n_kv_heads is None:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
+        if self.d_vocab_out == self.d_vocab:
+            object.__setattr__(self, "d_vocab_out", None)
         for name in ("n_layers", "d_model", "n_heads", "n_ctx", "d_vocab", "d_head", "n_kv_heads"):
             requires(getattr(self, name) >= 1, f"{name} >= 1, got {getattr(self, name)}")
         requires(self.n_layers <= MOST_LAYERS, f"n_layers <= {MOST_LAYERS}, got {self.n_layers}")
@@ -177,6 +181,12 @@ class ModelConfig(Record):
         requires(self.n_token_types >= 0, f"n_token_types >= 0, got {self.n_token_types}")
         head = self.tied or self.unembed_bias or self.mlm_head or self.logit_softcap
         requires(self.unembed or not head, "unembed for tied, unembed_bias, mlm_head or logit_softcap")
+        if self.d_vocab_out is not None:
+            requires(self.d_vocab_out >= 1, f"d_vocab_out >= 1, got {self.d_vocab_out}")
+            plain = self.unembed and not self.tied and self.output == FullSoftmax()
+            requires(
+                plain, "an unembedding of its own, not tied and without another output layer, for d_vocab_out"
+            )
         for record in self.records:
             record.check(self)
         if isinstance(self.mixer, Mixer):  # of layers that take turns each option is for those that have it
@@ -259,6 +269,19 @@ class ModelConfig(Record):
         """n_kv_heads as a plain int."""
         assert self.n_kv_heads is not None
         return self.n_kv_heads
+
+    @property
+    def n_outputs(self) -> int:
+        """How many logits a position has: `d_vocab_out`, or one for each token."""
+        return self.d_vocab if self.d_vocab_out is None else self.d_vocab_out
+
+    def require_tokens(self, what: str) -> None:
+        """ValueError for `what` unless the outputs are the tokens, so that a logit says what comes next."""
+        if self.d_vocab_out is not None:
+            raise ValueError(
+                f"{what} requires a model that predicts tokens; this one has {self.d_vocab_out} outputs of its own "
+                f"beside {self.d_vocab} tokens"
+            )
 
     @property
     def rotary_dim(self) -> int:

@@ -166,7 +166,7 @@ class Transformer(nn.Module):
         self.mlm_head = MaskedHead(config.mlm_head, config.norm, d) if config.mlm_head else None
         self.output = config.output.build(config)
         linear = config.unembed and self.output is None
-        self.unembed = nn.Linear(d, config.d_vocab, bias=config.unembed_bias) if linear else None
+        self.unembed = nn.Linear(d, config.n_outputs, bias=config.unembed_bias) if linear else None
         self.devices: tuple[torch.device, ...] | None = None
         self.edits: tuple[Edit, ...] = ()
         """What every pass of this model changes; empty but in what `edited` returns."""
