@@ -6,11 +6,11 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c '$(RECENT)' 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# but for those that measure the tests and the intervals and not the speed
-BENCHES := $(filter-out %/mutations.py %/coverage.py %/calibration.py,$(sort $(wildcard experiments/bench/*.py)))
+# but for those that measure the tests, the intervals and the bounds and not the speed
+BENCHES := $(filter-out %/mutations.py %/coverage.py %/calibration.py %/lower_bounds.py,$(sort $(wildcard experiments/bench/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-books test-shapes lint format bench clean
+.PHONY: help demo docs test test-books test-shapes test-lowest lint format bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ test-books: $(READY) ## run every notebook, experiment and page of the manual, w
 
 test-shapes: $(READY) ## run the test suite with the shapes of every annotated call checked, which is slow
 	INTERP_TEST_SHAPES=1 $(BIN)/python -m pytest
+
+test-lowest: $(READY) ## some tests with the oldest version of every dependency, in an environment that is deleted
+	$(BIN)/python experiments/bench/lower_bounds.py
 
 lint: $(READY) ## style, format, types and who imports whom, as a commit must pass them
 	$(BIN)/ruff check .

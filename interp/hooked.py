@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -50,6 +51,9 @@ ReturnType = Literal["logits", "loss", "both"]
 class HookedTransformer(Shown):
     """A `Transformer` with its tokenizer, under the names TransformerLens made common.
 
+    It is for looking, not for training: the network is frozen (its parameters require no gradient from here on). To
+    train one, train the `Transformer` and wrap it afterwards, or undo it: `network.requires_grad_(True)`.
+
     Attributes: `transformer` (the network), `text` (tokenisation), `weights` (stacked views), `cfg` (its config).
     Hooks and edits of an enclosing `with model.hooks(...)` hold for every pass inside it, those of analyses too.
     """
@@ -65,8 +69,10 @@ class HookedTransformer(Shown):
     ) -> None:
         """`origin` is what the weights came from, for `verify`; a live model is held weakly."""
         config = transformer.config
-        self._transformer = transformer
-        self.text = Text(tokenizer, config.n_ctx, config.d_vocab, special=not config.causal)
+        self._transformer = transformer.requires_grad_(False)
+        self.text = Text(
+            tokenizer, config.n_ctx, config.d_vocab, special=not config.causal, d_vocab_out=config.d_vocab_out
+        )
         self._origin = weakref.ref(origin) if isinstance(origin, nn.Module) else origin
         self.weights = Weights(transformer)
         self.name = name
@@ -155,7 +161,7 @@ class HookedTransformer(Shown):
         size = sum(p.numel() for p in self.transformer.parameters())
         return (
             f"HookedTransformer({self.name!r}: {c.n_layers} layers, {c.n_heads} heads, d_model {c.d_model}, "
-            f"vocabulary {c.d_vocab}, {size / 1e6:.1f} M parameters)"
+            f"vocabulary {c.d_vocab}{_outputs(c)}, {size / 1e6:.1f} M parameters)"
         )
 
     def __str__(self) -> str:
@@ -168,7 +174,7 @@ class HookedTransformer(Shown):
             [
                 f"HookedTransformer {self.name}: {size / 1e6:.1f} M parameters, {where}",
                 f"  {c.n_layers} layers of {c.n_heads} heads (d_head {c.d_head}), d_model {c.d_model}, MLP: {mlp}",
-                f"  vocabulary {c.d_vocab}, context {c.n_ctx}, positions {position}, norm {norm}",
+                f"  vocabulary {c.d_vocab}{_outputs(c)}, context {c.n_ctx}, positions {position}, norm {norm}",
             ]
         )
 
@@ -196,9 +202,11 @@ class HookedTransformer(Shown):
         return self.text.batch(prompts, prepend_bos=prepend_bos, side=padding_side)
 
     @public()
-    def to_string(self, tokens: Int[Tensor, "p"] | Sequence[int] | int) -> str:
-        """The text of a row of ids."""
-        ids = [tokens] if isinstance(tokens, int) else [int(t) for t in tokens]
+    def to_string(
+        self, tokens: Int[Tensor, "*p"] | Int[np.ndarray, "*p"] | Sequence[int] | int | np.integer
+    ) -> str:
+        """The text of a row of ids, or of one."""
+        ids = torch.as_tensor(tokens).flatten().tolist()
         if bad := [i for i in ids if not 0 <= i < self.cfg.d_vocab]:
             raise ValueError(f"tokens must be in [0, {self.cfg.d_vocab - 1}], got {bad[0]}")
         return self.text.tokenizer.decode(ids)
@@ -212,9 +220,9 @@ class HookedTransformer(Shown):
         return self.text.pieces(batch.tokens[0])
 
     @public()
-    def to_single_token(self, text: str) -> int:
-        """The id of a text that is one token; ValueError naming the tokens if it is several."""
-        return self.text.single(text)
+    def to_single_token(self, text: str | int | np.integer) -> int:
+        """The id of a text that is one token, or an id itself; ValueError naming the tokens if it is several."""
+        return int(self.text.tokens(text)[0])
 
     # passes
 
@@ -233,6 +241,7 @@ class HookedTransformer(Shown):
         logits = self.transformer(batch.tokens, keep=batch.keep, documents=batch.documents, types=batch.types)
         if return_type == "logits":
             return logits
+        self.cfg.require_tokens("a next-token loss")
         loss_of = next_token_loss if loss_per_token else mean_next_token_loss
         loss = loss_of(logits, batch.tokens, batch.keep, batch.documents)
         if return_type not in ("loss", "both"):
@@ -314,11 +323,12 @@ class HookedTransformer(Shown):
     ) -> Batch:  # fmt: skip
         """Prompts continued greedily, or by `sampling`; left-padded rows, `batch.keep` marks the real tokens.
 
-        A row ends with a `stop` token (ids, or texts of one token). `model.to_texts(batch)` gives the strings. `edits`,
-        and hooks of an enclosing `hooks()`, apply at every step: with the cache they see the prompt, then one new token
-        at a time; positions of an edit count from the first token of the (left-padded) prompt.
+        The prompt and what is new may fill the context exactly. An empty text is continued from BOS, where there is
+        one. A row ends with a `stop` token (ids, or texts of one token). `model.to_texts(batch)` gives the strings.
+        `edits`, and hooks of an enclosing `hooks()`, apply at every step: with the cache they see the prompt, then one
+        new token at a time; positions of an edit count from the first token of the (left-padded) prompt.
         """
-        batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side="left")
+        batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left", empty=True)
         return generate(
             self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
             stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), use_cache=use_past_kv_cache,
@@ -335,7 +345,7 @@ class HookedTransformer(Shown):
 
         Hooks that are in place at the call apply to the whole stream.
         """
-        batch = self.to_batch(prompt, prepend_bos=prepend_bos, padding_side="left")
+        batch = self.text.batch(prompt, prepend_bos=prepend_bos, side="left", empty=True)
         steps = stream(
             self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
             stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), edits=edits,
@@ -368,3 +378,8 @@ class HookedTransformer(Shown):
         if re.fullmatch(r"[Wb]_\w+", name) and isinstance(getattr(Weights, name, None), property):
             return getattr(self.weights, name)
         raise AttributeError(f"HookedTransformer has no attribute {name!r}; {nearest(name, dir(type(self)))}")
+
+
+def _outputs(config: ModelConfig) -> str:
+    """What a model says of outputs that are not its tokens."""
+    return "" if config.d_vocab_out is None else f", {config.d_vocab_out} outputs"

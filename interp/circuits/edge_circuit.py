@@ -175,7 +175,10 @@ class Circuit(Viewable):
         Errors: ValueError for a file that holds something else, or another version; KeyError for edges that its own
         graph does not have.
         """
-        held = json.loads(Path(path).read_text(encoding="utf-8"))
+        try:
+            held = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as cause:
+            raise ValueError(f"a circuit in JSON is required, {path} is none: {cause}") from cause
         wanted = {"format", "model", "task", "graph", "protocol", "edges"}
         if not isinstance(held, dict) or set(held) != wanted or held["format"] not in (1, FORMAT):
             raise ValueError(f"a circuit of format {FORMAT} with {sorted(wanted)} is required, got {path}")

@@ -175,7 +175,7 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
         if not Path(path).is_file():
             raise FileNotFoundError(f"an attribution graph in JSON is required, {path} is no file")
         held = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as cause:
+    except (ValueError, RecursionError) as cause:
         raise ValueError(f"an attribution graph in JSON is required, {path} is none: {cause}") from cause
     _check_keys(held, ("metadata", "nodes", "links"), path)
     about, links = held["metadata"], held["links"]

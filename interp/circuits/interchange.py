@@ -334,7 +334,7 @@ def rows_of_a_pass(model: Transformer, columns: int, *, everywhere: bool) -> int
     config = model.config
     inside = config.d_model * (8 * config.n_heads + 24)
     said = config.n_layers * (config.n_heads * config.head_width + config.d_model)
-    logits = config.d_vocab * (columns if everywhere else 1)
+    logits = config.n_outputs * (columns if everywhere else 1)
     return that_fit(model, 4 * columns * (inside + said) + 8 * logits)
 
 

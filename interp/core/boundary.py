@@ -154,6 +154,18 @@ def check(what: str, value: object, hint: object) -> None:
         raise ValueError(f"{what} must be {said(hint)}, got {shown(value)}{_hint(what, value, hint)}")
 
 
+def listed(top: int | None, usual: int, most: int, what: str = "") -> int:
+    """How many of `most` things are listed: `top`; for None the usual number, or all where there are fewer.
+
+    Errors: ValueError for a `top` that is none of 1 to `most`; `what` says of what.
+    """
+    if top is None:
+        return min(usual, most)
+    if not 1 <= top <= most:
+        raise ValueError(f"top must be in [1, {most}]{what}, got {top!r}")
+    return top
+
+
 def fits(value: object, hint: object) -> bool:
     """Whether a value is of the kind that an annotation says."""
     allowed = _allowed(hint)

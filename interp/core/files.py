@@ -1,6 +1,7 @@
 """How a file is written: whole or not at all, in the place of regular files alone, with permissions as they were."""
 
 import errno
+import json
 import os
 import re
 import secrets
@@ -91,3 +92,18 @@ def _link(temporary: Path, path: Path) -> None:
         if path.exists():
             raise FileExistsError(f"{path} is there already") from None
         temporary.replace(path)
+
+
+def json_object(path: Path) -> dict[str, object]:
+    """The object that a JSON file holds.
+
+    Errors: ValueError, by the file's name, for what is no UTF-8, no JSON, nested beyond reading, or no object; OSError
+    for a file that is not there.
+    """
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as cause:
+        raise ValueError(f"{path} is not readable JSON: {cause}") from cause
+    if not isinstance(held, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(held).__name__}")
+    return held

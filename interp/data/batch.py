@@ -18,6 +18,7 @@ from torch import Tensor
 
 from interp.core.boundary import MOST, Required, public, shape_text, shown
 from interp.model.attention import Layout, Memory
+from interp.model.transformer import ID_TYPES
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -62,6 +63,10 @@ class Batch:
                 "a batch requires at least one token id, shape [batch, pos], "
                 f"got {self.tokens.dtype} of shape {shape_text(self.tokens.shape)}"
             )
+        if self.tokens.dtype == torch.bool:
+            raise ValueError("token ids are required, got a mask of booleans")
+        if self.tokens.dtype not in ID_TYPES:  # no embedding takes other whole numbers
+            object.__setattr__(self, "tokens", self.tokens.long())
         for name in ("keep", "documents", "types", "corrupt"):
             given, wanted = getattr(self, name), self.tokens.shape
             if given is not None and given.shape != wanted:
@@ -70,6 +75,7 @@ class Batch:
                 )
 
     @classmethod
+    @public(unchecked=("rows",))
     def of(
         cls, rows: Sequence[Sequence[int]], *, pad_id: int = 0, side: Side = "right", bos: bool = False
     ) -> Batch:
@@ -199,7 +205,9 @@ class Batch:
         return self._each(lambda x: x.pin_memory() if x.is_cpu else x) if self.tokens.is_cpu else self
 
     def split(self, size: int) -> Iterator[Batch]:
-        """Consecutive parts of at most `size` rows, of the same width."""
+        """Consecutive parts of at most `size` rows, of the same width; ValueError for a size below 1."""
+        if size < 1:
+            raise ValueError(f"parts of at least one row are required, got {size}")
         for start in range(0, len(self), size):
             yield self._each(itemgetter(slice(start, start + size)))
 
@@ -305,6 +313,20 @@ def _no_ids(value: Tensor | np.ndarray, axes: Sequence[int]) -> str | None:
     return None if whole and value.ndim in axes else ""
 
 
+def is_id(value: object) -> TypeGuard[int | np.integer | Tensor]:
+    """Whether this is one token id: a whole number of Python's, of NumPy's, or in a tensor without axes."""
+    if isinstance(value, Tensor):
+        return _no_ids(value, (0,)) is None
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_row(value: object) -> TypeGuard[Iterable[int | np.integer | Tensor]]:
+    """Whether these are the ids of one prompt."""
+    if isinstance(value, Tensor | np.ndarray):
+        return _no_ids(value, (1,)) is None
+    return isinstance(value, list | tuple) and all(map(is_id, value))
+
+
 def no_prompts(value: object) -> str | None:
     """None for prompts in memory; else how to write what was meant, "" where nothing is close."""
     if isinstance(value, str | Batch):
@@ -328,17 +350,23 @@ def _no_answers(value: object) -> str | None:
     if isinstance(value, np.ndarray):
         return None if value.dtype.kind in "US" and value.ndim == 1 else _no_ids(value, (0, 1))
     every = list(islice(value, MOST)) if isinstance(value, list | tuple) else [value]
-    good = all(isinstance(each, str | int) and not isinstance(each, bool) for each in every)
-    return None if good else ""
+    return None if all(isinstance(each, str) or is_id(each) for each in every) else ""
 
 
 Prompts = Annotated[
-    str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | np.ndarray | Tensor | Batch,
+    str
+    | Sequence[str]
+    | Sequence[int]
+    | Sequence[Sequence[int]]
+    | Sequence[np.ndarray | Tensor]
+    | np.ndarray
+    | Tensor
+    | Batch,
     Required("a text, texts, token ids [pos] or [prompt, pos], or a Batch", no_prompts),
 ]
 """What every analysis accepts: a text, texts, token ids `[pos]` or `[batch, pos]` (or lists of any length), a batch."""
 Answers = Annotated[
-    str | int | Sequence[str | int] | np.ndarray | Tensor,
+    str | int | np.integer | Sequence[str | int | np.integer | Tensor] | np.ndarray | Tensor,
     Required("a text of one token or an id, one for all prompts or one for each", _no_answers),
 ]
 """The token that should follow: one for all prompts or one for each, as texts of a single token or as ids."""
@@ -389,9 +417,7 @@ def is_prompts(data: object) -> TypeGuard[Prompts]:
         return True
     if not isinstance(data, list | tuple):
         return False
-    kinds = {type(each) for each in data}
-    rows = kinds <= {list, tuple} and all({type(i) for i in each} == {int} for each in data)
-    return kinds in ({str}, {int}) or rows
+    return all(isinstance(each, str) for each in data) or _is_row(data) or all(map(_is_row, data))
 
 
 def _sorted_out(prompts: object) -> tuple[list[str], list[list[int]]]:
@@ -402,8 +428,8 @@ def _sorted_out(prompts: object) -> tuple[list[str], list[list[int]]]:
         raise ValueError("at least one prompt is required, got none")
     if isinstance(given[0], str):
         return [str(each) for each in given], []
-    rows = [given] if isinstance(given[0], int) else given
-    return [], [list(row) for row in rows]
+    rows = [given] if is_id(given[0]) else given
+    return [], [[int(token) for token in row] for row in rows]
 
 
 def _described(value: object) -> str:
@@ -419,14 +445,22 @@ class Text:
     """Tokenisation for one model: prompts in, batches out.
 
     special: texts get all special tokens that their tokenizer adds itself (encoders), instead of BOS alone.
+    d_vocab_out: how many outputs the model has, where they are not its tokens; answers are then their numbers.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, n_ctx: int, d_vocab: int, *, special: bool = False
+        self,
+        tokenizer: Tokenizer | None,
+        n_ctx: int,
+        d_vocab: int,
+        *,
+        special: bool = False,
+        d_vocab_out: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self.n_ctx = n_ctx
         self.d_vocab = d_vocab
+        self._d_vocab_out = d_vocab_out
         self._special = special and isinstance(tokenizer, SpecialTokenizer)
 
     @property
@@ -446,17 +480,19 @@ class Text:
         """The id that ends a text; None without a tokenizer, or if the tokenizer has none."""
         return None if self._tokenizer is None else self._tokenizer.eos_id
 
-    def batch(self, prompts: Prompts, *, prepend_bos: bool = True, side: Side = "right") -> Batch:
+    @public(unchecked=("prompts",))
+    def batch(
+        self, prompts: Prompts, *, prepend_bos: bool = True, side: Side = "right", empty: bool = False
+    ) -> Batch:
         """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
 
+        empty: whether a text may be empty, and is then BOS alone (what is generated from nothing).
         Errors: ValueError for an empty prompt, an over-long one, or ids outside the vocabulary.
         """
         if isinstance(prompts, Batch):
             return self._checked(prompts)
         if isinstance(prompts, Tensor | np.ndarray):
             ids = torch.as_tensor(prompts)
-            if ids.dtype == torch.bool:
-                raise ValueError("token ids are required, got a mask of booleans")
             return self._checked(Batch(ids[None] if ids.ndim == 1 else ids))
         if not is_prompts(prompts):
             raise ValueError(
@@ -466,7 +502,11 @@ class Text:
         texts, numbers = _sorted_out(prompts)
         if not texts:
             return self._checked(Batch.of(numbers, side=side))
-        rows = [self.ids(text, prepend_bos=prepend_bos) for text in texts]
+        begin = self.bos_id if empty and prepend_bos and not self._special else None
+        rows = [
+            [begin] if begin is not None and not text else self.ids(text, prepend_bos=prepend_bos)
+            for text in texts
+        ]
         bos = prepend_bos and self.tokenizer.bos_id is not None and not self._special
         return self._checked(Batch.of(rows, pad_id=self.tokenizer.pad_id, side=side, bos=bos))
 
@@ -494,7 +534,7 @@ class Text:
         return [bos, *ids] if prepend_bos and bos is not None and ids[:1] != [bos] else ids
 
     def single(self, text: str) -> int:
-        """The one token that `text` is; ValueError naming the tokens if it is several."""
+        """The one token that `text` is; ValueError naming the tokens if it is several, or if there is no tokenizer."""
         ids = self.tokenizer.encode(text)
         if len(ids) != 1:
             pieces = [self.tokenizer.piece(i) for i in ids]
@@ -519,6 +559,11 @@ class Text:
         texts = {name: (result[ids].dims, self.words(result[ids].to_numpy())) for name, ids in words.items()}
         return result.assign(texts)
 
+    @property
+    def of_outputs(self) -> Text:
+        """How the model's outputs are told: as its tokens, or as numbers in brackets where they are not its tokens."""
+        return self if self._d_vocab_out is None else Text(None, self.n_ctx, self._d_vocab_out)
+
     def words(self, ids: Int[np.ndarray, "*n"]) -> Shaped[np.ndarray, "*n"]:
         """The text of each token of an array, as Python strings; "" for -1, which stands for none.
 
@@ -529,27 +574,42 @@ class Text:
         return np.array(texts, dtype=object)[inverse].reshape(ids.shape)
 
     def targets(self, answers: Answers, rows: int) -> Int[Tensor, "b"]:
-        """One answer token per row, from one answer for all rows or one for each; texts must be single tokens."""
-        ids = self.tokens(answers)
+        """One answer per row, from one for all rows or one for each; texts must be single tokens."""
+        ids = self.outputs(answers)
         if len(ids) == 1:
             return ids.expand(rows)
         if len(ids) != rows:
             raise ValueError(f"one answer per prompt is required, got {len(ids)} answers for {rows} prompts")
         return ids
 
+    def outputs(self, answers: Answers) -> Int[Tensor, "n"]:
+        """Answers as numbers of the model's outputs: token ids, or where those are not the tokens, what is given.
+
+        Errors: as `tokens`, and ValueError for a text where the outputs are not the tokens.
+        """
+        if self._d_vocab_out is None:
+            return self.tokens(answers)
+        given = answers if isinstance(answers, list | tuple) else [answers]
+        if any(isinstance(each, str) for each in given):
+            raise ValueError(
+                f"the outputs of this model are not its tokens: a number in [0, {self._d_vocab_out - 1}] is required, "
+                f"got {answers!r}"
+            )
+        return self.of_outputs.tokens(answers)
+
     def tokens(self, answers: Answers) -> Int[Tensor, "n"]:
-        """Answers as token ids; texts must be single tokens.
+        """Tokens as ids; texts must be single tokens.
 
         Errors: ValueError for a text of several tokens, an id outside the vocabulary, no answer, or anything else.
         """
         given = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
-        every = list(given) if isinstance(given, list | tuple) else [given]
-        if not every or not all(isinstance(a, str | int) and not isinstance(a, bool) for a in every):
+        every: list[object] = list(given) if isinstance(given, list | tuple) else [given]
+        if not every or not all(isinstance(a, str) or is_id(a) for a in every):
             raise ValueError(
                 "an answer is a text of a single token or an id, one for all prompts or one for each, got "
                 f"{_described(answers)}"
             )
-        ids = [a if isinstance(a, int) else self.single(str(a)) for a in every]
+        ids = [int(a) if is_id(a) else self.single(str(a)) for a in every]
         if bad := [i for i in ids if not 0 <= i < self.d_vocab]:
             raise ValueError(f"answer tokens must be in [0, {self.d_vocab - 1}], got {bad[0]}")
         return torch.tensor(ids)
@@ -561,6 +621,11 @@ class Text:
         low, high = int(batch.tokens.min()), int(batch.tokens.max())
         if low < 0 or high >= self.d_vocab:
             raise ValueError(f"token ids must be in [0, {self.d_vocab - 1}], got {low if low < 0 else high}")
+        most = self.of_outputs.d_vocab
+        for name in ("answer", "wrong"):
+            given = getattr(batch, name)
+            if given is not None and (bad := [i for i in given.tolist() if not 0 <= i < most]):
+                raise ValueError(f"{name} must be in [0, {most - 1}], got {bad[0]}")
         return batch.numbered()
 
 

@@ -179,8 +179,9 @@ class Stream:
 
     def _answer(self, given: Plain) -> int:
         """The id of an answer. ValueError for a text of several tokens, or an id outside the vocabulary."""
-        ids = given if isinstance(given, list) else [self.text.single(given)]
-        if len(ids) != 1 or not 0 <= ids[0] < self.text.d_vocab:
+        outputs = self.text.of_outputs
+        ids = given if isinstance(given, list) else [outputs.single(given)]
+        if len(ids) != 1 or not 0 <= ids[0] < outputs.d_vocab:
             raise ValueError(f"an answer is one token of the vocabulary, got {given!r}")
         return ids[0]
 

@@ -265,6 +265,7 @@ def _reads(config: ModelConfig) -> tuple[Read, ...]:
 @torch.no_grad()
 def _losses(trace: Trace, batch: Batch, model: Transformer) -> Float[Tensor, "t n"]:
     """Cross-entropy in nats of every token of every text; NaN where nothing predicts it. Column i is index i + 1."""
+    model.config.require_tokens("a next-token loss")
     stream, target = trace[_reads(model.config)[0]][:, :-1], batch.tokens[:, 1:]
     counted = predicted(batch.keep, batch.documents)
     known = torch.ones_like(target, dtype=torch.bool) if counted is None else counted

@@ -11,9 +11,19 @@ from interp.families.load import (
     save,
     tokenizer_of,
 )
+from interp.families.state import load_state
+from interp.families.tokenizer import SentencePieceTokenizer
 
 __all__ = [
-    "FAMILIES", "any_from_folder", "any_from_hf_model", "config_of", "from_folder", "from_hf_model",
-    "is_encoder_decoder", "save",
+    "FAMILIES",
+    "SentencePieceTokenizer",
+    "any_from_folder",
+    "any_from_hf_model",
+    "config_of",
+    "from_folder",
+    "from_hf_model",
+    "is_encoder_decoder",
+    "load_state",
+    "save",
     "tokenizer_of",
 ]  # fmt: skip

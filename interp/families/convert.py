@@ -32,6 +32,7 @@ def to_model(
     dtype None keeps the checkpoint's. Layer i of n stands on `devices[i * len(devices) // n]`, the rest on the first.
     Errors: ValueError for missing, extra, mis-shaped or non-finite tensors, and for a dtype a device does not have.
     """
+    _check_counts(config, len(tensors))
     with torch.device("meta"), _Unfilled():
         model = build(config)
     every = dict(model.named_parameters(remove_duplicate=False))
@@ -58,6 +59,13 @@ def to_model(
         if len(devices) > 1:
             side.devices = layer_devices(side.config.n_layers, devices)
     return model.requires_grad_(False).eval()
+
+
+def _check_counts(config: AnyConfig, stored: int) -> None:
+    """ValueError for more layers than tensors, each of which has some of its own: before a layer is built."""
+    sides = (config.encoder, config.decoder) if isinstance(config, EncoderDecoderConfig) else (config,)
+    if (n := max(side.n_layers for side in sides)) > stored:
+        raise ValueError(f"the config says {n} layers, the checkpoint holds {stored} tensors for all of them")
 
 
 class _Unfilled(TorchFunctionMode):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from interp.core.boundary import Device, nearest, public
-from interp.core.files import write_atomically
+from interp.core.files import json_object, write_atomically
 from interp.families import (
     bart,
     bert,
@@ -50,7 +50,7 @@ from interp.families.fill import check_dtype
 from interp.families.hub import download as download
 from interp.families.spec import AnyFamily, Settings
 from interp.families.stored import LiveTensors, StoredTensors
-from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, check_fit
+from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, check_fit
 from interp.model.config import AnyConfig, EncoderDecoderConfig
 from interp.model.transformer import Transformer
 
@@ -85,7 +85,7 @@ FAMILIES: tuple[AnyFamily, ...] = (
     native.FAMILY,
 )
 Devices = Sequence[torch.device | str]
-TokenizerAdapter = FileTokenizer | HuggingFaceTokenizer
+TokenizerAdapter = FileTokenizer | HuggingFaceTokenizer | SentencePieceTokenizer
 
 
 def family_of(values: Mapping[str, object]) -> AnyFamily:
@@ -185,7 +185,7 @@ def any_from_folder(
         raise FileNotFoundError(
             f"{config_file} is required beside the weights; {folder} holds {_listing(folder)}"
         )
-    family, ours = config_of(_json(config_file))
+    family, ours = config_of(json_object(config_file))
     places = _places(dtype, device, devices)
     with StoredTensors([path] if path.is_file() else _weight_files(folder)) as tensors:
         return to_model(family, ours, tensors, dtype=dtype, devices=places)
@@ -198,7 +198,7 @@ def is_encoder_decoder(path: Path) -> bool:
     config_file = folder / "config.json"
     if not config_file.is_file():
         return False
-    return isinstance(config_of(_json(config_file))[1], EncoderDecoderConfig)
+    return isinstance(config_of(json_object(config_file))[1], EncoderDecoderConfig)
 
 
 def _places(dtype: torch.dtype | None, device: Device, devices: Devices | None) -> tuple[torch.device, ...]:
@@ -222,24 +222,23 @@ def tokenizer_of(folder: Path) -> TokenizerAdapter | None:
     """The tokenizer stored in a folder, or None if there is none; ValueError if it does not fit the model."""
     tokenizer = _stored_tokenizer(folder)
     if tokenizer is not None and (folder / "config.json").is_file():
-        _, config = config_of(_json(folder / "config.json"))
+        _, config = config_of(json_object(folder / "config.json"))
         stack = config.decoder if isinstance(config, EncoderDecoderConfig) else config
         check_fit(tokenizer, stack.d_vocab)
     return tokenizer
 
 
 def _stored_tokenizer(folder: Path) -> TokenizerAdapter | None:
-    native_file = folder / "tokenizer.json"
-    config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    native_file, pieces = folder / "tokenizer.json", folder / "tokenizer.model"
+    if pieces.is_file() and not native_file.is_file():
+        return SentencePieceTokenizer.read(pieces)
+    config = json_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     if config.get("model_type") == native.MODEL_TYPE:
         return FileTokenizer.read(native_file, native.BOS) if native_file.is_file() else None
     names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
     if not any((folder / name).is_file() for name in names):
         return None
-    import transformers
-
-    found = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    return HuggingFaceTokenizer(found)
+    return HuggingFaceTokenizer.read(folder)
 
 
 @public()
@@ -259,7 +258,7 @@ def _weight_files(folder: Path) -> list[Path]:
     for kind in ("model.safetensors", "pytorch_model.bin"):
         index = folder / f"{kind}.index.json"
         if index.is_file():
-            table = _json(index).get("weight_map")
+            table = json_object(index).get("weight_map")
             names = sorted(set(table.values())) if isinstance(table, dict) else []
             files = [folder / str(name) for name in names]
         else:
@@ -276,16 +275,6 @@ def _weight_files(folder: Path) -> list[Path]:
 def _listing(folder: Path) -> str:
     names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
     return ", ".join(names[:8]) or "nothing"
-
-
-def _json(path: Path) -> dict[str, object]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as cause:
-        raise ValueError(f"{path} is not readable JSON: {cause}") from cause
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
-    return values
 
 
 def _write_text(path: Path, text: str) -> None:

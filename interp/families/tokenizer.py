@@ -1,4 +1,4 @@
-"""The two common tokenizer libraries behind one small interface (see `data.text.Tokenizer`)."""
+"""The common tokenizer libraries behind one small interface (see `data.text.Tokenizer`)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,7 +52,11 @@ class FileTokenizer:
         """The tokenizer of a file."""
         import tokenizers
 
-        return cls(tokenizers.Tokenizer.from_file(str(path)), bos)
+        try:
+            found = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as cause:  # the library raises Exception itself
+            raise ValueError(f"{path} is not a readable tokenizer: {cause}") from cause
+        return cls(found, bos)
 
     @property
     def n_ids(self) -> int:
@@ -88,6 +92,19 @@ class HuggingFaceTokenizer:
         self.bos_id: int | None = eos if bos is None else bos
         self.pad_id: int = next((i for i in (pad, self.eos_id, self.bos_id) if i is not None), 0)
 
+    @classmethod
+    def read(cls, folder: Path) -> "HuggingFaceTokenizer":
+        """The tokenizer of a folder; ValueError, by its name, for files that transformers cannot read."""
+        import transformers
+
+        try:
+            found = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        except (
+            Exception
+        ) as cause:  # of many kinds, and of none in particular: the files may be damaged anywhere
+            raise ValueError(f"{folder}: its tokenizer cannot be read: {cause}") from cause
+        return cls(found)
+
     @property
     def n_ids(self) -> int:
         """One more than the largest id, added tokens included."""
@@ -120,6 +137,57 @@ class HuggingFaceTokenizer:
         return self.decode([token])
 
 
+class SentencePieceTokenizer:
+    """A SentencePiece `.model` file, read by that library itself; where it has no BOS, its end of text serves.
+
+    transformers converts such a file, and in doing so may lose what stands before the first word: other ids.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        """The file's content."""
+        import sentencepiece
+
+        found = sentencepiece.SentencePieceProcessor()
+        found.LoadFromSerializedProto(content)
+        self._model = found
+        bos, eos, pad = (i if i >= 0 else None for i in (found.bos_id(), found.eos_id(), found.pad_id()))
+        self.eos_id: int | None = eos
+        self.bos_id: int | None = eos if bos is None else bos
+        self.pad_id: int = next((i for i in (pad, self.eos_id, self.bos_id) if i is not None), 0)
+
+    @classmethod
+    def read(cls, path: Path | str) -> "SentencePieceTokenizer":
+        """The tokenizer of a file; ValueError, by its name, for one that is none or is damaged."""
+        try:
+            return cls(Path(path).read_bytes())
+        except RuntimeError as cause:
+            raise ValueError(f"{path} is not a readable SentencePiece model: {cause}") from cause
+
+    @property
+    def n_ids(self) -> int:
+        """How many ids it gives."""
+        return int(self._model.get_piece_size())
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text alone."""
+        return [int(i) for i in self._model.encode(_whole(text))]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these ids, special tokens included."""
+        text, run = "", list[int]()
+        for token in ids:
+            if self._model.is_control(int(token)):
+                text, run = text + self._model.decode(run) + self._model.id_to_piece(int(token)), []
+            else:
+                run.append(int(token))
+        return text + str(self._model.decode(run))
+
+    def piece(self, token: int) -> str:
+        """The text of one token, leading space included."""
+        raw = str(self._model.id_to_piece(int(token)))
+        return self.decode([token]) if self._model.is_byte(int(token)) else raw.replace("\u2581", " ")
+
+
 def _whole(text: str) -> str:
     """The text itself; ValueError for half of a surrogate pair, which neither library has a good word for."""
     try:
@@ -131,7 +199,7 @@ def _whole(text: str) -> str:
     return text
 
 
-def check_fit(tokenizer: FileTokenizer | HuggingFaceTokenizer, d_vocab: int) -> None:
+def check_fit(tokenizer: FileTokenizer | HuggingFaceTokenizer | SentencePieceTokenizer, d_vocab: int) -> None:
     """ValueError naming both sizes if a tokenizer gives ids that the model has no row for.
 
     An embedding with more rows than the tokenizer has tokens is fine: many are padded to a round number.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from interp.core.boundary import Device, nearest, public
-from interp.core.files import write_atomically
+from interp.core.files import json_object, write_atomically
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK
 from interp.model.config import Json
 
@@ -140,14 +140,12 @@ def _read(folder: Path) -> tuple[Json, dict[str, Tensor]]:
     from safetensors.torch import load_file
 
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json_object(folder / CONFIG)
         weights = load_file(folder / WEIGHTS)
-    except (OSError, SafetensorError, json.JSONDecodeError) as cause:
+    except (OSError, SafetensorError, ValueError) as cause:
         raise ValueError(
             f"{folder} is not a readable SAELens folder ({CONFIG}, {WEIGHTS}): {cause}"
         ) from cause
-    if not isinstance(config, dict):
-        raise ValueError(f"{folder / CONFIG} must hold one JSON object, got {type(config).__name__}")
     return config, weights
 
 

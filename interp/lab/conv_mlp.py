@@ -46,6 +46,7 @@ class ConvMLP(AnyMLP):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(self, "d_mlp", "kernel")
 
     @property

@@ -48,6 +48,7 @@ class DualChunk(Mixer):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.chunk <= self.length <= 2 * self.chunk:
             raise ValueError(
                 f"DualChunk requires 1 <= chunk <= length <= 2 chunk, got chunk {self.chunk} and length {self.length}"

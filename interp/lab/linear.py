@@ -17,7 +17,7 @@ from torch import Tensor
 from interp.model.attention import Attention, Mask, Pass, picked
 from interp.model.config import ModelConfig
 from interp.model.norm import Normalize
-from interp.model.records import Mixer, Traits, at_least_one, one_of
+from interp.model.records import Mixer, Traits, at_least_one
 from interp.model.tap import Scope, at
 
 
@@ -28,6 +28,7 @@ class OfSums(Mixer):
     eps: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(self, "chunk")
 
 
@@ -43,10 +44,6 @@ class Linear(OfSums):
     """Positions computed at once by the fused form."""
 
     traits = Traits(scaled=False, distribution=True, keyed=False, stateful=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(self, "feature", ("elu", "relu"))
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""

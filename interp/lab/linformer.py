@@ -23,6 +23,7 @@ class Linformer(Mixer):
     rank: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(self, "rank")
 
     def check(self, config: ModelConfig) -> None:

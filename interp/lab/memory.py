@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from interp.model.attention import Attention, Pass, picked
 from interp.model.config import ModelConfig
 from interp.model.norm import Normalize
-from interp.model.records import Mixer, Traits, at_least_one, one_of
+from interp.model.records import Mixer, Traits, at_least_one
 from interp.model.sites import GATE, Site
 from interp.model.tap import Scope, at
 
@@ -83,7 +83,7 @@ class LongTermMemory(Mixer):
     )
 
     def __post_init__(self) -> None:
-        one_of(self, "arrangement", get_args(Arrangement))
+        super().__post_init__()
         at_least_one(self, "segment", "depth", "chunk")
         if self.n_persistent < 0 or self.segment % self.chunk:
             raise ValueError(

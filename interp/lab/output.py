@@ -27,6 +27,7 @@ class AdaptiveSoftmax(Output):
     """Cluster i, counted from 1, has the width d_model / div_value^i."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         rising = all(a < b for a, b in zip((0, *self.cutoffs), self.cutoffs, strict=False))
         if not self.cutoffs or not rising:
             raise ValueError(

@@ -28,6 +28,7 @@ class Reformer(Mixer):
     traits = Traits(scored=True, distribution=True, grouped=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(self, "n_rounds")
         if self.n_buckets < 2 or self.n_buckets % 2:
             raise ValueError(f"Reformer requires an even n_buckets >= 2, got {self.n_buckets}")

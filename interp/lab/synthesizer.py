@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from interp.model.attention import Attention, Mask, Pass, View, attend_scores, picked
 from interp.model.config import ModelConfig
 from interp.model.norm import Normalize
-from interp.model.records import Mixer, Traits, one_of
+from interp.model.records import Mixer, Traits
 from interp.model.tap import Scope, at
 
 
@@ -28,9 +28,6 @@ class Synthesizer(Mixer):
     traits = Traits(
         queries=False, reads_by_qkv=False, scaled=False, scored=True, distribution=True, grouped=False
     )
-
-    def __post_init__(self) -> None:
-        one_of(self, "scores", ("dense", "random"))
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""

@@ -24,6 +24,7 @@ class LogN(Temperature):
     by_count = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.train_length < 2:
             raise ValueError(f"LogN requires train_length >= 2, got {self.train_length}")
 

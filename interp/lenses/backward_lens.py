@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import listed, public
 from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows, wide
@@ -115,8 +115,8 @@ def _finish(merged: Partial, asked: _OfGradients, config: ModelConfig, text: Tex
 class BackwardLens(_OfGradients):
     """What one training step towards the answer would write, in words; `backward_lens` describes the result."""
 
-    top: int = 5
-    """How many of the most and of the least probable tokens are listed."""
+    top: int | None = None
+    """How many of the most and of the least probable tokens are listed; None = 5, or all of fewer."""
     projection: Projection = "normalised"
     """What stands between a vector and the unembedding."""
     threshold: float = THRESHOLD
@@ -124,9 +124,7 @@ class BackwardLens(_OfGradients):
 
     def asked(self, model: Subject) -> Analysis:
         """A forward and a backward pass per batch, and what the unembedding says of the factors."""
-        n_vocab = model.transformer.config.d_vocab
-        if not 1 <= self.top <= n_vocab:
-            raise ValueError(f"top must be in [1, {n_vocab}], got {self.top!r}")
+        listed(self.top, 5, model.transformer.config.n_outputs)
         if not 0 <= self.threshold < 1:
             raise ValueError(
                 f"threshold, a share of the largest update, must be in [0, 1), got {self.threshold}"
@@ -162,11 +160,11 @@ class BackwardLens(_OfGradients):
             units={"x": "norm", "delta": "norm", "relative_update": "share of the prompt's largest"},
             attrs={
                 "projection": self.projection, "threshold": self.threshold,
-                "rank": f"0 = most probable, {config.d_vocab - 1} = least",
-                "null": f"target_rank: {(config.d_vocab - 1) / 2}",
+                "rank": f"0 = most probable, {config.n_outputs - 1} = least",
+                "null": f"target_rank: {(config.n_outputs - 1) / 2}",
             },
         )  # fmt: skip
-        found = text.worded(found, top_word="top_token", bottom_word="bottom_token")
+        found = text.of_outputs.worded(found, top_word="top_token", bottom_word="bottom_token")
         writes = (found.side == "delta").values[:, None, None]
         extreme = np.where(writes, found.bottom_word.values[..., 0], found.top_word.values[..., 0])
         silent = np.where(found.x.isnull(), "", NO_UPDATE)
@@ -250,7 +248,7 @@ def backward_lens(
     *,
     matrices: Sequence[Matrix] | None = None,
     layers: Sequence[int] | None = None,
-    top: int = 5,
+    top: int | None = None,
     projection: Projection = "normalised",
     threshold: float = THRESHOLD,
     edits: Sequence[Edit] = (),
@@ -367,7 +365,7 @@ def _read_off(
     model: Transformer, vectors: Float[Tensor, "n d"], answers: Int[Tensor, "n"], asked: BackwardLens
 ) -> dict[str, Tensor]:
     """The most and least probable tokens of each vector, in order, and the rank of its answer; a tile at a time."""
-    weights, top = Weights(model), asked.top
+    weights, top = Weights(model), listed(asked.top, 5, model.config.n_outputs)
     bias = weights.b_U if asked.projection != "raw" and model.config.unembed_bias else None
     rank = torch.empty(len(vectors), dtype=torch.int64, device=vectors.device)
     best, worst = (rank.new_empty(len(vectors), top) for _ in range(2))

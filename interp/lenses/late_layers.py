@@ -87,7 +87,7 @@ class LateLayers(Question):
     def _share(self, model: Subject) -> Float[Tensor, "v"]:
         """p(t) of every token."""
         if self.frequencies is not None:
-            return _normalised(self.frequencies, model.transformer.config.d_vocab)
+            return _normalised(self.frequencies, model.transformer.config.n_outputs)
         if self.reference is None:
             raise ValueError(
                 "late layers compare with the average token: frequencies of the words are required, or reference "
@@ -163,18 +163,18 @@ def _predicted(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Ma
     """The sum of the predictions at each row's tokens, and how many those are."""
     cells = batch.real.nonzero()
     state = trace[read][batch.real]
-    total = torch.zeros(len(batch), model.config.d_vocab, dtype=torch.float64, device=state.device)
+    total = torch.zeros(len(batch), model.config.n_outputs, dtype=torch.float64, device=state.device)
     for rows, where in zip(state.split(CHUNK), cells[:, 0].split(CHUNK), strict=True):
         total.index_add_(0, where, wide(model.read_out(rows)).softmax(-1).double())
     return {"sum": total, "count": batch.lengths.double()}
 
 
-def _normalised(frequencies: Float[Tensor, "v"], d_vocab: int) -> Float[Tensor, "v"]:
+def _normalised(frequencies: Float[Tensor, "v"], n_outputs: int) -> Float[Tensor, "v"]:
     """Frequencies as shares that sum to 1. ValueError unless there is one of every word, and some positive."""
     shape = list(frequencies.shape)
-    if shape != [d_vocab] or not bool((frequencies >= 0).all()) or not float(frequencies.sum()) > 0:
+    if shape != [n_outputs] or not bool((frequencies >= 0).all()) or not float(frequencies.sum()) > 0:
         raise ValueError(
-            f"frequencies of all {d_vocab} words, none negative, some positive, are required; got {shape}"
+            f"frequencies of all {n_outputs} words, none negative, some positive, are required; got {shape}"
         )
     return frequencies.double() / frequencies.double().sum()
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import listed, public
 from interp.core.results import Score, check_result, labelled, scored
 from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Answers, Batch, Text
@@ -55,7 +55,7 @@ class LogitTiles:
 
     def __init__(self, model: Transformer, rows: int) -> None:
         self.model = model
-        size = model.config.d_vocab
+        size = model.config.n_outputs
         self.width = min(size, COLUMNS if model.device.type == "cpu" else size)
         self.count = -(-size // self.width)
         dtype = torch.promote_types(model.dtype, torch.float32)
@@ -80,7 +80,7 @@ class LogitTiles:
 
     def tile(self, t: int) -> Float[Tensor, "r c"]:
         """The logits of one tile, without what stands after the last token."""
-        return self.values[t, :, : self.model.config.d_vocab - t * self.width]
+        return self.values[t, :, : self.model.config.n_outputs - t * self.width]
 
     def of(self, token: Int[Tensor, "r"]) -> Float[Tensor, "r"]:
         """One logit of every row."""
@@ -203,8 +203,8 @@ class LogitLens(Question):
     answer: Answers | None = None
     """The target at every position, as text or id, one for all prompts or one for each; None = each position's next
     token."""
-    top: int = 10
-    """How many of the most probable tokens are listed."""
+    top: int | None = None
+    """How many of the most probable tokens are listed; None = 10, or all of a smaller vocabulary."""
     sites: str | Sequence[str] = "resid_pre"
     """States to read in every block, of `STATES`, or full names such as `blocks.3.hook_resid_mid`. The last depth is
     always the model's own answer."""
@@ -216,8 +216,7 @@ class LogitLens(Question):
     def asked(self, model: Subject) -> Analysis:
         """The states to read and what to make of them."""
         config = model.transformer.config
-        if not 1 <= self.top <= config.d_vocab:
-            raise ValueError(f"top must be in [1, {config.d_vocab}], got {self.top!r}")
+        top = listed(self.top, 10, config.n_outputs)
         if not config.unembed:
             raise ValueError("a lens requires an unembedding; this model ends in its residual stream")
         states = lens_sites(config, self.sites)
@@ -229,7 +228,7 @@ class LogitLens(Question):
         posed = Posed.of(model.text, self.answer)
         return Analysis(
             self.name,
-            partial(_compute, sites=states, positions=chosen, translators=self.translators, top=self.top),
+            partial(_compute, sites=states, positions=chosen, translators=self.translators, top=top),
             Rows,
             partial(_finish, name=self.name, config=config, sites=states, positions=chosen, text=model.text),
             reads=tuple(Read(site) for site in states),
@@ -243,7 +242,7 @@ def logit_lens(
     data: DataSource | Data,
     *,
     answer: Answers | None = None,
-    top: int = 10,
+    top: int | None = None,
     sites: str | Sequence[str] = "resid_pre",
     pos: int | Sequence[int] | None = None,
     translators: Translators | None = None,
@@ -329,7 +328,7 @@ def _compute(
     columns, real = _columns(batch, positions)
     cells = real.flatten().nonzero()[:, 0]
     row, column = cells // columns.shape[1], columns.flatten()[cells]
-    target = targets(batch)[row, column]
+    target = targets(batch, model.config)[row, column]
     chunks: list[dict[str, Tensor]] = []
     tiles = LogitTiles(model, min(CHUNK, len(cells)))
     for part in torch.arange(len(cells), device=cells.device).split(CHUNK):
@@ -387,11 +386,13 @@ def _columns(batch: Batch, positions: Sequence[int] | None) -> tuple[Int[Tensor,
     return real_first.gather(1, index), torch.ones_like(index, dtype=torch.bool)
 
 
-def targets(batch: Batch) -> Int[Tensor, "b p"]:
-    """The answer everywhere, or each position's next token; -1 where there is none."""
+def targets(batch: Batch, config: ModelConfig) -> Int[Tensor, "b p"]:
+    """The answer everywhere, or each position's next token; -1 where there is none, or where outputs are no tokens."""
     if batch.answer is not None:
         return batch.answer[:, None].expand_as(batch.tokens)
     target = torch.full_like(batch.tokens, -1)
+    if config.d_vocab_out is not None:
+        return target
     target[:, :-1] = batch.tokens[:, 1:]
     known = predicted(batch.keep, batch.documents)
     if known is not None:
@@ -422,4 +423,4 @@ def _finish(
         units={"entropy": "nats", "kl": "nats", "top_prob": "probability", "target_prob": "probability"},
         attrs={"kl": "KL(final || depth)"},
     )
-    return text.worded(found, word="top_token")
+    return text.of_outputs.worded(found, word="top_token")

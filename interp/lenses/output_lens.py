@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import listed, public
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
 from interp.core.tiles import row_tiles
@@ -50,15 +50,14 @@ class OutputLens(Question):
     answer: Answers | None = None
     """The target at every position, as text or id, one for all prompts or one for each; None = each position's next
     token."""
-    top: int = 10
-    """How many of the most promoted and of the most suppressed tokens are listed."""
+    top: int | None = None
+    """How many of the most promoted and of the most suppressed tokens are listed; None = 10, or all of fewer."""
 
     def asked(self, model: Subject) -> Analysis:
         """The part's activations, and the scale of every norm on its way."""
         network = model.transformer
         config = network.config
-        if not 1 <= self.top <= config.d_vocab:
-            raise ValueError(f"top must be in [1, {config.d_vocab}], got {self.top!r}")
+        top = listed(self.top, 10, config.n_outputs)
         if what := not_linear(config):
             raise ValueError(
                 "an output lens requires logits that are linear in the normed stream (no masked-LM head); "
@@ -69,7 +68,7 @@ class OutputLens(Question):
         posed = Posed.of(model.text, self.answer)
         return Analysis(
             self.name,
-            partial(_compute, part=part, top=self.top),
+            partial(_compute, part=part, top=top),
             Rows,
             partial(_finish, name=self.name, config=config, part=part, text=model.text),
             reads=reads_of(part, config),
@@ -84,7 +83,7 @@ def output_lens(
     part: Named,
     *,
     answer: Answers | None = None,
-    top: int = 10,
+    top: int | None = None,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -115,7 +114,7 @@ def output_lens(
 def _compute(trace: Trace, batch: Batch, model: Transformer, part: Part, top: int) -> Mapping[str, Tensor]:
     written = written_by(part, trace, model)
     keep = batch.real
-    found = spoken(written[keep], model, targets(batch)[keep], top)
+    found = spoken(written[keep], model, targets(batch, model.config)[keep], top)
     out = {"token": batch.tokens.masked_fill(~keep, -1)}
     for name, value in found.items():
         nothing = torch.nan if value.is_floating_point() else -1
@@ -171,4 +170,4 @@ def _finish(merged: Partial, name: str, config: ModelConfig, part: Part, text: T
             "null": "0: the part says nothing about the token",
         },
     )  # fmt: skip
-    return text.worded(found, top_word="top_token", bottom_word="bottom_token")
+    return text.of_outputs.worded(found, top_word="top_token", bottom_word="bottom_token")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +49,8 @@ class MLP(AnyMLP):
     own_sites = NEURONS
 
     def __post_init__(self) -> None:
-        _check(self, self.act)
+        super().__post_init__()
+        at_least_one(self, "d_mlp")
 
     @property
     def width(self) -> int:
@@ -100,7 +101,8 @@ class MoE(AnyMLP):
     )
 
     def __post_init__(self) -> None:
-        _check(self, self.act)
+        super().__post_init__()
+        at_least_one(self, "d_mlp")
         if not 1 <= self.top_k <= self.n_experts:
             raise ValueError(f"MoE requires 1 <= top_k <= n_experts, got {self.top_k} and {self.n_experts}")
 
@@ -112,13 +114,6 @@ class MoE(AnyMLP):
     def build(self, d_model: int, layer: int, name: str) -> "Experts":
         """The module."""
         return Experts(self, d_model, name)
-
-
-def _check(record: AnyMLP, act: str) -> None:
-    at_least_one(record, "d_mlp")
-    if act not in get_args(Activation):
-        kind, known = type(record).__name__, ", ".join(get_args(Activation))
-        raise ValueError(f"{kind} has no activation {act!r}; known: {known}")
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from interp.model.block import MLP, Activation, MoE, UsualBlock
 from interp.model.norm import LayerNorm, NoNorm, Norm, NormPlace, RMSNorm
@@ -32,6 +32,7 @@ from interp.model.records import (
     Record,
     fields_as_json,
     from_json,
+    positive,
     requires,
 )
 from interp.model.softmax import Softmax
@@ -45,6 +46,8 @@ __all__ = [
 
 MLPS = ("mlp_before_out", "mlp_out")
 """The sublayers of a block (`ModelConfig.sublayers`) that are MLPs; the others mix positions."""
+MOST_LAYERS = 10_000
+"""Layers beyond which a number of layers is taken for a mistake; the deepest published Transformers have a thousand."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,8 @@ class ModelConfig(Record):
     """False: the model ends in its residual stream, without logits."""
     output: Output = FullSoftmax()
     """How the final stream becomes probabilities, in a model with `unembed`."""
+    d_vocab_out: int | None = None
+    """How many outputs a position has, where they are not the tokens (a classifier); None = a logit for each token."""
     unembed_bias: bool = False
     tied: bool = False
     """Whether the unembedding is the embedding matrix itself."""
@@ -124,7 +129,8 @@ class ModelConfig(Record):
     """Fields of earlier versions, which files may still have."""
 
     def __post_init__(self) -> None:
-        self._check_kinds()
+        super().__post_init__()
+        requires(self._given, f"a mixer or several, got {self.mixer!r}")
         if self.d_head is None:
             requires(
                 self.d_model % self.n_heads == 0,
@@ -133,8 +139,20 @@ class ModelConfig(Record):
             object.__setattr__(self, "d_head", self.d_model // self.n_heads)
         if self.n_kv_heads is None:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
+        if self.d_vocab_out == self.d_vocab:
+            object.__setattr__(self, "d_vocab_out", None)
         for name in ("n_layers", "d_model", "n_heads", "n_ctx", "d_vocab", "d_head", "n_kv_heads"):
             requires(getattr(self, name) >= 1, f"{name} >= 1, got {getattr(self, name)}")
+        requires(self.n_layers <= MOST_LAYERS, f"n_layers <= {MOST_LAYERS}, got {self.n_layers}")
+        positive(
+            self,
+            "attn_scale",
+            "attn_softcap",
+            "embed_scale",
+            "residual_scale",
+            "logit_scale",
+            "logit_softcap",
+        )
         fits = self.n_heads % self.kv_heads == 0
         requires(fits, f"n_kv_heads to divide n_heads, got {self.kv_heads} and {self.n_heads}")
         requires(self.window is None or self.window >= 1, f"window >= 1, got {self.window}")
@@ -148,26 +166,6 @@ class ModelConfig(Record):
         for mixer in self._given:
             self._check_mixer(mixer)
         self._check_combinations()
-
-    def _check_kinds(self) -> None:
-        good = all(isinstance(mixer, Mixer) for mixer in self._given)
-        requires(self._given and good, f"a mixer or several, got {self.mixer!r}")
-        kinds = {
-            "position": Position, "norm": Norm, "mlp": AnyMLP | None, "local_position": Rotary | None,
-            "local_layers": tuple | None, "output": Output, "block": UsualBlock,
-        }  # fmt: skip
-        for name, kind in kinds.items():
-            value = getattr(self, name)
-            requires(isinstance(value, kind), f"{name} to be one of {kind}, got {value!r}")
-        for name, allowed in {
-            "norm_place": get_args(NormPlace), "qk_norm": ("head", "width", None),
-            "mlm_head": (*get_args(Activation), None),
-        }.items():  # fmt: skip
-            value = getattr(self, name)
-            requires(value in allowed, f"{name} to be one of {allowed}, got {value!r}")
-        for name in ("n_layers", "d_model", "n_heads", "n_ctx", "d_vocab"):
-            value = getattr(self, name)
-            requires(isinstance(value, int), f"a whole number for {name}, got {value!r}")
 
     def _check_combinations(self) -> None:
         if self.local_layers is not None:
@@ -183,6 +181,12 @@ class ModelConfig(Record):
         requires(self.n_token_types >= 0, f"n_token_types >= 0, got {self.n_token_types}")
         head = self.tied or self.unembed_bias or self.mlm_head or self.logit_softcap
         requires(self.unembed or not head, "unembed for tied, unembed_bias, mlm_head or logit_softcap")
+        if self.d_vocab_out is not None:
+            requires(self.d_vocab_out >= 1, f"d_vocab_out >= 1, got {self.d_vocab_out}")
+            plain = self.unembed and not self.tied and self.output == FullSoftmax()
+            requires(
+                plain, "an unembedding of its own, not tied and without another output layer, for d_vocab_out"
+            )
         for record in self.records:
             record.check(self)
         if isinstance(self.mixer, Mixer):  # of layers that take turns each option is for those that have it
@@ -267,6 +271,19 @@ class ModelConfig(Record):
         return self.n_kv_heads
 
     @property
+    def n_outputs(self) -> int:
+        """How many logits a position has: `d_vocab_out`, or one for each token."""
+        return self.d_vocab if self.d_vocab_out is None else self.d_vocab_out
+
+    def require_tokens(self, what: str) -> None:
+        """ValueError for `what` unless the outputs are the tokens, so that a logit says what comes next."""
+        if self.d_vocab_out is not None:
+            raise ValueError(
+                f"{what} requires a model that predicts tokens; this one has {self.d_vocab_out} outputs of its own "
+                f"beside {self.d_vocab} tokens"
+            )
+
+    @property
     def rotary_dim(self) -> int:
         """How many leading dimensions of a head are rotated; 0 without rotary positions."""
         if not isinstance(self.position, Rotary):
@@ -338,6 +355,7 @@ class EncoderDecoderConfig(Record):
     """Whether both sides read the same embedding matrix."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         encodes = not self.encoder.causal and not self.encoder.unembed
         requires(encodes, "an encoder: not causal, no unembedding")
         attends = self.decoder.causal and self.decoder.cross_attention

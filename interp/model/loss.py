@@ -32,6 +32,11 @@ def next_token_loss(
         raise ValueError(
             f"logits of every token, {shape_text(tokens.shape)}, are required, got {shape_text(logits.shape)}"
         )
+    if tokens.device.type == "cpu" and int(tokens[:, 1:].max()) >= logits.shape[-1]:
+        raise ValueError(
+            f"a next-token loss requires a logit for each token, got {logits.shape[-1]} and the token "
+            f"{int(tokens[:, 1:].max())}"
+        )
     wide = torch.promote_types(logits.dtype, torch.float32)
     target = F.pad(
         tokens[:, 1:], (0, 1), value=IGNORED
@@ -59,6 +64,7 @@ def next_token_loss_of(
     """
     if not model.config.unembed:
         raise ValueError("a loss requires logits; this model ends in its residual stream")
+    model.config.require_tokens("a next-token loss")
     wanted = (*tokens.shape, model.config.d_model)
     if stream.shape != wanted:
         raise ValueError(f"stream must have the shape {shape_text(wanted)}, got {shape_text(stream.shape)}")

@@ -9,7 +9,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.model.records import Record
+from interp.model.records import Record, not_negative
 from interp.model.tap import Scope, at
 
 
@@ -19,6 +19,10 @@ class LayerNorm(Record):
 
     eps: float = 1e-5
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        not_negative(self, "eps")
+
 
 @dataclass(frozen=True)
 class RMSNorm(Record):
@@ -27,6 +31,10 @@ class RMSNorm(Record):
     eps: float = 1e-6
     unit_offset: bool = False
     """True: what is stored is gamma - 1 (Gemma)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        not_negative(self, "eps")
 
 
 @dataclass(frozen=True)

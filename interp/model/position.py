@@ -12,7 +12,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.model.records import Record
+from interp.model.records import Record, not_negative, positive
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,10 @@ class Learned(Record):
 
     offset: int = 0
     """Rows of the table before that of position 0 (OPT, BART and RoBERTa keep 2)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        not_negative(self, "offset")
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,10 @@ class Rotary(Record):
     interleaved: bool = False
     """True pairs (0, 1), (2, 3), ... (GPT-J); False pairs i with i + dim/2 (NeoX, Llama)."""
     scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "base")
 
 
 Position = Learned | Sinusoidal | Rotary | Alibi | Buckets | NoPosition

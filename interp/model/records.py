@@ -6,6 +6,7 @@ that it builds. A record is known to config files from its class statement on; t
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.core.boundary import nearest
+from interp.core.boundary import check_fields, nearest
 
 if TYPE_CHECKING:
     from interp.model.attention import Attention
@@ -29,6 +30,10 @@ class Record:
 
     own_sites: ClassVar[tuple["Site", ...]] = ()
     """The sites that it may add to a block, each with the row that it stands before (`Site.before`)."""
+
+    def __post_init__(self) -> None:
+        """ValueError for a field of another kind than its annotation says; a record's own checks follow this one."""
+        check_fields(self)
 
     @classmethod
     def today(cls, values: Json) -> Json:
@@ -174,11 +179,21 @@ def at_least_one(record: object, *names: str) -> None:
             raise ValueError(f"{type(record).__name__} requires {name} >= 1, got {getattr(record, name)}")
 
 
-def one_of(record: object, name: str, allowed: tuple[str | None, ...]) -> None:
-    """ValueError unless a field has one of these values."""
-    value = getattr(record, name)
-    if value not in allowed:
-        raise ValueError(f"{type(record).__name__} has no {name} {value!r}; known: {allowed}")
+def positive(record: object, *names: str) -> None:
+    """ValueError unless these fields are finite and above 0, or None where that is allowed."""
+    for name in names:
+        value = getattr(record, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{type(record).__name__} requires {name} finite and above 0, got {value!r}")
+
+
+def not_negative(record: object, *names: str) -> None:
+    """ValueError unless these fields are finite and 0 or more."""
+    for name in names:
+        if not 0 <= getattr(record, name) < math.inf:
+            raise ValueError(
+                f"{type(record).__name__} requires {name} finite and 0 or more, got {getattr(record, name)!r}"
+            )
 
 
 def known() -> dict[str, type[Record]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from interp.model.attention import (
     row_softmax,
     visible,
 )
-from interp.model.records import Mixer, Record, Traits, one_of, requires
+from interp.model.records import Mixer, Record, Traits, requires
 from interp.model.sites import Site
 from interp.model.tap import Scope, at
 
@@ -86,10 +86,6 @@ class Softmax(Mixer):
             before="attn.hook_pattern",
         ),
     )
-
-    def __post_init__(self) -> None:
-        one_of(self, "score", get_args(Score))
-        one_of(self, "refinement", (*get_args(Refinement), None))
 
     @property
     def traits(self) -> Traits:

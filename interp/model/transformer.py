@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from interp.core.boundary import public, shape_text
+from interp.core.boundary import public, shape_text, shown
 from interp.model import sites
 from interp.model.attention import Layout, Memory, Pass, View, attention_mask, picked
 from interp.model.block import ACTIVATIONS, Block
@@ -25,6 +25,9 @@ from interp.model.parts import Part
 from interp.model.position import Rotation, ScoreBias, depends_on_length, sinusoids
 from interp.model.tap import Scope, Tap, at
 
+ID_TYPES = (torch.int64, torch.int32)
+"""What token ids may be stored in: what an embedding takes."""
+
 
 def check_pass(
     config: ModelConfig,
@@ -35,6 +38,8 @@ def check_pass(
     documents: Tensor | None,
 ) -> None:
     """ValueError for tokens, layers, masks or a cache that do not fit the model or each other."""
+    if not isinstance(tokens, Tensor):
+        raise ValueError(f"token ids in a Tensor, shape [batch, pos], are required, got {shown(tokens)}")
     start, last = layers
     if not 0 <= start <= last <= config.n_layers:
         raise ValueError(f"requires 0 <= start <= stop <= {config.n_layers} layers, got {start} and {last}")
@@ -67,7 +72,7 @@ def _check_tokens(config: ModelConfig, tokens: Tensor, start: int) -> None:
                 f"with start={start} a residual stream [batch, pos, {config.d_model}] is required, "
                 f"got shape {shape_text(tokens.shape)}"
             )
-    elif tokens.ndim != 2 or tokens.is_floating_point():
+    elif tokens.ndim != 2 or tokens.dtype not in ID_TYPES:
         raise ValueError(
             f"token ids [batch, pos] are required, got {tokens.dtype} of shape {shape_text(tokens.shape)}"
         )
@@ -162,7 +167,7 @@ class Transformer(nn.Module):
         self.mlm_head = MaskedHead(config.mlm_head, config.norm, d) if config.mlm_head else None
         self.output = config.output.build(config)
         linear = config.unembed and self.output is None
-        self.unembed = nn.Linear(d, config.d_vocab, bias=config.unembed_bias) if linear else None
+        self.unembed = nn.Linear(d, config.n_outputs, bias=config.unembed_bias) if linear else None
         self.devices: tuple[torch.device, ...] | None = None
         self.edits: tuple[Edit, ...] = ()
         self.files: tuple[MappedFile, ...] = ()

@@ -141,7 +141,7 @@ class Weights:
     def b_U(self) -> Float[Tensor, "v"]:
         """Unembedding bias; zeros if the model has none."""
         bias = self._unembed.bias
-        return self.W_U.new_zeros(self.config.d_vocab) if bias is None else bias
+        return self.W_U.new_zeros(self.config.n_outputs) if bias is None else bias
 
     @property
     def final_beta(self) -> Float[Tensor, "d"]:

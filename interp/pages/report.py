@@ -37,8 +37,6 @@ from interp.weights.composition import Kind
 
 TOP = 10
 """Next tokens listed per position, and tokens per cell of the lens."""
-ENDS = 5
-"""Most and least probable tokens per cell of the backward lens."""
 MOST_CELLS = 1_300_000
 """Attention weights a page may hold: about 2 MB of the page, and a table that a spreadsheet still opens."""
 
@@ -265,19 +263,21 @@ def _contrast(model: Subject, question: Question, answered: _Answered) -> Contra
 
 @public()
 def fitting_repeats(config: ModelConfig, seed: int) -> RepeatedTokens:
-    """25 tokens four times, as Olsson et al. 2022; fewer where context or vocabulary are too small for that."""
+    """25 tokens four times, as Olsson et al. 2022; fewer, or less often, where context or vocabulary are too small."""
     usual = RepeatedTokens(seed=seed)
-    period = min(usual.period, (config.n_ctx - 1) // usual.repeats, config.d_vocab - 1)
-    if period < 2:
+    repeats = min(usual.repeats, (config.n_ctx - 1) // 2)
+    if repeats < 2 or config.d_vocab < 3:
         raise ValueError(
-            "head scores require a context of at least 9 tokens and a vocabulary of at least 3, "
+            "head scores require a context of at least 5 tokens and a vocabulary of at least 3, "
             f"got {config.n_ctx} and {config.d_vocab}"
         )
-    return RepeatedTokens(period=period, seed=seed)
+    period = min(usual.period, (config.n_ctx - 1) // repeats, config.d_vocab - 1)
+    return RepeatedTokens(period=period, repeats=repeats, seed=seed)
 
 
 def _check_model(config: ModelConfig) -> None:
     """ValueError before any pass for a model that half the page could say nothing about."""
+    config.require_tokens("a page")
     for trait in ("additive", "distribution"):
         require(trait, config.mixers, "a page about heads")
     if config.unembed and (what := not_linear(config)):
@@ -319,8 +319,7 @@ def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> 
 
 
 def _lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
-    top = min(TOP, model.transformer.config.d_vocab)
-    of_next, of_answer = (logit_lens(model, batch, answer=target, top=top) for target in (None, answer))
+    of_next, of_answer = (logit_lens(model, batch, answer=target) for target in (None, answer))
     return tables.logit_lens(of_next, of_answer)
 
 
@@ -328,7 +327,7 @@ def _backward_lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
     """Of a matrix that writes to the stream and one that reads it: those of the MLP, if it has factors."""
     config = model.transformer.config
     matrices: tuple[Matrix, ...] = ("W_out", "W_in") if "W_out" in present(config) else ("W_O", "W_V")
-    found = backward_lens(model, batch, answer, matrices=matrices, top=min(ENDS, config.d_vocab))
+    found = backward_lens(model, batch, answer, matrices=matrices)
     return tables.backward_lens(found)
 
 

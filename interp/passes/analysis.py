@@ -46,8 +46,8 @@ class Posed:
                     "a wrong answer is contrasted with a right one: `answer` is required, got none"
                 )
             return None
-        first = text.tokens(answer)
-        second = None if wrong is None else text.tokens(wrong)
+        first = text.outputs(answer)
+        second = None if wrong is None else text.outputs(wrong)
         if second is not None and len(first) != len(second) and 1 not in (len(first), len(second)):
             raise ValueError(
                 f"as many wrong answers as answers are required, got {len(second)} for {len(first)}"

@@ -7,6 +7,7 @@ is computed, edited and read exactly once; the last token drawn is never passed 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -22,7 +23,7 @@ from interp.model.tap import Edit, Read, Tap, Trace, compact
 from interp.model.transformer import Transformer
 from interp.passes.sampling import Choice, Sampling
 
-Stop = str | int | Collection[str | int]
+Stop = str | int | np.integer | Collection[str | int | np.integer] | Int[Tensor, "*n"] | np.ndarray
 """Where to end: a token id, a text that is one token, or several of either."""
 UNDECODED = "\N{REPLACEMENT CHARACTER}"
 """What tokenizers decode bytes to that are not (yet) a character."""
@@ -212,6 +213,7 @@ def _steps(decoder: _Decoder, choice: Choice, stops: Int[Tensor, "s"], n: int) -
 
 
 def _check(config: ModelConfig, batch: Batch, max_new_tokens: int, stop_tokens: Collection[int]) -> None:
+    config.require_tokens("generation")
     n = batch.tokens.shape[1]
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens >= 0 is required, got {max_new_tokens}")
@@ -240,8 +242,10 @@ def stop_ids(text: Text, stop: Stop, *, eos: bool) -> set[int]:
 
     Errors: ValueError naming the tokens of a text that is several.
     """
-    given = [stop] if isinstance(stop, str | int) else stop
-    ids = {s if isinstance(s, int) else text.single(s) for s in given}
+    if isinstance(stop, Tensor | np.ndarray):
+        stop = stop.flatten().tolist()
+    every = [stop] if isinstance(stop, str | int | np.integer) else list(stop)
+    ids = {text.single(s) if isinstance(s, str) else int(s) for s in every}
     return ids | {text.eos_id} if eos and text.eos_id is not None else ids
 
 

@@ -89,6 +89,17 @@ class Metric:
             raise ValueError(f"the metric {self.name!r} must return one number per row, [{rows}], got {got}")
         return found
 
+    def at(self, pos: int) -> Metric:
+        """The same metric, read at this token of every row instead of the last: 0 is the first, negative from the end.
+
+        What a classifier says at its first token, or a list at one of its places. Padding does not count.
+        Errors of its value: IndexError for a position that a row lacks. ValueError for a metric of every column.
+        """
+        if self.everywhere:
+            raise ValueError(f"the metric {self.name!r} looks at every position, not at one")
+        moved = partial(_at, value=self.value, pos=pos)
+        return replace(self, name=f"{self.name} at {pos}", value=moved, everywhere=True)
+
     def negated(self) -> Metric:
         """Minus the metric."""
         return replace(self, name=f"-{self.name}", value=partial(_minus, value=self.value))
@@ -187,6 +198,24 @@ def as_metric(given: Metric | LogitFunction | None) -> Metric:
     return of_logits(given, name=getattr(given, "__name__", "metric").strip("<>"))
 
 
+def _at(outcome: Outcome, value: Value, pos: int) -> Float[Tensor, "r"]:
+    """A metric's value where only the column of one position is left."""
+    real = outcome.batch.real.to(outcome.stream.device)
+    counts = real.sum(1)
+    wanted = counts + pos if pos < 0 else torch.full_like(counts, pos)
+    if bool(((wanted < 0) | (wanted >= counts)).any()):
+        raise IndexError(
+            f"a position that every prompt has is required, the shortest has {int(counts.min())} tokens; got {pos}"
+        )
+    column = ((real.cumsum(1) == wanted[:, None] + 1) & real).int().argmax(1)
+    rows = torch.arange(len(column), device=column.device)
+    reference = outcome.reference
+    if reference is not None:
+        of_example = column.new_zeros(len(reference)).scatter(0, outcome.example.to(column.device), column)
+        reference = reference[torch.arange(len(reference), device=column.device), of_example][:, None]
+    return value(replace(outcome, stream=outcome.stream[rows, column][:, None], reference=reference))
+
+
 def _answers(outcome: Outcome) -> Int[Tensor, "r"]:
     if outcome.batch.answer is None:
         raise ValueError("this metric requires an answer for every prompt, got none")
@@ -246,6 +275,7 @@ def _kl(outcome: Outcome) -> Float[Tensor, "r"]:
 
 
 def _next_token_loss(outcome: Outcome) -> Float[Tensor, "r"]:
+    outcome.model.config.require_tokens("a next-token loss")
     tokens, real = outcome.batch.tokens, outcome.batch.real
     logits = outcome.logits()
     counted = (real[:, 1:] & real[:, :-1]).to(logits)

@@ -106,7 +106,8 @@ def as_network(model: Model) -> Transformer:
 def text_of(model: Model) -> Text:
     """How a model tokenises; a bare network takes token ids only. ValueError for what is no model."""
     if isinstance(model, Transformer):
-        return Text(None, model.config.n_ctx, model.config.d_vocab)
+        config = model.config
+        return Text(None, config.n_ctx, config.d_vocab, d_vocab_out=config.d_vocab_out)
     as_network(model)
     return model.text
 

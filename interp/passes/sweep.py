@@ -128,7 +128,7 @@ def planned(
         size = max(1, tokens // (examples * (columns - column)))
         group = sorted(group, key=lambda i: starts[i].layer)
         packs += [Pack(tuple(group[i : i + size]), column) for i in range(0, len(group), size)]
-    head = config.d_vocab * config.d_model / block_products(config) if config.unembed else 0.0
+    head = config.n_outputs * config.d_model / block_products(config) if config.unembed else 0.0
     return Plan(tuple(starts), tuple(packs), examples, columns, config.n_layers, head, everywhere)
 
 
@@ -675,7 +675,7 @@ class _Judge:
     def value(self, stream: Float[Tensor, "r n d"], copies: int) -> Float[Tensor, "copies b"]:
         """The metric of rows that are `copies` times the examples."""
         example = torch.arange(len(self.batch), device=stream.device).repeat(copies)
-        size = that_fit(self.model, 8 * self.model.config.d_vocab * stream.shape[1])
+        size = that_fit(self.model, 8 * self.model.config.n_outputs * stream.shape[1])
         found = []
         for rows in torch.arange(len(stream), device=stream.device).split(size):
             some = example[rows]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public, shape_text
@@ -204,26 +204,48 @@ def _elsewhere(
     reads: Sequence[Read],
     inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
 ) -> Mapping[str, Tensor]:
-    """The same at other positions: each prompt is cut after its own, and runs by itself."""
+    """The same at other positions: each prompt is cut after its own, and runs by itself; whole where all see all."""
     if not isinstance(pos, int):
         rows = range(len(batch)) if batch.row is None else batch.row.tolist()
         if len(pos) not in (1, max(rows) + 1) and len(pos) <= max(rows):
             raise ValueError(f"one position per prompt is required, got {len(pos)} for prompt {max(rows)}")
         pos = pos[0] if len(pos) == 1 else [pos[row] for row in rows]
-    cut = cut_after(batch, pos, model.config)
+    if not model.config.causal:
+        return _within(batch, model, pos, reads, inner)
+    cut = cut_after(batch, pos)
     last = cut.last()[:, None]
     return inner(observe(model, cut, reads, logits_at=last, answers_only=True).trace, cut, model)
 
 
-def cut_after(batch: Batch, pos: int | Sequence[int], config: ModelConfig) -> Batch:
-    """Each row up to one of its real tokens, negative from its end, which then stands in the last column.
+def _within(
+    batch: Batch,
+    model: Transformer,
+    pos: int | Sequence[int],
+    reads: Sequence[Read],
+    inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
+) -> Mapping[str, Tensor]:
+    """The same at positions of whole prompts: what was to be read at the last column is read at theirs."""
+    whole = batch.left_aligned()
+    column = _places(whole, pos) + whole.tokens.shape[1] - whole.lengths
+    moved = {read: _there(read, column) for read in reads}
+    seen = observe(model, whole, list(moved.values()), answers_only=True).trace
+    return inner(Trace({read: seen[there] for read, there in moved.items()}), whole, model)
 
-    In a causal model nothing after a position changes what is computed there.
-    Errors: ValueError for a model that is not causal, or another number of positions than of rows; IndexError for a
-    position that a row lacks.
-    """
-    if not config.causal:
-        raise ValueError("pos requires a causal model (the prompt is cut after it), this one sees both ways")
+
+def _there(read: Read, column: Int[Tensor, "b"]) -> Read:
+    """A read of the last column as one of each row's own; others as they are."""
+    axis = 1 if read.via is _last else 2 if read.via is _last_query else None
+    return read if axis is None else Read(read.site, partial(_at, column=column, axis=axis))
+
+
+def _at(x: Tensor, column: Int[Tensor, "b"], axis: int) -> Tensor:
+    """One column of each row along the axis of positions."""
+    rows = torch.arange(len(column), device=x.device)
+    return x.expand(len(column), *x.shape[1:]).movedim(axis, 1)[rows, column.to(x.device)]
+
+
+def _places(batch: Batch, pos: int | Sequence[int]) -> Int[Tensor, "b"]:
+    """How many real tokens stand before the one asked for in each row, negative numbers counted from its end."""
     asked = torch.as_tensor(pos, device=batch.tokens.device).flatten()
     if len(asked) not in (1, len(batch)):
         raise ValueError(
@@ -232,8 +254,16 @@ def cut_after(batch: Batch, pos: int | Sequence[int], config: ModelConfig) -> Ba
     column, lengths = asked.expand(len(batch)), batch.lengths
     if bool(((column >= lengths) | (column < -lengths)).any()):
         raise IndexError(f"positions of prompts of {lengths.tolist()} tokens are required, got {pos}")
-    column = torch.where(column < 0, column + lengths, column)
-    keep = batch.real
+    return torch.where(column < 0, column + lengths, column)
+
+
+def cut_after(batch: Batch, pos: int | Sequence[int]) -> Batch:
+    """Each row up to one of its real tokens, negative from its end, which then stands in the last column.
+
+    In a causal model nothing after a position changes what is computed there.
+    Errors: ValueError for another number of positions than of rows; IndexError for a position that a row lacks.
+    """
+    column, keep = _places(batch, pos), batch.real
     keep = keep & (keep.cumsum(1) <= column[:, None] + 1)
     aligned, width = replace(batch, keep=keep).left_aligned(), int(column.max()) + 1
     assert aligned.keep is not None

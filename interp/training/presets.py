@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from interp.core.boundary import nearest, public
+from interp.core.files import json_object
 from interp.families.load import config_of
 from interp.model.config import MLP, AnyConfig, EncoderDecoderConfig, ModelConfig, RMSNorm, Rotary, Sinusoidal
 from interp.training.losses import TrainingData
@@ -79,8 +79,7 @@ def config_for(model: str, data: TrainingData) -> AnyConfig:
                 "the path of a .json or .toml file is required"
             )
         return PRESETS[model](data.d_vocab, data.width)
-    read = json.loads if path.suffix == ".json" else tomllib.loads
-    values = read(path.read_text(encoding="utf-8"))
+    values = json_object(path) if path.suffix == ".json" else tomllib.loads(path.read_text(encoding="utf-8"))
     config = config_of(values)[1] if "model_type" in values else ModelConfig.from_dict(values)
     check_fits(config, data)
     return config

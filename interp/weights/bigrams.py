@@ -45,6 +45,7 @@ class BigramTable(Question):
     def asked(self, model: Subject) -> Analysis:
         """Counts of neighbours per batch, no pass; the direct path at the end."""
         circuits = HeadCircuits(model, self.folded, embedding=self.embedding)
+        circuits.config.require_tokens("a bigram table")
         _ = circuits.bare_unembedding  # refuses a model whose direct path is not linear
         return Analysis(
             self.name,

@@ -13,7 +13,7 @@ embeddings, and writes to be read by later ones: these lists see neither.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from interp.core.boundary import public, shape_text
+from interp.core.boundary import listed, public, shape_text
 from interp.core.results import labelled
 from interp.core.stats import wide
 from interp.data.batch import Text
@@ -60,7 +60,7 @@ class Directions(Question):
     """One vector, or one per row."""
     side: Side = "written"
     """written: what a vector adds to the logits; read: every token's embedding along it."""
-    top: int = 10
+    top: int | None = None
     """How many tokens are listed at each end."""
     of_weights: ClassVar[bool] = True
 
@@ -75,8 +75,9 @@ class Directions(Question):
                 f"finite vectors of the stream, [{width}] or [direction, {width}], are required, got {given.dtype} of "
                 f"shape {shape_text(given.shape)}"
             )
-        _check_top(self.top, circuits)
-        return Alone(self.name, partial(_directions, circuits, model.text, self))
+        most = circuits.config.n_outputs if self.side == "written" else circuits.config.d_vocab
+        asked = replace(self, top=listed(self.top, 10, most))
+        return Alone(self.name, partial(_directions, circuits, model.text, asked))
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class SingularDirections(Question):
     """Under rotary positions, how many tokens before the query the key of QK stands (None: 0)."""
     count: int = 10
     """How many directions."""
-    top: int = 10
+    top: int | None = None
     """How many tokens are listed at each end."""
     of_weights: ClassVar[bool] = True
 
@@ -106,8 +107,9 @@ class SingularDirections(Question):
         most = min(width, config.d_model)
         if not 1 <= self.count <= most:
             raise ValueError(f"{self.matrix} has 1 to {most} singular directions, got count={self.count}")
-        _check_top(self.top, circuits)
-        return Alone(self.name, partial(_singular_directions, circuits, model.text, part, self))
+        config.require_tokens("what a matrix reads and writes as tokens, side by side,")
+        asked = replace(self, top=listed(self.top, 10, config.d_vocab))
+        return Alone(self.name, partial(_singular_directions, circuits, model.text, part, asked))
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Neurons(Question):
 
     parts: Named | Sequence[Named]
     """The neuron, or several."""
-    top: int = 10
+    top: int | None = None
     """How many tokens are listed at each end."""
     of_weights: ClassVar[bool] = True
 
@@ -126,13 +128,14 @@ class Neurons(Question):
         config = circuits.config
         _check_mlp(config)
         chosen = as_parts(self.parts, config, ("neuron",), "a neuron, such as L0N17,")
-        _check_top(self.top, circuits)
-        return Alone(self.name, partial(_neurons, circuits, model.text, chosen, self))
+        config.require_tokens("what neurons read and write as tokens, side by side,")
+        asked = replace(self, top=listed(self.top, 10, config.d_vocab))
+        return Alone(self.name, partial(_neurons, circuits, model.text, chosen, asked))
 
 
 @public()
 def directions(
-    model: Model, vectors: Shaped[Tensor, "*n d"], *, side: Side = "written", top: int = 10
+    model: Model, vectors: Shaped[Tensor, "*n d"], *, side: Side = "written", top: int | None = None
 ) -> xr.Dataset:
     """Any vectors of the residual stream as lists of tokens: biases, embeddings, rows of a matrix, probes.
 
@@ -161,7 +164,7 @@ def singular_directions(
     *,
     offset: int | None = None,
     count: int = 10,
-    top: int = 10,
+    top: int | None = None,
 ) -> xr.Dataset:
     """The strongest singular directions of a head's OV or QK or of an MLP's matrix, each as a list of tokens.
 
@@ -188,7 +191,7 @@ def singular_directions(
 
 
 @public(renamed={"layer": "parts, such as 'L3N17'", "index": "parts, such as 'L3N17'"})
-def neurons(model: Model, parts: Named | Sequence[Named], *, top: int = 10) -> xr.Dataset:
+def neurons(model: Model, parts: Named | Sequence[Named], *, top: int | None = None) -> xr.Dataset:
     """What MLP neurons read and write, as lists of tokens.
 
     Neuron i reads the stream along column i of W_in (and of W_gate, if the MLP is gated) and writes n_i times row i of
@@ -213,7 +216,8 @@ def _directions(circuits: HeadCircuits, text: Text, asked: Directions) -> xr.Dat
     embedded, unit = circuits.embedded, UNITS[asked.side]
     rows = asked.vectors.detach().reshape(-1, circuits.config.d_model)
     rows = rows.to(embedded.device, wide(embedded[:0]).dtype)
-    value, coords = _listed(_scores(circuits, rows, asked.side), asked.top, ("direction",), text)
+    told = text.of_outputs if asked.side == "written" else text
+    value, coords = _listed(_scores(circuits, rows, asked.side), asked.top, ("direction",), told)
     return labelled(
         asked.name,
         {"value": value, "norm": (("direction",), rows.norm(dim=-1))},
@@ -334,15 +338,11 @@ def _sign(scores: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
     return torch.where(largest < 0, -1.0, 1.0).to(scores)
 
 
-def _check_top(top: int, circuits: HeadCircuits) -> None:
-    if not 1 <= top <= circuits.config.d_vocab:
-        raise ValueError(f"top must be in [1, {circuits.config.d_vocab}], got {top}")
-
-
 def _listed(
-    scores: Float[Tensor, "*n v"], top: int, dims: Sequence[str], text: Text
+    scores: Float[Tensor, "*n v"], top: int | None, dims: Sequence[str], text: Text
 ) -> tuple[tuple[tuple[str, ...], Tensor], dict[str, object]]:
     """The largest and the smallest scores, most extreme first, over the dims, `end` and `rank`; and their tokens."""
+    assert top is not None
     ends = [scores.topk(top, largest=largest) for largest in (True, False)]
     cells = (*dims, "end", "rank")
     tokens = worded(text, "token", torch.stack([end.indices for end in ends], -2), cells)

@@ -6,16 +6,17 @@ rows stay among the given tokens, which needs no product over the vocabulary. El
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import listed, public
 from interp.core.results import labelled
 from interp.core.stats import wide
 from interp.core.tiles import row_tiles
@@ -41,7 +42,7 @@ class HeadTokens(Question):
 
     tokens: Answers
     """Different single tokens, as text or ids."""
-    top: int = 5
+    top: int | None = None
     """How many tokens each list has."""
     folded: bool = True
     """Whether norms are part of the circuits, as in `HeadCircuits`."""
@@ -55,11 +56,8 @@ class HeadTokens(Question):
         """Products with some rows of the embedding, no pass."""
         circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
         ids = _distinct(model.text, self.tokens)
-        if not 1 <= self.top <= circuits.config.d_vocab:
-            raise ValueError(
-                f"top must be in [1, {circuits.config.d_vocab}] tokens per list, got top={self.top}"
-            )
-        return Alone(self.name, partial(_head_tokens, circuits, model.text, ids, self))
+        asked = replace(self, top=listed(self.top, 5, circuits.config.n_outputs, " tokens per list"))
+        return Alone(self.name, partial(_head_tokens, circuits, model.text, ids, asked))
 
 
 @public(renamed={"circuits": "folded, scaled and embedding"})
@@ -67,7 +65,7 @@ def head_tokens(
     model: Model,
     tokens: Answers,
     *,
-    top: int = 5,
+    top: int | None = None,
     folded: bool = True,
     scaled: bool = True,
     embedding: Embedding = "effective",
@@ -102,6 +100,7 @@ def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], aske
     config, device = circuits.config, circuits.network.device
     rows, unembedding = wide(circuits.embedded_tokens(ids)), wide(circuits.bare_unembedding)
     centre, known = unembedding.mean(-1), ids.to(device)
+    assert asked.top is not None
     values, words = [], []
     for layer in range(config.n_layers):
         heads = Part("attn", layer)
@@ -128,12 +127,14 @@ def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], aske
             "embedding": circuits.embedding, "folded": int(circuits.folded), "scaled": int(circuits.scaled),
         },
     )  # fmt: skip
-    return table.assign(word=(_CELL, text.words(found.cpu().numpy())))
+    ids_of = found.cpu().numpy()
+    texts = [text.of_outputs.words(ids_of[:, :, :, :2]), text.words(ids_of[:, :, :, 2:])]
+    return table.assign(word=(_CELL, np.concatenate(texts, 3)))
 
 
 def _distinct(text: Text, tokens: Answers) -> Int[Tensor, "n"]:
     """The ids of the tokens, each once."""
-    if not isinstance(tokens, str | int) and len(tokens) == 0:
+    if not isinstance(tokens, str | int | np.integer) and len(tokens) == 0:
         raise ValueError("at least one token is required, got none")
     ids = text.tokens(tokens)
     if len(ids.unique()) != len(ids):

@@ -8,7 +8,7 @@ Circuits"; Dar et al. 2022 (entries of both forms).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import listed, public
 from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
 from interp.data.batch import Answers, Text
@@ -44,7 +44,7 @@ class TopPairs(Question):
     """The head, or several."""
     kind: Kind = "OV"
     """OV: what a source token makes likely; QK: which key a query token attends to."""
-    top: int = 20
+    top: int | None = None
     """How many pairs are listed."""
     largest: bool = True
     """Whether the largest entries are listed; False = the smallest."""
@@ -59,12 +59,12 @@ class TopPairs(Question):
     def asked(self, model: Subject) -> Alone:
         """Products by tiles, no pass."""
         circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
-        heads, most = _heads(self.head, circuits), circuits.config.d_vocab**2
+        heads, most = _heads(self.head, circuits), circuits.config.d_vocab
+        most *= circuits.config.n_outputs if self.kind == "OV" else most
         if self.kind not in SIDES:
             raise ValueError(f"kind must be OV or QK, got {self.kind!r}")
-        if not 1 <= self.top <= most:
-            raise ValueError(f"top must be in [1, {most}] pairs of tokens, got {self.top}")
-        return Alone(self.name, partial(_top_pairs, circuits, model.text, heads, self))
+        asked = replace(self, top=listed(self.top, 20, most, " pairs of tokens"))
+        return Alone(self.name, partial(_top_pairs, circuits, model.text, heads, asked))
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SkipTrigrams(Question):
     """The head, or several."""
     sources: Answers | None = None
     """The source tokens asked about, as text or ids; None = those of the largest QK entries."""
-    top: int = 10
+    top: int | None = None
     """How many (destination, source) pairs are listed; with `sources`, how many destinations of each."""
     outputs: int = 5
     """How many outputs of each source are listed."""
@@ -94,13 +94,10 @@ class SkipTrigrams(Question):
         if isinstance(self.sources, list | tuple) and not self.sources:
             raise ValueError("at least one source is required, got none")
         sources = None if self.sources is None else model.text.tokens(self.sources)
-        for name, given, most in (
-            ("top", self.top, v if sources is not None else v * v),
-            ("outputs", self.outputs, v),
-        ):
-            if not 1 <= given <= most:
-                raise ValueError(f"{name} must be in [1, {most}], got {given}")
-        return Alone(self.name, partial(_skip_trigrams, circuits, model.text, heads, sources, self))
+        asked = replace(self, top=listed(self.top, 10, v if sources is not None else v * v))
+        if not 1 <= self.outputs <= circuits.config.n_outputs:
+            raise ValueError(f"outputs must be in [1, {circuits.config.n_outputs}], got {self.outputs}")
+        return Alone(self.name, partial(_skip_trigrams, circuits, model.text, heads, sources, asked))
 
 
 @public(renamed={"circuits": "folded, scaled and embedding", "layer": "head, such as 'L3H5'"})
@@ -109,7 +106,7 @@ def top_pairs(
     head: Named | Sequence[Named],
     kind: Kind = "OV",
     *,
-    top: int = 20,
+    top: int | None = None,
     largest: bool = True,
     folded: bool = True,
     scaled: bool = True,
@@ -139,7 +136,7 @@ def skip_trigrams(
     head: Named | Sequence[Named],
     *,
     sources: Answers | None = None,
-    top: int = 10,
+    top: int | None = None,
     outputs: int = 5,
     folded: bool = True,
     scaled: bool = True,
@@ -172,6 +169,8 @@ def _heads(given: Named | Sequence[Named], circuits: HeadCircuits) -> list[Part]
 
 @torch.no_grad()
 def _top_pairs(circuits: HeadCircuits, text: Text, heads: Sequence[Part], asked: TopPairs) -> xr.Dataset:
+    assert asked.top is not None
+    ends = text.of_outputs if asked.kind == "OV" else text
     found = [
         _centred(circuits, asked.kind, head).top_entries(asked.top, largest=asked.largest) for head in heads
     ]
@@ -183,7 +182,7 @@ def _top_pairs(circuits: HeadCircuits, text: Text, heads: Sequence[Part], asked:
         {"value": (dims, value)},
         coords={
             "part": list(map(str, heads)), "rank": range(asked.top),
-            **worded(text, row, rows, dims), **worded(text, column, columns, dims),
+            **worded(text, row, rows, dims), **worded(ends, column, columns, dims),
         },
         units=UNITS[asked.kind],
         attrs={"kind": asked.kind, "unit": UNITS[asked.kind], **_conventions(circuits)},
@@ -208,7 +207,7 @@ def _skip_trigrams(
         coords={
             "part": list(map(str, heads)), "pair": range(qk.shape[1]), "rank": range(asked.outputs),
             **worded(text, "source", source, pairs), **worded(text, "destination", destination, pairs),
-            **worded(text, "output", output, cells),
+            **worded(text.of_outputs, "output", output, cells),
         },
         units={"ov": UNITS["OV"], "qk": UNITS["QK"]},
         attrs=_conventions(circuits),
@@ -219,6 +218,7 @@ def _of_head(
     circuits: HeadCircuits, head: Part, sources: Int[Tensor, "given"] | None, asked: SkipTrigrams
 ) -> tuple[Float[Tensor, "n"], Int[Tensor, "n"], Int[Tensor, "n"], Float[Tensor, "n o"], Int[Tensor, "n o"]]:
     """QK entries, destinations and sources of the pairs, OV entries and outputs of each pair's source."""
+    assert asked.top is not None
     qk, ov = (_centred(circuits, kind, head) for kind in ("QK", "OV"))
     if sources is None:
         scores, destination, source = qk.top_entries(asked.top)

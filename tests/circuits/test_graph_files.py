@@ -261,9 +261,12 @@ def test_a_graph_of_ours_that_was_changed_is_refused(
 
 
 def test_files_that_hold_something_else_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "text.json").write_text("no JSON")
-    with pytest.raises(ValueError, match="in JSON is required"):
-        read_attribution_graph(tmp_path / "text.json")
+    for content in (b"no JSON", b"\xff{}", b"[" * 100_000):
+        (tmp_path / "text.json").write_bytes(content)
+        with pytest.raises(ValueError, match="an attribution graph in JSON is required"):
+            read_attribution_graph(tmp_path / "text.json")
+        with pytest.raises(ValueError, match="a circuit in JSON is required"):
+            Circuit.load(tmp_path / "text.json")
     with pytest.raises(ValueError, match="lacks an object"):
         read_attribution_graph(saved([1, 2], tmp_path))
 

@@ -332,6 +332,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "families.is_encoder_decoder": {"path": folder}, "families.tokenizer_of": {"folder": folder},
     "families.any_from_hf_model": {"hf_model": hf_model},
     "families.from_hf_model": {"hf_model": hf_model},
+    "families.load_state": {"tensors": lambda: build("gpt2").state_dict()},
     "families.config_of": {"values": lambda: GPT2.to_dict()},
     "families.save": {"model": lambda: build("gpt2"), "folder": lambda: Path(tempfile.mkdtemp(dir="."))},
     "features.dictionary_match": {"W_dec": lambda: numbers(3, 4), "truth": lambda: numbers(2, 4)},

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 RESERVED = {
     **dict.fromkeys(
-        ["transformers", "tokenizers", "huggingface_hub"],
+        ["transformers", "tokenizers", "sentencepiece", "huggingface_hub"],
         ("families", "zoo", "compat.transformer_lens", "training.vocabulary"),
     ),
     "safetensors": (

@@ -94,6 +94,22 @@ def test_tokens_of_another_shape_are_refused(tokens: Tensor, message: str) -> No
         Batch(tokens)
 
 
+def test_ids_of_any_whole_kind_become_what_an_embedding_takes() -> None:
+    for kind in (torch.uint8, torch.int8, torch.int16, torch.uint16):
+        assert Batch(torch.tensor([[3, 5]]).to(kind)).tokens.dtype == torch.int64
+    assert Batch(torch.tensor([[3, 5]], dtype=torch.int32)).tokens.dtype == torch.int32
+    with pytest.raises(ValueError, match="token ids are required, got a mask of booleans"):
+        Batch(torch.tensor([[True, False]]))
+
+
+def test_a_side_that_is_none_and_a_size_that_is_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="side must be 'left' or 'right', got 'LEFT'"):
+        Batch.of([[1, 2], [3]], side="LEFT")  # type: ignore[arg-type]
+    for size in (0, -1):
+        with pytest.raises(ValueError, match=f"parts of at least one row are required, got {size}"):
+            list(Batch(torch.tensor([[1]])).split(size))
+
+
 def test_a_mask_of_another_shape_is_refused() -> None:
     with pytest.raises(Exception, match=r"keep must have the tokens' shape|Type-check"):
         Batch(torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool))

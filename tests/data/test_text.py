@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -51,6 +52,34 @@ def test_ids_are_taken_as_they_are(text: Text) -> None:
         assert not batch.bos
     given = Batch(torch.tensor([[5, 6]]), bos=True)
     assert text.batch(given).tokens is given.tokens
+
+
+def test_ids_may_be_numbers_and_arrays_of_any_library(text: Text) -> None:
+    wanted = text.batch([[1, 2, 3], [4, 5, 6]]).tokens
+    rows = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    for each in (
+        rows,
+        rows.numpy(),
+        rows.numpy().astype("uint16"),
+        list(rows),
+        list(rows.numpy()),
+        rows.byte(),
+    ):
+        assert torch.equal(text.batch(each).tokens, wanted)
+    assert torch.equal(text.batch([np.int64(1), torch.tensor(2), 3]).tokens, wanted[:1])
+    ragged = text.batch([rows[0], rows[1, :1]])
+    assert ragged.keep is not None
+    assert ragged.lengths.tolist() == [3, 1]
+    for answer in (5, np.int64(5), torch.tensor(5), [np.int64(5)], [torch.tensor(5)], rows[1, 1:2].numpy()):
+        assert text.tokens(answer).tolist() == [5]
+
+
+def test_a_mask_is_no_prompt_and_a_side_is_left_or_right(text: Text) -> None:
+    for each in (torch.tensor([[True]]), np.array([[True]]), [True, False], [torch.tensor([True])]):
+        with pytest.raises(ValueError, match=r"token ids are required|prompts are required"):
+            text.batch(each)
+    with pytest.raises(ValueError, match="side must be 'left' or 'right', got 'LEFT'"):
+        text.batch(["a"], side="LEFT")  # type: ignore[arg-type]
 
 
 def test_a_tokenizer_without_bos_prepends_nothing_and_says_so() -> None:

@@ -148,11 +148,30 @@ def test_a_folder_without_a_config_says_what_it_holds(tmp_path: Path) -> None:
         ("{", "is not readable JSON"),
         ("[1]", "must hold a JSON object, got list"),
         ("\xff", "is not readable JSON"),
+        ("[" * 100_000, "is not readable JSON"),
     ],
 )
 def test_a_broken_config_is_named(content: str, message: str, tmp_path: Path) -> None:
     (stored(tmp_path) / "config.json").write_text(content, encoding="latin-1")
     refused(tmp_path, f"config.json {message}")
+
+
+def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
+    folder = stored(tmp_path)
+    gpt2_tokenizer().save_pretrained(folder)
+    file = folder / "tokenizer.json"
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(ValueError, match="its tokenizer cannot be read"):
+        families.tokenizer_of(folder)
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a readable tokenizer"):
+        families.tokenizer.FileTokenizer.read(file, "<|bos|>")
+
+
+@pytest.mark.parametrize("n_layers", [10_000_000, 9_999])
+def test_more_layers_than_tensors_are_refused_before_any_is_built(n_layers: int, tmp_path: Path) -> None:
+    path = stored(tmp_path) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "n_layer": n_layers}))
+    refused(tmp_path, rf"(n_layers <= 10000, got|the config says) {n_layers}")
 
 
 class Payload:

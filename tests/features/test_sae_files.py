@@ -198,7 +198,7 @@ def test_the_folder_has_the_keys_and_tensors_of_saelens(tmp_path: Path, kind: Ki
         (config("standard", rescale_acts_by_decoder_norm=True), "belongs to architecture topk"),
         (config("jumprelu"), "requires the weights ['W_dec', 'W_enc', 'b_dec', 'b_enc', 'threshold']"),
         (config("standard", metadata=3), "metadata must be a JSON object, got int"),
-        ([1, 2], "must hold one JSON object, got list"),
+        ([1, 2], "must hold a JSON object, got list"),
     ],
 )  # fmt: skip
 def test_a_config_that_would_change_numbers_is_refused_by_name(
@@ -208,6 +208,14 @@ def test_a_config_that_would_change_numbers_is_refused_by_name(
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         load_sae(path)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_config_that_is_no_text_or_nested_beyond_reading_is_named(tmp_path: Path) -> None:
+    path = folder(tmp_path, config("standard"), random_weights(ReLU(), D_IN, D_SAE))
+    for content in (b"\xff{}", b"[" * 100_000):
+        (path / "cfg.json").write_bytes(content)
+        with pytest.raises(ValueError, match=r"cfg\.json is not readable JSON"):
+            load_sae(path)
 
 
 def test_a_scaling_factor_that_scales_is_refused(tmp_path: Path) -> None:

@@ -50,11 +50,47 @@ def test_unknown_keys_are_refused_by_name(extra: dict[str, object], message: str
         ({"position": Rotary(dim=3)}, "an even rotary dim in [2, 4], got 3"),
         ({"position": Rotary(dim=6)}, "an even rotary dim in [2, 4], got 6"),
         ({"position": Rotary(), "d_head": 5}, "an even rotary dim in [2, 5], got 5"),
+        ({"n_layers": 10_001}, "n_layers <= 10000, got 10001"),
+        ({"attn_scale": -1}, "attn_scale finite and above 0, got -1"),
+        ({"attn_softcap": 0.0}, "attn_softcap finite and above 0, got 0.0"),
+        ({"logit_softcap": -30.0}, "logit_softcap finite and above 0, got -30.0"),
+        ({"embed_scale": float("inf")}, "embed_scale finite and above 0, got inf"),
+        ({"residual_scale": float("nan")}, "residual_scale finite and above 0, got nan"),
+        ({"logit_scale": 0}, "logit_scale finite and above 0, got 0"),
     ],
 )
 def test_impossible_sizes_are_refused_with_what_arrived(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"ModelConfig requires {message}")):
         ModelConfig(**{**SMALL, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"causal": "false"}, "ModelConfig: causal must be bool, got 'false'"),
+        ({"parallel": 1}, "ModelConfig: parallel must be bool, got 1"),
+        ({"n_layers": True}, "ModelConfig: n_layers must be int, got True"),
+        ({"n_layers": 2.0}, "ModelConfig: n_layers must be int, got 2.0"),
+        ({"window": "3"}, "ModelConfig: window must be int or None, got '3'"),
+        ({"d_head": "3"}, "ModelConfig: d_head must be int or None, got '3'"),
+        ({"attn_scale": "x"}, "ModelConfig: attn_scale must be float or None, got 'x'"),
+        ({"logit_scale": None}, "ModelConfig: logit_scale must be float, got None"),
+        ({"mlp": {"kind": "MLP", "d_mlp": "8"}}, "MLP: d_mlp must be int, got '8'"),
+        ({"mlp": {"kind": "MLP", "d_mlp": 8, "act": "swish"}}, "got 'swish' (str); nearest: silu"),
+        ({"mlp": {"kind": "MLP", "d_mlp": 8, "bias": "false"}}, "MLP: bias must be bool, got 'false'"),
+        ({"norm": {"kind": "LayerNorm", "eps": "a"}}, "LayerNorm: eps must be float, got 'a'"),
+        ({"norm": {"kind": "RMSNorm", "eps": -1.0}}, "RMSNorm requires eps finite and 0 or more, got -1.0"),
+        ({"position": {"kind": "Rotary", "base": "x"}}, "Rotary: base must be float, got 'x'"),
+        ({"position": {"kind": "Rotary", "base": 0}}, "Rotary requires base finite and above 0, got 0"),
+        ({"position": {"kind": "Learned", "offset": -4}}, "Learned requires offset finite and 0 or more, got -4"),
+        ({"mixer": {"kind": "Softmax", "score": "dots"}}, "Softmax: score must be one of 'dot', 'cosine', 'additive'"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_kind_or_out_of_range_is_named_with_its_field(
+    change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ModelConfig.from_dict({**SMALL, **change})
 
 
 def test_head_width_and_key_heads_follow_from_the_model_where_not_given() -> None:

@@ -250,8 +250,23 @@ def test_positions_that_a_prompt_lacks_or_that_see_what_follows_are_refused() ->
         interp.attribute(model, batch, 3, pos=[0, 1, 0])
     with pytest.raises(ValueError, match=r"one of each is required for every prompt.*2 answers, 3 positions"):
         interp.attribute(model, batch, [3, 4], pos=[0, 1, 0])
-    with pytest.raises(ValueError, match="pos requires a causal model"):
-        interp.attribute(HookedTransformer(build("bidirectional")), batch, 3, pos=0)
+
+
+@pytest.mark.parametrize("parts", ["layer", "sublayer", "head", "source", "neuron"])
+def test_at_any_position_of_a_bidirectional_model_the_parts_sum_to_its_logit_there(parts: str) -> None:
+    network = build("bidirectional")
+    rows, positions = [[1, 5, 2, 9], [4, 7, 3]], [0, -2]
+    for side in ("left", "right"):
+        batch = Batch.of(rows, side=side)
+        found = interp.attribute(
+            HookedTransformer(network), batch, [3, 8], [6, 2], parts=parts, pos=positions
+        )
+        for i, (row, pos) in enumerate(zip(rows, positions, strict=True)):
+            logits = network(torch.tensor([row]))[0, pos]
+            assert_close(torch.tensor(found.total.values[i]), logits[[3, 8][i]] - logits[[6, 2][i]])
+        np.testing.assert_allclose(found.value.sum("part"), found.total, rtol=1e-6, atol=1e-6)
+    last, whole = (interp.attribute(HookedTransformer(network), batch, 3, pos=pos) for pos in (-1, [3, 2]))
+    np.testing.assert_allclose(last.value, whole.value, rtol=1e-6, atol=1e-6)
 
 
 def is_neuron(part: str) -> bool:

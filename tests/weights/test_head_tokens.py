@@ -98,8 +98,8 @@ def test_the_function_is_the_record_asked() -> None:
     [
         ([], 1, "at least one token"),
         ([3, 3], 1, "different tokens"),
-        ([3], 0, "got top=0"),
-        ([3], 32, "got top=32"),
+        ([3], 0, "tokens per list, got 0"),
+        ([3], 32, "got 32"),
     ],
 )
 def test_what_cannot_be_listed_is_refused(tokens: list[int], top: int, words: str) -> None:
