@@ -131,6 +131,23 @@ def test_as_many_outputs_as_tokens_are_tokens() -> None:
             ModelConfig(**{**base, "d_vocab_out": 3, **change})
 
 
+def test_what_heads_copy_is_asked_of_models_of_tokens_only() -> None:
+    """Few outputs or many: a table of heads has no copying, and says why; the questions about it refuse."""
+    for outputs in (3, 50):
+        config = ModelConfig(
+            n_layers=2, d_model=16, n_heads=2, n_ctx=16, d_vocab=7, d_vocab_out=outputs, mlp=MLP(12)
+        )
+        model = interp.HookedTransformer(Transformer(config))
+        table = interp.heads(model, interp.tasks.RepeatedTokens(period=4, repeats=3, rows=4))
+        assert "induction" in table.score.values and "copying" not in table.score.values
+        assert table.attrs["no_copying"] == f"the {outputs} outputs of this model are not its tokens"
+        for ask in (interp.copying, interp.weights.eigenvalue_scores):
+            with pytest.raises(
+                ValueError, match=f"requires a model that predicts tokens; this one has {outputs}"
+            ):
+                ask(model)
+
+
 def test_a_model_that_is_wrapped_is_frozen() -> None:
     network = Transformer(ModelConfig(n_layers=1, d_model=8, n_heads=2, n_ctx=4, d_vocab=5))
     assert all(parameter.requires_grad for parameter in network.parameters())

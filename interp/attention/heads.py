@@ -322,7 +322,7 @@ def sentence_scores(
     said, unsaid = sentences
     config = model.transformer.config
     names = name_attention(config)
-    direct = direct and not_linear(config) is None
+    direct = direct and not_linear(config) is None and config.d_vocab_out is None
     asked: list[Askable] = [replace(names, last_only=True), Attribute(parts="head")] if direct else [names]
     sources = [
         prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size) for batch in (said, unsaid)
@@ -602,6 +602,8 @@ def _why_not_copied(config: ModelConfig) -> str | None:
     """Why heads have no copying scores: no OV circuit, or no unembedding after it; None if they have."""
     if what := not_linear(config):
         return f"this model {what}"
+    if config.d_vocab_out is not None:
+        return f"the {config.d_vocab_out} outputs of this model are not its tokens"
     splits = all(mixer.traits.additive for mixer in config.mixers)
     return None if splits else "a mixer of this model makes no pattern of the values"
 

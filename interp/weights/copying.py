@@ -120,6 +120,7 @@ class Copying(Question):
 
     def asked(self, model: Subject) -> Alone:
         """Products of thin matrices, no pass."""
+        model.transformer.config.require_tokens("how far heads copy tokens")
         circuits = HeadCircuits(model, folded=self.folded, embedding=self.embedding)
         d_vocab = circuits.config.d_vocab
         if self.sample is not None and not 2 <= self.sample <= d_vocab:
@@ -183,6 +184,7 @@ def eigenvalue_scores(circuits: Model | HeadCircuits) -> Float[Tensor, "l h"]:
     """
     circuits = as_circuits(circuits)
     _refuse_biases(circuits)
+    circuits.config.require_tokens("an eigenvalue score")
     through = _over_vocabulary(circuits.bare_unembedding, circuits.embedded)
     scores = []
     for layer in range(circuits.config.n_layers):
