@@ -12,7 +12,7 @@ chance, and the most specific one is given.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -23,11 +23,11 @@ from einops import reduce
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import public
-from interp.core.patterns import SCORES, distance_kernel, even_attention, pattern_scores
+from interp.core.boundary import public, shape_text
+from interp.core.patterns import SCORES, copy_scores, distance_kernel, even_attention, pattern_scores
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import Means, Moments, Partial, Rows, t95, wide
-from interp.data.batch import Batch, Text
+from interp.core.stats import MaskedMeans, Means, Moments, Partial, Rows, t95, wide
+from interp.data.batch import Batch, Prompts, Text
 from interp.data.stream import prompt_source
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
@@ -391,16 +391,23 @@ SILENT = ("hook_pos_embed", "hook_type_embed")
 class Heads(Question):
     """What every head does on repeated tokens, in sentences, and by its weights; `heads` describes the result."""
 
-    data: RepeatedTokens = REPEATS
-    """The rows of repeated random tokens."""
+    data: RepeatedTokens | Prompts = REPEATS
+    """The rows of repeated random tokens, or rows of your own."""
     sentences: IndirectObjects | None = SHORT_SENTENCES
     """The sentences about names; None = none."""
     batch_size: int = 32
     """Rows of one pass."""
+    copies: Callable[[Batch], Bool[Tensor, "b q k"]] | None = None
+    """Of rows of your own: which earlier tokens each token repeats; None = those with the same id."""
 
     def asked(self, model: Subject) -> Alone:
-        """Passes over rows of its own making, and the weights."""
-        _check(model.transformer.config, self.data)
+        """Passes over the rows, and the weights."""
+        if isinstance(self.data, RepeatedTokens):
+            _check(model.transformer.config, self.data)
+            if self.copies is not None:
+                raise ValueError(
+                    "copies are said of rows of your own; RepeatedTokens knows where its tokens repeat"
+                )
         return Alone(self.name, partial(_heads, model, self))
 
 
@@ -422,8 +429,9 @@ class AttentionKernel(Question):
 @public()
 def heads(
     model: Model,
-    data: RepeatedTokens = REPEATS,
+    data: RepeatedTokens | Prompts = REPEATS,
     *,
+    copies: Callable[[Batch], Bool[Tensor, "b q k"]] | None = None,
     sentences: IndirectObjects | None = SHORT_SENTENCES,
     edits: Sequence[Edit] = (),
     batch_size: int = 32,
@@ -446,6 +454,9 @@ def heads(
     weights map to the next one.
     On indirect-object sentences: `to_receiver`, `to_giver`, `name_mover` (logits), `s_inhibition`.
     Scores that the model does not allow are absent, and attrs `no_copying`, `no_sentences`, `no_successor` say why.
+    data: rows of repeated random tokens, or prompts of your own. Of these, `duplicate_token` and `induction` are means
+    over the tokens that repeat an earlier one, as `copies` of the batch says `[b q k]` (keys before the query; None:
+    the same id); rows without any do not count, and there is no `copying` and no `peak_distance`.
     edits: everything is measured in the edited model. What is read off weights (`copying`, `copying_weights`,
     `successor`) is NaN for a head whose values or output are edited, and the last two are absent where embeddings or
     the MLP of block 0 are; `name_mover` is absent where heads and MLPs are not all that writes the stream.
@@ -457,7 +468,7 @@ def heads(
         >>> table.label.sel(layer=1).values
         >>> interp.frame(table).query("score == 'induction'").nlargest(3, "value")
     """
-    return answered(Heads(data, sentences, batch_size), model, edits=edits)
+    return answered(Heads(data, sentences, batch_size, copies), model, edits=edits)
 
 
 @public()
@@ -486,19 +497,12 @@ def _check(config: ModelConfig, data: RepeatedTokens) -> None:
 
 def _heads(model: Subject, asked: Heads) -> xr.Dataset:
     network, config = model.transformer, model.transformer.config
-    moments = _on_repeats(model, asked.data, asked.batch_size)
-    kernel = moments.pop("kernel")
-    even = _even(config, asked.data)
-    scores = {name: Score.of(moments[name], MASS, even[:, i, None]) for i, name in enumerate(SCORES)}
-    if "copying" in moments:
-        copying = Score.of(moments["copying"], "copying score", chance_copying(asked.data.sample))
-        scores["copying"] = _without(copying, rewritten(network))
-    attrs = _attrs(asked.data, kernel.n)
+    scores, attrs, peak = _by_pattern(model, asked)
     said, why_not = _names(model, asked.sentences, asked.batch_size)
     weighed, why, random = _of_weights(network, model.text)
     scores |= said | weighed
     attrs |= why_not | why
-    scores["peak_distance"] = _peak(kernel, even[:, len(SCORES) :])
+    scores |= peak
     if other := without_shares(config):
         attrs["no_shares"] = f"layers {', '.join(map(str, other))}: {NO_SHARES}"
         layers = torch.zeros(config.n_layers, 1, dtype=torch.bool)
@@ -517,6 +521,99 @@ def _heads(model: Subject, asked: Heads) -> xr.Dataset:
     )  # fmt: skip
     confidence = confidences(table)
     return table.assign(label=labels(confidence), confidence=confidence.assign_attrs(unit="probability"))
+
+
+Found = tuple[dict[str, Score], dict[str, str | int], dict[str, Score]]
+"""Scores of patterns, what the result says of them, and the score that stands last."""
+
+
+def _by_pattern(model: Subject, asked: Heads) -> Found:
+    """What patterns on the rows say: on rows of repeated tokens, or of one's own."""
+    if not isinstance(asked.data, RepeatedTokens):
+        return _on_own_rows(model, asked.data, asked.copies, asked.batch_size)
+    network, config = model.transformer, model.transformer.config
+    moments = _on_repeats(model, asked.data, asked.batch_size)
+    kernel = moments.pop("kernel")
+    even = _even(config, asked.data)
+    scores = {name: Score.of(moments[name], MASS, even[:, i, None]) for i, name in enumerate(SCORES)}
+    if "copying" in moments:
+        copying = Score.of(moments["copying"], "copying score", chance_copying(asked.data.sample))
+        scores["copying"] = _without(copying, rewritten(network))
+    return scores, _attrs(asked.data, kernel.n), {"peak_distance": _peak(kernel, even[:, len(SCORES) :])}
+
+
+def same_token(batch: Batch) -> Bool[Tensor, "b q k"]:
+    """Which earlier tokens each token repeats: those of its row with the same id."""
+    tokens, place = batch.tokens, batch.places
+    return (tokens[:, :, None] == tokens[:, None, :]) & (place[:, None, :] < place[:, :, None])
+
+
+def _on_own_rows(
+    model: Subject, data: Prompts, copies: Callable[[Batch], Tensor] | None, batch_size: int
+) -> Found:
+    """The scores of `SCORES` on any prompts, each beside that of attention spread over what the layer may see."""
+    config = model.transformer.config
+    if not config.causal:
+        raise ValueError("head scores on repeats require a causal model")
+    reads = tuple(Read(f"blocks.{layer}.attn.hook_pattern") for layer in range(config.n_layers))
+    analysis = Analysis(
+        "heads", partial(_copied, copies=copies or same_token, reads=reads), MaskedMeans, reads=reads
+    )
+    source = prompt_source(data, model.text, prepend_bos=True, batch_size=batch_size)
+    total = reduced_over(analysis, model, source)
+    assert isinstance(total, MaskedMeans)
+    scores = {
+        name: Score.of(total.moments[name], MASS, total.moments[f"{name}_null"].mean[:, None])
+        for name in SCORES
+    }
+    if not int(scores["induction"].n.max()):
+        raise ValueError("rows in which a token repeats an earlier one are required; no row has any")
+    attrs: dict[str, str | int] = {
+        "rows": total.moments["local"].n, "interval": "95 % over rows",
+        "null": "attention spread evenly over what the layer may see",
+        "no_copying": "asked of rows of your own",
+    }  # fmt: skip
+    return scores, attrs, {}
+
+
+def _copied(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    copies: Callable[[Batch], Bool[Tensor, "b q k"]],
+    reads: Sequence[Read],
+) -> Mapping[str, Tensor]:
+    if batch.documents is not None:
+        raise ValueError("head scores require one text per row, got a packed batch")
+    config, place = model.config, batch.places.masked_fill(~batch.real, -1)
+    repeats, real = copies(batch).to(place.device), batch.real
+    back = place[:, :, None] - place[:, None, :]
+    pairs = real[:, :, None] & real[:, None, :]
+    if (
+        repeats.shape != back.shape
+        or repeats.dtype != torch.bool
+        or bool((repeats & pairs & (back <= 0)).any())
+    ):
+        raise ValueError(
+            f"copies must be True or False for each query and key {shape_text(back.shape)}, and True for earlier keys "
+            f"only, got {repeats.dtype} of shape {shape_text(repeats.shape)}"
+        )
+    repeats = repeats & pairs
+    found, chance = [], []
+    for layer, read in enumerate(reads):
+        pattern = trace[read]
+        signed = layer in without_shares(config)
+        scores = copy_scores(signed_shares(pattern) if signed else pattern, repeats, place)
+        if signed:
+            scores[..., SCORES.index("entropy")] = 0.0  # NaN in the table
+        found.append(scores)
+        window = config.window if config.is_local(layer) else None
+        seen = (back >= 0) & (place >= 0)[:, None, :] & (back < (window or back.shape[1]))
+        even = seen.double() / seen.sum(-1, keepdim=True).clamp_min(1)
+        chance.append(copy_scores(even[:, None], repeats, place)[:, 0])
+    values, nulls = torch.stack(found, 1), torch.stack(chance, 1)
+    table = dict(zip(SCORES, values.unbind(-1), strict=True))
+    return table | {f"{name}_null": null for name, null in zip(SCORES, nulls.unbind(-1), strict=True)}
 
 
 def _peak(kernel: Moments, even: Float[Tensor, "l n"]) -> Score:
@@ -683,12 +780,12 @@ def _of_weights(
         return {}, {"no_copying_weights": why, "no_successor": why}, None
     circuits = HeadCircuits(model.unedited, folded=True, embedding="effective")
     found, reasons = _successors(circuits, text)
-    random = random_copying(circuits, FRAMES)
+    others = unlike_weights(model)
+    random = random_copying(circuits, FRAMES, without=others)
     scores = {
         "copying_weights": Score.exact(eigenvalue_scores(circuits), "copying score", random.mean),
         **found,
     }
-    others = unlike_weights(model)
     return {name: _without(score, others) for name, score in scores.items()}, reasons, random
 
 

@@ -7,7 +7,7 @@ repeat can explain attention there (Olsson et al. 2022).
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.stats import wide
@@ -40,6 +40,40 @@ def pattern_scores(
         relative_entropy(pattern_bhqk).mean(-1),
     )
     return torch.cat((repeat_scores(pattern_bhqk, period), torch.stack(others, -1)), -1)
+
+
+def copy_scores(
+    pattern_bhqk: Float[Tensor, "b h q k"], copies: Bool[Tensor, "b q k"], place: Int[Tensor, "b q"]
+) -> Float[Tensor, "b h s"]:
+    """`pattern_scores` on rows of any kind, where `copies` says which earlier tokens each token repeats.
+
+    place: how many tokens of its row stand before each, -1 at padding. Means are over the real tokens but the first, of
+    duplicate_token and induction over those that repeat an earlier one: NaN for a row in which none does.
+    """
+    values, real = wide(pattern_bhqk), place >= 0
+    later, back = place > 0, place[:, :, None] - place[:, None, :]
+    there = real[:, :, None] & real[:, None, :]
+    followed = F.pad(copies, (1, 0))[..., :-1]
+    near = (back >= 0) & (back < NEAR) & later[:, None, :]
+    surprise = entropy(values) / (place.clamp_min(1) + 1).to(values).log()[:, None]
+    again = copies.any(-1)
+    asked = {
+        "previous_token": (back == 1, later),
+        "duplicate_token": (copies, again),
+        "induction": (followed, again),
+        "current_token": (back == 0, later),
+        "first_token": ((place == 0)[:, None, :].expand_as(there), later),
+        "local": (near, later),
+    }
+    found = {
+        name: ((values * (keys & there)[:, None]).sum(-1), queries) for name, (keys, queries) in asked.items()
+    }
+    found["entropy"] = surprise, later
+    scores = [
+        (each * queries[:, None]).sum(-1) / queries.sum(-1)[:, None]
+        for each, queries in (found[name] for name in SCORES)
+    ]
+    return torch.stack(scores, -1)
 
 
 def repeat_scores(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[Tensor, "b h 3"]:

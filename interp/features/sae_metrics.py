@@ -419,7 +419,7 @@ class _Quality:
             )
         known = predicted(texts.keep, texts.documents)
         tokens = torch.ones_like(texts.tokens[:, 1:]) if known is None else known
-        number = tokens.sum(1) if self.metric is SUMMED_LOSS else torch.ones(len(texts), dtype=torch.long)
+        number = tokens.sum(1) if self.metric == SUMMED_LOSS else torch.ones(len(texts), dtype=torch.long)
         counts = torch.stack((number.to(tokens.device), (texts.real & ~counted).sum(1)))
         return {**found, "losses": torch.cat((losses.double(), counts.to(losses.device))).mT}
 
@@ -439,7 +439,7 @@ class _Quality:
             lambda value: placed(value, torch.zeros_like(value)),
             *([] if mean is None else [with_mean]),
         ]
-        if self.metric is SUMMED_LOSS and batch.tokens.shape[1] < 2:  # single tokens: nothing is predicted
+        if self.metric == SUMMED_LOSS and batch.tokens.shape[1] < 2:  # single tokens: nothing is predicted
             return torch.zeros(1 + len(changes), len(batch), device=batch.tokens.device)
         variants = [Variant([Edit(self.sums.site, change)]) for change in changes]
         swept = Sweep(model, batch, variants).run(self.metric)
@@ -464,7 +464,7 @@ def _finish_quality(merged: Partial, name: str, runs: Sequence[str], metric: Met
     assert isinstance(merged, Parts)
     fit, sums = merged.parts["fit"], merged.parts["losses"]
     assert isinstance(fit, Fit) and isinstance(sums, Covariance)
-    of_loss = metric.name == SUMMED_LOSS.name
+    of_loss = metric == SUMMED_LOSS
     stem, unit = ("ce", "nats per predicted token") if of_loss else ("metric", metric.unit)
     recovered, of_what = ("loss_recovered", "the loss") if of_loss else ("metric_recovered", metric.name)
     one = dict(zip((*runs, "tokens", "skipped"), torch.eye(len(runs) + 2).double(), strict=True))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
@@ -246,9 +246,10 @@ def _matching(
 class RandomHeads:
     """The eigenvalue scores of random heads among this model's embeddings: what a score of its own heads is held to.
 
-    A random head has the singular values of one of the model's between directions that are uniformly random: Haar
-    frames of the stream on either side, `frames` of each, every pair of them a head, drawn with a fixed seed. Trained
-    embeddings share large directions, so such scores spread far wider than the 1.5 / d_head of Gaussian embeddings.
+    A random head has the singular values of one of the model's (that is not zero) between directions that are uniformly
+    random: Haar frames of the stream on either side, `frames` of each, every pair of them a head, drawn with a fixed
+    seed. Trained embeddings share large directions, so such scores spread far wider than the 1.5 / d_head of Gaussian
+    embeddings.
     """
 
     scores: Float[Tensor, "n"]
@@ -267,6 +268,9 @@ class RandomHeads:
         back: takes what is written, rows `[... d]` of B, through the vocabulary to the directions that are read, so
         that the small product is `back(B) A`. spectra: the singular values of the model's own circuits.
         """
+        spectra = spectra[(spectra > 0).any(1)]
+        if not len(spectra):
+            return cls(torch.empty(0, dtype=torch.float64))
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(2, frames, d_model, spectra.shape[1], generator=generator, dtype=torch.float64)
         order = torch.randperm(frames * frames, generator=generator) % len(spectra)
@@ -290,15 +294,20 @@ class RandomHeads:
 
 
 @torch.no_grad()
-def random_copying(circuits: HeadCircuits, frames: int = FRAMES, seed: int = 0) -> RandomHeads:
-    """What `eigenvalue_scores` gives random heads: spectra of the model's OV circuits, of all layers together."""
+def random_copying(
+    circuits: HeadCircuits, frames: int = FRAMES, seed: int = 0, *, without: Bool[Tensor, "l h"] | None = None
+) -> RandomHeads:
+    """What `eigenvalue_scores` gives random heads: spectra of the model's OV circuits, of all layers together.
+
+    without: heads whose spectra do not count.
+    """
     through = _over_vocabulary(circuits.bare_unembedding, circuits.embedded)
     spectra = torch.cat(
         [circuits.ov(Part("attn", layer)).svd()[1] for layer in range(circuits.config.n_layers)]
     )
     return RandomHeads.of(
         lambda written: wide(circuits.before_unembedding(written)) @ through,
-        spectra,
+        spectra if without is None else spectra[~without.flatten().to(spectra.device)],
         circuits.config.d_model,
         frames,
         seed,

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,10 +14,13 @@ from torch import Tensor
 import interp
 from interp import Edit, HookedTransformer
 from interp.attention import AttentionKernel, Heads, attention_kernel
-from interp.attention.heads import RULES
+from interp.attention.heads import RULES, same_token
 from interp.core.patterns import SCORES, distance_kernel, even_attention
+from interp.data.batch import Batch
 from interp.edits import Add, Scale, Set, Zero
 from interp.model import Transformer
+from interp.model.tap import Read
+from interp.passes import observe
 from interp.tasks import RepeatedTokens
 from interp.weights.copying import chance_copying
 from interp.zoo import groundtruth, planted
@@ -25,6 +29,7 @@ from tests.attention.slow_heads import slow_scores
 from tests.attention.test_sentences import DATA, speaker
 from tests.configs import CAUSAL, CONFIGS, build, perturbed
 from tests.loops import over
+from tests.mixers import MIXERS, build_mixed
 from tests.tolerances import assert_close, student95
 
 SMALL = RepeatedTokens(period=6, repeats=3, rows=7)
@@ -190,6 +195,89 @@ def test_the_functions_are_their_questions_in_a_run() -> None:
     found = interp.run([Heads(SMALL, None, 3), AttentionKernel(SMALL, 3)], model)
     assert interp.heads(model, SMALL, sentences=None, batch_size=3).identical(found["heads"])
     assert attention_kernel(model, SMALL, batch_size=3).identical(found["attention_kernel"])
+
+
+# --- rows of one's own ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "window", "differential"])
+def test_repeated_tokens_handed_over_as_rows_of_ones_own_have_the_same_scores(name: str) -> None:
+    model = HookedTransformer(build_mixed(name) if name in MIXERS else build(name))
+    known = interp.heads(model, SMALL, sentences=None)
+    rows = Batch(SMALL.tokens(model.cfg.d_vocab, model.text.bos_id or 0), bos=True)
+    found = interp.heads(model, rows, sentences=None)
+    for variable in ("value", "low", "high", "null", "n"):
+        mine, theirs = (table[variable].sel(score=list(SCORES)).values for table in (found, known))
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12, err_msg=variable)
+    assert "copying" not in found.score.values and found.attrs["no_copying"] == "asked of rows of your own"
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_of_ones_own_have_the_scores_of_a_slow_loop(side: Literal["left", "right"]) -> None:
+    """Rows of several lengths, tokens that repeat at any distance; one row repeats nothing and counts for neither."""
+    rows = [[0, 5, 7, 5, 7, 9, 5], [0, 3, 3, 4], [0, 1, 2, 3, 4]]
+    network = build("gpt2")
+    table = interp.heads(HookedTransformer(network), Batch.of(rows, side=side), sentences=None)
+    values: dict[str, list[np.ndarray]] = {name: [] for name in SCORES}
+    for row in rows:
+        seen = observe(network, Batch.of([row]), [Read("blocks.1.attn.hook_pattern")])
+        pattern = seen.trace["blocks.1.attn.hook_pattern"][0].numpy()
+        of_row: dict[str, list[np.ndarray]] = {name: [] for name in SCORES}
+        for q in range(1, len(row)):
+            a = pattern[:, q]
+            copies = [k for k in range(q) if row[k] == row[q]]
+            of_row["previous_token"].append(a[:, q - 1])
+            of_row["current_token"].append(a[:, q])
+            of_row["first_token"].append(a[:, 0])
+            of_row["local"].append(a[:, max(1, q - 4) : q + 1].sum(1))
+            of_row["entropy"].append(-(a[:, : q + 1] * np.log(a[:, : q + 1])).sum(1) / np.log(q + 1))
+            if copies:
+                of_row["duplicate_token"].append(a[:, copies].sum(1))
+                of_row["induction"].append(a[:, [k + 1 for k in copies]].sum(1))
+        for name, each in of_row.items():
+            if each:
+                values[name].append(np.mean(each, 0))
+    for name, each in values.items():
+        cells = table.sel(layer=1, score=name)
+        np.testing.assert_allclose(cells.value, np.mean(each, 0), rtol=1e-9, atol=1e-12, err_msg=name)
+        assert (cells.n == len(each)).all() and len(each) == (
+            2 if name in ("duplicate_token", "induction") else 3
+        )
+
+
+def test_what_repeats_is_ones_own_to_say() -> None:
+    """Upper and lower case as one token: induction across the two, which no equal ids would show."""
+    model = HookedTransformer.from_pretrained("groundtruth-induction")
+    plain = SMALL.tokens(model.cfg.d_vocab, 0)
+    same = interp.heads(model, Batch(plain, bos=True), sentences=None)
+    told = interp.heads(model, Batch(plain, bos=True), copies=same_token, sentences=None)
+    assert same.value.identical(told.value)
+    shifted = interp.heads(model, Batch(plain, bos=True), copies=one_before, sentences=None)
+    assert float(same.value.sel(score="induction")[INDUCTION]) > 0.9
+    assert float(shifted.value.sel(score="induction")[INDUCTION]) < 0.1
+    assert same.label.values[INDUCTION] == "induction" != shifted.label.values[INDUCTION]
+    for wrong in (
+        lambda batch: same_token(batch)[:, :, :-1],
+        lambda batch: same_token(batch).mT,
+        same_token_ids,
+    ):
+        with pytest.raises(ValueError, match="copies must be True or False for each query and key"):
+            interp.heads(model, Batch(plain, bos=True), copies=wrong, sentences=None)
+    with pytest.raises(ValueError, match="rows in which a token repeats an earlier one are required"):
+        interp.heads(model, Batch(plain[:, :4], bos=True), sentences=None)
+    with pytest.raises(ValueError, match="RepeatedTokens knows where its tokens repeat"):
+        interp.heads(model, SMALL, copies=same_token)
+
+
+def one_before(batch: Batch) -> Tensor:
+    """What stands before an earlier copy, in place of the copy."""
+    found = same_token(batch).roll(-1, 2)
+    found[:, :, -1] = False
+    return found & same_token(batch).any(2, keepdim=True) & torch.ones_like(found).tril(-1)
+
+
+def same_token_ids(batch: Batch) -> Tensor:
+    return same_token(batch).long()
 
 
 # --- edited models -------------------------------------------------------------------------------------------------

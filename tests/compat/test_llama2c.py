@@ -134,10 +134,11 @@ def test_a_file_of_another_length_is_refused_with_both_numbers(tmp_path: Path) -
 HEADERS = {
     "requires dim >= 1, got 0": (0, HIDDEN, LAYERS, HEADS, KV, VOCAB, SEQ),
     "requires n_layers >= 1, got -2": (DIM, HIDDEN, -2, HEADS, KV, VOCAB, SEQ),
+    "requires n_layers <= 10000, got 2147483647": (DIM, HIDDEN, 2**31 - 1, HEADS, KV, VOCAB, SEQ),
     "requires vocab_size >= 1, got 0": (DIM, HIDDEN, LAYERS, HEADS, KV, 0, SEQ),
     "requires 5 heads of even width, got dim 24": (DIM, HIDDEN, LAYERS, 5, KV, VOCAB, SEQ),
     "n_kv_heads to divide n_heads, got 3 and 4": (DIM, HIDDEN, LAYERS, HEADS, 3, VOCAB, SEQ),
-    "its header asks for [0-9]{20,}": (2**31 - 2, 2**31 - 1, 2**31 - 1, 1, 1, VOCAB, SEQ),
+    "its header asks for [0-9]{20,}": (2**31 - 2, 2**31 - 1, 9_999, 1, 1, VOCAB, SEQ),
 }
 
 
