@@ -455,6 +455,8 @@ def refuse_setting(module: nn.Module, name: str, value: object) -> None:
 
     Modules with a `forward` of the user's own may have anything.
     """
+    if isinstance(module.__dict__.get(name), Tensor):  # a weight that pruning computes
+        return
     own = "forward" in module.__dict__ or not _of_ours(type(module))
     held = module.__dict__.get(name, value)
     if not (own or held is value or (isinstance(held, int | float | str) and held == value)):

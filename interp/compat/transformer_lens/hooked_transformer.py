@@ -1,6 +1,7 @@
 """`HookedTransformer`: TransformerLens' class, computed by a native `Transformer` wherever that can run the pass."""
 
 import logging
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from interp.compat.transformer_lens.root_module import HookedRootModule, kept
 from interp.compat.transformer_lens.stacks import WeightStacks
 from interp.compat.transformer_lens.tokenization import Tokenization, get_attention_mask
 
+Predicate = Callable[[str], bool]
 SingleLoss = Float[Tensor, ""]
 NOTHING = nullcontext()
 LossPerToken = Float[Tensor, "b p"]
@@ -389,8 +391,20 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
         found = super()._chosen(names)
         if names is not None and not callable(names):
             return found
-        ready = [name for name in found if (flag := self._flag(name)) is None or getattr(self.cfg, flag)]
-        return ready or ([] if names is None else found)
+        return self._ready(found) or ([] if names is None else found)
+
+    def _ready(self, names: Iterable[str]) -> list[str]:
+        """Those whose flag is on."""
+        return [name for name in names if (flag := self._flag(name)) is None or getattr(self.cfg, flag)]
+
+    def _enable_hooks_for_points(
+        self, hook_points: Iterable[tuple[str, HookPoint]], enabled: Predicate, hook: HookFunction, dir: str
+    ) -> None:
+        """At the points that a predicate accepts, by the rule of `_chosen`."""
+        given = list(hook_points)
+        found = [name for name, _ in given if enabled(name)]
+        chosen = self._ready(found) or found
+        super()._enable_hooks_for_points(given, chosen.__contains__, hook, dir)
 
     def set_use_attn_result(self, use_attn_result: bool) -> None:
         """Whether `attn.hook_result` is cached without being named."""
