@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from interp.core.boundary import public, shape_text, shown
 from interp.model import sites
@@ -78,7 +79,7 @@ def _check_tokens(config: ModelConfig, tokens: Tensor, start: int) -> None:
         )
     if tokens.shape[1] == 0 or tokens.shape[0] == 0:
         raise ValueError(f"at least one token is required, got shape {shape_text(tokens.shape)}")
-    if not start:
+    if not start and not is_functorch_wrapped_tensor(tokens):  # whose numbers cannot be asked for
         _check_ids("token ids", tokens, config.d_vocab)
 
 

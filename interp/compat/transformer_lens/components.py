@@ -5,8 +5,10 @@ and experts have arithmetic of their own; of the others the native part in their
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from numbers import Real
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -98,10 +100,23 @@ class Unembed(Part):
         return self.hook_out(F.linear(self.hook_in(residual), self.W_U.T, self.b_U))
 
 
+def real_number(name: str, value: object) -> None:
+    """ValueError for what is no number, such as a tensor, whose gradient would be lost."""
+    if not isinstance(value, Real):
+        raise ValueError(f"{name} of a module is a number, got {type(value).__name__}")
+
+
+def function_of_tensors(name: str, value: object) -> None:
+    """ValueError for what cannot be called."""
+    if not callable(value):
+        raise ValueError(f"{name} of a module is a function of a tensor, got {value!r}")
+
+
 class LayerNormPre(Part):
     """The mean removed, divided by the standard deviation: LayerNorm whose weights were folded away."""
 
     kind: type[ours.LayerNorm | ours.RMSNorm] = ours.LayerNorm
+    settable: ClassVar = {"eps": real_number}
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
@@ -113,6 +128,10 @@ class LayerNormPre(Part):
     def forward(self, x: Tensor) -> Tensor:
         """The normed input, times w and plus b where there are any; half precision is normed in float32."""
         return self.computed(lambda native, scope: native(x, scope), x).to(self.cfg.dtype)
+
+    def attributes(self, native: nn.Module) -> Mapping[str, object]:
+        """The norm with this `eps`."""
+        return {"kind": self.kind(float(self.eps))}
 
     def _own_path(self) -> str:
         return "blocks.0.ln1"
@@ -197,6 +216,8 @@ class CanBeUsedAsMLP(Part):
 class MLP(CanBeUsedAsMLP):
     """`act(x W_in + b_in) W_out + b_out`, with a norm after an activation called `..._ln`."""
 
+    settable: ClassVar = {"act_fn": function_of_tensors}
+
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         self.select_activation_function()
@@ -213,6 +234,10 @@ class MLP(CanBeUsedAsMLP):
     def forward(self, x: Tensor) -> Tensor:
         """The output `[b p d]`."""
         return self.computed(lambda native, scope: native(x, scope), x)
+
+    def attributes(self, native: nn.Module) -> Mapping[str, object]:
+        """The activation."""
+        return {"act": self.act_fn}
 
     def _own_path(self) -> str:
         return "blocks.0.mlp"
@@ -440,6 +465,14 @@ NO_STREAM = (None, None)
 class Attention(RotaryTables):
     """One attention layer: `W_Q`, `W_K`, `W_V` `[h d e]`, `W_O` `[h e d]` and their biases."""
 
+    settable: ClassVar = {"attn_scale": real_number}
+    uncalled = frozenset(
+        {
+            "apply_causal_mask", "calculate_qkv_matrices", "calculate_attention_scores", "calculate_z_scores",
+            "apply_rotary", "calculate_sin_cos_rotary", "rotate_every_two", "create_alibi_bias",
+        }
+    )  # fmt: skip
+
     W_K: Tensor
     W_V: Tensor
     b_K: Tensor
@@ -606,6 +639,10 @@ class Attention(RotaryTables):
         config = replace(blueprint(self.cfg).config, window=window, local_layers=None, local_position=None)
         return attention_mask(config, n, past, layout, device, local=local)
 
+    def attributes(self, native: nn.Module) -> Mapping[str, object]:
+        """What scores are multiplied with."""
+        return {"scale": 1 / float(self.attn_scale)}
+
     def _own_path(self) -> str:
         return "blocks.0.attn"
 
@@ -685,6 +722,8 @@ def complex_attn_linear(input: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 class TransformerBlock(Part):
     """Attention and MLP that read the residual stream and add to it."""
+
+    uncalled = frozenset({"apply_mlp"})
 
     ln1: nn.Module
     ln2: nn.Module

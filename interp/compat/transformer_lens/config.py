@@ -3,22 +3,52 @@
 import inspect
 import pprint
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from interp.compat.hooked_config import NOT_ARITHMETIC
 from interp.compat.transformer_lens.activations import SUPPORTED_ACTIVATIONS
 
 __path__: list[str] = []
 """To the import system a package: `config.hooked_transformer_config` is this module too (`install.ALIASES`)."""
 
+FOLLOWED = frozenset(
+    {
+        "output_logits_soft_cap", "attn_scores_soft_cap", "attention_dir", "window_size", "clip_qkv", "use_logn_attn",
+        "train_seq_length", "norm_topk_prob",
+    }
+)  # fmt: skip
+"""Fields that the next pass of a model follows, as in TransformerLens."""
+IDLE = frozenset(NOT_ARITHMETIC) - {"dtype", "train_seq_length", "use_hook_tokens"}
+"""Fields that change no number of a model that is built."""
+INSTEAD = {
+    "attn_scale": "set blocks[i].attn.attn_scale",
+    "eps": "set eps of the norms, as in blocks[i].ln1.eps",
+    "act_fn": "set blocks[i].mlp.act_fn to a function",
+    "normalization_type": "process_weights_() folds the norms",
+    "dtype": "model.to(dtype) casts the weights",
+}
+"""What does what somebody wants who sets a field of a model that is built."""
+
+
+class User(Protocol):
+    """What computes by a config."""
+
+    def accepts(self, name: str, value: object) -> bool:
+        """Whether a field that is fixed may have this value nevertheless."""
+        ...
+
 
 @dataclass(repr=False)
 class TransformerLensConfig:
     """The fields that every model of TransformerLens has."""
+
+    __slots__ = ("__dict__", "__weakref__", "_users")
 
     d_model: int
     d_head: int
@@ -76,6 +106,30 @@ class TransformerLensConfig:
     def to_dict(self) -> dict[str, Any]:
         """The fields."""
         return self.__dict__.copy()
+
+    # a config that something computes by
+
+    def used_by(self, user: User) -> None:
+        """From now on refuse to change what this model (or part) was built with."""
+        self._all_users().add(user)
+
+    def _all_users(self) -> "weakref.WeakSet[User]":
+        try:
+            users: weakref.WeakSet[User] = object.__getattribute__(self, "_users")
+        except AttributeError:
+            users = weakref.WeakSet()
+            object.__setattr__(self, "_users", users)
+        return users
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in FIXED and name in self.__dict__ and name != "dtype":  # of weights that may be cast later
+            for user in self._all_users():
+                refuse_changes({name: self.__dict__[name]}, {name: value}, user)
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields; nothing computes by a copy yet."""
+        return self.__dict__
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}:\n" + pprint.pformat(self.to_dict())
@@ -233,3 +287,24 @@ class HookedTransformerConfig(TransformerLensConfig):
     def is_layer_norm_activation(self) -> bool:
         """Whether the activation is followed by a norm."""
         return self.act_fn is not None and self.act_fn.endswith("_ln")
+
+
+FIXED = frozenset(field.name for field in fields(HookedTransformerConfig)) - FOLLOWED - IDLE
+"""Fields that a model is built with."""
+
+
+def refuse_changes(before: Mapping[str, object], now: Mapping[str, object], user: User) -> None:
+    """ValueError naming the first field that a model was built with and that has another value now."""
+    for name in _differing(before, now):
+        if name in FIXED and not user.accepts(name, now.get(name)):
+            instead = INSTEAD.get(name, "")
+            raise ValueError(
+                f"a model was built with {name}={before.get(name)!r}, and no pass would follow {now.get(name)!r}: "
+                f"HookedTransformer({{**cfg.to_dict(), {name!r}: ...}}) is another model"
+                f"{'; or ' if instead else ''}{instead}"
+            )
+
+
+def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> Iterable[str]:
+    missing = object()
+    return [name for name in {**before, **now} if before.get(name, missing) != now.get(name, missing)]

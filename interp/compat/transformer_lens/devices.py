@@ -56,6 +56,7 @@ def move_to_and_update_config(
 ) -> Model:
     """The model moved or cast in place by `nn.Module.to`, its `cfg.device` or `cfg.dtype` told so."""
     cfg = model.cfg
+    nn.Module.to(model, device_or_dtype)
     if isinstance(device_or_dtype, torch.dtype):
         if hasattr(cfg, "dtype"):
             cfg.dtype = device_or_dtype
@@ -67,7 +68,7 @@ def move_to_and_update_config(
         line = f"Moving model to device:  {name}"
     if print_details:
         sys.stdout.write(f"{line}\n")
-    return nn.Module.to(model, device_or_dtype)
+    return model
 
 
 def print_gpu_mem(step_name: str = "") -> None:

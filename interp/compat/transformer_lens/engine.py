@@ -7,9 +7,9 @@ is of TransformerLens' form asks the native part in turn (`Part.computed`). So n
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from interp.compat.transformer_lens.cache import (
     TransformerLensKeyValueCacheEntry,
 )
 from interp.compat.transformer_lens.changes import HOOKS, Changes, Noticing, note_writes
-from interp.compat.transformer_lens.config import HookedTransformerConfig
+from interp.compat.transformer_lens.config import HookedTransformerConfig, refuse_changes
 from interp.compat.transformer_lens.hook_points import HookPoint
 from interp.compat.transformer_lens.hook_tap import HookTap, hooks_of, is_active, scope_of
 from interp.compat.transformer_lens.native import (
@@ -129,6 +129,7 @@ class Slot:
 class Point:
     """Where a hook point is kept, and its site in the native model."""
 
+    path: str
     owner: nn.Module
     name: str
     site: str | None
@@ -146,6 +147,10 @@ class Engine:
         """path: of the root in a `HookedTransformer`."""
         self.native, self.config = native, config
         self._root, self._path = root, path
+        cfg = root.cfg
+        assert isinstance(cfg, HookedTransformerConfig)
+        self.cfg = cfg
+        self._built = _said(cfg)
         self.shared = Shared(native, list(links_of(root, path, native, config)), own=not path)
         self._seen = -1
         self._polled: list[nn.Module] = []
@@ -168,9 +173,7 @@ class Engine:
                 full = f"{path}.{name}" if path else name
                 if isinstance(child, HookPoint):
                     site = native_site(full, self.config)
-                    self._points.append(Point(owner, name, site, around))
-                    if site is not None:
-                        self._sites[full] = site
+                    self._points.append(Point(full, owner, name, site, around))
                     continue
                 inner = native_path(full, self.config).removeprefix(top).removeprefix(".")
                 part = found(self.native, inner)
@@ -180,6 +183,7 @@ class Engine:
                 self._slots[full] = Slot(
                     full, owner, name, child, around, held, inner.rpartition(".")[2], part
                 )
+        self._sites = {point.path: point.site for point in self._points if point.site is not None}
 
     def adopt(self) -> None:
         """Tell every module which native part it computes with."""
@@ -190,6 +194,49 @@ class Engine:
                 slot.own.owner = (slot.module,)  # type: ignore[assignment]
         if self._path and isinstance(self.native, Attention):
             self.native.owner = (self._root,)  # type: ignore[assignment]
+        self.cfg.used_by(self)
+        self._take_attributes()
+
+    # what users set after it was built
+
+    def accepts(self, name: str, value: object) -> bool:
+        """Whether the weights were cast to this dtype."""
+        return name == "dtype" and any(value == weight.dtype for weight in self._root.parameters())
+
+    def current(self) -> "Engine":
+        """This engine, its native parts as the config and the modules now are.
+
+        Errors: ValueError for a field of the config that it was built with and that has another value.
+        """
+        if self.cfg.__dict__ != self._built:
+            refuse_changes(self._built, self.cfg.__dict__, self)
+            fresh, self.config = self._fresh()
+            for path, part in fresh.named_modules():
+                public = {name: value for name, value in vars(part).items() if not name.startswith("_")}
+                vars(self.native.get_submodule(path)).update(public)
+            self._points = [replace(at, site=native_site(at.path, self.config)) for at in self._points]
+            self._sites = {point.path: point.site for point in self._points if point.site is not None}
+            self._take_attributes()
+            self._seen, self._built = -1, _said(self.cfg)
+        return self
+
+    def _fresh(self) -> tuple[nn.Module, ModelConfig]:
+        """A native model of the config as it now is, without numbers, and its config."""
+        native, config = self._root._native(torch.device("meta"), torch.float32)  # type: ignore[operator]
+        return native, config
+
+    def _take_attributes(self) -> None:
+        for path, slot in self._slots.items():
+            if slot.own is not None:
+                self.take(slot.module, path)
+        if self._path:
+            self.take(self._root, self._path)
+
+    def take(self, module: nn.Module, path: str) -> None:
+        """Compute from now on with what users may set on the module at `path`."""
+        native = self.native if path == self._path else self._slots[path].own
+        if isinstance(module, Part) and native is not None:
+            vars(native).update(module.attributes(native))
 
     def __getstate__(self) -> Mapping[str, Any]:
         """A copy has to look for itself."""
@@ -296,6 +343,7 @@ class Engine:
 
     def part(self, path: str, call: Callable[[Any, Scope], Tensor], setting: Setting) -> Tensor:
         """What a function of the native part at `path` gives, with the hook points and modules inside that part."""
+        self.current()
         native = self.native if path == self._path else self._slots[path].own
         assert native is not None
         points, called = self._survey(path)
@@ -318,8 +366,13 @@ class ModelEngine(Engine):
 
     def __init__(self, model: nn.Module, cfg: HookedTransformerConfig) -> None:
         plan = blueprint(cfg)
-        self.cfg, self.usual = cfg, plan.usual
-        super().__init__(model, "", native_of(cfg, plan), plan.config)
+        self.usual = plan.usual
+        super().__init__(model, "", native_of(cfg, plan, cfg.device), plan.config)
+
+    def _fresh(self) -> tuple[nn.Module, ModelConfig]:
+        plan = blueprint(self.cfg)
+        self.usual = plan.usual
+        return native_of(self.cfg, plan, "meta"), plan.config
 
     def adopt(self) -> None:
         """Tell the modules which native parts they compute with, and the native model who keeps the tables."""
@@ -397,16 +450,71 @@ class ModelEngine(Engine):
         return partial(self.native, x, tap, passage.first or 0, passage.end, **options)
 
 
+def refuse_setting(module: nn.Module, name: str, value: object) -> None:
+    """ValueError for an attribute that a module of ours was built with, set to something else.
+
+    Modules with a `forward` of the user's own may have anything.
+    """
+    if isinstance(module.__dict__.get(name), Tensor):  # a weight that pruning computes
+        return
+    own = "forward" in module.__dict__ or not _of_ours(type(module))
+    held = module.__dict__.get(name, value)
+    if not (own or held is value or (isinstance(held, int | float | str) and held == value)):
+        raise ValueError(
+            f"{name} is what this {type(module).__name__} was built with, and no pass would follow another: build one "
+            "from another config and put it in its place"
+        )
+
+
+def refuse_method(kind: type, name: str) -> None:
+    """The ValueError for a method that is another one now, and that no pass calls."""
+    raise ValueError(
+        f"no pass calls {kind.__name__}.{name}, so another one would do nothing: change the numbers by a hook, or give "
+        "the module a forward of its own"
+    )
+
+
+def _of_ours(kind: type) -> bool:
+    """Whether modules of this class compute with a native part."""
+    return str(kind.forward.__module__).startswith(__name__.rpartition(".")[0])  # type: ignore[attr-defined]
+
+
 class Part(Noticing):
     """A module of TransformerLens' form: parameters, hook points and other parts; a native part does its arithmetic.
 
-    In a `HookedTransformer` that is the one of the native model; by itself it has one of its own.
+    In a `HookedTransformer` that is the one of the native model; by itself it has one of its own. What users may set
+    on a module, every pass follows; what it was built with is refused.
     """
+
+    settable: ClassVar[Mapping[str, Callable[[str, object], None]]] = {}
+    """Attributes that passes follow, and what raises for a value that they cannot."""
+    uncalled: ClassVar[frozenset[str]] = frozenset()
+    """Methods that passes of TransformerLens call and ours do not."""
+
+    def attributes(self, native: nn.Module) -> Mapping[str, object]:
+        """The attributes of the native part that follow from what users may set on this module."""
+        return {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if check := self.settable.get(name):
+            check(name, value)
+        elif name in self.uncalled and _of_ours(type(self)):
+            refuse_method(type(self), name)
+        elif not name.startswith("_") and name not in ("forward", "training", "name"):
+            refuse_setting(self, name, value)
+        super().__setattr__(name, value)
+        if check:
+            home = self.__dict__.get("_home") or self.__dict__.get("_own", (None, None))[1:]
+            if home[0] is not None:
+                home[0].take(self, home[1])
 
     def computed(
         self, call: Callable[[Any, Scope], Tensor], like: Tensor, setting: Setting | None = None
     ) -> Tensor:
         """What a function of the native part and of the scope of this module's hook points gives."""
+        for name in self.uncalled:
+            if name in self.__dict__ or _defined(type(self), name):
+                refuse_method(type(self), name)
         home = self.__dict__.get("_home")
         if home is None:
             home = (self._alone(like), self._own_path())
@@ -420,7 +528,8 @@ class Part(Noticing):
         kind = (like.device, like.dtype)
         if self.__dict__.get("_own", (None,))[0] != kind:
             native, config = self._native(*kind)
-            self.__dict__["_own"] = (kind, Engine(self, self._own_path(), native, config))
+            path = self._own_path()
+            self.__dict__["_own"] = (kind, Engine(self, path, native, config), path)
         engine = self.__dict__["_own"][1]
         assert isinstance(engine, Engine)
         return engine
@@ -496,6 +605,17 @@ class Detour(nn.Module):
         assert tokens is not None
         before = 0 if past is None else self._setting.entry(0).past_keys.shape[1]  # type: ignore[union-attr]
         return _tensor(module(tokens, before, self._setting.mask))
+
+
+def _defined(kind: type, name: str) -> bool:
+    """Whether a class of somebody else's defines a method."""
+    found = getattr(kind, name, None)
+    return found is not None and not str(found.__module__).startswith(__name__.rpartition(".")[0])
+
+
+def _said(cfg: HookedTransformerConfig) -> dict[str, Any]:
+    """The fields, of lists a copy."""
+    return {name: [*value] if isinstance(value, list) else value for name, value in cfg.__dict__.items()}
 
 
 def _tensor(value: object) -> Tensor:

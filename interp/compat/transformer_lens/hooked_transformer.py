@@ -1,6 +1,7 @@
 """`HookedTransformer`: TransformerLens' class, computed by a native `Transformer` wherever that can run the pass."""
 
 import logging
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from interp.compat.transformer_lens.components import (
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.defaults import USE_DEFAULT_VALUE, LocallyOverridenDefaults
 from interp.compat.transformer_lens.devices import move_to_and_update_config
-from interp.compat.transformer_lens.engine import Caching, ModelEngine, Passage
+from interp.compat.transformer_lens.engine import Caching, ModelEngine, Passage, refuse_method, refuse_setting
 from interp.compat.transformer_lens.generation import Generation
 from interp.compat.transformer_lens.hook_points import DeviceType, HookFunction, HookPoint, NamesFilter
 from interp.compat.transformer_lens.initialisation import initialise
@@ -36,6 +37,7 @@ from interp.compat.transformer_lens.root_module import HookedRootModule, kept
 from interp.compat.transformer_lens.stacks import WeightStacks
 from interp.compat.transformer_lens.tokenization import Tokenization, get_attention_mask
 
+Predicate = Callable[[str], bool]
 SingleLoss = Float[Tensor, ""]
 NOTHING = nullcontext()
 LossPerToken = Float[Tensor, "b p"]
@@ -107,6 +109,9 @@ class Passes(nn.Module):
         past_kv_cache: TransformerLensKeyValueCache | None = None,
         caching: Caching | None = None,
     ) -> Any:
+        for name, method in UNCALLED.items():
+            if getattr(type(self), name) is not method:
+                refuse_method(type(self), name)
         if start_at_layer is not None:
             assert isinstance(input, Tensor), (
                 "start_at_layer requires the residual stream entering that layer"
@@ -164,12 +169,13 @@ class Passes(nn.Module):
 
     def _run(self, passage: Passage, caching: Caching | None = None) -> Any:
         """The output of a pass."""
+        engine = self.engine
         if passage.first is None and self.cfg.use_hook_tokens:
             passage = replace(passage, x=self.hook_tokens(passage.x))
             if caching is not None and "hook_tokens" in caching.names:
                 caching.into["hook_tokens"] = caching.keep(passage.x, "hook_tokens")
                 caching = replace(caching, names=tuple(n for n in caching.names if n != "hook_tokens"))
-        return self.engine.run(passage, caching)
+        return engine.run(passage, caching)
 
     def input_to_embed(
         self,
@@ -224,6 +230,9 @@ class Passes(nn.Module):
         """The cross entropy of each next token, in nats: the mean over real ones, or `[b p-1]`."""
         return lm_cross_entropy_loss(logits, tokens.to(logits.device), attention_mask, per_token)
 
+
+UNCALLED = {name: getattr(Passes, name) for name in ("input_to_embed", "get_residual")}
+"""Methods that passes of TransformerLens call and ours do not."""
 
 __all__ = ["DTYPE_FROM_STRING", "HookedTransformer", "Loss", "LossPerToken", "Output", "SingleLoss"]
 ON_DEMAND = {
@@ -315,7 +324,15 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
         """The native model of this one."""
         engine = self.__dict__["_engine"]
         assert isinstance(engine, ModelEngine)
+        engine.current()
         return engine
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "cfg":
+            refuse_setting(self, name, value)
+        if name in UNCALLED:
+            refuse_method(type(self), name)
+        super().__setattr__(name, value)
 
     def _share(self) -> None:
         """A native model for the modules as they are, on the same memory as their parameters."""
@@ -374,8 +391,20 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
         found = super()._chosen(names)
         if names is not None and not callable(names):
             return found
-        ready = [name for name in found if (flag := self._flag(name)) is None or getattr(self.cfg, flag)]
-        return ready or ([] if names is None else found)
+        return self._ready(found) or ([] if names is None else found)
+
+    def _ready(self, names: Iterable[str]) -> list[str]:
+        """Those whose flag is on."""
+        return [name for name in names if (flag := self._flag(name)) is None or getattr(self.cfg, flag)]
+
+    def _enable_hooks_for_points(
+        self, hook_points: Iterable[tuple[str, HookPoint]], enabled: Predicate, hook: HookFunction, dir: str
+    ) -> None:
+        """At the points that a predicate accepts, by the rule of `_chosen`."""
+        given = list(hook_points)
+        found = [name for name, _ in given if enabled(name)]
+        chosen = self._ready(found) or found
+        super()._enable_hooks_for_points(given, chosen.__contains__, hook, dir)
 
     def set_use_attn_result(self, use_attn_result: bool) -> None:
         """Whether `attn.hook_result` is cached without being named."""
@@ -419,7 +448,8 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
         names_filter: None = all whose flag is on; points named by a string or list need no flag. incl_bwd: calls
         `backward()` on the output, and keeps gradients as `<name>_grad`. Values are those after all hooks.
         """
-        plain = type(self).forward is HookedTransformer.forward and reset_hooks_end and not incl_bwd
+        own = "forward" in self.__dict__ or type(self).forward is not HookedTransformer.forward
+        plain = not own and reset_hooks_end and not incl_bwd
         if plain and not (self._forward_hooks or self._forward_pre_hooks):
             caching = Caching(
                 tuple(self._chosen(names_filter)), kept(device, remove_batch_dim, pos_slice), {}

@@ -85,6 +85,8 @@ def _aliases() -> dict[str, list[str]]:
         found[f"roneneldan/TinyStories-{theirs}"] = [f"tiny-stories-{ours}"]
     for owner, models in _SAME.items():
         found |= {f"{owner}/{model}": [model] for model in models}
+    for name in ("gpt2", *_STATED):
+        found[name].append(f"openai-community/{name}")
     for name, more in _OTHERS.items():
         found[name] = found.get(name, []) + more
     return dict(sorted(found.items(), key=lambda pair: pair[0].casefold()))

@@ -407,8 +407,8 @@ def blueprint(cfg: HookedTransformerConfig) -> Blueprint:
     return Blueprint(config, not stray, not normed_embedding, not cfg.num_experts)
 
 
-def native_of(cfg: HookedTransformerConfig, plan: Blueprint) -> LensTransformer:
-    """The native model of a config, its weights not yet filled."""
+def native_of(cfg: HookedTransformerConfig, plan: Blueprint, device: Any) -> LensTransformer:
+    """The native model of a config on a device, its weights not yet filled."""
     config = plan.config
     with torch.device("meta"):
         native = LensTransformer(config)
@@ -423,7 +423,7 @@ def native_of(cfg: HookedTransformerConfig, plan: Blueprint) -> LensTransformer:
         native.unembed = nn.Linear(config.d_model, cfg.d_vocab_out)
         if not plan.embeds:
             native.embed = Elsewhere()  # type: ignore[assignment]
-    return filled(native, cfg, cfg.device, cfg.dtype)
+    return filled(native, cfg, device, cfg.dtype)
 
 
 def native_block(cfg: HookedTransformerConfig, plan: Blueprint, layer: int) -> Block:

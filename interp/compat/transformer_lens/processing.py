@@ -497,7 +497,7 @@ class ProcessedWeights(nn.Module):
             refactor_factored_attn_matrices=refactor_factored_attn_matrices,
         )  # fmt: skip
         if changed.get("normalization_type", self.cfg.normalization_type) != self.cfg.normalization_type:
-            self.cfg.normalization_type = str(changed["normalization_type"])
+            self.cfg.to_dict()["normalization_type"] = str(changed["normalization_type"])
             self._fold_norms()
         self.load_state_dict(state, strict=False)
 
@@ -506,7 +506,7 @@ class ProcessedWeights(nn.Module):
         plain = LayerNormPre if self.cfg.normalization_type == "LNPre" else RMSNormPre
         self.ln_final = RMSNormPre(self.cfg) if self.cfg.final_rms else plain(self.cfg)
         for block in self.blocks:
-            block.normalization_type = self.cfg.normalization_type
+            block.__dict__["normalization_type"] = self.cfg.normalization_type
             block.ln1 = plain(self.cfg)
             if not self.cfg.attn_only:
                 block.ln2 = plain(self.cfg)

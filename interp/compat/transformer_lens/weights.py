@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from einops import rearrange
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 
 from interp.compat.transformer_lens.changes import Changes, note_writes
 from interp.compat.transformer_lens.native import Elsewhere, native_path
@@ -83,15 +84,22 @@ class Link:
 class Leaf:
     """Where a parameter is kept, and the part of a native weight that it should be."""
 
-    kept: dict[str, nn.Parameter | None]
+    owner: nn.Module
     name: str
     view: Tensor
 
     def parameter(self) -> Tensor:
-        """The parameter as it now is, or what `functional_call` put in its place."""
-        found = self.kept[self.name]
-        assert found is not None
+        """The parameter as it now is, or what `functional_call`, pruning or a parametrization put in its place."""
+        found = self.owner._parameters.get(self.name)
+        if found is None:
+            found = getattr(self.owner, self.name)
+        assert isinstance(found, Tensor)
         return found
+
+    @property
+    def computed(self) -> bool:
+        """Whether it is no parameter, but computed from some at every pass."""
+        return self.owner._parameters.get(self.name) is None
 
 
 class Shared:
@@ -114,7 +122,7 @@ class Shared:
         self._look()
         for leaf in self._leaves:
             parameter = leaf.parameter()
-            if same_memory(leaf.view, parameter):
+            if leaf.computed or same_memory(leaf.view, parameter):
                 continue
             leaf.view.copy_(parameter)
             if fresh:
@@ -132,7 +140,7 @@ class Shared:
             assert weight is not None
             note_writes(link.owner, ["_parameters"])
             views = zip(link.split(weight.detach()), link.names, strict=True)
-            self._groups.append([Leaf(link.owner._parameters, name, view) for view, name in views])
+            self._groups.append([Leaf(link.owner, name, view) for view, name in views])
         self._within: dict[str, Shared] = {}
         self._forget()
 
@@ -162,7 +170,8 @@ class Shared:
     def _current(self) -> list[Tensor]:
         """The parameters as they now are."""
         if self._seen != Changes.count:
-            self._seen, self._fused = Changes.count, None
+            odd = any(leaf.computed for leaf in self._leaves)
+            self._seen, self._fused = -1 if odd else Changes.count, None
             self._parameters = [leaf.parameter() for leaf in self._leaves]
             self._matrices = [
                 p for leaf, p in zip(self._leaves, self._parameters, strict=True) if leaf.view.ndim > 1
@@ -190,10 +199,11 @@ class Shared:
 
     def run(self, call: Callable[[], Tensor]) -> Tensor:
         """What a function of the native model gives, whose weights are functions of the parameters."""
-        if not (torch.is_grad_enabled() and self.trained):
+        transformed = peek_interpreter_stack() is not None
+        if not transformed and not (torch.is_grad_enabled() and self.trained):
             self.update()
             return call()
-        weights = self.fused()
+        weights = [joined(link.split, link.leaves()) for link in self.links] if transformed else self.fused()
         before = [held[name] for held, name in self._slots]  # those of a pass that this one is in, in a hook
         try:
             for (held, name), weight in zip(self._slots, weights, strict=True):
@@ -214,6 +224,16 @@ class Shared:
 
 
 WANTED = attrgetter("requires_grad")
+
+
+def joined(split: Split, parts: tuple[Tensor, ...]) -> Tensor:
+    """The weight of these parts, by functions that `torch.func` can transform."""
+    if isinstance(split, HeadsFirst):
+        heads = torch.cat(parts)
+        return rearrange(heads, "n d e -> (n e) d" if heads.ndim == 3 else "n e -> (n e)")
+    if isinstance(split, HeadsLast):
+        return rearrange(parts[0], "h e d -> d (h e)")
+    return parts[0] if split is whole else torch.cat([part.mT for part in parts])
 
 
 def _slot(native: nn.Module, path: str) -> tuple[dict[str, nn.Parameter | None], str]:
