@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 import interp
 from interp import plot
 from interp.attention import attention_kernel
-from interp.attention.heads import RULES
+from interp.attention.labels import RULES
 from interp.runs.record import Record
 
 MAPS = ("induction", "previous_token", "copying_weights", "name_mover")

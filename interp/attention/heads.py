@@ -15,18 +15,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from einops import reduce
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from interp.attention.labels import confidences, labels
 from interp.core.boundary import public, shape_text
 from interp.core.patterns import SCORES, copy_scores, distance_kernel, even_attention, pattern_scores
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import MaskedMeans, Means, Moments, Partial, Rows, t95, wide
+from interp.core.stats import MaskedMeans, Means, Moments, Partial, Rows, wide
 from interp.data.batch import Batch, Prompts, Text
 from interp.data.stream import prompt_source
 from interp.model.config import ModelConfig
@@ -90,192 +90,8 @@ def _last_shares(pattern_bhqk: Tensor) -> Tensor:
     return signed_shares(pattern_bhqk[:, :, -1])
 
 
-NONE = "none"
-"""The label of a head that no rule names."""
-SURE = 0.975
-"""The confidence from which a label is given: the near end of a 95 % interval lies past what the rule requires."""
-
-
-class Evidence(Protocol):
-    """Something that must be true of a head for its label, and how sure it is."""
-
-    @property
-    def scores(self) -> tuple[str, ...]:
-        """The scores it is read from."""
-        ...
-
-    def confidence(self, table: "xr.Dataset") -> "xr.DataArray":
-        """How sure it is that it holds `[layer, head]`; NaN where the scores have no interval."""
-        ...
-
-
-@dataclass(frozen=True)
-class Odds:
-    """The odds of a share are at least so many times those of its null: `share / (1 - share)` against chance's.
-
-    So it asks the same of a score whose chance level is a fifth, on short rows, and of one whose is a hundredth.
-    """
-
-    score: str
-    times: float
-
-    @property
-    def scores(self) -> tuple[str, ...]:
-        """The one score."""
-        return (self.score,)
-
-    def confidence(self, table: "xr.Dataset") -> "xr.DataArray":
-        """That of the share that has these odds."""
-        null = table["null"].sel(score=self.score)
-        return sure_above(table, self.score, self.times * null / (1 + (self.times - 1) * null))
-
-
-@dataclass(frozen=True)
-class Beyond:
-    """The score lies past its null by at least so much, in its own unit; below it if negative."""
-
-    score: str
-    margin: float
-
-    @property
-    def scores(self) -> tuple[str, ...]:
-        """The one score."""
-        return (self.score,)
-
-    def confidence(self, table: "xr.Dataset") -> "xr.DataArray":
-        """That of the null and the margin."""
-        return sure_above(
-            table, self.score, table["null"].sel(score=self.score) + self.margin, below=self.margin < 0
-        )
-
-
-@dataclass(frozen=True)
-class PartOf:
-    """The score is at least such a share of another one (of 1, if there is no other)."""
-
-    score: str
-    share: float
-    whole: str | None = None
-
-    @property
-    def scores(self) -> tuple[str, ...]:
-        """Both."""
-        return (self.score,) if self.whole is None else (self.score, self.whole)
-
-    def confidence(self, table: "xr.Dataset") -> "xr.DataArray":
-        """That of the other one's value, whose own error is added to the score's."""
-        if self.whole is None:
-            return sure_above(table, self.score, self.share)
-        whole = table.sel(score=self.whole)
-        width = self.share * (whole["high"] - whole["value"])
-        return sure_above(table, self.score, self.share * whole["value"], more=width)
-
-
-@dataclass(frozen=True)
-class Rare:
-    """The score is far out among those of random heads: its `p`, on the side of the sign."""
-
-    score: str
-    sign: int
-
-    @property
-    def scores(self) -> tuple[str, ...]:
-        """The one score."""
-        return (self.score,)
-
-    def confidence(self, table: "xr.Dataset") -> "xr.DataArray":
-        """The share of random heads that are less far out, on either side; 0 on the wrong one."""
-        mine = table.sel(score=self.score, drop=True)
-        here = (mine["value"] - mine["null"]) * self.sign > 0
-        return (1 - mine["p"]).where(here | mine["value"].isnull(), 0.0)
-
-
-def sure_above(
-    table: "xr.Dataset",
-    score: str,
-    least: "xr.DataArray | float",
-    *,
-    below: bool = False,
-    more: "xr.DataArray | float" = 0.0,
-) -> "xr.DataArray":
-    """How sure it is that a score is at least this (at most: `below`), by Student's t over its rows `[layer, head]`.
-
-    At `SURE` the near end of the 95 % interval is exactly there. more: half-width that comes from `least` itself.
-    """
-    from scipy.special import stdtr
-
-    mine = table.sel(score=score, drop=True)
-    least = least if isinstance(least, float) else least.drop_vars("score", errors="ignore")
-    gap = (least - mine["value"]) if below else (mine["value"] - least)
-    half = ((mine["high"] - mine["value"]) if below else (mine["value"] - mine["low"])) + more
-    half = half.drop_vars("score", errors="ignore")
-    rows = mine["n"].clip(min=2)
-    widths = (gap / half.where(half > 0)) * t95(torch.from_numpy(rows.to_numpy())).numpy()
-    sure = gap.copy(data=stdtr(rows.to_numpy() - 1, widths.to_numpy()))
-    return sure.where(half != 0, (gap >= 0).astype(float)).where(half.notnull() & gap.notnull())
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A label and all the evidence it requires."""
-
-    label: str
-    evidence: tuple[Evidence, ...]
-
-
 FRAMES = 32
 """Of random heads: as many as labels need (`copying`, whose p is finer, draws more)."""
-CLEAR = 5.0
-"""Times the odds of chance at which attention stands clear of it."""
-RULES: tuple[Rule, ...] = (
-    Rule("induction", (Odds("induction", CLEAR),)),
-    Rule("previous token", (Odds("previous_token", CLEAR), PartOf("previous_token", 0.5, "local"))),
-    Rule("duplicate token", (Odds("duplicate_token", CLEAR),)),
-    Rule("current token", (Odds("current_token", CLEAR), PartOf("current_token", 0.5, "local"))),
-    Rule("name mover", (Beyond("name_mover", 0.25), Odds("to_receiver", 2.0))),
-    Rule("s-inhibition", (Odds("s_inhibition", 3.0),)),
-    Rule("successor", (Odds("successor", CLEAR),)),
-    Rule("anti-copying", (Beyond("copying", -0.07), Rare("copying_weights", -1))),
-    Rule("copying", (Beyond("copying", 0.6), Rare("copying_weights", 1))),
-    Rule("first token", (PartOf("first_token", 0.5),)),
-    Rule("local", (PartOf("local", 0.5), Odds("local", 2.0))),
-)
-"""By priority: where a head looks on repeats, what it does in sentences, what its weights do, where it rests."""
-
-
-def confidences(table: "xr.Dataset") -> "xr.DataArray":
-    """How sure every label is `[layer, head, called]`: the least sure of its evidence; NaN without an interval.
-
-    Several may hold at once: an induction head that copies is both. Rules about scores that the table lacks are NaN.
-    """
-    first = table["value"].isel(score=0, drop=True).transpose("layer", "head")
-    found = []
-    for rule in RULES:
-        known = all(name in table["score"].values for each in rule.evidence for name in each.scores)
-        sure = [
-            each.confidence(table).transpose("layer", "head").to_numpy() for each in rule.evidence if known
-        ]
-        found.append(np.minimum.reduce(sure) if known else np.full(first.shape, np.nan))
-    named = first.expand_dims(called=[rule.label for rule in RULES], axis=-1)
-    return named.copy(data=np.stack(found, -1)).drop_vars(("unit",), errors="ignore")
-
-
-def labels(confidence: "xr.DataArray") -> "xr.DataArray":
-    """The first label of `RULES` that is sure `[layer, head]`, "none" where that is none of them.
-
-    A label says where a head stands out, not that it does nothing else: see `confidence` for what else holds. What they
-    require: attention on repeats at five times the odds of even attention (a previous or current token: and half of
-    what goes to the last five), on names at twice the odds of their paired nulls (three times for s-inhibition); a
-    quarter of a logit for names; for copying a third of the way from chance to a perfect copier, or half of the way to
-    a perfect anti-copier, and an eigenvalue score that one random head in forty has; to rest is to give half of all
-    attention.
-    """
-    holds = confidence.transpose("layer", "head", "called").to_numpy() >= SURE
-    names = np.array([*(rule.label for rule in RULES), NONE])
-    first = np.where(holds.any(-1), holds.argmax(-1), len(RULES))
-    return confidence.isel(called=0, drop=True).copy(data=names[first])
-
-
 MENTIONS = ("receiver", "first_giver", "giver")
 """The names of a sentence: the one that occurs once, and the first and second mention of the other."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast, get_args, 
 import tyro
 
 from interp.core.boundary import hints_of
+from interp.data.batch import Batch
 from interp.model.edits import Closed, Detach, Mean, Resample, Zero
 from interp.passes import metrics
 from interp.passes.analysis import Question, function_name
@@ -185,8 +186,8 @@ def data_of(kind: type[Question]) -> list[str]:
 def option_of(hint: object) -> object | None:
     """The kind of option that a field of this annotation is; None if a command line cannot give it.
 
-    A list is a list; of several possible kinds texts come first. A closed change is named; its own parameters are the
-    usual ones.
+    A list is a list; of several possible kinds texts come first, but where prompts of one's own may stand for a record
+    it is the record. A closed change is named; its own parameters are the usual ones.
     """
     members = _members(hint)
     kinds = [each for each in members if each is not type(None)]
@@ -196,6 +197,8 @@ def option_of(hint: object) -> object | None:
     simple = [each for each in kinds if each in SCALARS or get_origin(each) is Literal]
     records = [each for each in kinds if dataclasses.is_dataclass(each) and _can_be_said(each)]
     found: object
+    if len(records) == 1 and (Batch in kinds or not (lists or simple)):
+        return records[0]
     if lists:
         found = tuple[str if str in (*lists, *simple) else lists[0], ...]  # type: ignore[misc]
     elif str in simple:
@@ -203,7 +206,7 @@ def option_of(hint: object) -> object | None:
     elif simple:
         found = typing.Union[tuple(simple)]  # noqa: UP007
     else:
-        return records[0] if len(records) == 1 else None
+        return None
     return typing.Union[found, None] if type(None) in members else found  # noqa: UP007
 
 

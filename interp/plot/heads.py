@@ -9,7 +9,7 @@ import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from interp.attention.heads import RULES
+from interp.attention.labels import RULES
 from interp.core.boundary import public
 from interp.plot.canvas import Scale, axes, head_map, name_heads, score_of
 

@@ -14,7 +14,8 @@ from torch import Tensor
 import interp
 from interp import Edit, HookedTransformer
 from interp.attention import AttentionKernel, Heads, attention_kernel
-from interp.attention.heads import RULES, same_token
+from interp.attention.heads import same_token
+from interp.attention.labels import RULES
 from interp.core.patterns import SCORES, distance_kernel, even_attention
 from interp.data.batch import Batch
 from interp.edits import Add, Scale, Set, Zero

@@ -6,18 +6,8 @@ import torch
 import xarray as xr
 from scipy.stats import t
 
-from interp.attention.heads import (
-    NONE,
-    RULES,
-    SURE,
-    Beyond,
-    Evidence,
-    Odds,
-    PartOf,
-    Rare,
-    confidences,
-    labels,
-)
+from interp.attention.heads import confidences, labels
+from interp.attention.labels import NONE, RULES, SURE, Beyond, Evidence, Odds, PartOf, Rare
 
 SCORES = sorted({name for rule in RULES for e in rule.evidence for name in e.scores})
 NULL, ROWS, HALF = 0.1, 32, 0.01
