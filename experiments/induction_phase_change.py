@@ -9,6 +9,7 @@ without MLPs, over log-spaced updates; at the end every head is ablated with all
 Run: `interp run experiments/induction_phase_change.py -p seeds=3` (about 20 CPU minutes; `--shard 1/2` takes half)
 """
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -87,7 +88,7 @@ def watched(config: ModelConfig, data: RepeatingChain, training: Training) -> pd
     assert isinstance(model, Transformer)
     scores = head_table(model)
     ablated = ablate(
-        interp.HookedTransformer(model), rows, "head",
+        interp.HookedTransformer(deepcopy(model)), rows, "head",
         change=interp.edits.Zero(), freeze_patterns=True, metric=next_token_loss(),
     )  # fmt: skip
     scores = scores.join(interp.frame(ablated).set_index("part").value.rename("ablation"), on="part")
@@ -99,7 +100,7 @@ def watched(config: ModelConfig, data: RepeatingChain, training: Training) -> pd
 def measured(model: AnyModel, step: int, rows: Batch) -> dict[str, float]:
     """In-context learning and the best heads, at one point of training."""
     assert isinstance(model, Transformer)
-    found = in_context(interp.HookedTransformer(model), rows, early=8, late=60)
+    found = in_context(interp.HookedTransformer(deepcopy(model)), rows, early=8, late=60)
     score = found.sel(score="in_context", index=60)
     best = head_table(model)[["induction", "previous_token"]].max()
     return {

@@ -154,7 +154,7 @@ RULES: tuple[Rule, ...] = (
     Rule("previous token", (Odds("previous_token", CLEAR), PartOf("previous_token", 0.5, "local"))),
     Rule("duplicate token", (Odds("duplicate_token", CLEAR),)),
     Rule("current token", (Odds("current_token", CLEAR), PartOf("current_token", 0.5, "local"))),
-    Rule("name mover", (Beyond("name_mover", 0.25), Odds("to_receiver", 2.0))),
+    Rule("name mover", (Beyond("name_mover", 0.25), Odds("to_receiver", 1.25))),
     Rule("s-inhibition", (Odds("s_inhibition", 3.0),)),
     Rule("successor", (Odds("successor", CLEAR),)),
     Rule("anti-copying", (Beyond("copying", -0.07), Rare("copying_weights", -1))),
@@ -187,7 +187,7 @@ def labels(confidence: xr.DataArray) -> xr.DataArray:
 
     A label says where a head stands out, not that it does nothing else: see `confidence` for what else holds. What they
     require: attention on repeats at five times the odds of even attention (a previous or current token: and half of
-    what goes to the last five), on names at twice the odds of their paired nulls (three times for s-inhibition); a
+    what goes to the last five), on names at 1.25 times the odds of their paired nulls (three times for s-inhibition); a
     quarter of a logit for names; for copying a third of the way from chance to a perfect copier, or half of the way to
     a perfect anti-copier, and an eigenvalue score that one random head in forty has; to rest is to give half of all
     attention.
