@@ -218,12 +218,11 @@ class Heads(Question):
 
     def asked(self, model: Subject) -> Alone:
         """Passes over the rows, and the weights."""
-        if isinstance(self.data, RepeatedTokens):
-            _check(model.transformer.config, self.data)
-            if self.copies is not None:
-                raise ValueError(
-                    "copies are said of rows of your own; RepeatedTokens knows where its tokens repeat"
-                )
+        _check(model.transformer.config, self.data)
+        if isinstance(self.data, RepeatedTokens) and self.copies is not None:
+            raise ValueError(
+                "copies are said of rows of your own; RepeatedTokens knows where its tokens repeat"
+            )
         return Alone(self.name, partial(_heads, model, self))
 
 
@@ -304,10 +303,10 @@ def attention_kernel(
     return answered(AttentionKernel(data, batch_size), model, edits=edits)
 
 
-def _check(config: ModelConfig, data: RepeatedTokens) -> None:
+def _check(config: ModelConfig, data: RepeatedTokens | Prompts) -> None:
     if not config.causal:
         raise ValueError("head scores on repeats require a causal model")
-    if data.length > config.n_ctx:
+    if isinstance(data, RepeatedTokens) and data.length > config.n_ctx:
         raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}")
 
 
@@ -369,8 +368,6 @@ def _on_own_rows(
 ) -> Found:
     """The scores of `SCORES` on any prompts, each beside that of attention spread over what the layer may see."""
     config = model.transformer.config
-    if not config.causal:
-        raise ValueError("head scores on repeats require a causal model")
     reads = tuple(Read(f"blocks.{layer}.attn.hook_pattern") for layer in range(config.n_layers))
     analysis = Analysis(
         "heads", partial(_copied, copies=copies or same_token, reads=reads), MaskedMeans, reads=reads
@@ -415,7 +412,7 @@ def _copied(
             f"only, got {repeats.dtype} of shape {shape_text(repeats.shape)}"
         )
     repeats = repeats & pairs
-    found, chance = [], []
+    found = []
     for layer, read in enumerate(reads):
         pattern = trace[read]
         signed = layer in without_shares(config)
@@ -423,11 +420,12 @@ def _copied(
         if signed:
             scores[..., SCORES.index("entropy")] = 0.0  # NaN in the table
         found.append(scores)
-        window = config.window if config.is_local(layer) else None
+    windows, chance = _windows(config), {}
+    for window in set(windows):
         seen = (back >= 0) & (place >= 0)[:, None, :] & (back < (window or back.shape[1]))
         even = seen.double() / seen.sum(-1, keepdim=True).clamp_min(1)
-        chance.append(copy_scores(even[:, None], repeats, place)[:, 0])
-    values, nulls = torch.stack(found, 1), torch.stack(chance, 1)
+        chance[window] = copy_scores(even[:, None], repeats, place)[:, 0]
+    values, nulls = torch.stack(found, 1), torch.stack([chance[window] for window in windows], 1)
     table = dict(zip(SCORES, values.unbind(-1), strict=True))
     return table | {f"{name}_null": null for name, null in zip(SCORES, nulls.unbind(-1), strict=True)}
 
@@ -479,9 +477,14 @@ def _attrs(data: RepeatedTokens, rows: int) -> dict[str, str | int]:
 
 def _even(config: ModelConfig, data: RepeatedTokens) -> Float[Tensor, "l s"]:
     """Every score and the kernel of attention that is spread evenly over what each layer may see."""
-    windows = [config.window if config.is_local(layer) else None for layer in range(config.n_layers)]
+    windows = _windows(config)
     even = {window: _reduced(even_attention(data.length, window), data)[0, 0] for window in set(windows)}
     return torch.stack([even[window] for window in windows])
+
+
+def _windows(config: ModelConfig) -> list[int | None]:
+    """How far each layer sees; None = all that came before."""
+    return [config.window if config.is_local(layer) else None for layer in range(config.n_layers)]
 
 
 def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> dict[str, Moments]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,33 +20,31 @@ SURE = 0.975
 """The confidence from which a label is given: the near end of a 95 % interval lies past what the rule requires."""
 
 
-class Evidence(Protocol):
+@dataclass(frozen=True)
+class Evidence:
     """Something that must be true of a head for its label, and how sure it is."""
+
+    score: str
+    """The score that it is about."""
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """The scores it is read from."""
-        ...
+        """All scores that it is read from."""
+        return (self.score,)
 
     def confidence(self, table: xr.Dataset) -> xr.DataArray:
         """How sure it is that it holds `[layer, head]`; NaN where the scores have no interval."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Odds:
+class Odds(Evidence):
     """The odds of a share are at least so many times those of its null: `share / (1 - share)` against chance's.
 
     So it asks the same of a score whose chance level is a fifth, on short rows, and of one whose is a hundredth.
     """
 
-    score: str
     times: float
-
-    @property
-    def scores(self) -> tuple[str, ...]:
-        """The one score."""
-        return (self.score,)
 
     def confidence(self, table: xr.Dataset) -> xr.DataArray:
         """That of the share that has these odds."""
@@ -55,16 +53,10 @@ class Odds:
 
 
 @dataclass(frozen=True)
-class Beyond:
+class Beyond(Evidence):
     """The score lies past its null by at least so much, in its own unit; below it if negative."""
 
-    score: str
     margin: float
-
-    @property
-    def scores(self) -> tuple[str, ...]:
-        """The one score."""
-        return (self.score,)
 
     def confidence(self, table: xr.Dataset) -> xr.DataArray:
         """That of the null and the margin."""
@@ -74,10 +66,9 @@ class Beyond:
 
 
 @dataclass(frozen=True)
-class PartOf:
+class PartOf(Evidence):
     """The score is at least such a share of another one (of 1, if there is no other)."""
 
-    score: str
     share: float
     whole: str | None = None
 
@@ -96,16 +87,10 @@ class PartOf:
 
 
 @dataclass(frozen=True)
-class Rare:
+class Rare(Evidence):
     """The score is far out among those of random heads: its `p`, on the side of the sign."""
 
-    score: str
     sign: int
-
-    @property
-    def scores(self) -> tuple[str, ...]:
-        """The one score."""
-        return (self.score,)
 
     def confidence(self, table: xr.Dataset) -> xr.DataArray:
         """The share of random heads that are less far out, on either side; 0 on the wrong one."""

@@ -123,7 +123,7 @@ def find_circuit(
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> Circuit:
-    """The circuit behind the difference that a metric makes between clean and corrupted prompts, without loose ends.
+    """The circuit that makes the difference of a metric between clean and corrupted prompts, without loose ends.
 
     Edges are scored by `edge_attribution` (or, "exact", by `edge_effects`), and kept by absolute score:
     top_n       the `edges` largest.

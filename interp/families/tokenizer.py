@@ -1,4 +1,4 @@
-"""The common tokenizer libraries behind one small interface (see `data.text.Tokenizer`)."""
+"""The common tokenizer libraries under one small interface (see `data.text.Tokenizer`)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

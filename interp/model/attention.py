@@ -386,7 +386,7 @@ class Pass:
     positions: Int[Tensor, "#b p"] | None = None
     """Of the columns of this pass."""
     left: dict[int | tuple[int, str], tuple[Tensor, ...]] = field(default_factory=dict)
-    """States that mixers leave behind; the cache takes them over once the pass is done."""
+    """States that mixers leave; the cache takes them over once the pass is done."""
     _made: dict[Hashable, object] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:

@@ -2,7 +2,7 @@
 
 The clean row is computed once for each prompt and position, together with the first edited one unless that takes a mean
 from it; a pass that was seen lately (undo, redo, another head to look at) is not repeated. Nothing is stored on the
-model, and a pass that is stopped leaves nothing behind. One thread at a time.
+model, and a pass that is stopped leaves no trace. One thread at a time.
 """
 
 import json

@@ -33,7 +33,14 @@ from interp.passes.analysis import Alone, Question
 from interp.passes.frozen import final_norm
 from interp.passes.observe import Model, Subject
 from interp.runs.run import answered
-from interp.weights.head_circuits import Embedding, HeadCircuits, as_circuits, by_layer, head_names
+from interp.weights.head_circuits import (
+    Embedding,
+    HeadCircuits,
+    as_circuits,
+    by_layer,
+    head_names,
+    over_vocabulary,
+)
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -98,8 +105,6 @@ def chance_copying(n: int) -> float:
 FRAMES = 64
 """Frames on either side of the random heads of a null, which are 4 096 then: p = 0.05 is right to about 0.005."""
 POSITIVITY = "sum of eigenvalues over sum of their moduli"
-CHUNK = 8192
-"""Vocabulary entries widened at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,11 +190,10 @@ def eigenvalue_scores(circuits: Model | HeadCircuits) -> Float[Tensor, "l h"]:
     circuits = as_circuits(circuits)
     _refuse_biases(circuits)
     circuits.config.require_tokens("an eigenvalue score")
-    through = _over_vocabulary(circuits.bare_unembedding, circuits.embedded)
     scores = []
     for layer in range(circuits.config.n_layers):
         ov = circuits.ov(Part("attn", layer))
-        cycled = FactoredMatrix(wide(ov.A), circuits.before_unembedding(wide(ov.B)) @ through)
+        cycled = FactoredMatrix(wide(ov.A), circuits.around(ov.B))
         scores.append(positivity(cycled.eigenvalues()))
     return torch.stack(scores)
 
@@ -226,7 +230,7 @@ def _matching(
             f"one finite weight per head is required, {shape_text((config.n_layers, config.n_heads))}, got "
             f"{shape_text(previous.shape)}{'' if previous.isfinite().all() else ' with NaN or infinity'}"
         )
-    gram = _over_vocabulary(circuits.embedded.mT, circuits.embedded)
+    gram = over_vocabulary(circuits.embedded.mT, circuits.embedded)
     weight, written = previous.to(gram), torch.zeros_like(gram)
     for layer in range(config.n_layers):
         heads = Part("attn", layer)
@@ -301,12 +305,11 @@ def random_copying(
 
     without: heads whose spectra do not count.
     """
-    through = _over_vocabulary(circuits.bare_unembedding, circuits.embedded)
     spectra = torch.cat(
         [circuits.ov(Part("attn", layer)).svd()[1] for layer in range(circuits.config.n_layers)]
     )
     return RandomHeads.of(
-        lambda written: wide(circuits.before_unembedding(written)) @ through,
+        circuits.around,
         spectra if without is None else spectra[~without.flatten().to(spectra.device)],
         circuits.config.d_model,
         frames,
@@ -394,14 +397,6 @@ def _own_first(full: FactoredMatrix, sources: Int[Tensor, "n"]) -> FactoredMatri
     ours[sources] = True
     order = torch.cat((sources, (~ours).nonzero()[:, 0])).to(full.A.device)
     return full.rows(sources.to(full.A.device)).columns(order)
-
-
-def _over_vocabulary(left: Float[Tensor, "c v"], right: Float[Tensor, "v d"]) -> Float[Tensor, "c d"]:
-    """The product over the vocabulary, summed in float32 at least without widening all of it at once."""
-    total = wide(left.new_zeros(len(left), right.shape[1]))
-    for columns, rows in zip(left.split(CHUNK, 1), right.split(CHUNK), strict=True):
-        total = torch.addmm(total, wide(columns), wide(rows))
-    return total
 
 
 def _refuse_biases(circuits: HeadCircuits) -> None:

@@ -38,6 +38,8 @@ Term = Literal["token", "position"]
 Offset = int | Sequence[int] | None
 CHUNK = 4096
 """Vocabulary entries embedded at once."""
+WIDENED = 8192
+"""Vocabulary entries widened at once."""
 _CIRCUITS = ("head", "cross_head", "attn", "cross_attn")
 """The kinds of part that have circuits: heads, and all heads of a layer."""
 
@@ -196,6 +198,17 @@ class HeadCircuits:
             return written
         return final_norm(self.network).through(written) * self.config.logit_scale
 
+    def around(self, written: Float[Tensor, "*h d"]) -> Float[Tensor, "*h d"]:
+        """What is written to the final stream, taken once around: what it makes of all logits, embedded again.
+
+        The vocabulary's part of an OV circuit that is closed to a square one, U E, is one product, made once.
+        """
+        return self.before_unembedding(wide(written)) @ self._around
+
+    @cached_property
+    def _around(self) -> Float[Tensor, "d d"]:
+        return over_vocabulary(self.bare_unembedding, self.embedded)
+
     # one layer, all heads
 
     def _ov(self, layer: int, *, cross: bool) -> FactoredMatrix:
@@ -301,6 +314,14 @@ class HeadCircuits:
 
     def _with_constant(self, rows: Float[Tensor, "n d"], constant: float) -> Float[Tensor, "n _"]:
         return torch.cat((rows, rows.new_full((len(rows), 1), constant)), 1) if self.biases else rows
+
+
+def over_vocabulary(left: Float[Tensor, "c v"], right: Float[Tensor, "v d"]) -> Float[Tensor, "c d"]:
+    """The product over the vocabulary, summed in float32 at least without widening all of it at once."""
+    total = wide(left.new_zeros(len(left), right.shape[1]))
+    for columns, rows in zip(left.split(WIDENED, 1), right.split(WIDENED), strict=True):
+        total = torch.addmm(total, wide(columns), wide(rows))
+    return total
 
 
 def as_circuits(given: Model | HeadCircuits) -> HeadCircuits:

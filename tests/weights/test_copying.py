@@ -55,7 +55,7 @@ def each(make: Callable[[int, int], Tensor]) -> Tensor:
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "TILE", 100)
     monkeypatch.setattr(tiles, "CACHED", 7)
-    monkeypatch.setattr(sys.modules["interp.weights.copying"], "CHUNK", 7)
+    monkeypatch.setattr(sys.modules["interp.weights.head_circuits"], "WIDENED", 7)
 
 
 # --- eigenvalues --------------------------------------------------------------------------------------------------

@@ -185,10 +185,10 @@ class Generation(nn.Module):
         """Each new column of tokens, and the logits after it. room: new tokens a cache must hold; None: no cache."""
         stops, filler = torch.tensor(ends[0], device=start.device), ends[1]
         ended = torch.zeros(len(start), dtype=torch.bool, device=start.device)
-        feed = _Feed(self, start, mask, room)
+        running = _Running(self, start, mask, room)
         so_far = start if start.ndim == 2 else None
         for _ in range(n):
-            logits = feed.next_logits()
+            logits = running.next_logits()
             tokens = choosing(logits, so_far).masked_fill(ended, filler)
             yield tokens, logits
             if len(stops):
@@ -196,10 +196,10 @@ class Generation(nn.Module):
                 if bool(ended.all()):
                     return
             so_far = None if so_far is None else torch.cat((so_far, tokens[:, None]), 1)
-            feed.push(tokens)
+            running.push(tokens)
 
 
-class _Feed:
+class _Running:
     """The model as the loop sees it: tokens go in, the logits of the next column come out."""
 
     def __init__(self, model: Generation, start: Tensor, mask: Tensor | None, room: int | None) -> None:
