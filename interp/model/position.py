@@ -257,13 +257,19 @@ class Rotation:
         return out if rest.shape[-1] == 0 else torch.cat((out, rest), -1)
 
 
+def table(rows: int, width: int) -> nn.Embedding:
+    """An embedding. On the device "meta" nothing is drawn: to draw nothing there PyTorch loads its compiler (2 s)."""
+    weight = torch.empty(rows, width)
+    return nn.Embedding(rows, width, _weight=weight) if weight.is_meta else nn.Embedding(rows, width)
+
+
 class ScoreBias(nn.Module):
     """The bias of one pass, the same in every layer; only T5's has parameters."""
 
     def __init__(self, kind: Alibi | Buckets, n_heads: int, *, causal: bool) -> None:
         super().__init__()
         self.kind, self.n_heads, self.causal = kind, n_heads, causal
-        self.table = nn.Embedding(kind.n_buckets, n_heads) if isinstance(kind, Buckets) else None
+        self.table = table(kind.n_buckets, n_heads) if isinstance(kind, Buckets) else None
 
     def forward(
         self, query: Int[Tensor, "b q"], key: Int[Tensor, "b k"], dtype: torch.dtype

@@ -23,7 +23,7 @@ from interp.model.kv_cache import Past
 from interp.model.mapped import MappedFile
 from interp.model.norm import Normalize
 from interp.model.parts import Part
-from interp.model.position import Rotation, ScoreBias, depends_on_length, sinusoids
+from interp.model.position import Rotation, ScoreBias, depends_on_length, sinusoids, table
 from interp.model.tap import Scope, Tap, at
 
 ID_TYPES = (torch.int64, torch.int32)
@@ -150,12 +150,10 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         d = config.d_model
-        self.embed = nn.Embedding(config.d_vocab, d)
+        self.embed = table(config.d_vocab, d)
         learned = config.position
-        self.pos_embed = (
-            nn.Embedding(config.n_ctx + learned.offset, d) if isinstance(learned, Learned) else None
-        )
-        self.type_embed = nn.Embedding(config.n_token_types, d) if config.n_token_types else None
+        self.pos_embed = table(config.n_ctx + learned.offset, d) if isinstance(learned, Learned) else None
+        self.type_embed = table(config.n_token_types, d) if config.n_token_types else None
         self.ln_embed = Normalize(config.norm, d, "ln_embed") if config.embed_norm else None
         biased = isinstance(config.position, Alibi | Buckets)
         self.score_bias = (
@@ -171,8 +169,9 @@ class Transformer(nn.Module):
         self.unembed = nn.Linear(d, config.n_outputs, bias=config.unembed_bias) if linear else None
         self.devices: tuple[torch.device, ...] | None = None
         self.edits: tuple[Edit, ...] = ()
-        self.files: tuple[MappedFile, ...] = ()
         """What every pass of this model changes; empty but in what `edited` returns."""
+        self.files: tuple[MappedFile, ...] = ()
+        """Files of which parameters are views."""
         initialise(self)
         self.tie()
 

@@ -21,6 +21,8 @@ import interp
 found = {{"same state": before == state(), "of the package": heavy()}}
 import interp.__main__
 found["of the command line"] = heavy()
+interp.HookedTransformer.from_pretrained("demo-attn-2l")("a")
+found["of loading a model"] = [name for name in ("torch._dynamo", "transformers") if name in sys.modules]
 found["names"] = len([getattr(interp, name) for name in interp.__all__])
 print(json.dumps(found))
 """
@@ -45,6 +47,10 @@ def test_importing_interp_changes_no_global_state_of_torch(found: Found) -> None
 
 def test_the_command_line_starts_without_the_packages_of_its_commands(found: Found) -> None:
     assert set(found["of the command line"]) <= {"tyro"}  # type: ignore[call-overload]
+
+
+def test_loading_a_demo_model_loads_neither_pytorchs_compiler_nor_transformers(found: Found) -> None:
+    assert found["of loading a model"] == []
 
 
 def test_every_public_name_can_be_imported(found: Found) -> None:

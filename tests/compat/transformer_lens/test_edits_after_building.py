@@ -1,6 +1,7 @@
 """What is set on a config or a module after building: every pass follows it, or it is refused by name."""
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any
@@ -232,25 +233,33 @@ def test_every_field_of_a_config_is_followed_idle_or_fixed() -> None:
     assert not FOLLOWED & IDLE and not FOLLOWED & FIXED and not IDLE & FIXED
 
 
+@functools.cache
+def shared(kind: str) -> tuple[HookedTransformer, Tensor]:
+    """A model that many tests change and change back, and its logits when it was built."""
+    model = built(KINDS[kind])
+    return model, model(TOKENS)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @over("field", sorted(field.name for field in fields(HookedTransformerConfig)))
 @over("way", ["set", "dict"])
 @torch.no_grad()
 def test_a_field_set_after_building_is_followed_or_named_in_an_error(kind: str, field: str, way: str) -> None:
-    model = built(KINDS[kind])
-    plain, value = model(TOKENS), other_value(field, getattr(model.cfg, field))
-    if field in FIXED:
-        with pytest.raises(ValueError, match=rf"{field}="):
+    model, plain = shared(kind)
+    was = getattr(model.cfg, field)
+    value = other_value(field, was)
+    try:
+        if field in FIXED:
+            with pytest.raises(ValueError, match=rf"{field}="):
+                set_and_run(model, field, value, way)
+        else:
             set_and_run(model, field, value, way)
-        return
-    set_and_run(model, field, value, way)
-    if field in IDLE:
-        torch.testing.assert_close(model(TOKENS), plain, **CLOSE)
-        return
-    want = like(KINDS[kind], {field: value})(TOKENS)
-    torch.testing.assert_close(model(TOKENS), want, **CLOSE)
-    if field in MATTERS[kind]:
-        assert not torch.allclose(want, plain), field
+            want = plain if field in IDLE else like(KINDS[kind], {field: value})(TOKENS)
+            torch.testing.assert_close(model(TOKENS), want, **CLOSE)
+            assert field not in MATTERS[kind] or not torch.allclose(want, plain), field
+    finally:
+        set_and_run(model, field, was, way)
+    torch.testing.assert_close(model(TOKENS), plain, **CLOSE)
 
 
 MATTERS = {
