@@ -3,8 +3,8 @@
 Tutorials and papers saved theirs until TransformerLens 3; version 4 has no such class. Numbers are copied and
 transposed, with two exceptions, which TransformerLens' arithmetic asks for: norms whose gamma and beta were folded away
 (`LNPre`, `RMSPre`) get gamma 1 and beta 0, and the bias that its gated MLP adds after the gate, b_in, is added to b_out
-as b_in W_out. Biases of a kind that no layer of a file has (b_U of some old files, all of a small model that was trained
-without) are none in our model, or zero where others of the same matrix are there.
+as b_in W_out. Biases of a kind that no layer of a file has (b_U of some old files, all of a small model that was
+trained without) are none in our model, or zero where others of the same matrix are there.
 """
 
 from __future__ import annotations
