@@ -121,11 +121,11 @@ def _aliases() -> dict[str, list[str]]:
     for seed in (1, 2, 3):
         names = [f"pythia-{size}-seed{seed}" for size in ("160m", "125m")]
         found[f"EleutherAI/{names[0]}"] = [*names, f"EleutherAI/{names[1]}"]
-    for seed, (small, medium, number) in _CRFM.items():
+    for letter, (small, medium, number) in _CRFM.items():
         for size, name, also in (("small", small, "mistral-small"), ("medium", medium, "medium-small")):
             full = f"{name}-gpt2-{size}-x{number}"
             others = (f"stanford-gpt2-{size}", f"gpt2-{also}", f"gpt2-stanford-{size}")
-            found[f"stanford-crfm/{full}"] = [full, *(f"{other}-{seed}" for other in others)]
+            found[f"stanford-crfm/{full}"] = [full, *(f"{other}-{letter}" for other in others)]
     for ours, theirs in _STORIES.items():
         found[f"roneneldan/TinyStories-{theirs}"] = [f"tiny-stories-{ours}"]
     for owner, models in _SAME.items():
