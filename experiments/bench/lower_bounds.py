@@ -21,6 +21,8 @@ TESTS = (
     "tests/core",
     "tests/model",
     "tests/families/test_state.py",
+    "tests/compat/test_bridge.py",
+    "tests/compat/test_hooked_state.py",
     "tests/test_hooked.py",
     "tests/plot/test_cards.py",
 )

@@ -1,10 +1,11 @@
-"""A live TransformerLens 4 `TransformerBridge` becomes our model."""
+"""A live `TransformerBridge` of TransformerLens (4, with weights as they are stored also 3) becomes our model."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from interp.model.transformer import Transformer
 
 WRAPPED = "._original_component"
 """What a bridge puts into the names of the Hugging Face model that it wraps."""
+NAMES_WEIGHTS = 4
+"""The first major version whose bridges have all their weights under the names of TransformerLens 3."""
 TOLERANCE = 1e-3
 """How far our logits may be from a processed bridge's, relative to the largest."""
 
@@ -33,7 +36,8 @@ def from_bridge(bridge: nn.Module) -> HookedTransformer:
     A bridge that still has its checkpoint's weights is read through the Hugging Face model inside it. One whose
     weights were processed (`enable_compatibility_mode()`: folded norms, centred weights) is read as it now is, and our
     logits on a few tokens are compared with its own.
-    Errors: ValueError for what is no bridge, a family we do not support, or processed weights that we cannot take over.
+    Errors: ValueError for what is no bridge, a family we do not support, or processed weights that we cannot take over;
+    ImportError for processed weights where transformer-lens is older than 4, whose bridges do not name them all.
 
     Example: `from_bridge(TransformerBridge.boot_transformers("gpt2"))`
     """
@@ -82,6 +86,11 @@ def _unwrapped(hf_model: nn.Module) -> dict[str, Tensor]:
 
 def _processed(bridge: nn.Module, config: AnyConfig) -> Transformer:
     """The model with the weights that the bridge now computes with."""
+    if int((found := version("transformer-lens")).partition(".")[0]) < NAMES_WEIGHTS:
+        raise ImportError(
+            f"the processed weights of a bridge require transformer-lens >= {NAMES_WEIGHTS}, got {found}: "
+            "pip install 'transformer-lens>=4.3', or boot the bridge again without processing"
+        )
     plain = isinstance(config, ModelConfig) and config.norm_place == "pre" and isinstance(config.mlp, MLP)
     if not plain or config.qk_norm or config.sinks or config.shared_norm:  # type: ignore[union-attr]
         raise ValueError(

@@ -94,7 +94,7 @@ def to_config(values: Mapping[str, object]) -> ModelConfig:
     position, local = _positions(settings, d_head, n_heads, causal)
     config = ModelConfig(
         n_layers=settings.integer("n_layers"), d_model=d_model, n_heads=n_heads, d_head=d_head,
-        n_ctx=settings.integer("n_ctx"), d_vocab=_vocabulary(settings),
+        n_ctx=settings.integer("n_ctx"), d_vocab=settings.integer("d_vocab"), d_vocab_out=_outputs(settings),
         n_kv_heads=settings.integer("n_key_value_heads", n_heads),
         mlp=_mlp(settings, d_model), position=position, norm=norm, norm_place=place,
         embed_norm=_embed_norm(settings, norm, position),
@@ -119,10 +119,10 @@ def _refuse(settings: Settings) -> None:
         settings.require(name, False, None)
 
 
-def _vocabulary(settings: Settings) -> int:
-    d_vocab = settings.integer("d_vocab")
-    settings.require("d_vocab_out", d_vocab, -1, None)
-    return d_vocab
+def _outputs(settings: Settings) -> int | None:
+    """The outputs of each position, None for a logit per token; there -1 says the same."""
+    outputs = settings.integer("d_vocab_out", -1)
+    return None if outputs == -1 else outputs
 
 
 def _norm(settings: Settings, values: Mapping[str, object]) -> Norm:

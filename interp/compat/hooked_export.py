@@ -202,7 +202,7 @@ def _fields(config: ModelConfig) -> dict[str, object]:
     architecture = {"pre": "OlmoeForCausalLM", "output": "Olmo2ForCausalLM"}
     return {
         "n_layers": config.n_layers, "d_model": config.d_model, "n_ctx": config.n_ctx, "d_head": config.head_width,
-        "n_heads": config.n_heads, "d_vocab": config.d_vocab, "d_vocab_out": config.d_vocab,
+        "n_heads": config.n_heads, "d_vocab": config.d_vocab, "d_vocab_out": config.n_outputs,
         "n_key_value_heads": config.kv_heads if config.kv_heads != config.n_heads else None,
         "normalization_type": names.get(type(config.norm)), "eps": getattr(config.norm, "eps", 1e-5),
         "use_normalization_before_and_after": config.norm_place == "sandwich",

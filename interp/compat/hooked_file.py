@@ -50,7 +50,8 @@ def load_hooked(
     dtype: torch.dtype | None = None,
     device: Device = "cpu",
 ) -> HookedTransformer:
-    """The HookedTransformer of a `.pt` or `.pth` file as our model.
+    """The HookedTransformer of a `.pt` or `.pth` file as our model; under TransformerLens' own names and methods it is
+    `interp.compat.transformer_lens.HookedTransformer.load_hooked(path)`.
 
     The file holds a state dict, or a dict with one under `model`, `state_dict` or `model_state_dict` and the config
     under `config` or `cfg`; what else is in such a dict (losses, optimiser) is not read. config: the
@@ -58,6 +59,18 @@ def load_hooked(
     instead of the file's own where both are there.
     Errors: FileNotFoundError; ValueError for a file with anything that would have to run (it says how to save it
     again), without a config, or that `from_hooked_transformer` refuses.
+    """
+    state, chosen = read_hooked(path, config)
+    try:
+        return from_hooked_transformer(state, chosen, tokenizer=tokenizer, dtype=dtype, device=device)
+    except ValueError as cause:
+        raise ValueError(f"{path}: {cause}") from cause
+
+
+def read_hooked(path: Path | str, config: object = None) -> tuple[dict[str, Tensor], object]:
+    """State dict and config of such a file; the config as it is there, or the one that is given.
+
+    Errors: those of `load_hooked` for the file itself.
     """
     file = Path(path)
     state, found = _parts(file, _unpickled(file))
@@ -69,10 +82,7 @@ def load_hooked(
             f"{file} holds no config ({' or '.join(CONFIG_KEYS[:2])}): give one, "
             "load_hooked(path, config=cfg.to_dict())"
         )
-    try:
-        return from_hooked_transformer(state, chosen, tokenizer=tokenizer, dtype=dtype, device=device)
-    except ValueError as cause:
-        raise ValueError(f"{file}: {cause}") from cause
+    return state, chosen
 
 
 def _unpickled(file: Path) -> object:

@@ -57,7 +57,7 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {"embed.W_E": (config.d_vocab, d)}
     if isinstance(config.position, Learned):
         found["pos_embed.W_pos"] = (config.n_ctx, d)
-    found |= {"unembed.W_U": (d, config.d_vocab), "unembed.b_U": (config.d_vocab,)}
+    found |= {"unembed.W_U": (d, config.n_outputs), "unembed.b_U": (config.n_outputs,)}
     found |= {f"{norm}.{part}": (d,) for norm in norms(config) for part in norm_parts(config)}
     attn: dict[str, tuple[int, ...]] = {
         "W_Q": (h, d, e),
@@ -132,10 +132,13 @@ def _rules(config: ModelConfig) -> Iterator[Rule]:
     if config.unembed_bias:
         yield Rule("unembed.bias", ("unembed.b_U",))
     yield from _norm_rules(config)
-    for part, name, layout in (("weight", "W", heads_first), ("bias", "b", heads_flat)):
+    for part, name, layout in [("weight", "W", heads_first), ("bias", "b", heads_flat)][
+        : 1 + config.qkv_bias
+    ]:
         yield Rule(f"{attn}qkv.{part}", tuple(f"{attn}{name}_{x}" for x in "QKV"), layout)
     yield Rule(f"{attn}out.weight", (f"{attn}W_O",), heads_last)
-    yield Rule(f"{attn}out.bias", (f"{attn}b_O",))
+    if config.out_bias:
+        yield Rule(f"{attn}out.bias", (f"{attn}b_O",))
     if config.sinks:
         yield Rule(f"{attn}sinks", (f"{attn}sinks",))
     if config.qk_norm is not None:
@@ -167,6 +170,7 @@ def _mlp_rules(mlp: MLP | MoE | None, at: str) -> Iterator[Rule]:
     elif mlp is not None:
         joined = ("gate", "in") if mlp.gated else ("in",)
         yield Rule(f"{at}into.weight", tuple(f"{at}W_{name}" for name in joined), transposed)
-        yield Rule(f"{at}into.bias", tuple(f"{at}b_{name}" for name in joined))
         yield Rule(f"{at}out.weight", (f"{at}W_out",), transposed)
-        yield Rule(f"{at}out.bias", (f"{at}b_out",))
+        if mlp.bias:
+            yield Rule(f"{at}into.bias", tuple(f"{at}b_{name}" for name in joined))
+            yield Rule(f"{at}out.bias", (f"{at}b_out",))

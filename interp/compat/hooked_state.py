@@ -3,7 +3,8 @@
 Tutorials and papers saved theirs until TransformerLens 3; version 4 has no such class. Numbers are copied and
 transposed, with two exceptions, which TransformerLens' arithmetic asks for: norms whose gamma and beta were folded away
 (`LNPre`, `RMSPre`) get gamma 1 and beta 0, and the bias that its gated MLP adds after the gate, b_in, is added to b_out
-as b_in W_out. Some old files have no bias of the unembedding; then neither has our model.
+as b_in W_out. Biases of a kind that no layer of a file has (b_U of some old files, all of a small model that was
+trained without) are none in our model, or zero where others of the same matrix are there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def from_hooked_transformer(
     """Our model of a HookedTransformer: `from_hooked_transformer(theirs.state_dict(), theirs.cfg)`.
 
     config: a HookedTransformerConfig, or its dict; missing fields have TransformerLens' defaults. dtype None keeps the
-    state dict's. The result shares no memory with it. Folded and centred weights are taken as they are.
+    state dict's. The result shares no memory with it. Folded and centred weights are taken as they are; a bias that no
+    layer has is none.
     Errors: ValueError naming a field that asks for something else than we do, or a tensor that is missing, left over,
     of another shape or not finite.
 
@@ -64,9 +66,8 @@ def from_layout(
     device: Device = "cpu",
 ) -> Transformer:
     """The model of our config with weights in TransformerLens' layout; `folded` norms have no parameters in it."""
-    if "unembed.b_U" not in state:
-        config = replace(config, unembed_bias=False)
     hooked_layout.check_shapes(state, config)
+    state, config = _with_biases(state, config)
     added = dict(_unit_norms(state, config)) if folded else {}
     added |= _gate_biases(state, config)
     if clash := sorted(set(added) & set(state)):
@@ -78,6 +79,33 @@ def from_layout(
     model = to_model(family, config, tensors, dtype=dtype, devices=(torch.device(device),))
     assert isinstance(model, Transformer)
     return model
+
+
+def _with_biases(
+    state: Mapping[str, Tensor], config: ModelConfig
+) -> tuple[Mapping[str, Tensor], ModelConfig]:
+    """The state dict and the config that agree on which biases there are.
+
+    A bias that some layers have and others lack is left missing, to be named.
+    """
+    stored = {hooked_layout.plain_name(name).rpartition(".")[2] for name in state}
+    mlp = config.mlp
+    if isinstance(mlp, MLP):
+        mlp = replace(mlp, bias=not stored.isdisjoint(("b_in", "b_out")))
+    config = replace(
+        config, unembed_bias="b_U" in stored, out_bias="b_O" in stored, mlp=mlp,
+        qkv_bias=not stored.isdisjoint(("b_Q", "b_K", "b_V")),
+    )  # fmt: skip
+    joined = ("b_Q", "b_K", "b_V") * config.qkv_bias
+    if isinstance(mlp, MLP) and mlp.bias:
+        joined += ("b_in", "b_out")
+    dtype = state["embed.W_E"].dtype if "embed.W_E" in state else None
+    zeros = {
+        name: torch.zeros(shape, dtype=dtype)
+        for name, shape in hooked_layout.shapes(config).items()
+        if (kind := name.rpartition(".")[2]) in joined and kind not in stored
+    }
+    return {**state, **zeros}, config
 
 
 def _unit_norms(state: Mapping[str, Tensor], config: ModelConfig) -> Iterator[tuple[str, Tensor]]:

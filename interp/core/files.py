@@ -73,10 +73,11 @@ def check_replaceable(path: Path) -> None:
 def explained(cause: Exception, path: Path) -> OSError | None:
     """The error of a write with its file and with what to do; None for any other error.
 
-    Libraries written in Rust, such as safetensors, say a system's error in words: "... (os error 28)".
+    Libraries written in Rust, such as safetensors, say a system's error in words: "... (os error 28)", or, older ones,
+    "... Os { code: 28, ...".
     """
     number = cause.errno if isinstance(cause, OSError) else None
-    if number is None and (found := re.search(r"\(os error (\d+)\)", str(cause))):
+    if number is None and (found := re.search(r"(?:\(os error|Os \{ code:) (\d+)", str(cause))):
         number = int(found[1])
     if number is None or number not in WHAT_TO_DO:
         return None

@@ -290,7 +290,7 @@ class Block(nn.Module):
         resid = self._before_attention(at(tap, "hook_resid_pre", resid), tap)
         if tap is not None and tap.finished:
             return resid
-        normed = self.reading(self.ln1)(resid, tap)
+        normed = self._attention_input(resid, tap)
         attn_out = self.attn(normed, (resid, self.reading(self.ln1)), shared, tap, only)
         if only is not None:
             resid, normed = picked(resid, only), picked(normed, only)
@@ -315,6 +315,10 @@ class Block(nn.Module):
     def _before_attention(self, resid: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
         """The stream that attention reads, from what enters the block."""
         return resid
+
+    def _attention_input(self, resid: Float[Tensor, "b p d"], tap: Scope | None) -> Float[Tensor, "b p d"]:
+        """The normed stream, which queries, keys and values are made from."""
+        return self.reading(self.ln1)(resid, tap)
 
     def _through_mlp(
         self, x: Tensor, resid: Tensor, normed: Tensor, tap: Scope | None, shared: Pass | None

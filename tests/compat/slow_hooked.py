@@ -36,6 +36,7 @@ CASES: dict[str, Fields] = {
     | LOCAL
     | {"rotary_base_local": 100, "rotary_base": 1000, "rotary_scaling_factor": 8.0},
     "attention-only": BASE | {"attn_only": True, "act_fn": None, "d_mlp": None},
+    "classifier": BASE | {"attn_only": True, "act_fn": None, "d_mlp": None, "d_vocab_out": 5},
     "soft-caps": RMS | {"attn_scores_soft_cap": 2.0, "output_logits_soft_cap": 3.0},
     "sandwich": RMS | {"use_normalization_before_and_after": True, "use_qk_norm": True},
     "scale-by-layer": BASE | {"scale_attn_by_inverse_layer_idx": True},
@@ -53,7 +54,8 @@ def random_state(fields: Fields, dtype: torch.dtype = torch.float64, seed: int =
     """Every weight of a HookedTransformer of these fields, random; buffers included."""
     f = Get(fields)
     d, e, h, m, v = f.d_model, f.d_head, f.n_heads, f.d_mlp or 4 * f.d_model, f.d_vocab
-    shapes = {"embed.W_E": (v, d), "unembed.W_U": (d, v), "unembed.b_U": (v,)}
+    out = v if f.d_vocab_out == -1 else f.d_vocab_out
+    shapes = {"embed.W_E": (v, d), "unembed.W_U": (d, out), "unembed.b_U": (out,)}
     if f.positional_embedding_type != "rotary":
         shapes["pos_embed.W_pos"] = (f.n_ctx, d)
     parts = {"LN": "wb", "RMS": "w"}.get(f.normalization_type, "")
@@ -98,7 +100,7 @@ DEFAULTS: Fields = {
     "d_mlp": None, "positional_embedding_type": "standard", "normalization_type": "LN", "eps": 1e-5,
     "n_key_value_heads": None, "use_attn_scale": True, "attn_scale": -1.0, "attention_dir": "causal",
     "attn_scores_soft_cap": -1.0, "output_logits_soft_cap": -1.0, "rotary_base": 10_000, "rotary_dim": None,
-    "rotary_base_local": None, "rotary_scaling_factor": 1.0,
+    "rotary_base_local": None, "rotary_scaling_factor": 1.0, "d_vocab_out": -1,
 }  # fmt: skip
 """Those of a HookedTransformerConfig; a field that is not here is off."""
 

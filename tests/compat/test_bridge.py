@@ -1,5 +1,9 @@
-"""A live TransformerBridge becomes our model with the bridge's own logits, its weights processed or not."""
+"""A live TransformerBridge becomes our model with the bridge's own logits, its weights processed or not.
 
+Where transformer-lens is older than 4 (beside SAELens), bridges with processed weights are refused.
+"""
+
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -7,6 +11,7 @@ import torch
 import transformers
 from torch import nn
 
+from interp.compat import bridge as reading
 from interp.compat import from_bridge
 from tests.loops import over
 from tests.tiny import CORPUS, gpt2_tokenizer
@@ -14,6 +19,8 @@ from tests.tolerances import assert_close
 
 bridges = pytest.importorskip("transformer_lens.model_bridge", reason="transformer-lens is not installed")
 
+READS_PROCESSED = int(version("transformer-lens").partition(".")[0]) >= reading.NAMES_WEIGHTS
+needs_4 = pytest.mark.skipif(not READS_PROCESSED, reason="transformer-lens is older than 4")
 TOKENS = torch.randint(0, 401, (2, 11), generator=torch.Generator().manual_seed(0))
 SIZES: dict[str, Any] = {"n_layer": 2, "n_embd": 24, "n_head": 4, "n_positions": 32, "vocab_size": 401}
 PROCESSING: dict[str, dict[str, bool] | None] = {
@@ -47,7 +54,10 @@ def boot(name: str) -> Any:
     )
 
 
-@over("how", PROCESSING)
+UNPROCESSED = ("as-booted", "names-only")
+
+
+@over("how", PROCESSING if READS_PROCESSED else UNPROCESSED)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_logits_are_the_bridges_own(name: str, how: str) -> None:
     bridge, options = boot(name), PROCESSING[how]
@@ -69,6 +79,7 @@ def test_the_bridge_is_not_touched() -> None:
     assert all(torch.equal(value, before[key]) for key, value in bridge.state_dict().items())
 
 
+@needs_4
 def test_processed_weights_are_those_of_the_folded_model() -> None:
     bridge = boot("gpt2")
     bridge.enable_compatibility_mode()
@@ -78,6 +89,7 @@ def test_processed_weights_are_those_of_the_folded_model() -> None:
     assert_close(ours.W_U.mean(-1), torch.zeros(24).double(), torch.float32)
 
 
+@needs_4
 def test_processed_weights_that_would_give_other_logits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bridge = boot("gpt2")
     bridge.enable_compatibility_mode()
@@ -86,6 +98,16 @@ def test_processed_weights_that_would_give_other_logits_are_refused(monkeypatch:
     with pytest.raises(
         ValueError, match=r"give other logits in our model .* boot it again without processing"
     ):
+        from_bridge(bridge)
+
+
+def test_processed_weights_ask_for_version_4_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    if READS_PROCESSED:
+        monkeypatch.setattr(reading, "version", lambda package: "3.9.0")
+    bridge = boot("gpt2")
+    from_bridge(bridge)
+    bridge.enable_compatibility_mode()
+    with pytest.raises(ImportError, match=r"require transformer-lens >= 4, got 3\.\d.*pip install"):
         from_bridge(bridge)
 
 

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from interp import HookedTransformer
-from interp.compat import from_hooked_transformer
-from interp.model import LayerNorm, RMSNorm
+from interp.compat import from_hooked_transformer, to_hooked_state
+from interp.model import MLP, LayerNorm, RMSNorm
 from tests.compat.slow_hooked import BASE, CASES, RMS, Fields, random_state, slow_logits
+from tests.compat.transformer_lens.lens_fixture import oracle
+from tests.loops import over
 from tests.tiny import END, backend, gpt2_tokenizer
 from tests.tolerances import assert_close
 
@@ -49,8 +51,8 @@ NATIVE = (
 @pytest.mark.parametrize("name", NATIVE)
 def test_logits_are_those_of_transformer_lens_native_bridge(name: str) -> None:
     bridge = pytest.importorskip("transformer_lens.model_bridge").TransformerBridge
+    conversion = pytest.importorskip("transformer_lens.utilities.tl_checkpoint_conversion")  # of version 4
     from transformer_lens.config import TransformerBridgeConfig
-    from transformer_lens.utilities.tl_checkpoint_conversion import convert_tl_checkpoint
 
     fields = {
         key: value for key, value in CASES[name].items() if value is not None or key == "normalization_type"
@@ -66,7 +68,7 @@ def test_logits_are_those_of_transformer_lens_native_bridge(name: str) -> None:
         **fields, dtype=torch.float64, device="cpu", architecture="TransformerLensNative"
     )
     theirs = bridge.boot_native(config, dtype=torch.float64, device="cpu")
-    converted = convert_tl_checkpoint(state, config)
+    converted = conversion.convert_tl_checkpoint(state, config)
     theirs.load_state_dict({n: w for n, w in converted.items() if "IGNORE" not in n}, strict=False)
     with torch.no_grad():
         expected = theirs(TOKENS[None])
@@ -82,6 +84,24 @@ def test_a_file_written_by_transformer_lens_3_gives_its_logits() -> None:
     sample = torch.load(path.with_name("hooked_transformer_3_9_logits.pt"), weights_only=True)
     assert model.cfg.kv_heads == 1 and model.name == "custom"
     assert_close(model(sample["tokens"]), sample["logits"])
+
+
+BUFFERS = ("mask", "IGNORE", "rotary_sin", "rotary_cos")
+
+
+@over("name", ["attn_only", "ln", "llama", "lnpre", "none", "local", "gemma", "olmo2", "sinks"])
+def test_logits_are_those_of_transformer_lens_3(name: str) -> None:
+    """`attn_only` has 5 outputs for 7 tokens. `tests/compat/oracle/make_core.py` wrote them."""
+    theirs = oracle(name)
+    fields = {key: value for key, value in theirs.said["config"].items() if key != "dtype"}
+    model = from_hooked_transformer(theirs.group("state"), fields)
+    rotary = fields.get("positional_embedding_type") == "rotary"
+    assert_close(model(theirs["tokens"]), theirs["logits"], torch.float32 if rotary else torch.float64)
+    state, again = to_hooked_state(model)
+    assert again["d_vocab_out"] == model.cfg.n_outputs == theirs["logits"].shape[-1]
+    stored = theirs.group("state")
+    assert stored.keys() <= state.keys() | {n for n in stored if n.rpartition(".")[2] in BUFFERS}
+    assert all(state[name].shape == stored[name].shape for name in stored.keys() & state.keys())
 
 
 def test_folded_norms_have_gamma_one_and_beta_zero() -> None:
@@ -125,18 +145,49 @@ def test_a_tokenizer_comes_along() -> None:
     assert model.to_string(model.to_tokens("cat")[0]) == END + "cat"
 
 
-def test_a_missing_unembedding_bias_is_none() -> None:
-    state = random_state(BASE)
-    expected = from_hooked_transformer(state | {"unembed.b_U": torch.zeros(31).double()}, BASE)(TOKENS)
-    del state["unembed.b_U"]
-    model = from_hooked_transformer(state, BASE)
-    assert not model.cfg.unembed_bias
-    assert_close(model(TOKENS), expected)
+LACKING = {
+    "none": (),
+    "unembedding": ("b_U",),
+    "values": ("b_V",),
+    "attention": ("b_Q", "b_K", "b_V", "b_O"),
+    "mlp": ("b_in", "b_out"),
+    "inner": ("b_in",),
+    "all": ("b_Q", "b_K", "b_V", "b_O", "b_in", "b_out", "b_U"),
+}
+"""Kinds of biases that a file may be without."""
+
+
+def lacking(state: dict[str, torch.Tensor], kinds: tuple[str, ...]) -> list[str]:
+    """The names of a state dict's biases of these kinds."""
+    return [name for name in state if name.rpartition(".")[2].removeprefix("_") in kinds]
+
+
+@over("what", LACKING)
+@pytest.mark.parametrize("name", ["layer-norm", "classifier", "grouped", "gated-layer-norm"])
+def test_biases_that_no_layer_has_are_zero(name: str, what: str) -> None:
+    """As in TransformerLens, whose `load_state_dict(strict=False)` leaves them at the zeros that they began with."""
+    fields, full = CASES[name], random_state(CASES[name])
+    gone = lacking(full, LACKING[what])
+    model = from_hooked_transformer({n: w for n, w in full.items() if n not in gone}, fields)
+    expected = slow_logits(fields, full | {n: torch.zeros_like(full[n]) for n in gone}, TOKENS)
+    rotary = fields.get("positional_embedding_type") == "rotary"
+    assert_close(model(TOKENS)[0], expected, torch.float32 if rotary else torch.float64)
+    again = from_hooked_transformer(*to_hooked_state(model))
+    assert torch.equal(again(TOKENS), model(TOKENS))
+
+
+def test_a_model_without_biases_has_none() -> None:
+    """Not zeros that training would move, and attribution would list."""
+    full = random_state(BASE)
+    gone = lacking(full, LACKING["all"])
+    cfg = from_hooked_transformer({n: w for n, w in full.items() if n not in gone}, BASE).cfg
+    assert not (cfg.qkv_bias or cfg.out_bias or cfg.unembed_bias)
+    assert isinstance(cfg.mlp, MLP) and not cfg.mlp.bias
 
 
 REFUSED = {
     "act_fn='solu_ln'": {"act_fn": "solu_ln"},
-    "d_vocab_out=7": {"d_vocab_out": 7},
+    "d_vocab_out >= 1, got 0": {"d_vocab_out": 0},
     "positional_embedding_type='shortformer'": {"positional_embedding_type": "shortformer"},
     "positional_embedding_type='relative_positional_bias'": {
         "positional_embedding_type": "relative_positional_bias"

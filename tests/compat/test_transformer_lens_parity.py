@@ -102,7 +102,7 @@ def test_weights_and_circuits_are_equal(both) -> None:  # type: ignore[no-untype
     for name in ("W_E", "W_U", "W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"):
         equal(getattr(ours, name), getattr(theirs, name), name)
     if ours.transformer.pos_embed is not None:
-        equal(ours.W_pos, theirs.W_pos, "W_pos")
+        equal(ours.W_pos, theirs.pos_embed.weight, "W_pos")
         for name in ("b_Q", "b_K", "b_V", "b_O", "b_in", "b_out"):
             equal(getattr(ours, name), getattr(theirs, name), name)
     for name in ("OV", "QK"):

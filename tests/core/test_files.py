@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from interp.core.files import write_atomically
+from interp.core.files import explained, write_atomically
 from tests.forking import forked
 from tests.loops import over
 
@@ -168,6 +168,17 @@ def of_python(path: Path) -> object:
 
 def of_safetensors(path: Path) -> object:
     return save_file({"x": torch.zeros(1000)}, path)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["I/O error: No space left (os error 28)", "IoError(Os { code: 28, kind: StorageFull, message: ... })"],
+)
+def test_what_a_system_error_is_in_words_is_understood(said: str) -> None:
+    """As safetensors words it since 0.6, and before."""
+    found = explained(RuntimeError(said), Path("a.safetensors"))
+    assert found is not None and (found.errno, found.filename) == (errno.ENOSPC, "a.safetensors")
+    assert explained(RuntimeError("error 28"), Path("a.safetensors")) is None
 
 
 @pytest.mark.parametrize("write", [of_python, of_safetensors])

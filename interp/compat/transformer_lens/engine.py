@@ -31,6 +31,7 @@ from interp.compat.transformer_lens.native import (
     native_path,
     native_site,
     place_of,
+    split_inputs,
 )
 from interp.compat.transformer_lens.weights import Shared, found, links_of
 from interp.model.attention import Attention, Pass, picked
@@ -386,7 +387,7 @@ class ModelEngine(Engine):
         """The points that do something, by site; None where modules are called, or passes are not as our cache and
         our planner expect them.
         """
-        if not self.usual or self.cfg.use_attn_in or self.cfg.ungroup_grouped_query_attention:
+        if not self.usual or split_inputs(self.cfg) or self.cfg.ungroup_grouped_query_attention:
             return None
         points, called = self._taking_part()
         return None if called else points

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ from interp.compat.transformer_lens.generation import Generation
 from interp.compat.transformer_lens.hook_points import DeviceType, HookFunction, HookPoint, NamesFilter
 from interp.compat.transformer_lens.initialisation import initialise
 from interp.compat.transformer_lens.losses import lm_cross_entropy_loss
-from interp.compat.transformer_lens.pretrained import DTYPE_FROM_STRING, tokenizer_for
+from interp.compat.transformer_lens.pretrained import DTYPE_FROM_STRING, load_hooked, tokenizer_for
 from interp.compat.transformer_lens.pretrained import from_pretrained as load
 from interp.compat.transformer_lens.pretrained import from_pretrained_no_processing as load_unprocessed
 from interp.compat.transformer_lens.processing import ProcessedWeights
@@ -258,6 +259,11 @@ class HookedTransformer(HookedRootModule, Tokenization, WeightStacks, Generation
     def from_pretrained_no_processing(cls, model_name: str, *args: Any, **options: Any) -> Any:
         """A pretrained model with its weights as they are; see `pretrained.from_pretrained_no_processing`."""
         return load_unprocessed(cls, model_name, *args, **options)
+
+    @classmethod
+    def load_hooked(cls, path: Path | str, config: object = None, **options: Any) -> Any:
+        """The model that a file of TransformerLens holds; see `pretrained.load_hooked`."""
+        return load_hooked(cls, path, config, **options)
 
     def __init__(
         self,

@@ -28,7 +28,17 @@ _PYTHIAS = {
     "2.8b": "2.7b", "6.9b": "6.7b", "12b": "13b",
 }  # fmt: skip
 """Sizes, and what they were called before 2023."""
-_STORIES = {"1M": "1M", "3M": "3M", "8M": "8M", "28M": "28M", "33M": "33M", "1L-21M": "1Layer-21M"}
+_STORIES = {
+    "1M": "1M", "3M": "3M", "8M": "8M", "28M": "28M", "33M": "33M", "1L-21M": "1Layer-21M", "2L-33M": "2Layers-33M",
+    **{f"instruct-{size}": f"Instruct-{size}" for size in ("1M", "3M", "8M", "28M", "33M")},
+    "instruct-1L-21M": "Instuct-1Layer-21M", "instruct-2L-33M": "Instruct-2Layers-33M",
+}  # fmt: skip
+"""Sizes of TinyStories, and what the hub calls them, one misspelt."""
+_CRFM = {
+    "a": ("alias", "arwen", 21), "b": ("battlestar", "beren", 49), "c": ("caprica", "celebrimbor", 81),
+    "d": ("darkmatter", "durin", 343), "e": ("expanse", "eowyn", 777),
+}  # fmt: skip
+"""Stanford's GPT-2s: the small and the medium one of each seed."""
 _SAME = {
     "EleutherAI": ("gpt-neo-125M", "gpt-neo-1.3B", "gpt-neo-2.7B", "gpt-neox-20b"),
     "facebook": ("opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b", "opt-30b", "opt-66b"),
@@ -36,15 +46,23 @@ _SAME = {
     "google": (
         "gemma-2b", "gemma-2b-it", "gemma-7b", "gemma-7b-it", "gemma-2-2b", "gemma-2-2b-it", "gemma-2-9b",
         "gemma-2-9b-it", "gemma-2-27b", "gemma-2-27b-it", "gemma-3-270m", "gemma-3-270m-it", "gemma-3-1b-pt",
-        "gemma-3-1b-it", "gemma-3-4b-pt", "gemma-3-4b-it",
+        "gemma-3-1b-it", "gemma-3-4b-pt", "gemma-3-4b-it", "gemma-3-12b-pt", "gemma-3-12b-it", "gemma-3-27b-pt",
+        "gemma-3-27b-it", "medgemma-4b-pt", "medgemma-4b-it", "medgemma-27b-it", "medgemma-27b-text-it",
     ),
     "Qwen": (
         "Qwen2-0.5B", "Qwen2-1.5B", "Qwen2-7B", "Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-3B", "Qwen2.5-7B",
         "Qwen2.5-14B", "Qwen2.5-32B", "Qwen2.5-72B", "Qwen2-0.5B-Instruct", "Qwen2-1.5B-Instruct",
         "Qwen2-7B-Instruct", "Qwen2.5-0.5B-Instruct", "Qwen2.5-1.5B-Instruct", "Qwen2.5-3B-Instruct",
-        "Qwen2.5-7B-Instruct", "Qwen3-0.6B", "Qwen3-0.6B-Base", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B",
+        "Qwen2.5-7B-Instruct", "Qwen2.5-14B-Instruct", "Qwen2.5-32B-Instruct", "Qwen2.5-72B-Instruct",
+        *(f"Qwen1.5-{size}{kind}" for size in ("0.5B", "1.8B", "4B", "7B", "14B") for kind in ("", "-Chat")),
+        "Qwen3-0.6B", "Qwen3-0.6B-Base", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B",
     ),
-    "microsoft": ("phi-1", "phi-1_5", "phi-2"),
+    "microsoft": ("phi-1", "phi-1_5", "phi-2", "phi-4"),
+    "01-ai": ("Yi-6B", "Yi-6B-Chat", "Yi-34B", "Yi-34B-Chat"),
+    "ai-forever": ("mGPT",),
+    "mistralai": ("Mistral-Nemo-Base-2407",),
+    "openai": ("gpt-oss-20b",),
+    "stabilityai": tuple(f"stablelm-{kind}-alpha-{size}" for kind in ("base", "tuned") for size in ("3b", "7b")),
 }  # fmt: skip
 """Owner -> models whose short name is what follows the owner."""
 _OTHERS = {
@@ -56,31 +74,58 @@ _OTHERS = {
     "EleutherAI/gpt-j-6B": ["gpt-j-6B", "gpt-j", "gptj"],
     "EleutherAI/gpt-neox-20b": ["gpt-neox", "neox"],
     "EleutherAI/pythia-70m": ["pythia"],
+    "EleutherAI/pythia-70m-v0": ["pythia-v0"],
     "facebook/opt-125m": ["opt-small", "opt"],
     "facebook/opt-1.3b": ["opt-medium"],
     "facebook/opt-2.7b": ["opt-large"],
     "facebook/opt-6.7b": ["opt-xl"],
     "facebook/opt-13b": ["opt-xxl"],
+    "facebook/opt-30b": ["opt-xxxl"],
+    "facebook/opt-66b": ["opt-xxxxl"],
+    "codellama/CodeLlama-7b-hf": ["CodeLlamallama-2-7b"],
+    "codellama/CodeLlama-7b-Python-hf": ["CodeLlama-7b-python"],
+    "codellama/CodeLlama-7b-Instruct-hf": ["CodeLlama-7b-instruct"],
     "meta-llama/Llama-2-7b-hf": ["Llama-2-7b"],
     "meta-llama/Llama-2-7b-chat-hf": ["Llama-2-7b-chat"],
     "meta-llama/Llama-2-13b-hf": ["Llama-2-13b"],
     "meta-llama/Llama-2-13b-chat-hf": ["Llama-2-13b-chat"],
+    "meta-llama/Llama-2-70b-chat-hf": ["Llama-2-70b-chat", "meta-llama-2-70b-chat-hf"],
     "microsoft/Phi-3-mini-4k-instruct": ["phi-3"],
     "mistralai/Mistral-7B-v0.1": ["mistral-7b"],
     "mistralai/Mistral-7B-Instruct-v0.1": ["mistral-7b-instruct"],
     "mistralai/Mixtral-8x7B-v0.1": ["mixtral", "mixtral-8x7b"],
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": ["mixtral-instruct", "mixtral-8x7b-instruct"],
+    "openai/gpt-oss-20b": ["gpt-oss"],
+    "Qwen/QwQ-32B-Preview": ["qwen-32b-preview"],
+    **{f"stabilityai/stablelm-{kind}-alpha-{size}": [f"stablelm-{kind}-{size}"]
+       for kind in ("base", "tuned") for size in ("3b", "7b")},
     "allenai/OLMo-2-1124-7B": ["olmo-2-7b"],
     "allenai/OLMo-2-0425-1B": ["olmo-2-1b"],
-}
+}  # fmt: skip
 _STATED = ("gpt2-medium", "gpt2-large", "gpt2-xl")
+_LLAMAS = (
+    "Meta-Llama-3-8B", "Meta-Llama-3-70B", "Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.2-1B", "Llama-3.2-3B",
+    "Llama-3.3-70B",
+)  # fmt: skip
+"""Models of Meta that have no short name."""
 
 
 def _aliases() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {name: [] for name in (*zoo.DEMOS, "gpt2", *_STATED)}
+    llamas = [f"meta-llama/{name}{kind}" for name in _LLAMAS for kind in ("", "-Instruct")]
+    stated = (*zoo.DEMOS, "gpt2", *_STATED, *llamas, "mistralai/Mistral-Small-24B-Base-2501")
+    found: dict[str, list[str]] = {name: [] for name in stated}
     for size, old in _PYTHIAS.items():
         for kind in ("", "-deduped", "-v0", "-deduped-v0") if old else ("",):
             names = [f"pythia-{s}{kind}" for s in (size, old) if s]
             found[f"EleutherAI/{names[0]}"] = [*names, *(f"EleutherAI/{n}" for n in names[1:])]
+    for seed in (1, 2, 3):
+        names = [f"pythia-{size}-seed{seed}" for size in ("160m", "125m")]
+        found[f"EleutherAI/{names[0]}"] = [*names, f"EleutherAI/{names[1]}"]
+    for letter, (small, medium, number) in _CRFM.items():
+        for size, name, also in (("small", small, "mistral-small"), ("medium", medium, "medium-small")):
+            full = f"{name}-gpt2-{size}-x{number}"
+            others = (f"stanford-gpt2-{size}", f"gpt2-{also}", f"gpt2-stanford-{size}")
+            found[f"stanford-crfm/{full}"] = [full, *(f"{other}-{letter}" for other in others)]
     for ours, theirs in _STORIES.items():
         found[f"roneneldan/TinyStories-{theirs}"] = [f"tiny-stories-{ours}"]
     for owner, models in _SAME.items():
@@ -143,7 +188,7 @@ def get_official_model_name(model_name: str) -> str:
     if model_name.startswith(TRANSFORMER_LENS_ONLY):
         raise ValueError(
             f"{model_name} exists as a file of TransformerLens' own only: download it and its config, and use "
-            "interp.compat.load_hooked(file, config)"
+            "HookedTransformer.load_hooked(file, config)"
         )
     if model_name.lower() in known:
         return known[model_name.lower()]
@@ -248,7 +293,7 @@ def convert_hf_model_config(model_name: str, **kwargs: Any) -> dict[str, Any]:
 def convert_neel_model_config(official_model_name: str, **kwargs: Any) -> NoReturn:
     """Not offered: ValueError naming the native way."""
     raise ValueError(
-        f"{official_model_name}: models saved by TransformerLens are read by interp.compat.load_hooked(file, config)"
+        f"{official_model_name}: files of TransformerLens are read by HookedTransformer.load_hooked(file, config)"
     )
 
 

@@ -87,6 +87,19 @@ class Elsewhere(nn.Module):
     """What stands where only a module of TransformerLens' form computes; every pass puts a call of it here."""
 
 
+class LensBlock(Block):
+    """A block whose attention norms its inputs itself under split inputs."""
+
+    def __init__(self, config: ModelConfig, layer: int, cfg: HookedTransformerConfig) -> None:
+        super().__init__(config, layer)
+        self.cfg = cfg
+
+    def _attention_input(self, resid: Float[Tensor, "b p d"], tap: Scope | None) -> Float[Tensor, "b p d"]:
+        """The normed stream; under split inputs that are watched the stream itself (`LensAttention._split`)."""
+        apart = tap is not None and split_inputs(self.cfg)
+        return resid if apart else super()._attention_input(resid, tap)
+
+
 Inputs = Tensor | tuple[Tensor, Tensor, Tensor]
 """What queries, keys and values read: one normed stream, or three, each `[b p d]` or for every head `[b p h d]`."""
 
@@ -171,27 +184,30 @@ class LensAttention(Attention):
         return weight.repeat_interleave(times, 0), bias.repeat_interleave(times, 0)
 
     def _split(self, resid: Tensor, norm: Normalize, tap: Scope) -> dict[str, Tensor]:
-        """Normed inputs of q, k and v that are a copy of the stream for each head, because a hook may change them."""
-        found: dict[str, Tensor] = {}
-        base, h = resid, self.heads[0]
-        within = tap if tap.alters(f"{norm.name}.hook_scale", f"{norm.name}.hook_divided") else None
-        if tap.wants("hook_attn_in") or self.cfg.use_attn_in:
-            if self.heads[1] != h and not self._ungrouped:
-                raise ValueError(
-                    "hook_attn_in has one input per query head; for grouped keys use hook_k_input and others"
-                )
-            base = at(tap, "hook_attn_in", copies(resid, h))
-            if self.cfg.use_attn_in:  # the norm's points then show what every head reads
-                within = tap
-            if tap.alters("hook_attn_in") or self.cfg.use_attn_in:
-                found = dict.fromkeys("qkv", norm(base, within))
+        """Normed inputs of q, k and v that are a copy of the stream for each head.
+
+        All three under split inputs, where each has a norm of its own; else those that a hook may change.
+        """
+        apart, h = split_inputs(self.cfg), self.heads[0]
+        base = self._one_input(resid, tap) if self.cfg.use_attn_in or tap.wants("hook_attn_in") else resid
+        values: dict[str, Tensor] = {}
         for part, site in SPLIT_INPUTS.items():
-            if tap.wants(site):
+            stream = resid if self.cfg.use_split_qkv_input else base
+            if apart or tap.wants(site):
                 n = h if self._ungrouped else self.heads["qkv".index(part)]
-                value = at(tap, site, copies(base, n) if base.ndim == 3 else base)
-                if tap.alters(site):
-                    found[part] = norm(value, within)
-        return found
+                stream = at(tap, site, copies(stream, n) if stream.ndim == 3 else stream)
+            if apart or tap.alters(site, "hook_attn_in"):
+                values[part] = stream
+        shown = apart or tap.alters(f"{norm.name}.hook_scale", f"{norm.name}.hook_divided")
+        return {part: norm(value, tap if shown else None) for part, value in values.items()}
+
+    def _one_input(self, resid: Tensor, tap: Scope) -> Tensor:
+        """The stream as every head reads it, before queries, keys and values part."""
+        if self.heads[1] != self.heads[0] and not self._ungrouped:
+            raise ValueError(
+                "hook_attn_in has one input per query head; for grouped keys use hook_k_input and others"
+            )
+        return at(tap, "hook_attn_in", copies(resid, self.heads[0]))
 
     def _placed(
         self, q: Tensor, k: Tensor, view: View, shared: Pass, tap: Scope | None
@@ -239,6 +255,11 @@ def projected(x: Tensor, weight: Float[Tensor, "h e d"], bias: Float[Tensor, "h 
         return einsum(x, weight, "b p h d, h e d -> b p h e") + bias
     flat = F.linear(x, rearrange(weight, "h e d -> (h e) d"), bias.flatten())
     return rearrange(flat, "b p (h e) -> b p h e", h=len(weight))
+
+
+def split_inputs(cfg: HookedTransformerConfig) -> bool:
+    """Whether queries, keys and values have inputs, and norms of them, of their own for each head."""
+    return cfg.use_split_qkv_input or cfg.use_attn_in
 
 
 def copies(resid: Tensor, n_heads: int) -> Tensor:
@@ -429,7 +450,7 @@ def native_of(cfg: HookedTransformerConfig, plan: Blueprint, device: Any) -> Len
 def native_block(cfg: HookedTransformerConfig, plan: Blueprint, layer: int) -> Block:
     """One block of it, on the device that is set."""
     config = plan.config
-    block = config.block.build(config, layer)
+    block = LensBlock(config, layer, cfg)
     for name, part in list(block.named_children()):
         if isinstance(part, Normalize) and not name.startswith("_"):
             block.set_submodule(name, LensNorm(part.kind, config.d_model, part.name))

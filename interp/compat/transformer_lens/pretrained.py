@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from interp import zoo
+from interp.compat.hooked_config import values_of
+from interp.compat.hooked_file import read_hooked
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.loading_from_pretrained import (
     get_pretrained_model_config,
@@ -116,6 +118,66 @@ def from_pretrained_no_processing(
     )  # fmt: skip
 
 
+def load_hooked(
+    cls: type[Model],
+    path: Path | str,
+    config: object = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+) -> Model:
+    """The model of class `cls` that a file of TransformerLens holds; see `interp.compat.load_hooked` for both.
+
+    Here also what the native model cannot do (SoLU, shortformer). Weights are neither folded nor centred; a bias that
+    no layer has is zero. dtype None keeps the state dict's. What the config says of device, seed and tokenizer is not
+    followed. Nothing in the file is run.
+    Errors: FileNotFoundError; ValueError for what is missing, left over, of another shape or not finite, for a field
+    that does not exist, and for a file with anything that would have to run.
+    """
+    state, chosen = read_hooked(path, config)
+    try:
+        return _held(cls, state, values_of(chosen), tokenizer, dtype, torch.device(device))
+    except (ValueError, TypeError, AssertionError) as cause:
+        raise ValueError(f"{path}: {cause}") from cause
+
+
+def _held(
+    cls: type[Model],
+    state: Mapping[str, torch.Tensor],
+    values: Mapping[str, object],
+    tokenizer: Tokenizer | None,
+    dtype: torch.dtype | None,
+    device: torch.device,
+) -> Model:
+    """The model of a state dict and the fields of its config."""
+    if broken := [n for n, w in state.items() if _is_weight(n) and not bool(w.isfinite().all())]:
+        raise ValueError(f"{broken[0]}: the checkpoint holds NaN or infinities")
+    found = state["embed.W_E"].dtype if "embed.W_E" in state else torch.float32
+    cfg = HookedTransformerConfig.from_dict({
+        **values, "dtype": found if dtype is None else dtype, "device": str(device), "seed": None, "n_devices": 1,
+        "tokenizer_name": None, "init_weights": False,
+    })  # fmt: skip
+    with torch.random.fork_rng(devices=()):  # experts are made with random weights
+        model = cls(cfg, tokenizer)
+    kinds = {name.rpartition(".")[2] for name in state}
+    zeros = {
+        name: torch.zeros_like(weight)
+        for name, weight in model.named_parameters()
+        if (kind := name.rpartition(".")[2]) not in kinds and kind.lstrip("_").startswith("b_")
+    }
+    own = {name: weight.shape for name, weight in model.named_parameters()}
+    for name, weight in state.items():
+        if name in own and weight.shape != own[name]:
+            raise ValueError(f"{name} requires shape {list(own[name])}, got {list(weight.shape)}")
+    _fill(model, {**zeros, **state})
+    return model
+
+
+def _is_weight(name: str) -> bool:
+    return name.rpartition(".")[2] not in BUFFERS
+
+
 def tokenizer_for(cfg: HookedTransformerConfig) -> Tokenizer | None:
     """The tokenizer that `cfg.tokenizer_name` means: a folder, a demo, a hub name or its short name."""
     return None if cfg.tokenizer_name is None else named_tokenizer(cfg.tokenizer_name)
@@ -198,7 +260,7 @@ def _refuse(model_name: str, options: Mapping[str, Any], n_devices: int) -> None
 def _fill(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Load the weights; every one of the model's is there and none is left over."""
     missing, unexpected = model.load_state_dict(dict(state), strict=False)
-    missing = [name for name in missing if name.rpartition(".")[2] not in BUFFERS]
+    missing = [name for name in missing if _is_weight(name)]
     if missing or unexpected:
         raise ValueError(
             f"the weights do not fit the model: missing {missing[:3]}, left over {unexpected[:3]}"

@@ -61,28 +61,25 @@ def test_a_cache_continues_a_padded_prompt_as_theirs(theirs: Oracle) -> None:
     equal(later, theirs["later"], "later", theirs.close)
 
 
-@pytest.mark.parametrize("path", ["native"])
+@pytest.mark.parametrize("path", ["native", "modules"])
 def test_every_hook_holds_what_theirs_holds(theirs: Oracle, path: str) -> None:
-    """Their split inputs give ln1 a head axis; ours leave it alone."""
     model = theirs.shared if path == "native" else by_modules(theirs.model())
-    split = model.cfg.use_split_qkv_input or model.cfg.use_attn_in
     _, cache = model.run_with_cache(theirs["tokens"], return_type="loss", return_cache_object=False)
     found, order = theirs.group("cache"), [n for n in theirs.said["order"] if not n.endswith("_grad")]
-    assert set(cache) == set(order)
-    assert split or list(cache) == order
+    assert list(cache) == order
     for name, value in cache.items():
-        if value.shape != found[name].shape:
-            assert split and ".ln1." in name
-            continue
+        assert value.shape == found[name].shape, name
         equal(value, found[name], name, theirs.close)
 
 
 def test_gradients_of_parameters_and_activations_equal_theirs(theirs: Oracle) -> None:
-    """ln1's are theirs for one of queries, keys and values only (they run it three times); ours for all."""
+    """Without split inputs they norm one input three times and keep ln1's gradient by queries; ours is the whole."""
     model = theirs.shared
     model.zero_grad()
     _, cache = model.run_with_cache(theirs["tokens"], return_type="loss", incl_bwd=True)
-    wanted = {n: g for n, g in theirs.group("cache").items() if n.endswith("_grad") and ".ln1.hook" not in n}
+    split = model.cfg.use_split_qkv_input or model.cfg.use_attn_in
+    wanted = {n: g for n, g in theirs.group("cache").items() if n.endswith("_grad")}
+    wanted = {n: g for n, g in wanted.items() if split or ".ln1.hook" not in n}
     for name, grad in wanted.items():
         equal(cache[name], grad, name, theirs.close)
     grads = theirs.group("grads")
@@ -108,6 +105,30 @@ def test_equal_seeds_give_equal_weights(theirs: Oracle) -> None:
 
 
 # hooks
+
+
+@over("edited", ["ln1.hook_normalized", "ln1.hook_scale"])
+@pytest.mark.parametrize("path", ["native", "modules"])
+@pytest.mark.parametrize("flag", ["use_split_qkv_input", "use_attn_in"])
+def test_norms_of_split_inputs_are_of_their_own(flag: str, path: str, edited: str) -> None:
+    """Each is called for queries, keys and values in turn; an edit of the keys' alone is one of `hook_k` too."""
+    model = oracle("ln").model(**{flag: True})
+    model = model if path == "native" else by_modules(model)
+    tokens, seen, keys = oracle("ln")["tokens"], [], []
+
+    def second(value: Tensor, hook: HookPoint) -> Tensor:
+        seen.append(value.shape)
+        return value * 2 if len(seen) == 2 else value
+
+    def kept(value: Tensor, hook: HookPoint) -> None:
+        keys.append(value)
+
+    point, key = f"blocks.1.{edited}", "blocks.1.attn.hook_k"
+    got = model.run_with_hooks(tokens, fwd_hooks=[(point, second), (key, kept)])
+    assert seen == [(*tokens.shape, 2, 4 if edited.endswith("normalized") else 1)] * 3
+    wanted = model.run_with_hooks(tokens, fwd_hooks=[(key, lambda value, hook: keys[0])])
+    torch.testing.assert_close(got, wanted)
+    assert not torch.allclose(got, model(tokens))
 
 
 def scaled(tensor: Tensor, hook: HookPoint) -> Tensor:

@@ -4,7 +4,11 @@ The class that is filled here only keeps what it is given; its logits are those 
 """
 
 import functools
+import re
+import runpy
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ import interp
 from interp import zoo
 from interp.compat import from_hooked_transformer
 from interp.compat.transformer_lens import loading_from_pretrained
+from interp.compat.transformer_lens.hooked_transformer import HookedTransformer
 from interp.compat.transformer_lens.loading_from_pretrained import (
     get_checkpoint_labels,
     get_official_model_name,
@@ -27,7 +32,9 @@ from interp.compat.transformer_lens.pretrained import (
     from_pretrained_no_processing,
     tokenizer_for,
 )
+from tests.compat.transformer_lens.lens_fixture import CASES, oracle
 from tests.families.oracle import hf_model, new_hf_model, some_tokens
+from tests.loops import over
 from tests.tiny import gpt2_tokenizer
 from tests.tolerances import assert_close
 
@@ -213,6 +220,34 @@ def test_short_names_mean_what_they_mean_in_transformer_lens(name: str) -> None:
     assert get_official_model_name(name) == NAMES[name]
 
 
+ELSEWHERE = (
+    "allenai/OLMo-1B", "allenai/OLMo-7B", "allenai/OLMoE", "allenai/Olmo-3", "bigcode/", "facebook/hubert",
+    "facebook/wav2vec2", "google-bert/", "google-t5/", "llama-", "Qwen/Qwen-", "swiss-ai/",
+    *loading_from_pretrained.TRANSFORMER_LENS_ONLY,
+)  # fmt: skip
+"""Families that we do not have, or not under this face; and names that the hub does not have."""
+
+
+def test_every_name_of_their_table_means_the_same_or_is_refused_by_name() -> None:
+    """The table of the installed transformer-lens (3 and 4 have it), read without importing the package."""
+    found = find_spec("transformer_lens")
+    if found is None or found.origin is None:
+        pytest.skip("transformer-lens is not installed")
+    theirs = runpy.run_path(str(Path(found.origin).with_name("supported_models.py")))
+    table = {name: [] for name in theirs["OFFICIAL_MODEL_NAMES"]} | theirs["MODEL_ALIASES"]
+    assert len(table) > 200
+    same = 0
+    for name, aliases in table.items():
+        for alias in {name, name.lower(), *aliases}:
+            if not name.startswith(ELSEWHERE):
+                assert get_official_model_name(alias) == name, alias
+                same += 1
+            elif "/" not in alias:
+                with pytest.raises(ValueError, match=rf"{re.escape(alias)} (not found|exists as a file)"):
+                    get_official_model_name(alias)
+    assert same > 450
+
+
 def test_steps_of_pythia() -> None:
     steps, kind = get_checkpoint_labels("pythia-70m")
     assert kind == "step" and (steps[0], steps[1], steps[10], steps[11], steps[-1]) == (
@@ -297,3 +332,59 @@ def test_the_tokenizer_that_a_config_names_is_found(tmp_path: Path) -> None:
     cfg.tokenizer_name = "no/such-model"
     with pytest.raises(OSError, match=r"offline|no/such-model"):
         tokenizer_for(cfg)
+
+
+# models that TransformerLens itself stored
+
+
+@over("name", CASES)
+def test_a_file_of_transformer_lens_gives_its_logits_in_its_own_shape(name: str) -> None:
+    """Whatever TransformerLens 3.9 could be, SoLU among it; the file's device and seed are not followed."""
+    theirs = oracle(name)
+    config = theirs.said["config"] | {"device": "cuda", "seed": 3, "tokenizer_name": "no/such"}
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    with TemporaryDirectory() as folder:
+        torch.save({"model": theirs.group("state"), "config": config}, file := Path(folder) / "model.pt")
+        model = HookedTransformer.load_hooked(file)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.testing.assert_close(model(theirs["tokens"]), theirs["logits"], **theirs.close)
+
+
+def test_files_of_transformer_lens_are_complete_or_lack_a_kind_of_bias(tmp_path: Path) -> None:
+    theirs = oracle("ln")
+    state, config, file = theirs.group("state"), theirs.said["config"], tmp_path / "model.pt"
+    plain = {n: w for n, w in state.items() if ".b_" not in n}
+    torch.save(plain, file)
+    model = HookedTransformer.load_hooked(file, config)
+    torch.save(state | {n: torch.zeros_like(w) for n, w in state.items() if ".b_" in n}, file)
+    assert torch.equal(model(theirs["tokens"]), HookedTransformer.load_hooked(file, config)(theirs["tokens"]))
+    half = HookedTransformer.load_hooked(file, config, dtype=torch.float32)
+    assert {p.dtype for p in half.parameters()} == {torch.float32}
+    nan = {"embed.W_E": torch.full_like(state["embed.W_E"], torch.nan)}
+    for message, damaged, fields in (
+        (
+            r"missing \['blocks.1.attn.b_Q'\]",
+            {n: w for n, w in state.items() if n != "blocks.1.attn.b_Q"},
+            config,
+        ),
+        (r"left over \['blocks.0.attn.W_X'\]", state | {"blocks.0.attn.W_X": torch.ones(1)}, config),
+        (r"W_E requires shape \[7, 4\], got \[4, 7\]", state | {"embed.W_E": state["embed.W_E"].T}, config),
+        (r"embed.W_E: the checkpoint holds NaN", state | nan, config),
+        (r"unexpected keyword argument 'warp_drive'", state, config | {"warp_drive": True}),
+        (r"holds no config", state, None),
+    ):
+        torch.save(damaged, file)
+        with pytest.raises(ValueError, match=message):
+            HookedTransformer.load_hooked(file, fields)
+
+
+def test_a_subclass_loads_files_of_transformer_lens_too() -> None:
+    class Mine(HookedTransformer):
+        pass
+
+    file = Path(__file__).parents[1] / "data" / "hooked_transformer_3_9.pt"
+    sample = torch.load(file.with_name("hooked_transformer_3_9_logits.pt"), weights_only=True)
+    model = Mine.load_hooked(file)
+    assert type(model) is Mine
+    assert_close(model(sample["tokens"]), sample["logits"])
