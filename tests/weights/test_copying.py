@@ -16,6 +16,7 @@ import interp
 from interp import HookedTransformer
 from interp.core import tiles
 from interp.core.factored import FactoredMatrix
+from interp.core.haar import haar_frames
 from interp.model import ModelConfig, NoNorm, Transformer
 from interp.model.parts import Part
 from interp.model.weights import Weights
@@ -221,9 +222,9 @@ def test_a_random_heads_score_is_that_of_its_full_circuit() -> None:
     config, spectra = circuits.config, [circuits.ov(Part("attn", layer)).svd()[1] for layer in range(2)]
     found = random_copying(circuits, 2, seed=3).scores
     generator = torch.Generator().manual_seed(3)
-    noise = torch.randn(2, 2, config.d_model, config.head_width, generator=generator, dtype=torch.float64)
+    drawn = haar_frames(4, config.d_model, config.head_width, generator)
     order = torch.randperm(4, generator=generator)
-    read, written = torch.linalg.qr(noise)[0]
+    read, written = drawn[:2], drawn[2:]
     expected = []
     for w in range(2):
         for r in range(2):
