@@ -1,9 +1,10 @@
 """Claim: a random head is called nothing, a real one the same on any rows, and p is below 0.05 for one in twenty.
 
-Four tables. `scores`: every score that has a p, in models that nobody trained, of nine architectures: the share whose
-p is at most 0.05, with Wilson's interval. `p`: heads with the spectra of a model's own, between Haar frames of another seed, put beside the null of
-`copying`; the share whose p is at most 0.05. `labels`: the label of every head over six layouts of the repeated rows.
-`random`: the share of heads that get a label in models nobody trained, fifty of each architecture. One JSON line each.
+Four tables. `scores`: every score that has a p, in models that nobody trained, of nine architectures: the share whose p
+is at most 0.05, with Wilson's interval. `p`: heads with the spectra of a model's own, between Haar frames of another
+seed, put beside the null of `copying`; the share whose p is at most 0.05. `labels`: the label of every head over six
+layouts of the repeated rows. `random`: the share of heads that get a label in models nobody trained, fifty of each
+architecture. One JSON line each.
 """
 
 import itertools
@@ -54,8 +55,10 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 
 ROWS = RepeatedTokens(period=8, repeats=3, rows=4)
-RANDOM = 15
-"""Random heads beside each of 8 heads: of 121 ranks, both ends of three each are a share of .0496."""
+MANY: Mapping[str, int] = {"n_heads": 32, "d_head": 4}
+"""The heads of the models of `scores`: as many as a model of some size has."""
+RANDOM = 5
+"""Random heads beside each of 32: of 161 ranks, both ends of four each are a share of .0497."""
 SENTENCES = replace(SHORT_SENTENCES, rows=16)
 """Few draws: the scores need not be precise, only alike."""
 
@@ -70,8 +73,10 @@ def of_heads(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
 def of_copying(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
     """Eigenvalues and ranks; of what previous-token heads there are, at random."""
     generator = torch.Generator().manual_seed(seed)
-    previous = xr.DataArray(torch.rand(2, 8, generator=generator).numpy(), dims=("layer", "head"))
-    return interp.copying(model, previous=previous, random=RANDOM, sample=64)
+    previous = torch.rand(model.cfg.n_layers, model.cfg.n_heads, generator=generator)
+    return interp.copying(
+        model, previous=xr.DataArray(previous.numpy(), dims=("layer", "head")), random=RANDOM, sample=64
+    )
 
 
 def of_composition(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
@@ -106,13 +111,13 @@ def of_probes(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
 
 
 def of_recovery(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
-    """Edges drawn at random, said to be planted."""
+    """Edges drawn at random, said to be planted, sixty times."""
     generator = torch.Generator().manual_seed(seed)
     clean, corrupt = torch.randint(model.cfg.d_vocab, (2, 4, 8), generator=generator)
     scores = interp.circuits.edge_attribution(model, clean, corrupt, metric=interp.logit_difference(0, 1))
     edges = np.array(list(interp.causal.EdgeGraph.of(model.cfg).names()))
-    drawn = torch.randperm(len(edges), generator=generator)[:40].numpy()
-    return interp.circuits.recovery([scores], list(edges[drawn]))[["p"]]
+    drawn = [edges[torch.randperm(len(edges), generator=generator)[:40].numpy()] for _ in range(60)]
+    return xr.concat([interp.circuits.recovery([scores], list(each))[["p"]] for each in drawn], "draw")
 
 
 SUBJECTS: Mapping[str, Callable[[interp.HookedTransformer, int], xr.Dataset]] = {
@@ -124,8 +129,10 @@ SUBJECTS: Mapping[str, Callable[[interp.HookedTransformer, int], xr.Dataset]] = 
 def scores(models: int, subjects: Sequence[str] = ()) -> Iterator[dict[str, object]]:
     """How often p is at most 0.05 in models that were not trained, with a tokenizer that knows names and numbers."""
     demo = interp.HookedTransformer.from_pretrained("demo-4l")
-    plain = interp.model.ModelConfig(**{**DIMS, "d_vocab": demo.cfg.d_vocab})
+    plain = interp.model.ModelConfig(**{**DIMS, **MANY, "d_vocab": demo.cfg.d_vocab})
     for subject, (name, changes) in itertools.product(subjects or SUBJECTS, TINY.items()):
+        if "n_kv_heads" in changes:
+            changes = {**changes, "n_kv_heads": MANY["n_heads"] // 4}  # of four, as there
         found: dict[str, list[float]] = {}
         for seed in range(models):
             torch.manual_seed(seed)

@@ -66,8 +66,8 @@ def haar_frames(
     """n frames of e orthonormal columns in d dimensions, each uniform among all such frames; on the host.
 
     The orthonormal factor of a Gaussian matrix whose triangular factor has a positive diagonal (Mezzadri 2007, "How to
-    generate random matrices from the classical compact groups"). Without the signs it is not uniform: LAPACK's own
-    choice makes every diagonal entry negative, and the overlap of two frames positive on average.
+    generate random matrices from the classical compact groups"). Without the signs it is not uniform: LAPACK
+    makes the first entry of the first column always negative, and the overlap of two frames positive on average.
 
     Example:
         >>> q = haar_frames(1, 6, 2, torch.Generator().manual_seed(0))[0]

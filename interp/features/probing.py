@@ -151,9 +151,10 @@ def probe(
     Returns Dataset[n_neurons, score] for probes on so many neurons (`sizes`): `value`, `low`, `high` (95 %), `null` and
     `null_sd`, the mean and deviation over `shuffles` repetitions of the whole procedure with the training labels
     shuffled, `p`, one-sided, how often these score as high, and `n`, the test examples. p is an exact permutation test,
-    at least 1 / (shuffles + 1): .05 takes 19 shuffles; equal scores count against the probe. Scores: `f1`, `precision`, `recall`, `accuracy`, `balanced_accuracy` and `mcc`
-    (Matthews' correlation), 0 where undefined. `neuron` and `weight` [n_neurons, rank]: the neurons chosen, best first,
-    and their coefficients (log odds per standard deviation); -1 and NaN beyond the last.
+    at least 1 / (shuffles + 1): .05 takes 19 shuffles; equal scores count against the probe. Scores: `f1`, `precision`,
+    `recall`, `accuracy`, `balanced_accuracy` and `mcc` (Matthews' correlation), 0 where undefined. `neuron` and
+    `weight` [n_neurons, rank]: the neurons chosen, best first, and their coefficients (log odds per standard
+    deviation); -1 and NaN beyond the last.
 
     A `test_share` of each class is set aside by `seed`; scaling, choice and fit see the rest. Classes weigh the same.
     Intervals: Wilson's for the shares (of F1 by 2 j / (1 + j), j = TP / (TP + FP + FN)), Newcombe's for their mean

@@ -113,8 +113,8 @@ def late_layers(
     """What the last layer does to the right answer at the last token of each prompt, part by part.
 
     Returns Dataset[part, score]: `value` (the mean over prompts), `low` and `high` (95 %), `null`, `null_sd`, `p` and
-    `n`; NaN where a part has no such score. The last layer's heads `L3H0`, its sublayers `L3.attn`, `L3.mlp` (Macaron: and
-    `L3.mlp_before`) and the whole layer `L3` have
+    `n`; NaN where a part has no such score. The last layer's heads `L3H0`, its sublayers `L3.attn`, `L3.mlp` (Macaron:
+    and `L3.mlp_before`) and the whole layer `L3` have
     `attribution` to the answer, in logits relative to the vocabulary's mean at frozen norms (null 0);
     `cosine` of the output with the average token (null: under permuted frequencies, with its standard deviation, and
     `p`, two-sided, the share of the permutations that are as far out; NaN unless frequencies are given, for the model's

@@ -157,10 +157,10 @@ def copying(
     """How far every head copies the token it attends to, from the weights alone.
 
     Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over the vocabulary's tokens), `null` (chance),
-    `p` (two-sided, against random heads), `n`, and the coordinates `unit` and `part`. Scores: `eigenvalue` (see `eigenvalue_scores`, -1 to 1; exact: its
-    interval is itself, n = 0); `top1`, the share of tokens whose own logit none exceeds in their row of the full OV
-    circuit (Wilson's interval); `mean_rank`, how many exceed it (0 = copies). `previous` adds `matching` (see
-    `matching_scores`; exact).
+    `p` (two-sided, against random heads), `n`, and the coordinates `unit` and `part`. Scores: `eigenvalue` (see
+    `eigenvalue_scores`, -1 to 1; exact: its interval is itself, n = 0); `top1`, the share of tokens whose own logit
+    none exceeds in their row of the full OV circuit (Wilson's interval); `mean_rank`, how many exceed it (0 = copies).
+    `previous` adds `matching` (see `matching_scores`; exact).
     NaN: the circuit is zero.
     folded, embedding: as in `HeadCircuits`. ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; or without.
     sample: rank only so many tokens, drawn without replacement from a fixed seed, against the whole vocabulary.

@@ -58,7 +58,7 @@ def with_random_heads(model: Transformer, seed: int) -> Transformer:
     d = model.config.d_model
     turns = haar_frames(4, d, d, torch.Generator().manual_seed(seed), torch.float32)
     for layer in range(model.config.n_layers):
-        real, attention = (cast(Attention, each.block(layer).attn) for each in (model, found))
+        real, attention = (each.block(layer).attn for each in (model, found))
         for name, turn in zip("qkv", turns[:3], strict=True):
             _turn(attention.part(name)[0], turn)
         _turn(attention.out.weight.mT, turns[3])
