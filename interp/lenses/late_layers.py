@@ -47,9 +47,10 @@ PERMUTATIONS = 200
 """Random assignments of the frequencies to the words, for the null of the cosine."""
 GIVEN = "given"
 """What results say of frequencies that are not the model's own prediction."""
+RANKS = "ranks"
 SCORES = {
     "attribution": "logits relative to the vocabulary's mean", "cosine": "cosine", "log_prob_change": "nats",
-    "rank_change": "ranks", "first_attention": "attention mass", "log_prob": "nats", "rank": "rank",
+    "rank_change": RANKS, "first_attention": "attention mass", "log_prob": "nats", "rank": RANKS,
 }  # fmt: skip
 """What is measured, each with its unit."""
 
@@ -128,6 +129,7 @@ def late_layers(
     after the final norm's linear part. The mean is removed because any model's words share a direction.
     frequencies: p(t), counts of a corpus; None = the model's own mean prediction over the tokens of `reference`, which
     is the data itself unless given (then the data are read twice).
+    Ranks have no interval: few prompts decide their mean, which Student's t of 4 to 32 prompts rarely holds.
     Caveats: zero is off-distribution, and a zeroed attention changes what the MLP after it reads; heads leave out b_O.
     Errors: ValueError for answers that are not one token, frequencies that do not fit, an iterator without frequencies,
     models without logits linear in the normed stream, and edits that change what the last layer's parts wrote.
@@ -331,8 +333,11 @@ def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str) -
 
 
 def _spread(moments: Moments, unit: str, null: Tensor | float, where: range, count: int) -> Score:
-    """A score of some of the parts among all of them; NaN, of no prompts, for the others."""
+    """A score of some of the parts among all of them; NaN, of no prompts, for the others; ranks have no interval."""
     some = Score.of(moments, unit, null)
+    if unit == RANKS:
+        nothing = torch.full_like(some.value, torch.nan)
+        some = some._replace(low=nothing, high=nothing)
 
     def whole(values: Tensor, nothing: float | int) -> Tensor:
         every = values.new_full((count,), nothing)

@@ -219,6 +219,9 @@ def test_the_function_is_the_record_applied_and_its_table_is_narrow() -> None:
         "rank": 3,
     }  # fmt: skip
     assert ((found.n == 3) == found.value.notnull()).all()
+    means = [name for name in found.score.values if "rank" not in name]
+    assert (found.low.notnull() == found.value.notnull()).sel(score=means).all()
+    assert found.low.isnull().sel(score=["rank", "rank_change"]).all(), "ranks have no interval"
 
 
 @pytest.mark.parametrize("name", LINEAR)
