@@ -126,11 +126,14 @@ SUBJECTS: Mapping[str, Callable[[interp.HookedTransformer, int], xr.Dataset]] = 
 }  # fmt: skip
 
 
-def scores(models: int, subjects: Sequence[str] = ()) -> Iterator[dict[str, object]]:
+def scores(
+    models: int, subjects: Sequence[str] = (), architectures: Sequence[str] = ()
+) -> Iterator[dict[str, object]]:
     """How often p is at most 0.05 in models that were not trained, with a tokenizer that knows names and numbers."""
     demo = interp.HookedTransformer.from_pretrained("demo-4l")
     plain = interp.model.ModelConfig(**{**DIMS, **MANY, "d_vocab": demo.cfg.d_vocab})
-    for subject, (name, changes) in itertools.product(subjects or SUBJECTS, TINY.items()):
+    for subject, name in itertools.product(subjects or SUBJECTS, architectures or TINY):
+        changes = TINY[name]
         if "n_kv_heads" in changes:
             changes = {**changes, "n_kv_heads": MANY["n_heads"] // 4}  # of four, as there
         found: dict[str, list[float]] = {}
@@ -212,6 +215,7 @@ def main(
     models: int = 50,
     seed: int = 1,
     subjects: Sequence[str] = (),
+    architectures: Sequence[str] = (),
 ) -> None:
     """Compute and print.
 
@@ -220,10 +224,11 @@ def main(
         models: untrained ones of every architecture.
         seed: of the random heads of `p`; the null's own is 0.
         subjects: questions whose scores are asked for; all of them without it.
+        architectures: of `scores`; all of them without it.
     """
     torch.set_num_threads(1)
     made: Mapping[str, Callable[[], Iterator[dict[str, object]]]] = {
-        "scores": lambda: scores(models, subjects),
+        "scores": lambda: scores(models, subjects, architectures),
         "p": lambda: calibrated(seed),
         "labels": stable,
         "random": lambda: random(models),

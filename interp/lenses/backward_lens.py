@@ -262,9 +262,10 @@ def backward_lens(
     Returns Dataset[prompt, matrix, layer, pos]: `x` and `delta`, the lengths of both; `relative_update`, that of their
     outer product, 1 at the prompt's largest of this matrix over all layers and tokens; `target_rank` of the answer, 0 =
     most probable, V - 1 = least (an unrelated vector gives (V - 1) / 2 on average over all answers, a level and not
-    chance: the answer is the least probable of the delta of W_out and W_O in a model that nobody trained too); `word`, how the cell
-    is read: the most probable token of x, or the least probable of delta, by the coordinate `side`; and [.., rank]
-    `top_token`, `bottom_token`, the most and the least probable in order, with the texts `top_word`, `bottom_word`.
+    chance: the answer is the least probable of the delta of W_out and W_O in a model that nobody trained too); `word`,
+    how the cell is read: the most probable token of x, or the least probable of delta, by the coordinate `side`; and
+    [.., rank] `top_token`, `bottom_token`, the most and the least probable in order, with the texts `top_word`,
+    `bottom_word`.
     `part`[matrix, layer] names the sublayer of each matrix, `token` is the text of every token. Padding holds NaN, -1
     and "". Where the update of a token is no larger than `threshold` times the largest of its prompt and matrix, ids
     and ranks are -1 and the word is "no update": even zero projects to some tokens, those of the final norm's beta.

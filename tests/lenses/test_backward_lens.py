@@ -352,6 +352,9 @@ def test_gradients_of_neighbouring_layers_are_alike_in_a_model_that_nobody_train
     config = replace(CONFIGS["gpt2"], d_model=48, d_vocab=40)
     model, tokens = HookedTransformer(Transformer(config)), torch.randint(40, (3, 8))
     found = gradient_cosines(model, tokens, 5, matrices=["W_out"])
-    assert float(found.value.sel(layer=0, other_layer=1).mean()) > 0.5 > 3 / 48**0.5 and "null" not in found.attrs
+    assert (
+        float(found.value.sel(layer=0, other_layer=1).mean()) > 0.5 > 3 / 48**0.5
+        and "null" not in found.attrs
+    )
     ranks = backward_lens(model, tokens, 5, matrices=["W_out"]).target_rank
     assert (ranks.isel(pos=-1) == 39).all()
