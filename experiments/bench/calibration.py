@@ -1,23 +1,29 @@
 """Claim: a random head is called nothing, a real one the same on any rows, and p is below 0.05 for one in twenty.
 
-Three tables. `p`: heads with the spectra of a model's own, between Haar frames of another seed, put beside the null of
-`copying`; the share whose p is at most 0.05. `labels`: the label of every head over six layouts of the repeated rows.
-`random`: the share of heads that get a label in models nobody trained, fifty of each architecture. One JSON line each.
+Four tables. `scores`: every score that has a p, in models that nobody trained, of nine architectures: the share whose p
+is at most 0.05, with Wilson's interval. `p`: heads with the spectra of a model's own, between Haar frames of another
+seed, put beside the null of `copying`; the share whose p is at most 0.05. `labels`: the label of every head over six
+layouts of the repeated rows. `random`: the share of heads that get a label in models nobody trained, fifty of each
+architecture. One JSON line each.
 """
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 import tyro
+import xarray as xr
 
 import interp
 from interp.core.stats import wilson
 from interp.model.transformer import Transformer
-from interp.tasks import RepeatedTokens
+from interp.tasks import SHORT_SENTENCES, RepeatedTokens
+from interp.weights.composition import Kind, Null
 from interp.weights.copying import random_copying
 from interp.weights.head_circuits import HeadCircuits
 
@@ -46,6 +52,105 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "tied": {"tied": True},
 }
 """What differs from the first one."""
+
+
+ROWS = RepeatedTokens(period=8, repeats=3, rows=4)
+MANY: Mapping[str, int] = {"n_heads": 32, "d_head": 4}
+"""The heads of the models of `scores`: as many as a model of some size has."""
+RANDOM = 5
+"""Random heads beside each of 32: of 161 ranks, both ends of four each are a share of .0497."""
+SENTENCES = replace(SHORT_SENTENCES, rows=16)
+"""Few draws: the scores need not be precise, only alike."""
+
+
+def of_heads(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
+    """On repeats, in sentences and by the weights."""
+    return interp.heads(
+        model, replace(ROWS, seed=seed), sentences=replace(SENTENCES, seed=seed), random=RANDOM
+    )
+
+
+def of_copying(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
+    """Eigenvalues and ranks; of what previous-token heads there are, at random."""
+    generator = torch.Generator().manual_seed(seed)
+    previous = torch.rand(model.cfg.n_layers, model.cfg.n_heads, generator=generator)
+    return interp.copying(
+        model, previous=xr.DataArray(previous.numpy(), dims=("layer", "head")), random=RANDOM, sample=64
+    )
+
+
+def of_composition(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
+    """All kinds and both nulls."""
+    found = [
+        interp.composition(model, kind, null=null).p.expand_dims(score=[f"{kind}, {null}"])
+        for kind in get_args(Kind)
+        for null in get_args(Null)
+    ]
+    return xr.concat(found, "score").to_dataset(name="p")
+
+
+def of_late_layers(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
+    """The cosine with the average token, under frequencies of a power law."""
+    generator = torch.Generator().manual_seed(seed)
+    d_vocab = model.cfg.d_vocab
+    tokens = torch.randint(d_vocab, (8, 12), generator=generator)
+    frequencies = torch.rand(d_vocab, generator=generator).pow(-0.7)
+    found = interp.lenses.late_layers(model, tokens, 0, frequencies=frequencies)
+    return found[["p"]].sel(score=["cosine"])
+
+
+def of_probes(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
+    """Probes for labels that nobody knows, one and four neurons."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(model.cfg.d_vocab, (150, 8), generator=generator)
+    labels = torch.rand(150, generator=generator) < 0.5
+    found = interp.features.probe_neurons(
+        model, tokens, labels, site="resid_post", sizes=(1, 4), shuffles=19, seed=seed
+    )
+    return found[["p"]]
+
+
+def of_recovery(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
+    """Edges drawn at random, said to be planted, sixty times."""
+    generator = torch.Generator().manual_seed(seed)
+    clean, corrupt = torch.randint(model.cfg.d_vocab, (2, 4, 8), generator=generator)
+    scores = interp.circuits.edge_attribution(model, clean, corrupt, metric=interp.logit_difference(0, 1))
+    edges = np.array(list(interp.causal.EdgeGraph.of(model.cfg).names()))
+    drawn = [edges[torch.randperm(len(edges), generator=generator)[:40].numpy()] for _ in range(60)]
+    return xr.concat([interp.circuits.recovery([scores], list(each))[["p"]] for each in drawn], "draw")
+
+
+SUBJECTS: Mapping[str, Callable[[interp.HookedTransformer, int], xr.Dataset]] = {
+    "heads": of_heads, "copying": of_copying, "composition": of_composition, "late_layers": of_late_layers,
+    "probe_neurons": of_probes, "recovery": of_recovery,
+}  # fmt: skip
+
+
+def scores(
+    models: int, subjects: Sequence[str] = (), architectures: Sequence[str] = ()
+) -> Iterator[dict[str, object]]:
+    """How often p is at most 0.05 in models that were not trained, with a tokenizer that knows names and numbers."""
+    demo = interp.HookedTransformer.from_pretrained("demo-4l")
+    plain = interp.model.ModelConfig(**{**DIMS, **MANY, "d_vocab": demo.cfg.d_vocab})
+    for subject, name in itertools.product(subjects or SUBJECTS, architectures or TINY):
+        changes = TINY[name]
+        if "n_kv_heads" in changes:
+            changes = {**changes, "n_kv_heads": MANY["n_heads"] // 4}  # of four, as there
+        found: dict[str, list[float]] = {}
+        for seed in range(models):
+            torch.manual_seed(seed)
+            model = interp.HookedTransformer(Transformer(replace(plain, **changes)), demo.text.tokenizer)
+            for score, p in SUBJECTS[subject](model, seed).p.groupby("score"):
+                found.setdefault(str(score), []).extend(p.values[~np.isnan(p.values)].tolist())
+        for score, each in found.items():
+            hits = torch.tensor(each) <= 0.05
+            if len(hits):
+                low, high = wilson(hits.double().mean(), len(hits))
+                yield {
+                    "table": "scores", "question": subject, "score": score, "architecture": name, "n": len(hits),
+                    "share": round(float(hits.double().mean()), 4),
+                    "low": round(float(low), 4), "high": round(float(high), 4),
+                }  # fmt: skip
 
 
 def calibrated(seed: int) -> Iterator[dict[str, object]]:
@@ -106,19 +211,24 @@ def random(models: int) -> Iterator[dict[str, object]]:
 
 
 def main(
-    tables: Sequence[Literal["p", "labels", "random"]] = ("p", "labels", "random"),
+    tables: Sequence[Literal["scores", "p", "labels", "random"]] = ("scores", "p", "labels", "random"),
     models: int = 50,
     seed: int = 1,
+    subjects: Sequence[str] = (),
+    architectures: Sequence[str] = (),
 ) -> None:
     """Compute and print.
 
     Args:
-        tables: which of the three.
+        tables: which of the four.
         models: untrained ones of every architecture.
-        seed: of the random heads; the null's own is 0.
+        seed: of the random heads of `p`; the null's own is 0.
+        subjects: questions whose scores are asked for; all of them without it.
+        architectures: of `scores`; all of them without it.
     """
     torch.set_num_threads(1)
     made: Mapping[str, Callable[[], Iterator[dict[str, object]]]] = {
+        "scores": lambda: scores(models, subjects, architectures),
         "p": lambda: calibrated(seed),
         "labels": stable,
         "random": lambda: random(models),

@@ -3,7 +3,9 @@
 The rows of a pool (prompts of demo-4l, pairs of them, rows of random tokens) are taken for the whole world: their mean
 is the truth. From them n rows are drawn with replacement, a thousand times; every draw is reduced and labelled as the
 analysis itself does it, and it is counted in how many cells `low` and `high` hold the truth. Cells in which the pool
-does not vary are left out. One JSON line per analysis and score. The mean of a few rows of a very skewed number (ranks;
+does not vary are left out. `composition` prints no interval but a law of chance: there it is counted how often the
+ratio of two matrices of so many directions in random frames lies in the middle 95 % of it. One JSON line per analysis
+and score. The mean of a few rows of a very skewed number (ranks;
 losses that are nearly always small) is covered less often by any interval that knows nothing else.
 """
 
@@ -20,6 +22,7 @@ from torch import Tensor
 import interp
 from interp.attention.heads import head_scores
 from interp.causal.contrast import paired
+from interp.core.haar import Nakagami, haar_frames, overlap_null
 from interp.core.stats import Means, Partial
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
@@ -112,6 +115,8 @@ def worlds(model: interp.HookedTransformer, pool: int) -> Mapping[str, Callable[
     random = interp.tasks.RepeatedTokens(period=20, repeats=2, rows=pool)
     batch = interp.Batch(random.tokens(model.cfg.d_vocab, 0), bos=True)
     metric = interp.logit_difference()
+    facts, tokenizer = interp.tasks.fact_prompts()[:pool], model.text.tokenizer
+    assert tokenizer is not None
     return {
         "heads": lambda: World.of(replace(head_scores(model.cfg, random), finish=plain), model, batch),
         "attention_entropy": lambda: World.of(interp.attention.AttentionEntropy(), model, batch),
@@ -127,13 +132,69 @@ def worlds(model: interp.HookedTransformer, pool: int) -> Mapping[str, Callable[
             interp.circuits.CircuitCurve(_edges(model, metric), metric, draws=1), model, pairs
         ),
         "evaluate_circuit": lambda: World.of(_judged(model, metric), model, pairs),
+        "path_patch": lambda: World.of(interp.causal.PathPatch(metric=metric), model, pairs),
+        "knock_out": lambda: World.of(interp.causal.KnockOut([-1], [3, 4, 5], metric), model, pairs),
+        "short_circuit": lambda: World.of(interp.causal.ShortCircuit(metric=metric), model, pairs),
+        "causal_trace": lambda: World.of(
+            interp.causal.CausalTrace(
+                [question.fact.subject for question in facts],
+                [tokenizer.encode(question.answer)[0] for question in facts],
+                sigma=0.5,
+                samples=2,
+            ),
+            model,
+            [question.prompt for question in facts],
+        ),
+        "dispersion": lambda: World.of(interp.attention.Dispersion(), model, batch),
+        "logit_lens": lambda: _by_depth(World.of(interp.lenses.LogitLens(), model, batch)),
+        "compare_methods": lambda: World.of(
+            interp.tokens.CompareMethods(methods=("values", "gradient_x_input"), shares=(0.3,)), model, pairs
+        ),
+        "sae_quality": lambda: World.of(_dictionary(model, batch), model, batch),
         "late_layers": lambda: World.of(
             interp.lenses.LateLayers(frequencies=torch.ones(model.cfg.d_vocab)), model, pairs
         ),
-        "in_context": lambda: World.of(interp.dynamics.InContext(early=2, late=8), model, texts),
+        "in_context": lambda: World.of(interp.dynamics.InContext(early=2, late=8), model, batch),
         "consensus": lambda: World.of(interp.dynamics.Consensus(), model, texts),
         "rank_collapse": lambda: World.of(interp.dynamics.RankCollapse(), model, texts),
     }
+
+
+def composition_law(repetitions: int, seed: int, cells: int = 20, d: int = 64) -> dict[int, float]:
+    """How often a pair of matrices in random frames has a ratio in the middle 95 % of its law, by their rank.
+
+    Each cell is a pair of products of Gaussian matrices, whose singular values are kept.
+    """
+    generator, found = torch.Generator().manual_seed(seed), {}
+    for n in ROWS:
+        factors = torch.randn(4, cells, d, n, generator=generator, dtype=torch.float64)
+        first, second = (torch.linalg.svdvals(a @ b.mT)[:, :n] for a, b in (factors[:2], factors[2:]))
+        first, second = (s / s.norm(dim=1, keepdim=True) for s in (first, second))
+        law = overlap_null(*(s.pow(4).sum(1) for s in (first, second)), d)
+        held = 0.0
+        for cell, (one, other) in enumerate(zip(first, second, strict=True)):
+            written, read = haar_frames(2 * repetitions, d, n, generator).split(repetitions)
+            ratio = (one[:, None] * (written.mT @ read) * other).flatten(1).norm(dim=1)
+            tail = Nakagami(law.shape[cell], law.mean_square[cell]).upper(ratio)
+            held += float(((tail >= 0.025) & (tail <= 0.975)).double().mean())
+        found[n] = held / cells
+    return found
+
+
+def _dictionary(model: interp.HookedTransformer, batch: Batch) -> interp.features.SaeQuality:
+    """The question what a small autoencoder of the stream is worth."""
+    site = "blocks.1.hook_resid_post"
+    vectors = model.run_with_cache(batch.tokens, site)[1][site].flatten(0, 1)
+    sae, _ = interp.features.train_sae(vectors, interp.features.TopK(8), 2 * model.cfg.d_model, steps=300)
+    return interp.features.SaeQuality(sae, site)
+
+
+def _by_depth(world: World) -> World:
+    """The curves over depth of a lens of many prompts."""
+    finish = world.analysis.finish
+    return replace(
+        world, analysis=replace(world.analysis, finish=lambda found: interp.lenses.by_depth(finish(found)))
+    )
 
 
 def _edges(model: interp.HookedTransformer, metric: Metric) -> xr.Dataset:
@@ -172,6 +233,10 @@ def main(names: Sequence[str] = (), repetitions: int = 1000, pool: int = 200, se
             line = {str(n): round(found[n][score][0], 3) for n in ROWS}
             print(json.dumps({"bench": "coverage", "analysis": name, "score": score, "cells": found[ROWS[0]][score][1],
                               "repetitions": repetitions, "coverage": line}), flush=True)  # fmt: skip
+    if not names or "composition" in names:
+        law = {str(n): round(share, 3) for n, share in composition_law(repetitions, seed).items()}
+        print(json.dumps({"bench": "coverage", "analysis": "composition", "score": "value", "cells": 20,
+                          "repetitions": repetitions, "coverage": law}), flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

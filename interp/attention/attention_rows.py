@@ -42,6 +42,8 @@ ROW = ("max_weight", "entropy", "gap", "keys")
 HEAD = ("layer", "head")
 UNITS = {"entropy": "nats", "gap": "score", "relative": "share of log n"}
 """Units of the scores; the others are attention mass."""
+BOUNDS = ("upper", "lower")
+"""Exponentials of a row's gap: their means have no interval that a few texts could give."""
 AFTER_SCORES = ("attn.hook_first_pattern", "attn.hook_pattern_1", "attn.hook_pattern_2", "attn.hook_pattern")
 """Sites of the weights that the scores become; the numbers here are read off the scores."""
 
@@ -119,9 +121,10 @@ def dispersion(
     """How every head's attention spreads with the number of visible keys n.
 
     Returns Dataset[layer, head, n_keys, score]: `value`, means over texts of means over the queries that see n keys,
-    with the ends `low` and `high` of the 95 % interval (NaN for fewer than two texts), `n`, the texts with such a
+    with the ends `low` and `high` of the 95 % interval (NaN for fewer than three texts), `n`, the texts with such a
     query, and the coordinate `unit`. Scores: `max_weight`; `entropy` in nats; `gap`, delta = largest minus smallest
-    score of the query; `upper`, min(1, exp(delta) / n), and `lower`, exp(-delta) / n, between which every weight lies.
+    score of the query; `upper`, min(1, exp(delta) / n), and `lower`, exp(-delta) / n, between which every weight lies,
+    without an interval (few texts decide such exponentials: Student's t held their mean 66 to 84 times in 100).
     `null` is even attention: log n for the entropy, no gap, 1 / n for the others. Source: Veličković et al. 2024, the
     lemma on bounded logits (temperature 1 here: it is in the scores); log n - H <= delta follows from it.
     train_length, padding, sinks: as in `attention_entropy`.
@@ -235,6 +238,8 @@ def _finish_keys(merged: Partial, config: ModelConfig, asked: Dispersion) -> xr.
 def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, "n"]) -> Score:
     """One number by keys, NaN where no text has a query that sees so many."""
     low, high = (end[..., :longest] for end in moments.interval())
+    if name in BOUNDS:
+        low = high = torch.full_like(low, torch.nan)
     count = moments.count()[..., :longest]
     value = moments.mean[..., :longest].masked_fill(count == 0, torch.nan)
     unit = UNITS.get(name, "attention mass")

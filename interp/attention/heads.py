@@ -26,7 +26,7 @@ from interp.attention.labels import confidences, labels
 from interp.core.boundary import public, shape_text
 from interp.core.patterns import SCORES, copy_scores, distance_kernel, even_attention, pattern_scores
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import MaskedMeans, Means, Moments, Partial, Rows, wide
+from interp.core.stats import MaskedMeans, Means, Moments, Partial, Rows, two_sided_p, wide
 from interp.data.batch import Batch, Prompts, Text
 from interp.data.stream import prompt_source
 from interp.model.config import ModelConfig
@@ -37,8 +37,8 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Alone, Analysis, Askable, Question
 from interp.passes.edited import after_pattern, edits_at, inner_site, layer_of
-from interp.passes.observe import Model, Subject
-from interp.residual.attribution import Attribute
+from interp.passes.observe import Model, Studied, Subject
+from interp.residual.attribution import Attribute, attribution
 from interp.residual.decomposition import IncompleteSumError, not_linear
 from interp.runs.run import answered, reduced_over, run
 from interp.tasks import SHORT_SENTENCES, IndirectObjects, RepeatedTokens
@@ -51,6 +51,7 @@ from interp.weights.copying import (
     random_copying,
 )
 from interp.weights.head_circuits import HeadCircuits
+from interp.weights.random_heads import random_heads
 from interp.weights.successor import known_sequences, successor_hits
 
 if TYPE_CHECKING:
@@ -123,7 +124,12 @@ def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
 
 
 def sentence_scores(
-    model: Subject, sentences: tuple[Batch, Batch], batch_size: int, *, direct: bool = True
+    model: Subject,
+    sentences: tuple[Batch, Batch],
+    batch_size: int,
+    *,
+    direct: bool = True,
+    summed: bool = True,
 ) -> dict[str, tuple[Moments, Tensor]]:
     """Of each head `[layer, head]`: the moments over draws (means of their four sentences) of each score, and its null.
 
@@ -133,13 +139,15 @@ def sentence_scores(
     name_mover is the direct effect on logit(receiver) - logit(giver) at frozen final norm, in logits; null 0, for roles
     and names are balanced. s_inhibition = to_giver * (1 - |direct effect| / the largest of any head), per sentence; its
     null is that of to_giver. Both are left out where logits are not linear in the stream, and with `direct=False`.
+    summed: with all other parts, what heads write must sum to the logits; it does not for `random_heads`.
     Weights that are no shares (differential attention) count as `signed_shares`.
     """
     said, unsaid = sentences
     config = model.transformer.config
     names = name_attention(config)
     direct = direct and not_linear(config) is None and config.d_vocab_out is None
-    asked: list[Askable] = [replace(names, last_only=True), Attribute(parts="head")] if direct else [names]
+    effects = Attribute(parts="head") if summed else attribution(config, "head", summed=False)
+    asked: list[Askable] = [replace(names, last_only=True), effects] if direct else [names]
     sources = [
         prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size) for batch in (said, unsaid)
     ]
@@ -215,10 +223,13 @@ class Heads(Question):
     """Rows of one pass."""
     copies: Callable[[Batch], Bool[Tensor, "b q k"]] | None = None
     """Of rows of your own: which earlier tokens each token repeats; None = those with the same id."""
+    random: int = 0
+    """How many random heads stand beside each head, for `p`; every one is another pass over everything."""
 
     def asked(self, model: Subject) -> Alone:
         """Passes over the rows, and the weights."""
         _check(model.transformer.config, self.data)
+        random_heads(model.transformer, self.random)  # refuses what it cannot do
         if isinstance(self.data, RepeatedTokens) and self.copies is not None:
             raise ValueError(
                 "copies are said of rows of your own; RepeatedTokens knows where its tokens repeat"
@@ -248,15 +259,16 @@ def heads(
     *,
     copies: Callable[[Batch], Bool[Tensor, "b q k"]] | None = None,
     sentences: IndirectObjects | None = SHORT_SENTENCES,
+    random: int = 0,
     edits: Sequence[Edit] = (),
     batch_size: int = 32,
 ) -> xr.Dataset:
     """A table of what every head does: scores with 95 % intervals and chance levels, and a plain-word `label`.
 
     Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over rows, draws of a sentence, or items),
-    `null` (the chance level), `p` (of `copying_weights`, two-sided, against random heads among this model's
-    embeddings), `n`, and the coordinate `unit`; `label`[layer, head], and `confidence`[layer, head, called], how sure
-    each label is: several may hold at once, and the first that does is the `label`. Scores:
+    `null` (a level to compare with), `p` (two-sided, against random heads), `n`, and the coordinate `unit`;
+    `label`[layer, head], and `confidence`[layer, head, called], how sure each label is: several may hold at once, and
+    the first that does is the `label`. Scores:
     On repeated random tokens, in [0, 1]: `previous_token`, `current_token`, `first_token` (mean attention there),
     `duplicate_token` and `induction` (sum over all earlier copies, or what followed them, over the queries that have
     one: the prefix-matching score), `local` (the last 5 tokens), `entropy` (H_i / log(i + 1)); null: attention spread
@@ -269,6 +281,11 @@ def heads(
     weights map to the next one.
     On indirect-object sentences: `to_receiver`, `to_giver`, `name_mover` (logits), `s_inhibition`.
     Scores that the model does not allow are absent, and attrs `no_copying`, `no_sentences`, `no_successor` say why.
+    random: so many models whose heads are random (`interp.weights.random_heads`: turned weights on this model's own
+    streams) are asked the same, and `p` is how often a random head of the same layer is as far out, among n = `random`
+    times its heads: at least 2 / (n + 1), and calibrated on models that nobody trained (`docs/intervals.md`). The null
+    is a head without purpose, not even attention, from which every head departs. Each costs what the heads' own scores
+    cost. NaN for `peak_distance`, and without `random`, but for `copying_weights`, which has its p always.
     data: rows of repeated random tokens, or prompts of your own. Of these, `duplicate_token` and `induction` are means
     over the tokens that repeat an earlier one, as `copies` of the batch says `[b q k]` (keys before the query; None:
     the same id); rows without any do not count, and there is no `copying` and no `peak_distance`.
@@ -276,14 +293,15 @@ def heads(
     `successor`) is NaN for a head whose values or output are edited, and the last two are absent where embeddings or
     the MLP of block 0 are; `name_mover` is absent where heads and MLPs are not all that writes the stream.
     Caveat: attention says where a head looks, not what it does; direct effects leave out what goes through later parts.
-    Errors: ValueError if the rows do not fit the context or the model is not causal.
+    Errors: ValueError if the rows do not fit the context or the model is not causal; with `random`, under edits and
+    for heads that read the stream otherwise than by queries, keys and values.
 
     Example:
         >>> table = interp.heads(model)
         >>> table.label.sel(layer=1).values
         >>> interp.frame(table).query("score == 'induction'").nlargest(3, "value")
     """
-    return answered(Heads(data, sentences, batch_size, copies), model, edits=edits)
+    return answered(Heads(data, sentences, batch_size, copies, random), model, edits=edits)
 
 
 @public()
@@ -323,19 +341,40 @@ def _heads(model: Subject, asked: Heads) -> xr.Dataset:
         layers = torch.zeros(config.n_layers, 1, dtype=torch.bool)
         layers[list(other)] = True
         scores["entropy"] = _without(scores["entropy"], layers)
-    p = torch.full((config.n_layers, config.n_heads, len(scores)), torch.nan, dtype=torch.float64)
+    p = _beside_random(model, asked)
+    p = {name: two_sided_p(scores[name].value.cpu(), chance) for name, chance in p.items()}
     if random is not None:
-        p[..., list(scores).index("copying_weights")] = random.p(scores["copying_weights"].value)
+        p["copying_weights"] = random.p(scores["copying_weights"].value)
+    missing = torch.full((config.n_layers, config.n_heads), torch.nan, dtype=torch.float64)
     table = scored(
         asked.name,
         scores,
         HEAD,
         coords=_coords(config),
-        others={"p": ((*HEAD, "score"), p)},
+        others={"p": ((*HEAD, "score"), torch.stack([p.get(name, missing) for name in scores], -1))},
         attrs=attrs,
-    )  # fmt: skip
+    )
     confidence = confidences(table)
     return table.assign(label=labels(confidence), confidence=confidence.assign_attrs(unit="probability"))
+
+
+def _beside_random(model: Subject, asked: Heads) -> dict[str, Float[Tensor, "l 1 n"]]:
+    """Every score but the last of all random heads in the place of those of each layer; none are asked for by default.
+
+    What weighs the heads' copying by eigenvalues has random heads of its own, at no pass.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for network in random_heads(model.transformer, asked.random):
+        other = Studied(network, model.text)
+        scores = (
+            _by_pattern(other, asked)[0] | _names(other, asked.sentences, asked.batch_size, summed=False)[0]
+        )
+        if _why_not_copied(network.config) is None:
+            circuits = HeadCircuits(network, folded=True, embedding="effective")
+            scores |= _successors(circuits, model.text)[0]
+        for name, score in scores.items():
+            found.setdefault(name, []).append(score.value.cpu())
+    return {name: torch.stack(values, 1).flatten(1)[:, None] for name, values in found.items()}
 
 
 Found = tuple[dict[str, Score], dict[str, str | int], dict[str, Score]]
@@ -560,7 +599,7 @@ def _compute(
 
 
 def _names(
-    model: Subject, sentences: IndirectObjects | None, batch_size: int
+    model: Subject, sentences: IndirectObjects | None, batch_size: int, *, summed: bool = True
 ) -> tuple[dict[str, Score], dict[str, str | int]]:
     """The scores on indirect-object sentences, and how many those are; or why there are none."""
     if sentences is None:
@@ -571,7 +610,7 @@ def _names(
         return {}, {"no_sentences": str(cause)}
     reasons: dict[str, str | int] = {"sentences": len(batches[0])}
     try:
-        found = sentence_scores(model, batches, batch_size)
+        found = sentence_scores(model, batches, batch_size, summed=summed)
     except IncompleteSumError as cause:
         if not model.transformer.edits:
             raise

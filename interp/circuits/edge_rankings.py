@@ -11,7 +11,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.causal.effects import EDGE_DIMS, ranks
+from interp.causal.effects import EDGE_DIMS
 from interp.core.boundary import Seed, public
 from interp.core.results import Score, check_result, labelled, scored
 from interp.model.parts import Edge
@@ -81,10 +81,17 @@ def edge_stability(
 def edge_auroc(scores: xr.Dataset, planted: Collection[str]) -> float:
     """The chance that a planted edge has a larger absolute score than another one, equal scores counting half.
 
-    (R - n (n + 1) / 2) / (n m), R the sum of the n planted edges' ranks among all n + m from 1 upwards (Mann and
-    Whitney 1947): the area under the curve of true against false positives.
+    U / (n m), U the statistic of Mann and Whitney (1947) of the n planted edges and the m others: the area under the
+    curve of true against false positives.
     Errors: ValueError unless some edges are planted and some are not; KeyError for one that the table does not have.
     """
+    return _mann_whitney(scores, planted)[0]
+
+
+def _mann_whitney(scores: xr.Dataset, planted: Collection[str]) -> tuple[float, float]:
+    """`edge_auroc`, and how often as many random edges have as large a one."""
+    from scipy.stats import mannwhitneyu
+
     values = torch.from_numpy(abs(scores.value).values)
     here = torch.zeros(values.shape, dtype=torch.bool)
     for edge in planted:
@@ -94,19 +101,21 @@ def edge_auroc(scores: xr.Dataset, planted: Collection[str]) -> float:
     n, m = int((here & known).sum()), int((~here & known).sum())
     if not n or not m or n < len(set(planted)):
         raise ValueError(f"planted edges among others are required, got {n} of {n + m} edges")
-    total = float((ranks(values[known]) + 1)[here[known]].sum())
-    return (total - n * (n + 1) / 2) / (n * m)
+    found = mannwhitneyu(values[here & known], values[~here & known], alternative="greater")
+    return float(found.statistic) / (n * m), float(found.pvalue)
 
 
 @public()
 def recovery(tables: Sequence[xr.Dataset], planted: Collection[str]) -> xr.Dataset:
     """How well each table of scores knows a planted circuit.
 
-    Returns Dataset[attribution, score]: `value` with its `null`, what random scores have. They are no means over
-    prompts: `low` and `high` are the value itself, n = 0. `auroc`: the chance that a planted edge has a larger absolute
-    score than another one (`edge_auroc`). `recall`: the share of the planted edges among as many largest absolute
-    scores. `attribution` is the method of each table. (A dim called `method` could not be selected from: xarray's `sel`
-    has an option of that name.)
+    Returns Dataset[attribution, score]: `value` with its `null`, what random scores have, and `p`, one-sided, how often
+    as many edges drawn at random are known as well. They are no means over prompts: `low` and `high` are the value
+    itself, n = 0. `auroc`: the chance that a planted edge has a larger absolute score than another one (`edge_auroc`;
+    p: Mann and Whitney). `recall`: the share of the planted edges among as many largest absolute scores (p: the
+    hypergeometric law, exact; a whole number of edges, so at most a twentieth of random circuits have p <= .05).
+    `attribution` is the method of each table. (A dim called `method` could not be selected from: xarray's `sel` has an
+    option of that name.)
     planted: the edges, in any spelling.
 
     Example:
@@ -123,25 +132,30 @@ def recovery(tables: Sequence[xr.Dataset], planted: Collection[str]) -> xr.Datas
             "every one of tables", table, ("sender", "receiver", "value"), "edge_attribution or edge_effects"
         )
     found = torch.tensor(
-        [(edge_auroc(table, planted), _recall(table, planted)) for table in tables], dtype=torch.float64
-    )
+        [(_mann_whitney(table, planted), _recall(table, planted)) for table in tables], dtype=torch.float64
+    )  # [table, score, value or p]
     chance = torch.tensor([len(planted) / table.attrs["edges"] for table in tables], dtype=torch.float64)
     return scored(
         "recovery",
         {
-            "auroc": Score.exact(found[:, 0], "probability", 0.5),
-            "recall": Score.exact(found[:, 1], "share of the planted edges", chance),
+            "auroc": Score.exact(found[:, 0, 0], "probability", 0.5),
+            "recall": Score.exact(found[:, 1, 0], "share of the planted edges", chance),
         },
         ("attribution",),
         coords={"attribution": [table.attrs["method"] for table in tables]},
+        others={"p": (("attribution", "score"), found[..., 1])},
         attrs={"planted": len(planted)},
     )
 
 
-def _recall(table: xr.Dataset, planted: Collection[str]) -> float:
+def _recall(table: xr.Dataset, planted: Collection[str]) -> tuple[float, float]:
+    """The share of the planted edges among the best ones, and how often as many random edges have as large a one."""
+    from scipy.stats import hypergeom
+
     best = largest(worth(table), len(planted)).nonzero().tolist()
     names = {f"{table.sender.values[s]}->{table.receiver.values[r]}" for s, r in best}
-    return len(names & {str(Edge.of(edge)) for edge in planted}) / len(planted)
+    n, both = len(planted), len(names & {str(Edge.of(edge)) for edge in planted})
+    return both / n, float(hypergeom.sf(both - 1, table.attrs["edges"], n, n))
 
 
 def resampled(n: int, resamples: int, generator: np.random.Generator) -> Float[Tensor, "w n"]:

@@ -60,6 +60,25 @@ class Nakagami:
         return torch.where(k < SERIES_FROM, direct, series)
 
 
+def haar_frames(
+    n: int, d: int, e: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
+) -> Float[Tensor, "n d e"]:
+    """n frames of e orthonormal columns in d dimensions, each uniform among all such frames; on the host.
+
+    The orthonormal factor of a Gaussian matrix whose triangular factor has a positive diagonal (Mezzadri 2007, "How to
+    generate random matrices from the classical compact groups"). Without the signs it is not uniform: LAPACK
+    makes the first entry of the first column always negative, and the overlap of two frames positive on average.
+
+    Example:
+        >>> q = haar_frames(1, 6, 2, torch.Generator().manual_seed(0))[0]
+        >>> bool(torch.allclose(q.mT @ q, torch.eye(2).double()))
+        True
+    """
+    noise = torch.randn(n, d, e, generator=generator, dtype=torch.float64)
+    q, r = torch.linalg.qr(noise.to(dtype))
+    return q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+
+
 def concentration(half: Float[Tensor, "*h e d"]) -> Float[Tensor, "*h"]:
     """sum a_i^2 of each matrix, through its Gram matrix: 1 for rank one, 1/n for n equal singular values.
 

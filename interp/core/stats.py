@@ -76,6 +76,27 @@ def wilson(
     return low(share), 1 - low(1 - share)
 
 
+def upper_p(value: Float[Tensor, "*h"], chance: Float[Tensor, "*#h n"]) -> Float[Tensor, "*h"]:
+    """How often chance is at least as large: (1 + #{chance >= value}) / (1 + n), among the n draws and the value.
+
+    At most a share a of values that are exchangeable with their draws has p <= a, exactly so where a (n + 1) is whole
+    and no two are equal (Phipson and Smyth 2010); ties count against the value. Draws that are NaN do not count. NaN
+    for a value that is NaN, or without draws.
+
+    Example:
+        >>> upper_p(torch.tensor([3.0, 1.0]), torch.tensor([0.0, 1.0, 2.0]))
+        tensor([0.2500, 0.7500], dtype=torch.float64)
+    """
+    mine, n = value.double()[..., None], (~chance.isnan()).sum(-1)
+    found = (1 + (chance.double() >= mine).sum(-1)).double() / (1 + n)
+    return found.masked_fill(mine[..., 0].isnan() | (n == 0), torch.nan)
+
+
+def two_sided_p(value: Float[Tensor, "*h"], chance: Float[Tensor, "*#h n"]) -> Float[Tensor, "*h"]:
+    """How often chance is as far out on the side of each value, twice: `upper_p` of the nearer end, at most 1."""
+    return (2 * torch.minimum(upper_p(value, chance), upper_p(-value, -chance))).clamp(max=1)
+
+
 def uniforms(rows: Int[Tensor, "n"], draws: int, seed: int, *, start: int = 0) -> Float[Tensor, "draws n"]:
     """Draws `start` to `start + draws - 1` of each row: float64 multiples of 2^-53, uniform in [0, 1).
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from interp.core.boundary import Seed, describe, public
 from interp.core.results import Score, scored
-from interp.core.stats import Partial, Rows, wilson
+from interp.core.stats import Partial, Rows, upper_p, wilson
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -150,9 +150,11 @@ def probe(
 
     Returns Dataset[n_neurons, score] for probes on so many neurons (`sizes`): `value`, `low`, `high` (95 %), `null` and
     `null_sd`, the mean and deviation over `shuffles` repetitions of the whole procedure with the training labels
-    shuffled, and `n`, the test examples. Scores: `f1`, `precision`, `recall`, `accuracy`, `balanced_accuracy` and `mcc`
-    (Matthews' correlation), 0 where undefined. `neuron` and `weight` [n_neurons, rank]: the neurons chosen, best first,
-    and their coefficients (log odds per standard deviation); -1 and NaN beyond the last.
+    shuffled, `p`, one-sided, how often these score as high, and `n`, the test examples. p is an exact permutation test,
+    at least 1 / (shuffles + 1): .05 takes 19 shuffles; equal scores count against the probe. Scores: `f1`, `precision`,
+    `recall`, `accuracy`, `balanced_accuracy` and `mcc` (Matthews' correlation), 0 where undefined. `neuron` and
+    `weight` [n_neurons, rank]: the neurons chosen, best first, and their coefficients (log odds per standard
+    deviation); -1 and NaN beyond the last.
 
     A `test_share` of each class is set aside by `seed`; scaling, choice and fit see the rest. Classes weigh the same.
     Intervals: Wilson's for the shares (of F1 by 2 j / (1 + j), j = TP / (TP + FP + FN)), Newcombe's for their mean
@@ -362,7 +364,7 @@ def _table(
     found = [procedure.probed(x, labels) for x in activations]
     neuron, weight, _ = (torch.stack(each) for each in zip(*(probes[0] for probes in found), strict=True))
     confusion = torch.stack([torch.stack([each.confusion for each in probes]) for probes in found], 1)
-    table, null_sd = _scores(confusion, procedure.seed)
+    table, null_sd, p = _scores(confusion, procedure.seed)
     dims = ("layer", "n_neurons")
     test = int(confusion[0, 0, 0].sum())
     return scored(
@@ -375,6 +377,7 @@ def _table(
         },
         others={
             "null_sd": ((*dims, "score"), null_sd),
+            "p": ((*dims, "score"), p),
             "neuron": ((*dims, "rank"), neuron),
             "weight": ((*dims, "rank"), weight),
         },
@@ -390,8 +393,8 @@ def _table(
 
 def _scores(
     confusion: Int[Tensor, "r l s 4"], seed: int
-) -> tuple[dict[str, Score], Float[Tensor, "l s score"]]:
-    """Every score of the first probes, the null by the others, and the deviation of that."""
+) -> tuple[dict[str, Score], Float[Tensor, "l s score"], Float[Tensor, "l s score"]]:
+    """Every score of the first probes, the null by the others, and the deviation and p of that."""
     counts, shape = confusion[0], confusion.shape[1:-1]
     low, high = intervals(counts.flatten(0, 1), seed=seed)
     value, shuffled = scores(counts), scores(confusion[1:])
@@ -404,7 +407,8 @@ def _scores(
         for name in SCORES
     }  # fmt: skip
     spread = [x.std(0) if len(x) > 1 else nothing for x in shuffled.values()]
-    return table, torch.stack(spread, -1)
+    rare = [upper_p(value[name], shuffled[name].movedim(0, -1)) for name in SCORES]
+    return table, torch.stack(spread, -1), torch.stack(rare, -1)
 
 
 def _names(neuron: Int[Tensor, "l s k"]) -> list[list[list[str]]]:

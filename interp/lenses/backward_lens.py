@@ -235,7 +235,6 @@ class GradientCosines(_OfGradients):
             {"value": (("prompt", "matrix", "layer", "other_layer"), rows["value"])},
             coords={**coords, "other_layer": coords["layer"]},
             units="cosine",
-            attrs={"null": f"0 +- {config.d_model**-0.5:.3f}"},
         )
 
 
@@ -262,9 +261,11 @@ def backward_lens(
     one backward pass per batch, no weight gradient (`gradient_factors` keeps the factors themselves).
     Returns Dataset[prompt, matrix, layer, pos]: `x` and `delta`, the lengths of both; `relative_update`, that of their
     outer product, 1 at the prompt's largest of this matrix over all layers and tokens; `target_rank` of the answer, 0 =
-    most probable, V - 1 = least (a random vector gives (V - 1) / 2 on average over all answers); `word`, how the cell
-    is read: the most probable token of x, or the least probable of delta, by the coordinate `side`; and [.., rank]
-    `top_token`, `bottom_token`, the most and the least probable in order, with the texts `top_word`, `bottom_word`.
+    most probable, V - 1 = least (an unrelated vector gives (V - 1) / 2 on average over all answers, a level and not
+    chance: the answer is the least probable of the delta of W_out and W_O in a model that nobody trained too); `word`,
+    how the cell is read: the most probable token of x, or the least probable of delta, by the coordinate `side`; and
+    [.., rank] `top_token`, `bottom_token`, the most and the least probable in order, with the texts `top_word`,
+    `bottom_word`.
     `part`[matrix, layer] names the sublayer of each matrix, `token` is the text of every token. Padding holds NaN, -1
     and "". Where the update of a token is no larger than `threshold` times the largest of its prompt and matrix, ids
     and ranks are -1 and the word is "no update": even zero projects to some tokens, those of the final norm's beta.
@@ -335,8 +336,9 @@ def gradient_cosines(
     """How alike what two layers' gradients hold at the last token is, as a cosine.
 
     Returns Dataset[prompt, matrix, layer, other_layer] with `value`: of delta for W_out and W_O, of x for the others;
-    both live in the stream, where layers can be compared. NaN where a vector is zero. Null: 0, with a standard
-    deviation of 1 / sqrt(d_model).
+    both live in the stream, where layers can be compared. NaN where a vector is zero. There is no null: unrelated
+    directions have 0 +- 1 / sqrt(d_model), but the stream carries a gradient past the layers, so that neighbours have
+    about .9 in a model that nobody trained.
     answer, wrong, matrices, layers: as in `backward_lens`.
     Errors: those of `backward_lens`.
 

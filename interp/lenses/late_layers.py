@@ -19,7 +19,7 @@ from torch import Tensor
 from interp.attention.heads import last_attention
 from interp.core.boundary import public
 from interp.core.results import Score, scored
-from interp.core.stats import Means, Moments, Partial, wide
+from interp.core.stats import Means, Moments, Partial, two_sided_p, wide
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
@@ -45,9 +45,12 @@ if TYPE_CHECKING:
 
 PERMUTATIONS = 200
 """Random assignments of the frequencies to the words, for the null of the cosine."""
+GIVEN = "given"
+"""What results say of frequencies that are not the model's own prediction."""
+RANKS = "ranks"
 SCORES = {
     "attribution": "logits relative to the vocabulary's mean", "cosine": "cosine", "log_prob_change": "nats",
-    "rank_change": "ranks", "first_attention": "attention mass", "log_prob": "nats", "rank": "rank",
+    "rank_change": RANKS, "first_attention": "attention mass", "log_prob": "nats", "rank": RANKS,
 }  # fmt: skip
 """What is measured, each with its unit."""
 
@@ -73,7 +76,7 @@ class LateLayers(Question):
                 check_arrives(part, network)
         posed = Posed.of(model.text, self.answer)
         share = self._share(model)
-        given = "given" if self.frequencies is not None else "the model's mean prediction on the reference"
+        given = GIVEN if self.frequencies is not None else "the model's mean prediction on the reference"
         return Analysis(
             self.name,
             partial(_compute, share=share),
@@ -110,11 +113,13 @@ def late_layers(
 ) -> xr.Dataset:
     """What the last layer does to the right answer at the last token of each prompt, part by part.
 
-    Returns Dataset[part, score]: `value` (the mean over prompts), `low` and `high` (95 %), `null`, `null_sd` and `n`;
-    NaN where a part has no such score. The last layer's heads `L3H0`, its sublayers `L3.attn`, `L3.mlp` (Macaron: and
-    `L3.mlp_before`) and the whole layer `L3` have
+    Returns Dataset[part, score]: `value` (the mean over prompts), `low` and `high` (95 %), `null`, `null_sd`, `p` and
+    `n`; NaN where a part has no such score. The last layer's heads `L3H0`, its sublayers `L3.attn`, `L3.mlp` (Macaron:
+    and `L3.mlp_before`) and the whole layer `L3` have
     `attribution` to the answer, in logits relative to the vocabulary's mean at frozen norms (null 0);
-    `cosine` of the output with the average token (null: under random frequencies, with its standard deviation);
+    `cosine` of the output with the average token (null: under permuted frequencies, with its standard deviation, and
+    `p`, two-sided, the share of the permutations that are as far out; NaN unless frequencies are given, for the model's
+    own prediction is made of what its last layer writes, so that a model nobody trained has p <= .05 in a fifth);
     `log_prob_change` (nats) and `rank_change` of the answer when the output is replaced by zero (null 0): positive and
     negative, respectively, where the part held the answer back; heads also
     `first_attention`, from the last token to the first (`signed_shares` where weights are none).
@@ -124,6 +129,7 @@ def late_layers(
     after the final norm's linear part. The mean is removed because any model's words share a direction.
     frequencies: p(t), counts of a corpus; None = the model's own mean prediction over the tokens of `reference`, which
     is the data itself unless given (then the data are read twice).
+    Ranks have no interval: few prompts decide their mean, which Student's t of 4 to 32 prompts rarely holds.
     Caveats: zero is off-distribution, and a zeroed attention changes what the MLP after it reads; heads leave out b_O.
     Errors: ValueError for answers that are not one token, frequencies that do not fit, an iterator without frequencies,
     models without logits linear in the normed stream, and edits that change what the last layer's parts wrote.
@@ -307,14 +313,17 @@ def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str) -
         scores[score] = _spread(
             merged.moments[score], unit, null, whose.get(score, range(len(written))), len(parts)
         )
-    sd = torch.full((len(parts), len(scores)), torch.nan, dtype=torch.float64)
-    sd[: len(written), list(scores).index("cosine")] = by_permutation.std(-1).cpu()
+    sd, p = torch.full((2, len(parts), len(scores)), torch.nan, dtype=torch.float64)
+    where = slice(len(written)), list(scores).index("cosine")
+    sd[where] = by_permutation.std(-1).cpu()
+    if frequencies == GIVEN:
+        p[where] = two_sided_p(merged.moments["cosine"].mean, by_permutation).cpu()
     return scored(
         name,
         scores,
         ("part",),
         coords={"part": [str(part) for part in parts]},
-        others={"null_sd": (("part", "score"), sd)},
+        others={"null_sd": (("part", "score"), sd), "p": (("part", "score"), p)},
         attrs={
             "change": "without the part minus with it; its output is zero", "frequencies": frequencies,
             "null": f"changes and attribution: 0; cosine: {PERMUTATIONS} permutations of the frequencies",
@@ -324,8 +333,11 @@ def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str) -
 
 
 def _spread(moments: Moments, unit: str, null: Tensor | float, where: range, count: int) -> Score:
-    """A score of some of the parts among all of them; NaN, of no prompts, for the others."""
+    """A score of some of the parts among all of them; NaN, of no prompts, for the others; ranks have no interval."""
     some = Score.of(moments, unit, null)
+    if unit == RANKS:
+        nothing = torch.full_like(some.value, torch.nan)
+        some = some._replace(low=nothing, high=nothing)
 
     def whole(values: Tensor, nothing: float | int) -> Tensor:
         every = values.new_full((count,), nothing)

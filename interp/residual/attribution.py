@@ -114,10 +114,12 @@ def attribution(
     *,
     top: int | None = None,
     directions: Float[Tensor, "n d"] | None = None,
+    summed: bool = True,
 ) -> Analysis:
     """What `Attribute` reads and computes; batches must carry answers and end in their last column.
 
-    directions: one for all prompts, or one for each, after the final norm, in place of tokens.
+    directions: one for all prompts, or one for each, after the final norm, in place of tokens. summed: parts that miss
+    the total are an error; not so where the parts asked about are others than those that write the stream.
     """
     _check(config, parts, top)
     if directions is None and (what := not_linear(config)):
@@ -128,7 +130,7 @@ def attribution(
     return Analysis(
         name="attribute",
         reads=_reads(config, parts, logits=directions is None),
-        compute=partial(_compute, parts=parts, directions=directions),
+        compute=partial(_compute, parts=parts, directions=directions, summed=summed),
         reduction=Rows,
         finish=partial(_finish, config=config, parts=parts, top=top, projected=directions is not None),
         last_only=True,
@@ -384,7 +386,12 @@ def _logits(config: ModelConfig) -> str:
 
 
 def _compute(
-    trace: Trace, batch: Batch, model: Transformer, parts: Grain, directions: Float[Tensor, "n d"] | None
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    parts: Grain,
+    directions: Float[Tensor, "n d"] | None,
+    summed: bool,
 ) -> Mapping[str, Tensor]:
     """Contributions `[b c]` by folding the direction backwards, so nothing per head or neuron is as wide as d_model."""
     if batch.answer is None and directions is None:
@@ -408,7 +415,7 @@ def _compute(
     values = torch.cat((*columns, target.constant[:, None].to(wide)), 1)
     largest = torch.maximum(values.abs().amax(1), target.largest).clamp_min(torch.finfo(wide).tiny)
     error = (values.sum(1) - target.total).abs() / largest
-    if not bool((error <= TOLERANCE[model.dtype]).all()):
+    if summed and not bool((error <= TOLERANCE[model.dtype]).all()):
         edited = ", ".join(edit.name for edit in model.edits)
         raise IncompleteSumError(
             f"attribution by {parts}: parts miss the total by {float(error.max()):.2e} relative"

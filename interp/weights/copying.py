@@ -24,8 +24,9 @@ from tqdm import tqdm
 
 from interp.core.boundary import public, shape_text
 from interp.core.factored import FactoredMatrix
+from interp.core.haar import haar_frames
 from interp.core.results import Score, scored
-from interp.core.stats import Moments, wide
+from interp.core.stats import Moments, two_sided_p, wide
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
@@ -41,6 +42,7 @@ from interp.weights.head_circuits import (
     head_names,
     over_vocabulary,
 )
+from interp.weights.random_heads import random_heads
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -121,6 +123,8 @@ class Copying(Question):
     """How many tokens are ranked against the whole vocabulary; None = all."""
     previous: xr.DataArray | None = None
     """The weight `[layer, head]` of each head as one that attends to the previous token."""
+    random: int = 0
+    """How many random heads are ranked beside each head, for `p` of the ranks."""
     of_weights: ClassVar[bool] = True
 
     def asked(self, model: Subject) -> Alone:
@@ -135,6 +139,7 @@ class Copying(Question):
                 "one weight per head is required, dims layer and head such as heads(model).value.sel(score="
                 f"'previous_token'), got dims {', '.join(map(str, self.previous.dims)) or 'none'}"
             )
+        random_heads(circuits.network, self.random)  # refuses what it cannot do
         return Alone(self.name, partial(_copying, circuits, self))
 
 
@@ -147,18 +152,22 @@ def copying(
     ranks: bool = True,
     sample: int | None = None,
     previous: xr.DataArray | None = None,
+    random: int = 0,
 ) -> xr.Dataset:
     """How far every head copies the token it attends to, from the weights alone.
 
     Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over the vocabulary's tokens), `null` (chance),
-    `n`, and the coordinates `unit` and `part`. Scores: `eigenvalue` (see `eigenvalue_scores`, -1 to 1; exact: its
-    interval is itself, n = 0); `top1`, the share of tokens whose own logit none exceeds in their row of the full OV
-    circuit (Wilson's interval); `mean_rank`, how many exceed it (0 = copies). `previous` adds `matching` (see
-    `matching_scores`; exact).
+    `p` (two-sided, against random heads), `n`, and the coordinates `unit` and `part`. Scores: `eigenvalue` (see
+    `eigenvalue_scores`, -1 to 1; exact: its interval is itself, n = 0); `top1`, the share of tokens whose own logit
+    none exceeds in their row of the full OV circuit (Wilson's interval); `mean_rank`, how many exceed it (0 = copies).
+    `previous` adds `matching` (see `matching_scores`; exact).
     NaN: the circuit is zero.
     folded, embedding: as in `HeadCircuits`. ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; or without.
     sample: rank only so many tokens, drawn without replacement from a fixed seed, against the whole vocabulary.
     previous: the weight of each head, dims layer and head: the `previous_token` of `interp.heads`.
+    random: `p` of `top1` and `mean_rank` is how often a random head of the same layer is as far out, among so many per
+    head (`interp.weights.random_heads`), each as much work as the head's own ranks; without, it is NaN. Ranks of a
+    random head are not uniform where the embeddings are trained or tied, so that no interval over tokens tells.
     Errors: ValueError for a sample that is not 2 to V tokens, or weights that are not one per head; ValueError and
     AttributeError where no circuit ends in the logits (masked-LM head, no unembedding).
 
@@ -168,7 +177,7 @@ def copying(
         >>> table.value.dims
         ('layer', 'head', 'score')
     """
-    return answered(Copying(folded, embedding, ranks, sample, previous), model)
+    return answered(Copying(folded, embedding, ranks, sample, previous, random), model)
 
 
 @public()
@@ -276,9 +285,9 @@ class RandomHeads:
         if not len(spectra):
             return cls(torch.empty(0, dtype=torch.float64))
         generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(2, frames, d_model, spectra.shape[1], generator=generator, dtype=torch.float64)
+        drawn = haar_frames(2 * frames, d_model, spectra.shape[1], generator, spectra.dtype).to(spectra)
+        read, written = drawn[:frames], drawn[frames:]
         order = torch.randperm(frames * frames, generator=generator) % len(spectra)
-        read, written = torch.linalg.qr(noise.to(spectra))[0]
         small = einsum(back(written.mT), read, "w i d, r d j -> w r i j")
         small = small.flatten(0, 1) * spectra[order.to(spectra.device)][:, None]
         scores = positivity(torch.linalg.eigvals(small.cpu()))  # as quick as an accelerator, if small
@@ -291,10 +300,7 @@ class RandomHeads:
 
     def p(self, scores: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
         """How often a random head is as far out on the side of each score, twice: two-sided, at least 2 / (n + 1)."""
-        mine, n = scores.double().cpu()[..., None], len(self.scores)
-        tail = torch.minimum((self.scores >= mine).sum(-1), (self.scores <= mine).sum(-1))
-        found = (2 * (tail + 1) / (n + 1)).clamp(max=1).double()
-        return found.masked_fill(mine[..., 0].isnan(), torch.nan) if n else torch.full_like(found, torch.nan)
+        return two_sided_p(scores.cpu(), self.scores)
 
 
 @torch.no_grad()
@@ -336,7 +342,16 @@ def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
         scores["matching"] = Score.exact(found, POSITIVITY, chance)
         p["matching"] = torch.stack([null.p(score) for score, null in layers])
     if asked.ranks:
-        scores |= _rank_scores(circuits, _sampled(config.d_vocab, asked.sample))
+        sources = _sampled(config.d_vocab, asked.sample)
+        ranked = _rank_scores(circuits, sources)
+        scores |= ranked
+        others = [
+            _rank_scores(HeadCircuits(each, folded=asked.folded, embedding=asked.embedding), sources)
+            for each in random_heads(circuits.network, asked.random)
+        ]
+        for name in ranked if others else ():
+            chance = torch.stack([each[name].value for each in others], 1).flatten(1)[:, None]
+            p[name] = two_sided_p(ranked[name].value, chance)
     missing = torch.full_like(p["eigenvalue"], torch.nan)
     return scored(
         asked.name,
@@ -350,7 +365,7 @@ def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
             "folded": int(asked.folded), "embedding": asked.embedding,
             "interval": "95 % over tokens of the vocabulary",
             "null": f"eigenvalues: the mean of {FRAMES**2} random heads among these embeddings; ranks: uniform",
-            "p": "two-sided, against the same random heads",
+            "p": "two-sided; eigenvalues: against the same random heads; ranks: against those of the same layer",
         },
     )  # fmt: skip
 

@@ -94,6 +94,9 @@ def test_even_attention_is_the_null_of_every_score() -> None:
     nulls = {"max_weight": 1 / n, "entropy": np.log(n), "gap": 0 * n, "upper": 1 / n, "lower": 1 / n}
     for score, null in nulls.items():
         np.testing.assert_allclose(found.null.sel(score=score)[1, 2], null)
+        assert found.low.sel(score=score).notnull().any() == (score not in ("upper", "lower")), (
+            "bounds have none"
+        )
     entropy = attention_entropy(HookedTransformer(build("gpt2")), some_tokens())
     assert bool((entropy.null.sel(score="relative") == 1).all())
 

@@ -24,6 +24,7 @@ from interp.model.tap import Read
 from interp.passes import observe
 from interp.tasks import RepeatedTokens
 from interp.weights.copying import chance_copying
+from interp.weights.random_heads import with_random_heads
 from interp.zoo import groundtruth, planted
 from interp.zoo.groundtruth import INDUCTION, PREVIOUS
 from tests.attention.slow_heads import slow_scores
@@ -53,6 +54,37 @@ def test_the_table_is_the_mean_over_rows_of_the_models_own_patterns(name: str) -
                 assert float(cell.high) == pytest.approx(float(values.mean() + half), rel=1e-4)
                 assert float(cell.low) == pytest.approx(float(values.mean() - half), rel=1e-4)
                 assert int(cell.n) == 7 and cell.part == f"L{layer}H{head}"
+
+
+def test_p_is_the_rank_of_each_head_among_the_random_ones_of_its_layer() -> None:
+    """Oracle: the table of the models with random heads, counted by hand; without them only eigenvalues have a p."""
+    model = speaker()
+    table = interp.heads(model, SMALL, sentences=DATA, random=3)
+    others = [
+        interp.heads(HookedTransformer(with_random_heads(model.transformer, seed), model.text.tokenizer), SMALL,
+                     sentences=None).value for seed in range(3)
+    ]  # fmt: skip
+    for score in (*SCORES, "copying"):
+        for layer in range(2):
+            chance = np.sort(np.concatenate([x.sel(layer=layer, score=score).values for x in others]))
+            for head in range(4):
+                here = table.sel(layer=layer, score=score, head=head)
+                above, below = (chance >= float(here.value)).sum(), (chance <= float(here.value)).sum()
+                assert float(here.p) == pytest.approx(min(1, 2 * (1 + min(above, below)) / 13))
+    for score in ("to_receiver", "to_giver", "name_mover", "s_inhibition", "copying_weights"):
+        assert bool(table.p.sel(score=score).notnull().all())
+    assert bool(table.p.sel(score="peak_distance").isnull().all())
+    bare = interp.heads(model, SMALL, sentences=DATA)
+    xr.testing.assert_identical(bare.drop_vars("p"), table.drop_vars("p"))
+    known = bare.p.notnull().any(("layer", "head"))
+    assert known.score.values[known.values].tolist() == ["copying_weights"]
+
+
+def test_the_planted_heads_are_beyond_all_random_ones() -> None:
+    model = HookedTransformer.from_pretrained("groundtruth-induction")
+    p = interp.heads(model, replace(SMALL, repeats=2), sentences=None, random=6).p
+    for part, score in ((INDUCTION, "induction"), (PREVIOUS, "previous_token")):
+        assert float(p.sel(layer=part[0], head=part[1], score=score)) == pytest.approx(2 / 25)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "window", "gemma2"])

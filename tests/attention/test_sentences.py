@@ -10,9 +10,14 @@ import interp
 from interp import Batch, HookedTransformer
 from interp.attention.heads import mention_masks, sentence_scores
 from interp.data.batch import Text, single_token
+from interp.model.tap import Read
+from interp.passes import observe
+from interp.residual.decomposition import IncompleteSumError
 from interp.tasks import SHORT_SENTENCES, IndirectObjects
+from interp.weights.random_heads import with_random_heads
 from interp.zoo.groundtruth import Alphabet
 from tests.configs import CONFIGS, build, perturbed
+from tests.tolerances import assert_close
 
 DATA = replace(SHORT_SENTENCES, rows=12, names=("Mary", "John", "Tom", "Anna", "Nobody"))
 DRAWS = 3
@@ -192,3 +197,26 @@ def test_the_table_tells_why_sentences_are_absent() -> None:
     spoken = interp.heads(speaker(), data, sentences=DATA)
     assert spoken.attrs["sentences"] == 12 and "no_sentences" not in spoken.attrs
     assert spoken.sel(score="name_mover").unit == "logits"
+
+
+def test_direct_effects_of_random_heads_are_what_they_would_have_written() -> None:
+    """Oracle: z W_O of each random head, through the final norm at the scale of the real pass, along the difference."""
+    model = speaker()
+    random = HookedTransformer(with_random_heads(model.transformer, 0), model.text.tokenizer)
+    said = DATA.balanced(model.text)[0]
+    assert said.answer is not None and said.wrong is not None
+    found = sentence_scores(random, DATA.balanced(model.text), 4, summed=False)["name_mover"][0].mean
+    reads = [Read(site) for site in ("ln_final.hook_scale", *(f"blocks.{i}.attn.hook_z" for i in range(2)))]
+    trace = observe(random.transformer, said, reads).trace
+    scale, gamma = trace[reads[0]][:, -1], model.transformer.ln_final.gamma
+    assert gamma is not None
+    along = (model.W_U[:, said.answer] - model.W_U[:, said.wrong]).T * gamma
+    along = (along - along.mean(1, keepdim=True)) / scale
+    for layer in range(2):
+        z, out = trace[reads[1 + layer]][:, -1], random.weights.layer(layer).W_O
+        expected = torch.einsum("bhe, hed, bd -> bh", z, out, along).mean(0)
+        assert_close(found[layer], expected)
+    with pytest.raises(IncompleteSumError):
+        sentence_scores(random, DATA.balanced(model.text), 4)
+    for name, (moments, _) in sentence_scores(model, DATA.balanced(model.text), 4, summed=False).items():
+        assert torch.equal(moments.mean, sentence_scores(model, DATA.balanced(model.text), 4)[name][0].mean)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -96,7 +97,21 @@ def test_recovery_has_its_chance_levels_and_reads_every_spelling() -> None:
     assert result.value.values.tolist() == [[1, 1]]
     assert result.null.values.tolist() == [[0.5, 2 / len(GRAPH)]] and (result.n == 0).all()
     assert len(frame(result).columns) <= 12
+    pairs = math.comb(len(GRAPH), 2)
+    assert float(result.p.sel(score="recall")[0]) == pytest.approx(1 / pairs)
     xr.testing.assert_identical(result, recovery([table], ["L0.resid->L0.mlp", "L0H1->L1H2.k"]))
+
+
+def test_random_circuits_have_a_small_p_as_rarely_as_it_says() -> None:
+    """Scores of noise: of 150 circuits drawn at random, p of both scores is the share that does as well."""
+    generator, names = np.random.default_rng(0), np.array(list(GRAPH.names()))
+    table = table_of(generator.normal(size=(1, *GRAPH.exists.shape)))
+    drawn = [recovery([table], list(generator.choice(names, 8, replace=False))) for _ in range(150)]
+    values, p = (np.stack([each[name].values[0] for each in drawn]) for name in ("value", "p"))
+    for score in range(2):
+        share = (values[None, :, score] >= values[:, None, score]).mean(1)
+        assert np.abs(share - p[:, score]).max() < 4 * 0.5 / 150**0.5
+    assert (p <= 0.05).mean(0).max() < 0.05 + 4 * (0.05 * 0.95 / 150) ** 0.5
 
 
 def test_edges_that_every_prompt_agrees_on_are_stable_and_those_of_noise_are_not() -> None:

@@ -295,7 +295,7 @@ _LENSES: dict[str, Case] = {
         for part in ("L0H1", "L1.attn", "L1N5")
     },
     "LateLayers": Case(
-        LateLayers(frequencies=torch.arange(1.0, D_VOCAB + 1)), of(*_SCORE, "null_sd", over="part score")
+        LateLayers(frequencies=torch.arange(1.0, D_VOCAB + 1)), of(*_SCORE, "null_sd", "p", over="part score")
     ),
     **{
         f"BackwardLens {', '.join(matrices)}": Case(
@@ -389,7 +389,7 @@ _VECTORS = of(*_SCORE, over="score") | of("density", over="feature") | of("mean"
 _FEATURES: dict[str, Case] = {
     "ProbeNeurons": Case(
         lambda _, order: ProbeNeurons([LABELS[i] for i in order], site="resid_post", sizes=(1,), shuffles=1),
-        of(*_SCORE, "null_sd", over="layer n_neurons score") | of("neuron", "weight", over="layer n_neurons rank"),
+        of(*_SCORE, "null_sd", "p", over="layer n_neurons score") | of("neuron", "weight", over="layer n_neurons rank"),
         only="llama-gqa",
         drawn_apart=lambda found: found[["n"]],  # which rows are set aside for the test
     ),

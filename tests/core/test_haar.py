@@ -13,6 +13,7 @@ from interp.core.haar import (
     Nakagami,
     concentration,
     gaussian_concentration,
+    haar_frames,
     overlap_null,
 )
 from tests.loops import over
@@ -33,9 +34,8 @@ def f64(value: float | list[float]) -> Tensor:
 
 @functools.cache
 def haar(d: int, columns: int) -> Tensor:
-    """Columns of Haar orthogonal matrices: Q of a Gaussian one with the signs of R's diagonal (Mezzadri 2007)."""
-    q, r = torch.linalg.qr(gaussian(DRAWS, d, columns, seed=d))
-    return q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+    """Columns of Haar orthogonal matrices."""
+    return haar_frames(DRAWS, d, columns, torch.Generator().manual_seed(d))
 
 
 def close_in_mean(samples: Tensor, expected: float) -> None:
@@ -50,6 +50,17 @@ def spectrum(kind: str, d: int) -> Tensor:
     steep = 0.5 ** torch.arange(d - 1, dtype=torch.float64)
     values = {"one": steep[:1], "flat": torch.ones_like(steep[: d // 2]), "steep": steep}[kind]
     return values / values.sum()
+
+
+def test_frames_are_orthonormal_and_have_no_preferred_sign() -> None:
+    """Every entry has mean 0, and so has the overlap of two frames."""
+    q = haar(6, 4)
+    assert_close(q.mT @ q, torch.eye(4).double().expand(DRAWS, 4, 4))
+    bound = ERRORS / (6 * DRAWS) ** 0.5  # entries have variance 1/6
+    assert float(q.mean(0).abs().max()) < bound
+    overlap = torch.einsum("ndk, ndk -> n", q[::2], q[1::2])  # of variance 4/6
+    assert abs(float(overlap.mean())) < ERRORS * (4 / 6 / len(overlap)) ** 0.5
+    assert bool((torch.linalg.qr(gaussian(100, 6, 4))[0][:, 0, 0] < 0).all()), "the signs are needed"
 
 
 @pytest.mark.parametrize("d", [3, 6])

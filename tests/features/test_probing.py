@@ -293,6 +293,21 @@ def test_the_null_is_the_mean_of_the_same_procedure_on_shuffled_training_labels(
         slow.append([metrics.f1_score(split.test_y, guess) for guess in guesses])
     np.testing.assert_allclose(of(found, "f1", "null"), np.mean(slow, 0), atol=1e-12)
     np.testing.assert_allclose(of(found, "f1", "null_sd"), np.std(slow, 0, ddof=1), atol=1e-12)
+    rare = (1 + (np.array(slow) >= of(found, "f1", "value").values).sum(0)) / 4
+    np.testing.assert_allclose(of(found, "f1", "p"), rare)
+    assert probe(x, y, sizes=(1,), shuffles=0).p.isnull().all()
+
+
+def test_labels_that_say_nothing_have_a_small_p_as_rarely_as_it_says() -> None:
+    """Exact by exchange of labels: of 60 draws of noise as many have p = .25 as a coin of a quarter gives."""
+    generator = torch.Generator().manual_seed(0)
+    p = []
+    for seed in range(60):
+        x, y = torch.randn(40, 3, generator=generator), torch.rand(40, generator=generator) < 0.5
+        found = probe(x, y, sizes=(1,), shuffles=3, seed=seed, test_share=0.5)
+        p.append(float(of(found, "mcc", "p")[0]))
+    assert 2 <= sum(each <= 0.25 for each in p) <= 28  # four standard deviations
+    assert set(p) <= {0.25, 0.5, 0.75, 1.0}
 
 
 def test_bad_examples_are_refused() -> None:

@@ -1,5 +1,6 @@
 """The backward lens' readings: equal to slow loops over cells, honest about zeros, blind to padding and batches."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -343,3 +344,17 @@ def test_factors_under_edits_are_the_gradients_of_the_edited_model_or_refused(na
         for ask in (backward_lens, gradient_rank, gradient_cosines, gradient_factors):
             with pytest.raises(ValueError, match=f"the factors of {matrix} in layer . require what it gives"):
                 ask(model, some_tokens(), ANSWERS, matrices=[matrix], edits=[Edit(where, Zero())])
+
+
+def test_gradients_of_neighbouring_layers_are_alike_in_a_model_that_nobody_trained() -> None:
+    """So unrelated directions are no chance level of these cosines, and none is printed; the answer is delta's last."""
+    torch.manual_seed(0)
+    config = replace(CONFIGS["gpt2"], d_model=48, d_vocab=40)
+    model, tokens = HookedTransformer(Transformer(config)), torch.randint(40, (3, 8))
+    found = gradient_cosines(model, tokens, 5, matrices=["W_out"])
+    assert (
+        float(found.value.sel(layer=0, other_layer=1).mean()) > 0.5 > 3 / 48**0.5
+        and "null" not in found.attrs
+    )
+    ranks = backward_lens(model, tokens, 5, matrices=["W_out"]).target_rank
+    assert (ranks.isel(pos=-1) == 39).all()

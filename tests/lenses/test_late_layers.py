@@ -111,6 +111,12 @@ def test_cosines_and_their_null_are_those_of_a_slow_loop() -> None:
         nulls.append(torch.stack([torch.cosine_similarity(x * gamma, axis, dim=0) for x in last]).mean())  # type: ignore[operator]
     assert float(cell.null) == pytest.approx(float(torch.stack(nulls).mean()))
     assert float(cell.null_sd) == pytest.approx(float(torch.stack(nulls).std()))
+    above = int((torch.stack(nulls) >= float(cell.value)).sum())
+    assert float(cell.p) == pytest.approx(2 * (1 + min(above, 200 - above)) / 201)
+    assert bool(found.p.notnull().sum("part").sel(score="cosine") == 7) and int(found.p.notnull().sum()) == 7
+    assert late_layers(model, tokens, ANSWERS).p.isnull().all(), (
+        "of the model's own prediction it says nothing"
+    )
 
 
 def holding_back() -> Transformer:
@@ -130,6 +136,7 @@ def test_an_mlp_that_writes_the_average_token_is_found_and_its_removal_helps_a_r
     cosine = mlp.sel(score="cosine")
     assert float(cosine.value) == pytest.approx(1.0, abs=1e-9)
     assert float(cosine.value) > float(cosine.null + 3 * cosine.null_sd)
+    assert float(cosine.p) == pytest.approx(2 / 201)
     assert float(mlp.high.sel(score="attribution")) < 0 < float(mlp.low.sel(score="log_prob_change"))
 
 
@@ -206,12 +213,15 @@ def test_the_function_is_the_record_applied_and_its_table_is_narrow() -> None:
     again = interp.run([LateLayers(ANSWERS, reference=some_tokens())], model, batches)["late_layers"]
     xr.testing.assert_identical(again, found)
     table = interp.frame(found)
-    assert list(table) == ["part", "score", "unit", "value", "low", "high", "null", "null_sd", "n"]
+    assert list(table) == ["part", "score", "unit", "value", "low", "high", "null", "null_sd", "n", "p"]
     assert table.dropna(subset="value").groupby("score").part.nunique().to_dict() == {
         "attribution": 7, "cosine": 7, "log_prob_change": 7, "rank_change": 7, "first_attention": 4, "log_prob": 3,
         "rank": 3,
     }  # fmt: skip
     assert ((found.n == 3) == found.value.notnull()).all()
+    means = [name for name in found.score.values if "rank" not in name]
+    assert (found.low.notnull() == found.value.notnull()).sel(score=means).all()
+    assert found.low.isnull().sel(score=["rank", "rank_change"]).all(), "ranks have no interval"
 
 
 @pytest.mark.parametrize("name", LINEAR)

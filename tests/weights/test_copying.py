@@ -16,11 +16,13 @@ import interp
 from interp import HookedTransformer
 from interp.core import tiles
 from interp.core.factored import FactoredMatrix
+from interp.core.haar import haar_frames
 from interp.model import ModelConfig, NoNorm, Transformer
 from interp.model.parts import Part
 from interp.model.weights import Weights
 from interp.weights import Copying, HeadCircuits, copying, eigenvalue_scores, matching_scores
 from interp.weights.copying import positivity, random_copying
+from interp.weights.random_heads import with_random_heads
 from interp.zoo import groundtruth
 from tests.configs import CONFIGS, build, perturbed
 from tests.loops import over
@@ -221,9 +223,9 @@ def test_a_random_heads_score_is_that_of_its_full_circuit() -> None:
     config, spectra = circuits.config, [circuits.ov(Part("attn", layer)).svd()[1] for layer in range(2)]
     found = random_copying(circuits, 2, seed=3).scores
     generator = torch.Generator().manual_seed(3)
-    noise = torch.randn(2, 2, config.d_model, config.head_width, generator=generator, dtype=torch.float64)
+    drawn = haar_frames(4, config.d_model, config.head_width, generator)
     order = torch.randperm(4, generator=generator)
-    read, written = torch.linalg.qr(noise)[0]
+    read, written = drawn[:2], drawn[2:]
     expected = []
     for w in range(2):
         for r in range(2):
@@ -259,6 +261,25 @@ def test_the_table_says_how_rare_a_score_is_among_random_heads() -> None:
     matching = table.sel(score="matching")
     assert matching.p[0].isnull().all() and matching.null[0].isnull().all()
     assert ((matching.p[1] > 0) & (matching.p[1] <= 1)).all()
+
+
+def test_p_of_ranks_is_that_of_random_heads_of_the_same_layer() -> None:
+    """Oracle: the tables of the models with random heads, counted by hand."""
+    model = hooked("gpt2")
+    table = copying(model, random=2, sample=9)
+    others = [copying(with_random_heads(model.transformer, seed), sample=9).value for seed in range(2)]
+    for score in ("top1", "mean_rank"):
+        for layer in range(2):
+            chance = torch.cat(
+                [torch.from_numpy(x.sel(layer=layer, score=score).values.copy()) for x in others]
+            )
+            for head in range(4):
+                cell = table.sel(layer=layer, head=head, score=score)
+                above, below = (chance >= float(cell.value)).sum(), (chance <= float(cell.value)).sum()
+                assert float(cell.p) == pytest.approx(min(1, 2 * (1 + min(int(above), int(below))) / 9))
+    plain = copying(model, sample=9)
+    assert bool(plain.p.sel(score=["top1", "mean_rank"]).isnull().all())
+    xr.testing.assert_identical(plain.drop_vars("p"), table.drop_vars("p"))
 
 
 def test_a_sample_of_tokens_has_the_ranks_it_has_among_all() -> None:
