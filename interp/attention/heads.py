@@ -91,8 +91,6 @@ def _last_shares(pattern_bhqk: Tensor) -> Tensor:
     return signed_shares(pattern_bhqk[:, :, -1])
 
 
-FRAMES = 32
-"""Of random heads: as many as labels need (`copying`, whose p is finer, draws more)."""
 MENTIONS = ("receiver", "first_giver", "giver")
 """The names of a sentence: the one that occurs once, and the first and second mention of the other."""
 
@@ -639,7 +637,7 @@ def _of_weights(
     circuits = HeadCircuits(model.unedited, folded=True, embedding="effective")
     found, reasons = _successors(circuits, text)
     others = unlike_weights(model)
-    random = random_copying(circuits, FRAMES, without=others)
+    random = random_copying(circuits, without=others)
     scores = {
         "copying_weights": Score.exact(eigenvalue_scores(circuits), "copying score", random.mean),
         **found,
