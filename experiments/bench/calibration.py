@@ -158,7 +158,7 @@ def calibrated(seed: int) -> Iterator[dict[str, object]]:
     for name, revision in MODELS:
         model = interp.HookedTransformer.from_pretrained(name, revision=revision)
         circuits = HeadCircuits(model, folded=True, embedding="effective")
-        null, others = random_copying(circuits), random_copying(circuits, 96, seed)
+        null, others = random_copying(circuits), random_copying(circuits, 9216, seed)
         hits = (null.p(others.scores) <= 0.05).double()
         low, high = wilson(hits.mean(), len(hits))
         yield {

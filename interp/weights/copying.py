@@ -104,8 +104,10 @@ def chance_copying(n: int) -> float:
     return float(4 * ratio / (1 - 0.5**n) - 1)
 
 
-FRAMES = (16, 32)
-"""The fewest and the most frames on either side of the random heads of a null, which are 256 to 1 024 then."""
+HEADS = (256, 1024)
+"""The fewest and the most random heads of a null."""
+PARTNERS = 4
+"""How many of them share a frame on either side: each frame costs more than a head's eigenvalues."""
 POSITIVITY = "sum of eigenvalues over sum of their moduli"
 
 
@@ -229,7 +231,7 @@ def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h
 
 
 def _matching(
-    circuits: HeadCircuits, previous: Float[Tensor, "l h"], frames: int | None = 0
+    circuits: HeadCircuits, previous: Float[Tensor, "l h"], draws: int | None = 0
 ) -> Iterator[tuple[Float[Tensor, "h"], RandomHeads]]:
     """The matching scores of each layer, and those of random heads in their place."""
     _refuse_biases(circuits)
@@ -247,7 +249,7 @@ def _matching(
         if config.mixers[layer].traits.bilinear:
             qk, through = circuits.qk(heads), written.mT @ gram
             cycled = FactoredMatrix(wide(qk.A), wide(qk.B) @ through)
-            random = RandomHeads.of(partial(torch.matmul, other=through), qk.svd()[1], config.d_model, frames)
+            random = RandomHeads.of(partial(torch.matmul, other=through), qk.svd()[1], config.d_model, draws)
             yield positivity(cycled.eigenvalues()), random
         else:
             yield torch.full_like(gram[0, : config.n_heads], torch.nan), RandomHeads(gram.new_empty(0))
@@ -260,9 +262,8 @@ class RandomHeads:
     """The eigenvalue scores of random heads among this model's embeddings: what a score of its own heads is held to.
 
     A random head has the singular values of one of the model's (that is not zero) between directions that are uniformly
-    random: Haar frames of the stream on either side, `frames` of each, every pair of them a head, drawn with a fixed
-    seed. Trained embeddings share large directions, so such scores spread far wider than the 1.5 / d_head of Gaussian
-    embeddings.
+    random: Haar frames of the stream, drawn with a fixed seed, on either side. Trained embeddings share large
+    directions, so such scores spread far wider than the 1.5 / d_head of Gaussian embeddings.
     """
 
     scores: Float[Tensor, "n"]
@@ -273,27 +274,27 @@ class RandomHeads:
         back: Callable[[Tensor], Tensor],
         spectra: Float[Tensor, "h e"],
         d_model: int,
-        frames: int | None = None,
+        draws: int | None = None,
         seed: int = 0,
     ) -> RandomHeads:
         """Scores of random circuits A B.
 
         back: takes what is written, rows `[... d]` of B, through the vocabulary to the directions that are read, so
         that the small product is `back(B) A`. spectra: the singular values of the model's own circuits.
-        frames: None = 32 for heads of up to 48 dimensions, fewer for wider ones, whose eigenvalues take longer, down to
-        16. With n heads p = 0.05 is right to about 0.22 / sqrt(n): 0.007 to 0.014.
+        draws: how many; None = 1 024 for heads of up to 48 dimensions, fewer for wider ones, whose eigenvalues take
+        longer, down to 256. With n of them p = 0.05 is right to about 0.22 / sqrt(n): 0.007 to 0.014.
         """
         spectra = spectra[(spectra > 0).any(1)]
         if not len(spectra):
             return cls(torch.empty(0, dtype=torch.float64))
-        if frames is None:
-            frames = min(max(FRAMES[0], 48 * FRAMES[1] // spectra.shape[1]), FRAMES[1])
-        generator = torch.Generator().manual_seed(seed)
-        drawn = haar_frames(2 * frames, d_model, spectra.shape[1], generator, spectra.dtype).to(spectra)
-        read, written = drawn[:frames], drawn[frames:]
-        order = torch.randperm(frames * frames, generator=generator) % len(spectra)
-        small = einsum(back(written.mT), read, "w i d, r d j -> w r i j")
-        small = small.flatten(0, 1) * spectra[order.to(spectra.device)][:, None]
+        width = spectra.shape[1]
+        if draws is None:
+            draws = min(max(HEADS[0], HEADS[1] * 48**2 // width**2), HEADS[1])
+        n, generator = -(-draws // PARTNERS), torch.Generator().manual_seed(seed)
+        drawn = haar_frames(2 * n, d_model, width, generator, spectra.dtype).to(spectra)
+        read, written = drawn[:n], back(drawn[n:].mT)
+        order = torch.randperm(PARTNERS * n, generator=generator).to(spectra.device) % len(spectra)
+        small = torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * spectra[order][:, None]
         scores = positivity(torch.linalg.eigvals(small.cpu()))  # as quick as an accelerator, if small
         return cls(scores[scores.isfinite()].double())
 
@@ -309,7 +310,11 @@ class RandomHeads:
 
 @torch.no_grad()
 def random_copying(
-    circuits: HeadCircuits, frames: int | None = None, seed: int = 0, *, without: Bool[Tensor, "l h"] | None = None
+    circuits: HeadCircuits,
+    draws: int | None = None,
+    seed: int = 0,
+    *,
+    without: Bool[Tensor, "l h"] | None = None,
 ) -> RandomHeads:
     """What `eigenvalue_scores` gives random heads: spectra of the model's OV circuits, of all layers together.
 
@@ -322,7 +327,7 @@ def random_copying(
         circuits.around,
         spectra if without is None else spectra[~without.flatten().to(spectra.device)],
         circuits.config.d_model,
-        frames,
+        draws,
         seed,
     )
 

@@ -218,19 +218,19 @@ def test_the_table_holds_the_means_over_tokens_and_their_intervals() -> None:
 
 
 def test_a_random_heads_score_is_that_of_its_full_circuit() -> None:
-    """Two frames on either side: the four heads written out, vocabulary by vocabulary, have the scores of the null."""
+    """Three frames on either side: the heads written out, vocabulary by vocabulary, have the scores of the null."""
     circuits = HeadCircuits(build("gpt2"), folded=True)
     config, spectra = circuits.config, [circuits.ov(Part("attn", layer)).svd()[1] for layer in range(2)]
-    found = random_copying(circuits, 2, seed=3).scores
+    found = random_copying(circuits, 12, seed=3).scores
     generator = torch.Generator().manual_seed(3)
-    drawn = haar_frames(4, config.d_model, config.head_width, generator)
-    order = torch.randperm(4, generator=generator)
-    read, written = drawn[:2], drawn[2:]
+    drawn = haar_frames(6, config.d_model, config.head_width, generator)
+    order = torch.randperm(12, generator=generator)
+    read, written = drawn[:3], drawn[3:]
     expected = []
-    for w in range(2):
-        for r in range(2):
-            values = torch.cat(spectra)[order[2 * w + r] % 8]
-            ov = read[r] @ torch.diag(values) @ written[w].mT
+    for partner in range(4):
+        for w in range(3):
+            values = torch.cat(spectra)[order[3 * partner + w] % 8]
+            ov = read[(w + partner) % 3] @ torch.diag(values) @ written[w].mT
             full = circuits.embedded @ circuits.before_unembedding(ov) @ circuits.bare_unembedding
             expected.append(positivity(torch.linalg.eigvals(full)))
     assert_close(found, torch.stack(expected))
@@ -240,7 +240,7 @@ def test_a_random_heads_score_is_that_of_its_full_circuit() -> None:
 def test_one_random_head_in_twenty_is_below_p_of_a_twentieth(name: str) -> None:
     """Heads of another seed, of a trained model's spectra and embeddings; Gaussian theory would call many of them."""
     circuits = HeadCircuits(HookedTransformer.from_pretrained(name), folded=True, embedding="effective")
-    null, others = random_copying(circuits), random_copying(circuits, 40, seed=5).scores
+    null, others = random_copying(circuits), random_copying(circuits, 1600, seed=5).scores
     p = null.p(others)
     assert (
         0.035 < float((p <= 0.05).double().mean()) < 0.065 and 0.45 < float((p <= 0.5).double().mean()) < 0.55
