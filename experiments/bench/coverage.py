@@ -170,7 +170,7 @@ def composition_law(repetitions: int, seed: int, cells: int = 20, d: int = 64) -
         factors = torch.randn(4, cells, d, n, generator=generator, dtype=torch.float64)
         first, second = (torch.linalg.svdvals(a @ b.mT)[:, :n] for a, b in (factors[:2], factors[2:]))
         first, second = (s / s.norm(dim=1, keepdim=True) for s in (first, second))
-        law = overlap_null(*(s.pow(4).sum(1) for s in (first, second)), d)
+        law = overlap_null(first.pow(4).sum(1), second.pow(4).sum(1), d)
         held = 0.0
         for cell, (one, other) in enumerate(zip(first, second, strict=True)):
             written, read = haar_frames(2 * repetitions, d, n, generator).split(repetitions)
