@@ -238,6 +238,14 @@ class UsualBlock(Record):
         """What the output of a sublayer (`attn_out`, ...) is multiplied by before it is added to the stream."""
         return config.residual_scale
 
+    def offers(self, name: str, config: ModelConfig) -> bool:
+        """Whether a site that the config has may be read and edited."""
+        return True
+
+    def why_not(self, name: str) -> str:
+        """Why a site is not offered, by its full name; empty if there is nothing to say."""
+        return ""
+
     def build(self, config: ModelConfig, layer: int) -> Block:
         """The module of a layer."""
         return Block(config, layer)

@@ -83,7 +83,7 @@ class Weights:
         zeros = attn.out.weight.new_zeros(self.config.d_model)
         return LayerWeights(
             W_Q=w.get("q"), W_K=w.get("k"), W_V=w["v"],
-            W_O=rearrange(attn.out.weight, "d (h e) -> h e d", e=self.config.head_width),
+            W_O=rearrange(attn.out.weight, "d (h e) -> h e d", e=attn.d_head),
             b_Q=b.get("q"), b_K=b.get("k"), b_V=b["v"],
             b_O=zeros if attn.out.bias is None else attn.out.bias,
             **self._mlp(layer, before),

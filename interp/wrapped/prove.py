@@ -1,0 +1,575 @@
+"""What of a network may be trusted: every site is read and edited, and what follows from it is compared with the rest.
+
+A site is offered where the identities that give it its meaning hold in a pass that reads everything, and hold again
+in passes that edit it (a pattern that was changed must give the z that follows from it, and so on). Options of a pass
+(a later start, padding, packed documents, a cache, gradients) are offered where both ways to the same number agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from einops import einsum
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from interp.model.config import Learned, ModelConfig, NoPosition
+from interp.model.edits import Edit
+from interp.model.sites import names
+from interp.model.tap import Read, Tap
+from interp.wrapped.network import Trees, Wrapped, copied, trees_of
+from interp.wrapped.records import WrappedBlock, WrappedMixer, WrappedMLP
+from interp.wrapped.search import COMPUTED, Layer, Plan, UnknownNetwork, close, explored, fitted, numbers
+from interp.wrapped.seams import eager_of
+
+SUMS, LOOSE = 1e-5, 1e-4
+"""Allowed between sums of sites, and between whole passes computed in two ways (of float32, relative)."""
+SLOPE = 5e-2
+"""Allowed between a gradient and a difference of two passes in float32."""
+MOST_STARTS = 6
+"""Blocks at which a later start is tried."""
+HEADS = ("attn.hook_rot_q", "attn.hook_rot_k", "attn.hook_v", "attn.hook_attn_scores", "attn.hook_pattern")
+EMBEDDED = ("hook_embed", "hook_pos_embed")
+Values = Mapping[str, Tensor]
+
+
+def some_tokens(network: nn.Module, rows: int = 2, n: int = 7) -> Int[Tensor, "b p"]:
+    """Random tokens of the network's vocabulary."""
+    vocabulary = network.get_input_embeddings().weight.shape[0]  # type: ignore[operator, union-attr]
+    drawn = torch.randint(0, vocabulary, (rows, n), generator=torch.Generator().manual_seed(11))
+    return drawn.to(next(network.parameters()).device)
+
+
+def wrap(
+    network: nn.Module, *, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> Wrapped:
+    """A Hugging Face decoder as a `Transformer`, with the sites that were proven of it.
+
+    The network itself is not touched; its tensors are shared, unless they are cast or moved. In half precision the
+    proof runs on a copy in float32, which is given back afterwards. Errors: ValueError naming what was not found.
+    """
+    _check(network)
+    plain = copied(network, dtype, device)
+    half = next(plain.parameters()).dtype not in (torch.float32, torch.float64)
+    twin = copied(plain, torch.float32, None) if half else plain
+    with torch.no_grad():
+        config, plan, registry = _proven(twin)
+    return Wrapped(trees_of(plain, registry=registry), plan, config).requires_grad_(False)
+
+
+def _check(network: nn.Module) -> None:
+    config = getattr(network, "config", None)
+    if config is None or not hasattr(network, "get_output_embeddings"):
+        raise ValueError(f"a Hugging Face model with a config is required, got {type(network).__name__}")
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnknownNetwork(f"{type(network).__name__} is an encoder-decoder: only decoders are wrapped")
+    if network.get_output_embeddings() is None:  # type: ignore[operator]
+        raise UnknownNetwork(f"{type(network).__name__} gives no logits of tokens")
+
+
+def _proven(plain: nn.Module) -> tuple[ModelConfig, Plan, bool]:
+    """The config that says what was proven, what was found, and whether our attention may be asked for."""
+    tokens = some_tokens(plain)
+    logits = plain(input_ids=tokens, use_cache=False).logits
+    other = tokens.clone()
+    other[:, -1] = (other[:, -1] + 1) % int(tokens.max() + 1)
+    if not close(plain(input_ids=other, use_cache=False).logits[:, :-1], logits[:, :-1], LOOSE):
+        raise UnknownNetwork("its logits depend on later tokens: only causal decoders are wrapped")
+    why = ""
+    for registry in (True, False):
+        trees = trees_of(plain, registry=registry)
+        try:
+            plan, found = explored(trees.watched, tokens, trees.original)
+        except UnknownNetwork:
+            raise
+        except Exception as failed:
+            if not registry:
+                raise
+            why = f"attention through the registry fails ({type(failed).__name__})"
+            continue
+        if close(found, logits, LOOSE):
+            break
+        why = "attention through the registry gives other logits"
+    else:
+        raise UnknownNetwork("it gives other logits when it is watched")
+    if plan.head is None:
+        raise UnknownNetwork(plan.reasons["ln_final.hook_scale"])
+    proof = _Proof(trees, plan, _config(trees, plan, why), tokens, logits)
+    proof.sites()
+    proof.options()
+    return proof.config, plan, registry
+
+
+# --- what is to be proven -------------------------------------------------------------------------------------------
+
+
+def _config(trees: Trees, plan: Plan, registry: str) -> ModelConfig:
+    """The config with everything that was found, before any of it is proven."""
+    theirs = trees.plain.config.get_text_config() if hasattr(trees.plain.config, "get_text_config") else trees.plain.config
+    embedding, head = trees.plain.get_input_embeddings().weight, trees.plain.get_submodule(plan.head or "").weight  # type: ignore[operator, union-attr]
+    added = tuple(sorted({n for layer in plan.layers for n in layer.writers}, key=_order(plan)))
+    with_mlp = [layer for layer in plan.layers if "mlp_out" in layer.writers]
+    middles = {layer.middle for layer in with_mlp}
+    before = middles.pop() if len(middles) == 1 else ()
+    sandwich = plan.norm is not None and bool(with_mlp) and all(
+        w.norm == plan.norm for layer in plan.layers for n, w in layer.writers.items() if n != "more_out"
+    )  # fmt: skip
+    heads = _heads(plan, theirs)
+    widths = [layer.z_width for layer in plan.layers if layer.z_width]
+    factors = tuple(_factor(plan, name) for name in added)
+    n_ctx = _context(theirs, trees.plain, plan)
+    mixers = tuple(_mixer(plan, layer, heads, before, sandwich) for layer in plan.layers)
+    refused = [
+        (f"blocks.{i}.{site}", why) for i, layer in enumerate(plan.layers) for site, why in _reasons(layer, registry, heads).items()
+    ]
+    outside = [
+        "hook_embed", *["hook_pos_embed"] * (plan.place is not None),
+        "ln_final.hook_scale", "ln_final.hook_normalized", "unembed.hook_out", "unembed.hook_uncapped",
+    ]  # fmt: skip
+    if plan.embed is None:
+        if not plan.pointwise_start:
+            raise UnknownNetwork("what enters its first block mixes positions: blocks before it were not found")
+        refused.append(("embed", "what enters the first block is not a factor times rows of the embedding matrix"))
+    return ModelConfig(
+        n_layers=len(plan.layers), d_model=embedding.shape[1], n_heads=heads[0], n_kv_heads=heads[1],
+        n_ctx=n_ctx, d_vocab=embedding.shape[0],
+        d_head=max(1, (widths[0] if widths else embedding.shape[1]) // heads[0]),
+        mlp=WrappedMLP(
+            next((layer.mlp_width for layer in with_mlp if layer.mlp_width), 0),
+            any(layer.writers["mlp_out"].mixes for layer in with_mlp),
+        ) if with_mlp else None,
+        mixer=mixers, position=NoPosition() if plan.place is None else Learned(plan.place_offset),
+        norm=plan.norm, norm_place="sandwich" if sandwich else "pre",
+        parallel=bool(with_mlp) and not before and not sandwich, embed_scale=plan.embed_scale,
+        block=WrappedBlock(added, before, factors, tuple(outside), tuple(refused)),
+        d_vocab_out=head.shape[0] if head.shape[0] != embedding.shape[0] else None,
+        unembed_bias=getattr(trees.plain.get_submodule(plan.head or ""), "bias", None) is not None,
+        tied=head is embedding, logit_scale=plan.logit_scale, logit_softcap=plan.softcap,
+    )  # fmt: skip
+
+
+def _order(plan: Plan) -> Callable[[str], int]:
+    """The place of a sublayer in the block that has most of them."""
+    longest = list(max(plan.layers, key=lambda layer: len(layer.writers)).writers)
+    return lambda name: longest.index(name) if name in longest else len(longest)
+
+
+def _factor(plan: Plan, name: str) -> float:
+    return next(layer.writers[name].factor for layer in plan.layers if name in layer.writers)
+
+
+def _heads(plan: Plan, theirs: object) -> tuple[int, int]:
+    """How many heads and key/value heads there are: as attention was seen to have, else as the config says."""
+    for layer in plan.layers:
+        if (seen := layer.attended) is not None and seen.n_heads % seen.n_kv_heads == 0:
+            return seen.n_heads, seen.n_kv_heads
+    named = (getattr(theirs, name, None) for name in ("num_attention_heads", "num_heads", "n_heads"))
+    count = next((n for n in named if isinstance(n, int) and n > 0), 1)
+    return count, count
+
+
+def _context(theirs: object, network: nn.Module, plan: Plan) -> int:
+    if plan.place is not None:
+        return int(network.get_parameter(f"{plan.place}.weight").shape[0]) - plan.place_offset
+    wanted = ("max_position_embeddings", "max_seq_len", "seq_length", "max_sequence_length")
+    named = (getattr(theirs, name, None) for name in wanted)
+    return next((n for n in named if isinstance(n, int) and n > 0), 2**20)
+
+
+def _mixer(
+    plan: Plan, layer: Layer, heads: tuple[int, int], before: tuple[str, ...], sandwich: bool
+) -> WrappedMixer:
+    """What is to be proven of one block."""
+    offered = ["hook_resid_pre", "hook_resid_post"]
+    same = all(abs(w.factor / _factor(plan, n) - 1) < 1e-6 for n, w in layer.writers.items())
+    if same:
+        offered += [f"hook_{name}" for name in layer.writers]
+        offered += ["hook_resid_mid"] if before and layer.middle == before else []
+        if sandwich:
+            offered += [f"{ln}.hook_{x}" for ln in ("ln1_post", "ln2_post") for x in ("scale", "normalized")]
+        bare = layer.writers and ("attn_out" in layer.writers) and (sandwich or layer.writers["attn_out"].norm is None)
+        if bare and layer.output is not None and layer.z_width % heads[0] == 0:
+            offered += ["attn.hook_z", "attn.hook_result"]
+    seen = layer.attended
+    if seen is not None and seen.calls == seen.softmaxes == 1 and (seen.n_heads, seen.n_kv_heads) == heads:
+        offered += list(HEADS)
+    elif seen is None and layer.mixer:
+        offered += list(HEADS[3:])
+    return WrappedMixer(tuple(offered))
+
+
+def _reasons(layer: Layer, registry: str, heads: tuple[int, int]) -> dict[str, str]:
+    found = dict(layer.reasons)
+    no_heads = ""
+    if registry:
+        no_heads = registry
+    elif layer.attended is None:
+        no_heads = "what mixes positions here asks no attention of the registry"
+    elif layer.attended.softmaxes != 1 or layer.attended.calls != 1:
+        no_heads = f"it asks {layer.attended.calls} times for attention, whose written-out form takes "
+        no_heads += f"{layer.attended.softmaxes} softmaxes over keys"
+    else:
+        no_heads = "its heads are not as many as those of other layers" * (
+            (layer.attended.n_heads, layer.attended.n_kv_heads) != heads
+        )
+    if no_heads:
+        found |= dict.fromkeys(HEADS, no_heads)
+    return found
+
+
+# --- the proof ------------------------------------------------------------------------------------------------------
+
+
+class _Proof:
+    """A network with everything that was found, from which what does not hold is taken away."""
+
+    def __init__(
+        self, trees: Trees, plan: Plan, config: ModelConfig, tokens: Int[Tensor, "b p"], logits: Tensor
+    ) -> None:
+        self.plan, self.config, self.tokens, self.logits = plan, config, tokens, logits
+        self.model = Wrapped(trees, plan, config)
+        self.numbers = list(dict.fromkeys(numbers(trees.plain.config.to_dict())))
+
+    def sites(self) -> None:
+        """Take away every site that does not hold, until a pass that reads all the others and those that edit do."""
+        base = self._readable()
+        if not close(base["logits"], self.logits, LOOSE):
+            raise UnknownNetwork("it gives other logits when everything is read")
+        self._shapes(base)
+        for layer in range(self.config.n_layers):
+            self._laws(layer, base, edited=None)
+        kinds = dict.fromkeys(site for m in self._mixers for site in m.offered)
+        for kind in kinds:
+            layers = [i for i, m in enumerate(self._mixers) if kind in m.offered]
+            if not layers:
+                continue
+            seen = self._passed([Edit(f"blocks.{i}.{kind}", _changed(kind)) for i in layers])
+            if seen is None:
+                for i in layers:
+                    self._drop(i, [kind], "an edit of it fails")
+                continue
+            for i in layers:
+                self._laws(i, seen, edited=kind)
+                if kind in self._mixers[i].offered:
+                    self._matters(i, kind, base)
+        self._outside()
+        self._traits(base)
+
+    def _traits(self, base: Values) -> None:
+        """Say of each layer whether its pattern is made of shares, and whether z is the pattern times the values."""
+        mixers = list(self._mixers)
+        for layer, mixer in enumerate(mixers):
+            pattern = base.get(f"blocks.{layer}.attn.hook_pattern")
+            shares = pattern is not None and bool((pattern >= 0).all() and (pattern.sum(-1) <= 1 + SUMS).all())
+            additive = {"attn.hook_pattern", "attn.hook_v", "attn.hook_z"} <= set(mixer.offered)
+            mixers[layer] = replace(mixer, distribution=shares, additive=additive and self._sums.get(layer, False))
+        self._use(replace(self.config, mixer=tuple(mixers)))
+
+    def _readable(self) -> Values:
+        """A pass that reads everything; the sites of heads are given up where it fails."""
+        seen = self._passed()
+        for sites in (HEADS[:3], HEADS, ("attn.hook_z", "attn.hook_result")):
+            if seen is not None:
+                return seen
+            for layer in range(self.config.n_layers):
+                self._drop(layer, sites, "a pass that reads it fails")
+            seen = self._passed()
+        if seen is None:
+            raise UnknownNetwork("a pass that reads its stream fails")
+        return seen
+
+    def _shapes(self, base: Values) -> None:
+        """Heads of one count in all layers, and one row of the pattern for each token."""
+        rows, n = self.tokens.shape
+        for layer, mixer in enumerate(self._mixers):
+            for site in set(HEADS[3:]) & set(mixer.offered):
+                if base[f"blocks.{layer}.{site}"].shape != (rows, self.config.n_heads, n, n):
+                    self._drop(layer, HEADS, "it is no [head, query, key] of this network's heads and tokens")
+            for site, axis in zip(HEADS[:3], (self.config.n_heads, self.config.kv_heads, self.config.kv_heads), strict=True):
+                if site in mixer.offered and base[f"blocks.{layer}.{site}"].shape[:3] != (rows, n, axis):
+                    self._drop(layer, HEADS[:3], "it has another number of heads than other layers")
+
+    def _laws(self, layer: int, seen: Values, *, edited: str | None) -> None:
+        """Compare every site with what it follows from, the edited one excepted; drop what does not agree."""
+        for target, sites, holds in list(self._identities(layer, seen)):
+            if target == edited or target not in self._mixers[layer].offered and target != "stream":
+                continue
+            if not holds():
+                under = "" if edited is None else f" once {edited} is edited"
+                gone = [edited] if edited is not None and edited not in ("hook_resid_pre",) else sites
+                self._drop(layer, gone, f"{target} is not what follows from it{under}")
+
+    def _identities(
+        self, layer: int, seen: Values
+    ) -> Iterator[tuple[str, Sequence[str], Callable[[], bool]]]:
+        """What should equal what: a site, those that lose their meaning if it does not, and the comparison."""
+        def at(site: str) -> Tensor:
+            return seen[f"blocks.{layer}.{site}"]
+
+        mixer, block = self._mixers[layer], self.config.block
+        assert isinstance(block, WrappedBlock)
+        here, has = [n for n in block.added if f"hook_{n}" in mixer.offered], set(mixer.offered)
+        written = [f"hook_{n}" for n in here]
+        if here:
+            middle = "hook_resid_mid" in has
+            start = at("hook_resid_mid") if middle else at("hook_resid_pre")
+            after = [n for n in here if not middle or n not in block.before]
+            yield "hook_resid_post", [*written, "hook_resid_mid"], lambda: close(
+                start + sum(at(f"hook_{n}") for n in after), at("hook_resid_post"), SUMS
+            )
+            if middle:
+                yield "hook_resid_mid", ["hook_resid_mid"], lambda: close(
+                    at("hook_resid_pre") + sum(at(f"hook_{n}") for n in block.before), start, SUMS
+                )
+        if "attn.hook_z" in has:
+            yield "hook_attn_out", ["attn.hook_z", "attn.hook_result"], lambda: self._written(layer, seen)
+        if "attn.hook_pattern" in has and "attn.hook_attn_scores" in has:
+            yield "attn.hook_pattern", HEADS[3:], lambda: self._softmaxed(layer, seen)
+        if {"attn.hook_pattern", "attn.hook_v", "attn.hook_z"} <= has and self._additive(layer):
+            yield "attn.hook_z", ["attn.hook_v"], lambda: self._moved(layer, seen)
+        if {"attn.hook_attn_scores", *HEADS[:2]} <= has:
+            yield "attn.hook_attn_scores", HEADS[:2], lambda: self._scored(layer, seen)
+        if layer:
+            yield "hook_resid_pre", ["hook_resid_pre"], lambda: close(
+                seen[f"blocks.{layer - 1}.hook_resid_post"], at("hook_resid_pre"), SUMS
+            )
+
+    def _written(self, layer: int, seen: Values) -> bool:
+        result, out = seen[f"blocks.{layer}.attn.hook_result"], self.model.block(layer).attn.out
+        found = result.sum(2) if out.bias is None else result.sum(2) + out.bias
+        norm = self.model.block(layer).post_norm("attn_out")
+        found = found if norm is None else norm(found)
+        return close(found * self.config.factor("attn_out"), seen[f"blocks.{layer}.hook_attn_out"], 5 * COMPUTED)
+
+    def _softmaxed(self, layer: int, seen: Values) -> bool:
+        """Whether the pattern is the softmax of the scores, or of them and one more score per head (a sink)."""
+        scores, pattern = (seen[f"blocks.{layer}.{site}"] for site in HEADS[3:])
+        sink = self._sinks.setdefault(layer, _sink(scores, pattern))
+        more = sink[None, :, None, None].expand(*scores.shape[:3], 1)
+        return close(torch.cat((scores, more), -1).softmax(-1)[..., :-1], pattern, LOOSE)
+
+    def _additive(self, layer: int) -> bool:
+        return self._sums.get(layer, True)
+
+    def _moved(self, layer: int, seen: Values) -> bool:
+        """Whether z is pattern @ v; a layer where it never was is none whose heads split by source."""
+        v, pattern = seen[f"blocks.{layer}.attn.hook_v"], seen[f"blocks.{layer}.attn.hook_pattern"]
+        z = seen[f"blocks.{layer}.attn.hook_z"]
+        group = self.config.n_heads // self.config.kv_heads
+        found = einsum(pattern, v.repeat_interleave(group, 2), "b h q k, b k h e -> b q h e")
+        holds = found.shape == z.shape and close(found, z, LOOSE)
+        if layer not in self._sums:
+            self._sums[layer] = holds
+            return True
+        return holds
+
+    def _scored(self, layer: int, seen: Values) -> bool:
+        """Whether scores are a factor times q . k, capped or not, where they are not masked."""
+        scores = seen[f"blocks.{layer}.attn.hook_attn_scores"]
+        q, k = (seen[f"blocks.{layer}.{site}"] for site in HEADS[:2])
+        if q.shape[-1] != k.shape[-1]:
+            return False
+        k = k.repeat_interleave(self.config.n_heads // self.config.kv_heads, 2)
+        raw = einsum(q, k, "b q h e, b k h e -> b h q k")
+        there = scores.isfinite()
+        for cap in (None, *self.numbers):
+            flat = scores[there] if cap is None else (scores[there] / cap).clamp(-1, 1).atanh() * cap
+            if not bool(flat.isfinite().all()):
+                continue
+            c = self._scales.get((layer, cap)) or fitted(flat, raw[there])
+            if c is not None and close(c * raw[there], flat, LOOSE):
+                self._scales[layer, cap] = c
+                return True
+        return False
+
+    def _matters(self, layer: int, kind: str, base: Values) -> None:
+        """Drop a site of attention whose edit changes nothing where no identity says what it should change."""
+        if kind not in HEADS or (self._additive(layer) and "attn.hook_v" in self._mixers[layer].offered):
+            return
+        seen = self._passed([Edit(f"blocks.{layer}.{kind}", _changed(kind))])
+        after = f"blocks.{layer}.hook_resid_post"
+        if seen is None or close(seen[after], base[after], LOOSE):
+            self._drop(layer, [kind], "an edit of it changes nothing")
+
+    def _outside(self) -> None:
+        """The sites before and after the blocks."""
+        for site in names(self.config, on_demand=True):
+            if site.startswith("blocks."):
+                continue
+            seen = self._passed([Edit(site, _changed(site))])
+            first = None if seen is None else sum(seen[s] for s in EMBEDDED if s in seen)
+            final = None if seen is None else seen[f"blocks.{self.config.n_layers - 1}.hook_resid_post"]
+            good = seen is not None and not close(seen["logits"], self.logits, LOOSE)
+            if good and seen is not None and first is not None and final is not None:
+                entered = first if self.model.ln_embed is None else self.model.ln_embed(first)
+                good = close(entered, seen["blocks.0.hook_resid_pre"], LOOSE)
+            if not good:
+                block = self.config.block
+                assert isinstance(block, WrappedBlock)
+                left = tuple(s for s in block.outside if s != site)
+                more = (*block.refused, (site, "an edit of it does not do what it says"))
+                self._use(replace(self.config, block=replace(block, outside=left, refused=more)))
+
+    # --- options of a pass
+
+    def options(self) -> None:
+        """Refuse, by name, every option of a pass whose two ways do not agree."""
+        for name, holds in {
+            "start": self._starts, "left padding": lambda: self._padded(left=True),
+            "right padding": lambda: self._padded(left=False), "documents": self._packed,
+            "cache": self._stepwise, "gradients": self._slopes,
+        }.items():  # fmt: skip
+            try:
+                why = "" if holds() else "it was measured to give other numbers"
+            except Exception as failed:
+                why = f"the network fails with it ({type(failed).__name__}: {str(failed)[:80]})"
+            if why:
+                block = self.config.block
+                assert isinstance(block, WrappedBlock)
+                self._use(replace(self.config, block=replace(block, refused=(*block.refused, (name, why)))))
+
+    def _starts(self) -> bool:
+        n = self.config.n_layers
+        step = -(-(n - 1) // MOST_STARTS) or 1
+        seen = self._passed()
+        assert seen is not None
+        for layer in range(1, n, step):
+            found = self.model(seen[f"blocks.{layer}.hook_resid_pre"], start=layer)
+            middle = self.model(seen[f"blocks.{layer}.hook_resid_pre"], start=layer, stop=layer + 1)
+            there = close(middle, seen[f"blocks.{layer}.hook_resid_post"], LOOSE)
+            if not (there and close(found, self.logits, LOOSE)):
+                return False
+        return True
+
+    def _padded(self, *, left: bool) -> bool:
+        n = self.tokens.shape[1] - 3
+        keep = torch.ones_like(self.tokens, dtype=torch.bool)
+        tokens, cut = self.tokens.clone(), slice(0, 3) if left else slice(n, None)
+        keep[0, cut] = False
+        if left:
+            tokens[0, 3:] = self.tokens[0, :n]
+        alone = self.model(self.tokens[:1, :n])
+        found = self.model(tokens, keep=keep)
+        mine = found[:1, 3:] if left else found[:1, :n]
+        return close(mine, alone, LOOSE) and close(found[1], self.logits[1], LOOSE)
+
+    def _packed(self) -> bool:
+        documents = (torch.arange(self.tokens.shape[1], device=self.tokens.device) >= 3).long()
+        found = self.model(self.tokens, documents=documents.expand_as(self.tokens))
+        parts = [self.model(self.tokens[:, :3]), self.model(self.tokens[:, 3:])]
+        return close(found, torch.cat(parts, 1), LOOSE)
+
+    def _stepwise(self) -> bool:
+        for keep in (None, self._left_keep()):
+            if keep is not None and self.config.block.why_not("left padding"):
+                continue
+            cache, found = self.model.new_cache(*self.tokens.shape), []
+            for part in (slice(0, 4), slice(4, 5), slice(5, 6), slice(6, 7)):
+                first = keep is not None and part.start == 0
+                found.append(self.model(self.tokens[:, part], keep=keep[:, part] if first and keep is not None else None, cache=cache))
+            whole = self.model(self.tokens, keep=keep)
+            real = slice(None) if keep is None else keep
+            if not close(torch.cat(found, 1)[real], whole[real], LOOSE):
+                return False
+        return True
+
+    def _left_keep(self) -> Tensor:
+        keep = torch.ones_like(self.tokens, dtype=torch.bool)
+        keep[0, :2] = False
+        return keep
+
+    @torch.enable_grad()
+    def _slopes(self) -> bool:
+        """Whether gradients at the stream are the differences that small changes of it make."""
+        generator = torch.Generator().manual_seed(5)
+        probe = torch.randn(self.logits.shape, generator=generator).to(self.logits)
+        for kind in ("hook_resid_pre", "hook_attn_out", "attn.hook_z", "attn.hook_pattern"):
+            layers = [i for i, m in enumerate(self._mixers) if kind in m.offered]
+            if not layers:
+                continue
+            reads = [Read(f"blocks.{i}.{kind}", grad=True) for i in layers]
+            tap = Tap(reads)
+            value = (self.model(self.tokens, tap) * probe).sum()
+            grads = torch.autograd.grad(value, [tap.live[r] for r in reads])
+            steps = [torch.randn(g.shape, generator=generator).to(g) for g in grads]
+            expected = sum(float((g * s).sum()) for g, s in zip(grads, steps, strict=True))
+            size = 1e-3 * float(tap.live[reads[0]].detach().abs().mean()) + 1e-6
+            ends = [self._moved_by(reads, steps, sign * size, probe) for sign in (1, -1)]
+            slope, bound = (ends[0] - ends[1]) / (2 * size), sum(float((g * g).sum()) for g in grads) ** 0.5
+            if not abs(slope - expected) <= SLOPE * max(abs(expected), bound):
+                return False
+        return True
+
+    def _moved_by(self, reads: Sequence[Read], steps: Sequence[Tensor], size: float, probe: Tensor) -> float:
+        def moves(step: Tensor) -> Callable[[Tensor], Tensor]:
+            return lambda cells: cells + size * step
+
+        edits = [Edit(read.site, moves(step)) for read, step in zip(reads, steps, strict=True)]
+        with torch.no_grad():
+            return float((self.model(self.tokens, Tap(edits=edits)).double() * probe).sum())
+
+    # --- bookkeeping
+
+    @property
+    def _mixers(self) -> tuple[WrappedMixer, ...]:
+        return self.config.mixers  # type: ignore[return-value]
+
+    @property
+    def _sinks(self) -> dict[int, Tensor]:
+        return self.__dict__.setdefault("sinks", {})  # type: ignore[no-any-return]
+
+    @property
+    def _sums(self) -> dict[int, bool]:
+        return self.__dict__.setdefault("sums", {})  # type: ignore[no-any-return]
+
+    @property
+    def _scales(self) -> dict[tuple[int, float | None], float]:
+        return self.__dict__.setdefault("scales", {})  # type: ignore[no-any-return]
+
+    def _passed(self, edits: Sequence[Edit] = ()) -> dict[str, Tensor] | None:
+        """Every site of a pass under these edits, and its logits; None if the network fails."""
+        tap = Tap([Read(name) for name in names(self.config, on_demand=True)], edits)
+        try:
+            logits = self.model(self.tokens, tap)
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+            return None
+        return {read.site: value for read, value in tap.values.items()} | {"logits": logits}
+
+    def _drop(self, layer: int, sites: Sequence[str], why: str) -> None:
+        """Take sites of a layer away, with the reason."""
+        mixers, block = list(self._mixers), self.config.block
+        assert isinstance(block, WrappedBlock)
+        gone = set(sites) & set(mixers[layer].offered)
+        if "attn.hook_z" in gone:
+            gone |= {"attn.hook_result"} & set(mixers[layer].offered)
+        mixers[layer] = replace(mixers[layer], offered=tuple(s for s in mixers[layer].offered if s not in gone))
+        refused = (*block.refused, *((f"blocks.{layer}.{site}", why) for site in sorted(gone)))
+        self._use(replace(self.config, mixer=tuple(mixers), block=replace(block, refused=refused)))
+
+    def _use(self, config: ModelConfig) -> None:
+        self.config = self.model.config = config
+
+
+def _sink(scores: Tensor, pattern: Tensor) -> Tensor:
+    """The score of what takes the rest of each row's attention, by head; -inf where nothing is left."""
+    rest = 1 - pattern.double().sum(-1)
+    found = scores.double().logsumexp(-1) + (rest / (1 - rest)).clamp_min(0).log()
+    found = torch.where(rest < 1e-5, torch.full_like(found, -torch.inf), found)
+    return found.mean((0, 2)).to(scores.dtype)
+
+
+def _changed(kind: str) -> Callable[[Tensor], Tensor]:
+    """A change of a site that nothing else makes: noise of its own size; factors, where it is positive."""
+    def change(cells: Tensor) -> Tensor:
+        noise = torch.rand(cells.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(cells)
+        if kind.endswith(("hook_pattern", "hook_scale")):
+            return cells * (0.5 + noise)
+        finite = cells.where(cells.isfinite(), torch.zeros_like(cells))
+        return cells + (noise - 0.5) * finite.square().mean().sqrt()
+
+    return change
+
+
+__all__ = ["eager_of", "wrap"]
