@@ -34,6 +34,7 @@ from interp.wrapped.seams import (
     LinearView,
     MixerSeam,
     NormOf,
+    NormSeam,
     OutputSeam,
     Running,
     WriterSeam,
@@ -153,7 +154,12 @@ def copied(network: nn.Module, dtype: torch.dtype | None, device: torch.device |
     """The network's modules again, in eval mode, on its tensors (cast or moved where that is asked); none requires a
     gradient.
     """
-    memo: dict[int, object] = {}
+    memo: dict[int, object] = {
+        id(value): value.detach().clone()  # what some modules keep of their last pass
+        for module in network.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor)
+    }
     for tensor in (*network.parameters(), *network.buffers()):
         moved = tensor.detach().to(device=device)
         moved = moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
@@ -185,19 +191,22 @@ def install(trees: Trees, plan: Plan, config: ModelConfig) -> None:
     tree = trees.watched
     for index, layer in enumerate(plan.layers):
         block = tree.get_submodule(f"{plan.blocks}.{index}")
+        if layer.output is not None:
+            module = block.get_submodule(layer.output)
+            module.forward = OutputSeam(module.forward, config.n_heads, LinearView(module, layer.transposed))
         for name, writer in layer.writers.items():
             module = block.get_submodule(writer.path)
             norm = None if writer.norm is None else NormOf(module, writer.norm, "norm")
             module.forward = WriterSeam(module.forward, name, writer.factor, layer.middle, norm)
-        if layer.output is not None:
-            module = block.get_submodule(layer.output)
-            module.forward = OutputSeam(module.forward, config.n_heads, LinearView(module, layer.transposed))
         if layer.attended is None and layer.mixer:
             module = block.get_submodule(layer.mixer)
             module.forward = MixerSeam(module.forward)
         block.forward = BlockSeam(
             block.forward, index, in_tuple=plan.in_tuple, embeds=plan.embed is None
         )
+    if plan.embed_norm is not None:
+        module = tree.get_submodule(plan.embed_norm)
+        module.forward = NormSeam(module.forward, "ln_embed", NormOf(module, plan.norm, "ln_embed"))
     for name, path, factor in (
         ("hook_embed", plan.embed, plan.embed_factor),
         ("hook_pos_embed", plan.place, 1.0),
@@ -290,7 +299,8 @@ class Wrapped(Transformer):
         last = n_layers if stop is None else stop
         check_pass(config, tokens, (start, last), keep, cache, documents)
         check_extras(config, tokens, types, memory)
-        self._check_options(start, keep, cache, documents)
+        wants = tap is not None and any(read.grad for read in tap.reads)
+        self._check_options(start, keep, cache, documents, gradients=wants)
         if last < n_layers and logits_at is not None:
             raise ValueError(
                 f"logits_at requires a pass through every block; this one stops before block {stop}"
@@ -303,7 +313,7 @@ class Wrapped(Transformer):
             return self._logits(inputs, cache, tokens.shape[1], logits_at)
         assert cache is None or isinstance(cache, WrappedCache)
         run = Running(
-            self.original, tap, start, last if cache is None else None,
+            self.original, tap, start, last if cache is None else None, len(tokens),
             entering=tokens if start else None, written_out=self._written_out(tap),
         )  # fmt: skip
         stream = self._run(run, inputs, cache, tokens.shape[1])
@@ -371,15 +381,18 @@ class Wrapped(Transformer):
         return inputs
 
     def _written_out(self, tap: Tap | None) -> bool:
-        """Whether a layer's scores are asked for in numbers."""
+        """Whether masks must be numbers: a layer's scores are asked for, or some attention is its own code."""
+        if any(layer.attended is None for layer in self.plan.layers):
+            return True
         if tap is None:
             return False
         scopes = (tap.scope(layer) for layer in range(self.config.n_layers))
         return any(scope is not None and scope.wants(*HEAD_SITES) for scope in scopes)
 
     def _check_options(
-        self, start: int, keep: Tensor | None, cache: Past | None, documents: Tensor | None
+        self, start: int, keep: Tensor | None, cache: Past | None, documents: Tensor | None, *, gradients: bool
     ) -> None:
+        """ValueError for an option that was not proven of this network."""
         asked = {
             "start": bool(start),
             "cache": cache is not None,
@@ -390,6 +403,8 @@ class Wrapped(Transformer):
         for name, given in asked.items():
             if given and (why := self.config.block.why_not(name)):
                 raise ValueError(f"this wrapped network takes no {name}: {why}")
+        if gradients and (why := self.config.block.why_not("gradients")):
+            raise ValueError(f"this wrapped network gives no gradients: {why}")
         if cache is not None and not isinstance(cache, WrappedCache):
             raise ValueError("a wrapped network has a cache of its own: model.new_cache(rows, n_max)")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from einops import einsum
@@ -32,7 +33,10 @@ MOST_STARTS = 6
 """Blocks at which a later start is tried."""
 HEADS = ("attn.hook_rot_q", "attn.hook_rot_k", "attn.hook_v", "attn.hook_attn_scores", "attn.hook_pattern")
 EMBEDDED = ("hook_embed", "hook_pos_embed")
+NORMS = {"attn_out": "ln1_post", "mlp_out": "ln2_post"}
+"""The norm of what a sublayer adds."""
 Values = Mapping[str, Tensor]
+Reads = tuple[Read, ...]
 
 
 def some_tokens(network: nn.Module, rows: int = 2, n: int = 7) -> Int[Tensor, "b p"]:
@@ -126,6 +130,7 @@ def _config(trees: Trees, plan: Plan, registry: str) -> ModelConfig:
     ]
     outside = [
         "hook_embed", *["hook_pos_embed"] * (plan.place is not None),
+        *["ln_embed.hook_scale", "ln_embed.hook_normalized"] * (plan.embed_norm is not None),
         "ln_final.hook_scale", "ln_final.hook_normalized", "unembed.hook_out", "unembed.hook_uncapped",
     ]  # fmt: skip
     if plan.embed is None:
@@ -143,6 +148,7 @@ def _config(trees: Trees, plan: Plan, registry: str) -> ModelConfig:
         mixer=mixers, position=NoPosition() if plan.place is None else Learned(plan.place_offset),
         norm=plan.norm, norm_place="sandwich" if sandwich else "pre",
         parallel=bool(with_mlp) and not before and not sandwich, embed_scale=plan.embed_scale,
+        embed_norm=plan.embed_norm is not None,
         block=WrappedBlock(added, before, factors, tuple(outside), tuple(refused)),
         d_vocab_out=head.shape[0] if head.shape[0] != embedding.shape[0] else None,
         unembed_bias=getattr(trees.plain.get_submodule(plan.head or ""), "bias", None) is not None,
@@ -237,6 +243,8 @@ class _Proof:
         base = self._readable()
         if not close(base["logits"], self.logits, LOOSE):
             raise UnknownNetwork("it gives other logits when everything is read")
+        if not close(self.model(self.tokens, Tap([Read("blocks.0.hook_resid_post")])), self.logits, LOOSE):
+            raise UnknownNetwork("it gives other logits when its stream is read")
         self._shapes(base)
         for layer in range(self.config.n_layers):
             self._laws(layer, base, edited=None)
@@ -284,7 +292,10 @@ class _Proof:
         """Heads of one count in all layers, and one row of the pattern for each token."""
         rows, n = self.tokens.shape
         for layer, mixer in enumerate(self._mixers):
-            for site in set(HEADS[3:]) & set(mixer.offered):
+            for site in mixer.offered:
+                if f"blocks.{layer}.{site}" not in base:
+                    self._drop(layer, [site], "what mixes positions here takes no softmax over keys")
+            for site in set(HEADS[3:]) & set(self._mixers[layer].offered):
                 if base[f"blocks.{layer}.{site}"].shape != (rows, self.config.n_heads, n, n):
                     self._drop(layer, HEADS, "it is no [head, query, key] of this network's heads and tokens")
             for site, axis in zip(HEADS[:3], (self.config.n_heads, self.config.kv_heads, self.config.kv_heads), strict=True):
@@ -323,8 +334,16 @@ class _Proof:
                 yield "hook_resid_mid", ["hook_resid_mid"], lambda: close(
                     at("hook_resid_pre") + sum(at(f"hook_{n}") for n in block.before), start, SUMS
                 )
-        if "attn.hook_z" in has:
-            yield "hook_attn_out", ["attn.hook_z", "attn.hook_result"], lambda: self._written(layer, seen)
+        for name in here:
+            norm = f"{NORMS.get(name, '')}.hook_normalized"
+            if norm in has:
+                yield f"hook_{name}", [norm], lambda name=name, norm=norm: close(  # type: ignore[misc]
+                    at(norm) * self.config.factor(name), at(f"hook_{name}"), SUMS
+                )
+        if "attn.hook_z" in has and "hook_attn_out" in has:
+            normed = "ln1_post.hook_normalized" in has
+            target = "ln1_post.hook_normalized" if normed else "hook_attn_out"
+            yield target, ["attn.hook_z", "attn.hook_result"], lambda: self._written(layer, seen, target)
         if "attn.hook_pattern" in has and "attn.hook_attn_scores" in has:
             yield "attn.hook_pattern", HEADS[3:], lambda: self._softmaxed(layer, seen)
         if {"attn.hook_pattern", "attn.hook_v", "attn.hook_z"} <= has and self._additive(layer):
@@ -336,12 +355,17 @@ class _Proof:
                 seen[f"blocks.{layer - 1}.hook_resid_post"], at("hook_resid_pre"), SUMS
             )
 
-    def _written(self, layer: int, seen: Values) -> bool:
-        result, out = seen[f"blocks.{layer}.attn.hook_result"], self.model.block(layer).attn.out
+    def _written(self, layer: int, seen: Values, target: str) -> bool:
+        """Whether what attention writes is what its heads do, and its bias, through the norm where there is one."""
+        out = self.model.block(layer).attn.out
+        result = seen[f"blocks.{layer}.attn.hook_result"]
         found = result.sum(2) if out.bias is None else result.sum(2) + out.bias
         norm = self.model.block(layer).post_norm("attn_out")
-        found = found if norm is None else norm(found)
-        return close(found * self.config.factor("attn_out"), seen[f"blocks.{layer}.hook_attn_out"], 5 * COMPUTED)
+        if norm is None:
+            found = found * self.config.factor("attn_out")
+        else:
+            found = norm.linear(found, seen[f"blocks.{layer}.ln1_post.hook_scale"])
+        return close(found, seen[f"blocks.{layer}.{target}"], 5 * COMPUTED)
 
     def _softmaxed(self, layer: int, seen: Values) -> bool:
         """Whether the pattern is the softmax of the scores, or of them and one more score per head (a sink)."""
@@ -399,11 +423,15 @@ class _Proof:
             if site.startswith("blocks."):
                 continue
             seen = self._passed([Edit(site, _changed(site))])
-            first = None if seen is None else sum(seen[s] for s in EMBEDDED if s in seen)
-            final = None if seen is None else seen[f"blocks.{self.config.n_layers - 1}.hook_resid_post"]
+            parts = [seen[s] for s in EMBEDDED if s in seen] if seen is not None else []
             good = seen is not None and not close(seen["logits"], self.logits, LOOSE)
-            if good and seen is not None and first is not None and final is not None:
-                entered = first if self.model.ln_embed is None else self.model.ln_embed(first)
+            if good and seen is not None and parts:
+                entered = sum(parts[1:], parts[0])
+                norm = self.model.ln_embed
+                if norm is not None and site != "ln_embed.hook_normalized":
+                    entered = norm.linear(entered, seen["ln_embed.hook_scale"])
+                elif norm is not None:
+                    entered = seen[site]
                 good = close(entered, seen["blocks.0.hook_resid_pre"], LOOSE)
             if not good:
                 block = self.config.block
@@ -416,34 +444,40 @@ class _Proof:
 
     def options(self) -> None:
         """Refuse, by name, every option of a pass whose two ways do not agree."""
-        for name, holds in {
-            "start": self._starts, "left padding": lambda: self._padded(left=True),
-            "right padding": lambda: self._padded(left=False), "documents": self._packed,
-            "cache": self._stepwise, "gradients": self._slopes,
-        }.items():  # fmt: skip
+        options: dict[str, Callable[[Reads], bool]] = {
+            "start": self._starts, "left padding": partial(self._padded, left=True),
+            "right padding": partial(self._padded, left=False), "documents": self._packed, "cache": self._stepwise,
+        }  # fmt: skip
+        for name, holds in options.items():
             try:
-                why = "" if holds() else "it was measured to give other numbers"
+                why = "" if holds(()) and holds(self._last_sites) else "it was measured to give other numbers"
             except Exception as failed:
                 why = f"the network fails with it ({type(failed).__name__}: {str(failed)[:80]})"
             if why:
-                block = self.config.block
-                assert isinstance(block, WrappedBlock)
-                self._use(replace(self.config, block=replace(block, refused=(*block.refused, (name, why)))))
+                self._refuse(name, why)
+        if not self._slopes():
+            self._refuse("gradients", "differences of two passes were measured to be others")
 
-    def _starts(self) -> bool:
+    @property
+    def _last_sites(self) -> Reads:
+        """Every site of the last block: masks are written out where scores are asked for."""
+        last = f"blocks.{self.config.n_layers - 1}."
+        return tuple(Read(name) for name in names(self.config, on_demand=True) if name.startswith(last))
+
+    def _starts(self, reads: Reads) -> bool:
         n = self.config.n_layers
         step = -(-(n - 1) // MOST_STARTS) or 1
         seen = self._passed()
         assert seen is not None
         for layer in range(1, n, step):
-            found = self.model(seen[f"blocks.{layer}.hook_resid_pre"], start=layer)
+            found = self.model(seen[f"blocks.{layer}.hook_resid_pre"], Tap(reads), start=layer)
             middle = self.model(seen[f"blocks.{layer}.hook_resid_pre"], start=layer, stop=layer + 1)
             there = close(middle, seen[f"blocks.{layer}.hook_resid_post"], LOOSE)
             if not (there and close(found, self.logits, LOOSE)):
                 return False
         return True
 
-    def _padded(self, *, left: bool) -> bool:
+    def _padded(self, reads: Reads, *, left: bool) -> bool:
         n = self.tokens.shape[1] - 3
         keep = torch.ones_like(self.tokens, dtype=torch.bool)
         tokens, cut = self.tokens.clone(), slice(0, 3) if left else slice(n, None)
@@ -451,24 +485,27 @@ class _Proof:
         if left:
             tokens[0, 3:] = self.tokens[0, :n]
         alone = self.model(self.tokens[:1, :n])
-        found = self.model(tokens, keep=keep)
+        found = self.model(tokens, Tap(reads) if reads else None, keep=keep)
         mine = found[:1, 3:] if left else found[:1, :n]
         return close(mine, alone, LOOSE) and close(found[1], self.logits[1], LOOSE)
 
-    def _packed(self) -> bool:
+    def _packed(self, reads: Reads) -> bool:
         documents = (torch.arange(self.tokens.shape[1], device=self.tokens.device) >= 3).long()
-        found = self.model(self.tokens, documents=documents.expand_as(self.tokens))
+        found = self.model(
+            self.tokens, Tap(reads) if reads else None, documents=documents.expand_as(self.tokens)
+        )
         parts = [self.model(self.tokens[:, :3]), self.model(self.tokens[:, 3:])]
         return close(found, torch.cat(parts, 1), LOOSE)
 
-    def _stepwise(self) -> bool:
+    def _stepwise(self, reads: Reads) -> bool:
         for keep in (None, self._left_keep()):
             if keep is not None and self.config.block.why_not("left padding"):
                 continue
             cache, found = self.model.new_cache(*self.tokens.shape), []
             for part in (slice(0, 4), slice(4, 5), slice(5, 6), slice(6, 7)):
-                first = keep is not None and part.start == 0
-                found.append(self.model(self.tokens[:, part], keep=keep[:, part] if first and keep is not None else None, cache=cache))
+                mine = keep[:, part] if keep is not None and part.start == 0 else None
+                tap = Tap(reads) if reads else None
+                found.append(self.model(self.tokens[:, part], tap, keep=mine, cache=cache))
             whole = self.model(self.tokens, keep=keep)
             real = slice(None) if keep is None else keep
             if not close(torch.cat(found, 1)[real], whole[real], LOOSE):
@@ -547,6 +584,11 @@ class _Proof:
         mixers[layer] = replace(mixers[layer], offered=tuple(s for s in mixers[layer].offered if s not in gone))
         refused = (*block.refused, *((f"blocks.{layer}.{site}", why) for site in sorted(gone)))
         self._use(replace(self.config, mixer=tuple(mixers), block=replace(block, refused=refused)))
+
+    def _refuse(self, name: str, why: str) -> None:
+        block = self.config.block
+        assert isinstance(block, WrappedBlock)
+        self._use(replace(self.config, block=replace(block, refused=(*block.refused, (name, why)))))
 
     def _use(self, config: ModelConfig) -> None:
         self.config = self.model.config = config

@@ -57,6 +57,7 @@ class Running:
     start: int = 0
     stop: int | None = None
     """The block before which the pass ends; None: it goes to the end."""
+    rows: int = 1
     entering: Tensor | None = None
     """The stream that enters block `start`, where that is not the first."""
     written_out: bool = False
@@ -71,6 +72,10 @@ class Running:
     """The stream that left the last block that ran."""
     noted: list[Attended] | None = None
     """How attention was asked for, while a network is explored."""
+
+    def outside(self) -> Scope | None:
+        """What is asked before the first block."""
+        return None if self.tap is None or self.start else self.tap.scope()
 
 
 RUNNING: ContextVar[Running | None] = ContextVar("interp_wrapped_pass", default=None)
@@ -168,8 +173,7 @@ class BlockSeam(Seam):
 
     def _embedded(self, run: Running, stream: Tensor) -> Tensor:
         """The stream that enters the first block, a site where the embeddings are not told apart."""
-        outside = None if run.tap is None or run.start else run.tap.scope()
-        return visited(outside, "hook_embed", stream) if self.embeds else stream
+        return visited(run.outside(), "hook_embed", stream) if self.embeds else stream
 
     @staticmethod
     def _end_if(run: Running, stream: Tensor, *, done: bool) -> None:
@@ -204,9 +208,7 @@ class WriterSeam(Seam):
         out = self.inner(*args, **kwargs)
         before, stream = first_tensor(out), run.stream
         assert before is not None and stream is not None
-        value = before
-        if self.norm is not None and scope.wants(scale, normalized):
-            value = self._normed(scope, scale, normalized, args, kwargs, value)
+        value = before if self.norm is None else normed(scope, part, self.norm, args, kwargs, before)
         value = value.reshape(stream.shape)
         added = value if self.factor == 1 else value * self.factor
         changed = visited(scope, f"hook_{self.name}", added)
@@ -222,21 +224,33 @@ class WriterSeam(Seam):
             return out
         return with_first(out, (changed if self.factor == 1 else changed / self.factor).reshape(before.shape))
 
-    def _normed(
-        self,
-        scope: Scope,
-        scale: str,
-        normalized: str,
-        args: tuple[Value, ...],
-        kwargs: dict[str, Value],
-        out: Tensor,
-    ) -> Tensor:
-        given = given_to(args, kwargs)
-        assert given is not None and self.norm is not None
-        if scope.wants(scale):
-            divisor = at(scope, scale, self.norm.module().scale(given))
-            out = self.norm.module().linear(given, divisor) if scope.alters(scale) else out
-        return visited(scope, normalized, out)
+
+class NormSeam(Seam):
+    """The norm after the embeddings."""
+
+    def __init__(self, inner: Callable[..., Value], name: str, norm: NormOf) -> None:
+        super().__init__(inner)
+        self.name, self.norm = name, norm
+
+    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        scope, out = run.outside(), self.inner(*args, **kwargs)
+        if scope is None:
+            return out
+        assert isinstance(out, Tensor)
+        return normed(scope, self.name, self.norm, args, kwargs, out)
+
+
+def normed(
+    scope: Scope, part: str, norm: NormOf, args: tuple[Value, ...], kwargs: dict[str, Value], out: Tensor
+) -> Tensor:
+    """What a norm gives after its two sites, which begin with `part`."""
+    scale = f"{part}.hook_scale"
+    if scope.wants(scale):
+        given, ours = given_to(args, kwargs), norm.module()
+        assert given is not None
+        divisor = at(scope, scale, ours.scale(given))
+        out = ours.linear(given, divisor) if scope.alters(scale) else out
+    return visited(scope, f"{part}.hook_normalized", out)
 
 
 class OutputSeam(Seam):
@@ -271,12 +285,12 @@ class EmbeddingSeam(Seam):
         self.name, self.factor = name, factor
 
     def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
-        scope = None if run.tap is None or run.start else run.tap.scope()
-        out = self.inner(*args, **kwargs)
+        scope, out = run.outside(), self.inner(*args, **kwargs)
         if scope is None or not scope.wants(self.name):
             return out
         value = first_tensor(out)
         assert value is not None
+        value = value.expand(run.rows, *value.shape[-2:])
         new = visited(scope, self.name, value if self.factor == 1 else value * self.factor)
         return with_first(out, new / self.factor if self.factor != 1 else new) if scope.alters(self.name) else out
 

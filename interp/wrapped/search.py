@@ -306,7 +306,8 @@ def named_writers(
         old = inner[path].gave
         assert old is not None
         mixes[path] = not close(new[:, 1:], old.reshape(stream.shape)[:, 1:], COMPUTED)
-    mixing = [path for path in order if mixes[path]]
+    attends = [path for path in order if inner[path].noted.stop > inner[path].noted.start]
+    mixing = sorted((path for path in order if mixes[path]), key=lambda path: path not in attends)
     rest = [path for path in order if not mixes[path]]
     if len(order) == 1:
         names = {"attn_out": order[0]}
@@ -445,7 +446,7 @@ def embeddings(
         for name, one in calls.items()
         if name and len(one) == 1 and one[0].order < start.order and not name.startswith(f"{plan.blocks}.")
     }
-    for target, norm in _before_norm(network, early, stream):
+    for target, norm in _before_norm(network, early, stream, plan.norm):
         for place, added in _places(network, early, path, rows):
             outside = fitted(target - added, gave)
             if outside is not None:
@@ -460,14 +461,14 @@ def embeddings(
 
 
 def _before_norm(
-    network: nn.Module, early: Mapping[str, Call], stream: Tensor
+    network: nn.Module, early: Mapping[str, Call], stream: Tensor, kind: Norm
 ) -> Iterator[tuple[Tensor, str | None]]:
-    """What may be a sum of embeddings: the stream itself, or the input of a norm that gave it."""
+    """What may be a sum of embeddings: the stream itself, or the input of a norm (of the final one's kind) that gave it."""
     yield stream, None
     for name, call in early.items():
         same = call.gave is not None and call.gave.shape == stream.shape and torch.equal(call.gave, stream)
         if same and call.given is not None and call.given.shape == stream.shape:
-            if norm_of(network.get_submodule(name), call.given, stream) is not None:
+            if norm_of(network.get_submodule(name), call.given, stream) == kind:
                 yield call.given, name
 
 
@@ -528,9 +529,8 @@ def _final_norms(
     network: nn.Module, plan: Plan, calls: Calls, last: Call
 ) -> Iterator[tuple[str | None, Norm, Tensor]]:
     assert last.gave is not None
-    for name, one in calls.items():
-        call = one[0]
-        if len(one) != 1 or call.order < last.order or call.given is None or call.gave is None:
+    for name, call in ((name, one[-1]) for name, one in calls.items()):
+        if call.order < last.order or call.given is None or call.gave is None:
             continue
         if call.given.shape == last.gave.shape and torch.equal(call.given, last.gave) and name:
             kind = norm_of(network.get_submodule(name), call.given, call.gave)
@@ -554,12 +554,11 @@ def explored(network: nn.Module, tokens: Int[Tensor, "b p"], original: str) -> t
         explored_layer(network, plan, calls, i, noted[calls[f"{blocks}.{i}"][0].noted]) for i in range(count)
     )
     plan = replace(plan, layers=layers)
-    plan = embeddings(network, plan, calls, tokens)
+    plan = embeddings(network, head(network, plan, calls, logits), calls, tokens)
     other = tokens.clone()
     other[:, 0] = (other[:, 0] + 1) % int(tokens.max() + 1)
     changed, _ = recorded(network, other, Running(original, written_out=True, noted=[]))
     there, here = changed[f"{blocks}.0"][0].given, calls[f"{blocks}.0"][0].given
     assert there is not None and here is not None
-    plan = replace(plan, pointwise_start=torch.equal(there[:, 1:], here[:, 1:]))
-    return head(network, plan, calls, logits), logits
+    return replace(plan, pointwise_start=torch.equal(there[:, 1:], here[:, 1:])), logits
 
