@@ -21,7 +21,6 @@ from interp.core.boundary import public
 from interp.core.viewer import Viewable
 from interp.data.batch import Batch, Side
 from interp.model.encoder_decoder import EncoderDecoder
-from interp.model.kv_cache import KVCache
 from interp.model.sites import names
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
@@ -342,8 +341,7 @@ def _packed(model: Transformer, batch: Batch) -> float:
 
 def _stepwise(model: Transformer, batch: Batch, plain: Float[Tensor, "b p v"]) -> float:
     rows, n = batch.tokens.shape
-    where = model.device if model.devices is None else model.devices
-    cache = KVCache(model.config, rows, n, device=where, dtype=model.dtype)
+    cache = model.new_cache(rows, n)
     outputs = []
     for part in batch.tokens.split([max(1, n // 2)] + [1] * (n - max(1, n // 2)), 1):
         outputs.append(model(part, cache=cache, memory=batch.memory))

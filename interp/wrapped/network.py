@@ -45,6 +45,10 @@ PASTS = ("past_key_values", "cache_params", "state")
 """What networks call the memory of the tokens before."""
 
 
+def _is_padded(cache: Past) -> bool:
+    return isinstance(cache, WrappedCache) and cache.keep is not None
+
+
 class OutputMap(Attention):
     """What mixes the positions of a wrapped block, as far as its matrices are known: the last one, `out`."""
 
@@ -396,6 +400,7 @@ class Wrapped(Transformer):
         asked = {
             "start": bool(start),
             "cache": cache is not None,
+            "cache of padded rows": cache is not None and (keep is not None or _is_padded(cache)),
             "documents": documents is not None,
             "left padding": keep is not None and not bool(keep[:, 0].all()),
             "right padding": keep is not None and not bool(keep[:, -1].all()),
@@ -411,6 +416,11 @@ class Wrapped(Transformer):
     def new_cache(self, rows: int, n_max: int) -> WrappedCache:  # type: ignore[override]
         """Room for the tokens of a continued text: the network's own memory, empty."""
         return WrappedCache(rows, n_max)
+
+    @property
+    def by_block(self) -> bool:
+        """False: every pass goes through the network's own code before and after its blocks."""
+        return False
 
     @property
     def restarts(self) -> bool:

@@ -446,7 +446,8 @@ class _Proof:
         """Refuse, by name, every option of a pass whose two ways do not agree."""
         options: dict[str, Callable[[Reads], bool]] = {
             "start": self._starts, "left padding": partial(self._padded, left=True),
-            "right padding": partial(self._padded, left=False), "documents": self._packed, "cache": self._stepwise,
+            "right padding": partial(self._padded, left=False), "documents": self._packed,
+            "cache": partial(self._stepwise, padded=False), "cache of padded rows": partial(self._stepwise, padded=True),
         }  # fmt: skip
         for name, holds in options.items():
             try:
@@ -497,25 +498,17 @@ class _Proof:
         parts = [self.model(self.tokens[:, :3]), self.model(self.tokens[:, 3:])]
         return close(found, torch.cat(parts, 1), LOOSE)
 
-    def _stepwise(self, reads: Reads) -> bool:
-        for keep in (None, self._left_keep()):
-            if keep is not None and self.config.block.why_not("left padding"):
-                continue
-            cache, found = self.model.new_cache(*self.tokens.shape), []
-            for part in (slice(0, 4), slice(4, 5), slice(5, 6), slice(6, 7)):
-                mine = keep[:, part] if keep is not None and part.start == 0 else None
-                tap = Tap(reads) if reads else None
-                found.append(self.model(self.tokens[:, part], tap, keep=mine, cache=cache))
-            whole = self.model(self.tokens, keep=keep)
-            real = slice(None) if keep is None else keep
-            if not close(torch.cat(found, 1)[real], whole[real], LOOSE):
-                return False
-        return True
-
-    def _left_keep(self) -> Tensor:
+    def _stepwise(self, reads: Reads, *, padded: bool) -> bool:
         keep = torch.ones_like(self.tokens, dtype=torch.bool)
-        keep[0, :2] = False
-        return keep
+        keep[0, :2] = not padded
+        given = keep if padded else None
+        cache, found = self.model.new_cache(*self.tokens.shape), []
+        for part in (slice(0, 4), slice(4, 5), slice(5, 6), slice(6, 7)):
+            mine = None if given is None or part.start else given[:, part]
+            tap = Tap(reads) if reads else None
+            found.append(self.model(self.tokens[:, part], tap, keep=mine, cache=cache))
+        whole = self.model(self.tokens, keep=given)
+        return close(torch.cat(found, 1)[keep], whole[keep], LOOSE)
 
     @torch.enable_grad()
     def _slopes(self) -> bool:

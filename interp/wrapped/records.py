@@ -34,7 +34,7 @@ class WrappedMixer(Mixer):
     def traits(self) -> Traits:
         """Those that were proven; a sweep treats every wrapped mixer as one that keeps a state."""
         return Traits(
-            queries=False, reads_by_qkv=False, rotated=False,
+            queries=False, values=False, reads_by_qkv=False, rotated=False,
             scored="attn.hook_attn_scores" in self.offered,
             patterned="attn.hook_pattern" in self.offered,
             distribution=self.distribution, additive=self.additive, keyed=False, stateful=True,
