@@ -202,7 +202,9 @@ def any_from_folder(
     values, places = json_object(config_file), _places(dtype, device, devices)
     if _wraps(values, wrapped):
         if path.is_file() or config is not None:
-            raise ValueError("a wrapped model requires the folder of its checkpoint, config and weights together")
+            raise ValueError(
+                "a wrapped model requires the folder of its checkpoint, config and weights together"
+            )
         return wrapped_folder(folder, values, dtype=dtype, device=_one_place(places))
     family, ours = config_of(values)
     with StoredTensors([path] if path.is_file() else _weight_files(folder)) as tensors:

@@ -219,6 +219,8 @@ class UsualBlock(Record):
 
     unusual: ClassVar[str | None] = None
     """Why what takes a block for attention and one MLP refuses this one, after "this model"; None if it is that."""
+    proven: ClassVar[bool] = False
+    """Whether sites are offered only where they were measured to be what they say (`interp.wrapped`)."""
     attention_reads: ClassVar[str] = "hook_resid_pre"
     """The site of the stream that attention reads, before its norm."""
 

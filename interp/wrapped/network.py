@@ -99,7 +99,9 @@ class KnownBlock(Block):
 
     def input_norm(self, sublayer: str) -> Normalize:
         """ValueError: how a wrapped block reads the stream is not known."""
-        raise ValueError("this is a wrapped network: through which norm its blocks read the stream was not proven")
+        raise ValueError(
+            "this is a wrapped network: through which norm its blocks read the stream was not proven"
+        )
 
     def without_attention(self, resid: Tensor) -> Tensor:
         """ValueError: a wrapped block cannot be run by itself."""
@@ -205,9 +207,7 @@ def install(trees: Trees, plan: Plan, config: ModelConfig) -> None:
         if layer.attended is None and layer.mixer:
             module = block.get_submodule(layer.mixer)
             module.forward = MixerSeam(module.forward)
-        block.forward = BlockSeam(
-            block.forward, index, in_tuple=plan.in_tuple, embeds=plan.embed is None
-        )
+        block.forward = BlockSeam(block.forward, index, in_tuple=plan.in_tuple, embeds=plan.embed is None)
     if plan.embed_norm is not None:
         module = tree.get_submodule(plan.embed_norm)
         module.forward = NormSeam(module.forward, "ln_embed", NormOf(module, plan.norm, "ln_embed"))
@@ -362,7 +362,9 @@ class Wrapped(Transformer):
         logits: Tensor = output.logits
         return logits if logits_at is None else picked(logits, logits_at)
 
-    def _keep(self, cache: WrappedCache, output: Mapping[str, object], n: int, inputs: dict[str, object]) -> None:
+    def _keep(
+        self, cache: WrappedCache, output: Mapping[str, object], n: int, inputs: dict[str, object]
+    ) -> None:
         cache.held = next(output[name] for name in PASTS if output.get(name) is not None)
         seen = inputs.get("attention_mask")
         cache.advance(n, seen.bool() if isinstance(seen, Tensor) else None)
@@ -379,7 +381,9 @@ class Wrapped(Transformer):
         if whole is not None:
             inputs["attention_mask"] = whole.long()
         if (whole is not None or documents is not None) and "position_ids" in self._accepted:
-            inputs["position_ids"] = Layout(whole, documents).positions(n, past, tokens.device).expand(rows, n)
+            inputs["position_ids"] = (
+                Layout(whole, documents).positions(n, past, tokens.device).expand(rows, n)
+            )
         if isinstance(cache, WrappedCache) and cache.held is not None:
             inputs[next(name for name in PASTS if name in self._accepted)] = cache.held
         return inputs
@@ -394,7 +398,13 @@ class Wrapped(Transformer):
         return any(scope is not None and scope.wants(*HEAD_SITES) for scope in scopes)
 
     def _check_options(
-        self, start: int, keep: Tensor | None, cache: Past | None, documents: Tensor | None, *, gradients: bool
+        self,
+        start: int,
+        keep: Tensor | None,
+        cache: Past | None,
+        documents: Tensor | None,
+        *,
+        gradients: bool,
     ) -> None:
         """ValueError for an option that was not proven of this network."""
         asked = {

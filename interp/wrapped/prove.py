@@ -111,8 +111,15 @@ def _proven(plain: nn.Module) -> tuple[ModelConfig, Plan, bool]:
 
 def _config(trees: Trees, plan: Plan, registry: str) -> ModelConfig:
     """The config with everything that was found, before any of it is proven."""
-    theirs = trees.plain.config.get_text_config() if hasattr(trees.plain.config, "get_text_config") else trees.plain.config
-    embedding, head = trees.plain.get_input_embeddings().weight, trees.plain.get_submodule(plan.head or "").weight  # type: ignore[operator, union-attr]
+    theirs = (
+        trees.plain.config.get_text_config()
+        if hasattr(trees.plain.config, "get_text_config")
+        else trees.plain.config
+    )
+    embedding, head = (
+        trees.plain.get_input_embeddings().weight,
+        trees.plain.get_submodule(plan.head or "").weight,
+    )  # type: ignore[operator, union-attr]
     added = tuple(sorted({n for layer in plan.layers for n in layer.writers}, key=_order(plan)))
     with_mlp = [layer for layer in plan.layers if "mlp_out" in layer.writers]
     middles = {layer.middle for layer in with_mlp}
@@ -126,17 +133,26 @@ def _config(trees: Trees, plan: Plan, registry: str) -> ModelConfig:
     n_ctx = _context(theirs, trees.plain, plan)
     mixers = tuple(_mixer(plan, layer, heads, before, sandwich) for layer in plan.layers)
     refused = [
-        (f"blocks.{i}.{site}", why) for i, layer in enumerate(plan.layers) for site, why in _reasons(layer, registry, heads).items()
+        (f"blocks.{i}.{site}", why)
+        for i, layer in enumerate(plan.layers)
+        for site, why in _reasons(layer, registry, heads).items()
     ]
     outside = [
         "hook_embed", *["hook_pos_embed"] * (plan.place is not None),
         *["ln_embed.hook_scale", "ln_embed.hook_normalized"] * (plan.embed_norm is not None),
         "ln_final.hook_scale", "ln_final.hook_normalized", "unembed.hook_out", "unembed.hook_uncapped",
     ]  # fmt: skip
+    refused.append(
+        ("matrices", "of a wrapped network queries, keys and values are known, their matrices are not")
+    )
     if plan.embed is None:
         if not plan.pointwise_start:
-            raise UnknownNetwork("what enters its first block mixes positions: blocks before it were not found")
-        refused.append(("embed", "what enters the first block is not a factor times rows of the embedding matrix"))
+            raise UnknownNetwork(
+                "what enters its first block mixes positions: blocks before it were not found"
+            )
+        refused.append(
+            ("embed", "what enters the first block is not a factor times rows of the embedding matrix")
+        )
     return ModelConfig(
         n_layers=len(plan.layers), d_model=embedding.shape[1], n_heads=heads[0], n_kv_heads=heads[1],
         n_ctx=n_ctx, d_vocab=embedding.shape[0],
@@ -195,7 +211,11 @@ def _mixer(
         offered += ["hook_resid_mid"] if before and layer.middle == before else []
         if sandwich:
             offered += [f"{ln}.hook_{x}" for ln in ("ln1_post", "ln2_post") for x in ("scale", "normalized")]
-        bare = layer.writers and ("attn_out" in layer.writers) and (sandwich or layer.writers["attn_out"].norm is None)
+        bare = (
+            layer.writers
+            and ("attn_out" in layer.writers)
+            and (sandwich or layer.writers["attn_out"].norm is None)
+        )
         if bare and layer.output is not None and layer.z_width % heads[0] == 0:
             offered += ["attn.hook_z", "attn.hook_result"]
     seen = layer.attended
@@ -270,9 +290,13 @@ class _Proof:
         mixers = list(self._mixers)
         for layer, mixer in enumerate(mixers):
             pattern = base.get(f"blocks.{layer}.attn.hook_pattern")
-            shares = pattern is not None and bool((pattern >= 0).all() and (pattern.sum(-1) <= 1 + SUMS).all())
+            shares = pattern is not None and bool(
+                (pattern >= 0).all() and (pattern.sum(-1) <= 1 + SUMS).all()
+            )
             additive = {"attn.hook_pattern", "attn.hook_v", "attn.hook_z"} <= set(mixer.offered)
-            mixers[layer] = replace(mixer, distribution=shares, additive=additive and self._sums.get(layer, False))
+            mixers[layer] = replace(
+                mixer, distribution=shares, additive=additive and self._sums.get(layer, False)
+            )
         self._use(replace(self.config, mixer=tuple(mixers)))
 
     def _readable(self) -> Values:
@@ -298,7 +322,9 @@ class _Proof:
             for site in set(HEADS[3:]) & set(self._mixers[layer].offered):
                 if base[f"blocks.{layer}.{site}"].shape != (rows, self.config.n_heads, n, n):
                     self._drop(layer, HEADS, "it is no [head, query, key] of this network's heads and tokens")
-            for site, axis in zip(HEADS[:3], (self.config.n_heads, self.config.kv_heads, self.config.kv_heads), strict=True):
+            for site, axis in zip(
+                HEADS[:3], (self.config.n_heads, self.config.kv_heads, self.config.kv_heads), strict=True
+            ):
                 if site in mixer.offered and base[f"blocks.{layer}.{site}"].shape[:3] != (rows, n, axis):
                     self._drop(layer, HEADS[:3], "it has another number of heads than other layers")
 
@@ -316,6 +342,7 @@ class _Proof:
         self, layer: int, seen: Values
     ) -> Iterator[tuple[str, Sequence[str], Callable[[], bool]]]:
         """What should equal what: a site, those that lose their meaning if it does not, and the comparison."""
+
         def at(site: str) -> Tensor:
             return seen[f"blocks.{layer}.{site}"]
 
@@ -327,18 +354,28 @@ class _Proof:
             middle = "hook_resid_mid" in has
             start = at("hook_resid_mid") if middle else at("hook_resid_pre")
             after = [n for n in here if not middle or n not in block.before]
-            yield "hook_resid_post", [*written, "hook_resid_mid"], lambda: close(
-                start + sum(at(f"hook_{n}") for n in after), at("hook_resid_post"), SUMS
+            yield (
+                "hook_resid_post",
+                [*written, "hook_resid_mid"],
+                lambda: close(start + sum(at(f"hook_{n}") for n in after), at("hook_resid_post"), SUMS),
             )
             if middle:
-                yield "hook_resid_mid", ["hook_resid_mid"], lambda: close(
-                    at("hook_resid_pre") + sum(at(f"hook_{n}") for n in block.before), start, SUMS
+                yield (
+                    "hook_resid_mid",
+                    ["hook_resid_mid"],
+                    lambda: close(
+                        at("hook_resid_pre") + sum(at(f"hook_{n}") for n in block.before), start, SUMS
+                    ),
                 )
         for name in here:
             norm = f"{NORMS.get(name, '')}.hook_normalized"
             if norm in has:
-                yield f"hook_{name}", [norm], lambda name=name, norm=norm: close(  # type: ignore[misc]
-                    at(norm) * self.config.factor(name), at(f"hook_{name}"), SUMS
+                yield (
+                    f"hook_{name}",
+                    [norm],
+                    lambda name=name, norm=norm: close(  # type: ignore[misc]
+                        at(norm) * self.config.factor(name), at(f"hook_{name}"), SUMS
+                    ),
                 )
         if "attn.hook_z" in has and "hook_attn_out" in has:
             normed = "ln1_post.hook_normalized" in has
@@ -351,8 +388,10 @@ class _Proof:
         if {"attn.hook_attn_scores", *HEADS[:2]} <= has:
             yield "attn.hook_attn_scores", HEADS[:2], lambda: self._scored(layer, seen)
         if layer:
-            yield "hook_resid_pre", ["hook_resid_pre"], lambda: close(
-                seen[f"blocks.{layer - 1}.hook_resid_post"], at("hook_resid_pre"), SUMS
+            yield (
+                "hook_resid_pre",
+                ["hook_resid_pre"],
+                lambda: close(seen[f"blocks.{layer - 1}.hook_resid_post"], at("hook_resid_pre"), SUMS),
             )
 
     def _written(self, layer: int, seen: Values, target: str) -> bool:
@@ -574,7 +613,9 @@ class _Proof:
         gone = set(sites) & set(mixers[layer].offered)
         if "attn.hook_z" in gone:
             gone |= {"attn.hook_result"} & set(mixers[layer].offered)
-        mixers[layer] = replace(mixers[layer], offered=tuple(s for s in mixers[layer].offered if s not in gone))
+        mixers[layer] = replace(
+            mixers[layer], offered=tuple(s for s in mixers[layer].offered if s not in gone)
+        )
         refused = (*block.refused, *((f"blocks.{layer}.{site}", why) for site in sorted(gone)))
         self._use(replace(self.config, mixer=tuple(mixers), block=replace(block, refused=refused)))
 
@@ -597,8 +638,11 @@ def _sink(scores: Tensor, pattern: Tensor) -> Tensor:
 
 def _changed(kind: str) -> Callable[[Tensor], Tensor]:
     """A change of a site that nothing else makes: noise of its own size; factors, where it is positive."""
+
     def change(cells: Tensor) -> Tensor:
-        noise = torch.rand(cells.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(cells)
+        noise = torch.rand(cells.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(
+            cells
+        )
         if kind.endswith(("hook_pattern", "hook_scale")):
             return cells * (0.5 + noise)
         finite = cells.where(cells.isfinite(), torch.zeros_like(cells))

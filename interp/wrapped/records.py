@@ -83,6 +83,7 @@ class WrappedBlock(UsualBlock):
     refused: tuple[tuple[str, str], ...] = ()
     """What is not offered, a site by its full name or an option of a pass, and why."""
 
+    proven = True
     unusual = "is a wrapped network, of whose blocks only what they add is known"
     own_sites = (
         Site(

@@ -22,7 +22,13 @@ from interp.model.tap import Scope, Tap, at
 
 ATTENTION = "interp"
 """The name under which watched networks find our attention in the registry of transformers."""
-HEAD_SITES = ("attn.hook_rot_q", "attn.hook_rot_k", "attn.hook_v", "attn.hook_attn_scores", "attn.hook_pattern")
+HEAD_SITES = (
+    "attn.hook_rot_q",
+    "attn.hook_rot_k",
+    "attn.hook_v",
+    "attn.hook_attn_scores",
+    "attn.hook_pattern",
+)
 """Sites inside attention, whose written-out form runs only where one of them is asked for."""
 Value = object
 """What a module takes or gives."""
@@ -194,7 +200,12 @@ class WriterSeam(Seam):
     """
 
     def __init__(
-        self, inner: Callable[..., Value], name: str, factor: float, middle: tuple[str, ...], norm: NormOf | None
+        self,
+        inner: Callable[..., Value],
+        name: str,
+        factor: float,
+        middle: tuple[str, ...],
+        norm: NormOf | None,
     ) -> None:
         super().__init__(inner)
         self.name, self.factor, self.middle, self.norm = name, factor, middle, norm
@@ -292,7 +303,11 @@ class EmbeddingSeam(Seam):
         assert value is not None
         value = value.expand(run.rows, *value.shape[-2:])
         new = visited(scope, self.name, value if self.factor == 1 else value * self.factor)
-        return with_first(out, new / self.factor if self.factor != 1 else new) if scope.alters(self.name) else out
+        return (
+            with_first(out, new / self.factor if self.factor != 1 else new)
+            if scope.alters(self.name)
+            else out
+        )
 
 
 class MixerSeam(Seam):
@@ -324,7 +339,10 @@ class SoftmaxMode(TorchFunctionMode):
         kwargs: Mapping[str, Value] | None = None,
     ) -> Value:
         named = dict(kwargs or {})
-        if func in _SOFTMAXES and (scores := given_to(args, {"hidden_states": named.get("input")})) is not None:
+        if (
+            func in _SOFTMAXES
+            and (scores := given_to(args, {"hidden_states": named.get("input")})) is not None
+        ):
             if scores.ndim == 4:
                 return self._softmax(scores, func, args, named)
         elif func in (torch.cat, torch.concat) and _joins_sink(args, named):
@@ -339,7 +357,9 @@ class SoftmaxMode(TorchFunctionMode):
             return scores
         low = torch.finfo(scores.dtype).min
         new = at(self.scope, "attn.hook_attn_scores", scores.masked_fill(scores <= low / 2, -torch.inf))
-        return new.masked_fill(new == -torch.inf, low) if self.scope.alters("attn.hook_attn_scores") else scores
+        return (
+            new.masked_fill(new == -torch.inf, low) if self.scope.alters("attn.hook_attn_scores") else scores
+        )
 
     def _softmax(
         self, scores: Tensor, func: Callable[..., Value], args: tuple[Value, ...], named: dict[str, Value]
@@ -362,7 +382,11 @@ _SOFTMAXES = (F.softmax, torch.softmax, Tensor.softmax)
 def _joins_sink(args: tuple[Value, ...], named: Mapping[str, Value]) -> bool:
     """Whether scores `[b h q k]` get one more column."""
     parts, dim = args[0] if args else None, named.get("dim", args[1] if len(args) > 1 else 0)
-    if not isinstance(parts, tuple | list) or len(parts) != 2 or not all(isinstance(p, Tensor) for p in parts):
+    if (
+        not isinstance(parts, tuple | list)
+        or len(parts) != 2
+        or not all(isinstance(p, Tensor) for p in parts)
+    ):
         return False
     scores, sink = parts
     return bool(dim in (-1, 3) and scores.ndim == sink.ndim == 4 and sink.shape[-1] == 1 < scores.shape[-2])

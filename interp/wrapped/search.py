@@ -236,7 +236,9 @@ def writers(calls: Mapping[str, Call], change: Float[Tensor, "b p d"]) -> dict[s
             value = call.gave.reshape(change.shape)
             if bool(value.any()) and not any(torch.equal(value, other) for other in shaped.values()):
                 shaped[path] = value
-    largest = max([change.abs().max(), *(v.abs().max() for v in shaped.values())], default=change.new_ones(()))
+    largest = max(
+        [change.abs().max(), *(v.abs().max() for v in shaped.values())], default=change.new_ones(())
+    )
     scale = float(largest) * EQUAL[change.dtype] * 4
     for size in (1, 2, 3):
         for chosen in itertools.combinations(shaped, size):
@@ -296,7 +298,9 @@ def named_writers(
     order = sorted(factors, key=lambda path: inner[path].order)
     base = {path: inner[path].gave for path in order}
     stream = call.given
-    noise = torch.randn(stream.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(stream)
+    noise = torch.randn(stream.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(
+        stream
+    )
     first = torch.zeros_like(stream)
     first[:, 0] = noise[:, 0]
     mixes = {}
@@ -326,7 +330,11 @@ def named_writers(
 
 
 def _middle(
-    block: nn.Module, call: Call, base: Mapping[str, Tensor | None], found: Mapping[str, Writer], noise: Tensor
+    block: nn.Module,
+    call: Call,
+    base: Mapping[str, Tensor | None],
+    found: Mapping[str, Writer],
+    noise: Tensor,
 ) -> tuple[str, ...]:
     """The writers before the MLP if it reads nothing but the sum of them and what entered the block, else none.
 
@@ -386,7 +394,10 @@ def explored_layer(
     factors = writers(inner, call.gave - call.given)
     seen = replace(noted[0], calls=len(noted)) if noted else None
     if factors is None:
-        return Layer(attended=seen, reasons={"hook_attn_out": "no modules were found whose outputs sum to what it adds"})
+        return Layer(
+            attended=seen,
+            reasons={"hook_attn_out": "no modules were found whose outputs sum to what it adds"},
+        )
     found, middle = named_writers(block, call, inner, factors)
     reasons: dict[str, str] = {}
     cores: dict[str, Tensor] = {}
@@ -399,7 +410,9 @@ def explored_layer(
             cores[name] = own.given
         else:
             cores[name] = own.gave
-    output = output_map(block, inner, cores["attn_out"].reshape(call.given.shape)) if "attn_out" in found else None
+    output = (
+        output_map(block, inner, cores["attn_out"].reshape(call.given.shape)) if "attn_out" in found else None
+    )
     mlp = output_map(block, inner, cores["mlp_out"].reshape(call.given.shape)) if "mlp_out" in found else None
     if output is None:
         reasons["attn.hook_z"] = "no linear map was found whose output is what mixing positions adds"
@@ -424,9 +437,7 @@ def fitted(target: Tensor, base: Tensor) -> float | None:
     return c if c > 0 and close(c * base, target, COMPUTED) else None
 
 
-def embeddings(
-    network: nn.Module, plan: Plan, calls: Calls, tokens: Int[Tensor, "b p"]
-) -> Plan:
+def embeddings(network: nn.Module, plan: Plan, calls: Calls, tokens: Int[Tensor, "b p"]) -> Plan:
     """The plan with the embeddings, where they were found to sum to what enters the first block."""
     start = calls[f"{plan.blocks}.0"][0]
     stream = start.given
@@ -435,7 +446,12 @@ def embeddings(
     weight = getattr(table, "weight", None)
     own = calls.get(path, [])
     assert stream is not None
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.shape[1] != stream.shape[-1] or len(own) != 1:
+    if (
+        not isinstance(weight, Tensor)
+        or weight.ndim != 2
+        or weight.shape[1] != stream.shape[-1]
+        or len(own) != 1
+    ):
         return plan
     rows, gave = weight[tokens], own[0].gave
     inside = None if gave is None else fitted(gave, rows)
@@ -480,7 +496,10 @@ def _places(
     for name, call in early.items():
         table = getattr(network.get_submodule(name), "weight", None)
         if name != embed and call.gave is not None and isinstance(table, Tensor) and table.ndim == 2:
-            if call.gave.shape[-2:] == rows.shape[-2:] and call.gave.numel() in (rows.numel(), rows[0].numel()):
+            if call.gave.shape[-2:] == rows.shape[-2:] and call.gave.numel() in (
+                rows.numel(),
+                rows[0].numel(),
+            ):
                 yield name, call.gave.reshape(-1, *rows.shape[1:])
 
 
@@ -494,7 +513,9 @@ def _offset(network: nn.Module, place: str | None, added: Tensor) -> int | None:
 
 def numbers(values: object) -> Iterator[float]:
     """Every positive number of a config."""
-    for value in values.values() if isinstance(values, Mapping) else values if isinstance(values, list) else ():
+    for value in (
+        values.values() if isinstance(values, Mapping) else values if isinstance(values, list) else ()
+    ):
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             yield float(value)
         elif isinstance(value, Mapping | list):
@@ -548,7 +569,9 @@ def explored(network: nn.Module, tokens: Int[Tensor, "b p"], original: str) -> t
     plan = Plan(blocks, in_tuple)
     count = len(network.get_submodule(blocks))  # type: ignore[arg-type]
     if logits.shape[:2] != tokens.shape:
-        raise UnknownNetwork(f"its output has shape {list(logits.shape)}, which is not a logit for each token")
+        raise UnknownNetwork(
+            f"its output has shape {list(logits.shape)}, which is not a logit for each token"
+        )
     noted = run.noted or []
     layers = tuple(
         explored_layer(network, plan, calls, i, noted[calls[f"{blocks}.{i}"][0].noted]) for i in range(count)
@@ -561,4 +584,3 @@ def explored(network: nn.Module, tokens: Int[Tensor, "b p"], original: str) -> t
     there, here = changed[f"{blocks}.0"][0].given, calls[f"{blocks}.0"][0].given
     assert there is not None and here is not None
     return replace(plan, pointwise_start=torch.equal(there[:, 1:], here[:, 1:])), logits
-
