@@ -246,7 +246,7 @@ def _inside(edit: Callable[..., Edit], generator: torch.Generator) -> Iterator[B
     """Edits inside attention: of queries, values, scores and pattern of head 1."""
 
     def shifted(x: Tensor, amount: float) -> Tensor:
-        return x + amount * torch.eye(x.shape[1])[1][:, None, None]
+        return x + amount * torch.eye(x.shape[1])[-1][:, None, None]
 
     def with_q(usual: Usual, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: object) -> Out:
         return usual(shifted(q, 0.5), k, v, mask, **more)
@@ -271,8 +271,8 @@ def _inside(edit: Callable[..., Edit], generator: torch.Generator) -> Iterator[B
         z = pattern @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
         return z.transpose(1, 2).contiguous(), None
 
-    yield ByHand(edit("attn.hook_rot_q", Add(0.5), head=1), attention=with_q)
-    yield ByHand(edit("attn.hook_v", Add(0.5), kv_head=1), attention=with_v)
+    yield ByHand(edit("attn.hook_rot_q", Add(0.5), head=-1), attention=with_q)
+    yield ByHand(edit("attn.hook_v", Add(0.5), kv_head=-1), attention=with_v)
     yield ByHand(edit("attn.hook_attn_scores", Add(3.0), head=1, key=0), attention=with_scores)
     yield ByHand(edit("attn.hook_pattern", Scale(0.5), head=1), attention=with_pattern)
 

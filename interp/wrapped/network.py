@@ -235,6 +235,8 @@ class Wrapped(Transformer):
         self.config, self.plan, self.original = config, plan, trees.original
         self.wrapped, self.watched = trees.plain, trees.watched
         self.edits, self.files, self.devices = (), (), None
+        self.leaking: list[int] | None = None
+        """While it is proven: the layers whose scores are used beside the softmax."""
         self.output, self.mlm_head, self.type_embed, self.score_bias = None, None, None, None
         self._accepted = frozenset(inspect.signature(trees.plain.forward).parameters)
         self.embed = self._table(plan.embed)
@@ -319,6 +321,7 @@ class Wrapped(Transformer):
         run = Running(
             self.original, tap, start, last if cache is None else None, len(tokens),
             entering=tokens if start else None, written_out=self._written_out(tap),
+            leaking=self.leaking,
         )  # fmt: skip
         stream = self._run(run, inputs, cache, tokens.shape[1])
         if tap is not None and tap.finished:

@@ -219,7 +219,7 @@ def _mixer(
         if bare and layer.output is not None and layer.z_width % heads[0] == 0:
             offered += ["attn.hook_z", "attn.hook_result"]
     seen = layer.attended
-    if seen is not None and seen.calls == seen.softmaxes == 1 and (seen.n_heads, seen.n_kv_heads) == heads:
+    if seen is not None and seen.explained and seen.calls == 1 and (seen.n_heads, seen.n_kv_heads) == heads:
         offered += list(HEADS)
     elif seen is None and layer.mixer:
         offered += list(HEADS[3:])
@@ -236,6 +236,8 @@ def _reasons(layer: Layer, registry: str, heads: tuple[int, int]) -> dict[str, s
     elif layer.attended.softmaxes != 1 or layer.attended.calls != 1:
         no_heads = f"it asks {layer.attended.calls} times for attention, whose written-out form takes "
         no_heads += f"{layer.attended.softmaxes} softmaxes over keys"
+    elif not layer.attended.explained:
+        no_heads = "its scores are used beside the softmax, or it gives something else than its pattern times the values"
     else:
         no_heads = "its heads are not as many as those of other layers" * (
             (layer.attended.n_heads, layer.attended.n_kv_heads) != heads
@@ -260,11 +262,15 @@ class _Proof:
 
     def sites(self) -> None:
         """Take away every site that does not hold, until a pass that reads all the others and those that edit do."""
+        self.model.leaking = []
         base = self._readable()
+        leaking, self.model.leaking = self.model.leaking, None
         if not close(base["logits"], self.logits, LOOSE):
             raise UnknownNetwork("it gives other logits when everything is read")
         if not close(self.model(self.tokens, Tap([Read("blocks.0.hook_resid_post")])), self.logits, LOOSE):
             raise UnknownNetwork("it gives other logits when its stream is read")
+        for layer in set(leaking):
+            self._drop(layer, HEADS[3:], "its scores are used beside the softmax")
         self._shapes(base)
         for layer in range(self.config.n_layers):
             self._laws(layer, base, edited=None)

@@ -51,6 +51,8 @@ class Attended:
     softmaxes: int
     """How many softmaxes over keys its written-out form takes; 0 where it has none."""
     calls: int = 1
+    explained: bool = False
+    """Whether what it gives is its pattern times the values, and whether a change of its scores is that of its mask."""
 
 
 @dataclass
@@ -76,6 +78,10 @@ class Running:
     """What it added, by sublayer."""
     final: Tensor | None = None
     """The stream that left the last block that ran."""
+    layer: int = 0
+    """The block at hand."""
+    leaking: list[int] | None = None
+    """The layers whose scores are used beside the softmax, while that is asked."""
     noted: list[Attended] | None = None
     """How attention was asked for, while a network is explored."""
 
@@ -163,7 +169,7 @@ class BlockSeam(Seam):
         if scope is not None:
             stream = visited(scope, "hook_resid_pre", stream)
             self._end_if(run, stream, done=scope.finished)
-        run.scope, run.stream, run.added = scope, stream, {}
+        run.scope, run.stream, run.added, run.layer = scope, stream, {}, self.layer
         args, kwargs = replaced(args, kwargs, stream)
         out = self.inner(*args, **kwargs)
         run.scope = None
@@ -317,8 +323,11 @@ class MixerSeam(Seam):
         scope = run.scope
         if scope is None or not scope.wants(*HEAD_SITES[3:]):
             return self.inner(*args, **kwargs)
-        with SoftmaxMode(scope):
-            return self.inner(*args, **kwargs)
+        with SoftmaxMode(scope, counts=run.leaking is not None) as mode:
+            out = self.inner(*args, **kwargs)
+        if run.leaking is not None and (mode.leaks or mode.count != 1):
+            run.leaking.append(run.layer)
+        return out
 
 
 class SoftmaxMode(TorchFunctionMode):
@@ -327,9 +336,14 @@ class SoftmaxMode(TorchFunctionMode):
     Where a column that is no token's is put beside the scores first (a sink), the scores are what stood there before.
     """
 
-    def __init__(self, scope: Scope | None) -> None:
+    def __init__(self, scope: Scope | None, shift: Tensor | None = None, *, counts: bool = False) -> None:
         super().__init__()
-        self.scope, self.count, self.sunk = scope, 0, False
+        self.scope, self.shift, self.count, self.sunk = scope, shift, 0, False
+        self.pattern: Tensor | None = None
+        self.seen: list[Tensor] | None = [] if counts else None
+        """Every `[b h q k]` that a function was given, while a network is explored."""
+        self.leaks = False
+        """Whether something else than the softmax was given the scores."""
 
     def __torch_function__(
         self,
@@ -339,6 +353,8 @@ class SoftmaxMode(TorchFunctionMode):
         kwargs: Mapping[str, Value] | None = None,
     ) -> Value:
         named = dict(kwargs or {})
+        if self.seen is not None:
+            self.seen += [x for x in (*args, *named.values()) if isinstance(x, Tensor) and x.ndim == 4]
         if (
             func in _SOFTMAXES
             and (scores := given_to(args, {"hidden_states": named.get("input")})) is not None
@@ -353,6 +369,8 @@ class SoftmaxMode(TorchFunctionMode):
 
     def _scores(self, scores: Tensor) -> Tensor:
         """Scores as a site has them, -inf where they are masked, and back."""
+        if self.shift is not None:
+            return scores + self.shift
         if self.scope is None or not self.scope.wants("attn.hook_attn_scores"):
             return scores
         low = torch.finfo(scores.dtype).min
@@ -365,11 +383,13 @@ class SoftmaxMode(TorchFunctionMode):
         self, scores: Tensor, func: Callable[..., Value], args: tuple[Value, ...], named: dict[str, Value]
     ) -> Tensor:
         self.count += 1
+        if self.seen is not None:
+            self.leaks = sum(each is scores for each in self.seen) > 1
         if not self.sunk:
             scores = self._scores(scores)
         dtype = torch.promote_types(scores.dtype, torch.float32)
         whole = F.softmax(scores, -1, dtype=dtype)
-        pattern = whole[..., :-1] if self.sunk else whole
+        pattern = self.pattern = whole[..., :-1] if self.sunk else whole
         if self.scope is not None and self.scope.wants("attn.hook_pattern"):
             pattern = visited(self.scope, "attn.hook_pattern", pattern.to(scores.dtype))
             whole = torch.cat((pattern, whole[..., -1:].to(pattern.dtype)), -1) if self.sunk else pattern
@@ -450,8 +470,31 @@ def attention(
     with SoftmaxMode(scope) as mode:
         out = written(module, q, k, v, mask, **options)
     if run.noted is not None:
-        run.noted.append(Attended(query.shape[1], key.shape[1], mode.count))
+        holds = mode.count == 1 and _explained(written, module, (q, k, v, mask), options, mode.pattern)
+        run.noted.append(Attended(query.shape[1], key.shape[1], mode.count, explained=holds))
     return out
+
+
+def _explained(
+    written: Callable[..., Value],
+    module: nn.Module,
+    given: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    options: Mapping[str, Value],
+    pattern: Tensor | None,
+) -> bool:
+    """Whether attention gives its pattern times the values, and takes a change of the softmax's input for one of its
+    mask: some networks use their scores twice.
+    """
+    q, k, v, mask = given
+    shift = torch.randn(*q.shape[:3], k.shape[2], generator=torch.Generator().manual_seed(13)).to(q)
+    with SoftmaxMode(None, shift):
+        ours = first_tensor(written(module, q, k, v, mask, **options))
+    theirs = first_tensor(written(module, q, k, v, shift if mask is None else mask + shift, **options))
+    plain = first_tensor(written(module, q, k, v, mask, **options))
+    assert ours is not None and theirs is not None and plain is not None and pattern is not None
+    moved = (pattern.to(v.dtype) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)).transpose(1, 2)
+    pairs = ((ours, theirs), (moved.reshape(plain.shape), plain))
+    return all(float((a - b).abs().max()) <= 1e-4 * float(b.abs().max()) for a, b in pairs)
 
 
 def eager_of(module: nn.Module) -> Callable[..., Value] | None:
