@@ -56,14 +56,18 @@ SIZES: Sizes = {
 }  # fmt: skip
 """What the fields of configs are set to, where a config has them."""
 LATENT: Sizes = {"head_dim": 8, "num_key_value_heads": 4}
+WITH_LATENTS = (
+    "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3",
+    "youtu", "bailing_hybrid",
+)  # fmt: skip
+OWN_KEYS: Sizes = {
+    "num_kv_shared_layers": 0, "layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2,
+}  # fmt: skip
 STATES: Sizes = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8}
 MORE: Mapping[str, Sizes] = {
-    **dict.fromkeys(["codegen", "gptj"], {"rotary_dim": 8}),
-    **dict.fromkeys(["mamba", "falcon_mamba"], {"state_size": 8, "time_step_rank": 8}),
-    **dict.fromkeys(
-        ["axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3", "youtu"],
-        LATENT,
-    ),
+    "codegen": {"rotary_dim": 8}, "gptj": {"rotary_dim": 8},
+    "mamba": {"state_size": 8, "time_step_rank": 8}, "falcon_mamba": {"state_size": 8, "time_step_rank": 8},
+    **dict.fromkeys(WITH_LATENTS, LATENT),
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 4},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 8, "chunk_size": 8},
     "zamba2": {
@@ -90,10 +94,7 @@ MORE: Mapping[str, Sizes] = {
         "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 8,
         "use_mamba_kernels": False,
     },
-    **dict.fromkeys(
-        ["gemma4_text", "gemma3n_text"],
-        {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2},
-    ),
+    "gemma4_text": OWN_KEYS, "gemma3n_text": OWN_KEYS,
     "recurrent_gemma": {"lru_width": 64, "block_types": ["recurrent", "attention"]},
     "rwkv": {"attention_hidden_size": 64}, "xlnet": {"d_head": 16, "d_inner": 96},
     "dots3_note_text": {"num_key_value_heads": 4}, "lfm2": {"block_ff_dim": 96},
@@ -165,14 +166,17 @@ def sizes(kind: str, base: transformers.PreTrainedConfig) -> Sizes:
         each = list(dict.fromkeys(layer_types))
         found["layer_types"] = [each[i % len(each)] for i in range(4)]
     for name in getattr(type(base), "sub_configs", {}):
-        if hasattr(part := getattr(base, name, None), "to_dict"):
+        if isinstance(part := getattr(base, name, None), transformers.PreTrainedConfig):
             found[name] = sizes(part.model_type, part)
     return found | MORE.get(kind, {})
 
 
 def tiny(kind: str, job: EveryDecoder = EveryDecoder(), **fields: object) -> transformers.PreTrainedModel:
-    """A small perturbed model of a type, in eval mode. Errors: whatever transformers raises, ValueError if it is large."""
-    made = CONFIG_MAPPING[kind]
+    """A small perturbed model of a type, in eval mode.
+
+    Errors: whatever transformers raises for its config; ValueError if it is large all the same.
+    """
+    made: Callable[..., transformers.PreTrainedConfig] = CONFIG_MAPPING[kind]
     try:
         base = sizes(kind, made())
     except Exception:  # some configs have no defaults
@@ -264,7 +268,7 @@ def _inside(edit: Callable[..., Edit], generator: torch.Generator) -> Iterator[B
     def with_pattern(
         usual: Usual, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: object
     ) -> Out:
-        out, pattern = usual(q, k, v, mask, **more)
+        _, pattern = usual(q, k, v, mask, **more)
         assert isinstance(pattern, Tensor)
         pattern = pattern.clone()
         pattern[:, 1] *= 0.5
@@ -325,7 +329,7 @@ def logits_by_hand(network: nn.Module, tokens: Tensor, by_hand: ByHand, attentio
     edited = copy.deepcopy(network)
     if by_hand.hook is not None:
         by_hand.hook(edited)
-        return edited(input_ids=tokens, use_cache=False).logits  # type: ignore[no-any-return]
+        return edited(input_ids=tokens, use_cache=False).logits
     change = by_hand.attention
     assert change is not None and attention is not None
     inside = {id(m) for m in edited.get_submodule(attention).modules()}
@@ -333,17 +337,17 @@ def logits_by_hand(network: nn.Module, tokens: Tensor, by_hand: ByHand, attentio
     def function(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: object
     ) -> Out:
-        eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward")
+        eager = sys.modules[type(module).__module__].eager_attention_forward
 
         def usual(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: object) -> Out:
-            return eager(module, q, k, v, mask, **more)  # type: ignore[no-any-return]
+            return eager(module, q, k, v, mask, **more)
 
         return change(usual, q, k, v, mask, **more) if id(module) in inside else usual(q, k, v, mask, **more)
 
     AttentionInterface.register("by_hand", function)
     AttentionMaskInterface.register("by_hand", eager_mask)
     edited.set_attn_implementation("by_hand")  # type: ignore[operator]
-    return edited(input_ids=tokens, use_cache=False).logits  # type: ignore[no-any-return]
+    return edited(input_ids=tokens, use_cache=False).logits
 
 
 @torch.no_grad()

@@ -21,8 +21,8 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.viewer import Viewable
 from interp.data.batch import Batch, Side
-from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.config import ModelConfig
+from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.sites import find, names
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer

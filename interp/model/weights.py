@@ -111,7 +111,9 @@ class Weights:
 
     @property
     def W_E(self) -> Float[Tensor, "v d"]:
-        """Token embedding."""
+        """Token embedding. AttributeError where no multiple of it enters the first block."""
+        if why := self.config.block.why_not("embed"):
+            raise AttributeError(f"this model has no known W_E: {why}")
         return self.model.embed.weight
 
     @property
@@ -145,7 +147,7 @@ class Weights:
     def final_beta(self) -> Float[Tensor, "d"]:
         """Beta of the final norm; zeros where there is none (RMSNorm, no norm)."""
         bias = self.model.ln_final.bias
-        return self.W_E.new_zeros(self.config.d_model) if bias is None else bias
+        return self.model.embed.weight.new_zeros(self.config.d_model) if bias is None else bias
 
     @property
     def W_Q(self) -> Float[Tensor, "l h d e"]:
@@ -215,7 +217,7 @@ class Weights:
     def kv_head(self) -> Int[Tensor, "h"]:
         """The key/value head that each query head reads: `h // (n_heads / n_kv_heads)`."""
         group = self.config.n_heads // self.config.kv_heads
-        return torch.arange(self.config.n_heads, device=self.W_E.device) // group
+        return torch.arange(self.config.n_heads, device=self.model.device) // group
 
     @property
     def OV(self) -> FactoredMatrix:

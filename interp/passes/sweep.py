@@ -210,10 +210,12 @@ def base_run(
     planned = dict.fromkeys(edit.site for edits in variants for edit in edits if edit.planned)
     seen = {site: Read(site) for site in dict.fromkeys([*planned, *(read.site for read in reads)])}
     tap = Tap([*entering.values(), *seen.values()], changes([(0, edit) for edit in common], 1, len(batch), 0))
-    n, cache = batch.tokens.shape[1], None
+    n = batch.tokens.shape[1]
+    cache: KVCache | None = None
     if config.causal and not config.stateful and batch.documents is None and not _turns_by_length(config, n):
-        cache = model.new_cache(len(batch), n)
-        assert isinstance(cache, KVCache)  # a network with a memory of its own is stateful
+        made = model.new_cache(len(batch), n)
+        assert isinstance(made, KVCache)  # a network with a memory of its own is stateful
+        cache = made
     final = model(
         batch.tokens, tap, stop=config.n_layers, keep=batch.keep, cache=cache, documents=batch.documents,
         types=batch.types, memory=batch.memory,

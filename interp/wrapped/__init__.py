@@ -2,6 +2,6 @@
 
 from interp.wrapped.network import Wrapped, WrappedCache
 from interp.wrapped.prove import wrap
-from interp.wrapped.search import UnknownNetwork
+from interp.wrapped.search import UnknownNetworkError
 
-__all__ = ["UnknownNetwork", "Wrapped", "WrappedCache", "wrap"]
+__all__ = ["UnknownNetworkError", "Wrapped", "WrappedCache", "wrap"]

@@ -19,11 +19,10 @@ from interp.model.attention import Attention, Layout, Memory, picked
 from interp.model.block import Block
 from interp.model.config import ModelConfig
 from interp.model.kv_cache import Past
-from interp.model.norm import Normalize, NoNorm
+from interp.model.norm import NoNorm, Normalize
 from interp.model.tap import Tap
 from interp.model.transformer import Transformer, check_extras, check_pass
 from interp.wrapped.records import WrappedBlock
-from interp.wrapped.search import Plan
 from interp.wrapped.seams import (
     ATTENTION,
     HEAD_SITES,
@@ -40,6 +39,7 @@ from interp.wrapped.seams import (
     WriterSeam,
     register,
 )
+from interp.wrapped.search import Plan
 
 PASTS = ("past_key_values", "cache_params", "state")
 """What networks call the memory of the tokens before."""
@@ -249,16 +249,20 @@ class Wrapped(Transformer):
 
     def _table(self, path: str | None) -> nn.Embedding:
         """A table of embeddings, on the network's parameter; that of the tokens, if none was proven to be added."""
-        module = self.wrapped.get_input_embeddings() if path is None else self.wrapped.get_submodule(path)  # type: ignore[operator]
-        made = nn.Embedding(*module.weight.shape, device="meta")
-        made.weight = module.weight
+        module = self.wrapped.get_submodule(path) if path is not None else self.wrapped.get_input_embeddings()  # type: ignore[operator]
+        weight = module.get_parameter("weight")
+        made = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
+        made.weight = weight
         return made
 
     def _linear(self, path: str | None) -> nn.Linear:
         assert path is not None
         module = self.wrapped.get_submodule(path)
-        made = nn.Linear(*module.weight.shape[::-1], bias=module.bias is not None, device="meta")
-        made.weight, made.bias = module.weight, module.bias
+        weight, bias = module.get_parameter("weight"), getattr(module, "bias", None)
+        made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+        made.weight = weight
+        if isinstance(bias, nn.Parameter):
+            made.bias = bias
         return made
 
     def _norm(self, path: str | None, config: ModelConfig, name: str) -> Normalize:
@@ -426,7 +430,7 @@ class Wrapped(Transformer):
         if cache is not None and not isinstance(cache, WrappedCache):
             raise ValueError("a wrapped network has a cache of its own: model.new_cache(rows, n_max)")
 
-    def new_cache(self, rows: int, n_max: int) -> WrappedCache:  # type: ignore[override]
+    def new_cache(self, rows: int, n_max: int) -> WrappedCache:
         """Room for the tokens of a continued text: the network's own memory, empty."""
         return WrappedCache(rows, n_max)
 

@@ -16,14 +16,14 @@ from einops import einsum
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from interp.model.config import Learned, ModelConfig, NoPosition
+from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.sites import names
 from interp.model.tap import Read, Tap
+from interp.wrapped.claims import HEADS, claimed, settings
 from interp.wrapped.network import Trees, Wrapped, copied, trees_of
-from interp.wrapped.records import WrappedBlock, WrappedMixer, WrappedMLP
-from interp.wrapped.search import COMPUTED, Layer, Plan, UnknownNetwork, close, explored, fitted, numbers
-from interp.wrapped.seams import eager_of
+from interp.wrapped.records import WrappedBlock, WrappedMixer
+from interp.wrapped.search import COMPUTED, Plan, UnknownNetworkError, close, explored, fitted, numbers
 
 SUMS, LOOSE = 1e-5, 1e-4
 """Allowed between sums of sites, and between whole passes computed in two ways (of float32, relative)."""
@@ -31,7 +31,6 @@ SLOPE = 5e-2
 """Allowed between a gradient and a difference of two passes in float32."""
 MOST_STARTS = 6
 """Blocks at which a later start is tried."""
-HEADS = ("attn.hook_rot_q", "attn.hook_rot_k", "attn.hook_v", "attn.hook_attn_scores", "attn.hook_pattern")
 EMBEDDED = ("hook_embed", "hook_pos_embed")
 NORMS = {"attn_out": "ln1_post", "mlp_out": "ln2_post"}
 """The norm of what a sublayer adds."""
@@ -41,7 +40,7 @@ Reads = tuple[Read, ...]
 
 def some_tokens(network: nn.Module, rows: int = 2, n: int = 7) -> Int[Tensor, "b p"]:
     """Random tokens of the network's vocabulary."""
-    vocabulary = network.get_input_embeddings().weight.shape[0]  # type: ignore[operator, union-attr]
+    vocabulary = network.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     drawn = torch.randint(0, vocabulary, (rows, n), generator=torch.Generator().manual_seed(11))
     return drawn.to(next(network.parameters()).device)
 
@@ -68,9 +67,11 @@ def _check(network: nn.Module) -> None:
     if config is None or not hasattr(network, "get_output_embeddings"):
         raise ValueError(f"a Hugging Face model with a config is required, got {type(network).__name__}")
     if getattr(config, "is_encoder_decoder", False):
-        raise UnknownNetwork(f"{type(network).__name__} is an encoder-decoder: only decoders are wrapped")
+        raise UnknownNetworkError(
+            f"{type(network).__name__} is an encoder-decoder: only decoders are wrapped"
+        )
     if network.get_output_embeddings() is None:  # type: ignore[operator]
-        raise UnknownNetwork(f"{type(network).__name__} gives no logits of tokens")
+        raise UnknownNetworkError(f"{type(network).__name__} gives no logits of tokens")
 
 
 def _proven(plain: nn.Module) -> tuple[ModelConfig, Plan, bool]:
@@ -80,13 +81,13 @@ def _proven(plain: nn.Module) -> tuple[ModelConfig, Plan, bool]:
     other = tokens.clone()
     other[:, -1] = (other[:, -1] + 1) % int(tokens.max() + 1)
     if not close(plain(input_ids=other, use_cache=False).logits[:, :-1], logits[:, :-1], LOOSE):
-        raise UnknownNetwork("its logits depend on later tokens: only causal decoders are wrapped")
+        raise UnknownNetworkError("its logits depend on later tokens: only causal decoders are wrapped")
     why = ""
     for registry in (True, False):
         trees = trees_of(plain, registry=registry)
         try:
             plan, found = explored(trees.watched, tokens, trees.original)
-        except UnknownNetwork:
+        except UnknownNetworkError:
             raise
         except Exception as failed:
             if not registry:
@@ -97,154 +98,13 @@ def _proven(plain: nn.Module) -> tuple[ModelConfig, Plan, bool]:
             break
         why = "attention through the registry gives other logits"
     else:
-        raise UnknownNetwork("it gives other logits when it is watched")
+        raise UnknownNetworkError("it gives other logits when it is watched")
     if plan.head is None:
-        raise UnknownNetwork(plan.reasons["ln_final.hook_scale"])
-    proof = _Proof(trees, plan, _config(trees, plan, why), tokens, logits)
+        raise UnknownNetworkError(plan.reasons["ln_final.hook_scale"])
+    proof = _Proof(trees, plan, claimed(trees, plan, why), tokens, logits)
     proof.sites()
     proof.options()
     return proof.config, plan, registry
-
-
-# --- what is to be proven -------------------------------------------------------------------------------------------
-
-
-def _config(trees: Trees, plan: Plan, registry: str) -> ModelConfig:
-    """The config with everything that was found, before any of it is proven."""
-    theirs = (
-        trees.plain.config.get_text_config()
-        if hasattr(trees.plain.config, "get_text_config")
-        else trees.plain.config
-    )
-    embedding, head = (
-        trees.plain.get_input_embeddings().weight,
-        trees.plain.get_submodule(plan.head or "").weight,
-    )  # type: ignore[operator, union-attr]
-    added = tuple(sorted({n for layer in plan.layers for n in layer.writers}, key=_order(plan)))
-    with_mlp = [layer for layer in plan.layers if "mlp_out" in layer.writers]
-    middles = {layer.middle for layer in with_mlp}
-    before = middles.pop() if len(middles) == 1 else ()
-    sandwich = plan.norm is not None and bool(with_mlp) and all(
-        w.norm == plan.norm for layer in plan.layers for n, w in layer.writers.items() if n != "more_out"
-    )  # fmt: skip
-    heads = _heads(plan, theirs)
-    widths = [layer.z_width for layer in plan.layers if layer.z_width]
-    factors = tuple(_factor(plan, name) for name in added)
-    n_ctx = _context(theirs, trees.plain, plan)
-    mixers = tuple(_mixer(plan, layer, heads, before, sandwich) for layer in plan.layers)
-    refused = [
-        (f"blocks.{i}.{site}", why)
-        for i, layer in enumerate(plan.layers)
-        for site, why in _reasons(layer, registry, heads).items()
-    ]
-    outside = [
-        "hook_embed", *["hook_pos_embed"] * (plan.place is not None),
-        *["ln_embed.hook_scale", "ln_embed.hook_normalized"] * (plan.embed_norm is not None),
-        "ln_final.hook_scale", "ln_final.hook_normalized", "unembed.hook_out", "unembed.hook_uncapped",
-    ]  # fmt: skip
-    refused.append(
-        ("matrices", "of a wrapped network queries, keys and values are known, their matrices are not")
-    )
-    if plan.embed is None:
-        if not plan.pointwise_start:
-            raise UnknownNetwork(
-                "what enters its first block mixes positions: blocks before it were not found"
-            )
-        refused.append(
-            ("embed", "what enters the first block is not a factor times rows of the embedding matrix")
-        )
-    return ModelConfig(
-        n_layers=len(plan.layers), d_model=embedding.shape[1], n_heads=heads[0], n_kv_heads=heads[1],
-        n_ctx=n_ctx, d_vocab=embedding.shape[0],
-        d_head=max(1, (widths[0] if widths else embedding.shape[1]) // heads[0]),
-        mlp=WrappedMLP(
-            next((layer.mlp_width for layer in with_mlp if layer.mlp_width), 0),
-            any(layer.writers["mlp_out"].mixes for layer in with_mlp),
-        ) if with_mlp else None,
-        mixer=mixers, position=NoPosition() if plan.place is None else Learned(plan.place_offset),
-        norm=plan.norm, norm_place="sandwich" if sandwich else "pre",
-        parallel=bool(with_mlp) and not before and not sandwich, embed_scale=plan.embed_scale,
-        embed_norm=plan.embed_norm is not None,
-        block=WrappedBlock(added, before, factors, tuple(outside), tuple(refused)),
-        d_vocab_out=head.shape[0] if head.shape[0] != embedding.shape[0] else None,
-        unembed_bias=getattr(trees.plain.get_submodule(plan.head or ""), "bias", None) is not None,
-        tied=head is embedding, logit_scale=plan.logit_scale, logit_softcap=plan.softcap,
-    )  # fmt: skip
-
-
-def _order(plan: Plan) -> Callable[[str], int]:
-    """The place of a sublayer in the block that has most of them."""
-    longest = list(max(plan.layers, key=lambda layer: len(layer.writers)).writers)
-    return lambda name: longest.index(name) if name in longest else len(longest)
-
-
-def _factor(plan: Plan, name: str) -> float:
-    return next(layer.writers[name].factor for layer in plan.layers if name in layer.writers)
-
-
-def _heads(plan: Plan, theirs: object) -> tuple[int, int]:
-    """How many heads and key/value heads there are: as attention was seen to have, else as the config says."""
-    for layer in plan.layers:
-        if (seen := layer.attended) is not None and seen.n_heads % seen.n_kv_heads == 0:
-            return seen.n_heads, seen.n_kv_heads
-    named = (getattr(theirs, name, None) for name in ("num_attention_heads", "num_heads", "n_heads"))
-    count = next((n for n in named if isinstance(n, int) and n > 0), 1)
-    return count, count
-
-
-def _context(theirs: object, network: nn.Module, plan: Plan) -> int:
-    if plan.place is not None:
-        return int(network.get_parameter(f"{plan.place}.weight").shape[0]) - plan.place_offset
-    wanted = ("max_position_embeddings", "max_seq_len", "seq_length", "max_sequence_length")
-    named = (getattr(theirs, name, None) for name in wanted)
-    return next((n for n in named if isinstance(n, int) and n > 0), 2**20)
-
-
-def _mixer(
-    plan: Plan, layer: Layer, heads: tuple[int, int], before: tuple[str, ...], sandwich: bool
-) -> WrappedMixer:
-    """What is to be proven of one block."""
-    offered = ["hook_resid_pre", "hook_resid_post"]
-    same = all(abs(w.factor / _factor(plan, n) - 1) < 1e-6 for n, w in layer.writers.items())
-    if same:
-        offered += [f"hook_{name}" for name in layer.writers]
-        offered += ["hook_resid_mid"] if before and layer.middle == before else []
-        if sandwich:
-            offered += [f"{ln}.hook_{x}" for ln in ("ln1_post", "ln2_post") for x in ("scale", "normalized")]
-        bare = (
-            layer.writers
-            and ("attn_out" in layer.writers)
-            and (sandwich or layer.writers["attn_out"].norm is None)
-        )
-        if bare and layer.output is not None and layer.z_width % heads[0] == 0:
-            offered += ["attn.hook_z", "attn.hook_result"]
-    seen = layer.attended
-    if seen is not None and seen.explained and seen.calls == 1 and (seen.n_heads, seen.n_kv_heads) == heads:
-        offered += list(HEADS)
-    elif seen is None and layer.mixer:
-        offered += list(HEADS[3:])
-    return WrappedMixer(tuple(offered))
-
-
-def _reasons(layer: Layer, registry: str, heads: tuple[int, int]) -> dict[str, str]:
-    found = dict(layer.reasons)
-    no_heads = ""
-    if registry:
-        no_heads = registry
-    elif layer.attended is None:
-        no_heads = "what mixes positions here asks no attention of the registry"
-    elif layer.attended.softmaxes != 1 or layer.attended.calls != 1:
-        no_heads = f"it asks {layer.attended.calls} times for attention, whose written-out form takes "
-        no_heads += f"{layer.attended.softmaxes} softmaxes over keys"
-    elif not layer.attended.explained:
-        no_heads = "its scores are used beside the softmax, or it gives something else than its pattern times the values"
-    else:
-        no_heads = "its heads are not as many as those of other layers" * (
-            (layer.attended.n_heads, layer.attended.n_kv_heads) != heads
-        )
-    if no_heads:
-        found |= dict.fromkeys(HEADS, no_heads)
-    return found
 
 
 # --- the proof ------------------------------------------------------------------------------------------------------
@@ -258,7 +118,11 @@ class _Proof:
     ) -> None:
         self.plan, self.config, self.tokens, self.logits = plan, config, tokens, logits
         self.model = Wrapped(trees, plan, config)
-        self.numbers = list(dict.fromkeys(numbers(trees.plain.config.to_dict())))
+        self.numbers = list(dict.fromkeys(numbers(settings(trees.plain).to_dict())))
+        self._sinks: dict[int, Tensor] = {}
+        self._sums: dict[int, bool] = {}
+        """Of every layer, whether z was the pattern times the values when nothing was edited."""
+        self._scales: dict[tuple[int, float | None], float] = {}
 
     def sites(self) -> None:
         """Take away every site that does not hold, until a pass that reads all the others and those that edit do."""
@@ -266,9 +130,9 @@ class _Proof:
         base = self._readable()
         leaking, self.model.leaking = self.model.leaking, None
         if not close(base["logits"], self.logits, LOOSE):
-            raise UnknownNetwork("it gives other logits when everything is read")
+            raise UnknownNetworkError("it gives other logits when everything is read")
         if not close(self.model(self.tokens, Tap([Read("blocks.0.hook_resid_post")])), self.logits, LOOSE):
-            raise UnknownNetwork("it gives other logits when its stream is read")
+            raise UnknownNetworkError("it gives other logits when its stream is read")
         for layer in set(leaking):
             self._drop(layer, HEADS[3:], "its scores are used beside the softmax")
         self._shapes(base)
@@ -315,7 +179,7 @@ class _Proof:
                 self._drop(layer, sites, "a pass that reads it fails")
             seen = self._passed()
         if seen is None:
-            raise UnknownNetwork("a pass that reads its stream fails")
+            raise UnknownNetworkError("a pass that reads its stream fails")
         return seen
 
     def _shapes(self, base: Values) -> None:
@@ -337,7 +201,7 @@ class _Proof:
     def _laws(self, layer: int, seen: Values, *, edited: str | None) -> None:
         """Compare every site with what it follows from, the edited one excepted; drop what does not agree."""
         for target, sites, holds in list(self._identities(layer, seen)):
-            if target == edited or target not in self._mixers[layer].offered and target != "stream":
+            if target == edited or (target not in self._mixers[layer].offered and target != "stream"):
                 continue
             if not holds():
                 under = "" if edited is None else f" once {edited} is edited"
@@ -492,7 +356,8 @@ class _Proof:
         options: dict[str, Callable[[Reads], bool]] = {
             "start": self._starts, "left padding": partial(self._padded, left=True),
             "right padding": partial(self._padded, left=False), "documents": self._packed,
-            "cache": partial(self._stepwise, padded=False), "cache of padded rows": partial(self._stepwise, padded=True),
+            "cache": partial(self._stepwise, padded=False),
+            "cache of padded rows": partial(self._stepwise, padded=True),
         }  # fmt: skip
         for name, holds in options.items():
             try:
@@ -591,18 +456,6 @@ class _Proof:
     def _mixers(self) -> tuple[WrappedMixer, ...]:
         return self.config.mixers  # type: ignore[return-value]
 
-    @property
-    def _sinks(self) -> dict[int, Tensor]:
-        return self.__dict__.setdefault("sinks", {})  # type: ignore[no-any-return]
-
-    @property
-    def _sums(self) -> dict[int, bool]:
-        return self.__dict__.setdefault("sums", {})  # type: ignore[no-any-return]
-
-    @property
-    def _scales(self) -> dict[tuple[int, float | None], float]:
-        return self.__dict__.setdefault("scales", {})  # type: ignore[no-any-return]
-
     def _passed(self, edits: Sequence[Edit] = ()) -> dict[str, Tensor] | None:
         """Every site of a pass under these edits, and its logits; None if the network fails."""
         tap = Tap([Read(name) for name in names(self.config, on_demand=True)], edits)
@@ -655,6 +508,3 @@ def _changed(kind: str) -> Callable[[Tensor], Tensor]:
         return cells + (noise - 0.5) * finite.square().mean().sqrt()
 
     return change
-
-
-__all__ = ["eager_of", "wrap"]

@@ -138,6 +138,7 @@ class Seam:
         self.inner = inner
 
     def __call__(self, *args: Value, **kwargs: Value) -> Value:
+        """What the module gives: its own, or what the pass under way makes of it."""
         run = RUNNING.get()
         if run is None:
             return self.inner(*args, **kwargs)
@@ -156,6 +157,7 @@ class BlockSeam(Seam):
         self.layer, self.in_tuple, self.embeds = layer, in_tuple, embeds
 
     def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """What the module gives in this pass."""
         stream = given_to(args, kwargs)
         assert stream is not None
         if run.stop == 0:
@@ -217,6 +219,7 @@ class WriterSeam(Seam):
         self.name, self.factor, self.middle, self.norm = name, factor, middle, norm
 
     def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """What the module gives in this pass."""
         scope, part = run.scope, {"attn_out": "ln1_post", "mlp_out": "ln2_post"}.get(self.name, "")
         scale, normalized = f"{part}.hook_scale", f"{part}.hook_normalized"
         wants_mid = scope is not None and self.name in self.middle and scope.wants("hook_resid_mid")
@@ -250,6 +253,7 @@ class NormSeam(Seam):
         self.name, self.norm = name, norm
 
     def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """What the module gives in this pass."""
         scope, out = run.outside(), self.inner(*args, **kwargs)
         if scope is None:
             return out
@@ -278,6 +282,7 @@ class OutputSeam(Seam):
         self.n_heads, self.weights = n_heads, weights
 
     def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """What the module gives in this pass."""
         scope, given = run.scope, given_to(args, kwargs)
         if scope is None or not scope.wants("attn.hook_z", "attn.hook_result"):
             return self.inner(*args, **kwargs)
@@ -302,6 +307,7 @@ class EmbeddingSeam(Seam):
         self.name, self.factor = name, factor
 
     def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """What the module gives in this pass."""
         scope, out = run.outside(), self.inner(*args, **kwargs)
         if scope is None or not scope.wants(self.name):
             return out
@@ -320,12 +326,13 @@ class MixerSeam(Seam):
     """What mixes positions, where its attention is its own code rather than an entry of the registry."""
 
     def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """What the module gives in this pass."""
         scope = run.scope
         if scope is None or not scope.wants(*HEAD_SITES[3:]):
             return self.inner(*args, **kwargs)
         with SoftmaxMode(scope, counts=run.leaking is not None) as mode:
             out = self.inner(*args, **kwargs)
-        if run.leaking is not None and (mode.leaks or mode.count != 1):
+        if run.leaking is not None and (mode.leaks or mode.count > 1):
             run.leaking.append(run.layer)
         return out
 
@@ -364,7 +371,7 @@ class SoftmaxMode(TorchFunctionMode):
         elif func in (torch.cat, torch.concat) and _joins_sink(args, named):
             parts: Sequence[Tensor] = args[0]  # type: ignore[assignment]
             self.sunk = True
-            return func([self._scores(parts[0]), *parts[1:]], *args[1:], **named)
+            return torch.cat([self._scores(parts[0]), *parts[1:]], -1)
         return func(*args, **named)
 
     def _scores(self, scores: Tensor) -> Tensor:
@@ -502,7 +509,7 @@ def eager_of(module: nn.Module) -> Callable[..., Value] | None:
     for kind in type(module).__mro__:
         found = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
         if found is not None:
-            return found  # type: ignore[no-any-return]
+            return found
     return None
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.model.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from interp.model.norm import LayerNorm, NoNorm, Norm, Normalize, RMSNorm
 from interp.wrapped.seams import (
     RUNNING,
     Attended,
@@ -111,7 +111,7 @@ class Plan:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-class UnknownNetwork(ValueError):
+class UnknownNetworkError(ValueError):
     """A network whose residual stream was not found; the message says what was looked for."""
 
 
@@ -153,8 +153,8 @@ def recorded(
         return hook
 
     for path, module in network.named_modules():
-        handles.append(module.register_forward_pre_hook(keep(path), with_kwargs=True))  # type: ignore[arg-type]
-        handles.append(module.register_forward_hook(note(path), with_kwargs=True))  # type: ignore[arg-type]
+        handles.append(module.register_forward_pre_hook(keep(path), with_kwargs=True))
+        handles.append(module.register_forward_hook(note(path), with_kwargs=True))
     token = RUNNING.set(run)
     try:
         output = network(input_ids=tokens, use_cache=False, **inputs)
@@ -168,7 +168,7 @@ def recorded(
 def found_blocks(network: nn.Module, calls: Calls, shape: Sequence[int]) -> tuple[str, bool]:
     """The list of modules each of which is given what the one before gave, and whether they give tuples.
 
-    Errors: UnknownNetwork where there is none.
+    Errors: UnknownNetworkError where there is none.
     """
     lists = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.ModuleList) and len(m)]
     for name, members in sorted(lists, key=lambda pair: (pair[0].count("."), -len(pair[1]))):
@@ -183,7 +183,7 @@ def found_blocks(network: nn.Module, calls: Calls, shape: Sequence[int]) -> tupl
         )  # fmt: skip
         if streams and all(torch.equal(a.gave, b.given) for a, b in itertools.pairwise(chain)):  # type: ignore[arg-type]
             return name, chain[0].in_tuple
-    raise UnknownNetwork(
+    raise UnknownNetworkError(
         "no list of blocks was found of which each is given the residual stream [batch, pos, d_model] that the one "
         "before gave"
     )
@@ -216,9 +216,7 @@ def norm_of(module: nn.Module, given: Tensor, gave: Tensor) -> Norm | None:
     return None
 
 
-def _plain(kind: Norm, like: Tensor) -> nn.Module:
-    from interp.model.norm import Normalize
-
+def _plain(kind: Norm, like: Tensor) -> Normalize:
     return Normalize(kind, like.shape[-1], "norm").to(like)
 
 
@@ -479,13 +477,14 @@ def embeddings(network: nn.Module, plan: Plan, calls: Calls, tokens: Int[Tensor,
 def _before_norm(
     network: nn.Module, early: Mapping[str, Call], stream: Tensor, kind: Norm
 ) -> Iterator[tuple[Tensor, str | None]]:
-    """What may be a sum of embeddings: the stream itself, or the input of a norm (of the final one's kind) that gave it."""
+    """What may be a sum of embeddings: the stream itself, or the input of a norm of the final one's kind."""
     yield stream, None
     for name, call in early.items():
-        same = call.gave is not None and call.gave.shape == stream.shape and torch.equal(call.gave, stream)
-        if same and call.given is not None and call.given.shape == stream.shape:
-            if norm_of(network.get_submodule(name), call.given, stream) == kind:
-                yield call.given, name
+        if call.given is None or call.gave is None or call.given.shape != stream.shape:
+            continue
+        same = call.gave.shape == stream.shape and torch.equal(call.gave, stream)
+        if same and norm_of(network.get_submodule(name), call.given, stream) == kind:
+            yield call.given, name
 
 
 def _places(
@@ -495,12 +494,10 @@ def _places(
     yield None, torch.zeros_like(rows[:1])
     for name, call in early.items():
         table = getattr(network.get_submodule(name), "weight", None)
-        if name != embed and call.gave is not None and isinstance(table, Tensor) and table.ndim == 2:
-            if call.gave.shape[-2:] == rows.shape[-2:] and call.gave.numel() in (
-                rows.numel(),
-                rows[0].numel(),
-            ):
-                yield name, call.gave.reshape(-1, *rows.shape[1:])
+        if name == embed or call.gave is None or not isinstance(table, Tensor) or table.ndim != 2:
+            continue
+        if call.gave.shape[-2:] == rows.shape[-2:] and call.gave.numel() in (rows.numel(), rows[0].numel()):
+            yield name, call.gave.reshape(-1, *rows.shape[1:])
 
 
 def _offset(network: nn.Module, place: str | None, added: Tensor) -> int | None:
@@ -562,14 +559,14 @@ def _final_norms(
 
 @torch.no_grad()
 def explored(network: nn.Module, tokens: Int[Tensor, "b p"], original: str) -> tuple[Plan, Tensor]:
-    """What was found of a network, and its logits. Errors: UnknownNetwork where it has no list of blocks."""
+    """What was found of a network, and its logits. Errors: UnknownNetworkError where it has no list of blocks."""
     run = Running(original, written_out=True, noted=[])
     calls, logits = recorded(network, tokens, run)
     blocks, in_tuple = found_blocks(network, calls, tokens.shape)
     plan = Plan(blocks, in_tuple)
     count = len(network.get_submodule(blocks))  # type: ignore[arg-type]
     if logits.shape[:2] != tokens.shape:
-        raise UnknownNetwork(
+        raise UnknownNetworkError(
             f"its output has shape {list(logits.shape)}, which is not a logit for each token"
         )
     noted = run.noted or []

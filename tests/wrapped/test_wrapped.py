@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from experiments.every_decoder import compared, tiny
 from interp import verify
+from interp.data.batch import Batch
 from interp.families import from_hf_model
 from interp.model import sites
 from interp.model.edits import Edit, Scale, Zero
 from interp.model.tap import Read, Tap
 from interp.passes.generate import generate
 from interp.passes.observe import observe
-from interp.data.batch import Batch
-from interp.wrapped import UnknownNetwork, wrap
+from interp.wrapped import UnknownNetworkError, wrap
 from tests.loops import over
 from tests.tolerances import assert_close
 from tests.wrapped.wrapping import KINDS, network, tokens, wrapped
@@ -115,9 +115,9 @@ def test_what_was_not_proven_is_refused_by_name_with_the_reason() -> None:
         Tap([Read("blocks.0.attn.hook_v")]).open(wrapped("falcon").config, 0, None)
     with pytest.raises(AttributeError, match="W_V of layer 1 was not proven"):
         wrapped("cohere").block(1).attn.part("v")
-    with pytest.raises(UnknownNetwork, match="each is given the residual stream"):
+    with pytest.raises(UnknownNetworkError, match="each is given the residual stream"):
         wrap(network("deepseek_v4"))
-    with pytest.raises(UnknownNetwork, match="depend on later tokens"):
+    with pytest.raises(UnknownNetworkError, match="depend on later tokens"):
         wrap(network("xlm"))
 
 
