@@ -23,12 +23,15 @@ from interp.model.tap import Read, Tap
 from interp.wrapped.claims import HEADS, claimed, settings
 from interp.wrapped.network import Trees, Wrapped, copied, trees_of
 from interp.wrapped.records import WrappedBlock, WrappedMixer
+from interp.wrapped.seams import Value, first_tensor, given_to, replaced, with_first
 from interp.wrapped.search import COMPUTED, Plan, UnknownNetworkError, close, explored, fitted, numbers
 
 SUMS, LOOSE = 1e-5, 1e-4
 """Allowed between sums of sites, and between whole passes computed in two ways (of float32, relative)."""
-SLOPE = 5e-2
-"""Allowed between a gradient and a difference of two passes in float32."""
+GRADIENT = 1e-3
+"""Allowed between two gradients of float32, relative."""
+_HOOKED = ("hook_resid_pre", "hook_attn_out", "hook_mlp_out", "hook_more_out", "attn.hook_z")
+"""The sites where an ordinary hook on the network's modules stands at the same tensor."""
 MOST_STARTS = 6
 """Blocks at which a later start is tried."""
 EMBEDDED = ("hook_embed", "hook_pos_embed")
@@ -116,7 +119,8 @@ class _Proof:
     def __init__(
         self, trees: Trees, plan: Plan, config: ModelConfig, tokens: Int[Tensor, "b p"], logits: Tensor
     ) -> None:
-        self.plan, self.config, self.tokens, self.logits = plan, config, tokens, logits
+        self.trees, self.plan, self.config = trees, plan, config
+        self.tokens, self.logits = tokens, logits
         self.model = Wrapped(trees, plan, config)
         self.numbers = list(dict.fromkeys(numbers(settings(trees.plain).to_dict())))
         self._sinks: dict[int, Tensor] = {}
@@ -366,8 +370,16 @@ class _Proof:
                 why = f"the network fails with it ({type(failed).__name__}: {str(failed)[:80]})"
             if why:
                 self._refuse(name, why)
-        if not self._slopes():
-            self._refuse("gradients", "differences of two passes were measured to be others")
+        try:
+            why = (
+                ""
+                if self._differentiates()
+                else "autograd on the network's own code was measured to give others"
+            )
+        except RuntimeError as failed:
+            why = f"it has none ({str(failed)[:80]})"
+        if why:
+            self._refuse("gradients", why)
 
     @property
     def _last_sites(self) -> Reads:
@@ -421,34 +433,84 @@ class _Proof:
         return close(torch.cat(found, 1)[keep], whole[keep], LOOSE)
 
     @torch.enable_grad()
-    def _slopes(self) -> bool:
-        """Whether gradients at the stream are the differences that small changes of it make."""
+    def _differentiates(self) -> bool:
+        """Whether gradients are autograd's on the network itself, and those of scores and pattern follow from z's."""
         generator = torch.Generator().manual_seed(5)
         probe = torch.randn(self.logits.shape, generator=generator).to(self.logits)
-        for kind in ("hook_resid_pre", "hook_attn_out", "attn.hook_z", "attn.hook_pattern"):
-            layers = [i for i, m in enumerate(self._mixers) if kind in m.offered]
-            if not layers:
-                continue
-            reads = [Read(f"blocks.{i}.{kind}", grad=True) for i in layers]
-            tap = Tap(reads)
-            value = (self.model(self.tokens, tap) * probe).sum()
-            grads = torch.autograd.grad(value, [tap.live[r] for r in reads])
-            steps = [torch.randn(g.shape, generator=generator).to(g) for g in grads]
-            expected = sum(float((g * s).sum()) for g, s in zip(grads, steps, strict=True))
-            size = 1e-3 * float(tap.live[reads[0]].detach().abs().mean()) + 1e-6
-            ends = [self._moved_by(reads, steps, sign * size, probe) for sign in (1, -1)]
-            slope, bound = (ends[0] - ends[1]) / (2 * size), sum(float((g * g).sum()) for g in grads) ** 0.5
-            if not abs(slope - expected) <= SLOPE * max(abs(expected), bound):
-                return False
-        return True
+        offered = [f"blocks.{i}.{site}" for i, mixer in enumerate(self._mixers) for site in mixer.offered]
+        wanted = [n for n in offered if n.endswith((*_HOOKED, *HEADS[2:])) and "result" not in n]
+        reads = [Read(name, grad=True) for name in wanted]
+        tap = Tap([*reads, *(Read(name) for name in wanted)])
+        found = torch.autograd.grad(
+            (self.model(self.tokens, tap) * probe).sum(), [tap.live[r] for r in reads]
+        )
+        ours = dict(zip(wanted, found, strict=True))
+        theirs = self._by_hooks([n for n in wanted if n.endswith(_HOOKED)], probe)
+        same = all(close(ours[name], g.reshape(ours[name].shape), GRADIENT) for name, g in theirs.items())
+        values = {read.site: value for read, value in tap.values.items()}
+        inside = [
+            i for i in range(self.config.n_layers) if self._sums.get(i) and f"blocks.{i}.attn.hook_v" in ours
+        ]
+        return same and all(self._inside_follows(i, ours, values) for i in inside)
 
-    def _moved_by(self, reads: Sequence[Read], steps: Sequence[Tensor], size: float, probe: Tensor) -> float:
-        def moves(step: Tensor) -> Callable[[Tensor], Tensor]:
-            return lambda cells: cells + size * step
+    def _by_hooks(self, sites: Sequence[str], probe: Tensor) -> dict[str, Tensor]:
+        """Gradients at ends of blocks, at what modules add and at z, by ordinary hooks on the network itself."""
+        live: dict[str, Tensor] = {}
+        network, handles, factors = self.trees.plain, [], {}
 
-        edits = [Edit(read.site, moves(step)) for read, step in zip(reads, steps, strict=True)]
-        with torch.no_grad():
-            return float((self.model(self.tokens, Tap(edits=edits)).double() * probe).sum())
+        def alias(name: str, value: Tensor) -> Tensor:
+            live[name] = value.clone() if value.requires_grad else value.clone().requires_grad_()
+            return live[name].clone()  # some modules write into what they are given
+
+        def before(name: str) -> Callable[..., object]:
+            def hook(module: nn.Module, args: tuple[Value, ...], kwargs: dict[str, Value]) -> object:
+                given = given_to(args, kwargs)
+                assert given is not None
+                return replaced(args, kwargs, alias(name, given))
+
+            return hook
+
+        def after(name: str) -> Callable[..., object]:
+            def hook(module: nn.Module, args: Value, out: Value) -> object:
+                first = first_tensor(out)
+                assert first is not None
+                return with_first(out, alias(name, first))
+
+            return hook
+
+        for name in sites:
+            index, site = name.split(".", 2)[1:]
+            layer, root = self.plan.layers[int(index)], f"{self.plan.blocks}.{index}"
+            if site in ("hook_resid_pre", "attn.hook_z"):
+                module = network.get_submodule(root if site == "hook_resid_pre" else f"{root}.{layer.output}")
+                handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
+            else:
+                writer = layer.writers[site.removeprefix("hook_")]
+                factors[name] = writer.factor
+                handles.append(
+                    network.get_submodule(f"{root}.{writer.path}").register_forward_hook(after(name))
+                )
+        try:
+            logits = network(input_ids=self.tokens, use_cache=False).logits
+        finally:
+            for handle in handles:
+                handle.remove()
+        found = torch.autograd.grad((logits * probe).sum(), list(live.values()))
+        return {name: g / factors.get(name, 1.0) for name, g in zip(live, found, strict=True)}
+
+    def _inside_follows(self, layer: int, gradients: Values, values: Values) -> bool:
+        """Whether the gradients of pattern, values and scores are those that z = pattern v and a softmax give them."""
+        (v, scores, pattern), z = (
+            (f"blocks.{layer}.{site}" for site in HEADS[2:]),
+            f"blocks.{layer}.attn.hook_z",
+        )
+        group, g = self.config.n_heads // self.config.kv_heads, gradients[z]
+        of_pattern = einsum(g, values[v].repeat_interleave(group, 2), "b q h e, b k h e -> b h q k")
+        of_v = einsum(values[pattern], g, "b h q k, b q h e -> b k h e").unflatten(2, (-1, group)).sum(3)
+        p = values[pattern]
+        of_scores = p * (of_pattern - (p * of_pattern).sum(-1, keepdim=True))
+        pairs = ((pattern, of_pattern), (v, of_v), (scores, of_scores))
+        return all(name not in gradients or close(gradients[name], found, LOOSE) for name, found in pairs)
 
     # --- bookkeeping
 
