@@ -88,18 +88,23 @@ class HookedTransformer(Shown):
         dtype: torch.dtype | None = None,
         device: Device = "cpu",
         devices: Sequence[torch.device | str] | None = None,
+        wrapped: bool | None = None,
     ) -> HookedTransformer:
         """The model of a demo name (`interp.DEMOS`), local folder, safetensors file, hub name or live HF model.
 
         Weights are never folded or centred. dtype None keeps the checkpoint's. A bare transformers tokenizer is
         accepted too. revision: a branch, tag or training checkpoint ("step3000"), on the hub or as a subfolder.
         devices: several to spread the layers over; inputs and what is recorded are on the first.
+        wrapped: True takes Hugging Face's own code instead of ours, watched (`interp.wrapped`), False never does; None
+        where we have none for the family.
         Errors: ValueError or FileNotFoundError naming what is unknown, missing or not understood.
         """
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
             tokenizer = HuggingFaceTokenizer(tokenizer)
         if isinstance(source, nn.Module):
-            model = families.from_hf_model(source, dtype=dtype, device=device, devices=devices)
+            model = families.from_hf_model(
+                source, dtype=dtype, device=device, devices=devices, wrapped=wrapped
+            )
             return cls(model, tokenizer, name=type(source).__name__, origin=source)
         if str(source) in zoo.DEMOS:
             model, found = zoo.load(str(source), revision=revision, dtype=dtype, device=device)
@@ -108,7 +113,7 @@ class HookedTransformer(Shown):
             return cls(model, tokenizer or found, name=str(source))
         hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
         path = located(source, revision, hint)
-        model = families.from_folder(path, dtype=dtype, device=device, devices=devices)
+        model = families.from_folder(path, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
         folder = path if path.is_dir() else path.parent
         tokenizer = tokenizer or families.tokenizer_of(folder)
         return cls(model, tokenizer, name=str(source), origin=path)

@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
@@ -20,9 +21,9 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.viewer import Viewable
 from interp.data.batch import Batch, Side
+from interp.model.config import ModelConfig
 from interp.model.encoder_decoder import EncoderDecoder
-from interp.model.kv_cache import KVCache
-from interp.model.sites import names
+from interp.model.sites import find, names
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
@@ -201,14 +202,57 @@ def _lines(model: Transformer, reference: Reference | str, batch: Batch) -> Iter
         yield _heads(model, seen, mixer)
     yield Line("fused pass = observed pass", relative(seen["output"], plain), own)
     for side in ("left", "right"):
-        yield Line(f"padded on the {side} = unpadded", _padded(model, batch, side), own)
-    yield Line("packed texts = each alone", _packed(model, batch), own)
+        padded = partial(_padded, model, batch, side)
+        yield _option(model, f"padded on the {side} = unpadded", f"{side} padding", padded)
+    yield _option(model, "packed texts = each alone", "documents", lambda: _packed(model, batch))
     rows = torch.cat([observe(model, row).output for row in batch.split(1)])
     yield Line("batch row = single row", relative(plain, rows), own)
     if model.config.causal:
-        yield Line("steps with a cache = one pass", _stepwise(model, batch, plain), own)
+        stepwise = partial(_stepwise, model, batch, plain)
+        yield _option(model, "steps with a cache = one pass", "cache", stepwise)
     else:
         yield Line("steps with a cache = one pass", None, note="not causal")
+    if model.config.block.proven:
+        yield from _open(model.config)
+
+
+def _option(model: Transformer, claim: str, option: str, error: Callable[[], float]) -> Line:
+    """A line about an option of a pass, or why the model refuses it."""
+    if why := model.config.block.why_not(option):
+        return Line(claim, None, note=f"refused: {why}")
+    return Line(claim, error(), SAME[model.dtype])
+
+
+def _lacking(config: ModelConfig, short: str) -> dict[int, str]:
+    """The layers without a site, and why."""
+    found = {}
+    for layer in range(config.n_layers):
+        name = f"blocks.{layer}.{short}"
+        try:
+            find(name, config)
+        except KeyError:
+            found[layer] = config.block.why_not(name) or "it has no such part"
+    return found
+
+
+def _open(config: ModelConfig) -> Iterator[Line]:
+    """Which analyses a network is open to whose sites are offered as far as they were proven."""
+    for analyses, sites in {
+        "stream, lenses, probes": ["hook_resid_pre", "hook_resid_post"],
+        "attribution to sublayers": [f"hook_{name}" for name in config.sublayers] or ["hook_attn_out"],
+        "scores of heads": ["attn.hook_pattern"],
+        "writes of heads": ["attn.hook_z"],
+        "heads by source token": ["attn.hook_pattern", "attn.hook_v", "attn.hook_z"],
+    }.items():
+        lacks = [(layer, why) for site in sites for layer, why in _lacking(config, site).items()]
+        closed = sorted({layer for layer, _ in lacks})
+        where = "in no layer" if len(closed) == config.n_layers else f"not in layers {closed}"
+        yield Line(f"open to {analyses}", None, note=f"{where}: {lacks[0][1]}" if lacks else "in every layer")
+    for option, analyses in {"gradients": "gradients", "start": "passes from a later block"}.items():
+        why = config.block.why_not(option)
+        yield Line(f"open to {analyses}", None, note=f"no: {why}" if why else "yes")
+    last = config.block.why_not("matrices")
+    yield Line("open to QK and OV circuits", None, note=f"no: {last}" if last else "yes")
 
 
 def _against(
@@ -225,12 +269,7 @@ def _against(
         yield Line(f"logits = {reference.name}", relative(plain, given), limit)
         probe = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1), dtype=wide)
         probe = probe.to(plain.device, plain.dtype)
-        seen = observe(
-            model, batch, [Read("hook_embed", grad=True)], metric=lambda logits: (logits * probe).sum()
-        )
-        ours = seen.trace["hook_embed"] * model.config.embed_scale
-        theirs = reference.gradient(batch.tokens, probe)
-        yield Line(f"gradients = autograd on {reference.name}", relative(ours, theirs), limit)
+        yield _gradients(model, batch, reference, probe, limit)
         if drift is not None:
             base = _spread(reference.half_logits(batch.tokens), given)
             allowed, note = DRIFT * base + 1e-3, f"median over positions; the reference's is {base:.1e}"
@@ -238,6 +277,19 @@ def _against(
         yield Line("drift in bfloat16", None, note=f"the model is in {model.dtype}".replace("torch.", ""))
     else:
         yield Line("drift in bfloat16", drift, allowed, note)
+
+
+def _gradients(
+    model: Transformer, batch: Batch, reference: Reference, probe: Float[Tensor, "b p v"], limit: float
+) -> Line:
+    claim, config = f"gradients = autograd on {reference.name}", model.config
+    if why := config.block.why_not("gradients") or config.block.why_not("embed"):
+        return Line(claim, None, note=f"refused: {why}")
+    seen = observe(
+        model, batch, [Read("hook_embed", grad=True)], metric=lambda logits: (logits * probe).sum()
+    )
+    ours = seen.trace["hook_embed"] * config.embed_scale
+    return Line(claim, relative(ours, reference.gradient(batch.tokens, probe)), limit)
 
 
 def _drift(model: Transformer, batch: Batch, plain: Float[Tensor, "b p v"]) -> float | None:
@@ -280,6 +332,11 @@ def _measured(error: Callable[[], float | None]) -> float | None:
 
 
 def _parts(model: Transformer, seen: dict[str, Tensor]) -> Line:
+    added = [f"hook_{name}" for name in model.config.sublayers]
+    lacks = {layer: why for site in added for layer, why in _lacking(model.config, site).items()}
+    if lacks or not added:
+        why = next(iter(lacks.values()), model.config.block.why_not("blocks.0.hook_attn_out"))
+        return Line("residual parts sum", None, note=why)
     error = _measured(lambda: by_sublayer(seen, model).error)
     return Line("residual parts sum", error, TOLERANCE[model.dtype])
 
@@ -288,9 +345,12 @@ def _heads(model: Transformer, seen: dict[str, Tensor], mixer: str) -> Line:
     cross = mixer == "cross_attn"
 
     def worst() -> float:
-        layers = range(model.config.n_layers)
+        layers = (i for i in range(model.config.n_layers) if i not in lacks)
         return _worst(head_parts(seen, model, i, cross=cross).error or 0.0 for i in layers)
 
+    lacks = _lacking(model.config, f"{mixer}.hook_z")
+    if len(lacks) == model.config.n_layers:
+        return Line(f"heads + bias = {mixer}_out", None, note=lacks[0])
     return Line(f"heads + bias = {mixer}_out", _measured(worst), TOLERANCE[model.dtype])
 
 
@@ -342,8 +402,7 @@ def _packed(model: Transformer, batch: Batch) -> float:
 
 def _stepwise(model: Transformer, batch: Batch, plain: Float[Tensor, "b p v"]) -> float:
     rows, n = batch.tokens.shape
-    where = model.device if model.devices is None else model.devices
-    cache = KVCache(model.config, rows, n, device=where, dtype=model.dtype)
+    cache = model.new_cache(rows, n)
     outputs = []
     for part in batch.tokens.split([max(1, n // 2)] + [1] * (n - max(1, n // 2)), 1):
         outputs.append(model(part, cache=cache, memory=batch.memory))

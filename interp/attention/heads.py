@@ -557,6 +557,8 @@ def _why_not_copied(config: ModelConfig) -> str | None:
         return f"this model {what}"
     if config.d_vocab_out is not None:
         return f"the {config.d_vocab_out} outputs of this model are not its tokens"
+    if why := config.block.why_not("matrices"):
+        return why
     splits = all(mixer.traits.additive for mixer in config.mixers)
     return None if splits else "a mixer of this model makes no pattern of the values"
 

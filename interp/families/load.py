@@ -48,6 +48,7 @@ from interp.families import (
 from interp.families.convert import AnyModel, to_model
 from interp.families.fill import check_dtype
 from interp.families.hub import download as download
+from interp.families.other import can_wrap, vocabulary, wrapped_folder, wrapped_model
 from interp.families.spec import AnyFamily, Settings
 from interp.families.stored import LiveTensors, StoredTensors
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, check_fit
@@ -123,12 +124,17 @@ def from_hf_model(
     dtype: torch.dtype | None = None,
     device: Device = "cpu",
     devices: Devices | None = None,
+    wrapped: bool | None = None,
 ) -> Transformer:
     """Our copy of a live Hugging Face model; the original is not touched and shares no memory.
 
     devices: several to spread the layers over, in consecutive runs; what stands outside them goes to the first.
+    wrapped: True wraps the network's own code (on its own tensors, unless they are cast or moved), False never does;
+    None wraps a decoder whose family has no file here.
     """
-    return _one_stack(any_from_hf_model(hf_model, dtype=dtype, device=device, devices=devices))
+    return _one_stack(
+        any_from_hf_model(hf_model, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
+    )
 
 
 @public()
@@ -138,6 +144,7 @@ def any_from_hf_model(
     dtype: torch.dtype | None = None,
     device: Device = "cpu",
     devices: Devices | None = None,
+    wrapped: bool | None = None,
 ) -> AnyModel:
     """The same for a model of either kind, an encoder-decoder included."""
     if hasattr(hf_model, "original_model"):
@@ -147,8 +154,10 @@ def any_from_hf_model(
         raise ValueError(f"a Hugging Face model with a config is required, got {type(hf_model).__name__}")
     # a config may still name the class it was saved from, one with a head, say
     values: dict[str, object] = {**config.to_dict(), "architectures": [type(hf_model).__name__]}
-    family, ours = config_of(values)
     places = _places(dtype, device, devices)
+    if _wraps(values, wrapped):
+        return wrapped_model(hf_model, values, dtype=dtype, device=_one_place(places))
+    family, ours = config_of(values)
     return to_model(family, ours, LiveTensors(hf_model.state_dict()), dtype=dtype, devices=places)
 
 
@@ -160,13 +169,17 @@ def from_folder(
     dtype: torch.dtype | None = None,
     device: Device = "cpu",
     devices: Devices | None = None,
+    wrapped: bool | None = None,
 ) -> Transformer:
     """The model of a local folder (`config.json` beside the weights), or of one file of weights in such a folder.
 
     config: the config's file, where it is not beside the weights.
     devices: several to spread the layers over, in consecutive runs; what stands outside them goes to the first.
+    wrapped: as in `from_hf_model`; transformers opens the folder then.
     """
-    return _one_stack(any_from_folder(path, config=config, dtype=dtype, device=device, devices=devices))
+    return _one_stack(
+        any_from_folder(path, config=config, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
+    )
 
 
 @public()
@@ -177,6 +190,7 @@ def any_from_folder(
     dtype: torch.dtype | None = None,
     device: Device = "cpu",
     devices: Devices | None = None,
+    wrapped: bool | None = None,
 ) -> AnyModel:
     """The same for a model of either kind, an encoder-decoder included."""
     folder = path if path.is_dir() else path.parent
@@ -185,8 +199,14 @@ def any_from_folder(
         raise FileNotFoundError(
             f"{config_file} is required beside the weights; {folder} holds {_listing(folder)}"
         )
-    family, ours = config_of(json_object(config_file))
-    places = _places(dtype, device, devices)
+    values, places = json_object(config_file), _places(dtype, device, devices)
+    if _wraps(values, wrapped):
+        if path.is_file() or config is not None:
+            raise ValueError(
+                "a wrapped model requires the folder of its checkpoint, config and weights together"
+            )
+        return wrapped_folder(folder, values, dtype=dtype, device=_one_place(places))
+    family, ours = config_of(values)
     with StoredTensors([path] if path.is_file() else _weight_files(folder)) as tensors:
         return to_model(family, ours, tensors, dtype=dtype, devices=places)
 
@@ -198,7 +218,20 @@ def is_encoder_decoder(path: Path) -> bool:
     config_file = folder / "config.json"
     if not config_file.is_file():
         return False
-    return isinstance(config_of(json_object(config_file))[1], EncoderDecoderConfig)
+    values = json_object(config_file)
+    return not _wraps(values, None) and isinstance(config_of(values)[1], EncoderDecoderConfig)
+
+
+def _wraps(values: Mapping[str, object], wrapped: bool | None) -> bool:
+    """Whether a checkpoint is to be wrapped: as it is asked, or where only transformers knows its type."""
+    known = any(values.get("model_type") in family.model_types for family in FAMILIES)
+    return bool(wrapped) or (wrapped is None and not known and can_wrap(values))
+
+
+def _one_place(places: Sequence[torch.device]) -> torch.device:
+    if len(places) != 1:
+        raise ValueError(f"a wrapped model stands on one device, got {len(places)}")
+    return places[0]
 
 
 def _places(dtype: torch.dtype | None, device: Device, devices: Devices | None) -> tuple[torch.device, ...]:
@@ -222,9 +255,14 @@ def tokenizer_of(folder: Path) -> TokenizerAdapter | None:
     """The tokenizer stored in a folder, or None if there is none; ValueError if it does not fit the model."""
     tokenizer = _stored_tokenizer(folder)
     if tokenizer is not None and (folder / "config.json").is_file():
-        _, config = config_of(json_object(folder / "config.json"))
-        stack = config.decoder if isinstance(config, EncoderDecoderConfig) else config
-        check_fit(tokenizer, stack.d_vocab)
+        values = json_object(folder / "config.json")
+        if _wraps(values, None):
+            size = vocabulary(values)
+        else:
+            config = config_of(values)[1]
+            size = (config.decoder if isinstance(config, EncoderDecoderConfig) else config).d_vocab
+        if size is not None:
+            check_fit(tokenizer, size)
     return tokenizer
 
 

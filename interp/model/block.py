@@ -219,6 +219,8 @@ class UsualBlock(Record):
 
     unusual: ClassVar[str | None] = None
     """Why what takes a block for attention and one MLP refuses this one, after "this model"; None if it is that."""
+    proven: ClassVar[bool] = False
+    """Whether sites are offered only where they were measured to be what they say (`interp.wrapped`)."""
     attention_reads: ClassVar[str] = "hook_resid_pre"
     """The site of the stream that attention reads, before its norm."""
 
@@ -237,6 +239,14 @@ class UsualBlock(Record):
     def factor(self, sublayer: str, config: ModelConfig) -> float:
         """What the output of a sublayer (`attn_out`, ...) is multiplied by before it is added to the stream."""
         return config.residual_scale
+
+    def offers(self, name: str, config: ModelConfig) -> bool:
+        """Whether a site that the config has may be read and edited."""
+        return True
+
+    def why_not(self, name: str) -> str:
+        """Why a site is not offered, by its full name; empty if there is nothing to say."""
+        return ""
 
     def build(self, config: ModelConfig, layer: int) -> Block:
         """The module of a layer."""

@@ -38,14 +38,43 @@ from interp.model.records import (
 from interp.model.softmax import Softmax
 
 __all__ = [
-    "MLP", "MLPS", "Activation", "Alibi", "AnyConfig", "Buckets", "DynamicScaling", "EncoderDecoderConfig",
-    "FullSoftmax", "Json", "LayerNorm", "Learned", "LinearScaling", "Llama3Scaling", "LongScaling", "Mixer", "MoE",
-    "ModelConfig", "NoNorm", "NoPosition", "Norm", "NormPlace", "Position", "RMSNorm", "Rotary", "Scaling",
-    "Sinusoidal", "Softmax", "UsualBlock", "YarnScaling",
+    "MLP",
+    "MLPS",
+    "WITH_HEADS",
+    "Activation",
+    "Alibi",
+    "AnyConfig",
+    "Buckets",
+    "DynamicScaling",
+    "EncoderDecoderConfig",
+    "FullSoftmax",
+    "Json",
+    "LayerNorm",
+    "Learned",
+    "LinearScaling",
+    "Llama3Scaling",
+    "LongScaling",
+    "Mixer",
+    "MoE",
+    "ModelConfig",
+    "NoNorm",
+    "NoPosition",
+    "Norm",
+    "NormPlace",
+    "Position",
+    "RMSNorm",
+    "Rotary",
+    "Scaling",
+    "Sinusoidal",
+    "Softmax",
+    "UsualBlock",
+    "YarnScaling",
 ]  # fmt: skip
 
 MLPS = ("mlp_before_out", "mlp_out")
-"""The sublayers of a block (`ModelConfig.sublayers`) that are MLPs; the others mix positions."""
+"""The sublayers of a block (`ModelConfig.sublayers`) that are MLPs."""
+WITH_HEADS = ("attn_out", "cross_attn_out")
+"""Those that are sums over heads."""
 MOST_LAYERS = 10_000
 """Layers beyond which a number of layers is taken for a mistake; the deepest published Transformers have a thousand."""
 

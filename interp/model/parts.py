@@ -49,6 +49,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "mlp_before": Kind(
             "L{layer}.mlp_before", "hook_mlp_before_out", None, ("b{layer}", "{layer}_mlp_before_out")
         ),
+        "more": Kind("L{layer}.more", "hook_more_out"),
         "resid": Kind("L{layer}.resid", "hook_resid_pre", None, ("r{layer}", "L{layer}.resid_pre", "input")),
         "query": Kind("L{layer}H{index}.q", "hook_q_input", "h", ("a{layer}.h{index}<q>",)),
         "key": Kind("L{layer}H{index}.k", "hook_k_input", "g", ("a{layer}.h{index}<k>",)),

@@ -62,6 +62,8 @@ class Traits:
 
     queries: bool = True
     """Matrices W_Q and W_K."""
+    values: bool = True
+    """A matrix W_V."""
     reads_by_qkv: bool = True
     """Queries, keys and values are all that its heads read of the stream: no gate, no memory, no other scores."""
     bilinear: bool = False

@@ -197,7 +197,12 @@ def _rows_of_any(records: tuple[type[Record], ...]) -> tuple[Site, ...]:
 @functools.lru_cache(1024)
 def _rows_of(config: ModelConfig) -> tuple[Site, ...]:
     rows = _with(site for record in config.records for site in record.sites(config))
-    return tuple(site for site in rows if site.present(config))
+    return tuple(site for site in rows if _there(site, config))
+
+
+def _there(site: Site, config: ModelConfig) -> bool:
+    """Whether this model has the site, and its blocks offer it."""
+    return site.present(config) and config.block.offers(site.name, config)
 
 
 def _with(more: Iterable[Site]) -> tuple[Site, ...]:
@@ -231,14 +236,15 @@ def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
     if any_row is not None and layer is not None and not there:
         raise KeyError(f"{name!r}: layers are 0 to {config.n_layers - 1} in this model, got {layer}")
     if layer is None:
-        site = any_row if any_row is not None and any_row.present(config) else None
+        site = any_row if any_row is not None and _there(any_row, config) else None
     else:
         site = _found(block_rows(config.at_layer(layer) if there else config), short)
     if site is None:
         hint = nearest(name, names(config, on_demand=True))
         if any_row is None:
             raise KeyError(f"unknown site {name!r}; {hint}")
-        raise KeyError(f"this model has no {name!r} ({any_row.meaning}); {hint}")
+        why = config.block.why_not(name)
+        raise KeyError(f"this model has no {name!r} ({any_row.meaning}){why and f': {why}'}; {hint}")
     return site, layer
 
 
@@ -260,7 +266,7 @@ def axes_of(name: str) -> str:
 
 def names(config: ModelConfig, *, on_demand: bool = False) -> tuple[str, ...]:
     """Every site of this model in the order of the forward pass; `on_demand` adds those computed only when asked."""
-    outside = [s.name for s in MODEL_SITES if s.present(config) and (on_demand or not s.on_demand)]
+    outside = [s.name for s in MODEL_SITES if _there(s, config) and (on_demand or not s.on_demand)]
     first = [n for n in outside if n in EMBEDDING_SITES]
     blocks = [
         f"blocks.{layer}.{site.name}"

@@ -19,7 +19,7 @@ from interp.model.attention import Layout, Memory, Pass, View, attention_mask, p
 from interp.model.block import ACTIVATIONS, Block
 from interp.model.config import Alibi, Buckets, Learned, ModelConfig, NoNorm, Norm, Rotary, Sinusoidal
 from interp.model.edits import Edit
-from interp.model.kv_cache import Past
+from interp.model.kv_cache import KVCache, Past
 from interp.model.mapped import MappedFile
 from interp.model.norm import Normalize
 from interp.model.parts import Part
@@ -331,6 +331,21 @@ class Transformer(nn.Module):
         x = x if self.mlm_head is None else self.mlm_head(x)
         logits = self.unembed(x) if columns is None else _some_logits(self.unembed, x, columns)
         return logits if self.config.logit_scale == 1 else logits * self.config.logit_scale
+
+    def new_cache(self, rows: int, n_max: int) -> Past:
+        """An empty cache for this many rows and tokens, every layer's where its block is."""
+        where = self.device if self.devices is None else self.devices
+        return KVCache(self.config, rows, n_max, device=where, dtype=self.dtype)
+
+    @property
+    def by_block(self) -> bool:
+        """Whether a pass of one block costs what the block costs, so that a sweep may run one after the other."""
+        return True
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a pass may begin at a later block."""
+        return True
 
     def block(self, layer: int) -> Block:
         """Block `layer`, typed."""

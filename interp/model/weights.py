@@ -26,11 +26,11 @@ class LayerWeights:
 
     W_Q: Float[Tensor, "h d e"] | None
     W_K: Float[Tensor, "g d e"] | None
-    W_V: Float[Tensor, "g d e"]
+    W_V: Float[Tensor, "g d e"] | None
     W_O: Float[Tensor, "h e d"]
     b_Q: Float[Tensor, "h e"] | None
     b_K: Float[Tensor, "g e"] | None
-    b_V: Float[Tensor, "g e"]
+    b_V: Float[Tensor, "g e"] | None
     b_O: Float[Tensor, "d"]
     W_gate: Float[Tensor, "d m"] | None
     W_in: Float[Tensor, "d m"] | None
@@ -63,17 +63,15 @@ class Weights:
         if before and "mlp_before" not in self.config.mlps:
             raise ValueError(f"this model has no MLP before attention: block={self.config.block}")
         found = self._views(layer, attn, before)
-        if found.W_V.device == self.model.device:
+        if found.W_O.device == self.model.device:
             return found
         views: dict[str, Tensor | None] = {f.name: getattr(found, f.name) for f in fields(found)}
         return replace(found, **{n: w.to(self.model.device) for n, w in views.items() if w is not None})
 
     def _views(self, layer: int, attn: Attention, before: bool) -> LayerWeights:
-        has = (
-            "qkv"
-            if self.config.mixers[layer].traits.queries or attn is not self.model.block(layer).attn
-            else "v"
-        )
+        traits = self.config.mixers[layer].traits
+        cross = attn is not self.model.block(layer).attn
+        has = "qkv" if cross or traits.queries else "v" if traits.values else ""
         parts = {name: attn.part(name) for name in has}
         w = {n: rearrange(weight, "h e d -> h d e") for n, (weight, _) in parts.items()}
         b = {
@@ -82,9 +80,9 @@ class Weights:
         }
         zeros = attn.out.weight.new_zeros(self.config.d_model)
         return LayerWeights(
-            W_Q=w.get("q"), W_K=w.get("k"), W_V=w["v"],
-            W_O=rearrange(attn.out.weight, "d (h e) -> h e d", e=self.config.head_width),
-            b_Q=b.get("q"), b_K=b.get("k"), b_V=b["v"],
+            W_Q=w.get("q"), W_K=w.get("k"), W_V=w.get("v"),
+            W_O=rearrange(attn.out.weight, "d (h e) -> h e d", e=attn.d_head),
+            b_Q=b.get("q"), b_K=b.get("k"), b_V=b.get("v"),
             b_O=zeros if attn.out.bias is None else attn.out.bias,
             **self._mlp(layer, before),
         )  # fmt: skip
@@ -113,7 +111,9 @@ class Weights:
 
     @property
     def W_E(self) -> Float[Tensor, "v d"]:
-        """Token embedding."""
+        """Token embedding. AttributeError where no multiple of it enters the first block."""
+        if why := self.config.block.why_not("embed"):
+            raise AttributeError(f"this model has no known W_E: {why}")
         return self.model.embed.weight
 
     @property
@@ -147,7 +147,7 @@ class Weights:
     def final_beta(self) -> Float[Tensor, "d"]:
         """Beta of the final norm; zeros where there is none (RMSNorm, no norm)."""
         bias = self.model.ln_final.bias
-        return self.W_E.new_zeros(self.config.d_model) if bias is None else bias
+        return self.model.embed.weight.new_zeros(self.config.d_model) if bias is None else bias
 
     @property
     def W_Q(self) -> Float[Tensor, "l h d e"]:
@@ -217,7 +217,7 @@ class Weights:
     def kv_head(self) -> Int[Tensor, "h"]:
         """The key/value head that each query head reads: `h // (n_heads / n_kv_heads)`."""
         group = self.config.n_heads // self.config.kv_heads
-        return torch.arange(self.config.n_heads, device=self.W_E.device) // group
+        return torch.arange(self.config.n_heads, device=self.model.device) // group
 
     @property
     def OV(self) -> FactoredMatrix:

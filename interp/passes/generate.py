@@ -17,7 +17,7 @@ from interp.core.stats import wide
 from interp.data.batch import Batch, Text, Tokenizer
 from interp.model.config import ModelConfig
 from interp.model.encoder_decoder import EncoderDecoder
-from interp.model.kv_cache import KVCache
+from interp.model.kv_cache import Past
 from interp.model.sites import EMBEDDING_SITES, find
 from interp.model.tap import Edit, Read, Tap, Trace, compact
 from interp.model.transformer import Transformer
@@ -83,7 +83,7 @@ def stream(
     stops = torch.tensor(sorted(stop_tokens), dtype=torch.long, device=model.device)
     rows, n = batch.tokens.shape
     n_max = n + max_new_tokens
-    cache = KVCache(model.config, rows, n_max, device=model.device, dtype=model.dtype) if use_cache else None
+    cache = model.new_cache(rows, n_max) if use_cache else None
     return _steps(_Decoder(model, batch, cache, reads, edits), choice, stops, max_new_tokens)
 
 
@@ -162,7 +162,7 @@ class _Decoder:
         self,
         model: Transformer,
         batch: Batch,
-        cache: KVCache | None,
+        cache: Past | None,
         reads: Sequence[Read],
         edits: Sequence[Edit],
     ) -> None:

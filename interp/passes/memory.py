@@ -93,8 +93,11 @@ def predicted_row_bytes(questions: Questions, model: Transformer, width: int) ->
     The pass runs on the meta device, where tensors have shapes and no memory, with one row and with two; a read whose
     `via` needs numbers counts as its whole site. NaN for a model that needs numbers itself: a mixture of experts.
     """
-    with torch.device("meta"):
-        ghost = Transformer(model.config).to(model.dtype)
+    try:
+        with torch.device("meta"):
+            ghost = Transformer(model.config).to(model.dtype)
+    except NotImplementedError:  # a network that is not built from its config
+        return float("nan")
     peaks = []
     for rows in (1, 2):
         tokens = torch.empty(rows, width, dtype=torch.long, device="meta")

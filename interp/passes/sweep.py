@@ -70,6 +70,8 @@ class Plan:
     """What the unembedding of one column costs, in columns of one block."""
     everywhere: bool
     """Whether logits are needed at every column."""
+    enters: bool = True
+    """Whether the model can be entered at a later block than the first."""
 
     @property
     def cost(self) -> float:
@@ -106,6 +108,8 @@ class Plan:
                 f"{n - idle} run in {len(self.packs)} packs, entering at blocks {min(layers)} to {max(layers)}, "
                 f"from columns {', '.join(map(str, firsts))}"
             )
+        if not self.enters:
+            lines.append("this network takes no later start: every pack runs through all of its blocks")
         where = "every column" if self.everywhere else "one column per row"
         lines.append(f"logits at {where}; {share:.1%} of the work of {n} full passes")
         return "\n".join(lines)
@@ -206,10 +210,12 @@ def base_run(
     planned = dict.fromkeys(edit.site for edits in variants for edit in edits if edit.planned)
     seen = {site: Read(site) for site in dict.fromkeys([*planned, *(read.site for read in reads)])}
     tap = Tap([*entering.values(), *seen.values()], changes([(0, edit) for edit in common], 1, len(batch), 0))
-    n, cache = batch.tokens.shape[1], None
+    n = batch.tokens.shape[1]
+    cache: KVCache | None = None
     if config.causal and not config.stateful and batch.documents is None and not _turns_by_length(config, n):
-        where = model.device if model.devices is None else model.devices
-        cache = KVCache(config, len(batch), n, device=where, dtype=model.dtype)
+        made = model.new_cache(len(batch), n)
+        assert isinstance(made, KVCache)  # a network with a memory of its own is stateful
+        cache = made
     final = model(
         batch.tokens, tap, stop=config.n_layers, keep=batch.keep, cache=cache, documents=batch.documents,
         types=batch.types, memory=batch.memory,
@@ -373,6 +379,9 @@ class SweepPass:
     def final(self, at: Int[Tensor, "b"] | None) -> Float[Tensor, "r n d"]:
         """The final stream of every row: at one column of each example, or at all, the base run's included."""
         last = self.model.config.n_layers - 1
+        if not self.model.by_block:
+            stream = self._at_once(last + 1, {})
+            return stream if at is None else picked(stream, at.repeat(len(self.pack.variants))[:, None])
         stream = self._up_to(last, {})
         if at is not None:
             return self._last_block(stream, at)
@@ -382,9 +391,29 @@ class SweepPass:
 
     def record(self, answers: Mapping[Read, Tensor], stop: int) -> None:
         """Write what these sites hold into `answers` `[v b ...]`, for the variants and columns that are on the way."""
+        if not self.model.by_block:
+            self._at_once(stop, answers)
+            return
         stream = self._up_to(stop - 1, answers)
         if self._present(stop - 1):
             self._block(stop - 1, stream, range(self._present(stop - 1)), answers)
+
+    def _at_once(self, stop: int, answers: Mapping[Read, Tensor]) -> Float[Tensor, "r p d"]:
+        """The rows that enter block `stop`, in one pass from the lowest block where a variant of the pack starts."""
+        slots, config = range(len(self.pack.variants)), self.model.config
+        first = min(self.starts[i].layer for i in self.pack.variants)
+        source = self.base.entering[first] if first else self.batch.tokens
+        reads = [read for read in answers if first <= layer_of(read.site, config) < stop]
+        tap = Tap(reads, [edit for layer in range(first, stop) for edit in self._edits(layer, slots)])
+        batch = self._copied(len(slots))
+        out = self.model(
+            source.repeat(len(slots), *[1] * (source.ndim - 1)), tap, first, stop,
+            keep=batch.keep, documents=batch.documents, types=batch.types, memory=batch.memory,
+        )  # fmt: skip
+        for read in reads:
+            self._keep(read, tap.values[read], answers[read])
+        tap.close()
+        return out
 
     def _up_to(self, stop: int, answers: Mapping[Read, Tensor]) -> Tensor:
         """The rows that enter block `stop`: tokens for the first block, else the stream."""
@@ -584,7 +613,7 @@ class Sweep:
         latest = columns - 1 if everywhere else int(self._columns.min())
         latest = latest if all(edit.planned for edit in self._common) else 0
         starts = [
-            Start(layer, min(first, latest), idle=first >= columns)
+            Start(layer if self._network.restarts else 0, min(first, latest), idle=first >= columns)
             for layer, first in zip(where.layers, reached.tolist(), strict=True)
         ]
         explicit = any(
@@ -594,7 +623,8 @@ class Sweep:
         )
         each = bytes_per_token(config, columns, self._network.embed.weight.element_size(), explicit=explicit)
         tokens = that_fit(self._network, each, self.memory)
-        return planned(starts, config, len(self._batch), columns, tokens=tokens, everywhere=everywhere)
+        plan = planned(starts, config, len(self._batch), columns, tokens=tokens, everywhere=everywhere)
+        return replace(plan, enters=self._network.restarts)
 
     @cached_property
     def base(self) -> Base:

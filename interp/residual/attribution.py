@@ -24,7 +24,7 @@ from interp.core.stats import Partial, Rows
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.model.config import MLP, MLPS, LayerNorm, ModelConfig
+from interp.model.config import MLP, MLPS, WITH_HEADS, LayerNorm, ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import Part
 from interp.model.records import require
@@ -360,7 +360,7 @@ def _last_query(pattern_bhqk: Tensor) -> Tensor:
 def _layer_reads(config: ModelConfig, parts: Grain, layer: int) -> Iterable[Read]:
     for sublayer in config.sublayers:
         mixer = sublayer.removesuffix("_out")
-        if sublayer not in MLPS and parts in ("head", "source"):
+        if sublayer in WITH_HEADS and parts in ("head", "source"):
             yield Read(f"blocks.{layer}.{mixer}.hook_z", _last)
             if parts == "source":
                 yield Read(f"blocks.{layer}.{mixer}.hook_pattern", _last_query)
@@ -504,7 +504,7 @@ class Folded:
         columns: list[Tensor] = []
         extra: dict[str, Tensor] = {}
         for sublayer in self.model.config.sublayers:
-            if sublayer not in MLPS and grain in ("head", "source"):
+            if sublayer in WITH_HEADS and grain in ("head", "source"):
                 found, sources = self._heads(layer, sublayer, grain)
                 columns += found
                 extra |= {} if sources is None else {f"{sublayer}_{layer}": sources}

@@ -12,7 +12,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.model.config import MLPS, FullSoftmax, ModelConfig
+from interp.model.config import WITH_HEADS, FullSoftmax, ModelConfig
 from interp.model.parts import Named, Part
 from interp.model.records import require
 from interp.model.sites import embedding_parts, final_stream
@@ -187,7 +187,7 @@ def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decom
     """
 
     def split(i: int, sublayer: str) -> dict[Part, Tensor]:
-        if sublayer in MLPS:
+        if sublayer not in WITH_HEADS:
             site = f"blocks.{i}.hook_{sublayer}"
             return {Part.of(site): cache[site]}
         cross = sublayer == "cross_attn_out"

@@ -576,6 +576,7 @@ class FrozenLayer:
     def mixed(self, stack: Float[Tensor, "order b p d"]) -> Float[Tensor, "order b p h e"]:
         """z of every head by order: A N(x) W_V, with beta and b_V on order 0."""
         w = self.weights
+        assert w.W_V is not None and w.b_V is not None
         normed = self.reading.split(stack, 0)
         value = einsum(normed, w.W_V.to(stack), "o b p d, g d e -> o b p g e")
         value = _with(value, w.b_V)[:, :, :, self.kv_head]
@@ -625,6 +626,7 @@ class Readings:
     def through_heads(self, layer: FrozenLayer) -> "Readings":
         """What one reading of the attention output reads in the stream through each head `[b h]`, constants apart."""
         w, weight = layer.weights, torch.einsum("bq,bhqk->bhk", self.weight[:, 0], layer.pattern)
+        assert w.W_V is not None
         value = w.W_V[layer.kv_head].to(self.direction)
         direction = torch.einsum("bd,hed,hce->bhc", self.direction[:, 0], w.W_O.to(value), value)
         return Readings(weight, direction).before(layer.reading)

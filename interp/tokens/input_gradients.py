@@ -22,6 +22,7 @@ from interp.data.batch import Batch
 from interp.model.edits import Edit
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
+from interp.model.weights import Weights
 from interp.passes.observe import Observation, observe
 
 _EMBED = "hook_embed"
@@ -79,7 +80,7 @@ def baseline_embedding(model: Transformer, baseline: Baseline) -> Float[Tensor, 
 
     Errors: ValueError for an unknown name, or a token outside the vocabulary.
     """
-    table, scale = model.embed.weight, model.config.embed_scale
+    table, scale = Weights(model).W_E, model.config.embed_scale
     if baseline == "zero":
         return torch.zeros_like(table[0])
     if baseline == "mean":

@@ -184,9 +184,9 @@ def _attention(views: LayerWeights, weights: Weights, layer: int, part: str) -> 
         if (matrix := getattr(views, name)) is not None:
             yield _Named(name, rearrange(matrix, "h d e -> d (h e)"), layer, part)
     yield _Named("W_O", rearrange(views.W_O, "h e d -> (h e) d"), layer, part)
-    group = weights.kv_head().to(views.W_V.device)
+    group = weights.kv_head().to(views.W_O.device)
     traits, cross = weights.config.mixers[layer].traits, part == "cross_attn"
-    if cross or traits.additive:
+    if views.W_V is not None and (cross or traits.additive):
         yield _Named("OV", FactoredMatrix(views.W_V[group], views.W_O), layer, part)
     if views.W_Q is not None and views.W_K is not None and (cross or traits.bilinear):
         yield _Named("QK", FactoredMatrix(views.W_Q, views.W_K[group].mT), layer, part)

@@ -6,7 +6,7 @@ Each rule is one test, whose message lists every place that breaks it; `make lin
 from tests.contract.sources import none, package
 
 MODEL = {"core", "model"}
-FAMILIES = MODEL | {"families"}
+FAMILIES = MODEL | {"wrapped", "families"}
 RUNS = MODEL | {"data", "tasks", "passes", "runs"}
 RESIDUAL = RUNS | {"weights", "residual"}
 LENSES = RESIDUAL | {"attention", "lenses"}
@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dynamics": LENSES | {"dynamics"},
     "verify": RESIDUAL | {"verify"},
     "plot": WINGS | {"plot"},
+    "wrapped": MODEL | {"wrapped"},
     "families": FAMILIES,
     "zoo": FAMILIES | {"tasks", "zoo"},
     "training": FAMILIES | RUNS | {"zoo", "training"},
@@ -45,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 RESERVED = {
     **dict.fromkeys(
         ["transformers", "tokenizers", "sentencepiece", "huggingface_hub"],
-        ("families", "zoo", "compat.transformer_lens", "training.vocabulary"),
+        ("families", "wrapped", "zoo", "compat.transformer_lens", "training.vocabulary"),
     ),
     "safetensors": (
         "families",

@@ -1,0 +1,90 @@
+"""Analyses on wrapped networks: those of our own code's twin to the number, or a refusal that says why."""
+
+import pytest
+import torch
+
+import interp
+from interp import HookedTransformer, lenses
+from interp.model.edits import Edit, Set
+from interp.model.tap import Read, Tap
+from tests.tiny import gpt2_tokenizer
+from tests.wrapped.wrapping import spoken
+
+CLEAN = ["When Mary and John went to the shop", "When Mary and John sat on the mat"]
+CORRUPT = ["When John and Mary went to the shop", "When John and Mary sat on the mat"]
+METRIC = interp.logit_difference([" Mary"], [" John"])
+"""Of these the tests' tokenizer makes one token each."""
+
+ANALYSES = {
+    "lens": lambda m: interp.logit_lens(m, CLEAN, answer=" Mary"),
+    "sublayers": lambda m: interp.attribute(m, CLEAN, answer=" Mary", parts="sublayer"),
+    "heads": lambda m: interp.attribute(m, CLEAN, answer=" Mary", parts="head"),
+    "sources": lambda m: interp.attribute(m, CLEAN, answer=" Mary", parts="source"),
+    "patterns": lambda m: interp.heads(m),
+    "patching": lambda m: interp.patch(m, CLEAN, CORRUPT, "resid_pre", metric=METRIC),
+    "patching heads": lambda m: interp.patch(m, CLEAN, CORRUPT, "z", metric=METRIC),
+    "attribution patching": lambda m: interp.attribution_patch(m, CLEAN, CORRUPT, "z", metric=METRIC),
+    "ablation": lambda m: interp.ablate(m, CLEAN, ["L1H2", "L0.mlp"], change=interp.edits.Zero(), metric=METRIC),
+    "a stream": lambda m: interp.run([lenses.LogitLens(top=3)], m, CLEAN)["logit_lens"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_an_analysis_of_a_wrapped_network_is_that_of_our_own_code(name: str) -> None:
+    wrapped = spoken("llama")
+    origin = wrapped.transformer.wrapped  # type: ignore[attr-defined]
+    ours = HookedTransformer.from_pretrained(origin, tokenizer=gpt2_tokenizer(), wrapped=False)
+    found, expected = (ANALYSES[name](model) for model in (wrapped, ours))  # type: ignore[no-untyped-call]
+    if "score" in expected.dims:  # without those that are read off matrices, and what is concluded from all
+        expected = expected.sel(score=found.score)[["value", "low", "high", "null"]]
+        found = found[["value", "low", "high", "null"]]
+    assert set(found.data_vars) == set(expected.data_vars)
+    for variable in expected.data_vars:
+        if expected[variable].dtype.kind == "f":
+            torch.testing.assert_close(
+                torch.tensor(found[variable].values), torch.tensor(expected[variable].values),
+                rtol=1e-3, atol=2e-4, equal_nan=True,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "falcon_h1", "gemma4_text"])
+def test_patching_by_a_sweep_is_one_pass_a_cell_whether_blocks_can_be_entered_or_not(kind: str) -> None:
+    model = spoken(kind)
+    found = interp.patch(model, CLEAN[:1], CORRUPT[:1], "resid_pre", metric=METRIC).value
+    clean, corrupt = (model.to_batch(each) for each in (CLEAN[:1], CORRUPT[:1]))
+    mary, john = (model.to_single_token(word) for word in (" Mary", " John"))
+
+    def difference(tap: Tap | None) -> float:
+        with torch.no_grad():
+            logits = model.transformer(corrupt.tokens, tap)[0, -1]
+        return float(logits[mary] - logits[john])
+
+    for layer in (0, 2):
+        read = Read(f"blocks.{layer}.hook_resid_pre")
+        tap = Tap([read])
+        model.transformer(clean.tokens, tap)
+        for pos in (1, clean.tokens.shape[1] - 1):
+            edit = Edit(read.site, Set(tap.values[read]), at={"pos": pos})
+            expected = difference(Tap(edits=[edit])) - difference(None)
+            mine = float(found.isel(layer=layer, pos=pos).squeeze())
+            assert mine == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_sweep_says_what_it_costs_that_no_later_block_can_be_entered() -> None:
+    model = spoken("gemma4_text")
+    variants = [interp.edits.Variant([Edit(f"L{layer}.mlp", interp.edits.Zero())]) for layer in (1, 3)]
+    from interp.passes.sweep import Sweep
+
+    plan = Sweep(model, model.to_batch(CLEAN[0]), variants).plan()
+    assert "takes no later start: every pack runs through all of its blocks" in plan.explain()
+    assert [start.layer for start in plan.starts] == [0, 0]
+
+
+def test_what_needs_unproven_matrices_is_refused_by_name() -> None:
+    model = spoken("gemma4_text")
+    with pytest.raises(AttributeError, match="no QK circuit"):
+        interp.composition(model)
+    with pytest.raises(ValueError, match="is a wrapped network"):
+        interp.find_circuit(model, CLEAN, CORRUPT, metric=METRIC, edges=3)
+    with pytest.raises(ValueError, match="wrapped network: through which norm"):
+        interp.copying(model)
