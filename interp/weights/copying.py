@@ -373,7 +373,7 @@ def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
         attrs={
             "folded": int(asked.folded), "embedding": asked.embedding,
             "interval": "95 % over tokens of the vocabulary",
-            "null": f"eigenvalues: the mean of {len(random.scores)} random heads among these embeddings; ranks: uniform",
+            "null": f"eigenvalues: the mean of {len(random.scores)} random heads in these embeddings; ranks: uniform",
             "p": "two-sided; eigenvalues: against the same random heads; ranks: against those of the same layer",
         },
     )  # fmt: skip
