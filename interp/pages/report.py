@@ -174,9 +174,10 @@ def report_of(model: Model, question: Question, about: About, *, seed: int = 0) 
         work["ablation"] = lambda: ablation(
             model, question.prompt, question.corrupt, answered.answer, answered.wrong, answered.attributed
         )
-        work["circuits"] = lambda: frame(
-            copying(model, ranks=False, previous=scored.value.sel(score="previous_token"))
-        )
+        if not config.block.why_not("matrices"):
+            work["circuits"] = lambda: frame(
+                copying(model, ranks=False, previous=scored.value.sel(score="previous_token"))
+            )
         work |= _about_corrupted(model, question, answered, names)
     bar = tqdm(work.items(), desc="report", delay=1, leave=False)
     found = {name: make() for name, make in bar}
@@ -208,12 +209,13 @@ def _about_logits(
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables that only a model with logits has."""
     pieces, attributed, answer = model.text.pieces, answered.attributed, answered.answer
+    lens = {"backward_lens": lambda: _backward_lens(model, batch, answer)}
     return {
         "next_tokens": lambda: tables.next_tokens(answered.logits_pv, pieces, top=TOP),
         "attribution": lambda: tables.attribution(attributed),
         "attribution_sources": lambda: tables.attribution_sources(attributed, names),
         "logit_lens": lambda: _lens(model, batch, answer),
-        "backward_lens": lambda: _backward_lens(model, batch, answer),
+        **({} if model.transformer.config.block.why_not("matrices") else lens),
         **about_flow(model, batch, attributed, names),
     }
 
@@ -286,6 +288,8 @@ def _check_model(config: ModelConfig) -> None:
 
 def _kinds(config: ModelConfig) -> tuple[Kind, ...]:
     """The kinds of composition that the heads have: into queries and keys only where scores come from q . k."""
+    if config.block.why_not("matrices"):
+        return ()
     bilinear = all(mixer.traits.bilinear for mixer in config.mixers)
     kinds: tuple[Kind, ...] = ("Q", "K", "V") if bilinear else ("V",)
     return kinds if config.n_layers > 1 else ()
