@@ -174,10 +174,9 @@ def report_of(model: Model, question: Question, about: About, *, seed: int = 0) 
         work["ablation"] = lambda: ablation(
             model, question.prompt, question.corrupt, answered.answer, answered.wrong, answered.attributed
         )
-        if not config.block.why_not("matrices"):
-            work["circuits"] = lambda: frame(
-                copying(model, ranks=False, previous=scored.value.sel(score="previous_token"))
-            )
+        work["circuits"] = lambda: frame(
+            copying(model, ranks=False, previous=scored.value.sel(score="previous_token"))
+        )
         work |= _about_corrupted(model, question, answered, names)
     bar = tqdm(work.items(), desc="report", delay=1, leave=False)
     found = {name: make() for name, make in bar}
@@ -209,13 +208,12 @@ def _about_logits(
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables that only a model with logits has."""
     pieces, attributed, answer = model.text.pieces, answered.attributed, answered.answer
-    lens = {"backward_lens": lambda: _backward_lens(model, batch, answer)}
     return {
         "next_tokens": lambda: tables.next_tokens(answered.logits_pv, pieces, top=TOP),
         "attribution": lambda: tables.attribution(attributed),
         "attribution_sources": lambda: tables.attribution_sources(attributed, names),
         "logit_lens": lambda: _lens(model, batch, answer),
-        **({} if model.transformer.config.block.why_not("matrices") else lens),
+        "backward_lens": lambda: _backward_lens(model, batch, answer),
         **about_flow(model, batch, attributed, names),
     }
 
@@ -280,6 +278,8 @@ def fitting_repeats(config: ModelConfig, seed: int) -> RepeatedTokens:
 def _check_model(config: ModelConfig) -> None:
     """ValueError before any pass for a model that half the page could say nothing about."""
     config.require_tokens("a page")
+    if why := config.block.why_not("matrices"):
+        raise ValueError(f"a page shows circuits and a backward lens, which are read off weights: {why}")
     for trait in ("additive", "distribution"):
         require(trait, config.mixers, "a page about heads")
     if config.unembed and (what := not_linear(config)):
@@ -288,8 +288,6 @@ def _check_model(config: ModelConfig) -> None:
 
 def _kinds(config: ModelConfig) -> tuple[Kind, ...]:
     """The kinds of composition that the heads have: into queries and keys only where scores come from q . k."""
-    if config.block.why_not("matrices"):
-        return ()
     bilinear = all(mixer.traits.bilinear for mixer in config.mixers)
     kinds: tuple[Kind, ...] = ("Q", "K", "V") if bilinear else ("V",)
     return kinds if config.n_layers > 1 else ()

@@ -80,16 +80,6 @@ def test_a_sweep_says_what_it_costs_that_no_later_block_can_be_entered() -> None
     assert [start.layer for start in plan.starts] == [0, 0]
 
 
-def test_the_page_of_a_prompt_leaves_out_what_matrices_would_say() -> None:
-    page = interp.report(spoken("falcon_h1"), CLEAN[0])
-    tables = page.tables
-    assert "</html>" in page.html
-    assert {"attribution", "logit_lens", "heads", "attention"} <= set(tables)
-    assert not {"circuits", "backward_lens"} & set(tables)
-    with pytest.raises(ValueError, match="wrapped network's own code makes no pattern of the values"):
-        interp.report(spoken("qwen3_5_text"), CLEAN[0])
-
-
 def test_what_needs_unproven_matrices_is_refused_by_name() -> None:
     model = spoken("gemma4_text")
     with pytest.raises(AttributeError, match="no QK circuit"):
@@ -98,3 +88,5 @@ def test_what_needs_unproven_matrices_is_refused_by_name() -> None:
         interp.find_circuit(model, CLEAN, CORRUPT, metric=METRIC, edges=3)
     with pytest.raises(ValueError, match="wrapped network: through which norm"):
         interp.copying(model)
+    with pytest.raises(ValueError, match="a page shows circuits.*the matrices that make them are not"):
+        interp.report(model, CLEAN[0])
