@@ -376,7 +376,8 @@ def row(kind: str, job: EveryDecoder) -> dict[str, object]:
     }  # fmt: skip
     try:
         network = tiny(kind, job)
-        network(input_ids=some_tokens(job), use_cache=False)
+        with torch.no_grad():  # some keep what they computed
+            network(input_ids=some_tokens(job), use_cache=False)
     except Exception as failed:
         return empty | {"why": f"{type(failed).__name__}: {str(failed)[:90]}".replace("\n", " ")}
     try:

@@ -107,6 +107,8 @@ class HookedTransformer(Shown):
             )
             return cls(model, tokenizer, name=type(source).__name__, origin=source)
         if str(source) in zoo.DEMOS:
+            if wrapped:
+                raise ValueError(f"{source} is a model of this package: there is no other code to wrap")
             model, found = zoo.load(str(source), revision=revision, dtype=dtype, device=device)
             if devices is not None:
                 model.place([torch.device(d) for d in devices])

@@ -205,6 +205,9 @@ def any_from_folder(
             raise ValueError(
                 "a wrapped model requires the folder of its checkpoint, config and weights together"
             )
+        if not can_wrap(values):
+            kind = values.get("model_type")
+            raise ValueError(f"model_type {kind!r} cannot be wrapped: transformers has no causal model of it")
         return wrapped_folder(folder, values, dtype=dtype, device=_one_place(places))
     family, ours = config_of(values)
     with StoredTensors([path] if path.is_file() else _weight_files(folder)) as tensors:

@@ -278,6 +278,8 @@ def fitting_repeats(config: ModelConfig, seed: int) -> RepeatedTokens:
 def _check_model(config: ModelConfig) -> None:
     """ValueError before any pass for a model that half the page could say nothing about."""
     config.require_tokens("a page")
+    if why := config.block.why_not("matrices"):
+        raise ValueError(f"a page shows circuits and a backward lens, which are read off weights: {why}")
     for trait in ("additive", "distribution"):
         require(trait, config.mixers, "a page about heads")
     if config.unembed and (what := not_linear(config)):

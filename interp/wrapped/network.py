@@ -160,12 +160,7 @@ def copied(network: nn.Module, dtype: torch.dtype | None, device: torch.device |
     """The network's modules again, in eval mode, on its tensors (cast or moved where that is asked); none requires a
     gradient.
     """
-    memo: dict[int, object] = {
-        id(value): value.detach().clone()  # what some modules keep of their last pass
-        for module in network.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor)
-    }
+    memo = kept(network)
     for tensor in (*network.parameters(), *network.buffers()):
         moved = tensor.detach().to(device=device)
         moved = moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
@@ -176,7 +171,14 @@ def copied(network: nn.Module, dtype: torch.dtype | None, device: torch.device |
 
 def shared(network: nn.Module) -> nn.Module:
     """The network's modules again on the same parameters and buffers."""
-    return copy.deepcopy(network, {id(t): t for t in (*network.parameters(), *network.buffers())})
+    mine = {id(t): t for t in (*network.parameters(), *network.buffers())}
+    return copy.deepcopy(network, kept(network) | mine)
+
+
+def kept(network: nn.Module) -> dict[int, object]:
+    """Copies of what some modules keep of their last pass, by the identity of the tensor, for a copy of them."""
+    values = (value for module in network.modules() for value in vars(module).values())
+    return {id(value): value.detach().clone() for value in values if isinstance(value, Tensor)}
 
 
 def trees_of(plain: nn.Module, *, registry: bool = True) -> Trees:

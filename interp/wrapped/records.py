@@ -40,6 +40,9 @@ class WrappedMixer(Mixer):
             distribution=self.distribution, additive=self.additive, keyed=False, stateful=True,
         )  # fmt: skip
 
+    def __str__(self) -> str:
+        return "a wrapped network's own code"
+
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """NotImplementedError: the module is the wrapped network's own."""
         raise NotImplementedError("a wrapped network is not built from its config")

@@ -1,14 +1,16 @@
 """Wrapped decoders against the network's own code: logits, sites, edits made by hand, refusals, threads."""
 
 import copy
+import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from experiments.every_decoder import compared, tiny
-from interp import verify
+from interp import HookedTransformer, verify
 from interp.data.batch import Batch
 from interp.families import from_hf_model
 from interp.model import sites
@@ -232,3 +234,33 @@ def test_half_precision_is_proven_in_float32_and_runs_as_it_is() -> None:
     assert model.dtype == torch.bfloat16
     assert model.config.mixers[0].offered == wrapped("smollm3").config.mixers[0].offered  # type: ignore[attr-defined]
     assert model(tokens(), Tap([Read("blocks.1.attn.hook_pattern")])).dtype == torch.bfloat16
+
+
+def test_a_folder_is_wrapped_where_we_have_no_file_or_where_that_is_asked(tmp_path: Path) -> None:
+    made = tiny("cohere", num_hidden_layers=1)
+    made.save_pretrained(tmp_path)
+    model = HookedTransformer.from_pretrained(tmp_path)
+    assert torch.equal(model.transformer(tokens()), made(input_ids=tokens()).logits.detach())
+    assert model.verify().passed
+    with pytest.raises(ValueError, match="'cohere' is not supported"):
+        HookedTransformer.from_pretrained(tmp_path, wrapped=False)
+    with pytest.raises(ValueError, match="one device, got 2"):
+        HookedTransformer.from_pretrained(tmp_path, devices=["cpu", "cpu"])
+    with pytest.raises(ValueError, match="there is no other code to wrap"):
+        HookedTransformer.from_pretrained("demo-attn-2l", wrapped=True)
+    values = json.loads((tmp_path / "config.json").read_text())
+    for more, message in (
+        ({"quantization_config": {"quant_method": "fp8"}}, r"quantization_config \(fp8\)"),
+        ({"model_type": "interp"}, "'interp' cannot be wrapped"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(values | more))
+        with pytest.raises(ValueError, match=message):
+            HookedTransformer.from_pretrained(tmp_path, wrapped=True)
+
+
+def test_attention_whose_scores_are_used_twice_has_no_heads() -> None:
+    model = wrapped("granite_swa")
+    assert "attn.hook_z" in model.config.mixers[0].offered  # type: ignore[attr-defined]
+    for site in ("hook_attn_scores", "hook_pattern", "hook_v"):
+        with pytest.raises(KeyError, match="its scores are used beside the softmax"):
+            sites.find(f"blocks.0.attn.{site}", model.config)
