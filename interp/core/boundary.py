@@ -76,6 +76,8 @@ EARLIER: Mapping[str, Sequence[str]] = {
 }
 """Words of the first edition and what they are called in every function that now has the new word."""
 _COLLECTIONS = (Sequence, Collection, Iterable)
+MOST_REPEATS = 10_000_000
+"""The most steps, draws, samples or permutations that are taken: more would never end."""
 MOST = 1000
 """Items of one value that are looked at one by one; of longer lists the first."""
 
@@ -321,6 +323,11 @@ def _is_class(option: object) -> TypeGuard[type]:
     return not getattr(option, "_is_protocol", False) or getattr(option, "_is_runtime_protocol", False)
 
 
+def _is_one(kind: type, option: type) -> bool:
+    """Whether a class is of another one; never of a protocol, which Python asks of objects alone."""
+    return not getattr(option, "_is_protocol", False) and issubclass(kind, option)
+
+
 def _all_fit(values: Iterable[object], item: object) -> bool:
     return all(fits(value, item) for value in islice(values, MOST))
 
@@ -449,9 +456,7 @@ def _hint(what: str, value: object, hint: object) -> str:
         return instead
     if isinstance(value, str):
         return _instead_of_text(what, value, options, allowed)
-    if isinstance(value, type) and any(
-        isinstance(option, type) and issubclass(value, option) for option in options
-    ):
+    if isinstance(value, type) and any(_is_class(option) and _is_one(value, option) for option in options):
         return f": write {value.__name__}(...)"
     made = getattr(value, "__annotations__", {}).get("return") if inspect.isfunction(value) else None
     if isinstance(made, type) and made in options:
@@ -490,7 +495,7 @@ def _no_device(given: object) -> str | None:
         return ""
     try:
         torch.device(given)
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return ""
     return None
 
@@ -500,5 +505,11 @@ def _no_seed(given: object) -> str | None:
     return None if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else ""
 
 
+def _no_repeats(given: object) -> str | None:
+    """None for a whole number that a loop can come to the end of; what is too small is for the function to say."""
+    return None if isinstance(given, int) and not isinstance(given, bool) and given <= MOST_REPEATS else ""
+
+
 Device = Annotated[torch.device | str, Required("a device such as 'cpu' or 'cuda:1'", _no_device)]
 Seed = Annotated[int, Required("a whole number from 0 on", _no_seed)]
+Repeats = Annotated[int, Required(f"a whole number up to {MOST_REPEATS}", _no_repeats)]

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import public, shape_text
+from interp.core.boundary import Repeats, public, shape_text
 from interp.core.results import Score, scored
 from interp.core.stats import Means, Partial, wide
 from interp.data.batch import Batch
@@ -146,7 +146,7 @@ def flow(
     ov: Float[Tensor, "d d"],
     causal: bool = False,
     dt: float = 0.05,
-    steps: int = 4000,
+    steps: Repeats = 4000,
 ) -> Float[Tensor, "n d"]:
     """Where tokens on the unit sphere are after `steps` Euler steps of the continuous dynamics, time dt * steps.
 

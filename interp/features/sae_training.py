@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.boundary import Device, public, shape_text
+from interp.core.boundary import Device, Repeats, public, shape_text
 from interp.core.results import labelled
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK, step
 
@@ -54,7 +54,7 @@ def train_sae(
     kind: Kind,
     d_sae: int,
     *,
-    steps: int,
+    steps: Repeats,
     sparsity: float | None = None,
     lr: float = 1e-3,
     batch_size: int = 1024,

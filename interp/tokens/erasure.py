@@ -19,7 +19,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import Repeats, nearest, public
 from interp.core.results import Score, check_result, scored
 from interp.core.stats import Moments, Partial, Rows, wide
 from interp.data.batch import Answers, Batch
@@ -134,7 +134,7 @@ class CompareMethods(Question):
     """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
     pos: int = -1
     """At which token of each prompt the answer is watched, negative from its end."""
-    draws: int = 5
+    draws: Repeats = 5
     """Random orders of each prompt's tokens, the chance level."""
     seed: int = 0
     """Of the random orders."""
@@ -212,7 +212,7 @@ def compare_methods(
     replacement: Baseline = "mean",
     measure: Measure = "probability",
     pos: int = -1,
-    draws: int = 5,
+    draws: Repeats = 5,
     seed: int = 0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,

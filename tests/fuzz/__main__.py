@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from tests.fuzz import functions, loaders
+from tests.fuzz import commands, functions, loaders
 from tests.fuzz.judge import Case, Ending, ended
 
-FAMILIES = (functions.cases, loaders.cases, loaders.configs)
 AT_ONCE = 200
 """Cases that one process makes: what breaks it is a case of its own, and its memory is given back."""
 
@@ -33,7 +32,8 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     by_name: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    every = (case for make in (functions.cases, partial(loaders.cases, asked.seed), loaders.configs) for case in make())
+    makers = (functions.cases, partial(loaders.cases, asked.seed), loaders.configs, commands.cases)
+    every = (case for make in makers for case in make())
     chosen = [case for case in every if asked.only in str(case)]
     random.Random(asked.seed).shuffle(chosen)
     counts: collections.Counter[str] = collections.Counter()

@@ -64,28 +64,34 @@ class Case:
     """How the source calls a function of the user's, whose own errors are his."""
     answered: bool = False
     """Whether it is known to be answered, so that it is counted and not made."""
+    seconds: float = SECONDS
+    """Of the processor, at most."""
 
     def __str__(self) -> str:
         return f"{self.family} {self.name}({self.changed})"
+
+
+REFUSED = object()
+"""What a call gives that was refused without an error, such as a line that no command understands."""
 
 
 class TooLong(BaseException):
     """The bound of a call; no `except Exception` may swallow it."""
 
 
-def ended(case: Case, seconds: float = SECONDS) -> Ending:
+def ended(case: Case) -> Ending:
     """What becomes of a call within its bounds; the folder it runs in is the caller's to choose."""
     if case.answered:
         return Ending("answered")
     same_seeds()
     start, problem, kind = time.process_time(), "", "answered"
     try:
-        with warnings.catch_warnings(), _quiet(), _bounded(seconds), _watched() as broken:
+        with warnings.catch_warnings(), _quiet(), _bounded(case.seconds), _watched() as broken:
             warnings.simplefilter("ignore")
-            case.call()
+            kind = "refused" if case.call() is REFUSED else "answered"
     except TooLong as error:
         kind, problem = "slow", str(error)
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         found = raw(error, case.words, case.callbacks)
         kind, problem = ("refused", "") if found is None else ("raw", f"{found}: {type(error).__name__}: {error}")
     if broken:
@@ -102,7 +108,7 @@ def raw(error: BaseException, words: Sequence[str], callbacks: Sequence[str] = (
     if {*callbacks} & {*re.findall(r"\w+\(", linecache.getline(*ours[-1]))}:
         return None
     if ours[-1] != frames[-1] or not _raises(*ours[-1]):
-        return "raised from inside"
+        return f"raised from inside {Path(ours[-1][0]).relative_to(PACKAGE)}:{ours[-1][1]}"
     if not isinstance(error, TOLD) and not (isinstance(error, TypeError) and "has no argument" in str(error)):
         return "of another kind"
     return None if any(re.search(word, str(error)) for word in words) else "names nothing"

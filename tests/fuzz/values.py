@@ -102,7 +102,6 @@ def near(usual: object) -> Iterator[tuple[str, Made]]:
         yield "as a number", lambda: int(usual)
     elif isinstance(usual, int | float):
         yield "negative", lambda: -usual
-        yield "a million times as much", lambda: usual * 10**6
         yield "a half more", lambda: usual + 0.5
     elif isinstance(usual, torch.Tensor):
         yield from _near_tensor(usual)
