@@ -191,7 +191,10 @@ class Circuit(Viewable):
 
 
 def protocol_of(held: object, version: object) -> CircuitProtocol | None:
-    """The protocol in a file; ValueError for what is none. Those of version 1 were always scored by corrupting an edge."""
+    """The protocol in a file; ValueError for what is none.
+
+    Those of version 1 were always scored by what corrupting an edge changes.
+    """
     if held is None:
         return None
     later = {"direction": "noise"} if version == 1 else {}

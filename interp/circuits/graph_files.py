@@ -190,8 +190,8 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
     parts = () if ours is None else tuple(_read_parts(link, path) for link in links)
     groups = _groups(held.get("qParams"), path)
     return AttributionGraph(
-        str(about["slug"]), str(about["scan"]), str(about["prompt"]), _words(about["prompt_tokens"], "prompt_tokens", path),
-        nodes, _frame(links), groups, ours, parts,
+        str(about["slug"]), str(about["scan"]), str(about["prompt"]),
+        _words(about["prompt_tokens"], "prompt_tokens", path), nodes, _frame(links), groups, ours, parts,
     )  # fmt: skip
 
 
@@ -372,7 +372,11 @@ def _read_parts(link: Mapping[str, object], path: object) -> Mapping[str, float]
     weight = link["weight"]
     assert isinstance(weight, int | float)  # checked with all links
     finite = isinstance(parts, Mapping) and all(map(_finite, parts.values()))
-    if not isinstance(parts, Mapping) or not finite or not math.isclose(math.fsum(parts.values()), weight, rel_tol=1e-9):
+    if (
+        not isinstance(parts, Mapping)
+        or not finite
+        or not math.isclose(math.fsum(parts.values()), weight, rel_tol=1e-9)
+    ):
         raise ValueError(
             f"parts that sum to the weight are required in graphs of {TOOL}; in {path} the link {link['source']!r} to "
             f"{link['target']!r} has {parts!r} for {link['weight']!r}"

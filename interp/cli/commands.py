@@ -19,6 +19,8 @@ PROMPT = "When Mary and John went to the store, John gave a drink to"
 ANSWER, WRONG = " Mary", " John"
 CORRUPT = "When Mary and John went to the store, Mary gave a drink to"
 """The corrupted prompt, whose answer is the wrong one: the other person gives."""
+MOST_PAIRS = 100_000
+"""Pairs that are drawn in memory."""
 NEEDED = ("starlette", "uvicorn", "pydantic")
 """What the live page requires."""
 Task = Literal[
@@ -226,6 +228,8 @@ class OfTask(Asking):
 
         if self.out is not None:
             check_replaceable(self.out)
+        if not 1 <= self.pairs <= MOST_PAIRS:
+            raise ValueError(f"--pairs must be in [1, {MOST_PAIRS}], got {self.pairs}")
         model = opened(self.model, self.device)
         seeds = 2 * self.seed, 2 * self.seed + 1  # no other seed of a user's shares them
         drawn = (TASKS[self.task](rows=self.pairs, seed=s).pairs(model.text.tokenizer) for s in seeds)

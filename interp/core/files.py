@@ -128,14 +128,28 @@ def named_path(path: Path | str) -> Path:
     except UnicodeEncodeError as cause:
         raise ValueError(f"{_named(path)} is the name of no file: {cause}") from cause
     if any(b"\0" in part or len(part) > 255 for part in parts):
-        raise ValueError(f"{_named(path)} is the name of no file: it has a zero byte, or a part of more than 255 bytes")
+        raise ValueError(
+            f"{_named(path)} is the name of no file: it has a zero byte, or a part of more than 255 bytes"
+        )
+    return path
+
+
+def made_folder(path: Path | str) -> Path:
+    """The folder, made with those that it is in. ValueError, by its name, for no folder's name or what is a file."""
+    path = named_path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as cause:
+        raise ValueError(f"a folder is required, {path} is a file or in one") from cause
     return path
 
 
 def _named(path: Path) -> str:
     """A path in a message, where it may be long and hold anything."""
     text = str(path)
-    return text if len(text) < 300 and text.isprintable() else repr(f"{text[:60]} ... {text[-60:]}"[: len(text)])
+    return (
+        text if len(text) < 300 and text.isprintable() else repr(f"{text[:60]} ... {text[-60:]}"[: len(text)])
+    )
 
 
 def json_object(path: Path | str) -> dict[str, object]:

@@ -37,7 +37,11 @@ def local_layers(settings: Settings, n_layers: int) -> tuple[int, ...]:
     types = settings.get("attention_types") or [[["global", "local"], 12]]
     listed = settings.get("attention_layers")  # the same, written out by newer configs
     kinds = _written_out(types, n_layers)
-    if len(kinds) != n_layers or any(kind not in ("global", "local") for kind in kinds) or listed not in (None, kinds):
+    if (
+        len(kinds) != n_layers
+        or any(kind not in ("global", "local") for kind in kinds)
+        or listed not in (None, kinds)
+    ):
         raise ValueError(
             f"GPT-Neo: config requires attention_types of {n_layers} layers, global or local, got {types!r} and "
             f"attention_layers={listed!r}"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from interp.core.boundary import Device, nearest, public, shown
-from interp.core.files import json_object, named_path, write_atomically
+from interp.core.files import json_object, made_folder, named_path, write_atomically
 from interp.families import (
     bart,
     bert,
@@ -84,7 +84,7 @@ FAMILIES: tuple[AnyFamily, ...] = (
     marian.FAMILY,
     native.FAMILY,
 )
-Devices = Sequence[torch.device | str]
+Devices = Sequence[Device]
 TokenizerAdapter = FileTokenizer | HuggingFaceTokenizer | SentencePieceTokenizer
 
 
@@ -246,7 +246,7 @@ def save(model: AnyModel, folder: Path) -> None:
     """Write `config.json` and `model.safetensors` in our own layout; a tied unembedding is stored once."""
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
+    made_folder(folder)
     state = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     values = native.values(model.config)
     write_atomically(folder / "model.safetensors", lambda p: save_file(state, p, metadata={"format": "pt"}))

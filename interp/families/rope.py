@@ -117,6 +117,8 @@ def _long(rule: Settings, original: int, stretch: float, dim: int) -> LongScalin
         lists.append(tuple(float(x) for x in numbers))
     factor = rule.real("factor", stretch)
     if original < 2:
-        raise ValueError(f"rope_parameters: original_max_position_embeddings of at least 2 is required, got {original}")
+        raise ValueError(
+            f"rope_parameters: original_max_position_embeddings of at least 2 is required, got {original}"
+        )
     own = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return LongScaling(lists[0], lists[1], original, rule.real("attention_factor", own))

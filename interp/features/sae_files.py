@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from interp.core.boundary import Device, nearest, public
-from interp.core.files import json_object, named_path, regular, write_atomically
+from interp.core.files import json_object, made_folder, regular, write_atomically
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK
 from interp.model.config import Json
 
@@ -74,8 +74,7 @@ def save_sae(sae: SAE, folder: Path | str) -> None:
     """
     from safetensors.torch import save_file
 
-    folder = named_path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = made_folder(folder)
     weights = {name: weight.detach().cpu().contiguous() for name, weight in sae.state_dict().items()}
     text = json.dumps(_described(sae), indent=2) + "\n"
     write_atomically(folder / WEIGHTS, lambda path: save_file(weights, path))

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.boundary import Repeats, public, shown
+from interp.core.boundary import Count, public, shown
 from interp.core.files import regular, write_atomically
 from interp.core.stats import wide
 from interp.data.batch import Batch, is_prompts
@@ -130,7 +130,7 @@ def train_tuned_lens(
     model: Model,
     data: DataSource | Data,
     *,
-    steps: Repeats = 250,
+    steps: Count = 250,
     sites: str | Sequence[str] = "resid_pre",
     optimiser: MakeOptimiser | None = None,
     seed: int = 0,

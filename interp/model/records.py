@@ -26,7 +26,7 @@ Json = dict[str, object]
 
 
 MOST = 10**8
-"""The largest width, vocabulary, context or other number of things: the size of a matrix of two such is one of 64 bits."""
+"""The largest width, vocabulary, context or other number of things: a matrix of two such has a size of 64 bits."""
 
 
 class Record:
@@ -38,12 +38,11 @@ class Record:
     def __post_init__(self) -> None:
         """ValueError for a field of another kind than its annotation says; a record's own checks follow this one."""
         check_fields(self)
-        hints = hints_of(self.__class__)
+        hints = hints_of(type(self))  # type: ignore[arg-type]
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if field.name != "seed" and hints.get(field.name) in (int, int | None) and value is not None:
-                if abs(value) > MOST:
-                    raise ValueError(f"{type(self).__name__} requires {field.name} up to {MOST}, got {value}")
+            value, counts = getattr(self, field.name), hints.get(field.name) in (int, int | None)
+            if counts and value is not None and field.name != "seed" and abs(value) > MOST:
+                raise ValueError(f"{type(self).__name__} requires {field.name} up to {MOST}, got {value}")
 
     @classmethod
     def today(cls, values: Json) -> Json:

@@ -61,6 +61,7 @@ class FolderKind:
 
         Errors: ValueError for a folder that holds other things, and without `resume` for one of this kind.
         """
+        named_path(folder)
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"a folder is required, {folder} is a file")
         held = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
@@ -194,6 +195,11 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_json(path: Path, values: Json, *, new: bool = False) -> None:
     """Write a JSON file in one step; new: FileExistsError if there is one."""
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    try:
+        text.encode()
+    except UnicodeEncodeError as cause:
+        around = text[max(cause.start - 20, 0) : cause.end + 20]
+        raise ValueError(f"{path}: texts of whole characters are required, got {around!r}") from cause
     write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"), new=new)
 
 

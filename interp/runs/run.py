@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from interp.core.boundary import Repeats, public, shown
+from interp.core.boundary import Count, Device, public, shown
 from interp.core.stats import Bootstrap, Means, Partial, Rows
 from interp.core.viewer import Shown
 from interp.data.pairs import Pairs
@@ -52,7 +52,7 @@ else:
 
 Asked = Askable | Sequence[Askable] | Mapping[str, Askable]
 """One question, several of different names, or several by names of one's own."""
-Devices = Literal["all"] | Sequence[str | torch.device]
+Devices = Literal["all"] | Sequence[Device]
 SAMPLE = 4
 """Rows on which memory is measured."""
 AHEAD = 2
@@ -100,7 +100,7 @@ def run(
     edits: Sequence[Edit] = (),
     out: Path | str | None = None,
     resume: bool = False,
-    bootstrap: Repeats = 0,
+    bootstrap: Count = 0,
     seed: int = 0,
     devices: Devices | None = None,
     engine: Literal["ray"] | None = None,

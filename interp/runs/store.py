@@ -88,14 +88,17 @@ class Index:
                 raise ValueError(
                     f"shards must be a list and shapes an object, got {values['shards']!r} and {values['shapes']!r}"
                 )
-            lists = {name: tuple(each) if isinstance(each, list) else each for name, each in values["shapes"].items()}
+            lists = {
+                name: tuple(each) if isinstance(each, list) else each
+                for name, each in values["shapes"].items()
+            }
             values["shapes"] = lists
             values["shards"] = tuple(built(Shard, each) for each in values["shards"])
         found = built(cls, values)
         least = 8 * len(TABLES)
         if odd := [shard for shard in found.shards if not 0 <= shard.entries <= shard.bytes / least]:
             raise ValueError(
-                f"{odd[0].file} is listed with {odd[0].entries} entries, which require at least {least} bytes each, and "
+                f"{odd[0].file} is listed with {odd[0].entries} entries, each of at least {least} bytes, and "
                 f"{odd[0].bytes} bytes"
             )
         return found

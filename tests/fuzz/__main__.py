@@ -1,4 +1,5 @@
-"""`python -m tests.fuzz --cases 5000 --seed 1`: a larger budget than that of the test suite; counts by family and function."""
+"""`python -m tests.fuzz --cases 5000 --seed 1`: a larger budget than that of the test suite; counts by family and
+function."""
 
 import argparse
 import collections
@@ -9,8 +10,8 @@ import resource
 import struct
 import sys
 import tempfile
-from functools import partial
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 

@@ -1,4 +1,5 @@
-"""Every command with every option changed, one at a time: read off the commands themselves, so a new one is tried too."""
+"""Every command with every option changed, one at a time: read off the commands themselves, so a new one is tried
+too."""
 
 import dataclasses
 import functools
@@ -6,7 +7,6 @@ import os
 import re
 import shutil
 import tempfile
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,8 +22,10 @@ from tests.fuzz.judge import REFUSED, SECONDS, Case
 FAMILY = "command lines"
 CLEAN, CORRUPT = "When Mary and John went to the shop", "When John and Mary went to the shop"
 TEXTS = (
-    "", " ", "x", "-1", "0", "3", "1.5", "nan", "inf", "-inf", "1000000000", "1000000000000000000", "None", "True", "[]", "{}", "null",
-    "L9H9", "L0H1", "blocks.0.hook_resid_pre", "../..", "nowhere/at/all", "folder", "pipe", "loop", "text.txt", "bytes.json", "\x00",
+    "", " ", "x", "-1", "0", "3", "1.5", "nan", "inf", "-inf", "1000000000", "1000000000000000000", "None",
+    "True", "[]", "{}", "null",
+    "L9H9", "L0H1", "blocks.0.hook_resid_pre", "../..", "nowhere/at/all", "folder", "pipe", "loop", "text.txt",
+    "bytes.json", "\x00",
     "\ud800", "a" * 5000, "-", "--", "--help", "éµ☃", "a=b", "1e-300", "1e300",
 )  # fmt: skip
 """What is typed for every option: none of it is meant by anybody."""
@@ -45,7 +47,8 @@ def main(job: Job, record: Record) -> None:
     record.step("first", lambda: xr.Dataset({"x": float(job.steps)}))
 '''
 WORDS: Mapping[str, str] = {
-    "model": "model", "prompt": CLEAN, "data": CLEAN, "clean": CLEAN, "corrupt": CORRUPT, "answer": " John", "wrong": " Mary",
+    "model": "model", "prompt": CLEAN, "data": CLEAN, "clean": CLEAN, "corrupt": CORRUPT, "answer": " John",
+    "wrong": " Mary",
     "name": "run", "first": "run", "second": "run", "runs": ".", "subject": "Mary", "part": "L0H1", "head": "L0H1",
     "tokens": " John", "site": "resid_pre", "task": "indirect_objects",
 }  # fmt: skip
@@ -54,6 +57,12 @@ OF: Mapping[str, Mapping[str, str]] = {
     "causal-trace": {"model": "demo-4l", "answer": "e"}, "circuit": {"edges": "5", "pairs": "2"}, "list": {"runs": "."},
 }  # fmt: skip
 """Options of one command: a trace requires a fact that the model knows, and that model says this; small numbers."""
+OTHER_WORDS: Mapping[str, str] = {
+    **dict.fromkeys(("data", "clean", "corrupt", "prompt"), "prompt|row"), "wrong": "an answer",
+    "out": "to write to|a folder that is there",
+    "part": "index of a head", "receivers": "index of a head", "by": "dims", "checkpoints": "revision",
+}  # fmt: skip
+"""What else messages call an option."""
 SLOW: Mapping[str, float] = {"report": 30.0}
 """Seconds of the processor for what takes some even for the smallest model."""
 FILES: Mapping[str, str] = {"graph": "graph.json", "run": "adding.py"}
@@ -79,13 +88,16 @@ def cases() -> Iterator[Case]:
     for name, command in COMMANDS.items():
         right, places = line(name, command)
         for what, changed in {
-            "as it is": right, "with a word more": [*right, "nonsense"], "with an unknown option": [*right, "--nonsense", "1"],
+            "as it is": right, "with a word more": [*right, "nonsense"], "with an unknown option": [*right,
+            "--nonsense", "1"],
             "without its last word": right[:-1], "twice": right * 2, "nothing": [],
         }.items():  # fmt: skip
             yield _case(name, what, changed, changed)
         for option, place in places.items():
             for text in TEXTS:
-                yield _case(name, f"{option} = {text[:20]!r}", _with(right, place, option, text), [option, text])
+                yield _case(
+                    name, f"{option} = {text[:20]!r}", _with(right, place, option, text), [option, text]
+                )
 
 
 def line(name: str, command: type[object]) -> tuple[list[str], dict[str, int | None]]:
@@ -126,12 +138,20 @@ def _with(right: Sequence[str], place: int | None, option: str, text: str) -> li
 
 
 def _case(name: str, what: str, argv: Sequence[str], told: Sequence[str]) -> Case:
-    return Case(FAMILY, name, what, functools.partial(_run, [*argv]), words(told), seconds=SLOW.get(name, SECONDS))
+    return Case(
+        FAMILY,
+        name,
+        what,
+        functools.partial(_run, [*argv]),
+        functools.partial(words, told),
+        seconds=SLOW.get(name, SECONDS),
+    )
 
 
 def words(told: Sequence[str]) -> list[str]:
     """What a refusal may name: the option, or what was typed for it."""
-    return [r"(?i)" + each for text in told for each in _ways(text)]
+    others = [OTHER_WORDS[text] for text in told if text in OTHER_WORDS]
+    return [*others, *(r"(?i)" + each for text in told for each in _ways(text))]
 
 
 def _ways(text: str) -> Iterator[str]:

@@ -22,7 +22,8 @@ class Damage:
 
 
 ODD: tuple[object, ...] = (
-    None, True, 0, -1, 3, 1.5, 10**9, 10**18, 10**400, float("nan"), float("inf"), "", "x", "X" * 10_000, "\x00", [], [1], ["x", None],
+    None, True, 0, -1, 3, 1.5, 10**9, 10**18, 10**400, float("nan"), float("inf"), "", "x", "X" * 10_000,
+    "\x00", [], [1], ["x", None],
     [[]], {}, {"a": 1},
 )  # fmt: skip
 """What is put in the place of every entry of a JSON file."""
@@ -59,8 +60,10 @@ def _of_any(content: bytes, draw: random.Random) -> Iterator[Damage]:
 
 def _of_json(held: object) -> Iterator[Damage]:
     for what, text in {
-        "nested": "[" * 100_000, "nested objects": '{"a":' * 100_000, "empty": "", "a list": "[]", "a number": "3", "null": "null",
-        "NaN": "NaN", "a text": '"text"', "an empty object": "{}", "with a byte order mark": "\ufeff" + json.dumps(held),
+        "nested": "[" * 100_000, "nested objects": '{"a":' * 100_000, "empty": "", "a list": "[]",
+        "a number": "3", "null": "null",
+        "NaN": "NaN", "a text": '"text"', "an empty object": "{}",
+        "with a byte order mark": "\ufeff" + json.dumps(held),
         "a long number": '{"a": ' + "9" * 5000 + "}",
     }.items():  # fmt: skip
         yield Damage(what, _writes(text.encode()))

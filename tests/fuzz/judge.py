@@ -1,7 +1,9 @@
 """How a call ends: it is answered, refused in words of our own, raw (an error that nobody raised on purpose), or slow.
 
-A refusal counts where a `raise` statement of the package raised it, with a kind of error that users are told of, and where
-its message names the argument, the value or the file. Everything else is raw. What a call may take is bounded: processor
+A refusal counts where a `raise` statement of the package raised it,
+with a kind of error that users are told of, and where
+its message names the argument,
+the value or the file. Everything else is raw. What a call may take is bounded: processor
 time, waiting, memory, and where it writes.
 """
 
@@ -28,7 +30,15 @@ import interp
 from tests.loops import same_seeds
 
 PACKAGE = Path(interp.__file__).parent
-TOLD = (ValueError, KeyError, IndexError, ArithmeticError, FileNotFoundError, FileExistsError, PermissionError)
+TOLD = (
+    ValueError,
+    KeyError,
+    IndexError,
+    ArithmeticError,
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+)
 """Kinds of errors that tell a user what he got wrong; a TypeError is one where it names an argument nobody has."""
 SECONDS = 5.0
 """Of the processor that one call may take: the models are tiny, a valid call takes milliseconds."""
@@ -45,7 +55,6 @@ class Ending:
 
     kind: Kind
     problem: str = ""
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,11 +67,11 @@ class Case:
     changed: str
     """Which argument, which damage or which option, in words."""
     call: Callable[[], object]
-    words: Sequence[str] = ()
+    words: Callable[[], Sequence[str]]
     """Regular expressions of what a refusal may be recognised by; one of them must occur in its message."""
-    callbacks: Sequence[str] = ()
+    callbacks: Callable[[], Sequence[str]] = tuple
     """How the source calls a function of the user's, whose own errors are his."""
-    answered: bool = False
+    answered: Callable[[], bool] = lambda: False
     """Whether it is known to be answered, so that it is counted and not made."""
     seconds: float = SECONDS
     """Of the processor, at most."""
@@ -81,10 +90,10 @@ class TooLong(BaseException):
 
 def ended(case: Case) -> Ending:
     """What becomes of a call within its bounds; the folder it runs in is the caller's to choose."""
-    if case.answered:
+    if case.answered():
         return Ending("answered")
     same_seeds()
-    start, problem, kind = time.process_time(), "", "answered"
+    problem, kind = "", "answered"
     try:
         with warnings.catch_warnings(), _quiet(), _bounded(case.seconds), _watched() as broken:
             warnings.simplefilter("ignore")
@@ -92,11 +101,13 @@ def ended(case: Case) -> Ending:
     except TooLong as error:
         kind, problem = "slow", str(error)
     except Exception as error:
-        found = raw(error, case.words, case.callbacks)
-        kind, problem = ("refused", "") if found is None else ("raw", f"{found}: {type(error).__name__}: {error}")
+        found = raw(error, case.words(), case.callbacks())
+        kind, problem = (
+            ("refused", "") if found is None else ("raw", f"{found}: {type(error).__name__}: {error}")
+        )
     if broken:
         kind, problem = "raw", f"reaches outside: {broken[0]}"
-    return Ending(kind, problem, time.process_time() - start)  # type: ignore[arg-type]
+    return Ending(kind, problem)  # type: ignore[arg-type]
 
 
 def raw(error: BaseException, words: Sequence[str], callbacks: Sequence[str] = ()) -> str | None:
@@ -136,7 +147,7 @@ def _raising(path: str) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def _bounded(seconds: float) -> Iterator[None]:
-    """TooLong where the processor works longer than this, or a call sleeps; no more memory than `MEMORY` beyond today's."""
+    """TooLong for a call that works longer than this or sleeps; no more than `MEMORY` bytes beyond today's."""
     begin, tick, state = time.process_time(), 0.5, [time.process_time(), 0.0]
 
     def look(_: int, __: types.FrameType | None) -> None:
@@ -167,7 +178,16 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-_WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.chmod", "os.truncate"}
+_WRITES = {
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.symlink",
+    "os.link",
+    "os.chmod",
+    "os.truncate",
+}
 _NEVER = {"socket.connect", "socket.getaddrinfo", "os.system"}
 _seen: list[list[str]] = []
 """Of the call that is being made, what it did outside of its folder; empty while none is."""
@@ -180,12 +200,13 @@ def _look(event: str, given: tuple[object, ...]) -> None:
     if event in _NEVER:
         _seen[-1].append(f"{event} {given[:2]!r}")
     elif event == "open":
-        path, mode, flags = given
+        path, _, flags = given
         writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         if isinstance(path, str | bytes | os.PathLike) and writes and not _inside(path):
             _seen[-1].append(f"open {path!r} to write")
     elif event in _WRITES:
-        paths = [each for each in given[: 2 if event in ("os.rename", "os.link") else 1] if isinstance(each, str)]
+        ends = given[1:2] if event in ("os.symlink", "os.link") else given[: 2 if event == "os.rename" else 1]
+        paths = [each for each in ends if isinstance(each, str | os.PathLike)]
         _seen[-1].extend(f"{event} {path}" for path in paths if not _inside(path))
 
 

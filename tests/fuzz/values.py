@@ -1,4 +1,5 @@
-"""What is put in the place of an argument: things of a wrong kind, and things of the right kind that cannot be meant."""
+"""What is put in the place of an argument: things of a wrong kind, and things of the right kind that cannot be
+meant."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -53,14 +54,15 @@ DOUBTFUL: Mapping[str, Made] = {
     "a numpy number": lambda: np.int64(3),
     **{
         repr(word): lambda word=word: word
-        for word in ("", " ", "\x00", "L9H9", "L0H99", "L-1H0", "blocks.9.hook_z", "blocks.0.hook_resid_pst", "~", "../x")
+        for word in ("", " ", "\x00", "L9H9", "L0H99", "blocks.9.hook_z", "blocks.0.hook_resid_pst", "~", "../x")
     },
     "a lone surrogate": lambda: "\ud800",
     "a long word": lambda: "ab " * 20_000,
     **{
         f"the list {each!r}": lambda each=each: each
         for each in (
-            [0], [-1], [10**9], [10**18], [-(10**9)], [1.5], [math.nan], [True], [""], [[]], [[], []], [[1, 2], [3]], [[[1]]],
+            [0], [-1], [10**9], [10**18], [-(10**9)], [1.5], [math.nan], [True], [""], [[]], [[], []], [[1, 2],
+            [3]], [[[1]]],
             [[10**9]], [["a"]], [None], [0, 0], ["a"], ["a", "a"], ["L0H1", "L0H1"], ["L9H9"],
         )
     },
