@@ -62,7 +62,7 @@ class HookedEncoderDecoder(Shown):
         revision: str | None = None,
         dtype: torch.dtype | None = None,
         device: Device = "cpu",
-        devices: Sequence[torch.device | str] | None = None,
+        devices: Sequence[Device] | None = None,
     ) -> HookedEncoderDecoder:
         """The model of a local folder, hub name or live Hugging Face model, as in `HookedTransformer`."""
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):

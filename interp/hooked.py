@@ -87,7 +87,7 @@ class HookedTransformer(Shown):
         revision: str | None = None,
         dtype: torch.dtype | None = None,
         device: Device = "cpu",
-        devices: Sequence[torch.device | str] | None = None,
+        devices: Sequence[Device] | None = None,
         wrapped: bool | None = None,
     ) -> HookedTransformer:
         """The model of a demo name (`interp.DEMOS`), local folder, safetensors file, hub name or live HF model.

@@ -23,7 +23,7 @@ if os.environ.get("INTERP_TEST_SHAPES") == "1":  # `make test-shapes`
     assert "interp" not in sys.modules, "the shape checks must be in place before interp is imported"
     jaxtyping.install_import_hook("interp", "beartype.beartype")
     # what a function of ours says of a wrong kind cannot be heard: the shape checks refuse it before
-    collect_ignore = ["contract/test_boundary.py", "core/test_boundary.py"]
+    collect_ignore = ["contract/test_boundary.py", "core/test_boundary.py", "fuzz/test_fuzz.py"]
 
 import hypothesis
 import pytest

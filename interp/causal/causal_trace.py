@@ -25,7 +25,7 @@ from torch import Tensor
 
 from interp.causal.effects import SIGN, moments_of
 from interp.causal.spans import ROLES, Where, roles, spans, within
-from interp.core.boundary import public
+from interp.core.boundary import Count, public
 from interp.core.results import labelled
 from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows, wide
 from interp.data.batch import Answers, Batch, Text
@@ -70,7 +70,7 @@ class CausalTrace(Question):
     """How many MLPs or attentions are restored at once; None = a fifth of the layers, at least one."""
     noise: float = 3.0
     """Standard deviation of the noise, in units of `sigma`."""
-    samples: int = 10
+    samples: Count = 10
     """Draws of the noise per prompt."""
     seed: int = 0
     """Of the draws."""
@@ -169,7 +169,7 @@ def causal_trace(
     kind: Kind = "state",
     window: int | None = None,
     noise: float = 3.0,
-    samples: int = 10,
+    samples: Count = 10,
     seed: int = 0,
     sigma: float | None = None,
     severed: Severed | None = None,

@@ -26,6 +26,8 @@ from interp.model.config import ModelConfig
 from interp.model.parts import Edge, Part
 
 INPUT, LOGITS = "L0.resid", "logits"
+MOST_HEADS = 100_000
+"""Heads of a graph, whose matrix of edges is that many squared; the largest published models have some 20 000."""
 
 
 def reads_by_qkv(config: ModelConfig) -> bool:
@@ -55,6 +57,15 @@ class EdgeGraph:
     mlp: bool = True
     parallel: bool = False
     """Whether an MLP reads what the heads of its own layer read, instead of their sum."""
+
+    def __post_init__(self) -> None:
+        """ValueError for numbers that no model has; the names of the nodes alone would not fit the memory."""
+        sizes = (self.n_layers, self.n_heads, self.n_kv_heads)
+        if min(sizes) < 1 or self.n_layers * self.n_heads > MOST_HEADS or self.n_heads % self.n_kv_heads:
+            raise ValueError(
+                f"EdgeGraph requires at least 1 and at most {MOST_HEADS} heads in all layers together, n_kv_heads "
+                f"dividing n_heads; got n_layers={sizes[0]}, n_heads={sizes[1]}, n_kv_heads={sizes[2]}"
+            )
 
     @classmethod
     def of(cls, config: ModelConfig) -> EdgeGraph:

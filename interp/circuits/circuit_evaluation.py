@@ -33,7 +33,7 @@ from interp.circuits.discovery import backwards
 from interp.circuits.edge_circuit import Circuit, connected
 from interp.circuits.edge_rankings import Rank, largest, worth
 from interp.circuits.interchange import CircuitPasses, Replacement, masks_of, reference_of
-from interp.core.boundary import Seed, public
+from interp.core.boundary import Count, Seed, public
 from interp.core.results import Score, check_result, scored
 from interp.core.stats import Moments, Partial, Rows
 from interp.data.batch import Prompts
@@ -70,7 +70,7 @@ class CircuitCurve(Question):
     """Whether circuits are grown from the logits backwards."""
     fractions: Sequence[float] = FRACTIONS
     """The shares of all edges that are kept, rising within (0, 1]."""
-    draws: int = 3
+    draws: Count = 3
     """Random circuits of either kind for each share; 0 = none."""
     replacement: Replacement = "resample"
     """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
@@ -99,7 +99,7 @@ def circuit_curve(
     rank: Rank = "magnitude",
     greedy: bool = False,
     fractions: Sequence[float] = FRACTIONS,
-    draws: int = 3,
+    draws: Count = 3,
     replacement: Replacement = "resample",
     reference: Prompts | None = None,
     seed: Seed = 0,
@@ -153,9 +153,9 @@ class EvaluateCircuit(Question):
     """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
     reference: Prompts | None = None
     """The prompts that means are taken over."""
-    subsets: int = 20
+    subsets: Count = 20
     """Random subsets of the circuit's nodes."""
-    draws: int = 10
+    draws: Count = 10
     """Random circuits of either kind; 0 = none."""
     seed: Seed = 0
     """Of the subsets and the random circuits."""
@@ -179,8 +179,8 @@ def evaluate_circuit(
     metric: Metric | LogitFunction | None = None,
     replacement: Replacement = "resample",
     reference: Prompts | None = None,
-    subsets: int = 20,
-    draws: int = 10,
+    subsets: Count = 20,
+    draws: Count = 10,
     seed: Seed = 0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,

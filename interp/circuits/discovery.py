@@ -21,7 +21,7 @@ from interp.circuits.edge_circuit import Circuit, CircuitProtocol, computing, co
 from interp.circuits.edge_effects import EdgeEffects
 from interp.circuits.edge_rankings import largest
 from interp.circuits.interchange import Interchange, Replacement, reference_of
-from interp.core.boundary import public
+from interp.core.boundary import Count, public
 from interp.core.stats import Partial
 from interp.data.batch import Prompts
 from interp.data.sources import Data
@@ -169,7 +169,7 @@ def scoring(
     method: Scoring,
     *,
     metric: Metric | LogitFunction | None = None,
-    steps: int = 5,
+    steps: Count = 5,
     rule: Rule = "released",
     direction: Direction = "denoise",
     each: bool = False,
@@ -188,7 +188,7 @@ def score_edges(
     *,
     metric: Metric | LogitFunction | None = None,
     method: Scoring = "eap-ig-inputs",
-    steps: int = 5,
+    steps: Count = 5,
     rule: Rule = "released",
     direction: Direction = "denoise",
     each: bool = False,

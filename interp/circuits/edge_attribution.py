@@ -21,7 +21,7 @@ from interp.causal.contrast import Contrast, Direction, Watched, paired
 from interp.causal.effects import Measured, Table, causal
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_scores import START, Change, Gradients, check_edits, edge_scores
-from interp.core.boundary import public
+from interp.core.boundary import Count, public
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
 from interp.model.edits import Edit
@@ -52,7 +52,7 @@ class Line:
     """
 
     method: Method = "eap"
-    steps: int = 5
+    steps: Count = 5
     """Points of the integrated methods, equally far apart as in the released code, or by a quadrature rule."""
     rule: Rule = "released"
     """released: k/m, for inputs k = 0 ... m-1, for activations 1 ... m. midpoint, gauss: smaller error per step."""
@@ -95,7 +95,7 @@ class EdgeAttribution(Question):
     """None = the logit difference of the answers that the data bring."""
     method: Method = "eap"
     """Where on the line between the two runs the gradient is taken (`Line`)."""
-    steps: int = 5
+    steps: Count = 5
     """Points of the integrated methods."""
     rule: Rule = "released"
     """How these points lie: as in the released code, or by a quadrature rule."""
@@ -130,7 +130,7 @@ def edge_attribution(
     *,
     metric: Metric | LogitFunction | None = None,
     method: Method = "eap",
-    steps: int = 5,
+    steps: Count = 5,
     rule: Rule = "released",
     direction: Direction = "denoise",
     each: bool = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,8 +19,9 @@ from torch import Tensor
 from interp.causal.contrast import Direction
 from interp.causal.graph import LOGITS, EdgeGraph
 from interp.core.boundary import public
-from interp.core.files import write_atomically
+from interp.core.files import json_object, write_atomically
 from interp.core.viewer import Viewable, fitted
+from interp.runs.folder import built
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -76,7 +77,7 @@ class Circuit(Viewable):
     _known: Bool[Tensor, "sender receiver"] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if bad := [edge for edge, score in self.scores.items() if not math.isfinite(score)]:
+        if bad := [edge for edge, score in self.scores.items() if not abs(score) <= sys.float_info.max]:
             raise ValueError(f"a score that is a finite number is required for every edge, {bad[0]} has none")
         places = {edge: self.graph.index(edge) for edge in self.scores}
         order = sorted(places, key=lambda edge: places[edge])
@@ -176,21 +177,33 @@ class Circuit(Viewable):
         graph does not have.
         """
         try:
-            held = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as cause:
+            held = json_object(path)
+        except ValueError as cause:
             raise ValueError(f"a circuit in JSON is required, {path} is none: {cause}") from cause
         wanted = {"format", "model", "task", "graph", "protocol", "edges"}
-        if not isinstance(held, dict) or set(held) != wanted or held["format"] not in (1, FORMAT):
+        if set(held) != wanted or held["format"] not in (1, FORMAT):
             raise ValueError(f"a circuit of format {FORMAT} with {sorted(wanted)} is required, got {path}")
-        how = protocol_of(held["protocol"], held["format"])
-        return cls(EdgeGraph(**held["graph"]), held["edges"], held["model"], held["task"], how)
+        try:
+            how, graph = protocol_of(held["protocol"], held["format"]), graph_of(held["graph"])
+            return cls(graph, held["edges"], held["model"], held["task"], how)  # type: ignore[arg-type]
+        except ValueError as cause:
+            raise ValueError(f"{path} holds no circuit: {cause}") from cause
 
 
-def protocol_of(held: Mapping[str, object] | None, version: int) -> CircuitProtocol | None:
-    """The protocol in a file. Those of version 1 were always scored by what corrupting an edge changes."""
+def protocol_of(held: object, version: object) -> CircuitProtocol | None:
+    """The protocol in a file; ValueError for what is none.
+
+    Those of version 1 were always scored by what corrupting an edge changes.
+    """
     if held is None:
         return None
-    return CircuitProtocol(**{**({"direction": "noise"} if version == 1 else {}), **held})  # type: ignore[arg-type]
+    later = {"direction": "noise"} if version == 1 else {}
+    return built(CircuitProtocol, {**later, **held} if isinstance(held, Mapping) else held)  # type: ignore[arg-type]
+
+
+def graph_of(held: object) -> EdgeGraph:
+    """The graph of edges in a file; ValueError for what is none."""
+    return built(EdgeGraph, held)  # type: ignore[arg-type]
 
 
 def connected(graph: EdgeGraph, kept: Bool[Tensor, "sender receiver"]) -> Bool[Tensor, "sender receiver"]:

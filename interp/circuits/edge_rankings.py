@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.causal.effects import EDGE_DIMS
-from interp.core.boundary import Seed, public
+from interp.core.boundary import Count, Seed, public
 from interp.core.results import Score, check_result, labelled, scored
 from interp.model.parts import Edge
 
@@ -25,7 +25,7 @@ Rank = Literal["magnitude", "helpful"]
 
 @public(renamed={"edges": "top"})
 def edge_stability(
-    scores: xr.Dataset, top: int, *, rank: Rank = "magnitude", resamples: int = 200, seed: Seed = 0
+    scores: xr.Dataset, top: int, *, rank: Rank = "magnitude", resamples: Count = 200, seed: Seed = 0
 ) -> xr.Dataset:
     """How much the best edges depend on the prompts that scored them.
 

@@ -13,17 +13,19 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interp.causal.graph import INPUT, LOGITS, EdgeGraph
-from interp.circuits.edge_circuit import Circuit, CircuitProtocol, protocol_of
-from interp.core.boundary import public
-from interp.core.files import write_atomically
+from interp.circuits.edge_circuit import Circuit, CircuitProtocol, graph_of, protocol_of
+from interp.core.boundary import public, shown
+from interp.core.files import json_object, write_atomically
 from interp.model.parts import Edge, Part
+from interp.runs.folder import built
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,8 +113,8 @@ class AttributionGraph:
                 f"kinds: {found}"
             )
         note = self.ours
-        how = protocol_of(note["protocol"], note["format"])  # type: ignore[arg-type]
-        graph, older = EdgeGraph(**note["graph"]), note["format"] == 1  # type: ignore[arg-type]
+        how = protocol_of(note["protocol"], note["format"])
+        graph, older = graph_of(note["graph"]), note["format"] == 1
         sign = _sign(how) if how is not None or not older else -1.0
         scores = {
             f"{source}->{_receiver(target, part, older=older)}": sign * weight
@@ -171,12 +173,14 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
     Errors: ValueError for a file that is no such graph: a required key missing, two nodes of one name, a link to a node
     that is not there or without a finite weight, parts that do not sum to their link, another version of ours.
     """
+    required = f"an attribution graph in JSON is required, {path} is"
     try:
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"an attribution graph in JSON is required, {path} is no file")
-        held = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as cause:
-        raise ValueError(f"an attribution graph in JSON is required, {path} is none: {cause}") from cause
+        held: dict[str, Any] = json_object(path)
+    except FileNotFoundError as cause:
+        raise FileNotFoundError(f"{required} no file") from cause
+    except ValueError as cause:
+        raise ValueError(f"{required} none: {cause}") from cause
+    _check_kinds(held, {"metadata": dict, "nodes": list, "links": list}, path)
     _check_keys(held, ("metadata", "nodes", "links"), path)
     about, links = held["metadata"], held["links"]
     _check_keys(about, ("slug", "scan", "prompt_tokens", "prompt"), f"metadata of {path}")
@@ -184,10 +188,10 @@ def read_attribution_graph(path: str | Path) -> AttributionGraph:
     _check_links(links, nodes, path)
     ours = _note(about, path)
     parts = () if ours is None else tuple(_read_parts(link, path) for link in links)
-    groups = held.get("qParams", {}).get("supernodes", [])
+    groups = _groups(held.get("qParams"), path)
     return AttributionGraph(
-        str(about["slug"]), str(about["scan"]), str(about["prompt"]), tuple(about["prompt_tokens"]), nodes,
-        _frame(links), tuple(tuple(group) for group in groups), ours, parts,
+        str(about["slug"]), str(about["scan"]), str(about["prompt"]),
+        _words(about["prompt_tokens"], "prompt_tokens", path), nodes, _frame(links), groups, ours, parts,
     )  # fmt: skip
 
 
@@ -293,13 +297,43 @@ def _check_keys(held: object, wanted: Sequence[str], where: object) -> None:
         raise ValueError(f"an attribution graph requires {', '.join(wanted)}; {where} lacks {missing[0]}")
 
 
+def _check_kinds(held: Mapping[str, object], kinds: Mapping[str, type], where: object) -> None:
+    """ValueError for an entry of another kind; whether it has to be there is for `_check_keys` to say."""
+    for key, kind in kinds.items():
+        if key in held and not isinstance(held[key], kind):
+            raise ValueError(f"{key} of {where} must be {kind.__name__}, got {shown(held[key])}")
+
+
+def _finite(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
+def _words(held: object, what: str, path: object) -> tuple[str, ...]:
+    if not isinstance(held, list) or not all(isinstance(each, str) for each in held):
+        raise ValueError(f"{what} of {path} must be a list of texts, got {shown(held)}")
+    return tuple(held)
+
+
+def _groups(held: object, path: object) -> tuple[tuple[str, ...], ...]:
+    """The groups that somebody made in the viewer, whose settings are not required."""
+    groups = {} if held is None else held
+    _check_kinds({"qParams": groups}, {"qParams": dict}, path)
+    assert isinstance(groups, dict)
+    listed = groups.get("supernodes", [])
+    _check_kinds({"supernodes": listed}, {"supernodes": list}, path)
+    return tuple(_words(group, "supernodes", path) for group in listed)
+
+
 def _read_node(held: Mapping[str, object], path: object) -> GraphNode:
     _check_keys(held, ("node_id", "layer", "ctx_idx", "feature_type"), f"a node of {path}")
+    words = {"name": "node_id", "kind": "feature_type", "layer": "layer"}
+    values = {field: str(held[key]) for field, key in words.items()} | {"label": str(held.get("clerp") or "")}
     optional = {key: held.get(key) for key in ("feature", "influence", "activation")}
-    return GraphNode(
-        str(held["node_id"]), str(held["feature_type"]), str(held["layer"]), int(held["ctx_idx"]),  # type: ignore[call-overload]
-        str(held.get("clerp") or ""), **optional,  # type: ignore[arg-type]
-    )  # fmt: skip
+    try:
+        return built(GraphNode, values | {"position": held["ctx_idx"]} | optional)
+    except ValueError as cause:
+        raise ValueError(f"a node of {path} cannot be read: {cause}") from cause
 
 
 def _check_links(links: Sequence[Mapping[str, object]], nodes: Sequence[GraphNode], path: str | Path) -> None:
@@ -308,10 +342,10 @@ def _check_links(links: Sequence[Mapping[str, object]], nodes: Sequence[GraphNod
         raise ValueError(f"every node of {path} requires a name of its own, {twice[0]!r} comes twice")
     for link in links:
         _check_keys(link, ("source", "target", "weight"), f"a link of {path}")
-        if lost := [end for end in (link["source"], link["target"]) if end not in names]:
+        if lost := [end for end in (link["source"], link["target"]) if str(end) not in names]:
             raise ValueError(f"links of {path} must join its nodes, {lost[0]!r} is none")
         weight = link["weight"]
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        if not _finite(weight):
             raise ValueError(
                 f"every link of {path} requires a finite weight, {link['source']!r} to {link['target']!r} has "
                 f"{weight!r}"
@@ -326,6 +360,10 @@ def _note(about: Mapping[str, object], path: object) -> Mapping[str, object] | N
     if note.get("format") not in (1, FORMAT):
         raise ValueError(f"graphs of {TOOL} in format {FORMAT} are read, {path} has {note.get('format')!r}")
     _check_keys(note, ("graph", "task", "protocol"), f"generation_settings of {path}")
+    try:
+        graph_of(note["graph"]), protocol_of(note["protocol"], note["format"])
+    except ValueError as cause:
+        raise ValueError(f"{path} holds no circuit: {cause}") from cause
     return note
 
 
@@ -333,7 +371,12 @@ def _read_parts(link: Mapping[str, object], path: object) -> Mapping[str, float]
     parts = link.get("parts")
     weight = link["weight"]
     assert isinstance(weight, int | float)  # checked with all links
-    if not isinstance(parts, Mapping) or not math.isclose(math.fsum(parts.values()), weight, rel_tol=1e-9):
+    finite = isinstance(parts, Mapping) and all(map(_finite, parts.values()))
+    if (
+        not isinstance(parts, Mapping)
+        or not finite
+        or not math.isclose(math.fsum(parts.values()), weight, rel_tol=1e-9)
+    ):
         raise ValueError(
             f"parts that sum to the weight are required in graphs of {TOOL}; in {path} the link {link['source']!r} to "
             f"{link['target']!r} has {parts!r} for {link['weight']!r}"
@@ -346,8 +389,8 @@ def _frame(links: Sequence[Mapping[str, object]]) -> pd.DataFrame:
 
     return pd.DataFrame(
         {
-            "source": pd.Series([link["source"] for link in links], dtype=object),
-            "target": pd.Series([link["target"] for link in links], dtype=object),
+            "source": pd.Series([str(link["source"]) for link in links], dtype=object),
+            "target": pd.Series([str(link["target"]) for link in links], dtype=object),
             "weight": pd.Series([link["weight"] for link in links], dtype=float),
         }
     )

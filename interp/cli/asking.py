@@ -74,8 +74,11 @@ class Asking:
     def run(self) -> None:
         """Ask, print the table and how to read it, and write it whole if asked for."""
         from interp.cli import tables
+        from interp.core.files import check_replaceable, write_atomically
         from interp.core.results import frame
 
+        if self.out is not None:
+            check_replaceable(self.out)
         if self.checkpoints:
             found = self._over_training()
             lines = tables.over_steps(found, self.scores)
@@ -85,7 +88,8 @@ class Asking:
         for line in lines:
             print(line)
         if self.out is not None:
-            frame(found).to_csv(self.out, index=False)
+            table = frame(found)
+            write_atomically(self.out, lambda path: table.to_csv(path, index=False))
             print(self.out)
 
     def answer_of(self, model: "HookedTransformer") -> "xr.Dataset":

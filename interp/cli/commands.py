@@ -19,6 +19,8 @@ PROMPT = "When Mary and John went to the store, John gave a drink to"
 ANSWER, WRONG = " Mary", " John"
 CORRUPT = "When Mary and John went to the store, Mary gave a drink to"
 """The corrupted prompt, whose answer is the wrong one: the other person gives."""
+MOST_PAIRS = 100_000
+"""Pairs that are drawn in memory."""
 NEEDED = ("starlette", "uvicorn", "pydantic")
 """What the live page requires."""
 Task = Literal[
@@ -94,9 +96,10 @@ class Graph:
     def run(self) -> None:
         """Read, draw, write."""
         from interp.circuits import read_attribution_graph
-        from interp.core.files import write_atomically
+        from interp.core.files import check_replaceable, write_atomically
         from interp.pages import graph_page
 
+        check_replaceable(self.out)
         text = graph_page(read_attribution_graph(self.file), most=self.links)
         write_atomically(self.out, lambda path: path.write_text(text, encoding="utf-8"))
         print(self.out)
@@ -220,8 +223,13 @@ class OfTask(Asking):
         """Print the edges from the strongest on, and the circuit's faithfulness beside random ones."""
         from interp import evaluate_circuit, find_circuit
         from interp.causal import batches
+        from interp.core.files import check_replaceable
         from interp.tasks import TASKS
 
+        if self.out is not None:
+            check_replaceable(self.out)
+        if not 1 <= self.pairs <= MOST_PAIRS:
+            raise ValueError(f"--pairs must be in [1, {MOST_PAIRS}], got {self.pairs}")
         model = opened(self.model, self.device)
         seeds = 2 * self.seed, 2 * self.seed + 1  # no other seed of a user's shares them
         drawn = (TASKS[self.task](rows=self.pairs, seed=s).pairs(model.text.tokenizer) for s in seeds)

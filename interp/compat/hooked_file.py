@@ -7,7 +7,6 @@ pickled HookedTransformerConfig, of which only the fields are kept.
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from interp.compat.hooked_state import AnyTokenizer, from_hooked_transformer, read_state
 from interp.core.boundary import Device, public
+from interp.core.files import json_object, regular
 from interp.hooked import HookedTransformer
 
 STATE_KEYS = ("model", "state_dict", "model_state_dict", "model_state")
@@ -75,7 +75,7 @@ def read_hooked(path: Path | str, config: object = None) -> tuple[dict[str, Tens
     file = Path(path)
     state, found = _parts(file, _unpickled(file))
     if isinstance(config, str | Path):
-        config = _json(Path(config))
+        config = json_object(config)
     chosen = found if config is None else config
     if chosen is None:
         raise ValueError(
@@ -86,8 +86,7 @@ def read_hooked(path: Path | str, config: object = None) -> tuple[dict[str, Tens
 
 
 def _unpickled(file: Path) -> object:
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist")
+    regular(file)
     try:
         with torch.serialization.safe_globals(_allowed()):
             return torch.load(file, map_location="cpu", weights_only=True)
@@ -98,7 +97,7 @@ def _unpickled(file: Path) -> object:
             f"{file} is refused, and nothing in it was run: it is damaged, or holds more than tensors and plain "
             f"values ({reason}). Save it again {SAVE_AGAIN}"
         ) from cause
-    except (OSError, EOFError, RuntimeError, ValueError, AttributeError, KeyError) as cause:
+    except Exception as cause:  # of many kinds, and of none in particular: a pickle may be damaged anywhere
         raise ValueError(f"{file} is not a readable torch file (truncated?): {cause}") from cause
 
 
@@ -123,13 +122,3 @@ def _parts(file: Path, found: object) -> tuple[dict[str, Tensor], object]:
     return read_state(state, f"{file}[{inner[0]!r}]"), next(
         (found[k] for k in CONFIG_KEYS if k in found), None
     )
-
-
-def _json(path: Path) -> dict[str, object]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as cause:
-        raise ValueError(f"{path} is not readable JSON: {cause}") from cause
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
-    return values

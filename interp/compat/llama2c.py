@@ -16,6 +16,7 @@ from torch import Tensor
 
 from interp.compat.llama2c_tokenizer import Llama2cTokenizer
 from interp.core.boundary import Device, public
+from interp.core.files import regular
 from interp.families.convert import to_model
 from interp.families.spec import Family, Rule, Settings
 from interp.families.stored import LiveTensors
@@ -65,8 +66,10 @@ def load_llama2c(
 
 def read_header(file: Path) -> Header:
     """The header of a file of either format; ValueError naming the file and the number that cannot be."""
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is no file: the path of a llama2.c .bin is required")
+    try:
+        regular(file)
+    except FileNotFoundError as cause:
+        raise FileNotFoundError(f"{file} is no file: the path of a llama2.c .bin is required") from cause
     with file.open("rb") as content:
         start = content.read(HEADER_1)
     legacy = start[:4] != MAGIC.to_bytes(4, "little")

@@ -76,6 +76,8 @@ EARLIER: Mapping[str, Sequence[str]] = {
 }
 """Words of the first edition and what they are called in every function that now has the new word."""
 _COLLECTIONS = (Sequence, Collection, Iterable)
+MOST_COUNT = 10_000_000
+"""The most steps, draws, samples or permutations that are taken: more would never end."""
 MOST = 1000
 """Items of one value that are looked at one by one; of longer lists the first."""
 
@@ -169,6 +171,8 @@ def listed(top: int | None, usual: int, most: int, what: str = "") -> int:
 def fits(value: object, hint: object) -> bool:
     """Whether a value is of the kind that an annotation says."""
     allowed = _allowed(hint)
+    if isinstance(value, torch.Tensor) and value.is_meta:  # it has a shape and no numbers
+        return False
     if type(value) in allowed.types or (isinstance(value, str) and value in allowed.words):
         return True
     if any(kind.refused(value) is None for kind in allowed.kinds):
@@ -181,6 +185,8 @@ def fits(value: object, hint: object) -> bool:
         return False
     if isinstance(value, allowed.classes):
         return True
+    if allowed.items and getattr(value, "ndim", 1) == 0:
+        return False  # an array of no axes cannot be gone through
     if _can_be_read_again(value) and any(not _all_fit(value, item) for item in allowed.items):
         return False
     return _checked(value, allowed.rest)
@@ -255,6 +261,7 @@ def shown(value: object) -> str:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and (shape or hasattr(value, "dim")):
         kind = f"{value.dtype} and " if hasattr(value, "dtype") else ""
+        kind = f"no numbers (device meta), {kind}" if getattr(value, "is_meta", False) else kind
         return f"{type(value).__name__} of {kind}shape {shape_text(shape)}"
     short = _SHORT.repr(value).partition("\n")[0]
     return f"{short} ({type(value).__name__})" if type(value).__name__ not in short else short
@@ -319,6 +326,11 @@ def _is_class(option: object) -> TypeGuard[type]:
     if not isinstance(option, type) or get_args(option):
         return False
     return not getattr(option, "_is_protocol", False) or getattr(option, "_is_runtime_protocol", False)
+
+
+def _is_one(kind: type, option: type) -> bool:
+    """Whether a class is of another one; never of a protocol, which Python asks of objects alone."""
+    return not getattr(option, "_is_protocol", False) and issubclass(kind, option)
 
 
 def _all_fit(values: Iterable[object], item: object) -> bool:
@@ -449,9 +461,7 @@ def _hint(what: str, value: object, hint: object) -> str:
         return instead
     if isinstance(value, str):
         return _instead_of_text(what, value, options, allowed)
-    if isinstance(value, type) and any(
-        isinstance(option, type) and issubclass(value, option) for option in options
-    ):
+    if isinstance(value, type) and any(_is_class(option) and _is_one(value, option) for option in options):
         return f": write {value.__name__}(...)"
     made = getattr(value, "__annotations__", {}).get("return") if inspect.isfunction(value) else None
     if isinstance(made, type) and made in options:
@@ -490,7 +500,7 @@ def _no_device(given: object) -> str | None:
         return ""
     try:
         torch.device(given)
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return ""
     return None
 
@@ -500,5 +510,11 @@ def _no_seed(given: object) -> str | None:
     return None if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else ""
 
 
+def _no_count(given: object) -> str | None:
+    """None for a whole number that a loop can come to the end of; what is too small is for the function to say."""
+    return None if isinstance(given, int) and not isinstance(given, bool) and given <= MOST_COUNT else ""
+
+
 Device = Annotated[torch.device | str, Required("a device such as 'cpu' or 'cuda:1'", _no_device)]
 Seed = Annotated[int, Required("a whole number from 0 on", _no_seed)]
+Count = Annotated[int, Required(f"a whole number up to {MOST_COUNT}", _no_count)]

@@ -55,10 +55,14 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, new: bool =
 
 
 def check_replaceable(path: Path) -> None:
-    """Errors if no file may be written in the place of what is there.
+    """Errors if no file may be written at a place, or instead of what is there.
 
-    ValueError for what is no regular file, PermissionError for one that is read-only.
+    ValueError for what is no regular file or a name that no file can have, FileNotFoundError where the folder is not
+    there, PermissionError for a file that is read-only.
     """
+    path = named_path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "a folder that is there is required", str(path.parent))
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -95,16 +99,73 @@ def _link(temporary: Path, path: Path) -> None:
         temporary.replace(path)
 
 
-def json_object(path: Path) -> dict[str, object]:
+def regular(path: Path | str) -> Path:
+    """A file that can be read: a pipe would be waited on for ever.
+
+    Errors, by its name: FileNotFoundError if it is not there (a link to nothing is not), ValueError for a name that no
+    file can have or for what is no regular file.
+    """
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as cause:
+        raise FileNotFoundError(f"{_named(path)} does not exist") from cause
+    except (OSError, ValueError) as cause:  # a name that is too long, holds a zero byte, or links to itself
+        raise ValueError(f"{_named(path)} is the name of no file: {cause}") from cause
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"a regular file is required, {_named(path)} is {NO_FILES[stat.S_IFMT(mode)]}")
+    return path
+
+
+def named_path(path: Path | str) -> Path:
+    """A place to make a file or a folder at; ValueError, by its name, for one that no file system takes.
+
+    The system would say so with an error that names no place (a zero byte, half of a surrogate pair), or only when the
+    work is done (a name of more than 255 bytes).
+    """
+    path = Path(path)
+    try:
+        parts = [os.fsencode(part) for part in path.parts]
+    except UnicodeEncodeError as cause:
+        raise ValueError(f"{_named(path)} is the name of no file: {cause}") from cause
+    if any(b"\0" in part or len(part) > 255 for part in parts):
+        raise ValueError(
+            f"{_named(path)} is the name of no file: it has a zero byte, or a part of more than 255 bytes"
+        )
+    return path
+
+
+def made_folder(path: Path | str) -> Path:
+    """The folder, made with those that it is in. ValueError, by its name, for no folder's name or what is a file."""
+    path = named_path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as cause:
+        raise ValueError(f"a folder is required, {path} is a file or in one") from cause
+    return path
+
+
+def _named(path: Path) -> str:
+    """A path in a message, where it may be long and hold anything."""
+    text = str(path)
+    return (
+        text if len(text) < 300 and text.isprintable() else repr(f"{text[:60]} ... {text[-60:]}"[: len(text)])
+    )
+
+
+def json_object(path: Path | str) -> dict[str, object]:
     """The object that a JSON file holds.
 
-    Errors: ValueError, by the file's name, for what is no UTF-8, no JSON, nested beyond reading, or no object; OSError
-    for a file that is not there.
+    Errors, by the file's name: ValueError for what is no regular file, no UTF-8, no JSON, nested beyond reading, or no
+    object; OSError for a file that is not there.
     """
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = json.loads(regular(path).read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as cause:
         raise ValueError(f"{path} is not readable JSON: {cause}") from cause
+    except ValueError as cause:  # of `regular`, or a number of too many digits
+        text = str(cause)
+        raise ValueError(text if str(path) in text else f"{path} is not readable JSON: {text}") from cause
     if not isinstance(held, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(held).__name__}")
     return held

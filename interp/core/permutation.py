@@ -16,7 +16,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public, shape_text
+from interp.core.boundary import Count, public, shape_text
 from interp.core.stats import signs, uniforms
 
 ENTRIES = 2**22
@@ -50,7 +50,7 @@ def permutation_test(
     second: Float[Tensor, "m ..."] | None = None,
     *,
     paired: bool,
-    permutations: int = 10_000,
+    permutations: Count = 10_000,
     seed: int = 0,
     rows: Int[Tensor, "r"] | None = None,
 ) -> PermutationTest:

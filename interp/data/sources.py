@@ -91,10 +91,10 @@ class Reading:
     def __post_init__(self) -> None:
         try:
             narrow = b"\n".decode(self.encoding) == "\n"
-        except LookupError as cause:
-            raise ValueError(f"unknown encoding {self.encoding!r}") from cause
         except UnicodeDecodeError:
             narrow = False
+        except (LookupError, ValueError) as cause:  # a name with a zero byte or half of a surrogate pair
+            raise ValueError(f"unknown encoding {self.encoding!r}") from cause
         if not narrow:
             raise ValueError(
                 f"an encoding that writes a line end as one byte is required, such as utf-8 or latin-1, got "

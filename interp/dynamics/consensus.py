@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import public, shape_text
+from interp.core.boundary import Count, public, shape_text
 from interp.core.results import Score, scored
 from interp.core.stats import Means, Partial, wide
 from interp.data.batch import Batch
@@ -45,7 +45,7 @@ class Consensus(Question):
 
     layer: int | None = None
     """One block alone; None = the whole stack in order."""
-    repeats: int = 1
+    repeats: Count = 1
     """How often it is applied; what leaves it enters it again."""
     mlp: bool = True
     """Whether the MLPs are there; otherwise they add 0."""
@@ -76,7 +76,7 @@ def consensus(
     data: DataSource | Data,
     *,
     layer: int | None = None,
-    repeats: int = 1,
+    repeats: Count = 1,
     mlp: bool = True,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
@@ -146,7 +146,7 @@ def flow(
     ov: Float[Tensor, "d d"],
     causal: bool = False,
     dt: float = 0.05,
-    steps: int = 4000,
+    steps: Count = 4000,
 ) -> Float[Tensor, "n d"]:
     """Where tokens on the unit sphere are after `steps` Euler steps of the continuous dynamics, time dt * steps.
 

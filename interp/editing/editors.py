@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import Count, public
 from interp.core.factored import FactoredMatrix
 from interp.core.stats import wide
 from interp.data.batch import Answers, Batch, Prompts
@@ -102,7 +102,7 @@ def gradient_edit(
 class FineTuning:
     """How one matrix is trained."""
 
-    steps: int = 25
+    steps: Count = 25
     """The most steps taken; training ends earlier once every prompt gets its answer."""
     rate: float = 1e-3
     """Learning rate."""

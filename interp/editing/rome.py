@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import public, shape_text
+from interp.core.boundary import Count, public, shape_text
 from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
 from interp.data.batch import Batch, Text
@@ -67,7 +67,7 @@ class Rome:
     """Texts put before the prompt, so that k* and v* do not hang on one context; mean over them."""
     essence: str | None = "{subject} is a"
     """A prompt whose next-token distribution should stay as it is (None: no such term)."""
-    steps: int = 20
+    steps: Count = 20
     """Adam steps at most; it ends early once the loss is below `enough`."""
     rate: float = 0.5
     """Learning rate of the value."""

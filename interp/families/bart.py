@@ -52,14 +52,14 @@ def stack(settings: Settings, side: str, position: Position) -> ModelConfig:
     settings.require("normalize_before", False, None)
     settings.require("add_final_layer_norm", False, None)
     settings.require("add_bias_logits", False, None)
-    decoder, d_model = side == "decoder", settings.integer("d_model")
+    decoder, d_model = side == "decoder", settings.count("d_model")
     return ModelConfig(
-        n_layers=settings.integer(f"{side}_layers"),
+        n_layers=settings.count(f"{side}_layers"),
         d_model=d_model,
-        n_heads=settings.integer(f"{side}_attention_heads"),
-        n_ctx=settings.integer("max_position_embeddings", 1024),
-        d_vocab=settings.integer("vocab_size"),
-        mlp=MLP(settings.integer(f"{side}_ffn_dim"), activation(settings, "activation_function", "gelu")),
+        n_heads=settings.count(f"{side}_attention_heads"),
+        n_ctx=settings.count("max_position_embeddings", 1024),
+        d_vocab=settings.count("vocab_size"),
+        mlp=MLP(settings.count(f"{side}_ffn_dim"), activation(settings, "activation_function", "gelu")),
         position=position,
         norm=LayerNorm(),
         norm_place="post",

@@ -38,13 +38,13 @@ def body(settings: Settings, position: Learned) -> ModelConfig:
     settings.require("is_decoder", False)
     settings.require("add_cross_attention", False)
     settings.present(IGNORED)
-    d_mlp, act = settings.integer("intermediate_size"), activation(settings, "hidden_act", "gelu")
+    d_mlp, act = settings.count("intermediate_size"), activation(settings, "hidden_act", "gelu")
     return ModelConfig(
-        n_layers=settings.integer("num_hidden_layers"),
-        d_model=settings.integer("hidden_size"),
-        n_heads=settings.integer("num_attention_heads"),
-        n_ctx=settings.integer("max_position_embeddings", 512) - position.offset,
-        d_vocab=settings.integer("vocab_size"),
+        n_layers=settings.count("num_hidden_layers"),
+        d_model=settings.count("hidden_size"),
+        n_heads=settings.count("num_attention_heads"),
+        n_ctx=settings.count("max_position_embeddings", 512) - position.offset,
+        d_vocab=settings.count("vocab_size"),
         mlp=MLP(d_mlp, act),
         position=position,
         norm=LayerNorm(settings.real("layer_norm_eps", 1e-12)),
@@ -52,7 +52,7 @@ def body(settings: Settings, position: Learned) -> ModelConfig:
         embed_norm=True,
         final_norm=False,
         causal=False,
-        n_token_types=settings.integer("type_vocab_size", 2),
+        n_token_types=settings.count("type_vocab_size", 2),
         unembed=False,
     )
 

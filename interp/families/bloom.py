@@ -19,8 +19,8 @@ def config(settings: Settings) -> ModelConfig:
         n_layers=_either(settings, "n_layer", "num_hidden_layers"),
         d_model=d_model,
         n_heads=_either(settings, "n_head", "num_attention_heads"),
-        n_ctx=settings.integer("seq_length", 2048),
-        d_vocab=settings.integer("vocab_size"),
+        n_ctx=settings.count("seq_length", 2048),
+        d_vocab=settings.count("vocab_size"),
         mlp=MLP(4 * d_model, "gelu_new"),
         position=Alibi(),
         norm=LayerNorm(settings.real("layer_norm_epsilon", 1e-5)),
@@ -31,7 +31,7 @@ def config(settings: Settings) -> ModelConfig:
 
 def _either(settings: Settings, old: str, new: str) -> int:
     """A number under either of its two names; ValueError if under both, and different."""
-    found = settings.integer(old, settings.integer(new, -1) if settings.present((new,)) else None)
+    found = settings.count(old, settings.count(new) if settings.get(new) is not None else None)
     settings.require(new, found, None)
     return found
 

@@ -25,12 +25,12 @@ def config(settings: Settings) -> ModelConfig:
     settings.require("tie_weights_", True, None)
     act = activation(settings, "activation", "gelu")
     body = ModelConfig(
-        n_layers=settings.integer("n_layers", 6),
-        d_model=settings.integer("dim", 768),
-        n_heads=settings.integer("n_heads", 12),
-        n_ctx=settings.integer("max_position_embeddings", 512),
-        d_vocab=settings.integer("vocab_size"),
-        mlp=MLP(settings.integer("hidden_dim", 3072), act),
+        n_layers=settings.count("n_layers", 6),
+        d_model=settings.count("dim", 768),
+        n_heads=settings.count("n_heads", 12),
+        n_ctx=settings.count("max_position_embeddings", 512),
+        d_vocab=settings.count("vocab_size"),
+        mlp=MLP(settings.count("hidden_dim", 3072), act),
         position=Learned(),
         norm=LayerNorm(EPS),
         norm_place="post",

@@ -25,7 +25,7 @@ def config(settings: Settings) -> ModelConfig:
     return replace(
         body,
         norm_place="sandwich",
-        attn_scale=settings.real("query_pre_attn_scalar", 256.0) ** -0.5,
+        attn_scale=settings.positive("query_pre_attn_scalar", 256.0) ** -0.5,
         attn_softcap=settings.optional("attn_logit_softcapping", 50.0),
         logit_softcap=settings.optional("final_logit_softcapping", 30.0),
         window=window,

@@ -23,7 +23,7 @@ def config(settings: Settings) -> ModelConfig:
     """Our config of a Gemma 3 text checkpoint."""
     body = gemma.body(settings, DEFAULTS, act="hidden_activation", part="full_attention")
     settings.require("attn_logit_softcapping", None)
-    every = settings.integer("sliding_window_pattern", settings.integer("_sliding_window_pattern", 6))
+    every = settings.count("sliding_window_pattern", settings.count("_sliding_window_pattern", 6))
     size = window_size(settings, 4096)
     window, layers = local_layers(settings, body.n_layers, size, lambda layer: (layer + 1) % every != 0)
     names = ("rope_local_base_freq", "partial_rotary_factor")
@@ -32,7 +32,7 @@ def config(settings: Settings) -> ModelConfig:
         body,
         norm_place="sandwich",
         qk_norm="head",
-        attn_scale=settings.real("query_pre_attn_scalar", 256.0) ** -0.5,
+        attn_scale=settings.positive("query_pre_attn_scalar", 256.0) ** -0.5,
         logit_softcap=settings.optional("final_logit_softcapping", None),
         window=window,
         local_layers=layers,

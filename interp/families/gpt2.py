@@ -10,19 +10,19 @@ from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a GPT-2 checkpoint."""
-    d_model, n_heads = settings.integer("n_embd"), settings.integer("n_head")
+    d_model, n_heads = settings.count("n_embd"), settings.count("n_head")
     act = activation(settings, "activation_function", "gelu_new")
     settings.require("add_cross_attention", False)
     settings.get("reorder_and_upcast_attn")
-    n_ctx = settings.integer("n_positions", 1024)
+    n_ctx = settings.count("n_positions", 1024)
     settings.require("n_ctx", n_ctx)
     return ModelConfig(
-        n_layers=settings.integer("n_layer"),
+        n_layers=settings.count("n_layer"),
         d_model=d_model,
         n_heads=n_heads,
         n_ctx=n_ctx,
-        d_vocab=settings.integer("vocab_size"),
-        mlp=MLP(settings.integer("n_inner", 4 * d_model), act),
+        d_vocab=settings.count("vocab_size"),
+        mlp=MLP(settings.count("n_inner", 4 * d_model), act),
         position=Learned(),
         norm=LayerNorm(settings.real("layer_norm_epsilon", 1e-5)),
         attn_scale=None if settings.flag("scale_attn_weights", True) else 1.0,

@@ -11,16 +11,16 @@ from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a GPT-Neo checkpoint."""
-    d_model, n_layers = settings.integer("hidden_size"), settings.integer("num_layers")
+    d_model, n_layers = settings.count("hidden_size"), settings.count("num_layers")
     local = local_layers(settings, n_layers)
-    window = settings.integer("window_size", 256)
-    width = settings.integer("intermediate_size", 4 * d_model)
+    window = settings.count("window_size", 256)
+    width = settings.count("intermediate_size", 4 * d_model)
     return ModelConfig(
         n_layers=n_layers,
         d_model=d_model,
-        n_heads=settings.integer("num_heads"),
-        n_ctx=settings.integer("max_position_embeddings", 2048),
-        d_vocab=settings.integer("vocab_size"),
+        n_heads=settings.count("num_heads"),
+        n_ctx=settings.count("max_position_embeddings", 2048),
+        d_vocab=settings.count("vocab_size"),
         mlp=MLP(width, activation(settings, "activation_function", "gelu_new")),
         position=Learned(),
         norm=LayerNorm(settings.real("layer_norm_epsilon", 1e-5)),
@@ -36,8 +36,12 @@ def local_layers(settings: Settings, n_layers: int) -> tuple[int, ...]:
     """The layers with the window: `attention_types`, such as [[["global", "local"], 12]], written out."""
     types = settings.get("attention_types") or [[["global", "local"], 12]]
     listed = settings.get("attention_layers")  # the same, written out by newer configs
-    kinds = _written_out(types)
-    if len(kinds) != n_layers or not set(kinds) <= {"global", "local"} or listed not in (None, kinds):
+    kinds = _written_out(types, n_layers)
+    if (
+        len(kinds) != n_layers
+        or any(kind not in ("global", "local") for kind in kinds)
+        or listed not in (None, kinds)
+    ):
         raise ValueError(
             f"GPT-Neo: config requires attention_types of {n_layers} layers, global or local, got {types!r} and "
             f"attention_layers={listed!r}"
@@ -45,10 +49,11 @@ def local_layers(settings: Settings, n_layers: int) -> tuple[int, ...]:
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "local")
 
 
-def _written_out(types: object) -> list[str]:
+def _written_out(types: object, most: int) -> list[str]:
+    """The kinds one by one, of each pattern no more repeats than there are layers and one."""
     try:
         patterns = cast(Sequence[tuple[Sequence[str], int]], types)
-        return [kind for pattern, times in patterns for _ in range(times) for kind in pattern]
+        return [kind for pattern, times in patterns for _ in range(min(times, most + 1)) for kind in pattern]
     except (TypeError, ValueError) as cause:
         raise ValueError(
             f"GPT-Neo: attention_types requires pairs of kinds and a number, got {types!r}"

@@ -9,16 +9,16 @@ from interp.model.config import MLP, LayerNorm, ModelConfig
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a GPT-NeoX checkpoint."""
-    d_model, n_heads = settings.integer("hidden_size"), settings.integer("num_attention_heads")
+    d_model, n_heads = settings.count("hidden_size"), settings.count("num_attention_heads")
     bias = settings.flag("attention_bias", True)
     position = rotary(settings, d_model // n_heads, partial=0.25, outside=("rotary_emb_base", "rotary_pct"))
     return ModelConfig(
-        n_layers=settings.integer("num_hidden_layers"),
+        n_layers=settings.count("num_hidden_layers"),
         d_model=d_model,
         n_heads=n_heads,
         n_ctx=context(settings, position, 2048),
-        d_vocab=settings.integer("vocab_size"),
-        mlp=MLP(settings.integer("intermediate_size"), activation(settings, "hidden_act", "gelu")),
+        d_vocab=settings.count("vocab_size"),
+        mlp=MLP(settings.count("intermediate_size"), activation(settings, "hidden_act", "gelu")),
         position=position,
         norm=LayerNorm(settings.real("layer_norm_eps", 1e-5)),
         parallel=settings.flag("use_parallel_residual", True),

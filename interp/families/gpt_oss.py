@@ -31,12 +31,12 @@ def config(settings: Settings) -> ModelConfig:
     settings.get("initial_context_length")  # the rotary table says the same and is what counts
     settings.require("hidden_act", "silu", "swish", None)
     settings.require("swiglu_alpha", ALPHA, None)
-    top_k = settings.integer("num_experts_per_tok", 4)
+    top_k = settings.count("num_experts_per_tok", 4)
     settings.require("experts_per_token", top_k, None)
     moe = MoE(
-        n_experts=settings.integer("num_local_experts", 128),
+        n_experts=settings.count("num_local_experts", 128),
         top_k=top_k,
-        d_mlp=settings.integer("intermediate_size"),
+        d_mlp=settings.count("intermediate_size"),
         bias=True,
         router_bias=True,
         clamp=settings.real("swiglu_limit", 7.0),

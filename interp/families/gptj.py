@@ -8,20 +8,20 @@ from interp.model.config import MLP, LayerNorm, ModelConfig, Rotary
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a GPT-J checkpoint."""
-    d_model, n_ctx = settings.integer("n_embd"), settings.integer("n_positions", 2048)
+    d_model, n_ctx = settings.count("n_embd"), settings.count("n_positions", 2048)
     settings.require("n_ctx", n_ctx, None)
     for switch in ("rotary", "scale_attn_weights"):  # of the first configs, which spelt out what always holds
         settings.require(switch, True, None)
     return ModelConfig(
-        n_layers=settings.integer("n_layer"),
+        n_layers=settings.count("n_layer"),
         d_model=d_model,
-        n_heads=settings.integer("n_head"),
+        n_heads=settings.count("n_head"),
         n_ctx=n_ctx,
-        d_vocab=settings.integer("vocab_size"),
+        d_vocab=settings.count("vocab_size"),
         mlp=MLP(
-            settings.integer("n_inner", 4 * d_model), activation(settings, "activation_function", "gelu_new")
+            settings.count("n_inner", 4 * d_model), activation(settings, "activation_function", "gelu_new")
         ),
-        position=Rotary(dim=settings.integer("rotary_dim", 64), interleaved=True),
+        position=Rotary(dim=settings.count("rotary_dim", 64), interleaved=True),
         norm=LayerNorm(settings.real("layer_norm_epsilon", 1e-5)),
         parallel=True,
         shared_norm=True,

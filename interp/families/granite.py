@@ -15,7 +15,7 @@ def config(settings: Settings) -> ModelConfig:
         embed_scale=settings.real("embedding_multiplier", 1.0),
         attn_scale=settings.real("attention_multiplier", 1.0),
         residual_scale=settings.real("residual_multiplier", 1.0),
-        logit_scale=1 / settings.real("logits_scaling", 1.0),
+        logit_scale=1 / settings.positive("logits_scaling", 1.0),
     )
 
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from interp.core.files import named_path
+
 SAFE = ("*.json", "*.safetensors", "*.model", "*.txt")
 """Configs, tokenizers and safetensors: nothing that could run."""
 PICKLED = ("pytorch_model*.bin",)
@@ -16,7 +18,9 @@ def located(source: str | Path, revision: str | None, hint: str) -> Path:
     hint: what else the name could have been, for the errors. Errors: FileNotFoundError for a path that is not there,
     ValueError for a name that the hub does not give.
     """
-    path = Path(source)
+    path = named_path(source)
+    if revision is not None:
+        named_path(revision)
     if path.exists():
         return path if path.is_file() else at_revision(path, revision)
     looks_local = isinstance(source, Path) or path.is_absolute() or str(source).startswith((".", "~"))

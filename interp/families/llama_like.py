@@ -41,11 +41,15 @@ def decoder(
     missing: dict[str, float] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, **given}
 
     def whole(key: str) -> int:
-        return settings.integer(key, None if key not in missing else int(missing[key]))
+        return settings.count(key, None if key not in missing else int(missing[key]))
 
     n_heads, d_model = whole("num_attention_heads"), whole("hidden_size")
-    d_head = int(settings.optional("head_dim", missing.get("head_dim")) or d_model // n_heads)
-    n_kv_heads = settings.optional("num_key_value_heads", missing.get("num_key_value_heads"))
+
+    def said_or(key: str, usual: int) -> int:
+        """A size that a config may leave to others by null; a missing key has the family's value."""
+        return usual if settings.optional(key, missing.get(key)) is None else whole(key)
+
+    d_head, n_kv_heads = said_or("head_dim", d_model // n_heads), said_or("num_key_value_heads", n_heads)
     bias = settings.flag("attention_bias", False)
     position = rotary(settings, d_head, base=missing["rope_theta"], part=part)
     mlp_bias = settings.flag("mlp_bias", False)
@@ -53,7 +57,7 @@ def decoder(
         n_layers=whole("num_hidden_layers"),
         d_model=d_model,
         n_heads=n_heads,
-        n_kv_heads=int(n_kv_heads or n_heads),
+        n_kv_heads=n_kv_heads,
         d_head=d_head,
         n_ctx=context(settings, position, whole("max_position_embeddings")),
         d_vocab=whole("vocab_size"),

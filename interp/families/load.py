@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from interp.core.boundary import Device, nearest, public
-from interp.core.files import json_object, write_atomically
+from interp.core.boundary import Device, nearest, public, shown
+from interp.core.files import json_object, made_folder, named_path, write_atomically
 from interp.families import (
     bart,
     bert,
@@ -85,7 +85,7 @@ FAMILIES: tuple[AnyFamily, ...] = (
     marian.FAMILY,
     native.FAMILY,
 )
-Devices = Sequence[torch.device | str]
+Devices = Sequence[Device]
 TokenizerAdapter = FileTokenizer | HuggingFaceTokenizer | SentencePieceTokenizer
 
 
@@ -287,7 +287,7 @@ def save(model: AnyModel, folder: Path) -> None:
     """Write `config.json` and `model.safetensors` in our own layout; a tied unembedding is stored once."""
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
+    made_folder(folder)
     state = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     values = native.values(model.config)
     write_atomically(folder / "model.safetensors", lambda p: save_file(state, p, metadata={"format": "pt"}))
@@ -300,8 +300,9 @@ def _weight_files(folder: Path) -> list[Path]:
         index = folder / f"{kind}.index.json"
         if index.is_file():
             table = json_object(index).get("weight_map")
-            names = sorted(set(table.values())) if isinstance(table, dict) else []
-            files = [folder / str(name) for name in names]
+            if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+                raise ValueError(f"{index}: weight_map must name a file for every tensor, got {shown(table)}")
+            files = [named_path(folder / name) for name in sorted(set(table.values()))]
         else:
             files = sorted(folder.glob("*.safetensors" if kind == "model.safetensors" else kind))
         if missing := [f.name for f in files if not f.is_file()]:

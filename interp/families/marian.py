@@ -17,7 +17,7 @@ def config(settings: Settings) -> EncoderDecoderConfig:
     position = Sinusoidal(interleaved=False)
     encoder, decoder = (bart.stack(settings, side, position) for side in ("encoder", "decoder"))
     shared = settings.flag("share_encoder_decoder_embeddings", True)
-    d_vocab = settings.integer("decoder_vocab_size", encoder.d_vocab)
+    d_vocab = settings.count("decoder_vocab_size", encoder.d_vocab)
     if shared and d_vocab != encoder.d_vocab:
         raise ValueError(
             f"Marian: config asks for shared embeddings and two vocabularies, vocab_size={encoder.d_vocab} and "

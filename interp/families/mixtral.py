@@ -19,9 +19,9 @@ def config(settings: Settings) -> ModelConfig:
     """Our config of a Mixtral checkpoint."""
     llama_like.without(settings, "attention_bias", "mlp_bias")
     moe = MoE(
-        n_experts=settings.integer("num_local_experts", 8),
-        top_k=settings.integer("num_experts_per_tok", 2),
-        d_mlp=settings.integer("intermediate_size"),
+        n_experts=settings.count("num_local_experts", 8),
+        top_k=settings.count("num_experts_per_tok", 2),
+        d_mlp=settings.count("intermediate_size"),
     )
     body = experts.decoder(settings, moe, DEFAULTS)
     return replace(body, window=window_size(settings, None))

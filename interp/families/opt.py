@@ -8,7 +8,7 @@ from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of an OPT checkpoint; embeddings of another width than the stream (350m) are refused."""
-    d_model = settings.integer("hidden_size")
+    d_model = settings.count("hidden_size")
     settings.require("word_embed_proj_dim", d_model, None)
     settings.require("layer_norm_elementwise_affine", True, None)
     before = settings.flag("do_layer_norm_before", True)
@@ -16,12 +16,12 @@ def config(settings: Settings) -> ModelConfig:
     bias = settings.flag("enable_bias", True)
     act = activation(settings, "activation_function", "relu")
     return ModelConfig(
-        n_layers=settings.integer("num_hidden_layers"),
+        n_layers=settings.count("num_hidden_layers"),
         d_model=d_model,
-        n_heads=settings.integer("num_attention_heads"),
-        n_ctx=settings.integer("max_position_embeddings", 2048),
-        d_vocab=settings.integer("vocab_size"),
-        mlp=MLP(settings.integer("ffn_dim"), act, bias=bias),
+        n_heads=settings.count("num_attention_heads"),
+        n_ctx=settings.count("max_position_embeddings", 2048),
+        d_vocab=settings.count("vocab_size"),
+        mlp=MLP(settings.count("ffn_dim"), act, bias=bias),
         position=Learned(offset=2),
         norm=LayerNorm(1e-5),
         norm_place="pre" if before else "post",

@@ -9,18 +9,18 @@ from interp.model.config import MLP, LayerNorm, ModelConfig
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Phi checkpoint."""
-    d_model, n_heads = settings.integer("hidden_size"), settings.integer("num_attention_heads")
-    d_head = settings.integer("head_dim", d_model // n_heads)
+    d_model, n_heads = settings.count("hidden_size"), settings.count("num_attention_heads")
+    d_head = settings.count("head_dim", d_model // n_heads)
     position = rotary(settings, d_head, partial=0.5)
     return ModelConfig(
-        n_layers=settings.integer("num_hidden_layers"),
+        n_layers=settings.count("num_hidden_layers"),
         d_model=d_model,
         n_heads=n_heads,
-        n_kv_heads=settings.integer("num_key_value_heads", n_heads),
+        n_kv_heads=settings.count("num_key_value_heads", n_heads),
         d_head=d_head,
         n_ctx=context(settings, position, 2048),
-        d_vocab=settings.integer("vocab_size"),
-        mlp=MLP(settings.integer("intermediate_size"), activation(settings, "hidden_act", "gelu_new")),
+        d_vocab=settings.count("vocab_size"),
+        mlp=MLP(settings.count("intermediate_size"), activation(settings, "hidden_act", "gelu_new")),
         position=position,
         norm=LayerNorm(settings.real("layer_norm_eps", 1e-5)),
         parallel=True,

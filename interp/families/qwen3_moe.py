@@ -20,9 +20,9 @@ def config(settings: Settings) -> ModelConfig:
         "max_window_layers"
     )  # of the other Qwen models: here the window is in every layer or in none
     moe = MoE(
-        n_experts=settings.integer("num_local_experts", settings.integer("num_experts", 128)),
-        top_k=settings.integer("num_experts_per_tok", 8),
-        d_mlp=settings.integer("moe_intermediate_size", 768),
+        n_experts=settings.count("num_local_experts", settings.count("num_experts", 128)),
+        top_k=settings.count("num_experts_per_tok", 8),
+        d_mlp=settings.count("moe_intermediate_size", 768),
         renormalise=settings.flag("norm_topk_prob", False),
     )
     size = window_size(settings, 4096)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from interp.families.spec import Settings
+from interp.families.spec import LARGEST, Settings
 from interp.model.config import (
     DynamicScaling,
     LinearScaling,
@@ -46,7 +46,7 @@ def rotary(
 
 def context(settings: Settings, position: Rotary, default: int | None = None) -> int:
     """Tokens the model takes: `max_position_embeddings`, or as many as dynamic NTK or YaRN stretch it to."""
-    n_ctx = settings.integer("max_position_embeddings", default)
+    n_ctx = settings.count("max_position_embeddings", default)
     rule = position.scaling
     if isinstance(rule, DynamicScaling | YarnScaling):
         return max(n_ctx, int(rule.original_n_ctx * rule.factor))
@@ -68,12 +68,12 @@ def _scaling(kind: str, rule: Settings, settings: Settings, dim: int) -> Scaling
         return None
     if kind == "linear":
         return LinearScaling(rule.real("factor"))
-    n_ctx = settings.integer("max_position_embeddings")
+    n_ctx = settings.count("max_position_embeddings")
     if kind == "dynamic":
         return DynamicScaling(rule.real("factor"), n_ctx)
-    inner = rule.integer("original_max_position_embeddings", n_ctx)
+    inner = rule.count("original_max_position_embeddings", n_ctx)
     # beside the table stands Phi-3's, which counts before the one inside
-    original = settings.integer("original_max_position_embeddings", inner)
+    original = settings.count("original_max_position_embeddings", inner)
     if kind == "llama3":
         factor, low, high = (rule.real(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
         return Llama3Scaling(factor, low, high, original)
@@ -108,11 +108,17 @@ def _long(rule: Settings, original: int, stretch: float, dim: int) -> LongScalin
     lists = []
     for key in ("short_factor", "long_factor"):
         found = rule.get(key)
-        if not isinstance(found, list | tuple) or len(found) != dim // 2:
+        numbers = found if isinstance(found, list | tuple) else ()
+        known = all(type(x) in (int, float) and abs(x) <= LARGEST for x in numbers)
+        if not known or len(numbers) != dim // 2:
             raise ValueError(
                 f"rope_parameters: longrope requires {dim // 2} numbers in a list {key}, got {found!r}"
             )
-        lists.append(tuple(float(x) for x in found))
+        lists.append(tuple(float(x) for x in numbers))
     factor = rule.real("factor", stretch)
+    if original < 2:
+        raise ValueError(
+            f"rope_parameters: original_max_position_embeddings of at least 2 is required, got {original}"
+        )
     own = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return LongScaling(lists[0], lists[1], original, rule.real("attention_factor", own))

@@ -6,6 +6,7 @@ from typing import Generic, TypeVar, cast
 
 from torch import Tensor
 
+from interp.core.boundary import shown
 from interp.model.config import (
     AnyConfig,
     EncoderDecoderConfig,
@@ -32,6 +33,10 @@ NOT_ARITHMETIC = frozenset(
 """Keys of Hugging Face configs that cannot change a number of an evaluated forward pass."""
 
 Scalar = str | int | float | bool | None
+LARGEST = 1e15
+"""No number of a config is larger: what is, and NaN, comes from a damaged file and would fail far from it."""
+MOST = 10**9
+"""The largest count, size or number of ids of a config."""
 
 
 class Settings:
@@ -49,9 +54,23 @@ class Settings:
             raise ValueError(f"{self._family}: config requires a whole number for {key}, got {value!r}")
         return int(value)
 
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number from 1 on, by which a config may divide; `default` stands in for a missing key or None."""
+        value = self.integer(key, default)
+        if not 1 <= value <= MOST:
+            raise ValueError(f"{self._family}: config requires {key} in [1, {MOST}], got {value}")
+        return value
+
     def real(self, key: str, default: float | None = None) -> float:
         """A real setting; `default` stands in for a missing key or None."""
         return float(self._number(key, default))
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A real setting above 0; `default` stands in for a missing key or None."""
+        value = self.real(key, default)
+        if value <= 0:
+            raise ValueError(f"{self._family}: config requires {key} above 0, got {value}")
+        return value
 
     def optional(self, key: str, default: int | float | None) -> float | None:
         """A real setting that may be None; `default` stands in for a missing key alone."""
@@ -60,12 +79,16 @@ class Settings:
     def flag(self, key: str, default: bool) -> bool:
         """A boolean setting."""
         value = self.get(key)
-        return default if value is None else bool(value)
+        if not isinstance(value, bool | None):
+            raise ValueError(f"{self._family}: config requires true or false for {key}, got {shown(value)}")
+        return default if value is None else value
 
     def text(self, key: str, default: str) -> str:
         """A string setting."""
         value = self.get(key)
-        return default if value is None else str(value)
+        if not isinstance(value, str | None):
+            raise ValueError(f"{self._family}: config requires a text for {key}, got {shown(value)}")
+        return default if value is None else value
 
     def get(self, key: str) -> object:
         """Any setting, None if missing; marks the key as understood."""
@@ -79,7 +102,9 @@ class Settings:
     def table(self, key: str) -> Mapping[str, object]:
         """A nested object, empty if missing."""
         value = self.get(key)
-        return dict(value) if isinstance(value, Mapping) else {}
+        if not isinstance(value, Mapping | None):
+            raise ValueError(f"{self._family}: config requires an object for {key}, got {shown(value)}")
+        return dict(value or {})
 
     def require(self, key: str, *allowed: Scalar) -> None:
         """ValueError unless the setting is missing or one of `allowed`."""
@@ -100,7 +125,11 @@ class Settings:
         value = self.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{self._family}: config requires a number for {key}, got {value!r}")
+            raise ValueError(f"{self._family}: config requires a number for {key}, got {shown(value)}")
+        if not abs(value) <= LARGEST:  # nor NaN
+            raise ValueError(
+                f"{self._family}: config requires a number up to {LARGEST:g} for {key}, got {shown(value)}"
+            )
         return value
 
 

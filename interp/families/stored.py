@@ -10,6 +10,7 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor, nn
 
+from interp.core.files import regular
 from interp.model.mapped import FileState, MappedFile
 
 CHUNK = 4 * 2**20
@@ -135,6 +136,7 @@ class StoredTensors(Tensors):
 
     def _opened(self, file: Path) -> Mapping[str, Tensor]:
         if file not in self._open:
+            regular(file)
             self._open[file] = _unpickled(file) if file.suffix == ".bin" else _Safetensors(file)
         return self._open[file]
 

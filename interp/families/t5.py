@@ -18,19 +18,19 @@ UNLIMITED = 2**20
 def config(settings: Settings) -> EncoderDecoderConfig:
     """Our config of a T5 checkpoint."""
     settings.present((*IGNORED, "n_positions"))
-    n_layers = settings.integer("num_layers")
-    d_model = settings.integer("d_model")
+    n_layers = settings.count("num_layers")
+    d_model = settings.count("d_model")
     encoder = ModelConfig(
         n_layers=n_layers,
         d_model=d_model,
-        n_heads=settings.integer("num_heads"),
-        d_head=settings.integer("d_kv"),
+        n_heads=settings.count("num_heads"),
+        d_head=settings.count("d_kv"),
         n_ctx=UNLIMITED,
-        d_vocab=settings.integer("vocab_size"),
+        d_vocab=settings.count("vocab_size"),
         mlp=_mlp(settings),
         position=Buckets(
-            settings.integer("relative_attention_num_buckets", 32),
-            settings.integer("relative_attention_max_distance", 128),
+            settings.count("relative_attention_num_buckets", 32),
+            settings.count("relative_attention_max_distance", 128),
         ),
         norm=RMSNorm(settings.real("layer_norm_epsilon", 1e-6)),
         attn_scale=1.0,
@@ -42,7 +42,7 @@ def config(settings: Settings) -> EncoderDecoderConfig:
     tied = _tied(settings)
     decoder = replace(
         encoder,
-        n_layers=settings.integer("num_decoder_layers", n_layers),
+        n_layers=settings.count("num_decoder_layers", n_layers),
         causal=True,
         cross_attention=True,
         unembed=True,
@@ -73,7 +73,7 @@ def _mlp(settings: Settings) -> MLP:
     gated = kind.startswith("gated-")
     settings.require("is_gated_act", gated)
     settings.require("dense_act_fn", act)
-    return MLP(settings.integer("d_ff"), ACTIVATIONS[act], gated=gated, bias=False)
+    return MLP(settings.count("d_ff"), ACTIVATIONS[act], gated=gated, bias=False)
 
 
 def rules(config: EncoderDecoderConfig) -> tuple[Rule, ...]:

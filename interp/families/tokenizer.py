@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from interp.core.files import regular
+
 if TYPE_CHECKING:
     import tokenizers
 
@@ -53,7 +55,7 @@ class FileTokenizer:
         import tokenizers
 
         try:
-            found = tokenizers.Tokenizer.from_file(str(path))
+            found = tokenizers.Tokenizer.from_file(str(regular(path)))
         except Exception as cause:  # the library raises Exception itself
             raise ValueError(f"{path} is not a readable tokenizer: {cause}") from cause
         return cls(found, bos)
@@ -99,6 +101,7 @@ class HuggingFaceTokenizer:
 
         try:
             found = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+            found("a")  # some damaged settings are read when the first text is
         except (
             Exception
         ) as cause:  # of many kinds, and of none in particular: the files may be damaged anywhere
@@ -159,7 +162,7 @@ class SentencePieceTokenizer:
     def read(cls, path: Path | str) -> "SentencePieceTokenizer":
         """The tokenizer of a file; ValueError, by its name, for one that is none or is damaged."""
         try:
-            return cls(Path(path).read_bytes())
+            return cls(regular(path).read_bytes())
         except RuntimeError as cause:
             raise ValueError(f"{path} is not a readable SentencePiece model: {cause}") from cause
 

@@ -23,7 +23,11 @@ def local_layers(
     kinds = settings.get("layer_types")
     if kinds is None:
         kinds = [KINDS[is_local(layer)] for layer in range(n_layers)]
-    if not isinstance(kinds, list | tuple) or len(kinds) != n_layers or not set(kinds) <= set(KINDS):
+    if (
+        not isinstance(kinds, list | tuple)
+        or len(kinds) != n_layers
+        or any(kind not in KINDS for kind in kinds)
+    ):
         raise ValueError(f"layer_types requires {n_layers} of {' and '.join(KINDS)}, got {kinds!r}")
     local = tuple(layer for layer, kind in enumerate(kinds) if kind == KINDS[1])
     if local and size is None:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import Seed, describe, public
+from interp.core.boundary import Count, Seed, describe, public
 from interp.core.results import Score, scored
 from interp.core.stats import Partial, Rows, upper_p, wilson
 from interp.data.batch import Batch
@@ -69,7 +69,7 @@ class ProbeNeurons(Question):
     """How neurons are chosen."""
     test_share: float = 0.3
     """The share of each class that is set aside for the scores."""
-    shuffles: int = 5
+    shuffles: Count = 5
     """How often the procedure is repeated with shuffled training labels, for the null."""
     seed: Seed = 0
     """Of the split, the shuffles and the bootstrap."""
@@ -108,7 +108,7 @@ def probe_neurons(
     sizes: Sequence[int] = SIZES,
     select: Selection = "mean_difference",
     test_share: float = 0.3,
-    shuffles: int = 5,
+    shuffles: Count = 5,
     seed: Seed = 0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
@@ -143,7 +143,7 @@ def probe(
     sizes: Sequence[int] = SIZES,
     select: Selection = "mean_difference",
     test_share: float = 0.3,
-    shuffles: int = 5,
+    shuffles: Count = 5,
     seed: Seed = 0,
 ) -> xr.Dataset:
     """How well probes on a few of the neurons find the feature in examples they were not made from.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from interp.core.boundary import Device, nearest, public
-from interp.core.files import json_object, write_atomically
+from interp.core.files import json_object, made_folder, regular, write_atomically
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK
 from interp.model.config import Json
 
@@ -74,8 +74,7 @@ def save_sae(sae: SAE, folder: Path | str) -> None:
     """
     from safetensors.torch import save_file
 
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = made_folder(folder)
     weights = {name: weight.detach().cpu().contiguous() for name, weight in sae.state_dict().items()}
     text = json.dumps(_described(sae), indent=2) + "\n"
     write_atomically(folder / WEIGHTS, lambda path: save_file(weights, path))
@@ -141,7 +140,7 @@ def _read(folder: Path) -> tuple[Json, dict[str, Tensor]]:
 
     try:
         config = json_object(folder / CONFIG)
-        weights = load_file(folder / WEIGHTS)
+        weights = load_file(regular(folder / WEIGHTS))
     except (OSError, SafetensorError, ValueError) as cause:
         raise ValueError(
             f"{folder} is not a readable SAELens folder ({CONFIG}, {WEIGHTS}): {cause}"
@@ -227,7 +226,8 @@ def _kind(config: Json) -> Kind:
 
 def _normalisation(config: Json) -> str:
     said = config.get("normalize_activations", "none")
-    said = {None: "none", False: "none", True: "expected_average_only_in"}.get(said, said)  # type: ignore[call-overload]
+    if said is None or isinstance(said, bool):  # as older versions have it
+        said = "expected_average_only_in" if said else "none"
     known = ("none", "expected_average_only_in", "layer_norm", "constant_norm_rescale")
     if said not in known:
         raise ValueError(f"normalize_activations must be one of {', '.join(known)}, got {said!r}")

@@ -328,6 +328,8 @@ def dictionary_match(W_dec: Float[Tensor, "s d"], truth: Float[Tensor, "t d"]) -
     """
     from scipy.optimize import linear_sum_assignment
 
+    if truth.shape[-1] != W_dec.shape[-1]:
+        raise ValueError(f"truth must have the width of W_dec, {W_dec.shape[-1]}, got {truth.shape[-1]}")
     cosines = _directions(truth) @ _directions(W_dec).mT
     row, column = (torch.from_numpy(index) for index in linear_sum_assignment(-cosines.numpy()))
     feature = torch.full((len(truth),), -1).index_copy(0, row, column)
@@ -507,6 +509,8 @@ SUMMED_LOSS = Metric("summed next-token loss", "nats", _summed_loss, everywhere=
 
 def _directions(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     wide = rows.detach().cpu().double()
+    if not wide.numel() or not bool(wide.isfinite().all()):
+        raise ValueError(f"directions of finite numbers are required, got {shown(rows)}")
     norm = wide.norm(dim=1, keepdim=True)
     if bool((norm == 0).any()):
         raise ValueError("directions must not be zero vectors")

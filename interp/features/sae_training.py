@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.boundary import Device, public, shape_text
+from interp.core.boundary import Count, Device, public, shape_text
 from interp.core.results import labelled
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK, step
 
@@ -52,9 +52,9 @@ class Terms(NamedTuple):
 def train_sae(
     activations: Tensor | Iterable[Tensor],
     kind: Kind,
-    d_sae: int,
+    d_sae: Count,
     *,
-    steps: int,
+    steps: Count,
     sparsity: float | None = None,
     lr: float = 1e-3,
     batch_size: int = 1024,
@@ -91,6 +91,8 @@ def train_sae(
     if not first:
         raise ValueError("at least one vector of activations is required, got none")
     sample = torch.cat(first).to(device or first[0].device, dtype)
+    if not bool(sample.isfinite().all()) or not bool(sample.any()):
+        raise ValueError("activations of finite numbers, not all 0, are required")
     scale = (sample.shape[1] / sample.square().sum(1).mean()) ** 0.5
     sae = _initial(sample * scale, kind, d_sae, seed)
     scaled = (x.to(sample.device, dtype) * scale for x in islice(chain(first, batches), steps))
@@ -165,8 +167,8 @@ def _check(
             "activations are required, a tensor [n, d] or chunks of it such as `store.batches(site, size)`, got "
             f"{type(activations).__name__}"
         )
-    if not lr > 0:
-        raise ValueError(f"lr must be above 0, got {lr}")
+    if not 0 < lr <= 1e6:
+        raise ValueError(f"lr must be above 0 and at most 1e6, got {lr}")
     if min(d_sae, steps, batch_size) < 1:
         raise ValueError(
             f"at least one feature, step and row are required, got d_sae={d_sae}, steps={steps}, "

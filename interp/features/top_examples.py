@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import Count, public
 from interp.core.contexts import Examples, InContext, absent
 from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
@@ -63,7 +63,7 @@ class TopExamples(Question):
     """The full name of a site, or a part that is a whole one, such as `L1.post`."""
     cells: Sequence[int] | None = None
     """Which neurons (heads, features), in this order; None = all."""
-    top: int = 10
+    top: Count = 10
     """How many places are listed for each cell."""
     context: Sequence[int] = (10, 3)
     """How many tokens before and after each are kept."""
@@ -130,7 +130,7 @@ def top_examples(
     site: str,
     *,
     cells: Sequence[int] | None = None,
-    top: int = 10,
+    top: Count = 10,
     context: Sequence[int] = (10, 3),
     sae: SAE | None = None,
     skip_bos: bool = True,

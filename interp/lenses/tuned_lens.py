@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.boundary import public, shown
-from interp.core.files import write_atomically
+from interp.core.boundary import Count, public, shown
+from interp.core.files import regular, write_atomically
 from interp.core.stats import wide
 from interp.data.batch import Batch, is_prompts
 from interp.data.sources import Data
@@ -103,7 +103,7 @@ class TunedLens:
 
         network = as_network(model)
         try:
-            with safe_open(path, framework="pt", device=str(network.device)) as file:
+            with safe_open(regular(path), framework="pt", device=str(network.device)) as file:
                 header = file.metadata() or {}
                 if header.get("format") != FORMAT:
                     raise ValueError(
@@ -130,7 +130,7 @@ def train_tuned_lens(
     model: Model,
     data: DataSource | Data,
     *,
-    steps: int = 250,
+    steps: Count = 250,
     sites: str | Sequence[str] = "resid_pre",
     optimiser: MakeOptimiser | None = None,
     seed: int = 0,

@@ -438,6 +438,10 @@ def _fitting(edit: Edit, make: Callable[[], Tensor], cells: Tensor) -> Tensor:
 
 def orthonormal(directions: Float[Tensor, "*k d"]) -> Float[Tensor, "r d"]:
     """Rows that span what the directions span, in float64. ValueError if that is nothing, or not finite."""
+    if not directions.numel():
+        raise ValueError(
+            f"directions of at least one number are required, got shape {shape_text(directions.shape)}"
+        )
     rows = directions.detach().double().reshape(-1, directions.shape[-1])
     if not bool(rows.isfinite().all()) or not bool(rows.any()):
         raise ValueError("directions of finite numbers, not all 0, are required")

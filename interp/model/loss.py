@@ -32,6 +32,11 @@ def next_token_loss(
         raise ValueError(
             f"logits of every token, {shape_text(tokens.shape)}, are required, got {shape_text(logits.shape)}"
         )
+    for name, mask in {"keep": keep, "documents": documents}.items():
+        if mask is not None and mask.shape != tokens.shape:
+            raise ValueError(
+                f"{name} must have the shape {shape_text(tokens.shape)}, got {shape_text(mask.shape)}"
+            )
     if tokens.device.type == "cpu" and int(tokens[:, 1:].max()) >= logits.shape[-1]:
         raise ValueError(
             f"a next-token loss requires a logit for each token, got {logits.shape[-1]} and the token "
@@ -68,6 +73,8 @@ def next_token_loss_of(
     wanted = (*tokens.shape, model.config.d_model)
     if stream.shape != wanted:
         raise ValueError(f"stream must have the shape {shape_text(wanted)}, got {shape_text(stream.shape)}")
+    if stream.dtype != model.dtype:
+        raise ValueError(f"stream must be of the model's dtype {model.dtype}, got {stream.dtype}")
     if model.output is None:
         return next_token_loss(model.read_out(stream), tokens, keep, documents)
     if tokens.shape[1] < 2:

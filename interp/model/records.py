@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.core.boundary import check_fields, nearest
+from interp.core.boundary import check_fields, hints_of, nearest
 
 if TYPE_CHECKING:
     from interp.model.attention import Attention
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 Json = dict[str, object]
 """A JSON object, as `to_dict` writes it and `from_dict` reads it."""
+
+
+MOST = 10**8
+"""The largest width, vocabulary, context or other number of things: a matrix of two such has a size of 64 bits."""
 
 
 class Record:
@@ -34,6 +38,11 @@ class Record:
     def __post_init__(self) -> None:
         """ValueError for a field of another kind than its annotation says; a record's own checks follow this one."""
         check_fields(self)
+        hints = hints_of(type(self))  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, counts = getattr(self, field.name), hints.get(field.name) in (int, int | None)
+            if counts and value is not None and field.name != "seed" and abs(value) > MOST:
+                raise ValueError(f"{type(self).__name__} requires {field.name} up to {MOST}, got {value}")
 
     @classmethod
     def today(cls, values: Json) -> Json:
@@ -232,7 +241,7 @@ def _from_json(cls: type[R], values: Json, kinds: Mapping[str, type[Record]]) ->
     needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]  # type: ignore[arg-type]
     if missing := [name for name in needed if name not in values]:
         raise ValueError(f"{cls.__name__} requires {', '.join(missing)}")
-    return cls(**{name: _record(value, kinds) for name, value in values.items()})
+    return cls(**{name: _record(f"{cls.__name__}: {name}", value, kinds) for name, value in values.items()})
 
 
 def _plain(value: object) -> object:
@@ -243,12 +252,12 @@ def _plain(value: object) -> object:
     return {"kind": type(value).__name__, **fields_as_json(value)}
 
 
-def _record(value: object, kinds: Mapping[str, type[Record]]) -> object:
+def _record(where: str, value: object, kinds: Mapping[str, type[Record]]) -> object:
     if isinstance(value, list):
-        return tuple(_record(item, kinds) for item in value)
+        return tuple(_record(where, item, kinds) for item in value)
     if not isinstance(value, dict):
         return value
     kind = value.get("kind")
-    if kind not in kinds:
-        raise ValueError(f"unknown record {kind!r}; {nearest(str(kind), kinds)}")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(f"{where}: unknown record {kind!r}; {nearest(str(kind), kinds)}")
     return _from_json(kinds[str(kind)], {k: v for k, v in value.items() if k != "kind"}, kinds)

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import Required, nearest, public
+from interp.core.boundary import Required, nearest, public, shape_text
 from interp.data.batch import Batch, Prompts, Text
 from interp.model import sites
 from interp.model.config import ModelConfig
@@ -131,6 +131,15 @@ def deepest(sites: Iterable[str], config: ModelConfig) -> int | None:
     return stop
 
 
+def _check_columns(columns: Int[Tensor, "b n"], shape: torch.Size) -> None:
+    """ValueError for columns that are not those of the rows, counted from the end if they are negative."""
+    if len(columns) != shape[0] or bool((columns >= shape[1]).any()) or bool((columns < -shape[1]).any()):
+        raise ValueError(
+            f"logits_at must name columns of {shape[0]} rows, each from {-shape[1]} to {shape[1] - 1}, got "
+            f"{shape_text(columns.shape)} with {sorted(set(columns.flatten().tolist()))[:4]}"
+        )
+
+
 @public()
 def observe(
     model: Model,
@@ -155,6 +164,8 @@ def observe(
     wants_grad = any(read.grad for read in reads)
     if wants_grad and metric is None:
         raise ValueError("Read(grad=True) requires a metric to differentiate")
+    if logits_at is not None:
+        _check_columns(logits_at, batch.tokens.shape)
     tap = Tap(reads, edits, answers_only=answers_only) if reads or edits else None
     batch = batch.to(network.device)
     with torch.set_grad_enabled(metric is not None):

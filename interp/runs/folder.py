@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast
 
 from filelock import FileLock, Timeout
 
-from interp.core.files import explained, write_atomically
+from interp.core.boundary import check_fields
+from interp.core.files import explained, json_object, named_path, write_atomically
 from interp.model.config import Json
 
 T = TypeVar("T")
@@ -47,21 +48,20 @@ class FolderKind:
             why = f"has no {self.manifest}" if folder.is_dir() else "is a file" if folder.exists() else ""
             raise ValueError(f"{required}, {folder} {why or 'does not exist'}")
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as cause:
+            found = json_object(path)
+        except (OSError, ValueError) as cause:
             raise ValueError(f"{required}, {path} cannot be read: {cause}") from cause
-        mark = (
-            found.pop("format", self.format if self.unmarked else None) if isinstance(found, dict) else None
-        )
+        mark = found.pop("format", self.format if self.unmarked else None)
         if mark != self.format:
             raise ValueError(f"{required}, {path} must be of the format {self.format!r}, got {mark!r}")
-        return cast("dict[str, Any]", found)
+        return found
 
     def begun(self, folder: Path, *, resume: bool = True) -> dict[str, Any] | None:
         """What the manifest says; None for a folder that is new or empty.
 
         Errors: ValueError for a folder that holds other things, and without `resume` for one of this kind.
         """
+        named_path(folder)
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"a folder is required, {folder} is a file")
         held = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
@@ -146,6 +146,8 @@ class Listed:
 
 def locked(file: Path, taken: str, *, wait: float = 0.0) -> ExitStack:
     """A lock, held till the end of `with` or till it is closed; ValueError (`taken`) if another process holds it."""
+    if file.is_symlink() or (file.exists() and not file.is_file()):
+        raise ValueError(f"a regular file is required as a lock, {file} is none")
     lock, held = FileLock(file), ExitStack()
     try:
         lock.acquire(timeout=wait, poll_interval=0.05)
@@ -172,12 +174,16 @@ def clear(folder: Path, names: str = "*") -> None:
 
 
 def built(cls: type[T], values: Mapping[str, object]) -> T:
-    """A record from its JSON; ValueError naming keys that it does not know, or misses."""
+    """A record from its JSON; ValueError naming keys that it does not know or misses, or whose value it cannot have."""
     known = {each.name for each in fields(cast("type", cls))}
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{cls.__name__} must be an object, got {values!r}")
     if values.keys() != known:
         odd = sorted(values.keys() ^ known)
         raise ValueError(f"the folder is of another version of interp: {cls.__name__} differs in {odd}")
-    return cls(**{name: tuple(each) if isinstance(each, list) else each for name, each in values.items()})
+    record = cls(**{name: tuple(each) if isinstance(each, list) else each for name, each in values.items()})
+    check_fields(record)
+    return record
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -189,6 +195,11 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_json(path: Path, values: Json, *, new: bool = False) -> None:
     """Write a JSON file in one step; new: FileExistsError if there is one."""
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    try:
+        text.encode()
+    except UnicodeEncodeError as cause:
+        around = text[max(cause.start - 20, 0) : cause.end + 20]
+        raise ValueError(f"{path}: texts of whole characters are required, got {around!r}") from cause
     write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"), new=new)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from interp.core.boundary import public, shown
+from interp.core.boundary import Count, Device, public, shown
 from interp.core.stats import Bootstrap, Means, Partial, Rows
 from interp.core.viewer import Shown
 from interp.data.pairs import Pairs
@@ -52,7 +52,7 @@ else:
 
 Asked = Askable | Sequence[Askable] | Mapping[str, Askable]
 """One question, several of different names, or several by names of one's own."""
-Devices = Literal["all"] | Sequence[str | torch.device]
+Devices = Literal["all"] | Sequence[Device]
 SAMPLE = 4
 """Rows on which memory is measured."""
 AHEAD = 2
@@ -100,7 +100,7 @@ def run(
     edits: Sequence[Edit] = (),
     out: Path | str | None = None,
     resume: bool = False,
-    bootstrap: int = 0,
+    bootstrap: Count = 0,
     seed: int = 0,
     devices: Devices | None = None,
     engine: Literal["ray"] | None = None,
@@ -391,9 +391,11 @@ def _sized(
     if source is data or not isinstance(source, Stream):
         return source
     if before is not None:
-        kept = before["data"]
-        assert isinstance(kept, dict)
-        return replace(source, tokens_per_batch=int(kept["tokens_per_batch"]))
+        kept = before.get("data")
+        size = kept.get("tokens_per_batch") if isinstance(kept, dict) else None
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise ValueError(f"{WORK.manifest} must say the tokens_per_batch of its data, got data={kept!r}")
+        return replace(source, tokens_per_batch=size)
     network = model.transformer
     width, sample = network.config.n_ctx, None
     if source.windows and (batches := source.window(0).batches):

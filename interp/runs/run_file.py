@@ -12,7 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from interp.core.boundary import check_fields
 from interp.model.config import Json
 from interp.runs.folder import FolderKind, built, changes, file_hash
 from interp.runs.provenance import git_dirty, git_revision, now, versions
@@ -112,8 +111,8 @@ class RunFile:
             steps = {name: built(Step, each) for name, each in values.pop("steps").items()}
             tables = {name: tuple(files) for name, files in values.pop("tables").items()}
             found = built(cls, values | {"sessions": sessions, "steps": steps, "tables": tables})
-            for record in (found, *sessions, *steps.values()):
-                check_fields(record)
+            if empty := [name for name, step in steps.items() if not step.files]:
+                raise ValueError(f"step {empty[0]!r} requires files, got none")
             if not sessions or found.seconds < 0:
                 raise ValueError("at least one session, which ends after it began, is required")
         except KeyError as cause:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from interp.core.files import regular
 from interp.core.results import frame
 from interp.model.config import Json
 from interp.runs.provenance import bytes_of
@@ -195,7 +196,12 @@ def _identity(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
 
 
 def read(kind: Kind, path: Path) -> object:
-    """The value in a file that a step wrote; FileNotFoundError if somebody removed it."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing, though the run lists it as written")
-    return decoded(kind, path.read_bytes())
+    """The value in a file that a step wrote; FileNotFoundError if somebody removed it, ValueError for a damaged one."""
+    try:
+        regular(path)
+    except FileNotFoundError as cause:
+        raise FileNotFoundError(f"{path} is missing, though the run lists it as written") from cause
+    try:
+        return decoded(kind, path.read_bytes())
+    except Exception as cause:  # of many kinds, and of none in particular: the file may be damaged anywhere
+        raise ValueError(f"{path} is damaged, it cannot be read: {cause}") from cause

@@ -84,9 +84,32 @@ class Index:
         """The index that a manifest holds; those of the first edition count no rejected rows."""
         values: dict[str, Any] = {"rejected": 0, **manifest}
         if {"shapes", "shards"} <= values.keys():  # else `built` says what is missing
-            values["shapes"] = {name: tuple(shape) for name, shape in values["shapes"].items()}
+            if not isinstance(values["shards"], list) or not isinstance(values["shapes"], dict):
+                raise ValueError(
+                    f"shards must be a list and shapes an object, got {values['shards']!r} and {values['shapes']!r}"
+                )
+            lists = {
+                name: tuple(each) if isinstance(each, list) else each
+                for name, each in values["shapes"].items()
+            }
+            values["shapes"] = lists
             values["shards"] = tuple(built(Shard, each) for each in values["shards"])
-        return built(cls, values)
+        found = built(cls, values)
+        least = 8 * len(TABLES)
+        if odd := [shard for shard in found.shards if not 0 <= shard.entries <= shard.bytes / least]:
+            raise ValueError(
+                f"{odd[0].file} is listed with {odd[0].entries} entries, each of at least {least} bytes, and "
+                f"{odd[0].bytes} bytes"
+            )
+        return found
+
+
+def _index(folder: Path, manifest: Mapping[str, Any]) -> Index:
+    """The index of a folder; ValueError, by the file's name, for one that is none."""
+    try:
+        return Index.of(manifest)
+    except ValueError as cause:
+        raise ValueError(f"{folder / STORE.manifest} is no index of a store: {cause}") from cause
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -120,7 +143,7 @@ class ActivationStore:
         folder = Path(folder)
         if not (folder / STORE.manifest).is_file():
             raise FileNotFoundError(f"{folder} is no store of activations: it has no {STORE.manifest}")
-        index = Index.of(STORE.read(folder))
+        index = _index(folder, STORE.read(folder))
         if not index.complete:
             raise ValueError(
                 f"{folder} is not finished, it holds {index.entries} entries: call store_activations again with the "
@@ -340,7 +363,7 @@ def _new_index(
 
 def _begun(folder: Path, wanted: Index, manifest: Mapping[str, Any]) -> Index:
     """The index of what the folder holds already, which must agree with what is wanted."""
-    stored = Index.of(manifest)
+    stored = _index(folder, manifest)
     STORE.agree(folder, stored.asked, wanted.asked)
     clear(folder, "shard-*")
     for shard in stored.shards:

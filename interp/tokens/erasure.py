@@ -19,7 +19,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import Count, nearest, public
 from interp.core.results import Score, check_result, scored
 from interp.core.stats import Moments, Partial, Rows, wide
 from interp.data.batch import Answers, Batch
@@ -134,7 +134,7 @@ class CompareMethods(Question):
     """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
     pos: int = -1
     """At which token of each prompt the answer is watched, negative from its end."""
-    draws: int = 5
+    draws: Count = 5
     """Random orders of each prompt's tokens, the chance level."""
     seed: int = 0
     """Of the random orders."""
@@ -212,7 +212,7 @@ def compare_methods(
     replacement: Baseline = "mean",
     measure: Measure = "probability",
     pos: int = -1,
-    draws: int = 5,
+    draws: Count = 5,
     seed: int = 0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
@@ -338,7 +338,7 @@ def random_values(batch: Batch, draws: int, seed: int) -> Float[Tensor, "n b p"]
     found = torch.full((draws, *batch.tokens.shape), torch.nan)
     rows = range(len(batch)) if batch.row is None else batch.row.tolist()
     for i, (row, real) in enumerate(zip(rows, batch.real.cpu(), strict=True)):
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + row)
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + row) % 2**63)
         found[:, i, real] = torch.rand(draws, int(real.sum()), generator=generator)
     return found
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import Count, public
 from interp.core.stats import wide
 from interp.data.batch import Batch
 from interp.model.edits import Edit
@@ -41,7 +41,7 @@ class GradientTimesInput:
 class IntegratedGradients:
     """Integrated gradients along the straight line from a baseline (Sundararajan et al. 2017)."""
 
-    steps: int = 128
+    steps: Count = 128
     """Gradients per prompt. On demo-4l 32 leave an error of up to 50 %, 128 of 0.4 %: look at `error`."""
     baseline: Baseline = "mean"
     """Where the line begins, at every position; a zero embedding sits where LayerNorm is singular."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from interp.core.files import regular
 from interp.families.native import BOS
 from interp.families.tokenizer import FileTokenizer
 
@@ -19,8 +20,11 @@ class Vocabulary:
     @classmethod
     def read(cls, path: Path) -> "Vocabulary":
         """That of a file. Errors: FileNotFoundError; ValueError if it lacks the token."""
-        found = cls(path.read_text(encoding="utf-8"))
-        found.tokenizer  # noqa: B018 - it refuses what is no tokenizer of ours
+        try:
+            found = cls(regular(path).read_text(encoding="utf-8"))
+            found.tokenizer  # noqa: B018 - it refuses what is no tokenizer of ours
+        except ValueError as cause:
+            raise ValueError(f"{path} is no vocabulary: {cause}") from cause
         return found
 
     @classmethod
@@ -52,7 +56,11 @@ class Vocabulary:
         """The tokenizer; ValueError if it has no `<|bos|>`."""
         import tokenizers
 
-        return FileTokenizer(tokenizers.Tokenizer.from_str(self.json), BOS)
+        try:
+            found = tokenizers.Tokenizer.from_str(self.json)
+        except Exception as cause:  # the library raises Exception itself
+            raise ValueError(f"a tokenizer as JSON is required: {cause}") from cause
+        return FileTokenizer(found, BOS)
 
     @property
     def size(self) -> int:

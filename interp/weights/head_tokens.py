@@ -134,7 +134,8 @@ def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], aske
 
 def _distinct(text: Text, tokens: Answers) -> Int[Tensor, "n"]:
     """The ids of the tokens, each once."""
-    if not isinstance(tokens, str | int | np.integer) and len(tokens) == 0:
+    alone = isinstance(tokens, str | int | np.integer) or getattr(tokens, "shape", None) == ()
+    if not alone and len(tokens) == 0:  # type: ignore[arg-type]
         raise ValueError("at least one token is required, got none")
     ids = text.tokens(tokens)
     if len(ids.unique()) != len(ids):

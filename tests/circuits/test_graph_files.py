@@ -267,7 +267,7 @@ def test_files_that_hold_something_else_are_refused(tmp_path: Path) -> None:
             read_attribution_graph(tmp_path / "text.json")
         with pytest.raises(ValueError, match="a circuit in JSON is required"):
             Circuit.load(tmp_path / "text.json")
-    with pytest.raises(ValueError, match="lacks an object"):
+    with pytest.raises(ValueError, match="must hold a JSON object, got list"):
         read_attribution_graph(saved([1, 2], tmp_path))
 
 

@@ -247,7 +247,7 @@ def test_a_refused_run_is_not_kept_locked_or_changed(tmp_path: Path) -> None:
         (None, "has no run.json"),
         ("{", "cannot be read"),
         ('{"model": "m", "files": []}', "must be of the format 'interp experiment run, 1', got None"),
-        ("[]", "must be of the format 'interp experiment run, 1', got None"),
+        ("[]", "must hold a JSON object, got list"),
         ("\x00", "cannot be read"),
     ],
 )

@@ -1,0 +1,182 @@
+"""A bounded, seeded part of the fuzz: nothing raw, nothing slow, nothing outside of a folder of its own.
+
+`python -m tests.fuzz --cases 20000 --seed 1` makes more of them, and prints how they end by family and by name.
+"""
+
+import collections
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.calls import NOT_RUN, REFUSES
+from tests.fuzz import commands, functions, judge, loaders
+from tests.fuzz.judge import Case, Ending, ended
+from tests.loops import every, over
+
+ROOT = Path(__file__).parents[2]
+SEED = 0
+
+
+def sampled(name: str, each: int) -> list[Case]:
+    """So many cases of a function, drawn by the seed and the name."""
+    draw = random.Random(f"{SEED} {name}")
+    found = [*functions.cases_of(name)]
+    return draw.sample(found, min(each, len(found)))
+
+
+def drawn(cases: Iterator[Case], count: int) -> list[Case]:
+    """So many of many cases, drawn by the seed."""
+    return random.Random(SEED).sample([*cases], count)
+
+
+FAMILIES: dict[str, tuple[Callable[[], list[Case]], int]] = {
+    "functions": (lambda: [case for name in functions.FUNCTIONS for case in sampled(name, 30)], 7000),
+    "files": (lambda: drawn(loaders.cases(), 250), 250),
+    "configs": (lambda: drawn(loaders.configs(), 1500), 1500),
+    "commands": (lambda: drawn((case for case in commands.cases() if case.name != "report"), 60), 60),
+}
+"""The cases of the suite, and how many there are at least."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for everything that calls write; what is home and temporary is in it too."""
+    for name in ("HOME", "TMPDIR"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "TMPDIR"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def state_of(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file of the checkout, with its size and when it was changed."""
+    left_out = {".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".venv"}
+    found = {}
+    for top, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in left_out]
+        for name in files:
+            about = (Path(top) / name).lstat()
+            found[f"{top}/{name}"] = (about.st_size, about.st_mtime_ns)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_call_is_answered_or_refused_by_name_in_time(family: str, place: Path) -> None:
+    make, least = FAMILIES[family]
+    before, counts = state_of(ROOT / "interp"), collections.Counter[str]()
+    work = place / "TMPDIR" / "work"
+    work.mkdir()
+    os.chdir(work)
+    with every() as tried:
+        for case in make():
+            with tried(case):
+                ending = ended(case)
+                counts[ending.kind] += 1
+                assert ending.kind in ("answered", "refused"), ending.problem
+    sys.stdout.write(f"{family}: {counts.total()} cases, {dict(sorted(counts.items()))}\n")
+    assert counts.total() >= least and min(counts["answered"], counts["refused"]) > 0.02 * least
+    assert state_of(ROOT / "interp") == before, "the package was written to"
+    assert {each.name for each in place.iterdir()} == {"HOME", "TMPDIR"} and not any(
+        (place / "HOME").iterdir()
+    )
+
+
+def test_every_reader_of_files_is_damaged() -> None:
+    """The functions that write have their places changed as all functions have."""
+    writers = {"circuits.write_attribution_graph", "families.save", "features.save_sae"}
+    covered = {name for loader in loaders.LOADERS.values() for name in loader.covers}
+    assert set(loaders.readers()) - writers == covered
+
+
+@over("name", loaders.LOADERS)
+def test_files_without_a_damage_are_read(name: str) -> None:
+    folder = Path(tempfile.mkdtemp()) / "it"
+    shutil.copytree(loaders.whole(name), folder)
+    loaders.LOADERS[name].read(folder)
+
+
+def test_the_line_that_is_changed_is_answered_and_every_option_of_it_is_changed(place: Path) -> None:
+    found = collections.defaultdict[str, list[Case]](list)
+    for case in commands.cases():
+        found[case.name].append(case)
+    assert found.keys() == commands.COMMANDS.keys()
+    with every() as tried:
+        for name in set(found) - {
+            "report",
+            "causal-trace",
+        }:  # which take seconds, and have tests of their own
+            with tried(name):
+                assert ended(found[name][0]) == Ending("answered")
+                assert len(found[name]) >= 5 + len(commands.TEXTS) * (name != "models")
+
+
+def test_functions_that_are_not_run_are_few() -> None:
+    assert len({*NOT_RUN, *REFUSES}) < 0.03 * len(functions.FUNCTIONS)
+
+
+# --- the judge ----------------------------------------------------------------------------------------------------
+
+PLANTED = """
+import os, socket, time
+from pathlib import Path
+
+def named(n): raise ValueError(f"n must be above 0, got {n}")
+def nameless(n): raise ValueError("that is wrong")
+def of_another_kind(n): raise RuntimeError(f"n must be above 0, got {n}")
+def from_inside(n): return [1, 2][n]
+def of_a_library(n): return int("n must be above 0")
+def passed_on(n):
+    try: int("n")
+    except ValueError: raise
+def wrapped(n):
+    try: int("n")
+    except ValueError as cause: raise ValueError(f"n must be a number, got {n}") from cause
+def asserted(n): assert n > 10, f"n must be above 10, got {n}"
+def endless(n):
+    while True:
+        try: n += 1
+        except Exception: pass
+def asleep(n): time.sleep(60)
+def large(n): return bytearray(10**12)
+def written(n): Path("/").joinpath("var/tmp/n").write_text("")
+def called(n): socket.create_connection(("127.0.0.1", 9))
+def fine(n): return n
+"""
+ENDS = {
+    "named": "refused", "wrapped": "refused", "fine": "answered", "endless": "slow", "asleep": "slow",
+    **dict.fromkeys(("nameless", "of_another_kind", "from_inside", "of_a_library", "passed_on", "asserted",
+    "large"), "raw"),
+    **dict.fromkeys(("written", "called"), "raw"),
+}  # fmt: skip
+
+
+@over("name", ENDS)
+def test_a_planted_error_is_told_from_a_refusal(
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each function stands in a file that is taken for one of the package."""
+    file = place / "planted.py"
+    file.write_text(PLANTED)
+    monkeypatch.setattr(judge, "PACKAGE", place)
+    monkeypatch.setattr(judge, "WAITING", 0.9)
+    space: dict[str, Callable[[int], object]] = {}
+    exec(compile(PLANTED, str(file), "exec"), space)  # type: ignore[arg-type]
+    judge._ours.cache_clear()
+    try:
+        begin = time.process_time()
+        ending = ended(
+            Case("planted", name, "n = 5", lambda: space[name](5), lambda: (r"\bn\b",), seconds=0.3)
+        )
+        assert ending.kind == ENDS[name], ending
+        assert time.process_time() - begin < 2
+    finally:
+        judge._ours.cache_clear()
+        Path("/var/tmp/n").unlink(missing_ok=True)
