@@ -88,5 +88,5 @@ def test_what_needs_unproven_matrices_is_refused_by_name() -> None:
         interp.find_circuit(model, CLEAN, CORRUPT, metric=METRIC, edges=3)
     with pytest.raises(ValueError, match="wrapped network: through which norm"):
         interp.copying(model)
-    with pytest.raises(ValueError, match="a page shows circuits.*the matrices that make them are not"):
+    with pytest.raises(ValueError, match=r"a page shows circuits.*the matrices that make them are not"):
         interp.report(model, CLEAN[0])
