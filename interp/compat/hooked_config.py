@@ -249,6 +249,8 @@ def _scale(settings: Settings, d_head: int) -> float | None:
         return 1.0
     if divisor == -1 or divisor == d_head**0.5:
         return None
+    if divisor <= 0:
+        raise ValueError(f"TransformerLens: config requires attn_scale above 0, or -1, got {divisor}")
     return 1 / divisor
 
 

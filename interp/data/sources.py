@@ -26,6 +26,7 @@ import numpy as np
 from torch import Tensor
 
 from interp.core.boundary import Required, check, nearest, public, shape_text, shown
+from interp.core.files import regular
 from interp.data.batch import Batch, Prompts, no_prompts
 
 if TYPE_CHECKING:
@@ -461,7 +462,7 @@ def _opened(path: Path, reading: Reading) -> File:
         raise ValueError(
             f"{path} must be one of {', '.join(OPENERS)}; of a folder with other files, pass a list of those to read"
         )
-    return OPENERS[path.suffix.lower()](path, reading)
+    return OPENERS[path.suffix.lower()](regular(path), reading)
 
 
 @runtime_checkable

@@ -165,6 +165,11 @@ def flow(
         raise ValueError(
             f"finite tokens other than 0 and dt > 0 are required, got {shape_text(x.shape)}, dt={dt}"
         )
+    if not qk.shape == ov.shape == (x.shape[-1], x.shape[-1]):
+        raise ValueError(
+            f"qk and ov must have the width of x on both sides, {x.shape[-1]}, got {shape_text(qk.shape)} and "
+            f"{shape_text(ov.shape)}"
+        )
     x = F.normalize(x, dim=-1)
     hidden = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1) if causal else None
     for _ in range(steps):

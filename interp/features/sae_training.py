@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.boundary import Count, Device, public, shape_text
+from interp.core.boundary import Count, Device, public, shown
 from interp.core.results import labelled
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK, step
 
@@ -206,10 +206,8 @@ def _check_chunk(chunk: object) -> None:
         raise ValueError(
             f"activations are required, a tensor [n, d] or chunks of it, got chunks of {type(chunk).__name__}"
         )
-    if chunk.ndim != 2 or not chunk.is_floating_point():
-        raise ValueError(
-            f"activations of shape [n, d] are required, got {chunk.dtype} {shape_text(chunk.shape)}"
-        )
+    if chunk.ndim != 2 or not chunk.is_floating_point() or chunk.is_meta:
+        raise ValueError(f"activations of shape [n, d] are required, got {shown(chunk)}")
 
 
 def _initial(sample: Float[Tensor, "n d"], kind: Kind, d_sae: int, seed: int) -> SAE:

@@ -13,6 +13,7 @@ from pathlib import Path
 from interp.causal import EdgeGraph
 from interp.circuits import Circuit, CircuitProtocol, GraphPrompt, write_attribution_graph
 from interp.core.boundary import public
+from interp.core.files import named_path
 from interp.core.results import write_tables
 from interp.pages.corrupted import METHOD
 from interp.pages.render import page
@@ -62,7 +63,7 @@ def replacing(folder: Path) -> Iterator[Path]:
     Errors: ValueError if `folder` is a file or holds anything that a run of ours did not write; OSError if it, or the
     folder above it, cannot be written to. After an error everything is as it was before.
     """
-    target = folder.resolve()
+    target = named_path(folder).resolve()
     _refuse_foreign(target)
     made = _make_parents(target.parent)
     try:

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 
 from interp.core.boundary import hints_of
+from interp.core.files import regular
 from interp.runs.provenance import question_of
 from interp.runs.record import Record
 
@@ -68,8 +69,10 @@ def loaded(file: Path) -> Iterator[Experiment]:
     Errors: FileNotFoundError; BrokenExperimentError from what the file raises on import; ValueError for a file that
     has no `main(job, record)`, saying what it has, or whose name is that of a module in use.
     """
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist: the path of a Python file is required")
+    try:
+        regular(file)
+    except FileNotFoundError as cause:
+        raise FileNotFoundError(f"{file} does not exist: the path of a Python file is required") from cause
     name, folder = file.stem, str(file.resolve().parent)
     if name in sys.modules:
         raise ValueError(

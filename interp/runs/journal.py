@@ -100,6 +100,8 @@ class Journal:
             data = self._path("snapshot").read_bytes()
             self.progress, self._folded = _snapshot(self._path("snapshot"), data, self.reductions), len(data)
         path = self._path("journal")
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise ValueError(f"a regular file is required as a journal, {path} is none")
         data = path.read_bytes() if path.exists() else b""
         for end, entry in _entries(memoryview(data)):
             self.progress.add(unpacked_done(bytes(entry), self.reductions))

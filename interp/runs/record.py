@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from interp.core.files import NO_ROOM
+from interp.core.files import NO_ROOM, made_folder
 from interp.core.results import write_tables
 from interp.core.viewer import Shown, fitted
 from interp.data.sources import Data
@@ -372,7 +372,7 @@ def _checked_name(name: str) -> str:
 
 def _fresh_folder(root: Path, name: str) -> Path:
     """A new folder that nobody else made, `<name>-<UTC time>-<random>`."""
-    root.mkdir(parents=True, exist_ok=True)
+    made_folder(root)
     while True:
         folder = root / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
         try:

@@ -84,7 +84,7 @@ def revisions(name: str) -> list[str]:
 def _weights(folder: Path, revision: str | None, dtype: torch.dtype | None, device: Device) -> Transformer:
     if revision is None:
         return from_folder(folder / "model.safetensors", dtype=dtype, device=device)
-    file = folder / "checkpoints" / f"{revision}.safetensors"
+    file = named_path(folder / "checkpoints" / f"{revision}.safetensors")
     if not file.is_file():
         raise ValueError(f"{folder.name} has no revision {revision!r}; it has {revisions(folder.name)}")
     return from_folder(file, config=folder / "config.json", dtype=dtype or torch.float32, device=device)

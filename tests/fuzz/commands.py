@@ -61,6 +61,7 @@ OTHER_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("data", "clean", "corrupt", "prompt"), "prompt|row"), "wrong": "an answer",
     "out": "to write to|a folder that is there",
     "part": "index of a head", "receivers": "index of a head", "by": "dims", "checkpoints": "revision",
+    **dict.fromkeys(("first", "second", "name", "runs"), "folder of a run"), "reference": "prompt",
 }  # fmt: skip
 """What else messages call an option."""
 SLOW: Mapping[str, float] = {"report": 30.0}

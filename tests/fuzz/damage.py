@@ -7,6 +7,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 Change = Callable[[Path], object]
@@ -21,12 +22,13 @@ class Damage:
     names: tuple[str, ...] = ()
 
 
-ODD: tuple[object, ...] = (
+_ODD: tuple[object, ...] = (
     None, True, 0, -1, 3, 1.5, 10**9, 10**18, 10**400, float("nan"), float("inf"), "", "x", "X" * 10_000,
     "\x00", [], [1], ["x", None],
     [[]], {}, {"a": 1},
 )  # fmt: skip
-"""What is put in the place of every entry of a JSON file."""
+ODD = tuple((repr(each)[:20], each) for each in _ODD)
+"""What is put in the place of every entry of a JSON file, and how it is shown."""
 
 
 def damages(file: Path, draw: random.Random) -> Iterator[Damage]:
@@ -76,8 +78,8 @@ def _of_json(held: object) -> Iterator[Damage]:
         names = tuple(str(each) for each in path if isinstance(each, str))
         where = ".".join(map(str, path))
         yield Damage(f"without {where}", _of(held, path), names)
-        for odd in ODD:
-            yield Damage(f"{where} = {repr(odd)[:20]}", _of(held, path, odd), names)
+        for shown, odd in ODD:
+            yield Damage(f"{where} = {shown}", _of(held, path, odd), names)
 
 
 def _of_safetensors(content: bytes) -> Iterator[Damage]:
@@ -87,14 +89,19 @@ def _of_safetensors(content: bytes) -> Iterator[Damage]:
         yield Damage(f"a header of {claimed} bytes", _writes(struct.pack("<Q", claimed) + content[8:]))
     yield Damage("a nested header", _writes(struct.pack("<Q", 50_000) + b"[" * 50_000 + rest))
     for path in paths(header):
-        names = tuple(str(each) for each in path if isinstance(each, str))
-        for what, changed_ in [
-            ("without", changed(header, path)),
-            *((f"{repr(odd)[:20]} for", changed(header, path, odd)) for odd in ODD),
-        ]:
-            text = json.dumps(changed_).encode()
-            filled = struct.pack("<Q", len(text)) + text + rest
-            yield Damage(f"header {what} {'.'.join(map(str, path))}", _writes(filled), names)
+        names, where = tuple(str(each) for each in path if isinstance(each, str)), ".".join(map(str, path))
+        yield Damage(f"header without {where}", partial(_header, header, rest, path, ()), names)
+        for shown, odd in ODD:
+            done = partial(_header, header, rest, path, (odd,))
+            yield Damage(f"header {where} = {shown}", done, names)
+
+
+def _header(
+    header: object, rest: bytes, path: tuple[str | int, ...], new: tuple[object, ...], file: Path
+) -> None:
+    """Write a safetensors file with another entry in its header, or without it; made when it is needed."""
+    text = json.dumps(changed(header, path, *new)).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + rest)
 
 
 def paths(value: object, above: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:

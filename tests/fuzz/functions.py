@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import random
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -35,10 +36,10 @@ OTHER_WORDS = {
     "second": "conditions", "parts": "a neuron", "replacement": "a baseline", "held": "(an edit|a change) as JSON",
     "values": "model_type|config keys", "d_model": "d_mlp", "scores": "sender", "labels": "classes", "queries": "query",
     "at": "has the dims", "matrices": "at least one matrix", "planted": "an edge", "shard_entries": "per shard",
-    "end": "finish with", "pairs": "at least one prompt", "path": "is no file|a folder that is there",
-    "tokenizer": "is no file",
-    "dtype": "is no file", "device": "is no file",
-    **dict.fromkeys(("prompt", "reference", "subject", "pos", "span"), "prompt|token id|rows? of data|vector"),
+    "end": "finish with", "pairs": "at least one prompt", "path": "is no file|is a folder|a folder that is there",
+    "tokenizer": "is no file|is a folder",
+    "dtype": "is no file|is a folder", "device": "is no file|is a folder",
+    **dict.fromkeys(("prompt", "reference", "subject", "pos", "span"), "prompt|token id|row|vector"),
     "layers": "variant", "tokens": "stream must", "truth": "directions", "W_dec": "directions",
 }  # fmt: skip
 """What else messages call an argument."""
@@ -50,15 +51,21 @@ def cases() -> Iterator[Case]:
         yield from cases_of(name)
 
 
-def cases_of(name: str) -> Iterator[Case]:
-    """The same of one function."""
-    for parameter in signature(FUNCTIONS[name]).parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            continue
+def cases_of(name: str, draw: random.Random | None = None, each: int = 0) -> Iterator[Case]:
+    """The same of one function; with `draw` so many of them, of arguments that are drawn."""
+    arguments = [
+        parameter
+        for parameter in signature(FUNCTIONS[name]).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    if draw is not None:
+        arguments = draw.choices(arguments, k=each) if arguments else []
+    for parameter in arguments:
         usual = valid_of(name).get(parameter.name, parameter.default)
-        for family, values in ((KINDS, WRONG), (DOUBTS, DOUBTFUL), (DOUBTS, dict(near(usual)))):
-            for what, make in values.items():
-                yield case(name, parameter.name, what, make, family)
+        values = [(KINDS, *every) for every in WRONG.items()]
+        values += [(DOUBTS, *every) for every in (*DOUBTFUL.items(), *near(usual))]
+        for family, what, make in values if draw is None else [draw.choice(values)]:
+            yield case(name, parameter.name, what, make, family)
 
 
 def case(name: str, argument: str, what: str, make: Callable[[], object], family: str) -> Case:

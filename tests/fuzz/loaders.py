@@ -137,6 +137,7 @@ NOUNS = (
     "tensors are not understood",
     r"\bmodel_type\b",
     "is the name of no file",
+    "the tokenizer has ids",
     r"\b[A-Z]\w+(Config|MLP|Norm|Rotary|Scaling|MoE) requires",
     "^(MLP|MoE|Rotary)",
 )
@@ -306,14 +307,15 @@ def whole(name: str) -> Path:
     return path
 
 
-def cases(seed: int = 0) -> Iterator[Case]:
-    """Every damage to every file of every loader."""
+def cases(seed: int = 0, each: int | None = None) -> Iterator[Case]:
+    """Every damage to every file of every loader; with `each` so many to one file of each, drawn by the seed."""
     for name in LOADERS:
-        top = whole(name)
-        for file in sorted(each for each in top.rglob("*") if each.is_file()):
-            place, draw = file.relative_to(top), random.Random(f"{seed} {name} {file.name}")
-            for damage in damages(file, draw):
-                yield _case(name, place, damage)
+        top, draw = whole(name), random.Random(f"{seed} {name}")
+        files = sorted(file for file in top.rglob("*") if file.is_file())
+        for file in files if each is None else [draw.choice(files)]:
+            found = damages(file, random.Random(f"{seed} {name} {file.name}"))
+            for damage in found if each is None else draw.sample([*found], each):
+                yield _case(name, file.relative_to(top), damage)
 
 
 def _case(name: str, place: Path, damage: Damage) -> Case:
@@ -323,8 +325,11 @@ def _case(name: str, place: Path, damage: Damage) -> Case:
         damage.done(path / place)
         return LOADERS[name].read(path)
 
-    words = [place.stem, r"/it\b", *(rf"\b{re.escape(each[:40])}" for each in damage.names if each), *NOUNS]
-    return Case(FAMILY, name, f"{place}: {damage.what}", call, lambda: words)
+    def words() -> list[str]:
+        names = [rf"\b{re.escape(each[:40])}" for each in damage.names if each]
+        return [place.stem, r"/it\b", *names, *NOUNS]
+
+    return Case(FAMILY, name, f"{place}: {damage.what}", call, words)
 
 
 def configs() -> Iterator[Case]:
@@ -336,13 +341,21 @@ def configs() -> Iterator[Case]:
         }
         for path in paths(values):
             where = ".".join(map(str, path))
-            for odd in ODD:
-                words = [*known, re.escape(f"got {odd!r}"[:12]), *NOUNS]
+            for shown_, odd in ODD:
                 yield Case(
-                    CONFIGS_FAMILY, name, f"{where} = {repr(odd)[:20]}",
-                    functools.partial(lambda v, p, o: config_of(changed(v, p, o)), values, path, odd),
-                    functools.partial(list, words),
+                    CONFIGS_FAMILY, name, f"{where} = {shown_}", functools.partial(_configured, values, path, odd),
+                    functools.partial(_told, known, shown_),
                 )  # fmt: skip
+
+
+def _told(known: set[str], shown_: str) -> list[str]:
+    return [*known, re.escape(f"got {shown_}"[:12]), *NOUNS]
+
+
+def _configured(values: object, path: tuple[str | int, ...], odd: object) -> object:
+    given = changed(values, path, odd)
+    assert isinstance(given, dict)
+    return config_of(given)
 
 
 def readers() -> Iterator[str]:

@@ -24,22 +24,20 @@ ROOT = Path(__file__).parents[2]
 SEED = 0
 
 
-def sampled(name: str, each: int) -> list[Case]:
-    """So many cases of a function, drawn by the seed and the name."""
-    draw = random.Random(f"{SEED} {name}")
-    found = [*functions.cases_of(name)]
-    return draw.sample(found, min(each, len(found)))
-
-
 def drawn(cases: Iterator[Case], count: int) -> list[Case]:
     """So many of many cases, drawn by the seed."""
     return random.Random(SEED).sample([*cases], count)
 
 
+def _of_functions() -> list[Case]:
+    draw = random.Random(SEED)
+    return [case for name in functions.FUNCTIONS for case in functions.cases_of(name, draw, 20)]
+
+
 FAMILIES: dict[str, tuple[Callable[[], list[Case]], int]] = {
-    "functions": (lambda: [case for name in functions.FUNCTIONS for case in sampled(name, 30)], 7000),
-    "files": (lambda: drawn(loaders.cases(), 250), 250),
-    "configs": (lambda: drawn(loaders.configs(), 1500), 1500),
+    "functions": (_of_functions, 4500),
+    "files": (lambda: [*loaders.cases(SEED, 10)], 250),
+    "configs": (lambda: drawn(loaders.configs(), 1000), 1000),
     "commands": (lambda: drawn((case for case in commands.cases() if case.name != "report"), 60), 60),
 }
 """The cases of the suite, and how many there are at least."""
