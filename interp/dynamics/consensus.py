@@ -171,6 +171,7 @@ def flow(
             f"{shape_text(ov.shape)}"
         )
     x = F.normalize(x, dim=-1)
+    qk, ov = qk.to(x), ov.to(x)
     hidden = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1) if causal else None
     for _ in range(steps):
         scores = x @ qk @ x.mT

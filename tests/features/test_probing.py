@@ -404,7 +404,7 @@ def test_the_function_is_the_record_applied_and_rows_keep_their_labels() -> None
     xr.testing.assert_allclose(streamed, found)
     edited = probe_neurons(model, tokens, labels, **options, edits=[Edit("L1.post", Zero())])  # type: ignore[arg-type]
     assert (edited.weight.sel(layer=1).fillna(0) == 0).all()
-    with pytest.raises(ValueError, match="probe_neurons holds answers for 40 prompts, got 39 rows"):
+    with pytest.raises(ValueError, match="probe_neurons holds answers or labels for 40 prompts, got 39 rows"):
         probe_neurons(model, tokens[1:], labels)
 
 

@@ -96,7 +96,7 @@ def words_for(argument: str, value: object) -> list[str]:
     """
     words = [argument, argument.rstrip("s"), type(value).__name__, getattr(value, "__name__", argument)]
     told = [rf"(?i)\b{re.escape(word)}" for word in words] + [OTHER_WORDS.get(argument, "^$")]
-    inside = value if isinstance(value, list | tuple) and len(value) < 10 else ()
+    inside = tuple(value) if isinstance(value, list | tuple | dict) and len(value) < 10 else ()
     for each in (value, *inside):
         if isinstance(each, str | Path):
             text = str(each)[:12]

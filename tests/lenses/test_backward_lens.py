@@ -268,7 +268,9 @@ def test_bad_answers_are_refused() -> None:
         backward_lens(model, PROMPT, " Mary went")
     with pytest.raises(ValueError, match=r"answer tokens must be in \[0, \d+\], got 5000"):
         backward_lens(model, PROMPT, 5000)
-    with pytest.raises(ValueError, match="backward_lens holds answers for 2 prompts, got 1 rows of data"):
+    with pytest.raises(
+        ValueError, match="backward_lens holds answers or labels for 2 prompts, got 1 rows of data"
+    ):
         backward_lens(model, PROMPT, [" Mary", " John"])
     with pytest.raises(ValueError, match="no factors of W_out: this model is attention-only"):
         backward_lens(hooked("attention-only"), PROMPT, " Mary", matrices=["W_out"])

@@ -203,7 +203,9 @@ def test_bad_input_is_refused() -> None:
         late_layers(model, some_tokens(), 3, frequencies=torch.zeros(31))
     with pytest.raises(ValueError, match="no masked-LM head"):
         late_layers(subject("masked-lm"), some_tokens(), 3, frequencies=FREQUENCIES)
-    with pytest.raises(ValueError, match="late_layers holds answers for 2 prompts, got 3 rows of data"):
+    with pytest.raises(
+        ValueError, match="late_layers holds answers or labels for 2 prompts, got 3 rows of data"
+    ):
         late_layers(model, some_tokens(), [3, 4], frequencies=FREQUENCIES)
 
 

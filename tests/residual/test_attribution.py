@@ -136,7 +136,9 @@ def test_padding_on_either_side_changes_no_attribution(name: str, side: str) -> 
 
 def test_answers_must_fit_the_prompts_and_the_vocabulary() -> None:
     model = HookedTransformer(build("gpt2"))
-    with pytest.raises(ValueError, match="attribute holds answers for 2 prompts, got 3 rows of data"):
+    with pytest.raises(
+        ValueError, match="attribute holds answers or labels for 2 prompts, got 3 rows of data"
+    ):
         interp.attribute(model, some_tokens(), [1, 2])
     with pytest.raises(ValueError, match=r"must be in \[0, 30\], got 31"):
         interp.attribute(model, some_tokens(), 31)
@@ -205,7 +207,7 @@ def test_a_direction_that_nothing_writes_is_no_error() -> None:
     ("answer", "wrong", "message"),
     [
         (torch.ones(23), None, r"\[d_model\] = \[24\] or \[prompt, d_model\] = \[prompt, 24\], got \[23\]"),
-        (torch.ones(2, 24), None, "attribute holds answers for 2 prompts, got 3 rows of data"),
+        (torch.ones(2, 24), None, "attribute holds answers or labels for 2 prompts, got 3 rows of data"),
         (torch.tensor([3.0, 14.0, 7.0]), None, r"= \[prompt, 24\], got \[3\]"),
         (torch.full((24,), torch.nan), None, "finite numbers"),
         (torch.ones(24), 5, "a direction has no wrong answer: pass the difference of two"),
@@ -246,7 +248,9 @@ def test_positions_that_a_prompt_lacks_or_that_see_what_follows_are_refused() ->
     for pos in (2, -3):
         with pytest.raises(IndexError, match=rf"prompts of \[3, 2\] tokens are required, got {pos}"):
             interp.attribute(model, batch, 3, pos=pos)
-    with pytest.raises(ValueError, match="attribute holds answers for 3 prompts, got 2 rows of data"):
+    with pytest.raises(
+        ValueError, match="attribute holds answers or labels for 3 prompts, got 2 rows of data"
+    ):
         interp.attribute(model, batch, 3, pos=[0, 1, 0])
     with pytest.raises(ValueError, match=r"one of each is required for every prompt.*2 answers, 3 positions"):
         interp.attribute(model, batch, [3, 4], pos=[0, 1, 0])

@@ -234,7 +234,7 @@ def test_what_cannot_be_compared_is_refused_by_name() -> None:
         compare_methods(model(), tokens, 3, draws=0)
     with pytest.raises(ValueError, match="one score per token is required, 9 for prompt 0, got 8"):
         erasure(model(), tokens, scored(torch.rand(3, 8)), 3)
-    with pytest.raises(ValueError, match="erasure holds answers for 2 prompts, got 3 rows of data"):
+    with pytest.raises(ValueError, match="erasure holds answers or labels for 2 prompts, got 3 rows of data"):
         erasure(model(), tokens, scored(torch.rand(2, 9)), 3)
     with pytest.raises(
         ValueError, match="answer and wrong are for all 3 prompts of the attribution, or one for each: got 4"
