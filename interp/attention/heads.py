@@ -521,7 +521,7 @@ def _why_not_copied(config: ModelConfig) -> str | None:
     if config.d_vocab_out is not None:
         return f"the {config.d_vocab_out} outputs of this model are not its tokens"
     splits = all(mixer.traits.additive for mixer in config.mixers)
-    return None if splits else "a mixer of this model makes no pattern of the values"
+    return None if splits else "a mixer of this model makes no pattern of the values, or clips them"
 
 
 def _reduced(

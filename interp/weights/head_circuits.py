@@ -258,7 +258,8 @@ class HeadCircuits:
     def _rotary(self, layer: int, *, cross: bool) -> Rotary | None:
         config = self.config
         kind = (config.local_position or config.position) if config.is_local(layer) else config.position
-        return kind if isinstance(kind, Rotary) and not cross else None
+        turned = self.config.mixers[layer].traits.rotated and not cross
+        return kind if isinstance(kind, Rotary) and turned else None
 
     def _named(self, heads: Named | None) -> Part | None:
         """The head or sublayer whose circuits are meant; None for all of self-attention."""
@@ -369,7 +370,8 @@ def _head_normed(norm: HeadNorm, matrix: Float[Tensor, "h d e"]) -> Float[Tensor
     """What maps to queries or keys, followed by the linear part of their norm at scale 1."""
     one, heads = matrix.new_ones(1), matrix.shape[0]
     if not norm.whole:
-        return norm.norm.frozen(matrix, one)
+        by_head = rearrange(matrix, "h d e -> d h e")
+        return rearrange(norm.norm.frozen(by_head, one), "d h e -> h d e")
     flat = norm.norm.frozen(rearrange(matrix, "h d e -> d (h e)"), one)
     return rearrange(flat, "d (h e) -> h d e", h=heads)
 
