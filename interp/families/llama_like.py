@@ -8,7 +8,7 @@ from torch import Tensor
 from interp.families.activations import activation
 from interp.families.rope import context, rotary
 from interp.families.spec import Rule, Settings, same
-from interp.families.table import modules, norms, tied_to, unembedding
+from interp.families.table import modules, norm_rules, tied_to, unembedding
 from interp.model.config import MLP, ModelConfig, MoE, Norm, NormPlace, RMSNorm, Softmax
 
 NORMS: dict[NormPlace, dict[str, str]] = {
@@ -95,16 +95,18 @@ def rules(config: ModelConfig) -> tuple[Rule, ...]:
     return (*attention_rules(config), *mlp_rules(config))
 
 
-def attention_rules(config: ModelConfig, qkv: str | tuple[str, ...] = JOINED[0]) -> tuple[Rule, ...]:
-    """The weight table without the MLPs' matrices."""
+def attention_rules(
+    config: ModelConfig, qkv: str | tuple[str, ...] = JOINED[0], norms: Mapping[str, str] | None = None
+) -> tuple[Rule, ...]:
+    """The weight table without the MLPs' matrices. norms: their names in a block; None = those of `NORMS`."""
     ours, theirs = "blocks.{l}.", "model.layers.{l}."
-    inside = dict(NORMS[config.norm_place])
+    inside = dict(norms or NORMS[config.norm_place])
     if config.shared_norm:
         del inside["ln2"]
     return (
         *modules({"embed": "model.embed_tokens"}, bias=False),
-        *norms({"ln_final": "model.norm"}, config.norm),
-        *norms(inside, config.norm, ours=ours, theirs=theirs),
+        *norm_rules({"ln_final": "model.norm"}, config.norm),
+        *norm_rules(inside, config.norm, ours=ours, theirs=theirs),
         *query_key_norms(config),
         *modules({"attn.qkv": qkv}, ours=ours, theirs=theirs, bias=config.qkv_bias),
         *modules({"attn.out": "self_attn.o_proj"}, ours=ours, theirs=theirs, bias=config.out_bias),

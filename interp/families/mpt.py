@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from interp.families.spec import Family, Rule, Settings
-from interp.families.table import modules, norms, tied_to, unembedding
+from interp.families.table import modules, norm_rules, tied_to, unembedding
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig, Softmax
 
 TRAINING = (
@@ -67,8 +67,8 @@ def rules(config: ModelConfig) -> tuple[Rule, ...]:
     }
     return (
         *modules({"embed": "transformer.wte"}, bias=False),
-        *norms({"ln_final": "transformer.norm_f"}, config.norm),
-        *norms({"ln1": "norm_1", "ln2": "norm_2"}, config.norm, ours=ours, theirs=theirs),
+        *norm_rules({"ln_final": "transformer.norm_f"}, config.norm),
+        *norm_rules({"ln1": "norm_1", "ln2": "norm_2"}, config.norm, ours=ours, theirs=theirs),
         *modules(matrices, ours=ours, theirs=theirs, bias=False),
         *unembedding(config),
     )

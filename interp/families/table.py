@@ -30,7 +30,7 @@ def modules(
     return tuple(table)
 
 
-def norms(names: Mapping[str, str], norm: Norm, *, ours: str = "", theirs: str = "") -> tuple[Rule, ...]:
+def norm_rules(names: Mapping[str, str], norm: Norm, *, ours: str = "", theirs: str = "") -> tuple[Rule, ...]:
     """The rules of norms of one kind: a weight and a bias where the kind has them."""
     trained = norm.trained if isinstance(norm, LayerNorm) else "gamma"
     if trained == "nothing":

@@ -224,9 +224,10 @@ class HeadCircuits:
         if not cross:
             Weights(self.network).require("bilinear", "QK circuit", [layer])
         query, key = (self._reading(layer, part, cross=cross) for part in "qk")
-        rotary = self._rotary(layer, cross=cross)
-        if rotary is not None:
-            back = torch.tensor(0) if offsets is None else offsets
+        rotary, back = self._rotary(layer, cross=cross), torch.tensor(0) if offsets is None else offsets
+        if rotary is None:  # of a layer that is not rotated, the same at every offset
+            query, key = (each.expand(*back.shape, *each.shape) for each in (query, key))
+        else:
             query = _rotated(query, rotary, back.clamp_min(0))
             key = _rotated(key, rotary, (-back).clamp_min(0))
         if self.scaled:

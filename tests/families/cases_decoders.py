@@ -183,6 +183,7 @@ _COHERE2 = Case(hf.Cohere2Config, hf.Cohere2ForCausalLM, {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 })  # fmt: skip
 _STABLELM = Case(hf.StableLmConfig, hf.StableLmForCausalLM, {**_QWEN, "hidden_size": 32})
+_GLM = Case(hf.GlmConfig, hf.GlmForCausalLM, {**_BODY, "head_dim": 8})
 _GRANITE = Case(hf.GraniteConfig, hf.GraniteForCausalLM, {
     **_BODY, "embedding_multiplier": 1.7, "logits_scaling": 0.6, "residual_multiplier": 0.4,
     "attention_multiplier": 0.3,
@@ -261,6 +262,9 @@ RELATIVES: dict[str, Case] = {
         tie_word_embeddings=True,
         layer_norm_eps=0.1,
     ),
+    "glm": _GLM,
+    "glm-no-bias-tied": _GLM.but(attention_bias=False, tie_word_embeddings=True, rope_parameters=LINEAR_ROPE),
+    "glm4": Case(hf.Glm4Config, hf.Glm4ForCausalLM, _GLM.options),
     "granite": _GRANITE,
     "granite-biases-tied": _GRANITE.but(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
 }

@@ -204,6 +204,10 @@ OLD: dict[str, tuple[str, dict[str, object]]] = {
         "scale_attn_weights": True, "summary_type": "cls_index", "tie_word_embeddings": False,
         "tokenizer_class": "GPT2Tokenizer",
     }),
+    "glm 4 0414": ("glm4", {
+        **_SIZES, "model_type": "glm4", "head_dim": 8, "hidden_act": "silu", "attention_bias": True,
+        "partial_rotary_factor": 0.5, "rope_theta": 500.0, "tie_word_embeddings": False, "pad_token_id": 0,
+    }),
     "granite 3": ("granite", {
         **_SIZES, "model_type": "granite", "hidden_act": "silu", "rope_scaling": None, "rope_theta": 500.0,
         "attention_bias": False, "mlp_bias": False, "attention_multiplier": 0.3, "embedding_multiplier": 12.0,

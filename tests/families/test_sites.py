@@ -36,8 +36,13 @@ MLP_OUT = {
 """The matrix that writes what the MLP adds, if not `mlp.down_proj`."""
 NORMS = ("input_layernorm", "ln_1", "norm_1", "ln_attn", "self_attn_layer_norm")
 """The names of the norm before attention."""
-OUTER = {"gemma2", "gemma3_text", "olmo2", "olmo3"}
-"""Families that norm what a sublayer adds."""
+OUTER = {
+    "glm4": ("post_self_attn_layernorm", "post_mlp_layernorm"),
+    **dict.fromkeys(
+        ("gemma2", "gemma3_text", "olmo2", "olmo3"), ("post_attention_layernorm", "post_feedforward_layernorm")
+    ),
+}  # fmt: skip
+"""Families that norm what a sublayer adds, and the norms of what attention and the MLP add."""
 
 
 def exposed(name: str) -> dict[str, Tensor]:
@@ -53,10 +58,7 @@ def exposed(name: str) -> dict[str, Tensor]:
         mlp = f"{theirs}.{MLP_OUT.get(kind, 'mlp.down_proj')}"
         writers = {"attn": attention, "mlp": mlp}
         if kind in OUTER:
-            writers = {
-                "attn": f"{theirs}.post_attention_layernorm",
-                "mlp": f"{theirs}.post_feedforward_layernorm",
-            }
+            writers = dict(zip(("attn", "mlp"), (f"{theirs}.{norm}" for norm in OUTER[kind]), strict=True))
             found[f"{block}.ln1_post.hook_normalized"] = outof[writers["attn"]]
             found[f"{block}.ln2_post.hook_normalized"] = outof[writers["mlp"]]
         factor = getattr(model.config, "residual_multiplier", 1.0)
