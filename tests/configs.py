@@ -28,6 +28,7 @@ from interp.model import (
     RMSNorm,
     Rotary,
     Sinusoidal,
+    Softmax,
     Transformer,
     YarnScaling,
 )
@@ -55,7 +56,7 @@ CONFIGS: dict[str, ModelConfig] = {
     "parallel": replace(_GPT2, parallel=True, position=Rotary(dim=2), mlp=MLP(40, act="gelu")),
     "rms-plain": replace(_GPT2, d_head=10, norm=RMSNorm(1e-3), mlp=MLP(40, act="gelu", bias=False)),
     "no-norm": replace(_GPT2, norm=NoNorm(), mlp=MLP(40, act="relu"), attn_scale=1.0),
-    "no-final-norm": replace(_GPT2, final_norm=False, position=NoPosition(), norm=LayerNorm(1e-3)),
+    "no-final-norm": replace(_GPT2, final_norm=False, position=NoPosition(), norm=LayerNorm(1e-3, trained="nothing")),
     "window": replace(_LLAMA, window=4),
     "bidirectional": replace(_GPT2, d_head=10, causal=False, position=Learned(), unembed_bias=True),
     "tied": replace(_GPT2, tied=True, mlp=MLP(40, act="gelu", gated=True)),
@@ -89,6 +90,11 @@ CONFIGS: dict[str, ModelConfig] = {
     "granite-moe": replace(
         _LLAMA, mlp=MoE(4, 1, 20, renormalise=False), residual_scale=0.3, embed_scale=3.0, logit_scale=0.6,
         attn_scale=0.4,
+    ),
+    "cohere2": replace(
+        _LLAMA, norm=LayerNorm(trained="gamma"), parallel=True, shared_norm=True, position=Rotary(interleaved=True),
+        qk_norm="each", window=4, local_layers=(1,), mixer=(Softmax(rotated=False), Softmax()), logit_scale=0.7,
+        attn_scale=0.9,
     ),
     "macaron": replace(
         _GPT2, d_head=10, n_kv_heads=2, block=Macaron(), mlp=MLP(40, act="silu", gated=True), residual_scale=0.7,

@@ -70,6 +70,7 @@ _SCORES = {
     "differential-bidirectional": replace(
         _ROTARY, mixer=Differential(), position=Rotary(dim=2), causal=False
     ),
+    "clipped": replace(_ROTARY, mixer=Softmax(clip=0.8), qk_norm="head"),
     "cosine": replace(_ROTARY, mixer=Softmax("cosine")),
     "cosine-adaptive": replace(
         _BASE, mixer=(Softmax("cosine", temperature=AdaptiveTemperature()), Softmax()), norm=NoNorm()

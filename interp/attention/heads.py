@@ -560,7 +560,7 @@ def _why_not_copied(config: ModelConfig) -> str | None:
     if why := config.block.why_not("matrices"):
         return why
     splits = all(mixer.traits.additive for mixer in config.mixers)
-    return None if splits else "a mixer of this model makes no pattern of the values"
+    return None if splits else "a mixer of this model makes no pattern of the values, or clips them"
 
 
 def _reduced(

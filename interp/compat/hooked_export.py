@@ -73,7 +73,7 @@ def inexpressible(model: Transformer) -> str | None:
     reasons = {
         "a model without an unembedding": not config.unembed,
         f"position={config.position}": not learned
-        or not isinstance(config.position, Learned | Rotary | Alibi),
+        or not (isinstance(config.position, Learned | Rotary) or config.position == Alibi()),
         f"alibi with n_heads={config.n_heads} and causal={config.causal}": isinstance(config.position, Alibi)
         and (bool(config.n_heads & (config.n_heads - 1)) or not config.causal),
         f"scaling={scaling}": not isinstance(scaling, LinearScaling | Llama3Scaling | YarnScaling | None),
@@ -90,7 +90,8 @@ def inexpressible(model: Transformer) -> str | None:
         and config.n_heads * config.head_width != config.d_model,
         f"embed_norm with norm={norm} and position={config.position}": config.embed_norm
         and (not isinstance(norm, LayerNorm) or isinstance(config.position, Learned)),
-        f"qk_norm={config.qk_norm!r} with norm={norm}": config.qk_norm is not None and not rms,
+        f"qk_norm={config.qk_norm!r} with norm={norm}": config.qk_norm is not None
+        and (not rms or config.qk_norm == "each"),
         "a window without causal=True": config.window is not None and not config.causal,
         f"mixer={config.mixer}": config.mixer != Softmax(),
         f"output={config.output}": config.output != FullSoftmax(),
@@ -158,9 +159,12 @@ def _norms(model: Transformer) -> dict[str, Tensor]:
 
 
 def _norm_weights(module: Normalize, dtype: torch.dtype) -> dict[str, Tensor]:
-    gamma = module.gamma
-    assert gamma is not None
-    return {"w": gamma.to(dtype)} | ({} if module.bias is None else {"b": module.bias})
+    """Gamma and beta as theirs, who has all that a kind of norm may have."""
+    found = {} if module.gamma is None else {"w": module.gamma.to(dtype)}
+    if isinstance(module.kind, LayerNorm):
+        ones = torch.ones(module.width, dtype=dtype)
+        found = {"w": ones, "b": torch.zeros_like(ones), **found}
+    return found if module.bias is None else {**found, "b": module.bias}
 
 
 def _block(model: Transformer, weights: Weights, layer: int) -> dict[str, Tensor]:

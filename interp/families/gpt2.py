@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from interp.families.activations import activation
-from interp.families.spec import Family, Rule, Settings, transposed
+from interp.families.spec import Family, Layout, Rule, Settings, transposed
 from interp.families.table import modules, tied_to, unembedding
 from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 
@@ -31,28 +31,24 @@ def config(settings: Settings) -> ModelConfig:
     )
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
-    """The weight table."""
+def conv1d(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """Weights transposed, biases as they are."""
+    return transposed(tensor, config) if tensor.ndim > 1 else tensor
+
+
+def rules(config: ModelConfig, qkv: Layout = conv1d, layout: Layout = conv1d) -> tuple[Rule, ...]:
+    """The weight table; how queries, keys and values, and all other matrices, are stored."""
     ours, theirs = "blocks.{l}.", "transformer.h.{l}."
     norms = {"ln1": "ln_1", "ln2": "ln_2"}
-    matrices = {
-        "attn.qkv": "attn.c_attn",
-        "attn.out": "attn.c_proj",
-        "mlp.into": "mlp.c_fc",
-        "mlp.out": "mlp.c_proj",
-    }
+    matrices = {"attn.out": "attn.c_proj", "mlp.into": "mlp.c_fc", "mlp.out": "mlp.c_proj"}
     return (
         *modules({"embed": "transformer.wte", "pos_embed": "transformer.wpe"}, bias=False),
         *modules({"ln_final": "transformer.ln_f"}),
         *modules(norms, ours=ours, theirs=theirs),
-        *modules(matrices, ours=ours, theirs=theirs, layout=conv1d),
+        *modules({"attn.qkv": "attn.c_attn"}, ours=ours, theirs=theirs, layout=qkv),
+        *modules(matrices, ours=ours, theirs=theirs, layout=layout),
         *unembedding(config),
     )
-
-
-def conv1d(tensor: Tensor, config: ModelConfig) -> Tensor:
-    """Weights transposed, biases as they are."""
-    return transposed(tensor, config) if tensor.ndim > 1 else tensor
 
 
 FAMILY = Family(

@@ -34,17 +34,22 @@ def config(settings: Settings) -> ModelConfig:
 
 def rules(config: ModelConfig) -> tuple[Rule, ...]:
     """The weight table."""
+    qkv = {"attn.qkv": tuple(f"attn.{part}_proj" for part in "qkv")}
+    return (
+        *outside_qkv(config),
+        *modules(qkv, ours="blocks.{l}.", theirs="transformer.h.{l}.", bias=False),
+    )
+
+
+def outside_qkv(config: ModelConfig) -> tuple[Rule, ...]:
+    """The weight table without queries, keys and values."""
     ours, theirs = "blocks.{l}.", "transformer.h.{l}."
     inner = {"ln1": "ln_1", "mlp.into": "mlp.fc_in", "mlp.out": "mlp.fc_out"}
-    attention = {
-        "attn.qkv": tuple(f"attn.{part}_proj" for part in "qkv"),
-        "attn.out": ("attn.out_proj",),
-    }
     return (
         *modules({"embed": "transformer.wte"}, bias=False),
         *modules({"ln_final": "transformer.ln_f"}),
         *modules(inner, ours=ours, theirs=theirs),
-        *modules(attention, ours=ours, theirs=theirs, bias=False),
+        *modules({"attn.out": "attn.out_proj"}, ours=ours, theirs=theirs, bias=False),
         *unembedding(config),
     )
 

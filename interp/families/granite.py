@@ -6,10 +6,16 @@ from interp.families import llama_like
 from interp.families.spec import Family, Settings
 from interp.model.config import ModelConfig
 
+DEFAULTS = {"max_position_embeddings": 2048}
+
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Granite checkpoint."""
-    body = llama_like.decoder(settings, {"max_position_embeddings": 2048})
+    return multiplied(settings, llama_like.decoder(settings, DEFAULTS))
+
+
+def multiplied(settings: Settings, body: ModelConfig) -> ModelConfig:
+    """The same with the four factors that the config names."""
     return replace(
         body,
         embed_scale=settings.real("embedding_multiplier", 1.0),

@@ -1,12 +1,15 @@
 """What Llama and its many relatives share: the config's keys, and one weight table that follows from our config."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
 
 from interp.families.activations import activation
 from interp.families.rope import context, rotary
-from interp.families.spec import Rule, Settings
-from interp.families.table import modules, tied_to, unembedding
-from interp.model.config import MLP, ModelConfig, MoE, NormPlace, RMSNorm
+from interp.families.spec import Rule, Settings, same
+from interp.families.table import modules, norm_rules, tied_to, unembedding
+from interp.model.config import MLP, ModelConfig, MoE, Norm, NormPlace, RMSNorm, Softmax
 
 NORMS: dict[NormPlace, dict[str, str]] = {
     "pre": {"ln1": "input_layernorm", "ln2": "post_attention_layernorm"},
@@ -30,12 +33,13 @@ def decoder(
     defaults: Mapping[str, int | float] | None = None,
     *,
     act: tuple[str, str] = ("hidden_act", "silu"),
+    norm: Norm | None = None,
     part: str | None = None,
 ) -> ModelConfig:
     """The config that the shared keys describe: Llama's arithmetic.
 
     defaults: the family's values of missing keys, where they are not Llama's. act: the key of the non-linearity and
-    its default. part: as `rope.rotary` has it.
+    its default. norm: None = an RMSNorm whose eps the config says. part: as `rope.rotary` has it.
     """
     given = {key: float(value) for key, value in (defaults or {}).items()}
     missing: dict[str, float] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, **given}
@@ -51,7 +55,8 @@ def decoder(
 
     d_head, n_kv_heads = said_or("head_dim", d_model // n_heads), said_or("num_key_value_heads", n_heads)
     bias = settings.flag("attention_bias", False)
-    position = rotary(settings, d_head, base=missing["rope_theta"], part=part)
+    share = missing.get("partial_rotary_factor", 1.0)
+    position = rotary(settings, d_head, base=missing["rope_theta"], partial=share, part=part)
     mlp_bias = settings.flag("mlp_bias", False)
     return ModelConfig(
         n_layers=whole("num_hidden_layers"),
@@ -63,11 +68,24 @@ def decoder(
         d_vocab=whole("vocab_size"),
         mlp=MLP(whole("intermediate_size"), activation(settings, *act), gated=True, bias=mlp_bias),
         position=position,
-        norm=RMSNorm(settings.real("rms_norm_eps", missing["rms_norm_eps"])),
+        norm=norm or RMSNorm(settings.real("rms_norm_eps", missing["rms_norm_eps"])),
         qkv_bias=bias,
         out_bias=bias,
         tied=settings.flag("tie_word_embeddings", bool(missing.get("tie_word_embeddings", False))),
     )
+
+
+def rotated(body: ModelConfig, layers: Sequence[bool]) -> ModelConfig:
+    """The same, its rotary positions in some layers only: the others have no positions at all."""
+    n = len(layers)
+    if n != body.n_layers:
+        raise ValueError(f"whether a layer is rotated is required of {body.n_layers} layers, got {n}")
+    if all(layers):
+        return body
+    period = next(p for p in range(1, n + 1) if all(layers[i] == layers[i % p] for i in range(n)))
+    kind = body.mixers[0]
+    assert isinstance(kind, Softmax)
+    return replace(body, mixer=tuple(replace(kind, rotated=turned) for turned in layers[:period]))
 
 
 def without(settings: Settings, *keys: str) -> None:
@@ -81,20 +99,36 @@ def rules(config: ModelConfig) -> tuple[Rule, ...]:
     return (*attention_rules(config), *mlp_rules(config))
 
 
-def attention_rules(config: ModelConfig, qkv: str | tuple[str, ...] = JOINED[0]) -> tuple[Rule, ...]:
-    """The weight table without the MLPs' matrices."""
+def attention_rules(
+    config: ModelConfig, qkv: str | tuple[str, ...] = JOINED[0], norms: Mapping[str, str] | None = None
+) -> tuple[Rule, ...]:
+    """The weight table without the MLPs' matrices. norms: their names in a block; None = those of `NORMS`."""
     ours, theirs = "blocks.{l}.", "model.layers.{l}."
-    outside = {"embed": "model.embed_tokens", "ln_final": "model.norm"}
-    norms = dict(NORMS[config.norm_place])
-    if config.qk_norm is not None:
-        norms |= {f"attn.{part}_norm.norm": f"self_attn.{part}_norm" for part in "qk"}
+    inside = dict(norms or NORMS[config.norm_place])
+    if config.shared_norm:
+        del inside["ln2"]
     return (
-        *modules(outside, bias=False),
-        *modules(norms, ours=ours, theirs=theirs, bias=False),
+        *modules({"embed": "model.embed_tokens"}, bias=False),
+        *norm_rules({"ln_final": "model.norm"}, config.norm),
+        *norm_rules(inside, config.norm, ours=ours, theirs=theirs),
+        *query_key_norms(config),
         *modules({"attn.qkv": qkv}, ours=ours, theirs=theirs, bias=config.qkv_bias),
         *modules({"attn.out": "self_attn.o_proj"}, ours=ours, theirs=theirs, bias=config.out_bias),
         *unembedding(config),
     )
+
+
+def query_key_norms(config: ModelConfig) -> tuple[Rule, ...]:
+    """The weights of the norms of queries and keys, where there are any."""
+    names = {f"attn.{part}_norm.norm": f"self_attn.{part}_norm" for part in "qk"}
+    found = {} if config.qk_norm is None else names
+    layout = flat if config.qk_norm == "each" else same
+    return modules(found, ours="blocks.{l}.", theirs="model.layers.{l}.", bias=False, layout=layout)
+
+
+def flat(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """A gamma for each head, `[head, d_head]`, as one vector."""
+    return tensor.flatten()
 
 
 def mlp_rules(config: ModelConfig, into: str | tuple[str, ...] = JOINED[1]) -> tuple[Rule, ...]:

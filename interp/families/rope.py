@@ -35,6 +35,12 @@ def rotary(
     scaling = {} if part == "sliding_attention" else settings.table("rope_scaling")
     tables = settings.table("rope_parameters")
     nested = tables.get(part) if part is not None else tables
+    if part is not None and (
+        flat := [key for key, value in tables.items() if not isinstance(value, Mapping)]
+    ):
+        raise ValueError(
+            f"rope_parameters requires a table for each kind of layer, got {flat[0]!r} beside them"
+        )
     rule = Settings({**scaling, **(nested if isinstance(nested, Mapping) else {})}, "rope_parameters")
     theta = _agreed(settings, rule, (outside[0], "rope_theta"), base)
     share = _agreed(settings, rule, (outside[1], "partial_rotary_factor"), partial)

@@ -6,7 +6,7 @@ from einops import rearrange
 from torch import Tensor
 
 from interp.families.spec import Layout, Rule, same
-from interp.model.config import ModelConfig
+from interp.model.config import LayerNorm, ModelConfig, Norm
 
 
 def modules(
@@ -28,6 +28,14 @@ def modules(
             joined = tuple(f"{theirs}{part}.{kind}" for part in parts)
             table.append(Rule(f"{ours}{name}.{kind}", joined, layout))
     return tuple(table)
+
+
+def norm_rules(names: Mapping[str, str], norm: Norm, *, ours: str = "", theirs: str = "") -> tuple[Rule, ...]:
+    """The rules of norms of one kind: a weight and a bias where the kind has them."""
+    trained = norm.trained if isinstance(norm, LayerNorm) else "gamma"
+    if trained == "nothing":
+        return ()
+    return modules(names, ours=ours, theirs=theirs, bias=trained == "gamma and beta")
 
 
 def unembedding(config: ModelConfig) -> tuple[Rule, ...]:

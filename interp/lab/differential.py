@@ -90,7 +90,7 @@ class DifferentialAttention(Attention):
         self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (
             nn.Parameter(0.1 * torch.randn(self.d_head // 2)) for _ in range(4)
         )
-        self.z_norm = HeadNorm(RMSNorm(kind.eps), config.n_heads, self.d_head, "attn.z_norm", whole=False)
+        self.z_norm = HeadNorm(RMSNorm(kind.eps), config.n_heads, self.d_head, "attn.z_norm", "head")
 
     def share(self) -> Float[Tensor, ""]:
         """lambda of this layer, in float32 at least."""

@@ -87,7 +87,7 @@ class LightningMixer(LinearMixer):
         kind = config.mixers[layer]
         assert isinstance(kind, Lightning)
         width = config.n_heads * self.d_head
-        self.out_norm = HeadNorm(RMSNorm(kind.eps), config.n_heads, self.d_head, "attn.out_norm", whole=True)
+        self.out_norm = HeadNorm(RMSNorm(kind.eps), config.n_heads, self.d_head, "attn.out_norm", "width")
         self.gate = nn.Linear(config.d_model, width, bias=False) if kind.gate else None
         depth = 1 - layer / (config.n_layers - 1 + 1e-5) + 1e-5
         self.depth = depth if kind.decay else None

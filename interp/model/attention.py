@@ -431,8 +431,8 @@ class Attention(nn.Module):
     def _head_norm(self, config: ModelConfig, part: str) -> HeadNorm | None:
         if config.qk_norm is None:
             return None
-        n_heads, whole = self.heads["qk".index(part)], config.qk_norm == "width"
-        return HeadNorm(config.norm, n_heads, self.d_head, f"{self.name}.{part}_norm", whole=whole)
+        n_heads = self.heads["qk".index(part)]
+        return HeadNorm(config.norm, n_heads, self.d_head, f"{self.name}.{part}_norm", config.qk_norm)
 
     def _build(self, config: ModelConfig) -> None:
         """The matrices that queries, keys and values come from."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
 
 from interp.model.block import MLP, Activation, MoE, UsualBlock
-from interp.model.norm import LayerNorm, NoNorm, Norm, NormPlace, RMSNorm
+from interp.model.norm import Heads, LayerNorm, NoNorm, Norm, NormPlace, RMSNorm
 from interp.model.position import (
     Alibi,
     Buckets,
@@ -126,8 +125,9 @@ class ModelConfig(Record):
     """Scores become cap tanh(score / cap), before the mask (Gemma 2)."""
     sinks: bool = False
     """A trained score per head that takes part in the softmax and belongs to no token (GPT-OSS)."""
-    qk_norm: Literal["head", "width"] | None = None
-    """Queries and keys normed before rotation: each head alone (Qwen3), or all heads as one vector (OLMo-2)."""
+    qk_norm: Heads | None = None
+    """Queries and keys normed before rotation: each head alone (`head`: Qwen3; `each`, by a gamma of its own: Cohere),
+    or all heads as one vector (`width`: OLMo-2)."""
     qkv_bias: bool = True
     out_bias: bool = True
     cross_attention: bool = False
@@ -201,6 +201,8 @@ class ModelConfig(Record):
             requires(self.window is not None, f"a window for local_layers, got {self.local_layers}")
             bad = [layer for layer in self.local_layers if not 0 <= layer < self.n_layers]
             requires(not bad, f"local_layers in [0, {self.n_layers - 1}], got {bad[:1]}")
+        rounded = isinstance(self.position, Alibi) and self.position.rounded
+        requires(self.causal or not rounded, f"a causal model for {self.position}")
         requires(self.local_position is None or self.window is not None, "a window for local_position")
         plain = self.norm_place == "pre" and self.mlp is not None and not self.cross_attention
         requires(not self.parallel or plain, "norm_place 'pre', an MLP and no cross-attention for parallel")

@@ -1,6 +1,6 @@
 """LayerNorm, RMSNorm and the identity, with the scale they divide by as a site."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -12,12 +12,16 @@ from torch import Tensor, nn
 from interp.model.records import Record, not_negative
 from interp.model.tap import Scope, at
 
+Trained = Literal["gamma and beta", "gamma", "nothing"]
+
 
 @dataclass(frozen=True)
 class LayerNorm(Record):
     """Mean removed, divided by the biased standard deviation, scaled by gamma, shifted by beta."""
 
     eps: float = 1e-5
+    trained: Trained = "gamma and beta"
+    """Which of its two vectors the norm has: Cohere and MPT have no beta, OLMo-1 has neither."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,14 +58,19 @@ class Normalize(nn.Module):
     RMSNorm `x / sqrt(mean x^2 + eps) * gamma`. Statistics are computed in float32 for half precision inputs.
     """
 
-    def __init__(self, norm: Norm, d_model: int, name: str) -> None:
+    def __init__(self, norm: Norm, d_model: int, name: str, heads: int | None = None) -> None:
+        """heads: each of so many heads has a gamma of its own, one after another in `weight`; None = one for all."""
         super().__init__()
         self.kind = norm
         self.name = name
-        identity, self.unit_offset = isinstance(norm, NoNorm), isinstance(norm, RMSNorm) and norm.unit_offset
-        stored = torch.zeros(d_model) if self.unit_offset else torch.ones(d_model)
-        self.weight = None if identity else nn.Parameter(stored)
-        self.bias = nn.Parameter(torch.zeros(d_model)) if isinstance(norm, LayerNorm) else None
+        self.width, self.heads = d_model, heads
+        trained = norm.trained if isinstance(norm, LayerNorm) else "gamma"
+        plain = isinstance(norm, NoNorm) or trained == "nothing"
+        self.unit_offset = isinstance(norm, RMSNorm) and norm.unit_offset
+        size = d_model * (heads or 1)
+        stored = torch.zeros(size) if self.unit_offset else torch.ones(size)
+        self.weight = None if plain else nn.Parameter(stored)
+        self.bias = nn.Parameter(torch.zeros(d_model)) if trained == "gamma and beta" else None
 
     def forward(self, x: Float[Tensor, "*b d"], tap: Scope | None = None) -> Float[Tensor, "*b d"]:
         """The normalised input; sites `<name>.hook_scale` and `<name>.hook_normalized`."""
@@ -81,19 +90,24 @@ class Normalize(nn.Module):
         return self._fused(x)
 
     @property
-    def gamma(self) -> Float[Tensor, "d"] | None:
-        """What the normed input is multiplied by, in float32 at least where it is stored as gamma - 1."""
-        if self.weight is None or not self.unit_offset:
-            return self.weight
-        return 1 + self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+    def gamma(self) -> Float[Tensor, "*h d"] | None:
+        """What the normed input is multiplied by, in float32 at least where it is stored as gamma - 1; None = by 1."""
+        stored = self.weight
+        if stored is None:
+            return None
+        stored = stored if self.heads is None else rearrange(stored, "(h e) -> h e", h=self.heads)
+        return 1 + stored.to(torch.promote_types(stored.dtype, torch.float32)) if self.unit_offset else stored
 
     def _fused(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        assert self.weight is not None and not isinstance(self.kind, NoNorm)
+        assert not isinstance(self.kind, NoNorm)
+        gamma, each = self.gamma, self.heads is not None
+        fused = None if each else gamma  # the kernel takes one gamma for all heads
         if isinstance(self.kind, LayerNorm):
-            return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.kind.eps)
-        gamma = self.gamma
-        assert gamma is not None
-        return F.rms_norm(x.to(gamma.dtype), gamma.shape, gamma, self.kind.eps).to(x.dtype)
+            normed = F.layer_norm(x, (self.width,), fused, self.bias, self.kind.eps)
+        else:
+            assert gamma is not None
+            normed = F.rms_norm(x.to(gamma.dtype), (self.width,), fused, self.kind.eps)
+        return (normed * gamma if each and gamma is not None else normed).to(x.dtype)
 
     @torch.no_grad()
     def _observed_scale(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b 1"]:
@@ -129,26 +143,38 @@ class Normalize(nn.Module):
 
         Applied to the parts of a residual stream it gives parts that sum to `linear(whole) - beta`.
         """
-        gamma = self.gamma
-        return x if gamma is None else (self.centred(x) / scale * gamma.to(x.device)).to(x.dtype)
+        if isinstance(self.kind, NoNorm):
+            return x
+        divided, gamma = self.centred(x) / scale, self.gamma
+        return (divided if gamma is None else divided * gamma.to(x.device)).to(x.dtype)
 
     def pull_back(
         self, direction: Float[Tensor, "*b d"], scale: Float[Tensor, "*#b 1"]
     ) -> Float[Tensor, "*b d"]:
         """The transpose of `frozen`: `part . pull_back(u)` equals `frozen(part) . u`."""
-        gamma = self.gamma
-        if gamma is None:
+        if isinstance(self.kind, NoNorm):
             return direction
-        return self.centred(direction * gamma.to(direction.device)) / scale
+        gamma = self.gamma
+        return self.centred(direction if gamma is None else direction * gamma.to(direction.device)) / scale
+
+
+Heads = Literal["head", "each", "width"]
+"""How queries and keys are normed: each head alone by one gamma, each by a gamma of its own, or all as one vector."""
 
 
 class HeadNorm(nn.Module):
-    """The norm of queries or keys before rotation: of each head, or of all heads as one vector."""
+    """The norm of queries or keys before rotation: of each head, or of all heads as one vector.
 
-    def __init__(self, norm: Norm, n_heads: int, d_head: int, name: str, *, whole: bool) -> None:
+    Where each head has a gamma of its own, `[head, d_head]`, there is no beta (StableLM, Cohere).
+    """
+
+    def __init__(self, norm: Norm, n_heads: int, d_head: int, name: str, kind: Heads) -> None:
         super().__init__()
-        self.whole, self.d_head, self.name = whole, d_head, name
-        self.norm = Normalize(norm, n_heads * d_head if whole else d_head, name)
+        self.whole, self.d_head, self.name = kind == "width", d_head, name
+        if kind == "each" and isinstance(norm, LayerNorm):
+            norm = replace(norm, trained="gamma")
+        rows = n_heads if kind == "each" else None
+        self.norm = Normalize(norm, n_heads * d_head if self.whole else d_head, name, rows)
 
     def forward(self, x: Float[Tensor, "b p h e"], tap: Scope | None = None) -> Float[Tensor, "b p h e"]:
         """The normed heads; sites `<name>.hook_scale` (one per head, or one for all) and `<name>.hook_normalized`."""

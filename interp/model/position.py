@@ -39,6 +39,15 @@ class Sinusoidal(Record):
 class Alibi(Record):
     """Scores lowered by the distance, with a slope per head (Press et al. 2022); no position embedding."""
 
+    scaled: bool = False
+    """True: the bias is multiplied by 1/sqrt(d_head), as products of queries and keys are (Falcon)."""
+    rounded: bool = False
+    """True: the bias is slope times the key's position instead, both and the product in bfloat16 (Falcon).
+
+    The softmax of a row does not see the difference of a constant, but it sees the rounding: from position 256 on the
+    bias moves in steps.
+    """
+
 
 @dataclass(frozen=True)
 class Buckets(Record):
@@ -266,9 +275,9 @@ def table(rows: int, width: int) -> nn.Embedding:
 class ScoreBias(nn.Module):
     """The bias of one pass, the same in every layer; only T5's has parameters."""
 
-    def __init__(self, kind: Alibi | Buckets, n_heads: int, *, causal: bool) -> None:
+    def __init__(self, kind: Alibi | Buckets, n_heads: int, d_head: int, *, causal: bool) -> None:
         super().__init__()
-        self.kind, self.n_heads, self.causal = kind, n_heads, causal
+        self.kind, self.n_heads, self.d_head, self.causal = kind, n_heads, d_head, causal
         self.table = table(kind.n_buckets, n_heads) if isinstance(kind, Buckets) else None
 
     def forward(
@@ -280,8 +289,12 @@ class ScoreBias(nn.Module):
             assert self.table is not None
             bucket = buckets(offset, self.kind, two_sided=not self.causal)
             return rearrange(self.table(bucket), "b q k h -> b h q k").to(dtype)
-        slopes = alibi_slopes(self.n_heads).to(key.device)
-        return (-offset.abs()[:, None] * slopes[:, None, None]).to(dtype)
+        slopes = alibi_slopes(self.n_heads).to(key.device)[:, None, None]
+        if self.kind.rounded:
+            bias = (slopes.bfloat16() * key[:, None, None, :]).expand(-1, -1, query.shape[1], -1)
+        else:
+            bias = -offset.abs()[:, None] * slopes
+        return bias.to(dtype) * self.d_head**-0.5 if self.kind.scaled else bias.to(dtype)
 
 
 def alibi_slopes(n_heads: int) -> Float[Tensor, "h"]:

@@ -90,7 +90,7 @@ class Traits:
     distribution: bool = False
     """Rows of the pattern are shares: never negative, of sum 1 (with sinks less, without any similarity 0)."""
     additive: bool = True
-    """z = pattern @ values and nothing after it, so that heads split by source and have an OV circuit."""
+    """z = pattern @ values and nothing before or after it, so that heads split by source and have an OV circuit."""
     grouped: bool = True
     """Heads may share keys and values."""
     keyed: bool = True
@@ -162,7 +162,7 @@ class FullSoftmax(Output):
 
 
 _LACKS = {
-    "additive": "z = pattern @ values; {} makes no pattern of the values",
+    "additive": "z = pattern @ values; {} makes no pattern of the values, or clips them",
     "distribution": "weights that are shares; those of {} may be negative or sum to anything",
 }
 

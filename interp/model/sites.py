@@ -78,15 +78,15 @@ def norm_sites(
 def _head_norm(part: str, letter: str) -> tuple[Site, ...]:
     """The sites of the norm of queries or keys; one scale per head, or one for all heads together."""
 
-    def rows(kind: str, scale: str) -> tuple[Site, Site]:
+    def rows(scale: str, *kinds: str) -> tuple[Site, Site]:
         return norm_sites(
             f"attn.{part}_norm",
             f"of {part}",
-            lambda c: c.normed and c.qk_norm == kind and _queries(c),
+            lambda c: c.normed and c.qk_norm in kinds and _queries(c),
             (scale, f"b p {letter} e"),
         )
 
-    return (*rows("head", f"b p {letter} 1"), *rows("width", "b p 1 1"))
+    return (*rows(f"b p {letter} 1", "head", "each"), *rows("b p 1 1", "width"))
 
 
 _ATTENTION = (

@@ -26,7 +26,8 @@ from interp.model.attention import (
     row_softmax,
     visible,
 )
-from interp.model.records import Mixer, Record, Traits, requires
+from interp.model.norm import Normalize
+from interp.model.records import Mixer, Record, Traits, positive, requires
 from interp.model.sites import Site
 from interp.model.tap import Scope, at
 
@@ -71,6 +72,14 @@ class Softmax(Mixer):
     """Each key mixed with the one before it, by a trained share per head (Olsson et al. 2022)."""
     refinement: Refinement | None = None
     """The pattern passed through attention between its own rows (Liu et al. 2024)."""
+    rotated: bool = True
+    """False: rotary positions leave its queries and keys as they are, a layer without positions (SmolLM3, Cohere2)."""
+    clip: float | None = None
+    """Queries, keys and values are cut at plus and minus this number: after their sites, before any norm (MPT)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "clip")
 
     own_sites = (
         Site(
@@ -89,11 +98,18 @@ class Softmax(Mixer):
 
     @property
     def traits(self) -> Traits:
-        """What analyses may rely on; scores are q . k up to a factor that the query alone decides, or are not."""
-        bilinear = self.score == "dot" and not self.smeared_keys and self.refinement is None
+        """What analyses may rely on; scores are q . k up to a factor that the query alone decides, or are not.
+
+        Clipped queries, keys and values are not linear in what heads read, and not those of the sites: there are no
+        circuits.
+        """
+        linear = self.clip is None
+        bilinear = linear and self.score == "dot" and not self.smeared_keys and self.refinement is None
         stateful = self.smeared_keys or self.refinement is not None
         return Traits(
             bilinear=bilinear,
+            additive=linear,
+            rotated=self.rotated,
             scaled=self.score == "dot",
             scored=True,
             softmax=True,
@@ -145,6 +161,16 @@ class SoftmaxAttention(Attention):
         by_row = kind.temperature is not None and kind.temperature.by_row
         self.explicit = by_row or self.score is not None or self.refinement is not None
 
+    def _project(
+        self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, whose sites hold what the matrices give, before any clip."""
+        q, k, v = super()._project(x, source, tap)
+        most = self.kind.clip
+        if most is None:
+            return q, k, v
+        return q.clamp(-most, most), k.clamp(-most, most), v.clamp(-most, most)
+
     def _placed(
         self,
         q: Float[Tensor, "b p h e"],
@@ -155,7 +181,8 @@ class SoftmaxAttention(Attention):
     ) -> tuple[Tensor, Tensor]:
         if self.smear is not None:
             k = at(tap, "attn.hook_smeared_k", self._smeared(k, self.smear, shared))
-        q, k = super()._placed(q, k, view, shared, tap)
+        if self.kind.rotated:
+            q, k = super()._placed(q, k, view, shared, tap)
         if self.sharpness is None:
             return q, k
         return unit(q) * self.sharpness[:, None], unit(k)

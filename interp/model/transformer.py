@@ -157,7 +157,7 @@ class Transformer(nn.Module):
         self.ln_embed = Normalize(config.norm, d, "ln_embed") if config.embed_norm else None
         biased = isinstance(config.position, Alibi | Buckets)
         self.score_bias = (
-            ScoreBias(config.position, config.n_heads, causal=config.causal)  # type: ignore[arg-type]
+            ScoreBias(config.position, config.n_heads, config.head_width, causal=config.causal)  # type: ignore[arg-type]
             if biased
             else None
         )

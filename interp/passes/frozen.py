@@ -113,12 +113,11 @@ def gradient_before(
     (C(gamma g) - n (n . gamma g) / d) / scale, n = C(x) / scale, C the centring of LayerNorm: a norm's Jacobian is
     symmetric but for gamma.
     """
-    gamma = norm.gamma
-    if gamma is None:
+    if isinstance(norm.kind, NoNorm):
         return gradient
-    scale = norm.scale(x)
+    scale, gamma = norm.scale(x), norm.gamma
     unit = norm.centred(x) / scale
-    found = gradient * gamma.to(gradient)
+    found = gradient if gamma is None else gradient * gamma.to(gradient)
     along = (found * unit).mean(-1, keepdim=True)
     return norm.centred(found).addcmul_(along, unit, value=-1).div_(scale)
 

@@ -346,7 +346,7 @@ def _mlps(config: ModelConfig) -> list[tuple[int, str]]:
 
 
 def _has_beta(config: ModelConfig) -> bool:
-    return isinstance(config.norm, LayerNorm)
+    return isinstance(config.norm, LayerNorm) and config.norm.trained == "gamma and beta"
 
 
 def _last(x: Tensor) -> Tensor:

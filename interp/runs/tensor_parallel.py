@@ -98,8 +98,8 @@ def check_tensor_parallel(config: ModelConfig, processes: int) -> None:
     """ValueError unless a model of this config can be spread over so many processes; no process group is needed.
 
     Heads, key/value heads and neurons must divide evenly. Mixtures of experts, MLPs with a convolution, Macaron blocks,
-    cross-attention, attention sinks, norms over all heads together (`qk_norm="width"`) and mixers other than plain
-    softmax attention are not supported.
+    cross-attention, attention sinks, norms over all heads together or with a gamma for each (`qk_norm="width"`,
+    `"each"`) and mixers other than plain softmax attention are not supported.
 
     Example:
         >>> check_tensor_parallel(model.cfg, 2)
@@ -110,7 +110,7 @@ def check_tensor_parallel(config: ModelConfig, processes: int) -> None:
         "cross_attention=True": config.cross_attention,
         "sinks=True": config.sinks,
         f"mixer={config.mixer}": config.mixer != Softmax(),
-        "qk_norm='width'": config.qk_norm == "width",
+        f"qk_norm={config.qk_norm!r}": config.qk_norm in ("width", "each"),
     }
     if found := [name for name, present in unsupported.items() if present]:
         raise ValueError(f"tensor parallel does not support models with {', '.join(found)}")

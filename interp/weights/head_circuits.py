@@ -224,9 +224,10 @@ class HeadCircuits:
         if not cross:
             Weights(self.network).require("bilinear", "QK circuit", [layer])
         query, key = (self._reading(layer, part, cross=cross) for part in "qk")
-        rotary = self._rotary(layer, cross=cross)
-        if rotary is not None:
-            back = torch.tensor(0) if offsets is None else offsets
+        rotary, back = self._rotary(layer, cross=cross), torch.tensor(0) if offsets is None else offsets
+        if rotary is None:  # of a layer that is not rotated, the same at every offset
+            query, key = (each.expand(*back.shape, *each.shape) for each in (query, key))
+        else:
             query = _rotated(query, rotary, back.clamp_min(0))
             key = _rotated(key, rotary, (-back).clamp_min(0))
         if self.scaled:
@@ -258,7 +259,8 @@ class HeadCircuits:
     def _rotary(self, layer: int, *, cross: bool) -> Rotary | None:
         config = self.config
         kind = (config.local_position or config.position) if config.is_local(layer) else config.position
-        return kind if isinstance(kind, Rotary) and not cross else None
+        turned = self.config.mixers[layer].traits.rotated and not cross
+        return kind if isinstance(kind, Rotary) and turned else None
 
     def _named(self, heads: Named | None) -> Part | None:
         """The head or sublayer whose circuits are meant; None for all of self-attention."""
@@ -369,7 +371,8 @@ def _head_normed(norm: HeadNorm, matrix: Float[Tensor, "h d e"]) -> Float[Tensor
     """What maps to queries or keys, followed by the linear part of their norm at scale 1."""
     one, heads = matrix.new_ones(1), matrix.shape[0]
     if not norm.whole:
-        return norm.norm.frozen(matrix, one)
+        by_head = rearrange(matrix, "h d e -> d h e")
+        return rearrange(norm.norm.frozen(by_head, one), "d h e -> h d e")
     flat = norm.norm.frozen(rearrange(matrix, "h d e -> d (h e)"), one)
     return rearrange(flat, "d (h e) -> h d e", h=heads)
 

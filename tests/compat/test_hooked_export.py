@@ -20,7 +20,7 @@ from interp.model import (
     Rotary,
     Transformer,
 )
-from interp.model.config import Alibi, Buckets, DynamicScaling, Sinusoidal, YarnScaling
+from interp.model.config import Alibi, Buckets, DynamicScaling, LayerNorm, Sinusoidal, Softmax, YarnScaling
 from tests.compat.slow_hooked import slow_logits
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
@@ -51,6 +51,8 @@ OURS |= {
     "wide-qk-norm": replace(LLAMA, d_head=6, qk_norm="width"),
     "gemma": replace(LLAMA, norm=RMSNorm(1e-6, unit_offset=True), embed_scale=4.899, tied=True),
     "caps-and-sinks": replace(LLAMA, attn_softcap=2.0, logit_softcap=3.0, sinks=True, attn_scale=0.25),
+    "norms-without-beta": replace(GPT2, norm=LayerNorm(trained="gamma")),
+    "norms-without-weights": replace(GPT2, norm=LayerNorm(trained="nothing")),
     "experts": replace(LLAMA, mlp=MoE(4, 2, 20)),
     "experts-of-all": replace(LLAMA, mlp=MoE(4, 2, 20, "gelu", renormalise=False)),
 }  # fmt: skip
@@ -94,6 +96,7 @@ REFUSED: dict[str, ModelConfig] = {
     r"position=Buckets": replace(GPT2, position=Buckets()),
     r"position=Learned\(offset=2\)": replace(GPT2, position=Learned(offset=2)),
     r"alibi with n_heads=3": replace(GPT2, d_head=8, n_heads=3, n_kv_heads=3, position=Alibi()),
+    r"position=Alibi\(scaled=True": replace(GPT2, position=Alibi(scaled=True)),
     r"scaling=DynamicScaling": replace(LLAMA, position=Rotary(scaling=DynamicScaling(2.0, 8))),
     r"local_position=Rotary\(base=10.0, dim=4": replace(LLAMA, window=4, local_position=Rotary(10.0, dim=4)),
     r"local_position=None": replace(LLAMA, window=4, position=Rotary(scaling=LinearScaling(2.0))),
@@ -107,6 +110,8 @@ REFUSED: dict[str, ModelConfig] = {
     r"final_norm=False": replace(GPT2, final_norm=False),
     r"embed_norm with norm=LayerNorm": replace(GPT2, embed_norm=True),
     r"qk_norm='head' with norm=LayerNorm": replace(GPT2, qk_norm="head"),
+    r"qk_norm='each' with norm=RMSNorm": replace(LLAMA, qk_norm="each"),
+    r"mixer=Softmax\(.*clip=2.0": replace(LLAMA, mixer=Softmax(clip=2.0)),
     r"a window without causal=True": replace(GPT2, causal=False, window=4),
     r"n_token_types=2": replace(GPT2, n_token_types=2),
     r"mlm_head='gelu'": replace(GPT2, mlm_head="gelu"),

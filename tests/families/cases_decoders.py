@@ -61,6 +61,18 @@ _PHI = Case(hf.PhiConfig, hf.PhiForCausalLM, {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 36,
     "max_position_embeddings": N_CTX,
 })  # fmt: skip
+_BIGCODE = Case(hf.GPTBigCodeConfig, hf.GPTBigCodeForCausalLM, _GPT2.options)
+_CODEGEN = Case(hf.CodeGenConfig, hf.CodeGenForCausalLM, {
+    "n_layer": 2, "n_embd": 32, "n_head": 8, "n_positions": N_CTX, "n_ctx": N_CTX, "rotary_dim": 2,
+})  # fmt: skip
+_FALCON = Case(hf.FalconConfig, hf.FalconForCausalLM, {
+    "num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 4, "ffn_hidden_size": 36,
+    "max_position_embeddings": N_CTX,
+})  # fmt: skip
+_FALCON_RW: Options = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+_MPT = Case(
+    hf.MptConfig, hf.MptForCausalLM, {"n_layers": 2, "d_model": 24, "n_heads": 4, "max_seq_len": N_CTX}
+)
 AFTER_GPT2: dict[str, Case] = {
     "gpt-neo": _NEO,
     "gpt-neo-global": _NEO.but(attention_types=[[["global"], 2]]),
@@ -90,6 +102,18 @@ AFTER_GPT2: dict[str, Case] = {
     "phi-gqa": _PHI.but(num_key_value_heads=2, hidden_act="gelu"),
     "phi-mqa-tied": _PHI.but(num_key_value_heads=1, tie_word_embeddings=True),
     "phi-2-share": _PHI.but(hidden_size=40, partial_rotary_factor=0.4),
+    "gpt-bigcode": _BIGCODE,
+    "gpt-bigcode-heads": _BIGCODE.but(multi_query=False, n_inner=17, scale_attn_weights=False),
+    "codegen": _CODEGEN,
+    "falcon": _FALCON,
+    "falcon-groups": _FALCON.but(new_decoder_architecture=True, num_kv_heads=2),
+    "falcon-groups-one-norm": _FALCON.but(
+        new_decoder_architecture=True, num_kv_heads=1, num_ln_in_parallel_attn=1, bias=True,
+        tie_word_embeddings=False,
+    ),
+    "falcon-rw": _FALCON.but(**_FALCON_RW, num_attention_heads=12, max_position_embeddings=320),
+    "mpt": _MPT,
+    "mpt-6-heads-clipped": _MPT.but(n_heads=6, attn_config={"clip_qkv": 0.7, "softmax_scale": 0.3}),
 }  # fmt: skip
 
 # --- Llama and its relatives --------------------------------------------------------------------------------------
@@ -150,6 +174,16 @@ _PHI3_LONG = _PHI3.but(
     original_max_position_embeddings=16,
 )
 _OLMO2 = Case(hf.Olmo2Config, hf.Olmo2ForCausalLM, _BODY)
+_OLMO = Case(hf.OlmoConfig, hf.OlmoForCausalLM, _QWEN)
+_OLMO3 = Case(hf.Olmo3Config, hf.Olmo3ForCausalLM, {**_QWEN, "num_hidden_layers": 4, "sliding_window": 6})
+_SMOL = Case(hf.SmolLM3Config, hf.SmolLM3ForCausalLM, {**_QWEN, "num_hidden_layers": 4})
+_COHERE = Case(hf.CohereConfig, hf.CohereForCausalLM, {**_QWEN, "logit_scale": 1.3})
+_COHERE2 = Case(hf.Cohere2Config, hf.Cohere2ForCausalLM, {
+    **_QWEN, "num_hidden_layers": 3, "sliding_window": 6, "logit_scale": 1.3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+})  # fmt: skip
+_STABLELM = Case(hf.StableLmConfig, hf.StableLmForCausalLM, {**_QWEN, "hidden_size": 32})
+_GLM = Case(hf.GlmConfig, hf.GlmForCausalLM, {**_BODY, "head_dim": 8})
 _GRANITE = Case(hf.GraniteConfig, hf.GraniteForCausalLM, {
     **_BODY, "embedding_multiplier": 1.7, "logits_scaling": 0.6, "residual_multiplier": 0.4,
     "attention_multiplier": 0.3,
@@ -198,6 +232,39 @@ RELATIVES: dict[str, Case] = {
     "olmo2": _OLMO2,
     "olmo2-tied-mqa": _OLMO2.but(tie_word_embeddings=True, num_key_value_heads=1, rms_norm_eps=0.1),
     "olmo2-attention-bias": _OLMO2.but(attention_bias=True),
+    "olmo": _OLMO,
+    "olmo-clipped-tied": _OLMO.but(clip_qkv=0.7, tie_word_embeddings=True, attention_bias=True),
+    "olmo3": _OLMO3,
+    "olmo3-yarn": _OLMO3.but(
+        rope_parameters={
+            "full_attention": YARN_ROPE,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        }
+    ),
+    "smollm3": _SMOL,
+    "smollm3-window": _SMOL.but(
+        no_rope_layers=[0, 1, 1, 0],
+        use_sliding_window=True,
+        sliding_window=6,
+        tie_word_embeddings=False,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "cohere": _COHERE,
+    "cohere-qk-norm": _COHERE.but(use_qk_norm=True, layer_norm_eps=0.1, logit_scale=0.7, attention_bias=True),
+    "cohere2": _COHERE2,
+    "cohere2-untied": _COHERE2.but(tie_word_embeddings=False, num_key_value_heads=1),
+    "stablelm": _STABLELM,
+    "stablelm-12b": _STABLELM.but(
+        use_parallel_residual=True,
+        qk_layernorm=True,
+        use_qkv_bias=True,
+        tie_word_embeddings=True,
+        layer_norm_eps=0.1,
+    ),
+    "glm": _GLM,
+    "glm-no-bias-tied": _GLM.but(attention_bias=False, tie_word_embeddings=True, rope_parameters=LINEAR_ROPE),
+    "glm4": Case(hf.Glm4Config, hf.Glm4ForCausalLM, _GLM.options),
     "granite": _GRANITE,
     "granite-biases-tied": _GRANITE.but(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
 }

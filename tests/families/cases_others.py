@@ -23,6 +23,10 @@ _MIXTRAL = Case(hf.MixtralConfig, hf.MixtralForCausalLM, _DECODER)
 _QWEN = Case(hf.Qwen3MoeConfig, hf.Qwen3MoeForCausalLM, {
     **{k: v for k, v in _DECODER.items() if k != "num_local_experts"}, "num_experts": 5, "moe_intermediate_size": 14,
 })  # fmt: skip
+_GRANITE = Case(hf.GraniteMoeConfig, hf.GraniteMoeForCausalLM, {
+    **{k: v for k, v in _DECODER.items() if k != "head_dim"}, "embedding_multiplier": 1.7, "logits_scaling": 0.6,
+    "residual_multiplier": 0.4, "attention_multiplier": 0.3,
+})  # fmt: skip
 _GPT_OSS = Case(hf.GptOssConfig, hf.GptOssForCausalLM, {**_DECODER, "sliding_window": 6})
 EXPERTS: dict[str, Case] = {
     "mixtral": _MIXTRAL,
@@ -36,6 +40,8 @@ EXPERTS: dict[str, Case] = {
     "qwen3-moe-bias": _QWEN.but(attention_bias=True),
     "qwen3-moe-window": _QWEN.but(use_sliding_window=True, sliding_window=6),
     "qwen3-moe-tied": _QWEN.but(tie_word_embeddings=True, num_key_value_heads=1),
+    "granite-moe": _GRANITE,
+    "granite-moe-bias-tied": _GRANITE.but(attention_bias=True, tie_word_embeddings=True),
     "gpt-oss": _GPT_OSS,
     "gpt-oss-yarn": _GPT_OSS.but(rope_parameters=YARN),
     "gpt-oss-no-rule": _GPT_OSS.but(rope_parameters={"rope_type": "default", "rope_theta": 500.0}),

@@ -47,6 +47,9 @@ def new_hf_model(name: str, dtype: torch.dtype = torch.float32, attention: str =
         for weight in _trained(model):
             weight += SPREAD * torch.randn(weight.shape, dtype=torch.float64)
     model = model.to(dtype).eval()
+    for module in model.modules():
+        if type(module).__name__ == "FalconAttention" and attention == "eager":
+            module.forward = functools.partial(_one_alibi, module.forward)
     if dtype == torch.float64:
         model.forward = _without_detours(model.forward)
         for module in model.modules():
@@ -54,11 +57,20 @@ def new_hf_model(name: str, dtype: torch.dtype = torch.float32, attention: str =
     return model
 
 
+def _one_alibi(
+    forward: Callable[..., object], x: Tensor, alibi: Tensor | None = None, **options: object
+) -> object:
+    """Falcon's eager attention with the ALiBi that is in its mask, as in "sdpa", and not a second time beside it."""
+    return forward(x, alibi=None if alibi is None else torch.zeros_like(alibi), **options)
+
+
 def _widen(module: nn.Module) -> None:
     """Undo what rounds to float32, or to eight digits, within a float64 model."""
     name = type(module).__name__
     if name.endswith(("RMSNorm", "T5LayerNorm")):
         module.forward = functools.partial(_rms_norm, module)
+    if name in ("OlmoLayerNorm", "CohereLayerNorm", "Cohere2LayerNorm"):
+        module.forward = functools.partial(_layer_norm, module)
     if name == "MarianSinusoidalPositionalEmbedding":
         module.weight.copy_(_sinusoids(*module.weight.shape))
     if name == "BloomGelu":  # writes sqrt(2/pi) with eight digits
@@ -84,6 +96,13 @@ def _rms_norm(module: nn.Module, x: Tensor) -> Tensor:
     eps = getattr(module, "eps", None) or module.variance_epsilon
     offset = 1 if type(module).__name__.startswith("Gemma") else 0
     return (offset + module.weight) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+
+
+def _layer_norm(module: nn.Module, x: Tensor) -> Tensor:
+    """The same for LayerNorms without beta, and without gamma where there is none."""
+    gamma = getattr(module, "weight", None)
+    normed = nn.functional.layer_norm(x, x.shape[-1:], eps=getattr(module, "variance_epsilon", 1e-5))
+    return normed if gamma is None else gamma * normed
 
 
 def _without_detours(forward: Callable[..., object]) -> Callable[..., object]:
@@ -140,7 +159,7 @@ class Recorder:
             if args and isinstance(args[0], Tensor):
                 self.inputs[name] = args[0]
             if isinstance(first, Tensor):
-                self.outputs[name] = first
+                self.outputs[name] = first.clone()  # Falcon adds to it in place
 
         return note
 

@@ -30,6 +30,15 @@ _QWEN = {k: v for k, v in _SIZES.items() if k != "head_dim"} | {
     "hidden_act": "silu", "rope_theta": 1e6, "tie_word_embeddings": False, "use_sliding_window": False,
     "sliding_window": 7, "max_window_layers": 1,
 }  # fmt: skip
+_WINDOWED = ("use_sliding_window", "sliding_window", "max_window_layers")
+_COHERE = {k: v for k, v in _QWEN.items() if k not in ("rms_norm_eps", *_WINDOWED, "tie_word_embeddings")} | {
+    "layer_norm_eps": 1e-5, "logit_scale": 0.5, "rope_theta": 500.0, "rope_scaling": None, "attention_bias": False,
+}  # fmt: skip
+_FALCON = {
+    "model_type": "falcon", "alibi": False, "apply_residual_connection_post_layernorm": False, "bias": False,
+    "attention_dropout": 0.0, "hidden_dropout": 0.0, "hidden_size": 24, "ffn_hidden_size": 36,
+    "layer_norm_epsilon": 1e-5, "num_attention_heads": 4, "num_hidden_layers": 2,
+}  # fmt: skip
 _GEMMA = {
     **_SIZES,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -130,6 +139,75 @@ OLD: dict[str, tuple[str, dict[str, object]]] = {
         **_SIZES, "model_type": "olmo2", "hidden_act": "silu", "rope_scaling": None, "rope_theta": 500.0,
         "attention_bias": False, "tie_word_embeddings": False,
     }),
+    "olmo 1.7": ("olmo-clipped-tied", {
+        **{k: v for k, v in _QWEN.items() if k not in ("rms_norm_eps", *_WINDOWED)}, "model_type": "olmo",
+        "clip_qkv": 0.5, "rope_scaling": None, "attention_bias": True, "tie_word_embeddings": True,
+    }),
+    "olmo 3": ("olmo3", {
+        **{k: v for k, v in _QWEN.items() if k not in ("use_sliding_window", "max_window_layers")},
+        "model_type": "olmo3", "num_hidden_layers": 4, "attention_bias": False, "rope_theta": 500_000,
+        "rope_scaling": {
+            "attention_factor": 1.2, "beta_fast": 32, "beta_slow": 1, "factor": 8.0, "rope_type": "yarn",
+            "original_max_position_embeddings": 8,
+        },
+    }),
+    "smollm 3": ("smollm3", {
+        **_QWEN, "model_type": "smollm3", "num_hidden_layers": 4, "attention_bias": False, "mlp_bias": False,
+        "layer_types": ["full_attention"] * 4, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 0, 1],
+        "pretraining_tp": 2, "rope_scaling": None, "sliding_window": None, "max_window_layers": 28,
+        "tie_word_embeddings": True,
+    }),
+    "command r": ("cohere", {
+        **_COHERE, "model_type": "cohere", "model_max_length": 131_072, "use_qk_norm": False,
+    }),
+    "command r7b": ("cohere2", {
+        **_COHERE, "model_type": "cohere2", "num_hidden_layers": 3, "cache_implementation": "hybrid", "layer_switch": 2,
+        "order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0,
+        "sliding_window": 6, "sliding_window_pattern": 2, "use_embedding_sharing": True, "use_gated_activation": True,
+        "use_parallel_block": True, "use_parallel_embedding": True, "head_dim": 6,
+    }),
+    "stablelm 2": ("stablelm", {
+        **{k: v for k, v in _QWEN.items() if k not in ("rms_norm_eps", *_WINDOWED)}, "model_type": "stablelm",
+        "hidden_size": 32, "hidden_dropout": 0.0, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5,
+        "qk_layernorm": False, "use_parallel_residual": False, "use_qkv_bias": False, "rope_theta": 500.0,
+    }),
+    "falcon 7b": ("falcon", {
+        **_FALCON, "multi_query": True, "new_decoder_architecture": False, "parallel_attn": True,
+    }),
+    "falcon 40b": ("falcon-groups", {
+        **_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "parallel_attn": True, "multi_query": True,
+    }),
+    "mpt 7b": ("mpt", {
+        "model_type": "mpt", "d_model": 24, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "expansion_ratio": 4,
+        "attn_config": {
+            "alibi": True, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0, "qk_ln": False,
+            "attn_type": "multihead_attention", "attn_uses_sequence_id": False, "clip_qkv": 0.6, "prefix_lm": False,
+            "softmax_scale": None,
+        },
+        "emb_pdrop": 0, "embedding_fraction": 1.0, "init_config": {"name": "kaiming_normal_"}, "init_device": "cpu",
+        "learned_pos_emb": True, "logit_scale": None, "no_bias": True, "norm_type": "low_precision_layernorm",
+        "resid_pdrop": 0, "tokenizer_name": "EleutherAI/gpt-neox-20b", "verbose": 0, "use_cache": False,
+    }),
+    "starcoder": ("gpt-bigcode", {
+        "model_type": "gpt_bigcode", "activation_function": "gelu", "attention_softmax_in_fp32": True,
+        "attn_pdrop": 0.1, "embd_pdrop": 0.1, "inference_runner": 0, "layer_norm_epsilon": 1e-5, "max_batch_size": None,
+        "max_sequence_length": None, "multi_query": True, "n_embd": 24, "n_head": 4, "n_inner": 96, "n_layer": 2,
+        "n_positions": N_CTX, "pad_key_length": True, "pre_allocate_kv_cache": False, "resid_pdrop": 0.1,
+        "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True, "summary_activation": None,
+        "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
+        "summary_use_proj": True, "validate_runner_input": True,
+    }),
+    "codegen": ("codegen", {
+        "model_type": "codegen", "activation_function": "gelu_new", "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+        "gradient_checkpointing": False, "layer_norm_epsilon": 1e-5, "n_ctx": N_CTX, "n_embd": 32, "n_head": 8,
+        "n_inner": None, "n_layer": 2, "n_positions": N_CTX, "resid_pdrop": 0.0, "rotary_dim": 4,
+        "scale_attn_weights": True, "summary_type": "cls_index", "tie_word_embeddings": False,
+        "tokenizer_class": "GPT2Tokenizer",
+    }),
+    "glm 4 0414": ("glm4", {
+        **_SIZES, "model_type": "glm4", "head_dim": 8, "hidden_act": "silu", "attention_bias": True,
+        "partial_rotary_factor": 0.5, "rope_theta": 500.0, "tie_word_embeddings": False, "pad_token_id": 0,
+    }),
     "granite 3": ("granite", {
         **_SIZES, "model_type": "granite", "hidden_act": "silu", "rope_scaling": None, "rope_theta": 500.0,
         "attention_bias": False, "mlp_bias": False, "attention_multiplier": 0.3, "embedding_multiplier": 12.0,
@@ -180,6 +258,24 @@ def test_a_config_of_before_transformers_5_means_what_hugging_face_reads(kind: s
         ("phi3", {"interpolate_factor": 2}, "asks for interpolate_factor=2, supported: 1"),
         ("phi3-long", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "requires 5 numbers in a"),
         ("granite", {"num_local_experts": 4}, "not understood: num_local_experts"),
+        ("olmo", {"clip_qkv": -1.0}, "Softmax requires clip finite and above 0, got -1.0"),
+        ("olmo3", {"rope_parameters": {"rope_type": "default"}}, "requires a table for each kind of layer, got 'rop"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers requires 0 or 1 for each of 4 layers"),
+        ("cohere2", {"position_embedding_type": "alibi"}, "asks for position_embedding_type='alibi'"),
+        ("cohere2", {"layer_switch": 3}, "asks for layer_switch=3, supported: 4"),
+        ("stablelm", {"attention_bias": True}, "asks for attention_bias=True"),
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "asks for parallel_attn=False"),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, "asks for num_ln_in_parallel_attn=2, supported: 1"),
+        ("falcon", {"apply_residual_connection_post_layernorm": True}, "asks for apply_residual_connection_post_layer"),
+        ("falcon-rw", {"num_kv_heads": 3}, "asks for num_kv_heads=3, supported: 12"),
+        ("mpt", {"attn_config": {"alibi": False}}, "MPT attn_config: config asks for alibi=False"),
+        ("mpt", {"attn_config": {"alibi_bias_max": 16}}, "asks for alibi_bias_max=16, supported: 8"),
+        ("mpt", {"attn_config": {"qk_ln": True}}, "asks for qk_ln=True"),
+        ("mpt", {"attn_config": {"rope": True}}, "MPT attn_config: config keys not understood: rope"),
+        ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "asks for logit_scale='inv_sqrt_d_model'"),
+        ("mpt", {"no_bias": False}, "asks for no_bias=False"),
+        ("gpt-bigcode", {"add_cross_attention": True}, "asks for add_cross_attention=True"),
+        ("codegen", {"n_head": 2}, "requires a multiple of 4 for n_head, got 2"),
     ],
 )  # fmt: skip
 def test_what_a_family_does_not_do_is_refused_by_name(

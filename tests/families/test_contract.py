@@ -13,7 +13,9 @@ REPRESENTATIVES = (
     "gpt2", "gpt-neo", "gptj", "gpt-neox", "opt", "opt-post-norm", "bloom-6-heads", "phi", "llama", "llama-mqa",
     "llama-yarn-rope", "llama-long-rope", "mistral-window", "mistral-mqa-tied", "qwen2", "qwen3", "gemma", "gemma2",
     "gemma2-mqa-untied", "gemma3", "phi3", "phi3-tied-mqa", "olmo2", "granite", "mixtral", "mixtral-mqa", "qwen3-moe",
-    "gpt-oss", "gpt-oss-mqa", "bert", "bert-no-head", "roberta", "distilbert", "t5", "t5-v1.1", "bart", "marian",
+    "gpt-oss", "gpt-oss-mqa", "gpt-bigcode", "codegen", "falcon", "falcon-groups", "falcon-rw", "mpt",
+    "olmo-clipped-tied", "olmo3-yarn", "smollm3", "cohere-qk-norm", "cohere2", "stablelm", "stablelm-12b",
+    "granite-moe", "glm4", "bert", "bert-no-head", "roberta", "distilbert", "t5", "t5-v1.1", "bart", "marian",
 )  # fmt: skip
 """Every family, with one and with several key/value heads; logits and sites of every other case: `test_parity`."""
 

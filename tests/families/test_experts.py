@@ -55,7 +55,8 @@ def test_as_many_experts_as_chosen_have_a_weight_and_their_outputs_sum_to_the_mi
     kind = ours(name).config.mlp
     assert isinstance(kind, MoE)
     assert bool(((weights != 0).sum(-1) == kind.top_k).all())
-    assert_close(outs.sum(2), answers(name, "blocks.1.hook_mlp_out")[0])
+    added = answers(name, "blocks.1.hook_mlp_out")[0]
+    assert_close(outs.sum(2) * ours(name).config.factor("mlp_out"), added)
     if kind.renormalise:
         assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
     else:

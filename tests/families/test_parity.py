@@ -1,5 +1,6 @@
 """Our decoders against the Hugging Face models they came from: logits, padding, loss, generation, round trips."""
 
+import copy
 import inspect
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 
 from interp import Batch, HookedTransformer, families
 from interp.families import config_of
-from interp.model import KVCache, mean_next_token_loss
+from interp.model import Alibi, KVCache, mean_next_token_loss
 from tests.families.oracle import NAMES, hf_config, hf_logits, hf_model, new_hf_model, some_tokens
 from tests.families.pair import BASES, largest, network, ours, padded
 from tests.loops import over
@@ -33,6 +34,18 @@ def test_logits_equal_hugging_faces_in_float32(name: str) -> None:
 def test_logits_equal_hugging_faces_in_float64(name: str) -> None:
     expected = hf_logits(hf_model(name, torch.float64), some_tokens())
     assert largest(network(name, torch.float64)(some_tokens()), expected) <= 1e-9
+
+
+def test_falcons_alibi_is_rounded_as_hugging_faces_far_into_a_text() -> None:
+    """Against "sdpa", the default there; "eager" adds the bias a second time (`oracle` takes that out)."""
+    tokens = some_tokens(rows=1, n=310)
+    expected = hf_logits(hf_model("falcon-rw", torch.float64, "sdpa"), tokens)
+    model = network("falcon-rw", torch.float64)
+    assert largest(model(tokens), expected) <= 1e-9
+    exact = copy.deepcopy(model)
+    assert exact.score_bias is not None
+    exact.score_bias.kind = Alibi(scaled=True)
+    assert largest(exact(tokens), expected) > 1e-2, "rounding matters"
 
 
 # --- padding, loss, generation ------------------------------------------------------------------------------------

@@ -18,23 +18,31 @@ NOT_EXPOSED = ("hook_attn_scores", "hook_scale")
 """Sites that Hugging Face computes inside an expression; tests/model checks them against the formulas."""
 LAYERS = {
     "gpt_neo": "transformer.h", "gptj": "transformer.h", "bloom": "transformer.h", "gpt_neox": "gpt_neox.layers",
-    "opt": "model.decoder.layers",
+    "opt": "model.decoder.layers", "gpt_bigcode": "transformer.h", "codegen": "transformer.h",
+    "falcon": "transformer.h", "mpt": "transformer.blocks",
 }  # fmt: skip
 """Where a family keeps its blocks, if not in `model.layers`."""
 ATTENTION_OUT = {
     "gpt_neo": "attn.attention.out_proj", "gptj": "attn.out_proj", "bloom": "self_attention.dense",
     "gpt_neox": "attention.dense", "opt": "self_attn.out_proj", "phi": "self_attn.dense",
+    "gpt_bigcode": "attn.c_proj", "codegen": "attn.out_proj", "falcon": "self_attention.dense", "mpt": "attn.out_proj",
 }  # fmt: skip
 """The matrix that writes what attention adds, if not `self_attn.o_proj`."""
 MLP_OUT = {
     "gpt_neo": "mlp.c_proj", "gptj": "mlp.fc_out", "bloom": "mlp.dense_4h_to_h", "gpt_neox": "mlp.dense_4h_to_h",
-    "opt": "fc2", "phi": "mlp.fc2",
+    "opt": "fc2", "phi": "mlp.fc2", "gpt_bigcode": "mlp.c_proj", "codegen": "mlp.fc_out",
+    "falcon": "mlp.dense_4h_to_h", "mpt": "ffn.down_proj",
 }  # fmt: skip
 """The matrix that writes what the MLP adds, if not `mlp.down_proj`."""
-NORM = {"gpt_neo": "ln_1", "gptj": "ln_1", "opt": "self_attn_layer_norm"}
-"""The norm before attention, if not `input_layernorm`."""
-OUTER = {"gemma2", "gemma3_text", "olmo2"}
-"""Families that norm what a sublayer adds."""
+NORMS = ("input_layernorm", "ln_1", "norm_1", "ln_attn", "self_attn_layer_norm")
+"""The names of the norm before attention."""
+OUTER = {
+    "glm4": ("post_self_attn_layernorm", "post_mlp_layernorm"),
+    **dict.fromkeys(
+        ("gemma2", "gemma3_text", "olmo2", "olmo3"), ("post_attention_layernorm", "post_feedforward_layernorm")
+    ),
+}  # fmt: skip
+"""Families that norm what a sublayer adds, and the norms of what attention and the MLP add."""
 
 
 def exposed(name: str) -> dict[str, Tensor]:
@@ -50,21 +58,17 @@ def exposed(name: str) -> dict[str, Tensor]:
         mlp = f"{theirs}.{MLP_OUT.get(kind, 'mlp.down_proj')}"
         writers = {"attn": attention, "mlp": mlp}
         if kind in OUTER:
-            writers = {
-                "attn": f"{theirs}.post_attention_layernorm",
-                "mlp": f"{theirs}.post_feedforward_layernorm",
-            }
+            writers = dict(zip(("attn", "mlp"), (f"{theirs}.{norm}" for norm in OUTER[kind]), strict=True))
             found[f"{block}.ln1_post.hook_normalized"] = outof[writers["attn"]]
             found[f"{block}.ln2_post.hook_normalized"] = outof[writers["mlp"]]
         factor = getattr(model.config, "residual_multiplier", 1.0)
-        if kind != "olmo2":
-            found[f"{block}.ln1.hook_normalized"] = outof[f"{theirs}.{NORM.get(kind, 'input_layernorm')}"]
+        if network(name).config.norm_place != "output":
+            norm = next(norm for norm in NORMS if f"{theirs}.{norm}" in outof)
+            found[f"{block}.ln1.hook_normalized"] = outof[f"{theirs}.{norm}"]
         for part in "qk":
-            norm = next((n for n in ("norm", "layernorm") if f"{theirs}.self_attn.{part}_{n}" in outof), None)
-            if norm is not None:
-                found[f"{block}.attn.{part}_norm.hook_normalized"] = outof[
-                    f"{theirs}.self_attn.{part}_{norm}"
-                ]
+            for own in (f"{theirs}.self_attn.{part}_{norm}" for norm in ("norm", "layernorm")):
+                if own in outof:
+                    found[f"{block}.attn.{part}_norm.hook_normalized"] = outof[own]
         last = (
             "hook_normalized_resid_post" if network(name).config.norm_place == "post" else "hook_resid_post"
         )

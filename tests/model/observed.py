@@ -11,10 +11,12 @@ from tests.configs import CONFIGS, build, some_tokens
 
 
 def site_of_each_row(name: str) -> Iterator[str]:
-    """A site of every table row that a config has, the layers taking turns: their code is the same."""
+    """A site of every table row that a config has, the layers that have it taking turns: their code is the same."""
     config = CONFIGS[name]
+    rows = [sites.block_rows(config.at_layer(layer)) for layer in range(config.n_layers)]
     for turn, row in enumerate(sites.block_rows(config)):
-        yield f"blocks.{turn % config.n_layers}.{row.name}"
+        having = [layer for layer, there in enumerate(rows) if row in there]
+        yield f"blocks.{having[turn % len(having)]}.{row.name}"
     yield from (row.name for row in sites.MODEL_SITES if row.present(config))
 
 

@@ -4,6 +4,7 @@ It shares nothing with `interp.model` but the parameters, and is the oracle of t
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -122,7 +123,9 @@ def normed(p: Sites, name: str, norm: object, x: Tensor) -> Tensor:
 def _normalised(p: Sites, name: str, norm: object, row: Tensor) -> Tensor:
     if isinstance(norm, LayerNorm):
         row = row - row.sum() / len(row)
-        return row / math.sqrt(row @ row / len(row) + norm.eps) * p[f"{name}.weight"] + p[f"{name}.bias"]
+        row = row / math.sqrt(row @ row / len(row) + norm.eps)
+        row = row if norm.trained == "nothing" else row * p[f"{name}.weight"]
+        return row + p[f"{name}.bias"] if norm.trained == "gamma and beta" else row
     if isinstance(norm, RMSNorm):
         gamma = p[f"{name}.weight"] + (1 if norm.unit_offset else 0)
         return row / math.sqrt(row @ row / len(row) + norm.eps) * gamma
@@ -187,6 +190,10 @@ def _attention(p: Sites, config: ModelConfig, layer: int, x: Tensor, seen: Sites
         norm = f"{name}.{part}_norm.norm"
         if config.qk_norm == "head":
             heads[part] = [normed(p, norm, config.norm, head) for head in heads[part]]
+        elif config.qk_norm == "each":
+            plain = replace(config.norm, trained="nothing")  # type: ignore[type-var]
+            each = zip(heads[part], p[f"{norm}.weight"].split(e), strict=True)
+            heads[part] = [normed(p, norm, plain, head) * gamma for head, gamma in each]
         elif config.qk_norm == "width":
             heads[part] = list(normed(p, norm, config.norm, parts[part]).split(e, 1))
         heads[part] = [rotated(config, layer, head) for head in heads[part]]

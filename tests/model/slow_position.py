@@ -80,7 +80,7 @@ def rotary_of(config: ModelConfig, layer: int) -> Rotary | None:
     """The rotation of a layer, if it has one."""
     local = config.window is not None and (config.local_layers is None or layer in config.local_layers)
     rotary = config.local_position if local and config.local_position is not None else config.position
-    return rotary if isinstance(rotary, Rotary) else None
+    return rotary if isinstance(rotary, Rotary) and getattr(config.mixers[layer], "rotated", True) else None
 
 
 def rotated(config: ModelConfig, layer: int, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from interp.model import MLP, ModelConfig, NoPosition, Rotary
+from interp.model import MLP, Alibi, ModelConfig, NoPosition, Rotary, Softmax
 from tests.configs import CONFIGS
 from tests.loops import over
 
@@ -47,6 +47,14 @@ def test_unknown_keys_are_refused_by_name(extra: dict[str, object], message: str
         ({"n_layers": 0}, "n_layers >= 1, got 0"),
         ({"d_head": 0}, "d_head >= 1, got 0"),
         ({"d_vocab": -1}, "d_vocab >= 1, got -1"),
+        (
+            {"position": Alibi(rounded=True), "causal": False},
+            "a causal model for Alibi(scaled=False, rounded=True)",
+        ),
+        (
+            {"position": Rotary(), "mixer": Softmax(rotated=False)},
+            "no rotary positions under Softmax in every layer, which does not rotate",
+        ),
         ({"position": Rotary(dim=3)}, "an even rotary dim in [2, 4], got 3"),
         ({"position": Rotary(dim=6)}, "an even rotary dim in [2, 4], got 6"),
         ({"position": Rotary(), "d_head": 5}, "an even rotary dim in [2, 5], got 5"),

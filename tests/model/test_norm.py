@@ -14,8 +14,12 @@ from tests.loops import over
 from tests.model.observed import everything
 from tests.tolerances import assert_close
 
-NORMS = [LayerNorm(1e-2), RMSNorm(1e-2), RMSNorm(1e-2, unit_offset=True), NoNorm()]
-EACH = pytest.mark.parametrize("kind", NORMS, ids=["layer", "rms", "rms-offset", "none"])
+NORMS = {
+    "layer": LayerNorm(1e-2), "layer-gamma": LayerNorm(1e-2, trained="gamma"),
+    "layer-nothing": LayerNorm(1e-2, trained="nothing"), "rms": RMSNorm(1e-2),
+    "rms-offset": RMSNorm(1e-2, unit_offset=True), "none": NoNorm(),
+}  # fmt: skip
+EACH = pytest.mark.parametrize("kind", NORMS.values(), ids=NORMS)
 
 
 def norm_of(kind: LayerNorm | RMSNorm | NoNorm, d: int = 12) -> Normalize:
@@ -34,6 +38,14 @@ def slow_scale(kind: LayerNorm | RMSNorm | NoNorm, row: Tensor) -> float:
         return 1.0
     mean = sum(row.tolist()) / len(row) if isinstance(kind, LayerNorm) else 0.0
     return math.sqrt(sum((x - mean) ** 2 for x in row.tolist()) / len(row) + kind.eps)
+
+
+def slow_gamma(norm: Normalize) -> Tensor | float:
+    """What is stored, plus 1 where that is gamma - 1; 1 where nothing is."""
+    offset = isinstance(norm.kind, RMSNorm) and norm.kind.unit_offset
+    if norm.weight is None:
+        return 1.0
+    return offset + (norm.weight if norm.heads is None else torch.stack(norm.weight.split(norm.width)))
 
 
 def norms_of_the_configs() -> Iterator[tuple[str, str]]:
@@ -75,7 +87,7 @@ def test_the_norm_equals_its_formula(kind: LayerNorm | RMSNorm | NoNorm) -> None
             expected = row
         else:
             mean = row.mean() if isinstance(kind, LayerNorm) else 0.0
-            gamma = norm.weight + (isinstance(kind, RMSNorm) and kind.unit_offset)
+            gamma = slow_gamma(norm)
             expected = (row - mean) / slow_scale(kind, row) * gamma
             expected = expected if norm.bias is None else expected + norm.bias
         assert_close(actual, expected)
@@ -104,7 +116,7 @@ def test_pull_back_is_the_transpose_of_frozen(kind: LayerNorm | RMSNorm | NoNorm
     assert_close((part * norm.pull_back(direction, scale)).sum(-1), there)
 
 
-@pytest.mark.parametrize("kind", NORMS[:3], ids=["layer", "rms", "rms-offset"])
+@pytest.mark.parametrize("kind", [kind for kind in NORMS.values() if kind != NoNorm()], ids=repr)
 def test_statistics_of_half_precision_streams_are_computed_in_float32(kind: LayerNorm | RMSNorm) -> None:
     """A mean of squares of 4096 ones stops growing at 256 when it is summed in bfloat16."""
     x = torch.ones(1, 4096, dtype=torch.bfloat16)
@@ -125,6 +137,6 @@ def test_the_sites_of_a_norm_are_the_formula_on_what_stands_at_its_place(name: s
     by_row = torch.tensor([slow_scale(kind, row) for row in read.flatten(0, -2)], dtype=torch.float64)
     assert_close(scale.flatten(), by_row)
     mean = read.mean(-1, keepdim=True) if isinstance(kind, LayerNorm) else 0.0
-    gamma = norm.weight + (isinstance(kind, RMSNorm) and kind.unit_offset)
+    gamma = slow_gamma(norm)
     expected = (read - mean) / scale * gamma + (0.0 if norm.bias is None else norm.bias)
     assert_close(normalized, expected.view_as(normalized))

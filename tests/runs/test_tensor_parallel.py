@@ -118,6 +118,7 @@ def test_wrong_uses_are_refused_in_every_process(processes: list[Process]) -> No
         (CONFIGS["granite-moe"], 2, r"does not support models with mlp=MoE\(n_experts=4"),
         (CONFIGS["gpt-oss"], 2, "sinks=True"),
         (CONFIGS["olmo2"], 2, "qk_norm='width'"),
+        (CONFIGS["cohere2"], 2, "mixer=.*rotated=False.*, qk_norm='each'"),
         (replace(CONFIGS["gpt2"], cross_attention=True), 2, "cross_attention=True"),
     ],
 )

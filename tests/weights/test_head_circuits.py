@@ -131,6 +131,13 @@ def test_several_offsets_are_an_axis_in_front_and_nothing_else() -> None:
     assert (several.AB[0] - several.AB[1]).abs().max() > 0.1
 
 
+def test_a_layer_without_rotation_has_one_circuit_at_every_offset() -> None:
+    several = HeadCircuits(build("cohere2"), folded=True).qk(offset=range(3))
+    assert several.shape == (3, 2, 4, 24, 24)
+    assert torch.equal(several.AB[0, 0], several.AB[2, 0])
+    assert (several.AB[0, 1] - several.AB[2, 1]).abs().max() > 0.1
+
+
 def test_a_negative_offset_is_a_key_after_the_query() -> None:
     config = replace(CONFIGS["llama-gqa"], causal=False)
     circuits, x = HeadCircuits(perturbed(config), scaled=True), torch.randn(1, 9, 24).double()

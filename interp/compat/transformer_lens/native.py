@@ -122,7 +122,11 @@ class LensAttention(Attention):
             return
         for part, n_heads in zip("qk", self.heads, strict=False):
             norm = HeadNorm(
-                RMSNorm(cfg.eps), n_heads, self.d_head, f"attn.{part}_norm", whole=not cfg.use_qk_norm
+                RMSNorm(cfg.eps),
+                n_heads,
+                self.d_head,
+                f"attn.{part}_norm",
+                "head" if cfg.use_qk_norm else "width",
             )
             norm.norm = LensNorm(norm.norm.kind, len(norm.norm.weight), norm.name)  # type: ignore[arg-type]
             setattr(self, f"{part}_norm", norm)
