@@ -237,12 +237,12 @@ def test_half_precision_is_proven_in_float32_and_runs_as_it_is() -> None:
 
 
 def test_a_folder_is_wrapped_where_we_have_no_file_or_where_that_is_asked(tmp_path: Path) -> None:
-    made = tiny("cohere", num_hidden_layers=1)
+    made = tiny("deepseek_v3", num_hidden_layers=1)
     made.save_pretrained(tmp_path)
     model = HookedTransformer.from_pretrained(tmp_path)
     assert torch.equal(model.transformer(tokens()), made(input_ids=tokens()).logits.detach())
     assert model.verify().passed
-    with pytest.raises(ValueError, match="'cohere' is not supported"):
+    with pytest.raises(ValueError, match="'deepseek_v3' is not supported"):
         HookedTransformer.from_pretrained(tmp_path, wrapped=False)
     with pytest.raises(ValueError, match="one device, got 2"):
         HookedTransformer.from_pretrained(tmp_path, devices=["cpu", "cpu"])
