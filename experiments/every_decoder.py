@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 import transformers
 from jaxtyping import Float, Int
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.masking_utils import eager_mask
@@ -126,10 +128,26 @@ def main(job: EveryDecoder, record: Record) -> None:
     rows = []
     for kind in job.types or KINDS:
         began = time.perf_counter()
-        rows.append(row(kind, job) | {"seconds": round(time.perf_counter() - began, 1)})
+        rows.append(row(kind, job) | {"row_seconds": round(time.perf_counter() - began, 1)})
     table = pd.DataFrame(rows)
     record.table("decoders", table)
+    record.figure("decoders", figure(table))
     record.say(summary(table))
+
+
+def figure(table: pd.DataFrame) -> Figure:
+    """How many types open to what, in all layers and in some."""
+    opened = table[table.state == "opens"]
+    names = ["stream and lens", "parts", "heads", "writes of heads"]
+    columns = [opened.assign(stream=opened.layers)[name] for name in ("stream", "parts", "heads", "writes")]
+    drawn, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
+    axes.barh(names, [int((column > 0).sum()) for column in columns], color="#c6d7ea", label="in some layers")
+    every = [int((column == opened.layers).sum()) for column in columns]
+    axes.barh(names, every, color="#2f6db0", label="in every layer")
+    axes.invert_yaxis()
+    axes.set_xlabel(f"types, of {len(table)}")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    return drawn
 
 
 def summary(table: pd.DataFrame) -> str:

@@ -102,12 +102,15 @@ def _config(file: Path, values: Mapping[str, int], shared: bool) -> ModelConfig:
             f"{file}: the header requires n_kv_heads to divide n_heads, "
             f"got {values['n_kv_heads']} and {values['n_heads']}"
         )
-    return ModelConfig(
-        n_layers=values["n_layers"], d_model=values["dim"], n_heads=values["n_heads"],
-        n_kv_heads=values["n_kv_heads"], n_ctx=values["seq_len"], d_vocab=values["vocab_size"],
-        mlp=MLP(values["hidden_dim"], "silu", gated=True, bias=False), position=Rotary(interleaved=True),
-        norm=RMSNorm(1e-5), qkv_bias=False, out_bias=False, tied=shared,
-    )  # fmt: skip
+    try:
+        return ModelConfig(
+            n_layers=values["n_layers"], d_model=values["dim"], n_heads=values["n_heads"],
+            n_kv_heads=values["n_kv_heads"], n_ctx=values["seq_len"], d_vocab=values["vocab_size"],
+            mlp=MLP(values["hidden_dim"], "silu", gated=True, bias=False), position=Rotary(interleaved=True),
+            norm=RMSNorm(1e-5), qkv_bias=False, out_bias=False, tied=shared,
+        )  # fmt: skip
+    except ValueError as cause:
+        raise ValueError(f"{file}: {cause}") from cause
 
 
 def _order(header: Header) -> Iterator[tuple[str, tuple[int, ...], bool]]:

@@ -228,7 +228,7 @@ def test_masks_find_their_prompts_in_a_stream() -> None:
     found = interp.run([asked], model, stream)["knock_out"].sortby("prompt")
     whole = knock_out(model, Batch.of(rows), queries, keys, metric=asked.metric)
     np.testing.assert_allclose(found["each"].values, whole["each"].values, rtol=1e-9, atol=1e-12)
-    with pytest.raises(ValueError, match="answers for 4 prompts, got 3 rows"):
+    with pytest.raises(ValueError, match="answers or labels for 4 prompts, got 3 rows"):
         interp.run([asked], model, rows[:3])
     with pytest.raises(
         ValueError, match=r"masks and answers for the same prompts are required, got \[3, 4\]"

@@ -105,7 +105,7 @@ def test_parts_of_different_lengths_and_prompts_alone_are_refused() -> None:
         interp.run([Patch("z", metric=interp.logit_difference(5, 6))], hooked(), CLEAN)
     with pytest.raises(ValueError, match="corrupted prompts are required, got none"):
         hooked().to_batch(CLEAN).pair()
-    with pytest.raises(ValueError, match="answers for 4 prompts, got 2 rows"):
+    with pytest.raises(ValueError, match="answers or labels for 4 prompts, got 2 rows"):
         interp.run(
             [Patch("z", metric=interp.logit_difference(ANSWERS, WRONG))], hooked(),
             Pairs(CLEAN[:2], CORRUPT[:2]),

@@ -30,6 +30,7 @@ SMALL = {
         "d_vocab=6 low=2 high=3 d_model=16 n_heads=2 n_layers=1 test_rows=4 training.steps=4 training.log_every=2"
     ),
     "edit_by_shift": "edits=2 tuning=1 neighbours=1 sentences=1 length=16 texts=2 steps=2",
+    "every_decoder": "types=arcee,mamba",
     "framework_one_two_layers": "rows=4",
     "induction_phase_change": (
         "seeds=1 d_model=16 d_vocab=20 training.steps=2 training.rows=4 training.checkpoints=2"
@@ -48,7 +49,7 @@ SMALL = {
 """What to say to `-p` so that an experiment takes seconds."""
 
 
-NO_MODEL = {"phase_change", "induction_phase_change", "mixers_and_induction"}
+NO_MODEL = {"phase_change", "induction_phase_change", "mixers_and_induction", "every_decoder"}
 """The first reads a log; the others train their models themselves, from parameters and seeds alone."""
 TIMES = ("_seconds", "_ms")
 """Ends of columns that measure time, which no run repeats."""

@@ -243,7 +243,8 @@ def test_the_history_says_what_happened() -> None:
         (TopK(2), {"sparsity": 1.0}, r"its k; got sparsity=1\.0"),
         (TopK(2), {"steps": 0}, "got d_sae=12, steps=0"),
         (TopK(20), {}, "at most d_sae = 12"),
-        (TopK(2), {"lr": 1e30}, "NaN or infinite from step"),
+        (ReLU(), {"sparsity": 1e300}, "NaN or infinite from step"),
+        (TopK(2), {"lr": 1e30}, r"lr must be above 0 and at most 1e6, got 1e\+30"),
     ],
 )
 def test_what_makes_no_sense_is_refused(kind: Kind, more: dict[str, float], message: str) -> None:
@@ -252,7 +253,9 @@ def test_what_makes_no_sense_is_refused(kind: Kind, more: dict[str, float], mess
 
 
 def test_activations_of_another_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape \[n, d\] are required, got torch.float64 \[600, 8, 1\]"):
+    with pytest.raises(
+        ValueError, match=r"required, got Tensor of torch.float64 and shape \[600, 8, 1\]"
+    ):
         quick([noise()[..., None]])
     with pytest.raises(ValueError, match="at least one vector"):
         quick(noise()[:0])
