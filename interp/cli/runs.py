@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from interp.core.files import named_path
 from interp.cli.parameters import filled, given_in, listed, merged
+from interp.core.files import named_path
 
 if TYPE_CHECKING:
     from interp.runs.comparison import Difference

@@ -33,13 +33,16 @@ OTHER_WORDS = {
     **dict.fromkeys(("estimate", "exact"), "effects"),
     **dict.fromkeys(("heads", "where"), "a part is required"),
     "second": "conditions", "parts": "a neuron", "replacement": "a baseline", "held": "(an edit|a change) as JSON",
-    "values": "model_type|config keys", "d_model": "d_mlp", "scores": "sender", "labels": "classes|answers", "queries": "query",
+    "values": "model_type|config keys", "d_model": "d_mlp", "scores": "sender", "labels": "classes|answers",
+    "queries": "query",
     "at": "has the dims", "matrices": "at least one matrix", "planted": "an edge", "shard_entries": "per shard",
-    "end": "finish with", "pairs": "at least one prompt", "path": "is no file|is a folder|a folder that is there",
+    "end": "finish with", "pairs": "at least one prompt",
+    "path": "is no file|is a folder|beside the weights|a folder that is there",
     "tokenizer": "is no file|is a folder",
     "dtype": "is no file|is a folder", "device": "is no file|is a folder",
     **dict.fromkeys(("prompt", "reference", "subject", "pos", "span"), "prompt|token id|row|vector|mean prediction"),
-    "layers": "variant", "state": "checkpoint", "tokens": "stream must", "truth": "directions", "W_dec": "directions",
+    "layers": "variant", "state": "checkpoint", "tokens": "stream must",
+    "truth": "directions", "W_dec": "directions",
 }  # fmt: skip
 """What else messages call an argument."""
 
