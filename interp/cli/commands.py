@@ -230,6 +230,8 @@ class OfTask(Asking):
             check_replaceable(self.out)
         if not 1 <= self.pairs <= MOST_PAIRS:
             raise ValueError(f"--pairs must be in [1, {MOST_PAIRS}], got {self.pairs}")
+        if self.seed < 0:
+            raise ValueError(f"--seed must be 0 or more, got {self.seed}")
         model = opened(self.model, self.device)
         seeds = 2 * self.seed, 2 * self.seed + 1  # no other seed of a user's shares them
         drawn = (TASKS[self.task](rows=self.pairs, seed=s).pairs(model.text.tokenizer) for s in seeds)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from interp.cli.parameters import filled, given_in, listed, merged
+from interp.core.files import named_path
 
 if TYPE_CHECKING:
     from interp.runs.comparison import Difference
@@ -127,7 +128,7 @@ class List:
         from interp.runs.folder import changes
         from interp.runs.run_file import duration
 
-        if not self.runs.is_dir():
+        if not named_path(self.runs).is_dir():
             raise ValueError(f"the folder of runs is required (--runs), {self.runs} does not exist")
         records, unreadable = _records(self.runs)
         rows = []
@@ -201,7 +202,8 @@ def _found(name: str, root: Path) -> Path:
     """The folder of a run, by path, by the beginning of its name, or the last one; ValueError naming the candidates."""
     from interp.core.boundary import nearest
 
-    if Path(name).is_dir():
+    named_path(root)
+    if named_path(name).is_dir():
         return Path(name)
     names = [record.folder.name for record in _records(root)[0]]
     fits = [each for each in names if each.startswith(name)] if name != LAST else names[-1:]

@@ -22,6 +22,7 @@ from interp.families.spec import Family, Rule, Settings
 from interp.families.stored import LiveTensors
 from interp.hooked import HookedTransformer
 from interp.model.config import MLP, MOST_LAYERS, ModelConfig, RMSNorm, Rotary
+from interp.model.records import MOST
 from interp.model.transformer import Transformer
 
 MAGIC = 0x616B3432
@@ -91,6 +92,8 @@ def _config(file: Path, values: Mapping[str, int], shared: bool) -> ModelConfig:
     for name, value in values.items():
         if value < 1:
             raise ValueError(f"{file}: the header requires {name} >= 1, got {value}")
+        if value > MOST and name != "n_layers":
+            raise ValueError(f"{file}: the header requires {name} <= {MOST}, got {value}")
     if values["n_layers"] > MOST_LAYERS:
         raise ValueError(f"{file}: the header requires n_layers <= {MOST_LAYERS}, got {values['n_layers']}")
     if values["dim"] % (2 * values["n_heads"]):

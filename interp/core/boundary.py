@@ -187,7 +187,10 @@ def fits(value: object, hint: object) -> bool:
         return True
     if allowed.items and getattr(value, "ndim", 1) == 0:
         return False  # an array of no axes cannot be gone through
-    if _can_be_read_again(value) and any(not _all_fit(value, item) for item in allowed.items):
+    held = value
+    if isinstance(value, torch.Tensor) and not value.numel():
+        held = [value.new_zeros(value.shape[1:])]  # of what kind the entries would be
+    if _can_be_read_again(held) and any(not _all_fit(held, item) for item in allowed.items):
         return False
     return _checked(value, allowed.rest)
 

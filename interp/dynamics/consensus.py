@@ -170,6 +170,8 @@ def flow(
             f"qk and ov must have the width of x on both sides, {x.shape[-1]}, got {shape_text(qk.shape)} and "
             f"{shape_text(ov.shape)}"
         )
+    if not qk.dtype == ov.dtype == x.dtype:
+        raise ValueError(f"qk and ov must be of the dtype of x, {x.dtype}, got {qk.dtype} and {ov.dtype}")
     x = F.normalize(x, dim=-1)
     qk, ov = qk.to(x), ov.to(x)
     hidden = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1) if causal else None

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.boundary import Count, Device, public, shown
+from interp.core.boundary import Count, Device, public, shape_text
 from interp.core.results import labelled
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK, step
 
@@ -167,8 +167,8 @@ def _check(
             "activations are required, a tensor [n, d] or chunks of it such as `store.batches(site, size)`, got "
             f"{type(activations).__name__}"
         )
-    if not 0 < lr <= 1e6:
-        raise ValueError(f"lr must be above 0 and at most 1e6, got {lr}")
+    if not 0 < lr <= torch.finfo(torch.float32).max:
+        raise ValueError(f"lr must be above 0 and a number of 32 bits, got {lr}")
     if min(d_sae, steps, batch_size) < 1:
         raise ValueError(
             f"at least one feature, step and row are required, got d_sae={d_sae}, steps={steps}, "
@@ -207,7 +207,9 @@ def _check_chunk(chunk: object) -> None:
             f"activations are required, a tensor [n, d] or chunks of it, got chunks of {type(chunk).__name__}"
         )
     if chunk.ndim != 2 or not chunk.is_floating_point() or chunk.is_meta:
-        raise ValueError(f"activations of shape [n, d] are required, got {shown(chunk)}")
+        raise ValueError(
+            f"activations of shape [n, d] are required, got {chunk.dtype} {shape_text(chunk.shape)} on {chunk.device}"
+        )
 
 
 def _initial(sample: Float[Tensor, "n d"], kind: Kind, d_sae: int, seed: int) -> SAE:

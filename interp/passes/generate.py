@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.stats import wide
-from interp.data.batch import Batch, Text, Tokenizer
+from interp.data.batch import Batch, Text, Tokenizer, is_id
 from interp.model.config import ModelConfig
 from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.kv_cache import Past
@@ -245,6 +245,8 @@ def stop_ids(text: Text, stop: Stop, *, eos: bool) -> set[int]:
     if isinstance(stop, Tensor | np.ndarray):
         stop = stop.flatten().tolist()
     every = [stop] if isinstance(stop, str | int | np.integer) else list(stop)
+    if odd := [s for s in every if not isinstance(s, str) and not is_id(s)]:
+        raise ValueError(f"stop must be texts of one token or ids, got {odd[0]!r} among them")
     ids = {text.single(s) if isinstance(s, str) else int(s) for s in every}
     return ids | {text.eos_id} if eos and text.eos_id is not None else ids
 

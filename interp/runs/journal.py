@@ -104,7 +104,12 @@ class Journal:
             raise ValueError(f"a regular file is required as a journal, {path} is none")
         data = path.read_bytes() if path.exists() else b""
         for end, entry in _entries(memoryview(data)):
-            self.progress.add(unpacked_done(bytes(entry), self.reductions))
+            try:
+                self.progress.add(unpacked_done(bytes(entry), self.reductions))
+            except ValueError as cause:
+                raise ValueError(
+                    f"{path} is damaged, its entries do not follow each other: {cause}"
+                ) from cause
             self._size = end
         if cut and self._size < len(data):
             os.truncate(path, self._size)

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from interp.core.files import NO_ROOM, made_folder
+from interp.core.files import NO_ROOM, made_folder, regular
 from interp.core.results import write_tables
 from interp.core.viewer import Shown, fitted
 from interp.data.sources import Data
@@ -136,6 +136,8 @@ class Record(Shown):
         lock = _locked(folder, RunFile.read(folder))
         try:
             run = RunFile.read(folder)
+            if (folder / LOG).exists():
+                regular(folder / LOG)
             if file is not None and run.file is not None and file.stem != Path(run.file).stem:
                 raise ValueError(f"{folder} is a run of {run.file}, not of {file}")
             if run.state == "finished":

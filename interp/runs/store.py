@@ -96,7 +96,7 @@ class Index:
             values["shards"] = tuple(built(Shard, each) for each in values["shards"])
         found = built(cls, values)
         least = 8 * len(TABLES)
-        if odd := [shard for shard in found.shards if not 0 <= shard.entries <= shard.bytes / least]:
+        if odd := [shard for shard in found.shards if not 0 <= shard.entries * least <= shard.bytes]:
             raise ValueError(
                 f"{odd[0].file} is listed with {odd[0].entries} entries, each of at least {least} bytes, and "
                 f"{odd[0].bytes} bytes"

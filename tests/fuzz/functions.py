@@ -32,15 +32,17 @@ OTHER_WORDS = {
     **dict.fromkeys(("answer", "wrong", "sources"), "token|answers"),
     **dict.fromkeys(("estimate", "exact"), "effects"),
     **dict.fromkeys(("heads", "where"), "a part is required"),
-    "reference": "prompt|row|mean prediction",
     "second": "conditions", "parts": "a neuron", "replacement": "a baseline", "held": "(an edit|a change) as JSON",
-    "values": "model_type|config keys", "d_model": "d_mlp", "scores": "sender", "labels": "classes", "queries": "query",
+    "values": "model_type|config keys", "d_model": "d_mlp", "scores": "sender", "labels": "classes|answers",
+    "queries": "query",
     "at": "has the dims", "matrices": "at least one matrix", "planted": "an edge", "shard_entries": "per shard",
-    "end": "finish with", "pairs": "at least one prompt", "path": "is no file|is a folder|a folder that is there",
+    "end": "finish with", "pairs": "at least one prompt",
+    "path": "is no file|is a folder|beside the weights|a folder that is there",
     "tokenizer": "is no file|is a folder",
     "dtype": "is no file|is a folder", "device": "is no file|is a folder",
-    **dict.fromkeys(("prompt", "reference", "subject", "pos", "span"), "prompt|token id|row|vector"),
-    "layers": "variant", "tokens": "stream must", "truth": "directions", "W_dec": "directions",
+    **dict.fromkeys(("prompt", "reference", "subject", "pos", "span"), "prompt|token id|row|vector|mean prediction"),
+    "layers": "variant", "state": "checkpoint", "tokens": "stream must",
+    "truth": "directions", "W_dec": "directions",
 }  # fmt: skip
 """What else messages call an argument."""
 
@@ -96,7 +98,7 @@ def words_for(argument: str, value: object) -> list[str]:
     """
     words = [argument, argument.rstrip("s"), type(value).__name__, getattr(value, "__name__", argument)]
     told = [rf"(?i)\b{re.escape(word)}" for word in words] + [OTHER_WORDS.get(argument, "^$")]
-    inside = tuple(value) if isinstance(value, list | tuple | dict) and len(value) < 10 else ()
+    inside = tuple(value) if isinstance(value, list | tuple | Mapping) and len(value) < 10 else ()
     for each in (value, *inside):
         if isinstance(each, str | Path):
             text = str(each)[:12]
