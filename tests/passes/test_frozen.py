@@ -2,6 +2,7 @@
 
 import torch
 
+from interp.model import NoNorm
 from interp.model.sites import attention_input, names
 from interp.passes.frozen import FrozenNorm, embedding_norm, final_norm, input_norm, output_norm, sum_norm
 from tests.configs import CONFIGS, build
@@ -38,7 +39,7 @@ def test_parts_sum_to_the_norm_of_the_whole_and_directions_go_back(name: str) ->
 @over("name", CONFIGS)
 def test_the_scale_is_recorded_where_the_model_has_a_norm(name: str) -> None:
     for norm in every_norm(name)[:-1]:
-        assert len(norm.sites) == (norm.norm is not None and norm.norm.gamma is not None)
+        assert len(norm.sites) == (norm.norm is not None and norm.norm.kind != NoNorm())
         assert set(norm.sites) <= set(names(CONFIGS[name]))
     seen, reading = everything(name), input_norm(build(name), 1, "attn_out")
     if reading.sites:
