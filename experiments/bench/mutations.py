@@ -264,6 +264,48 @@ BREAKS = (
         "Gemma's norms scale by gamma instead of 1 + gamma",
         "families/test_parity.py -k gemma",
     ),
+    Break(
+        "families/falcon.py",
+        "parts = groups.split([config.n_heads // config.kv_heads, 1, 1], 1)",
+        "parts = groups.flip(1).split([config.n_heads // config.kv_heads, 1, 1], 1)",
+        "Falcon's groups are read back to front",
+        "families/test_parity.py -k falcon-groups",
+    ),
+    Break(
+        "families/codegen.py",
+        "query, value, key = rearrange",
+        "query, key, value = rearrange",
+        "CodeGen's keys are its values",
+        "families/test_parity.py -k codegen",
+    ),
+    Break(
+        "model/attention.py",
+        "if view.rotation is None or not self.rotated:",
+        "if view.rotation is None:",
+        "layers without positions are rotated",
+        "model/test_transformer.py -k slow_forward",
+    ),
+    Break(
+        "model/softmax.py",
+        "v.clamp(-most, most)",
+        "v",
+        "values are not clipped",
+        "families/test_parity.py -k clipped",
+    ),
+    Break(
+        "model/position.py",
+        "bias = (slopes.bfloat16() * key[:, None, None, :])",
+        "bias = (slopes * key[:, None, None, :])",
+        "Falcon's ALiBi is exact",
+        "families/test_parity.py -k alibi_is_rounded",
+    ),
+    Break(
+        "passes/frozen.py",
+        "    if isinstance(norm.kind, NoNorm):\n        return gradient",
+        "    if norm.gamma is None:\n        return gradient",
+        "a norm without weights passes gradients as they are",
+        "lenses/test_factors.py circuits/test_edge_attribution.py",
+    ),
     # --- models and tasks of the package
     Break(
         "core/patterns.py",

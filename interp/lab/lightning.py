@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp.lab.linear import Decay, LinearMixer, OfSums
-from interp.model.attention import Attention, Pass, View
+from interp.model.attention import Attention, Pass
 from interp.model.config import ModelConfig, RMSNorm
 from interp.model.norm import HeadNorm
 from interp.model.position import alibi_slopes
@@ -91,16 +91,6 @@ class LightningMixer(LinearMixer):
         self.gate = nn.Linear(config.d_model, width, bias=False) if kind.gate else None
         depth = 1 - layer / (config.n_layers - 1 + 1e-5) + 1e-5
         self.depth = depth if kind.decay else None
-
-    def _placed(
-        self,
-        q: Float[Tensor, "b p h e"],
-        k: Float[Tensor, "b p g e"],
-        view: View,
-        shared: Pass,
-        tap: Scope | None,
-    ) -> tuple[Tensor, Tensor]:
-        return q, k
 
     def _feature(self, x: Float[Tensor, "b h p e"]) -> Float[Tensor, "b h p e"]:
         return F.silu(x)

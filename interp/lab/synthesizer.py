@@ -11,7 +11,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Mask, Pass, View, attend_scores, picked
+from interp.model.attention import Attention, Mask, Pass, attend_scores, picked
 from interp.model.config import ModelConfig
 from interp.model.norm import Normalize
 from interp.model.records import Mixer, Traits
@@ -66,16 +66,6 @@ class SynthesizerAttention(Attention):
             return v, v, v
         hidden = rearrange(self.dense(x).relu(), "b p (h e) -> b p h e", e=self.d_head)
         return F.pad(hidden, (0, 1), value=1.0), v, v
-
-    def _placed(
-        self,
-        q: Float[Tensor, "b p h _"],
-        k: Float[Tensor, "b p h e"],
-        view: View,
-        shared: Pass,
-        tap: Scope | None,
-    ) -> tuple[Tensor, Tensor]:
-        return q, k
 
     def _mix(
         self,

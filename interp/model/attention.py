@@ -419,6 +419,8 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.local = config.is_local(layer)
+        traits = config.mixers[layer].traits
+        self.rotated = traits.queries and traits.rotated
         self.heads = [config.n_heads, config.kv_heads, config.kv_heads]
         self.d_head = config.head_width
         self.scale = config.score_scale(layer)
@@ -464,8 +466,8 @@ class Attention(nn.Module):
         shared: Pass,
         tap: Scope | None,
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys rotated to their positions, where positions are rotations."""
-        if view.rotation is None:
+        """Queries and keys rotated to their positions, where positions are rotations and the mixer has them."""
+        if view.rotation is None or not self.rotated:
             return q, k
         q = at(tap, "attn.hook_rot_q", view.rotation.apply(q))
         return q, at(tap, "attn.hook_rot_k", view.rotation.apply(k))

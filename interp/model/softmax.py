@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -119,8 +119,8 @@ class Softmax(Mixer):
 
     @property
     def plain(self) -> bool:
-        """Whether nothing was done to it."""
-        return self == Softmax()
+        """Whether nothing was done to it but that it may be left unrotated."""
+        return replace(self, rotated=True) == Softmax()
 
     def check(self, config: ModelConfig) -> None:
         """ValueError for sinks, whose score stands beside plain scores only."""
@@ -181,8 +181,7 @@ class SoftmaxAttention(Attention):
     ) -> tuple[Tensor, Tensor]:
         if self.smear is not None:
             k = at(tap, "attn.hook_smeared_k", self._smeared(k, self.smear, shared))
-        if self.kind.rotated:
-            q, k = super()._placed(q, k, view, shared, tap)
+        q, k = super()._placed(q, k, view, shared, tap)
         if self.sharpness is None:
             return q, k
         return unit(q) * self.sharpness[:, None], unit(k)
