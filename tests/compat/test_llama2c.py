@@ -140,7 +140,7 @@ HEADERS = {
     "n_kv_heads to divide n_heads, got 3 and 4": (DIM, HIDDEN, LAYERS, HEADS, 3, VOCAB, SEQ),
     "requires dim <= 100000000, got 2147483646": (2**31 - 2, 2**31 - 1, 9_999, 1, 1, VOCAB, SEQ),
     "its header asks for [0-9]{20,}": (10**8, 10**8, 9_999, 1, 1, VOCAB, SEQ),
-    "MLP requires d_mlp up to 100000000, got 2147483647": (DIM, 2**31 - 1, LAYERS, HEADS, KV, VOCAB, SEQ),
+    "requires hidden_dim <= 100000000, got 2147483647": (DIM, 2**31 - 1, LAYERS, HEADS, KV, VOCAB, SEQ),
 }
 
 
