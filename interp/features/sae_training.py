@@ -167,8 +167,8 @@ def _check(
             "activations are required, a tensor [n, d] or chunks of it such as `store.batches(site, size)`, got "
             f"{type(activations).__name__}"
         )
-    if not 0 < lr <= torch.finfo(torch.float32).max:
-        raise ValueError(f"lr must be above 0 and a number of 32 bits, got {lr}")
+    if not 0 < lr <= 1e6:
+        raise ValueError(f"lr must be above 0 and at most 1e6, got {lr}")
     if min(d_sae, steps, batch_size) < 1:
         raise ValueError(
             f"at least one feature, step and row are required, got d_sae={d_sae}, steps={steps}, "
