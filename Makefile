@@ -10,10 +10,10 @@ READY := $(VENV)/.ready
 BENCHES := $(filter-out %/mutations.py %/coverage.py %/calibration.py %/lower_bounds.py,$(sort $(wildcard experiments/bench/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-books test-shapes test-lowest lint format bench clean
+.PHONY: help demo docs test test-books test-browser test-shapes test-lowest lint format bench clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 $(READY): pyproject.toml
 	@"$(PYTHON)" -c '$(RECENT)' \
@@ -36,6 +36,9 @@ test: $(READY) ## run the test suite
 
 test-books: $(READY) ## run every notebook, experiment and page of the manual, which the test suite leaves out
 	$(BIN)/python -m pytest -m books
+
+test-browser: $(READY) ## run every test that opens a page in Chromium, which the test suite leaves out
+	$(BIN)/python -m pytest -m browser
 
 test-shapes: $(READY) ## run the test suite with the shapes of every annotated call checked, which is slow
 	INTERP_TEST_SHAPES=1 $(BIN)/python -m pytest

@@ -42,6 +42,14 @@ if TYPE_CHECKING:
     from playwright import sync_api
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What opens a page in a browser is marked so by the fixture that it asks for."""
+    for item in items:
+        if "chromium" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
+
+
 def pytest_collection_finish() -> None:
     """From here on garbage is collected, but not looked for among modules and tests."""
     gc.freeze()

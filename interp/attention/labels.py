@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -12,12 +13,24 @@ from interp.core.stats import t95
 
 if TYPE_CHECKING:
     import xarray as xr
+    from numpy.typing import NDArray
 
 
 NONE = "none"
 """The label of a head that no rule names."""
 SURE = 0.975
 """The confidence from which a label is given: the near end of a 95 % interval lies past what the rule requires."""
+
+
+class Cells(NamedTuple):
+    """One score of every head `[layer, head]`: as in the table of `heads`, without its coordinates."""
+
+    value: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    null: NDArray[np.float64]
+    p: NDArray[np.float64]
+    n: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -32,8 +45,8 @@ class Evidence:
         """All scores that it is read from."""
         return (self.score,)
 
-    def confidence(self, table: xr.Dataset) -> xr.DataArray:
-        """How sure it is that it holds `[layer, head]`; NaN where the scores have no interval."""
+    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
+        """How sure it is that it holds `[layer, head]`, from its scores; NaN where they have no interval."""
         raise NotImplementedError
 
 
@@ -46,10 +59,10 @@ class Odds(Evidence):
 
     times: float
 
-    def confidence(self, table: xr.Dataset) -> xr.DataArray:
+    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
         """That of the share that has these odds."""
-        null = table["null"].sel(score=self.score)
-        return sure_above(table, self.score, self.times * null / (1 + (self.times - 1) * null))
+        mine = cells[self.score]
+        return sure_above(mine, self.times * mine.null / (1 + (self.times - 1) * mine.null))
 
 
 @dataclass(frozen=True)
@@ -58,11 +71,10 @@ class Beyond(Evidence):
 
     margin: float
 
-    def confidence(self, table: xr.Dataset) -> xr.DataArray:
+    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
         """That of the null and the margin."""
-        return sure_above(
-            table, self.score, table["null"].sel(score=self.score) + self.margin, below=self.margin < 0
-        )
+        mine = cells[self.score]
+        return sure_above(mine, mine.null + self.margin, below=self.margin < 0)
 
 
 @dataclass(frozen=True)
@@ -77,13 +89,13 @@ class PartOf(Evidence):
         """Both."""
         return (self.score,) if self.whole is None else (self.score, self.whole)
 
-    def confidence(self, table: xr.Dataset) -> xr.DataArray:
+    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
         """That of the other one's value, whose own error is added to the score's."""
         if self.whole is None:
-            return sure_above(table, self.score, self.share)
-        whole = table.sel(score=self.whole)
-        width = self.share * (whole["high"] - whole["value"])
-        return sure_above(table, self.score, self.share * whole["value"], more=width)
+            return sure_above(cells[self.score], self.share)
+        whole = cells[self.whole]
+        width = self.share * (whole.high - whole.value)
+        return sure_above(cells[self.score], self.share * whole.value, more=width)
 
 
 @dataclass(frozen=True)
@@ -92,36 +104,32 @@ class Rare(Evidence):
 
     sign: int
 
-    def confidence(self, table: xr.Dataset) -> xr.DataArray:
+    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
         """The share of random heads that are less far out, on either side; 0 on the wrong one."""
-        mine = table.sel(score=self.score, drop=True)
-        here = (mine["value"] - mine["null"]) * self.sign > 0
-        return (1 - mine["p"]).where(here | mine["value"].isnull(), 0.0)
+        mine = cells[self.score]
+        here = (mine.value - mine.null) * self.sign > 0
+        return np.where(here | np.isnan(mine.value), 1 - mine.p, 0.0)
 
 
 def sure_above(
-    table: xr.Dataset,
-    score: str,
-    least: xr.DataArray | float,
+    mine: Cells,
+    least: NDArray[np.float64] | float,
     *,
     below: bool = False,
-    more: xr.DataArray | float = 0.0,
-) -> xr.DataArray:
+    more: NDArray[np.float64] | float = 0.0,
+) -> NDArray[np.float64]:
     """How sure it is that a score is at least this (at most: `below`), by Student's t over its rows `[layer, head]`.
 
     At `SURE` the near end of the 95 % interval is exactly there. more: half-width that comes from `least` itself.
     """
     from scipy.special import stdtr
 
-    mine = table.sel(score=score, drop=True)
-    least = least if isinstance(least, float) else least.drop_vars("score", errors="ignore")
-    gap = (least - mine["value"]) if below else (mine["value"] - least)
-    half = ((mine["high"] - mine["value"]) if below else (mine["value"] - mine["low"])) + more
-    half = half.drop_vars("score", errors="ignore")
-    rows = mine["n"].clip(min=2)
-    widths = (gap / half.where(half > 0)) * t95(torch.from_numpy(rows.to_numpy())).numpy()
-    sure = gap.copy(data=stdtr(rows.to_numpy() - 1, widths.to_numpy()))
-    return sure.where(half != 0, (gap >= 0).astype(float)).where(half.notnull() & gap.notnull())
+    gap = (least - mine.value) if below else (mine.value - least)
+    half = ((mine.high - mine.value) if below else (mine.value - mine.low)) + more
+    rows = mine.n.clip(min=2)
+    widths = gap / np.where(half > 0, half, np.nan) * t95(torch.from_numpy(rows)).numpy()
+    sure = np.where(half == 0, gap >= 0, stdtr(rows - 1, widths))
+    return np.where(np.isnan(half) | np.isnan(gap), np.nan, sure)
 
 
 @dataclass(frozen=True)
@@ -155,13 +163,16 @@ def confidences(table: xr.Dataset) -> xr.DataArray:
 
     Several may hold at once: an induction head that copies is both. Rules about scores that the table lacks are NaN.
     """
+    arrays = {name: table[name].transpose("layer", "head", "score").to_numpy() for name in Cells._fields}
+    cells = {
+        str(score): Cells(**{name: array[..., i] for name, array in arrays.items()})
+        for i, score in enumerate(table["score"].values)
+    }
     first = table["value"].isel(score=0, drop=True).transpose("layer", "head")
     found = []
     for rule in RULES:
-        known = all(name in table["score"].values for each in rule.evidence for name in each.scores)
-        sure = [
-            each.confidence(table).transpose("layer", "head").to_numpy() for each in rule.evidence if known
-        ]
+        known = all(name in cells for each in rule.evidence for name in each.scores)
+        sure = [each.confidence(cells) for each in rule.evidence if known]
         found.append(np.minimum.reduce(sure) if known else np.full(first.shape, np.nan))
     named = first.expand_dims(called=[rule.label for rule in RULES], axis=-1)
     return named.copy(data=np.stack(found, -1)).drop_vars(("unit",), errors="ignore")

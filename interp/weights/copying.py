@@ -10,6 +10,8 @@ that token itself (Olsson et al. 2022, "Copying" among the head activation evalu
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -108,6 +110,8 @@ HEADS = (256, 1024)
 """The fewest and the most random heads of a null."""
 PARTNERS = 4
 """How many of them share a frame on either side: each frame costs more than a head's eigenvalues."""
+KEPT = 2**22
+"""The most numbers in frames that are kept for the next model of the same shape."""
 POSITIVITY = "sum of eigenvalues over sum of their moduli"
 
 
@@ -290,12 +294,13 @@ class RandomHeads:
         width = spectra.shape[1]
         if draws is None:
             draws = min(max(HEADS[0], HEADS[1] * 48**2 // width**2), HEADS[1])
-        n, generator = -(-draws // PARTNERS), torch.Generator().manual_seed(seed)
-        drawn = haar_frames(2 * n, d_model, width, generator, spectra.dtype).to(spectra)
-        read, written = drawn[:n], back(drawn[n:].mT)
-        order = torch.randperm(PARTNERS * n, generator=generator).to(spectra.device) % len(spectra)
-        small = torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * spectra[order][:, None]
-        scores = positivity(torch.linalg.eigvals(small.cpu()))  # as quick as an accelerator, if small
+        n = -(-draws // PARTNERS)
+        drawn = _random_frames if 2 * n * d_model * width <= KEPT else _random_frames.__wrapped__
+        read, written, order = drawn(n, d_model, width, spectra.dtype, seed)
+        read, written = read.to(spectra), back(written.to(spectra).mT)
+        own = spectra[order.to(spectra.device) % len(spectra)][:, None]
+        small = torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * own
+        scores = _known_positivity(small.cpu())  # as quick as an accelerator, if small
         return cls(scores[scores.isfinite()].double())
 
     @property
@@ -306,6 +311,30 @@ class RandomHeads:
     def p(self, scores: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
         """How often a random head is as far out on the side of each score, twice: two-sided, at least 2 / (n + 1)."""
         return two_sided_p(scores.cpu(), self.scores)
+
+
+@functools.lru_cache(maxsize=4)
+def _random_frames(
+    n: int, d_model: int, width: int, dtype: torch.dtype, seed: int
+) -> tuple[Float[Tensor, "n d e"], Float[Tensor, "n d e"], Int[Tensor, "m"]]:
+    """Frames on either side of n heads, and in which order `PARTNERS` times as many take their spectra."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = haar_frames(2 * n, d_model, width, generator, dtype)
+    return drawn[:n], drawn[n:], torch.randperm(PARTNERS * n, generator=generator)
+
+
+def _known_positivity(small: Float[Tensor, "n e e"]) -> Float[Tensor, "n"]:
+    """`positivity` of the eigenvalues, looked for once: a model is asked repeatedly, and they are most of the work."""
+    slot = _slot(hashlib.blake2b(small.numpy().tobytes(), digest_size=16).digest())
+    if not slot:
+        slot.append(positivity(torch.linalg.eigvals(small)))
+    return slot[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _slot(content: bytes) -> list[Float[Tensor, "n"]]:
+    """Where the scores of random heads of this content are kept; empty at first."""
+    return []
 
 
 @torch.no_grad()

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 import xarray as xr
 from scipy.stats import t
 
 from interp.attention.heads import confidences, labels
-from interp.attention.labels import NONE, RULES, SURE, Beyond, Evidence, Odds, PartOf, Rare
+from interp.attention.labels import NONE, RULES, SURE, Beyond, Cells, Evidence, Odds, PartOf, Rare
 
 SCORES = sorted({name for rule in RULES for e in rule.evidence for name in e.scores})
 NULL, ROWS, HALF = 0.1, 32, 0.01
@@ -115,8 +114,6 @@ def test_a_head_that_spreads_over_the_last_tokens_is_local_and_no_previous_token
 def test_anti_copying_needs_the_lower_side_of_the_random_heads() -> None:
     assert label(copying=0.0, copying_weights=-0.5) == "anti-copying"
     assert label(copying=0.0, copying_weights=0.5) == NONE
-    assert Rare("copying_weights", -1).confidence(table(copying_weights=-0.5)).item() == 0.99
-    torch.testing.assert_close(
-        torch.tensor(Rare("copying_weights", 1).confidence(table(copying_weights=-0.5)).values),
-        torch.tensor([[0.0]], dtype=torch.float64),
-    )
+    cell = {"copying_weights": Cells(*np.array([-0.5, -0.51, -0.49, NULL, 0.01, ROWS]).reshape(6, 1, 1))}
+    assert Rare("copying_weights", -1).confidence(cell).item() == 0.99
+    assert Rare("copying_weights", 1).confidence(cell).item() == 0
