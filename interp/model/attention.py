@@ -452,7 +452,18 @@ class Attention(nn.Module):
 
         only: the columns of each row whose output is wanted.
         """
-        q, k, v = self._normed(x, source, tap)
+        return self._output(*self._normed(x, source, tap), shared, tap, only)
+
+    def _output(
+        self,
+        q: Float[Tensor, "b p h e"],
+        k: Float[Tensor, "b p g k"],
+        v: Float[Tensor, "b p g v"],
+        shared: Pass,
+        tap: Scope | None,
+        only: Int[Tensor, "b n"] | None,
+    ) -> Float[Tensor, "b n d"]:
+        """z W_O + b_O, from queries, keys and values as `_normed` gives them."""
         view = shared.local if self.local else shared.everywhere
         q, k = self._placed(q, k, view, shared, tap)
         z = self._mix(q, k, v, view.mask, shared, tap, only)
@@ -461,7 +472,7 @@ class Attention(nn.Module):
     def _placed(
         self,
         q: Float[Tensor, "b p h e"],
-        k: Float[Tensor, "b p g e"],
+        k: Float[Tensor, "b p g k"],
         view: View,
         shared: Pass,
         tap: Scope | None,
