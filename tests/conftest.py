@@ -17,9 +17,7 @@ os.environ["PYTHONPATH"] = str(
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch starts its threads
     os.environ["OMP_NUM_THREADS"] = "1"
 
-SHAPES = os.environ.get("INTERP_TEST_SHAPES") == "1"
-"""Whether this is `make test-shapes`."""
-if SHAPES:
+if os.environ.get("INTERP_TEST_SHAPES") == "1":  # `make test-shapes`
     import jaxtyping
 
     assert "interp" not in sys.modules, "the shape checks must be in place before interp is imported"
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What opens a page in a browser is marked so by the fixture that it asks for; see the marker `kinds`."""
-    if SHAPES:
+    if os.environ.get("INTERP_TEST_SHAPES") == "1":
         items[:] = [item for item in items if "kinds" not in item.keywords]
     for item in items:
         if "chromium" in getattr(item, "fixturenames", ()):

@@ -103,7 +103,7 @@ class LensBlock(Block):
 Inputs = Tensor | tuple[Tensor, Tensor, Tensor]
 """What queries, keys and values read: one normed stream, or three, each `[b p d]` or for every head `[b p h d]`."""
 Source = tuple[Tensor | None, Normalize | None, Tensor | None]
-"""Where they come from: the stream, its norm, and the position vectors that queries and keys are given (shortformer)."""
+"""Where they come from: the stream, its norm, and the position vectors that queries and keys get (shortformer)."""
 
 
 class LensAttention(Attention):
