@@ -146,6 +146,9 @@ class Transformer(nn.Module):
     With `tap=None` no site exists and attention is the fused kernel.
     """
 
+    dequantised: str | None = None
+    """How the checkpoint stores the weights that were dequantised as they were read; None for ordinary ones."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config

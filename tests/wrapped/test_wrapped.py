@@ -250,7 +250,7 @@ def test_a_folder_is_wrapped_where_we_have_no_file_or_where_that_is_asked(tmp_pa
         HookedTransformer.from_pretrained("demo-attn-2l", wrapped=True)
     values = json.loads((tmp_path / "config.json").read_text())
     for more, message in (
-        ({"quantization_config": {"quant_method": "fp8"}}, r"quantization_config \(fp8\)"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
         ({"model_type": "interp"}, "'interp' cannot be wrapped"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(values | more))
