@@ -88,7 +88,10 @@ def test_the_contract_holds_and_says_what_is_open(kind: str) -> None:
     assert lines["open to scores of heads"].startswith(heads.get(kind, "in every layer"))
 
 
-NATIVE = ("llama", "gpt2", "gemma2", "gpt_neox", "gpt_oss", "mixtral")
+NATIVE = (
+    "llama", "gpt2", "gemma2", "gpt_neox", "gpt_oss", "mixtral", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next",
+    "lfm2",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", NATIVE)
