@@ -29,7 +29,7 @@ def config(settings: Settings) -> ModelConfig:
 
 def rules(config: ModelConfig) -> tuple[Rule, ...]:
     """The weight table."""
-    sources = {"qkv": ("in_proj_qkv",), "gate": ("in_proj_z",), "rates": ("in_proj_b", "in_proj_a")}
+    sources = {"into": ("in_proj_qkv",), "gate": ("in_proj_z",), "rates": ("in_proj_b", "in_proj_a")}
     into = [
         Rule(f"{OURS}{ours}.weight", tuple(f"{DELTA}{name}.weight" for name in theirs))
         for ours, theirs in sources.items()

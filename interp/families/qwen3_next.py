@@ -82,7 +82,7 @@ def rules(config: ModelConfig) -> tuple[Rule, ...]:
     """The weight table."""
     stored = f"{DELTA}in_proj_qkvz.weight"
     into = (
-        Rule(f"{OURS}qkv.weight", (stored,), _queries_keys_values),
+        Rule(f"{OURS}into.weight", (stored,), _queries_keys_values),
         Rule(f"{OURS}gate.weight", (stored,), _gates),
         Rule(f"{OURS}rates.weight", (f"{DELTA}in_proj_ba.weight",), _rates),
     )

@@ -104,7 +104,7 @@ class GatedDeltaMixer(Attention):
     def _build(self, config: ModelConfig) -> None:
         kind, d = self.kind, config.d_model
         self.widths = (kind.key_heads * kind.d_key,) * 2 + (kind.value_heads * kind.d_value,)
-        self.qkv = nn.Linear(d, sum(self.widths), bias=False)
+        self.into = nn.Linear(d, sum(self.widths), bias=False)
         self.kernel = nn.Parameter(torch.zeros(kind.kernel, sum(self.widths)))
         self.gate = nn.Linear(d, self.widths[2], bias=False)
         self.rates = nn.Linear(d, 2 * kind.value_heads, bias=False)
@@ -122,7 +122,7 @@ class GatedDeltaMixer(Attention):
         only: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
         """z W_O."""
-        mixed = F.silu(convolved(self.qkv(x), self.kernel, shared, (self.layer, "convolution")))
+        mixed = F.silu(convolved(self.into(x), self.kernel, shared, (self.layer, "convolution")))
         widths = (self.kind.d_key, self.kind.d_key, self.kind.d_value)
         parts = zip("qkv", mixed.split(self.widths, -1), widths, strict=True)
         q, k, v = (at(tap, f"attn.hook_memory_{name}", x.unflatten(-1, (-1, e))) for name, x, e in parts)
