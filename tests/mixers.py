@@ -26,7 +26,19 @@ from interp.lab import (
     Strided,
     Synthesizer,
 )
-from interp.model import MLP, Alibi, ModelConfig, NoNorm, NoPosition, RMSNorm, Rotary, Softmax, Transformer
+from interp.model import (
+    MLP,
+    Alibi,
+    GatedDelta,
+    ModelConfig,
+    NoNorm,
+    NoPosition,
+    RMSNorm,
+    Rotary,
+    ShortConv,
+    Softmax,
+    Transformer,
+)
 from tests.configs import D_VOCAB, N_CTX, perturbed
 
 _BASE = ModelConfig(n_layers=2, d_model=24, n_heads=4, n_ctx=N_CTX, d_vocab=D_VOCAB, mlp=MLP(40))
@@ -51,6 +63,16 @@ _LINEAR_FAMILY = {
     "polar": replace(_BASE, mixer=Polar(chunk=4), d_head=10),
     "polar-rotary": replace(_ROTARY, mixer=(Polar(), Softmax())),
     "sana": replace(_ROTARY, mixer=Linear("relu", chunk=4), mlp=ConvMLP(16)),
+    "gated-delta": replace(
+        _ROTARY, d_head=12, mixer=(GatedDelta(2, 4, 5, 12, chunk=4), Softmax(gate=True)), qk_norm="head"
+    ),
+    "gated-delta-pairs": replace(
+        _BASE, d_head=12, mixer=(Softmax(), GatedDelta(4, 8, 8, 6, kernel=2, chunk=3)), norm=RMSNorm()
+    ),
+    "short-conv": replace(
+        _ROTARY, d_head=6, position=Rotary(), mixer=(ShortConv(3, bias=True), Softmax()), qk_norm="head"
+    ),
+    "gated-softmax": replace(_BASE, mixer=Softmax(gate=True), d_head=10, n_kv_heads=2),
     "conv-softmax": replace(_BASE, mlp=ConvMLP(16, kernel=4), parallel=True),
 }
 

@@ -55,7 +55,7 @@ def to_model(
     # a tied parameter has several names and stays one object
     model.load_state_dict({name: made[id(p)] for name, p in every.items()}, assign=True)
     for side in (model,) if isinstance(model, Transformer) else (model.encoder, model.decoder):
-        side.files = tensors.mapped_files(side)
+        side.files, side.dequantised = tensors.mapped_files(side), tensors.dequantised
         if len(devices) > 1:
             side.devices = layer_devices(side.config.n_layers, devices)
     return model.requires_grad_(False).eval()

@@ -25,6 +25,11 @@ def decoder(settings: Settings, moe: MoE, defaults: Mapping[str, int | float]) -
 
 def rules(config: ModelConfig, stored: str, parts: tuple[str, str, str]) -> tuple[Rule, ...]:
     """The weight table: experts fused, or one by one under `stored` as the matrices gate, linear and out."""
+    return (*llama_like.attention_rules(config), *mixture_rules(stored, parts))
+
+
+def mixture_rules(stored: str, parts: tuple[str, str, str]) -> tuple[Rule, ...]:
+    """The router and the experts of that table."""
     gate, linear, out = (f"{BLOCK}{stored}.experts.{{x}}.{part}.weight" for part in parts)
     sources = {
         "router.weight": ("gate.weight", (f"{BLOCK}{stored}.gate.weight",)),
@@ -35,4 +40,4 @@ def rules(config: ModelConfig, stored: str, parts: tuple[str, str, str]) -> tupl
     for ours, (fused, apart) in sources.items():
         name = f"blocks.{{l}}.mlp.{ours}"
         table.append(Rule(name, (f"{BLOCK}mlp.{fused}",), otherwise=Rule(name, apart)))
-    return (*llama_like.attention_rules(config), *table)
+    return tuple(table)

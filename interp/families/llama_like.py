@@ -9,7 +9,7 @@ from interp.families.activations import activation
 from interp.families.rope import context, rotary
 from interp.families.spec import Rule, Settings, same
 from interp.families.table import modules, norm_rules, tied_to, unembedding
-from interp.model.config import MLP, ModelConfig, MoE, Norm, NormPlace, RMSNorm, Softmax
+from interp.model.config import MLP, Mixer, ModelConfig, MoE, Norm, NormPlace, RMSNorm, Softmax
 
 NORMS: dict[NormPlace, dict[str, str]] = {
     "pre": {"ln1": "input_layernorm", "ln2": "post_attention_layernorm"},
@@ -35,11 +35,12 @@ def decoder(
     act: tuple[str, str] = ("hidden_act", "silu"),
     norm: Norm | None = None,
     part: str | None = None,
+    same_for_texts: Sequence[str] = (),
 ) -> ModelConfig:
     """The config that the shared keys describe: Llama's arithmetic.
 
     defaults: the family's values of missing keys, where they are not Llama's. act: the key of the non-linearity and
-    its default. norm: None = an RMSNorm whose eps the config says. part: as `rope.rotary` has it.
+    its default. norm: None = an RMSNorm whose eps the config says. part, same_for_texts: as `rope.rotary` has them.
     """
     given = {key: float(value) for key, value in (defaults or {}).items()}
     missing: dict[str, float] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, **given}
@@ -56,7 +57,9 @@ def decoder(
     d_head, n_kv_heads = said_or("head_dim", d_model // n_heads), said_or("num_key_value_heads", n_heads)
     bias = settings.flag("attention_bias", False)
     share = missing.get("partial_rotary_factor", 1.0)
-    position = rotary(settings, d_head, base=missing["rope_theta"], partial=share, part=part)
+    position = rotary(
+        settings, d_head, base=missing["rope_theta"], partial=share, part=part, same_for_texts=same_for_texts
+    )
     mlp_bias = settings.flag("mlp_bias", False)
     return ModelConfig(
         n_layers=whole("num_hidden_layers"),
@@ -82,10 +85,16 @@ def rotated(body: ModelConfig, layers: Sequence[bool]) -> ModelConfig:
         raise ValueError(f"whether a layer is rotated is required of {body.n_layers} layers, got {n}")
     if all(layers):
         return body
-    period = next(p for p in range(1, n + 1) if all(layers[i] == layers[i % p] for i in range(n)))
     kind = body.mixers[0]
     assert isinstance(kind, Softmax)
-    return replace(body, mixer=tuple(replace(kind, rotated=turned) for turned in layers[:period]))
+    return replace(body, mixer=in_turn([replace(kind, rotated=turned) for turned in layers]))
+
+
+def in_turn(mixers: Sequence[Mixer]) -> tuple[Mixer, ...]:
+    """The shortest run of mixers that, counted round, gives every layer its own."""
+    n = len(mixers)
+    period = next(p for p in range(1, n + 1) if all(mixers[i] == mixers[i % p] for i in range(n)))
+    return tuple(mixers[:period])
 
 
 def without(settings: Settings, *keys: str) -> None:

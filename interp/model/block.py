@@ -84,6 +84,8 @@ class MoE(AnyMLP):
     """Gate values are cut at this number, linear ones at plus and minus it (GPT-OSS)."""
     linear_offset: float = 0.0
     """Added to the linear branch before it multiplies the gate (GPT-OSS: 1)."""
+    shared: int | None = None
+    """Neurons of one more expert that every token passes, times a sigmoid gate of its own (Qwen3-Next); None = none."""
 
     words: ClassVar[str] = "a mixture of experts"
     no_matrices: ClassVar[str | None] = "a mixture of experts, whose matrices see only some tokens each"
@@ -98,6 +100,13 @@ class MoE(AnyMLP):
         Site(
             "mlp.hook_expert_out", "b p x d", "each expert's weighted output", on_demand=True, before=NEXT_ROW
         ),
+        Site(
+            "mlp.hook_shared_weight",
+            "b p 1",
+            "the weight of the expert that every token passes",
+            before=NEXT_ROW,
+        ),
+        Site("mlp.hook_shared_out", "b p d", "the weighted output of that expert", before=NEXT_ROW),
     )
 
     def __post_init__(self) -> None:
@@ -105,11 +114,17 @@ class MoE(AnyMLP):
         at_least_one(self, "d_mlp")
         if not 1 <= self.top_k <= self.n_experts:
             raise ValueError(f"MoE requires 1 <= top_k <= n_experts, got {self.top_k} and {self.n_experts}")
+        if self.shared is not None:
+            at_least_one(self, "shared")
 
     @property
     def width(self) -> int:
         """Multiplications of one token, in units of d_model."""
-        return 3 * self.d_mlp * self.top_k
+        return 3 * self.d_mlp * self.top_k + 3 * (self.shared or 0)
+
+    def sites(self, config: "ModelConfig") -> tuple[Site, ...]:
+        """The router, the experts, and the shared one where there is one."""
+        return self.own_sites if self.shared is not None else self.own_sites[:-2]
 
     def build(self, d_model: int, layer: int, name: str) -> "Experts":
         """The module."""
@@ -162,7 +177,8 @@ class Experts(nn.Module):
     """sum over the chosen experts of weight_x * expert_x(x), every expert a gated MLP.
 
     The router's softmax over its `top_k` largest logits weighs them (Shazeer et al. 2017); without `renormalise` they
-    keep their share of the softmax over all. Matrices are stacked `[expert, out, in]`, rows ordered gate, in. Sites
+    keep their share of the softmax over all. A shared expert adds
+    sigmoid(x w) shared(x). Matrices are stacked `[expert, out, in]`, rows ordered gate, in. Sites
     begin with `name`.
     """
 
@@ -177,9 +193,21 @@ class Experts(nn.Module):
         biases = [torch.zeros(moe.n_experts, 2 * moe.d_mlp), torch.zeros(moe.n_experts, d_model)]
         into_bias, out_bias = [nn.Parameter(b) if moe.bias else None for b in biases]
         self.into_bias, self.out_bias = into_bias, out_bias
+        self.shared = self.shared_gate = None
+        if moe.shared is not None:
+            self.shared = FeedForward(MLP(moe.shared, moe.act, gated=True, bias=False), d_model, name)
+            self.shared_gate = nn.Linear(d_model, 1, bias=False)
 
     def forward(self, x: Float[Tensor, "b p d"], tap: Scope | None = None) -> Float[Tensor, "b p d"]:
-        """The mixture's output; only experts with a weight other than 0 are computed, unless all are observed."""
+        """The mixture's output, that of the shared expert included."""
+        if self.shared is None or self.shared_gate is None:
+            return self._mixture(x, tap)
+        mixture = self._mixture(x, tap)
+        weight = at(tap, f"{self.name}.hook_shared_weight", self.shared_gate(x).sigmoid())
+        return mixture + at(tap, f"{self.name}.hook_shared_out", weight * self.shared(x))
+
+    def _mixture(self, x: Float[Tensor, "b p d"], tap: Scope | None) -> Float[Tensor, "b p d"]:
+        """That of the chosen experts; only those with a weight other than 0 are computed, unless all are observed."""
         logits = at(tap, f"{self.name}.hook_router_logits", self.router(x))
         shares_site, out_site = f"{self.name}.hook_expert_weights", f"{self.name}.hook_expert_out"
         weights = at(tap, shares_site, self.weights(logits))

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from interp.model.block import MLP, Activation, MoE, UsualBlock
+from interp.model.delta import GatedDelta
 from interp.model.norm import Heads, LayerNorm, NoNorm, Norm, NormPlace, RMSNorm
 from interp.model.position import (
     Alibi,
@@ -34,6 +35,7 @@ from interp.model.records import (
     positive,
     requires,
 )
+from interp.model.short_conv import ShortConv
 from interp.model.softmax import Softmax
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "DynamicScaling",
     "EncoderDecoderConfig",
     "FullSoftmax",
+    "GatedDelta",
     "Json",
     "LayerNorm",
     "Learned",
@@ -64,6 +67,7 @@ __all__ = [
     "RMSNorm",
     "Rotary",
     "Scaling",
+    "ShortConv",
     "Sinusoidal",
     "Softmax",
     "UsualBlock",
@@ -240,8 +244,9 @@ class ModelConfig(Record):
             requires(plain, f"no sinks and no attn_softcap under {name}")
         biased, place = isinstance(self.position, Alibi | Buckets), type(self.position).__name__
         requires(traits.scored or not biased, f"positions other than {place} under {name}")
-        requires(
-            traits.queries or (self.qk_norm is None and not isinstance(self.position, Rotary)),
+        plain = self.qk_norm is None and not isinstance(self.position, Rotary)
+        requires(  # of layers that take turns those with queries have them
+            traits.queries or plain or isinstance(self.mixer, tuple),
             f"no qk_norm and no rotary positions under {name}, which has no queries and keys",
         )
         fits = traits.grouped or self.kv_heads == self.n_heads

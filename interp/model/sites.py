@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 DIMS = {
     "p": "pos", "h": "head", "g": "kv_head", "q": "query", "k": "key", "m": "neuron", "x": "expert", "s": "source",
+    "n": "value_head", "j": "key_head",
 }  # fmt: skip
 """The word for each axis along which cells of a site are told apart; the others hold vectors."""
-WORDS = {**DIMS, "d": "d_model", "e": "d_head", "v": "vocabulary", "c": "half"}
+WORDS = {**DIMS, "d": "d_model", "e": "d_head", "v": "vocabulary", "c": "half", "f": "d_value", "r": "d_key"}
 """The word for every axis of a site but the batch row."""
 
 
@@ -46,7 +47,7 @@ def _trait(name: str) -> Callable[[ModelConfig], bool]:
     return lambda c: any(getattr(mixer.traits, name) for mixer in c.mixers)
 
 
-_queries = _trait("queries")
+_queries, _valued = _trait("queries"), _trait("valued")
 
 
 def _has_mlp(c: ModelConfig) -> bool:
@@ -92,7 +93,7 @@ def _head_norm(part: str, letter: str) -> tuple[Site, ...]:
 _ATTENTION = (
     Site("attn.hook_q", "b p h e", "queries, before norm and rotation", _queries),
     Site("attn.hook_k", "b p g e", "keys, before norm and rotation", _queries),
-    Site("attn.hook_v", "b p g e", "values"),
+    Site("attn.hook_v", "b p g e", "values", _valued),
     Site(
         "attn.hook_attn_scores",
         "b h q k",
@@ -125,7 +126,7 @@ BLOCK_SITES: tuple[Site, ...] = (
     ),
     Site("hook_q_input", "b p h d", "residual read by each head's query, before ln1", _queries, on_demand=True),
     Site("hook_k_input", "b p g d", "residual read by each head's key, before ln1", _queries, on_demand=True),
-    Site("hook_v_input", "b p g d", "residual read by each head's value, before ln1", on_demand=True),
+    Site("hook_v_input", "b p g d", "residual read by each head's value, before ln1", _valued, on_demand=True),
     *_ATTENTION[:3],
     *_head_norm("q", "h"),
     *_head_norm("k", "g"),

@@ -28,7 +28,7 @@ from interp.model.attention import (
 )
 from interp.model.norm import Normalize
 from interp.model.records import Mixer, Record, Traits, positive, requires
-from interp.model.sites import Site
+from interp.model.sites import GATE, Site
 from interp.model.tap import Scope, at
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class Softmax(Mixer):
     """False: rotary positions leave its queries and keys as they are, a layer without positions (SmolLM3, Cohere2)."""
     clip: float | None = None
     """Queries, keys and values are cut at plus and minus this number: after their sites, before any norm (MPT)."""
+    gate: bool = False
+    """Whether z is multiplied by a sigmoid, made from what the block reads, before it is written (Qwen3-Next)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,6 +96,7 @@ class Softmax(Mixer):
             "the pattern before its refinement; rows sum to 1",
             before="attn.hook_pattern",
         ),
+        GATE,
     )
 
     @property
@@ -101,14 +104,15 @@ class Softmax(Mixer):
         """What analyses may rely on; scores are q . k up to a factor that the query alone decides, or are not.
 
         Clipped queries, keys and values are not linear in what heads read, and not those of the sites: there are no
-        circuits.
+        circuits. Behind a gate z is not the pattern of the values.
         """
         linear = self.clip is None
         bilinear = linear and self.score == "dot" and not self.smeared_keys and self.refinement is None
         stateful = self.smeared_keys or self.refinement is not None
         return Traits(
             bilinear=bilinear,
-            additive=linear,
+            additive=linear and not self.gate,
+            reads_by_qkv=not self.gate,
             rotated=self.rotated,
             scaled=self.score == "dot",
             scored=True,
@@ -128,8 +132,8 @@ class Softmax(Mixer):
         requires(not (bounded and config.sinks), f"no sinks beside the {self}")
 
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:
-        """Smeared keys and the pattern before a refinement."""
-        has = (self.smeared_keys, self.refinement is not None)
+        """Smeared keys, the pattern before a refinement, and a gate."""
+        has = (self.smeared_keys, self.refinement is not None, self.gate)
         return tuple(site for site, there in zip(self.own_sites, has, strict=True) if there)
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
@@ -155,6 +159,8 @@ class SoftmaxAttention(Attention):
         self.sharpness = nn.Parameter(start) if kind.score == "cosine" else None
         weight = torch.randn(config.n_heads, self.d_head)
         self.score = nn.Parameter(weight) if kind.score == "additive" else None
+        width = config.n_heads * self.d_head
+        self.gate = nn.Linear(config.d_model, width, bias=config.qkv_bias) if kind.gate else None
         self.refinement = None if kind.refinement is None else RowAttention(config, layer, kind.refinement)
         if kind.score != "dot":
             self.scale = 1.0
@@ -185,6 +191,13 @@ class SoftmaxAttention(Attention):
         if self.sharpness is None:
             return q, k
         return unit(q) * self.sharpness[:, None], unit(k)
+
+    def _finished(
+        self, z: Float[Tensor, "b n h e"], x: Float[Tensor, "b n d"], tap: Scope | None
+    ) -> Float[Tensor, "b n h e"]:
+        if self.gate is None:
+            return z
+        return z * at(tap, GATE.name, self.gate(x).sigmoid().unflatten(-1, (-1, self.d_head)))
 
     def _smeared(
         self, k: Float[Tensor, "b p g e"], alpha: Float[Tensor, "g"], shared: Pass
