@@ -35,6 +35,10 @@ AXES: dict[str, str] = {
     "c": "component",
     "s": "source position",
     "x": "expert",
+    "n": "memory",
+    "j": "query/key head of memories",
+    "r": "width of a key",
+    "f": "width of a value",
     "1": "kept for broadcasting",
 }
 

@@ -452,18 +452,19 @@ class Attention(nn.Module):
 
         only: the columns of each row whose output is wanted.
         """
-        return self._output(*self._normed(x, source, tap), shared, tap, only)
+        return self._output(*self._normed(x, source, tap), x, shared, tap, only)
 
     def _output(
         self,
         q: Float[Tensor, "b p h e"],
         k: Float[Tensor, "b p g k"],
         v: Float[Tensor, "b p g v"],
+        x: Float[Tensor, "b p *h d"],
         shared: Pass,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n d"]:
-        """z W_O + b_O, from queries, keys and values as `_normed` gives them."""
+        """z W_O + b_O, from queries, keys and values as `_normed` gives them; `x` is what queries were made from."""
         view = shared.local if self.local else shared.everywhere
         q, k = self._placed(q, k, view, shared, tap)
         z = self._mix(q, k, v, view.mask, shared, tap, only)
