@@ -189,7 +189,9 @@ def worlds(model: interp.HookedTransformer, pool: int) -> Mapping[str, Callable[
         ),
         "sae_quality": lambda: World.of(_dictionary(model, batch), model, batch),
         "late_layers": lambda: World.of(
-            interp.lenses.LateLayers(frequencies=torch.ones(model.cfg.d_vocab)), model, pairs
+            interp.lenses.LateLayers(frequencies=torch.arange(1.0, model.cfg.d_vocab + 1).reciprocal()),
+            model,
+            pairs,
         ),
         "in_context": lambda: World.of(interp.dynamics.InContext(early=2, late=8), model, batch),
         "consensus": lambda: World.of(interp.dynamics.Consensus(), model, texts),

@@ -140,6 +140,7 @@ def public(
                     check(f"{name}: {argument}", each, hints[argument])
             return function(*args, **kwargs)
 
+        checked.__dict__["public"] = True
         return checked
 
     return decorated

@@ -472,7 +472,7 @@ class Attention(nn.Module):
         return self._write(at(tap, "attn.hook_z", z), tap)
 
     def _finished(
-        self, z: Float[Tensor, "b n h e"], x: Float[Tensor, "b n d"], tap: Scope | None
+        self, z: Float[Tensor, "b n h e"], x: Float[Tensor, "b n *h d"], tap: Scope | None
     ) -> Float[Tensor, "b n h e"]:
         """z as it is written, after any norm or gate; `x` is what the queries were made from."""
         return z
@@ -494,8 +494,8 @@ class Attention(nn.Module):
     def _mix(
         self,
         q: Float[Tensor, "b p h e"],
-        k: Float[Tensor, "b p g e"],
-        v: Float[Tensor, "b p g e"],
+        k: Float[Tensor, "b k g e"],
+        v: Float[Tensor, "b k g e"],
         mask: Mask,
         shared: Pass,
         tap: Scope | None,
