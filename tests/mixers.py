@@ -26,7 +26,20 @@ from interp.lab import (
     Strided,
     Synthesizer,
 )
-from interp.model import MLP, Alibi, ModelConfig, NoNorm, NoPosition, RMSNorm, Rotary, Softmax, Transformer
+from interp.model import (
+    MLP,
+    Alibi,
+    Latent,
+    ModelConfig,
+    MoE,
+    NoNorm,
+    NoPosition,
+    RMSNorm,
+    Rotary,
+    Router,
+    Softmax,
+    Transformer,
+)
 from tests.configs import D_VOCAB, N_CTX, perturbed
 
 _BASE = ModelConfig(n_layers=2, d_model=24, n_heads=4, n_ctx=N_CTX, d_vocab=D_VOCAB, mlp=MLP(40))
@@ -116,6 +129,18 @@ _MEMORIES = {
     ),
 }
 
+_GATED = MLP(20, act="silu", gated=True, bias=False)
+_LATENTS = {
+    "latent": replace(
+        _ROTARY, mixer=Latent(8, 5, 6), n_kv_heads=None, position=Rotary(dim=4, interleaved=True), qkv_bias=True,
+        mlp=MoE(
+            6, 2, 10, router=Router("sigmoid", correction=True, groups=3, top_groups=2, best=2, factor=1.7),
+            shared=14, dense=_GATED, dense_layers=(0,),
+        ),
+    ),
+    "latent-one-query-matrix": replace(_BASE, mixer=(Latent(7, 3), Softmax()), position=NoPosition(), d_head=10),
+}  # fmt: skip
+
 MIXERS: dict[str, ModelConfig] = (
     {
         "pool": replace(_BASE, mixer=Pool()),
@@ -144,6 +169,7 @@ MIXERS: dict[str, ModelConfig] = (
     | _LINEAR_FAMILY
     | _SCORES
     | _MEMORIES
+    | _LATENTS
 )
 CAUSAL_MIXERS = tuple(name for name, config in MIXERS.items() if config.causal)
 

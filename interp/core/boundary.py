@@ -29,6 +29,8 @@ AXES: dict[str, str] = {
     "g": "key/value head",
     "d": "residual stream",
     "e": "per-head width",
+    "r": "per-head width of queries and keys, where it is another",
+    "w": "latent width",
     "m": "MLP neuron",
     "v": "vocabulary",
     "l": "layer",

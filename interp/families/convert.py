@@ -96,7 +96,8 @@ def expanded(rules: Sequence[Rule], config: AnyConfig) -> Iterator[Rule]:
     for rule in rules:
         side = _side(rule.ours, config)
         experts = getattr(side.mlp, "n_experts", 1)
-        for layer in range(side.n_layers) if "{l}" in rule.ours else (0,):
+        every = range(side.n_layers) if rule.layers is None else rule.layers
+        for layer in every if "{l}" in rule.ours else (0,):
             yield _written_out(rule, layer, experts)
 
 

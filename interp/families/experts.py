@@ -8,23 +8,41 @@ from dataclasses import replace
 
 from interp.families import llama_like
 from interp.families.spec import Rule, Settings
+from interp.families.table import modules
 from interp.model.config import MLP, ModelConfig, MoE
 
 TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 """Keys about the router's loss and its noise in training."""
 BLOCK = "model.layers.{l}."
+PARTS = ("gate_proj", "up_proj", "down_proj")
+"""The matrices gate, linear and out of an expert."""
+PREDICTORS = ("num_nextn_predict_layers", "num_mtp_layers")
+"""How many modules for speculative decoding follow the layers in a checkpoint; the model's own numbers have none."""
 
 
-def decoder(settings: Settings, moe: MoE, defaults: Mapping[str, int | float]) -> ModelConfig:
-    """Llama's arithmetic with these experts, their non-linearity the config's; `defaults` as in `llama_like`."""
+def decoder(
+    settings: Settings, moe: MoE, defaults: Mapping[str, int | float], dense_layers: tuple[int, ...] = ()
+) -> ModelConfig:
+    """Llama's arithmetic with these experts, their non-linearity the config's; `defaults` as in `llama_like`.
+
+    dense_layers: the layers in which the config's own MLP stands in their place.
+    """
     settings.present(TRAINING)
     body = llama_like.decoder(settings, defaults)
     assert isinstance(body.mlp, MLP)
-    return replace(body, mlp=replace(moe, act=body.mlp.act))
+    dense = body.mlp if dense_layers else None
+    return replace(body, mlp=replace(moe, act=body.mlp.act, dense=dense, dense_layers=dense_layers))
 
 
-def rules(config: ModelConfig, stored: str, parts: tuple[str, str, str]) -> tuple[Rule, ...]:
+def rules(config: ModelConfig, stored: str, parts: tuple[str, str, str] = PARTS) -> tuple[Rule, ...]:
     """The weight table: experts fused, or one by one under `stored` as the matrices gate, linear and out."""
+    return (*llama_like.attention_rules(config), *routed_rules(stored, parts))
+
+
+def routed_rules(
+    stored: str, parts: tuple[str, str, str] = PARTS, layers: tuple[int, ...] | None = None
+) -> tuple[Rule, ...]:
+    """The rules of the router and the experts of these layers (None: of all)."""
     gate, linear, out = (f"{BLOCK}{stored}.experts.{{x}}.{part}.weight" for part in parts)
     sources = {
         "router.weight": ("gate.weight", (f"{BLOCK}{stored}.gate.weight",)),
@@ -34,5 +52,33 @@ def rules(config: ModelConfig, stored: str, parts: tuple[str, str, str]) -> tupl
     table = []
     for ours, (fused, apart) in sources.items():
         name = f"blocks.{{l}}.mlp.{ours}"
-        table.append(Rule(name, (f"{BLOCK}mlp.{fused}",), otherwise=Rule(name, apart)))
-    return (*llama_like.attention_rules(config), *table)
+        table.append(Rule(name, (f"{BLOCK}mlp.{fused}",), otherwise=Rule(name, apart), layers=layers))
+    return tuple(table)
+
+
+def shared_rules(config: ModelConfig) -> tuple[Rule, ...]:
+    """The rules of MLPs with a shared expert, an expert's correction and dense layers (DeepSeek, GLM-4.5)."""
+    moe = config.mlp
+    assert isinstance(moe, MoE)
+    routed = tuple(layer for layer in range(config.n_layers) if layer not in moe.dense_layers)
+    table = [*routed_rules("mlp", layers=routed)]
+    if moe.router.correction:
+        table.append(
+            Rule("blocks.{l}.mlp.correction", (f"{BLOCK}mlp.gate.e_score_correction_bias",), layers=routed)
+        )
+    table += gated_rules("mlp.shared", "mlp.shared_experts.", routed if moe.shared else ())
+    return (*table, *gated_rules("mlp", "mlp.", moe.dense_layers))
+
+
+def gated_rules(ours: str, theirs: str, layers: tuple[int, ...]) -> tuple[Rule, ...]:
+    """The rules of a gated MLP without biases in these layers."""
+    gate, linear, out = (f"{theirs}{part}" for part in PARTS)
+    names: dict[str, str | tuple[str, ...]] = {f"{ours}.into": (gate, linear), f"{ours}.out": out}
+    found = modules(names, ours="blocks.{l}.", theirs=BLOCK, bias=False)
+    return tuple(replace(rule, layers=layers) for rule in found)
+
+
+def first_dense(settings: Settings, default: int) -> tuple[int, ...]:
+    """The first layers, `first_k_dense_replace` of them, which have a dense MLP in place of the experts."""
+    first = settings.integer("first_k_dense_replace", default)
+    return tuple(range(min(max(first, 0), settings.count("num_hidden_layers"))))

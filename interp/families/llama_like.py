@@ -104,16 +104,23 @@ def attention_rules(
 ) -> tuple[Rule, ...]:
     """The weight table without the MLPs' matrices. norms: their names in a block; None = those of `NORMS`."""
     ours, theirs = "blocks.{l}.", "model.layers.{l}."
+    return (
+        *outside_rules(config, norms),
+        *query_key_norms(config),
+        *modules({"attn.qkv": qkv}, ours=ours, theirs=theirs, bias=config.qkv_bias),
+        *modules({"attn.out": "self_attn.o_proj"}, ours=ours, theirs=theirs, bias=config.out_bias),
+    )
+
+
+def outside_rules(config: ModelConfig, norms: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
+    """The weight table outside attention and the MLPs: embedding, norms, unembedding."""
     inside = dict(norms or NORMS[config.norm_place])
     if config.shared_norm:
         del inside["ln2"]
     return (
         *modules({"embed": "model.embed_tokens"}, bias=False),
         *norm_rules({"ln_final": "model.norm"}, config.norm),
-        *norm_rules(inside, config.norm, ours=ours, theirs=theirs),
-        *query_key_norms(config),
-        *modules({"attn.qkv": qkv}, ours=ours, theirs=theirs, bias=config.qkv_bias),
-        *modules({"attn.out": "self_attn.o_proj"}, ours=ours, theirs=theirs, bias=config.out_bias),
+        *norm_rules(inside, config.norm, ours="blocks.{l}.", theirs="model.layers.{l}."),
         *unembedding(config),
     )
 

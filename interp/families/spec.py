@@ -166,6 +166,8 @@ class Rule:
     """Applied to each of the checkpoint's tensors."""
     otherwise: "Rule | None" = None
     """The rule where the checkpoint lacks the first of `theirs` (one parameter, two ways to store it)."""
+    layers: tuple[int, ...] | None = None
+    """The layers that have it, for a rule with `{l}`; None = all of them."""
 
 
 def _unchanged(name: str) -> str:

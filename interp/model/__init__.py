@@ -10,6 +10,7 @@ from interp.model.config import (
     DynamicScaling,
     EncoderDecoderConfig,
     FullSoftmax,
+    Latent,
     LayerNorm,
     Learned,
     LinearScaling,
@@ -21,6 +22,7 @@ from interp.model.config import (
     NoPosition,
     RMSNorm,
     Rotary,
+    Router,
     Sinusoidal,
     Softmax,
     YarnScaling,
@@ -35,8 +37,8 @@ from interp.model.weights import LayerWeights, Weights
 
 __all__ = [
     "MLP", "Alibi", "AnyConfig", "Buckets", "DynamicScaling", "Edit", "EncoderDecoder", "EncoderDecoderConfig",
-    "FullSoftmax", "KVCache", "LayerNorm", "LayerWeights", "Learned", "LinearScaling", "Llama3Scaling", "LongScaling",
-    "Memory", "MoE", "ModelConfig", "NoNorm", "NoPosition", "RMSNorm", "Read", "Rotary", "Sinusoidal", "Site",
-    "Softmax", "Tap", "Trace", "Transformer", "UsualBlock", "Weights", "YarnScaling", "build", "mean_next_token_loss",
+    "FullSoftmax", "KVCache", "Latent", "LayerNorm", "LayerWeights", "Learned", "LinearScaling", "Llama3Scaling",
+    "LongScaling", "Memory", "MoE", "ModelConfig", "NoNorm", "NoPosition", "RMSNorm", "Read", "Rotary", "Router", "Sinusoidal",
+    "Site", "Softmax", "Tap", "Trace", "Transformer", "UsualBlock", "Weights", "YarnScaling", "build", "mean_next_token_loss",
     "next_token_loss", "next_token_loss_of",
 ]  # fmt: skip

@@ -192,8 +192,8 @@ def pieces(
 
 
 def attend(
-    q: Float[Tensor, "b q h e"],
-    k: Float[Tensor, "b k g e"],
+    q: Float[Tensor, "b q h r"],
+    k: Float[Tensor, "b k g r"],
     v: Float[Tensor, "b k g e"],
     mask: Mask,
     scale: float,
@@ -205,6 +205,7 @@ def attend(
 ) -> Float[Tensor, "b q h e"]:
     """softmax(scale * q k^T + bias + mask) v per head, `[batch, pos, head, d_head]`; key/value heads may be grouped.
 
+    Queries and keys may have another width than values.
     softcap: cap tanh(score / cap) before bias and mask. sinks: a further score per head whose value is zero, so that
     the pattern's rows sum to less than 1.
     """
@@ -254,7 +255,7 @@ def attend_pieces(
 
 
 def _with_sink(
-    k: Float[Tensor, "b g k e"],
+    k: Float[Tensor, "b g k r"],
     v: Float[Tensor, "b g k e"],
     mask: Mask,
     sinks: Float[Tensor, "h"],
@@ -268,13 +269,13 @@ def _with_sink(
     rows = bias.shape[0]
     sink = rearrange(sinks, "h -> 1 h 1 1").to(bias.dtype).expand(rows, -1, n_query, -1)
     bias = torch.cat((bias.expand(-1, len(sinks), -1, -1), sink), -1)
-    zero = torch.zeros_like(k[:, :, :1])
-    return torch.cat((k, zero), 2), torch.cat((v, zero), 2), Mask(causal=False, allowed=None, bias=bias)
+    k, v = (torch.cat((x, torch.zeros_like(x[:, :, :1])), 2) for x in (k, v))
+    return k, v, Mask(causal=False, allowed=None, bias=bias)
 
 
 def _explicit(
-    q: Float[Tensor, "b h q e"],
-    k: Float[Tensor, "b g k e"],
+    q: Float[Tensor, "b h q r"],
+    k: Float[Tensor, "b g k r"],
     v: Float[Tensor, "b g k e"],
     mask: Mask,
     scale: float,
@@ -474,8 +475,8 @@ class Attention(nn.Module):
 
     def _mix(
         self,
-        q: Float[Tensor, "b p h e"],
-        k: Float[Tensor, "b p g e"],
+        q: Float[Tensor, "b p h r"],
+        k: Float[Tensor, "b p g r"],
         v: Float[Tensor, "b p g e"],
         mask: Mask,
         shared: Pass,
@@ -500,7 +501,7 @@ class Attention(nn.Module):
         )  # fmt: skip
 
     def _with_earlier(
-        self, k: Float[Tensor, "b p g e"], v: Float[Tensor, "b p g e"], shared: Pass
+        self, k: Float[Tensor, "b p g r"], v: Float[Tensor, "b p g e"], shared: Pass
     ) -> tuple[Tensor, Tensor]:
         """Keys and values with those of the columns that the cache keeps before them."""
         return (k, v) if shared.cache is None else shared.cache.append(self.layer, k, v)

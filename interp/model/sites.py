@@ -24,7 +24,15 @@ DIMS = {
     "p": "pos", "h": "head", "g": "kv_head", "q": "query", "k": "key", "m": "neuron", "x": "expert", "s": "source",
 }  # fmt: skip
 """The word for each axis along which cells of a site are told apart; the others hold vectors."""
-WORDS = {**DIMS, "d": "d_model", "e": "d_head", "v": "vocabulary", "c": "half"}
+WORDS = {
+    **DIMS,
+    "d": "d_model",
+    "e": "d_head",
+    "r": "d_query",
+    "w": "d_latent",
+    "v": "vocabulary",
+    "c": "half",
+}
 """The word for every axis of a site but the batch row."""
 
 
@@ -125,7 +133,9 @@ BLOCK_SITES: tuple[Site, ...] = (
     ),
     Site("hook_q_input", "b p h d", "residual read by each head's query, before ln1", _queries, on_demand=True),
     Site("hook_k_input", "b p g d", "residual read by each head's key, before ln1", _queries, on_demand=True),
-    Site("hook_v_input", "b p g d", "residual read by each head's value, before ln1", on_demand=True),
+    Site(
+        "hook_v_input", "b p g d", "residual read by each head's value, before ln1", _trait("values"), on_demand=True
+    ),
     *_ATTENTION[:3],
     *_head_norm("q", "h"),
     *_head_norm("k", "g"),
@@ -307,7 +317,7 @@ def _inner(short: str) -> str:
     known_shorts: dict[str, str] = {}
     for site in (*block_rows(), *MODEL_SITES):
         of_norm = "ln" in site.name or "norm." in site.name
-        if not of_norm and not site.name.startswith(("cross_", "mlp_before.")):
+        if not of_norm and not site.name.startswith(("cross_", "mlp_before.", "mlp.shared.")):
             known_shorts.setdefault(site.name.rpartition("hook_")[2], site.name)
     if short not in known_shorts:
         raise KeyError(f"unknown site shorthand {short!r}; {nearest(short, known_shorts)}")

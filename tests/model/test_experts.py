@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from interp.model import Edit, MoE, Read, Tap
-from interp.model.block import Experts
+from interp.model.experts import Experts
 from tests.configs import CONFIGS, build, some_tokens
 from tests.model.observed import everything, noise, plain_logits
 from tests.model.slow import slow_expert
