@@ -38,7 +38,7 @@ from interp.model.weights import LayerWeights, Weights
 __all__ = [
     "MLP", "Alibi", "AnyConfig", "Buckets", "DynamicScaling", "Edit", "EncoderDecoder", "EncoderDecoderConfig",
     "FullSoftmax", "KVCache", "Latent", "LayerNorm", "LayerWeights", "Learned", "LinearScaling", "Llama3Scaling",
-    "LongScaling", "Memory", "MoE", "ModelConfig", "NoNorm", "NoPosition", "RMSNorm", "Read", "Rotary", "Router", "Sinusoidal",
-    "Site", "Softmax", "Tap", "Trace", "Transformer", "UsualBlock", "Weights", "YarnScaling", "build", "mean_next_token_loss",
-    "next_token_loss", "next_token_loss_of",
+    "LongScaling", "Memory", "MoE", "ModelConfig", "NoNorm", "NoPosition", "RMSNorm", "Read", "Rotary", "Router",
+    "Sinusoidal", "Site", "Softmax", "Tap", "Trace", "Transformer", "UsualBlock", "Weights", "YarnScaling", "build",
+    "mean_next_token_loss", "next_token_loss", "next_token_loss_of",
 ]  # fmt: skip
