@@ -138,7 +138,9 @@ _LATENTS = {
             shared=14, dense=_GATED, dense_layers=(0,),
         ),
     ),
-    "latent-one-query-matrix": replace(_BASE, mixer=(Latent(7, 3), Softmax()), position=NoPosition(), d_head=10),
+    "latent-one-query-matrix": replace(
+        _BASE, mixer=(Latent(7, 3), Softmax()), position=NoPosition(), d_head=10, mlp=None
+    ),
 }  # fmt: skip
 
 MIXERS: dict[str, ModelConfig] = (

@@ -216,13 +216,16 @@ def attend(
     else:
         if sinks is not None:
             k, v, mask = _with_sink(k, v, mask, sinks, q.shape[2])
+        width = v.shape[-1]
+        if width < q.shape[-1]:  # where widths differ the fused kernel falls back to a slow form
+            v = F.pad(v, (0, q.shape[-1] - width))  # 192 and 128, 1024 tokens on a CPU: 0.06 s for 0.13 s
         z = F.scaled_dot_product_attention(
             q, k, v,
             attn_mask=mask.allowed if mask.bias is None else mask.bias,
             is_causal=mask.causal,
             scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
-        )  # fmt: skip
+        )[..., :width]  # fmt: skip
         if mask.bias is not None and mask.blind is not None:
             z = z.masked_fill(mask.blind, 0.0)
     return z.transpose(1, 2)

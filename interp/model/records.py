@@ -177,13 +177,13 @@ class FullSoftmax(Output):
 
 _LACKS = {
     "additive": "z = pattern @ values; {} makes no pattern of the values, or clips them",
-    "moves": "z = pattern @ values, and a matrix W_V that makes these of the normed stream; {} has no such values",
+    "values": "a matrix W_V that makes values of the normed stream; there is none in {}",
     "distribution": "weights that are shares; those of {} may be negative or sum to anything",
 }
 
 
 def require(trait: str, mixers: Iterable[Mixer], what: str) -> None:
-    """ValueError for `what` unless all of these mixers have a trait: `additive`, `moves` or `distribution` (`Traits`).
+    """ValueError for `what` unless all of these mixers have a trait: `additive`, `values` or `distribution` (`Traits`).
 
     The one refusal of analyses that multiply patterns and values, or that read a pattern's rows as shares.
     """
