@@ -9,7 +9,7 @@ from interp.families.activations import activation
 from interp.families.rope import context, rotary
 from interp.families.spec import Rule, Settings, same
 from interp.families.table import modules, norm_rules, tied_to, unembedding
-from interp.model.config import MLP, ModelConfig, MoE, Norm, NormPlace, RMSNorm, Softmax
+from interp.model.config import MLP, Mixer, ModelConfig, MoE, Norm, NormPlace, RMSNorm, Softmax
 
 NORMS: dict[NormPlace, dict[str, str]] = {
     "pre": {"ln1": "input_layernorm", "ln2": "post_attention_layernorm"},
@@ -77,15 +77,32 @@ def decoder(
 
 def rotated(body: ModelConfig, layers: Sequence[bool]) -> ModelConfig:
     """The same, its rotary positions in some layers only: the others have no positions at all."""
-    n = len(layers)
-    if n != body.n_layers:
-        raise ValueError(f"whether a layer is rotated is required of {body.n_layers} layers, got {n}")
-    if all(layers):
-        return body
-    period = next(p for p in range(1, n + 1) if all(layers[i] == layers[i % p] for i in range(n)))
     kind = body.mixers[0]
     assert isinstance(kind, Softmax)
-    return replace(body, mixer=tuple(replace(kind, rotated=turned) for turned in layers[:period]))
+    return mixed(body, [replace(kind, rotated=turned) for turned in layers])
+
+
+def mixed(body: ModelConfig, mixers: Sequence[Mixer]) -> ModelConfig:
+    """The same with these mixers in its layers, as the shortest list of those that take turns."""
+    n = len(mixers)
+    if n != body.n_layers:
+        raise ValueError(f"a mixer for each of {body.n_layers} layers is required, got {n}")
+    period = next(p for p in range(1, n + 1) if all(mixers[i] == mixers[i % p] for i in range(n)))
+    return replace(body, mixer=mixers[0] if period == 1 else tuple(mixers[:period]))
+
+
+def rotated_layers(settings: Settings, n_layers: int) -> list[bool]:
+    """Whether each layer is rotated: `no_rope_layers` (1 means yes), or all but every `no_rope_layer_interval`-th.
+
+    SmolLM3 and Llama 4 say so.
+    """
+    every = settings.integer("no_rope_layer_interval", 4)
+    given = settings.get("no_rope_layers")
+    if given is None:
+        return [(layer + 1) % every != 0 for layer in range(n_layers)]
+    if not isinstance(given, list | tuple) or len(given) < n_layers or not set(given) <= {0, 1}:
+        raise ValueError(f"no_rope_layers requires 0 or 1 for each of {n_layers} layers, got {given!r}")
+    return [flag == 1 for flag in given[:n_layers]]
 
 
 def without(settings: Settings, *keys: str) -> None:

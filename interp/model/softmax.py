@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from einops import einsum
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -26,9 +26,9 @@ from interp.model.attention import (
     row_softmax,
     visible,
 )
-from interp.model.norm import Normalize
-from interp.model.records import Mixer, Record, Traits, positive, requires
-from interp.model.sites import Site
+from interp.model.norm import HeadNorm, Normalize, RMSNorm
+from interp.model.records import Mixer, Record, Traits, at_least_one, positive, requires
+from interp.model.sites import Site, norm_sites
 from interp.model.tap import Scope, at
 
 if TYPE_CHECKING:
@@ -40,6 +40,14 @@ PIECES_FROM = 512
 """Keys from which runs of queries with gathered keys are quicker than one dense mask."""
 BLOCK = 1 << 24
 """Numbers of `[b q k h e]` held at once."""
+
+
+def _normed(part: str, letter: str) -> tuple[Site, Site]:
+    """The sites of the norm of queries or keys that stands after their rotation."""
+    axes = (f"b p {letter} 1", f"b p {letter} e")
+    return norm_sites(
+        f"attn.rot_{part}_norm", f"of {part} after rotation", axes=axes, before="attn.hook_attn_scores"
+    )
 
 
 class Temperature(Record):
@@ -60,6 +68,42 @@ class Temperature(Record):
 
 
 @dataclass(frozen=True)
+class LogSteps(Temperature):
+    """Scores times 1 + weight ln(1 + floor(n / step)), n the keys a query sees, in float32 (Llama 4)."""
+
+    step: int
+    weight: float
+
+    by_count = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "step")
+
+    def factor(self, seen: Int[Tensor, "#b q"]) -> Float[Tensor, "#b q"]:
+        """1 up to step - 1 keys, then higher at every step."""
+        return 1.0 + self.weight * (seen.float() / self.step).floor().log1p()
+
+
+@dataclass(frozen=True)
+class Chunks(Sparsity):
+    """The keys of the query's own chunk: positions 0 to size - 1, size to 2 size - 1, and so on (Llama 4)."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "size")
+
+    def run_sees(
+        self, first: Int[Tensor, "..."], last: Int[Tensor, "..."], key: Int[Tensor, "..."]
+    ) -> Bool[Tensor, "..."]:
+        """Chunks from that of the first query to that of the last."""
+        begin, end, own = (torch.div(x, self.size, rounding_mode="floor") for x in (first, last, key))
+        return (begin <= own) & (own <= end)
+
+
+@dataclass(frozen=True)
 class Softmax(Mixer):
     """Softmax attention, multi-head, grouped or multi-query, and what has been done to its scores and pattern."""
 
@@ -76,10 +120,12 @@ class Softmax(Mixer):
     """False: rotary positions leave its queries and keys as they are, a layer without positions (SmolLM3, Cohere2)."""
     clip: float | None = None
     """Queries, keys and values are cut at plus and minus this number: after their sites, before any norm (MPT)."""
+    head_norm: float | None = None
+    """Eps of an RMSNorm without gamma of each head's queries and keys, after rotation (Llama 4); None = no such norm."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "clip")
+        positive(self, "clip", "head_norm")
 
     own_sites = (
         Site(
@@ -94,6 +140,8 @@ class Softmax(Mixer):
             "the pattern before its refinement; rows sum to 1",
             before="attn.hook_pattern",
         ),
+        *_normed("q", "h"),
+        *_normed("k", "g"),
     )
 
     @property
@@ -128,8 +176,8 @@ class Softmax(Mixer):
         requires(not (bounded and config.sinks), f"no sinks beside the {self}")
 
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:
-        """Smeared keys and the pattern before a refinement."""
-        has = (self.smeared_keys, self.refinement is not None)
+        """Smeared keys, the pattern before a refinement, and normed queries and keys."""
+        has = (self.smeared_keys, self.refinement is not None, *[self.head_norm is not None] * 4)
         return tuple(site for site, there in zip(self.own_sites, has, strict=True) if there)
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
@@ -159,7 +207,16 @@ class SoftmaxAttention(Attention):
         if kind.score != "dot":
             self.scale = 1.0
         by_row = kind.temperature is not None and kind.temperature.by_row
+        self.rot_norms = None if kind.head_norm is None else self._rot_norms(kind.head_norm)
         self.explicit = by_row or self.score is not None or self.refinement is not None
+
+    def _rot_norms(self, eps: float) -> nn.ModuleList:
+        """The norms of rotated queries and keys, which have no parameters."""
+        norm = RMSNorm(eps, trained="nothing")
+        return nn.ModuleList(
+            HeadNorm(norm, n, self.d_head, f"attn.rot_{part}_norm", "head")
+            for part, n in zip("qk", self.heads[:2], strict=True)
+        )
 
     def _project(
         self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
@@ -182,6 +239,8 @@ class SoftmaxAttention(Attention):
         if self.smear is not None:
             k = at(tap, "attn.hook_smeared_k", self._smeared(k, self.smear, shared))
         q, k = super()._placed(q, k, view, shared, tap)
+        if self.rot_norms is not None:
+            q, k = (norm(x, tap) for norm, x in zip(self.rot_norms, (q, k), strict=True))
         if self.sharpness is None:
             return q, k
         return unit(q) * self.sharpness[:, None], unit(k)

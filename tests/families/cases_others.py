@@ -39,6 +39,10 @@ _LATENT: Options = {
 _V2 = Case(hf.DeepseekV2Config, hf.DeepseekV2ForCausalLM, _LATENT)
 _V3 = Case(hf.DeepseekV3Config, hf.DeepseekV3ForCausalLM, {**_LATENT, "n_group": 3, "topk_group": 2})
 _GLM = Case(hf.Glm4MoeConfig, hf.Glm4MoeForCausalLM, {**_ROUTED, "num_key_value_heads": 2, "head_dim": 8})
+_LLAMA4 = Case(hf.Llama4TextConfig, hf.Llama4ForCausalLM, {
+    **_DECODER, "num_hidden_layers": 4, "head_dim": 8, "intermediate_size_mlp": 18, "attention_chunk_size": 6,
+    "interleave_moe_layer_step": 2,
+})  # fmt: skip
 _GPT_OSS = Case(hf.GptOssConfig, hf.GptOssForCausalLM, {**_DECODER, "sliding_window": 6})
 EXPERTS: dict[str, Case] = {
     "mixtral": _MIXTRAL,
@@ -83,6 +87,18 @@ EXPERTS: dict[str, Case] = {
         topk_group=1,
         norm_topk_prob=False,
         first_k_dense_replace=2,
+    ),
+    "llama4": _LLAMA4,
+    "llama4-tuned": _LLAMA4.but(
+        floor_scale=3, attn_scale=0.7, no_rope_layers=[1, 0, 0, 1], moe_layers=[0, 3]
+    ),
+    "llama4-one-expert": _LLAMA4.but(
+        num_experts_per_tok=1,
+        use_qk_norm=False,
+        attn_temperature_tuning=False,
+        interleave_moe_layer_step=1,
+        attention_bias=True,
+        tie_word_embeddings=True,
     ),
     "gpt-oss": _GPT_OSS,
     "gpt-oss-yarn": _GPT_OSS.but(rope_parameters=YARN),
