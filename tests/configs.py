@@ -99,8 +99,12 @@ CONFIGS: dict[str, ModelConfig] = {
             router=Router("sigmoid", correction=True, groups=3, top_groups=2, best=2, factor=1.7, wide=True),
         ),
     ),
-    "deepseek-v2": replace(
-        _LLAMA, mlp=MoE(4, 2, 14, renormalise=False, shared=10, router=Router(groups=2, factor=3.0, wide=True)),
+    "gated-shared-expert": replace(
+        _LLAMA,
+        mlp=MoE(
+            4, 2, 14, renormalise=False, shared=10, shared_gate=True,
+            router=Router(groups=2, factor=3.0, wide=True),
+        ),
     ),
     "cohere2": replace(
         _LLAMA, norm=LayerNorm(trained="gamma"), parallel=True, shared_norm=True, position=Rotary(interleaved=True),

@@ -29,6 +29,7 @@ from interp.lab import (
 from interp.model import (
     MLP,
     Alibi,
+    GatedDelta,
     Latent,
     ModelConfig,
     MoE,
@@ -37,6 +38,7 @@ from interp.model import (
     RMSNorm,
     Rotary,
     Router,
+    ShortConv,
     Softmax,
     Transformer,
 )
@@ -64,6 +66,16 @@ _LINEAR_FAMILY = {
     "polar": replace(_BASE, mixer=Polar(chunk=4), d_head=10),
     "polar-rotary": replace(_ROTARY, mixer=(Polar(), Softmax())),
     "sana": replace(_ROTARY, mixer=Linear("relu", chunk=4), mlp=ConvMLP(16)),
+    "gated-delta": replace(
+        _ROTARY, d_head=12, mixer=(GatedDelta(2, 4, 5, 12, chunk=4), Softmax(gate=True)), qk_norm="head"
+    ),
+    "gated-delta-pairs": replace(
+        _BASE, d_head=12, mixer=(Softmax(), GatedDelta(4, 8, 8, 6, kernel=2, chunk=3)), norm=RMSNorm()
+    ),
+    "short-conv": replace(
+        _ROTARY, d_head=6, position=Rotary(), mixer=(ShortConv(3, bias=True), Softmax()), qk_norm="head"
+    ),
+    "gated-softmax": replace(_BASE, mixer=Softmax(gate=True), d_head=10, n_kv_heads=2),
     "conv-softmax": replace(_BASE, mlp=ConvMLP(16, kernel=4), parallel=True),
 }
 

@@ -55,7 +55,7 @@ def to_model(
     # a tied parameter has several names and stays one object
     model.load_state_dict({name: made[id(p)] for name, p in every.items()}, assign=True)
     for side in (model,) if isinstance(model, Transformer) else (model.encoder, model.decoder):
-        side.files = tensors.mapped_files(side)
+        side.files, side.dequantised = tensors.mapped_files(side), tensors.dequantised
         if len(devices) > 1:
             side.devices = layer_devices(side.config.n_layers, devices)
     return model.requires_grad_(False).eval()
@@ -96,8 +96,7 @@ def expanded(rules: Sequence[Rule], config: AnyConfig) -> Iterator[Rule]:
     for rule in rules:
         side = _side(rule.ours, config)
         experts = getattr(side.mlp, "n_experts", 1)
-        every = range(side.n_layers) if rule.layers is None else rule.layers
-        for layer in every if "{l}" in rule.ours else (0,):
+        for layer in range(side.n_layers) if "{l}" in rule.ours else (0,):
             yield _written_out(rule, layer, experts)
 
 

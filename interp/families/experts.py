@@ -3,11 +3,11 @@
 Transformers 5 fuses the experts in memory; files hold each expert's three matrices.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from interp.families import llama_like
-from interp.families.spec import Rule, Settings
+from interp.families.spec import Rule, Settings, in_layers
 from interp.families.table import modules
 from interp.model.config import MLP, ModelConfig, MoE
 
@@ -36,13 +36,11 @@ def decoder(
 
 def rules(config: ModelConfig, stored: str, parts: tuple[str, str, str] = PARTS) -> tuple[Rule, ...]:
     """The weight table: experts fused, or one by one under `stored` as the matrices gate, linear and out."""
-    return (*llama_like.attention_rules(config), *routed_rules(stored, parts))
+    return (*llama_like.attention_rules(config), *mixture_rules(stored, parts))
 
 
-def routed_rules(
-    stored: str, parts: tuple[str, str, str] = PARTS, layers: tuple[int, ...] | None = None
-) -> tuple[Rule, ...]:
-    """The rules of the router and the experts of these layers (None: of all)."""
+def mixture_rules(stored: str, parts: tuple[str, str, str] = PARTS) -> tuple[Rule, ...]:
+    """The router and the experts of that table."""
     gate, linear, out = (f"{BLOCK}{stored}.experts.{{x}}.{part}.weight" for part in parts)
     sources = {
         "router.weight": ("gate.weight", (f"{BLOCK}{stored}.gate.weight",)),
@@ -52,7 +50,7 @@ def routed_rules(
     table = []
     for ours, (fused, apart) in sources.items():
         name = f"blocks.{{l}}.mlp.{ours}"
-        table.append(Rule(name, (f"{BLOCK}mlp.{fused}",), otherwise=Rule(name, apart), layers=layers))
+        table.append(Rule(name, (f"{BLOCK}mlp.{fused}",), otherwise=Rule(name, apart)))
     return tuple(table)
 
 
@@ -60,22 +58,27 @@ def shared_rules(config: ModelConfig) -> tuple[Rule, ...]:
     """The rules of MLPs with a shared expert, an expert's correction and dense layers (DeepSeek, GLM-4.5)."""
     moe = config.mlp
     assert isinstance(moe, MoE)
-    routed = tuple(layer for layer in range(config.n_layers) if layer not in moe.dense_layers)
-    table = [*routed_rules("mlp", layers=routed)]
+    table = [*mixture_rules("mlp")]
     if moe.router.correction:
-        table.append(
-            Rule("blocks.{l}.mlp.correction", (f"{BLOCK}mlp.gate.e_score_correction_bias",), layers=routed)
-        )
-    table += gated_rules("mlp.shared", "mlp.shared_experts.", routed if moe.shared else ())
-    return (*table, *gated_rules("mlp", "mlp.", moe.dense_layers))
+        table.append(Rule("blocks.{l}.mlp.correction", (f"{BLOCK}mlp.gate.e_score_correction_bias",)))
+    if moe.shared:
+        table += gated_rules("mlp.shared", "mlp.shared_experts.")
+    return some_dense(config, table, gated_rules("mlp", "mlp."))
 
 
-def gated_rules(ours: str, theirs: str, layers: tuple[int, ...]) -> tuple[Rule, ...]:
-    """The rules of a gated MLP without biases in these layers."""
+def some_dense(config: ModelConfig, mixture: Sequence[Rule], dense: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The rules of the layers with experts, and of those with a dense MLP in their place."""
+    assert isinstance(config.mlp, MoE)
+    layers = config.mlp.dense_layers
+    routed = [layer for layer in range(config.n_layers) if layer not in layers]
+    return (*in_layers(mixture, routed), *in_layers(dense, layers))
+
+
+def gated_rules(ours: str, theirs: str) -> tuple[Rule, ...]:
+    """The rules of a gated MLP without biases."""
     gate, linear, out = (f"{theirs}{part}" for part in PARTS)
     names: dict[str, str | tuple[str, ...]] = {f"{ours}.into": (gate, linear), f"{ours}.out": out}
-    found = modules(names, ours="blocks.{l}.", theirs=BLOCK, bias=False)
-    return tuple(replace(rule, layers=layers) for rule in found)
+    return modules(names, ours="blocks.{l}.", theirs=BLOCK, bias=False)
 
 
 def first_dense(settings: Settings, default: int) -> tuple[int, ...]:

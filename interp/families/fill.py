@@ -50,7 +50,7 @@ def plan(
     device: torch.device,
 ) -> Plan:
     """The plan of one rule, shapes and dtypes checked without reading a number; dtype None keeps the checkpoint's."""
-    outlines = [torch.empty_like(_floating(tensors, name), device="meta") for name in parts]
+    outlines = [_floating(tensors, name) for name in parts]
     laid = [rule.layout(outline, config).shape for outline in outlines]
     too_deep = rule.layout is same and any(len(part) > len(shape) for part in laid)
     if too_deep or not _fits(laid, shape):
@@ -134,12 +134,13 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _floating(tensors: Tensors, name: str) -> Tensor:
-    tensor = tensors[name]
-    if tensor.dtype not in DTYPES:
+    outline = tensors.outline(name)
+    if outline.dtype not in DTYPES:
         raise ValueError(
-            f"{name}: a floating point tensor is required, got {tensor.dtype}; quantised weights are not supported"
+            f"{name}: a floating point tensor is required, got {outline.dtype}; quantised weights are read where the "
+            "config says how they are stored (quantization_config)"
         )
-    return tensor
+    return outline
 
 
 def _joined(parts: list[torch.Size], ndim: int) -> tuple[int, ...] | None:

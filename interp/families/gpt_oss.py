@@ -1,7 +1,7 @@
 """GPT-OSS: a sink per head, YaRN, a window in every other layer, experts with biases and a clamped gate.
 
-Experts are stored `[expert, in, out]`, the gate's and the linear branch's columns alternating. Checkpoints in MXFP4,
-as the originals are, are refused like all quantised ones: their weights must be dequantised first.
+Experts are stored `[expert, in, out]`, the gate's and the linear branch's columns alternating; in MXFP4, as the
+originals are, they are dequantised at load (`quantised`).
 """
 
 from dataclasses import replace

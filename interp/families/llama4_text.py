@@ -1,8 +1,8 @@
 """Llama 4, text: layers that see chunks and are rotated, layers that see all and have no positions, experts in some.
 
 Rotated queries and keys are normed, after rotation there and before it here: a rotation changes no length. Scores of
-the layers without positions grow with the position, which is counted in kept tokens here, in columns there: rows padded
-on the left differ from Hugging Face's from `floor_scale` tokens on. Models with a vision tower are refused by their type.
+the layers without positions grow with the position, which is counted in kept tokens here, in columns there: rows that
+are padded on the left differ from Hugging Face's from `floor_scale` tokens on. Models with a vision tower are wrapped.
 """
 
 from dataclasses import replace
@@ -95,19 +95,15 @@ def _mixers(settings: Settings, body: ModelConfig) -> list[Softmax]:
 
 def rules(config: ModelConfig) -> tuple[Rule, ...]:
     """The weight table."""
-    moe = config.mlp
-    assert isinstance(moe, MoE)
     at = f"{experts.BLOCK}feed_forward."
-    routed = tuple(layer for layer in range(config.n_layers) if layer not in moe.dense_layers)
-    (router,) = modules({"mlp.router": "router"}, ours="blocks.{l}.", theirs=at, bias=False)
-    return (
-        *llama_like.attention_rules(config),
-        replace(router, layers=routed),
-        Rule("blocks.{l}.mlp.into", (f"{at}experts.gate_up_proj",), transposed, layers=routed),
-        Rule("blocks.{l}.mlp.out", (f"{at}experts.down_proj",), transposed, layers=routed),
-        *experts.gated_rules("mlp.shared", "feed_forward.shared_expert.", routed),
-        *experts.gated_rules("mlp", "feed_forward.", moe.dense_layers),
+    mixture = (
+        *modules({"mlp.router": "router"}, ours="blocks.{l}.", theirs=at, bias=False),
+        Rule("blocks.{l}.mlp.into", (f"{at}experts.gate_up_proj",), transposed),
+        Rule("blocks.{l}.mlp.out", (f"{at}experts.down_proj",), transposed),
+        *experts.gated_rules("mlp.shared", "feed_forward.shared_expert."),
     )
+    dense = experts.gated_rules("mlp", "feed_forward.")
+    return (*llama_like.attention_rules(config), *experts.some_dense(config, mixture, dense))
 
 
 FAMILY = Family(

@@ -35,11 +35,12 @@ def decoder(
     act: tuple[str, str] = ("hidden_act", "silu"),
     norm: Norm | None = None,
     part: str | None = None,
+    same_for_texts: Sequence[str] = (),
 ) -> ModelConfig:
     """The config that the shared keys describe: Llama's arithmetic.
 
     defaults: the family's values of missing keys, where they are not Llama's. act: the key of the non-linearity and
-    its default. norm: None = an RMSNorm whose eps the config says. part: as `rope.rotary` has it.
+    its default. norm: None = an RMSNorm whose eps the config says. part, same_for_texts: as `rope.rotary` has them.
     """
     given = {key: float(value) for key, value in (defaults or {}).items()}
     missing: dict[str, float] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, **given}
@@ -56,7 +57,9 @@ def decoder(
     d_head, n_kv_heads = said_or("head_dim", d_model // n_heads), said_or("num_key_value_heads", n_heads)
     bias = settings.flag("attention_bias", False)
     share = missing.get("partial_rotary_factor", 1.0)
-    position = rotary(settings, d_head, base=missing["rope_theta"], partial=share, part=part)
+    position = rotary(
+        settings, d_head, base=missing["rope_theta"], partial=share, part=part, same_for_texts=same_for_texts
+    )
     mlp_bias = settings.flag("mlp_bias", False)
     return ModelConfig(
         n_layers=whole("num_hidden_layers"),
@@ -77,18 +80,20 @@ def decoder(
 
 def rotated(body: ModelConfig, layers: Sequence[bool]) -> ModelConfig:
     """The same, its rotary positions in some layers only: the others have no positions at all."""
+    if all(layers):
+        return body
     kind = body.mixers[0]
     assert isinstance(kind, Softmax)
     return mixed(body, [replace(kind, rotated=turned) for turned in layers])
 
 
 def mixed(body: ModelConfig, mixers: Sequence[Mixer]) -> ModelConfig:
-    """The same with these mixers in its layers, as the shortest list of those that take turns."""
+    """The same with these mixers in its layers, as the shortest run that, counted round, gives every layer its own."""
     n = len(mixers)
     if n != body.n_layers:
         raise ValueError(f"a mixer for each of {body.n_layers} layers is required, got {n}")
     period = next(p for p in range(1, n + 1) if all(mixers[i] == mixers[i % p] for i in range(n)))
-    return replace(body, mixer=mixers[0] if period == 1 else tuple(mixers[:period]))
+    return replace(body, mixer=tuple(mixers[:period]))
 
 
 def rotated_layers(settings: Settings, n_layers: int) -> list[bool]:

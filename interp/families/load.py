@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from interp.core.boundary import Device, nearest, public, shown
-from interp.core.files import json_object, made_folder, named_path, write_atomically
+from interp.core.boundary import Device, nearest, public
+from interp.core.files import json_object, made_folder, write_atomically
 from interp.families import (
     bart,
     bert,
@@ -39,6 +39,7 @@ from interp.families import (
     gptj,
     granite,
     granitemoe,
+    lfm2,
     llama,
     llama4_text,
     marian,
@@ -54,7 +55,9 @@ from interp.families import (
     phi3,
     qwen2,
     qwen3,
+    qwen3_5,
     qwen3_moe,
+    qwen3_next,
     roberta,
     smollm3,
     stablelm,
@@ -64,8 +67,9 @@ from interp.families.convert import AnyModel, to_model
 from interp.families.fill import check_dtype
 from interp.families.hub import download as download
 from interp.families.other import can_wrap, vocabulary, wrapped_folder, wrapped_model
+from interp.families.quantised import KEYS, ordinary, quantisation_of
 from interp.families.spec import AnyFamily, Settings
-from interp.families.stored import LiveTensors, StoredTensors
+from interp.families.stored import LiveTensors, StoredTensors, listing, weight_files
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, check_fit
 from interp.model.config import AnyConfig, EncoderDecoderConfig
 from interp.model.transformer import Transformer
@@ -102,6 +106,9 @@ FAMILIES: tuple[AnyFamily, ...] = (
     codegen.FAMILY,
     mixtral.FAMILY,
     qwen3_moe.FAMILY,
+    qwen3_next.FAMILY,
+    qwen3_5.FAMILY,
+    lfm2.FAMILY,
     gpt_oss.FAMILY,
     granitemoe.FAMILY,
     deepseek.FAMILY,
@@ -135,13 +142,9 @@ def family_of(values: Mapping[str, object]) -> AnyFamily:
 def config_of(values: Mapping[str, object]) -> tuple[AnyFamily, AnyConfig]:
     """Family and our config of a checkpoint's config; ValueError for anything it asks that we do not do."""
     family = family_of(values)
-    if quantization := values.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        raise ValueError(
-            f"{family.name}: config asks for quantization_config ({method}), and quantised weights are not supported; "
-            "load the original checkpoint, or one that was dequantised and saved again"
-        )
+    quantisation_of(values, family.name)
     settings = Settings(values, family.name)
+    settings.present(KEYS)
     config = family.config(settings)
     settings.finish()
     return family, config
@@ -188,7 +191,8 @@ def any_from_hf_model(
     if _wraps(values, wrapped):
         return wrapped_model(hf_model, values, dtype=dtype, device=_one_place(places))
     family, ours = config_of(values)
-    return to_model(family, ours, LiveTensors(hf_model.state_dict()), dtype=dtype, devices=places)
+    tensors = ordinary(LiveTensors(hf_model.state_dict()), values, family.name, dtype)
+    return to_model(family, ours, tensors, dtype=dtype, devices=places)
 
 
 @public()
@@ -227,7 +231,7 @@ def any_from_folder(
     config_file = config or folder / "config.json"
     if not config_file.is_file():
         raise FileNotFoundError(
-            f"{config_file} is required beside the weights; {folder} holds {_listing(folder)}"
+            f"{config_file} is required beside the weights; {folder} holds {listing(folder)}"
         )
     values, places = json_object(config_file), _places(dtype, device, devices)
     if _wraps(values, wrapped):
@@ -240,7 +244,10 @@ def any_from_folder(
             raise ValueError(f"model_type {kind!r} cannot be wrapped: transformers has no causal model of it")
         return wrapped_folder(folder, values, dtype=dtype, device=_one_place(places))
     family, ours = config_of(values)
-    with StoredTensors([path] if path.is_file() else _weight_files(folder)) as tensors:
+    with StoredTensors([path] if path.is_file() else weight_files(folder)) as stored:
+        if isinstance(said := values.get(native.DEQUANTISED), str):
+            stored.dequantised = said
+        tensors = ordinary(stored, values, family.name, dtype)
         return to_model(family, ours, tensors, dtype=dtype, devices=places)
 
 
@@ -319,34 +326,10 @@ def save(model: AnyModel, folder: Path) -> None:
 
     made_folder(folder)
     state = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
-    values = native.values(model.config)
+    first = model if isinstance(model, Transformer) else model.encoder
+    values = native.values(model.config, first.dequantised)
     write_atomically(folder / "model.safetensors", lambda p: save_file(state, p, metadata={"format": "pt"}))
     write_atomically(folder / "config.json", lambda p: _write_text(p, json.dumps(values, indent=2) + "\n"))
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights; pickles only where there are no safetensors."""
-    for kind in ("model.safetensors", "pytorch_model.bin"):
-        index = folder / f"{kind}.index.json"
-        if index.is_file():
-            table = json_object(index).get("weight_map")
-            if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
-                raise ValueError(f"{index}: weight_map must name a file for every tensor, got {shown(table)}")
-            files = [named_path(folder / name) for name in sorted(set(table.values()))]
-        else:
-            files = sorted(folder.glob("*.safetensors" if kind == "model.safetensors" else kind))
-        if missing := [f.name for f in files if not f.is_file()]:
-            raise FileNotFoundError(f"{folder}: the index names {missing[0]}, which is not there")
-        if files:
-            return files
-    raise FileNotFoundError(
-        f"{folder} holds no *.safetensors file and no pytorch_model.bin; it holds {_listing(folder)}"
-    )
-
-
-def _listing(folder: Path) -> str:
-    names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-    return ", ".join(names[:8]) or "nothing"
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -10,21 +10,25 @@ from torch import Tensor, nn
 
 from interp.families import gpt2, llama, native
 from interp.families.convert import expanded
+from interp.families.other import on_our_numbers
+from interp.families.quantised import method_of
 from interp.families.spec import Family, Settings
 from interp.model.config import MLP, LayerNorm, ModelConfig, RMSNorm, Rotary
 from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.transformer import Transformer
 
 NAME = "Hugging Face"
+ON_OURS = "Hugging Face on the numbers we read"
+"""The reference for quantised checkpoints that transformers does not dequantise on a processor."""
+THEIRS = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
+"""Those that it does, with the class that says so."""
 
 
 class HuggingFaceReference:
     """A live Hugging Face model with the weights of ours; its state is left as it was."""
 
-    name = NAME
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, name: str = NAME) -> None:
+        self._model, self.name = model, name
 
     def logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
         """What it gives for these tokens: logits, or the last hidden states where it has no head."""
@@ -104,19 +108,28 @@ def reference_of(
     kind = getattr(transformers, str(names[0]), None) if names else None
     if kind is None:
         return f"transformers has no class {names[0]!r}" if names else "the config names no architecture"
-    loaded = kind.from_pretrained(str(folder), dtype=dtype, trust_remote_code=False)
-    return _compared(loaded, model)
+    method, how = method_of(values), {}
+    if method is not None and method not in THEIRS:
+        return _compared(on_our_numbers(kind, folder, values, dtype)[0], model, ON_OURS)
+    if method is not None:
+        how["quantization_config"] = getattr(transformers, THEIRS[method])(dequantize=True)
+    loaded = kind.from_pretrained(str(folder), dtype=dtype, trust_remote_code=False, **how)
+    return _compared(
+        loaded.to(dtype) if how else loaded, model
+    )  # it leaves what was not quantised as it is stored
 
 
-def _compared(theirs: nn.Module, model: Transformer | EncoderDecoder) -> HuggingFaceReference | str:
+def _compared(
+    theirs: nn.Module, model: Transformer | EncoderDecoder, name: str = NAME
+) -> HuggingFaceReference | str:
     """Their part that ends where ours does: in logits, or in the final states below any other head."""
     if isinstance(model, Transformer) and model.unembed is None:
         below = theirs.base_model
         assert isinstance(below, nn.Module)
-        return HuggingFaceReference(below)
+        return HuggingFaceReference(below, name)
     if theirs.get_output_embeddings() is None:  # type: ignore[operator]
         return f"{type(theirs).__name__} gives no logits of tokens"
-    return HuggingFaceReference(theirs)
+    return HuggingFaceReference(theirs, name)
 
 
 def exported(model: Transformer) -> HuggingFaceReference | str:

@@ -1,7 +1,7 @@
 """Rotary positions as configs describe them: `rope_parameters` (transformers 5), or `rope_theta` + `rope_scaling`."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from interp.families.spec import LARGEST, Settings
 from interp.model.config import (
@@ -25,11 +25,13 @@ def rotary(
     partial: float = 1.0,
     outside: tuple[str, str] = ("rope_theta", "partial_rotary_factor"),
     part: str | None = None,
+    same_for_texts: Sequence[str] = (),
 ) -> Rotary:
     """The rotation of a checkpoint, half-split.
 
     base, partial: the family's defaults for `rope_theta` and `partial_rotary_factor`.
     outside: the names of both where they stand beside the table and not in it (NeoX has its own).
+    same_for_texts: keys of the table that tell the positions of images apart, and change nothing in a text.
     part: the entry of a table with one rule per kind of layer (Gemma 3); `rope_scaling` then means full attention.
     """
     scaling = {} if part == "sliding_attention" else settings.table("rope_scaling")
@@ -42,6 +44,7 @@ def rotary(
             f"rope_parameters requires a table for each kind of layer, got {flat[0]!r} beside them"
         )
     rule = Settings({**scaling, **(nested if isinstance(nested, Mapping) else {})}, "rope_parameters")
+    rule.present(same_for_texts)
     theta = _agreed(settings, rule, (outside[0], "rope_theta"), base)
     share = _agreed(settings, rule, (outside[1], "partial_rotary_factor"), partial)
     dim = int(d_head * share)

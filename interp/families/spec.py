@@ -1,7 +1,7 @@
 """What a family is: how its config becomes ours, and which of its tensors become which of ours."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar, cast
 
 from torch import Tensor
@@ -166,8 +166,20 @@ class Rule:
     """Applied to each of the checkpoint's tensors."""
     otherwise: "Rule | None" = None
     """The rule where the checkpoint lacks the first of `theirs` (one parameter, two ways to store it)."""
-    layers: tuple[int, ...] | None = None
-    """The layers that have it, for a rule with `{l}`; None = all of them."""
+
+
+def in_layers(rules: Sequence[Rule], layers: Sequence[int]) -> tuple[Rule, ...]:
+    """The rules for these layers alone; those without `{l}` stay as they are."""
+
+    def written(rule: Rule, layer: int) -> Rule:
+        theirs = tuple(name.replace("{l}", str(layer)) for name in rule.theirs)
+        other = None if rule.otherwise is None else written(rule.otherwise, layer)
+        return replace(rule, ours=rule.ours.replace("{l}", str(layer)), theirs=theirs, otherwise=other)
+
+    found: list[Rule] = []
+    for rule in rules:
+        found += [written(rule, layer) for layer in layers] if "{l}" in rule.ours else [rule]
+    return tuple(found)
 
 
 def _unchanged(name: str) -> str:

@@ -10,7 +10,8 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor, nn
 
-from interp.core.files import regular
+from interp.core.boundary import shown
+from interp.core.files import json_object, named_path, regular
 from interp.model.mapped import FileState, MappedFile
 
 CHUNK = 4 * 2**20
@@ -21,6 +22,13 @@ MAPPED = 16 * 2**20
 
 class Tensors(Mapping[str, Tensor]):
     """A checkpoint's tensors by name. What is handed out is for reading at once: `release` may unmap its file."""
+
+    dequantised: str | None = None
+    """How the checkpoint stores what had to be dequantised; None where it holds ordinary numbers."""
+
+    def outline(self, name: str) -> Tensor:
+        """The tensor on "meta": its shape and dtype."""
+        return torch.empty_like(self[name], device="meta")
 
     @abstractmethod
     def release(self, read: int) -> None:
@@ -212,3 +220,29 @@ def equal(tensors: Tensors, a: str, b: str) -> bool:
             return False
         tensors.release(2 * one[rows].numel() * one.element_size())
     return True
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights; pickles only where there are no safetensors."""
+    for kind in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{kind}.index.json"
+        if index.is_file():
+            table = json_object(index).get("weight_map")
+            if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+                raise ValueError(f"{index}: weight_map must name a file for every tensor, got {shown(table)}")
+            files = [named_path(folder / name) for name in sorted(set(table.values()))]
+        else:
+            files = sorted(folder.glob("*.safetensors" if kind == "model.safetensors" else kind))
+        if missing := [f.name for f in files if not f.is_file()]:
+            raise FileNotFoundError(f"{folder}: the index names {missing[0]}, which is not there")
+        if files:
+            return files
+    raise FileNotFoundError(
+        f"{folder} holds no *.safetensors file and no pytorch_model.bin; it holds {listing(folder)}"
+    )
+
+
+def listing(folder: Path) -> str:
+    """The first files of a folder, for messages."""
+    names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    return ", ".join(names[:8]) or "nothing"

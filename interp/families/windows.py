@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from interp.families.spec import Settings
 
+LINEAR = ("full_attention", "linear_attention")
 KINDS = ("full_attention", "sliding_attention")
 
 
@@ -33,6 +34,25 @@ def local_layers(
     if local and size is None:
         raise ValueError(f"layers {local} have a sliding window, but sliding_window is None")
     return (size, local) if local else (None, None)
+
+
+def full_layers(
+    settings: Settings, n_layers: int, every: Callable[[int], bool], kinds: tuple[str, str] = LINEAR
+) -> list[bool]:
+    """Whether each layer has attention and not the family's other mixer: `layer_types`, or else the family's rule.
+
+    kinds: what `layer_types` calls the two. Errors: ValueError for other kinds, or a list of the wrong length.
+    """
+    given = settings.get("layer_types")
+    if given is None:
+        return [every(layer) for layer in range(n_layers)]
+    if (
+        not isinstance(given, list | tuple)
+        or len(given) != n_layers
+        or any(kind not in kinds for kind in given)
+    ):
+        raise ValueError(f"layer_types requires {n_layers} of {' and '.join(kinds)}, got {given!r}")
+    return [kind == kinds[0] for kind in given]
 
 
 def from_layer(settings: Settings, n_layers: int) -> tuple[int | None, tuple[int, ...] | None]:

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.model.attention import Pass, picked
+from interp.model.attention import Pass
 from interp.model.block import NEURONS, NEXT_ROW
 from interp.model.config import ModelConfig
+from interp.model.convolution import convolved
 from interp.model.records import AnyMLP, at_least_one, requires
 from interp.model.sites import Site
 from interp.model.tap import Scope, at
@@ -86,44 +87,6 @@ class ConvFeedForward(nn.Module):
             gate, linear = expanded.chunk(2, -1)
             gate, linear = at(tap, "mlp.hook_expanded", gate), at(tap, "mlp.hook_expanded_linear", linear)
             expanded = torch.cat((gate, linear), -1)
-        gate, linear = self._convolved(expanded, shared).chunk(2, -1)
+        gate, linear = convolved(expanded, self.kernel, shared, (self.layer, "mlp"), self.bias).chunk(2, -1)
         post = F.silu(at(tap, "mlp.hook_pre", gate)) * at(tap, "mlp.hook_pre_linear", linear)
         return self.out(at(tap, "mlp.hook_post", post))
-
-    def _convolved(self, x: Float[Tensor, "b p f"], shared: Pass) -> Float[Tensor, "b p f"]:
-        """sum_t kernel_t x_(i-t) + bias over the kept tokens of each row, which are moved together for it."""
-        n, back, cache = x.shape[1], len(self.kernel) - 1, shared.cache
-        keep, documents = shared.layout.keep, shared.layout.documents
-        order: Int[Tensor, "b p"] | None = None
-        if keep is not None:
-            keep = keep[:, -n:]
-            order = (~keep).int().argsort(dim=1, stable=True)
-            x = picked(x, order)
-            documents = None if documents is None else picked(documents, order)
-        before = () if cache is None else cache.states.get((self.layer, "mlp"), ())
-        past = torch.cat((before[0] if before else x.new_zeros(len(x), back, x.shape[2]), x), 1)
-        if cache is not None:
-            shared.left[self.layer, "mlp"] = (_last(past, back, keep, n),)
-        found = self.bias + self.kernel[back] * x
-        for t in range(1, back + 1):
-            earlier = past[:, back - t : back - t + n]
-            if documents is not None:
-                earlier = earlier.masked_fill(_other_text(documents, t)[..., None], 0)
-            found = found + self.kernel[back - t] * earlier
-        return found if order is None else picked(found, order.argsort(1))
-
-
-def _last(
-    past: Float[Tensor, "b k f"], back: int, keep: Bool[Tensor, "b p"] | None, n: int
-) -> Float[Tensor, "b t f"]:
-    """The last `back` kept columns; the kept ones of the last `n` stand before the others."""
-    if keep is None:
-        return past[:, n:]
-    return picked(past, keep.sum(1, keepdim=True) + torch.arange(back, device=past.device))
-
-
-def _other_text(documents: Int[Tensor, "b p"], t: int) -> Bool[Tensor, "b p"]:
-    """Whether the column `t` places before belongs to another text, or to none."""
-    other = torch.ones_like(documents, dtype=torch.bool)
-    other[:, t:] = documents[:, t:] != documents[:, :-t]
-    return other

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from interp.model.attention import Attention, Mask, Pass, picked
 from interp.model.config import ModelConfig
-from interp.model.norm import Normalize
 from interp.model.records import Mixer, Traits, at_least_one
 from interp.model.tap import Scope, at
 
@@ -70,22 +69,6 @@ class LinearMixer(Attention):
         assert isinstance(kind, OfSums)
         self.chunk, self.eps = kind.chunk, kind.eps
         self.relu = isinstance(kind, Linear) and kind.feature == "relu"
-
-    def forward(
-        self,
-        x: Float[Tensor, "b p d"],
-        source: tuple[Float[Tensor, "b p d"], Normalize],
-        shared: Pass,
-        tap: Scope | None,
-        only: Int[Tensor, "b n"] | None = None,
-    ) -> Float[Tensor, "b n d"]:
-        """z W_O + b_O, where z may have passed a norm or a gate made from `x`."""
-        q, k, v = self._normed(x, source, tap)
-        view = shared.everywhere
-        q, k = self._placed(q, k, view, shared, tap)
-        z = self._mix(q, k, v, view.mask, shared, tap, only)
-        z = self._finished(z, x if only is None else picked(x, only), tap)
-        return self._write(at(tap, "attn.hook_z", z), tap)
 
     def _mix(
         self,
@@ -168,11 +151,6 @@ class LinearMixer(Attention):
 
     def _heads(self, sums: Float[Tensor, "b s p f"]) -> Float[Tensor, "b h p e"]:
         return sums
-
-    def _finished(
-        self, z: Float[Tensor, "b n h e"], x: Float[Tensor, "b n d"], tap: Scope | None
-    ) -> Float[Tensor, "b n h e"]:
-        return z
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from interp.model.config import (
     DynamicScaling,
     EncoderDecoderConfig,
     FullSoftmax,
+    GatedDelta,
     Latent,
     LayerNorm,
     Learned,
@@ -23,6 +24,7 @@ from interp.model.config import (
     RMSNorm,
     Rotary,
     Router,
+    ShortConv,
     Sinusoidal,
     Softmax,
     YarnScaling,
@@ -37,8 +39,9 @@ from interp.model.weights import LayerWeights, Weights
 
 __all__ = [
     "MLP", "Alibi", "AnyConfig", "Buckets", "DynamicScaling", "Edit", "EncoderDecoder", "EncoderDecoderConfig",
-    "FullSoftmax", "KVCache", "Latent", "LayerNorm", "LayerWeights", "Learned", "LinearScaling", "Llama3Scaling",
-    "LongScaling", "Memory", "MoE", "ModelConfig", "NoNorm", "NoPosition", "RMSNorm", "Read", "Rotary", "Router",
+    "FullSoftmax", "GatedDelta", "KVCache", "Latent", "LayerNorm", "LayerWeights", "Learned", "LinearScaling",
+    "Llama3Scaling", "LongScaling", "Memory", "MoE", "ModelConfig", "NoNorm", "NoPosition", "RMSNorm", "Read", "Rotary",
+    "Router", "ShortConv",
     "Sinusoidal", "Site", "Softmax", "Tap", "Trace", "Transformer", "UsualBlock", "Weights", "YarnScaling", "build",
     "mean_next_token_loss", "next_token_loss", "next_token_loss_of",
 ]  # fmt: skip

@@ -435,7 +435,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (self._head_norm(config, part) for part in "qk")
 
     def _head_norm(self, config: ModelConfig, part: str) -> HeadNorm | None:
-        if config.qk_norm is None:
+        if config.qk_norm is None or not config.mixers[self.layer].traits.queries:
             return None
         n_heads = self.heads["qk".index(part)]
         return HeadNorm(config.norm, n_heads, self.d_head, f"{self.name}.{part}_norm", config.qk_norm)
@@ -456,16 +456,35 @@ class Attention(nn.Module):
 
         only: the columns of each row whose output is wanted.
         """
-        q, k, v = self._normed(x, source, tap)
+        return self._output(*self._normed(x, source, tap), x, shared, tap, only)
+
+    def _output(
+        self,
+        q: Float[Tensor, "b p h e"],
+        k: Float[Tensor, "b p g k"],
+        v: Float[Tensor, "b p g v"],
+        x: Float[Tensor, "b p *h d"],
+        shared: Pass,
+        tap: Scope | None,
+        only: Int[Tensor, "b n"] | None,
+    ) -> Float[Tensor, "b n d"]:
+        """z W_O + b_O, from queries, keys and values as `_normed` gives them; `x` is what queries were made from."""
         view = shared.local if self.local else shared.everywhere
         q, k = self._placed(q, k, view, shared, tap)
         z = self._mix(q, k, v, view.mask, shared, tap, only)
+        z = self._finished(z, x if only is None else picked(x, only), tap)
         return self._write(at(tap, "attn.hook_z", z), tap)
+
+    def _finished(
+        self, z: Float[Tensor, "b n h e"], x: Float[Tensor, "b n *h d"], tap: Scope | None
+    ) -> Float[Tensor, "b n h e"]:
+        """z as it is written, after any norm or gate; `x` is what the queries were made from."""
+        return z
 
     def _placed(
         self,
         q: Float[Tensor, "b p h e"],
-        k: Float[Tensor, "b p g e"],
+        k: Float[Tensor, "b p g k"],
         view: View,
         shared: Pass,
         tap: Scope | None,

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from interp.model.block import MLP, Activation, UsualBlock
+from interp.model.delta import GatedDelta
 from interp.model.experts import MoE, Router
 from interp.model.latent import Latent
 from interp.model.norm import Heads, LayerNorm, NoNorm, Norm, NormPlace, RMSNorm
@@ -36,6 +37,7 @@ from interp.model.records import (
     positive,
     requires,
 )
+from interp.model.short_conv import ShortConv
 from interp.model.softmax import Softmax
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "DynamicScaling",
     "EncoderDecoderConfig",
     "FullSoftmax",
+    "GatedDelta",
     "Json",
     "Latent",
     "LayerNorm",
@@ -68,6 +71,7 @@ __all__ = [
     "Rotary",
     "Router",
     "Scaling",
+    "ShortConv",
     "Sinusoidal",
     "Softmax",
     "UsualBlock",
@@ -246,8 +250,8 @@ class ModelConfig(Record):
         biased, place = isinstance(self.position, Alibi | Buckets), type(self.position).__name__
         requires(traits.scored or not biased, f"positions other than {place} under {name}")
         placed = traits.queries or traits.rotated or not isinstance(self.position, Rotary)
-        requires(
-            placed and (traits.queries or self.qk_norm is None),
+        requires(  # of layers that take turns those with queries have them
+            isinstance(self.mixer, tuple) or (placed and (traits.queries or self.qk_norm is None)),
             f"no qk_norm and no rotary positions under {name}, which has no queries and keys",
         )
         fits = traits.grouped or self.kv_heads == self.n_heads

@@ -77,6 +77,8 @@ class MoE(AnyMLP):
     router: Router = Router()
     shared: int = 0
     """Neurons of the shared expert, a gated MLP that every token passes besides; 0 = none."""
+    shared_gate: bool = False
+    """Whether what the shared expert gives is multiplied by a sigmoid of its own, one number per token (Qwen3-Next)."""
     dense: MLP | None = None
     """What stands in place of the experts in some layers."""
     dense_layers: tuple[int, ...] = ()
@@ -105,7 +107,10 @@ class MoE(AnyMLP):
             )
             for site in MLP.own_sites
         ),
-        Site("mlp.hook_shared_out", "b p d", "what the shared expert gives", before=NEXT_ROW),
+        Site(
+            "mlp.hook_shared_weight", "b p 1", "the weight of the shared expert, a sigmoid", before=NEXT_ROW
+        ),
+        Site("mlp.hook_shared_out", "b p d", "the shared expert's output, weighted", before=NEXT_ROW),
     )
 
     def __post_init__(self) -> None:
@@ -121,6 +126,8 @@ class MoE(AnyMLP):
                 f"MoE requires groups that divide {self.n_experts} experts, hold {rule.best} each and {self.top_k} "
                 f"in {rule.top_groups} of them, got {rule.groups} groups"
             )
+        if self.shared_gate and not self.shared:
+            raise ValueError("MoE requires a shared expert for shared_gate, got shared=0")
         if rule.weighs == "input" and self.bias:
             raise ValueError("MoE requires experts without biases where weights multiply what they read")
         if bool(self.dense_layers) != (self.dense is not None):
@@ -153,7 +160,8 @@ class MoE(AnyMLP):
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:
         """Those of the experts, of the shared one, and of the dense MLP of some layers."""
         dense = () if self.dense is None else self.dense.sites(config)
-        return (*dense, *self.own_sites, *(self.shared_sites if self.shared else ()))
+        shared = [s for s in self.shared_sites if self.shared_gate or not s.name.endswith("shared_weight")]
+        return (*dense, *self.own_sites, *(shared if self.shared else ()))
 
     def build(self, d_model: int, layer: int, name: str) -> nn.Module:
         """The module."""
@@ -184,6 +192,7 @@ class Experts(nn.Module):
         self.into_bias, self.out_bias = into_bias, out_bias
         always = MLP(max(1, moe.shared), moe.act, gated=True, bias=False)
         self.shared = FeedForward(always, d_model, f"{name}.shared") if moe.shared else None
+        self.shared_gate = nn.Linear(d_model, 1, bias=False) if moe.shared_gate else None
 
     def forward(self, x: Float[Tensor, "b p d"], tap: Scope | None = None) -> Float[Tensor, "b p d"]:
         """The mixture's output; only experts with a weight other than 0 are computed, unless all are observed."""
@@ -191,7 +200,10 @@ class Experts(nn.Module):
         mixed = self._mixed(x, at(tap, f"{self.name}.hook_expert_weights", weights), tap)
         if self.shared is None:
             return mixed
-        return mixed + at(tap, f"{self.name}.hook_shared_out", self.shared(x, tap))
+        shared = self.shared(x, tap)
+        if self.shared_gate is not None:
+            shared = shared * at(tap, f"{self.name}.hook_shared_weight", self.shared_gate(x).sigmoid())
+        return mixed + at(tap, f"{self.name}.hook_shared_out", shared)
 
     def logits(self, x: Float[Tensor, "b p d"]) -> Float[Tensor, "b p x"]:
         """The router's logits."""

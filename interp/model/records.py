@@ -73,6 +73,8 @@ class Traits:
     """Matrices W_Q and W_K."""
     values: bool = True
     """A matrix W_V."""
+    valued: bool = True
+    """Values of every key/value head, which are a site."""
     reads_by_qkv: bool = True
     """Queries, keys and values, linear in the normed stream, are all that its heads read of it: no gate, no memory, no
     other scores, no norm on the way."""

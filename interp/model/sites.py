@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 DIMS = {
     "p": "pos", "h": "head", "g": "kv_head", "q": "query", "k": "key", "m": "neuron", "x": "expert", "s": "source",
+    "n": "value_head", "j": "key_head",
 }  # fmt: skip
 """The word for each axis along which cells of a site are told apart; the others hold vectors."""
 WORDS = {
     **DIMS,
     "d": "d_model",
     "e": "d_head",
-    "r": "d_query",
+    "r": "d_key",
+    "f": "d_value",
     "w": "d_latent",
     "v": "vocabulary",
     "c": "half",
@@ -54,7 +56,7 @@ def _trait(name: str) -> Callable[[ModelConfig], bool]:
     return lambda c: any(getattr(mixer.traits, name) for mixer in c.mixers)
 
 
-_queries = _trait("queries")
+_queries, _valued = _trait("queries"), _trait("valued")
 
 
 def _has_mlp(c: ModelConfig) -> bool:
@@ -100,7 +102,7 @@ def _head_norm(part: str, letter: str) -> tuple[Site, ...]:
 _ATTENTION = (
     Site("attn.hook_q", "b p h e", "queries, before norm and rotation", _queries),
     Site("attn.hook_k", "b p g e", "keys, before norm and rotation", _queries),
-    Site("attn.hook_v", "b p g e", "values"),
+    Site("attn.hook_v", "b p g e", "values", _valued),
     Site(
         "attn.hook_attn_scores",
         "b h q k",

@@ -28,7 +28,7 @@ from interp.model.attention import (
 )
 from interp.model.norm import HeadNorm, Normalize, RMSNorm
 from interp.model.records import Mixer, Record, Traits, at_least_one, positive, requires
-from interp.model.sites import Site, norm_sites
+from interp.model.sites import GATE, Site, norm_sites
 from interp.model.tap import Scope, at
 
 if TYPE_CHECKING:
@@ -121,7 +121,9 @@ class Softmax(Mixer):
     clip: float | None = None
     """Queries, keys and values are cut at plus and minus this number: after their sites, before any norm (MPT)."""
     head_norm: float | None = None
-    """Eps of an RMSNorm without gamma of each head's queries and keys, after rotation (Llama 4); None = no such norm."""
+    """Eps of an RMSNorm without gamma of each head's queries and keys, after rotation (Llama 4); None = no norm."""
+    gate: bool = False
+    """Whether z is multiplied by a sigmoid, made from what the block reads, before it is written (Qwen3-Next)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,6 +144,7 @@ class Softmax(Mixer):
         ),
         *_normed("q", "h"),
         *_normed("k", "g"),
+        GATE,
     )
 
     @property
@@ -149,14 +152,15 @@ class Softmax(Mixer):
         """What analyses may rely on; scores are q . k up to a factor that the query alone decides, or are not.
 
         Clipped queries, keys and values are not linear in what heads read, and not those of the sites: there are no
-        circuits.
+        circuits. Behind a gate z is not the pattern of the values.
         """
         linear = self.clip is None
         bilinear = linear and self.score == "dot" and not self.smeared_keys and self.refinement is None
         stateful = self.smeared_keys or self.refinement is not None
         return Traits(
             bilinear=bilinear,
-            additive=linear,
+            additive=linear and not self.gate,
+            reads_by_qkv=not self.gate,
             rotated=self.rotated,
             scaled=self.score == "dot",
             scored=True,
@@ -176,8 +180,9 @@ class Softmax(Mixer):
         requires(not (bounded and config.sinks), f"no sinks beside the {self}")
 
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:
-        """Smeared keys, the pattern before a refinement, and normed queries and keys."""
-        has = (self.smeared_keys, self.refinement is not None, *[self.head_norm is not None] * 4)
+        """Smeared keys, the pattern before a refinement, normed queries and keys, and a gate."""
+        normed = [self.head_norm is not None] * 4
+        has = (self.smeared_keys, self.refinement is not None, *normed, self.gate)
         return tuple(site for site, there in zip(self.own_sites, has, strict=True) if there)
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
@@ -203,6 +208,8 @@ class SoftmaxAttention(Attention):
         self.sharpness = nn.Parameter(start) if kind.score == "cosine" else None
         weight = torch.randn(config.n_heads, self.d_head)
         self.score = nn.Parameter(weight) if kind.score == "additive" else None
+        width = config.n_heads * self.d_head
+        self.gate = nn.Linear(config.d_model, width, bias=config.qkv_bias) if kind.gate else None
         self.refinement = None if kind.refinement is None else RowAttention(config, layer, kind.refinement)
         if kind.score != "dot":
             self.scale = 1.0
@@ -244,6 +251,13 @@ class SoftmaxAttention(Attention):
         if self.sharpness is None:
             return q, k
         return unit(q) * self.sharpness[:, None], unit(k)
+
+    def _finished(
+        self, z: Float[Tensor, "b n h e"], x: Float[Tensor, "b n d"], tap: Scope | None
+    ) -> Float[Tensor, "b n h e"]:
+        if self.gate is None:
+            return z
+        return z * at(tap, GATE.name, self.gate(x).sigmoid().unflatten(-1, (-1, self.d_head)))
 
     def _smeared(
         self, k: Float[Tensor, "b p g e"], alpha: Float[Tensor, "g"], shared: Pass

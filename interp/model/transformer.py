@@ -146,6 +146,9 @@ class Transformer(nn.Module):
     With `tap=None` no site exists and attention is the fused kernel.
     """
 
+    dequantised: str | None = None
+    """How the checkpoint stores the weights that were dequantised as they were read; None for ordinary ones."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
@@ -488,7 +491,7 @@ def initialise(model: nn.Module) -> None:
         if parameter.is_meta:
             continue
         writes = name.endswith((".out", ".out.weight"))
-        if name.endswith("mlp.kernel"):  # a depthwise convolution: its fan-in is its length
+        if name.endswith(".kernel"):  # a depthwise convolution: its fan-in is its length
             nn.init.normal_(parameter, std=len(parameter) ** -0.5)
         elif parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.02 * ((2 * n_layers) ** -0.5 if writes else 1.0))

@@ -62,6 +62,7 @@ def provenance(model: Transformer, name: str, *, seed: int | None, parameters: J
         "model_sha256": model_hash(model),
         "config": model.config.to_dict(),
         "dtype": str(model.dtype),
+        "dequantised": model.dequantised,
         "device": str(model.device),
         "parameters": parameters,
         "seed": seed,

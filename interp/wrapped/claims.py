@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -19,6 +19,7 @@ UNBOUNDED = 2**20
 """How many tokens a network is said to take whose config names no limit."""
 
 
+@runtime_checkable
 class Settings(Protocol):
     """The config of a network, as far as it is asked."""
 

@@ -175,9 +175,9 @@ def test_edges_into_heads_are_refused_where_heads_read_in_other_ways(name: str) 
 def test_a_put_of_all_that_heads_read_is_all_that_they_read(name: str) -> None:
     """The oracle of `reads_by_qkv`: with q, k and v of the other tokens, z is that of the other tokens."""
     config, model = MIXERS[name], build_mixed(name)
-    read = [
-        Read(f"blocks.0.attn.hook_{part}") for part in "qkv" if config.mixers[0].traits.queries or part == "v"
-    ]
+    traits = config.mixers[0].traits
+    has = {"q": traits.queries, "k": traits.queries, "v": traits.valued}
+    read = [Read(f"blocks.0.attn.hook_{part}") for part, there in has.items() if there]
     z = Read("blocks.0.attn.hook_z")
     other = Tap([*read, z])
     model(some_tokens(seed=1), other)

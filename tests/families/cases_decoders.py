@@ -182,6 +182,32 @@ _COHERE2 = Case(hf.Cohere2Config, hf.Cohere2ForCausalLM, {
     **_QWEN, "num_hidden_layers": 3, "sliding_window": 6, "logit_scale": 1.3,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 })  # fmt: skip
+_DELTA: Options = {
+    **_BODY, "num_hidden_layers": 4, "head_dim": 12, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+    "linear_key_head_dim": 5, "linear_value_head_dim": 6,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}  # fmt: skip
+_QWEN35 = Case(hf.Qwen3_5TextConfig, hf.Qwen3_5ForCausalLM, {
+    **_DELTA, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1],
+        "mrope_interleaved": True,
+    },
+})  # fmt: skip
+_EXPERTS: Options = {
+    "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "shared_expert_intermediate_size": 9,
+    "experts_implementation": "eager",
+}  # fmt: skip
+_QWEN35_MOE = Case(hf.Qwen3_5MoeTextConfig, hf.Qwen3_5MoeForCausalLM, {
+    **{k: v for k, v in _QWEN35.options.items() if k != "intermediate_size"}, **_EXPERTS,
+})  # fmt: skip
+_QWEN3_NEXT = Case(hf.Qwen3NextConfig, hf.Qwen3NextForCausalLM, {
+    **_DELTA, **_EXPERTS, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5,
+    },
+})  # fmt: skip
+_LFM2 = Case(hf.Lfm2Config, hf.Lfm2ForCausalLM, {
+    **_QWEN, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8,
+})  # fmt: skip
 _STABLELM = Case(hf.StableLmConfig, hf.StableLmForCausalLM, {**_QWEN, "hidden_size": 32})
 _GLM = Case(hf.GlmConfig, hf.GlmForCausalLM, {**_BODY, "head_dim": 8})
 _GRANITE = Case(hf.GraniteConfig, hf.GraniteForCausalLM, {
@@ -268,4 +294,21 @@ RELATIVES: dict[str, Case] = {
     "granite": _GRANITE,
     "granite-biases-tied": _GRANITE.but(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
 }
-CASES: dict[str, Case] = {**GPT2S, **AFTER_GPT2, **LLAMAS, **ROPES, **RELATIVES}
+HYBRIDS: dict[str, Case] = {
+    "qwen3-next": _QWEN3_NEXT,
+    "qwen3-next-bias": _QWEN3_NEXT.but(
+        layer_types=None,
+        attention_bias=True,
+        norm_topk_prob=False,
+        linear_num_key_heads=8,
+        tie_word_embeddings=True,
+        num_key_value_heads=1,
+        linear_conv_kernel_dim=3,
+    ),
+    "qwen3.5": _QWEN35,
+    "qwen3.5-moe": _QWEN35_MOE,
+    "lfm2": _LFM2,
+    "lfm2-bias-untied": _LFM2.but(conv_bias=True, tie_word_embeddings=False, block_auto_adjust_ff_dim=False),
+}
+"""Decoders whose layers are not all attention."""
+CASES: dict[str, Case] = {**GPT2S, **AFTER_GPT2, **LLAMAS, **ROPES, **RELATIVES, **HYBRIDS}

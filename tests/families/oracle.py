@@ -71,6 +71,8 @@ def _widen(module: nn.Module) -> None:
         module.forward = functools.partial(_rms_norm, module)
     if name in ("OlmoLayerNorm", "CohereLayerNorm", "Cohere2LayerNorm"):
         module.forward = functools.partial(_layer_norm, module)
+    if name.endswith("GatedDeltaNet"):  # casts vectors and rates too
+        module.forward = _without_detours(module.forward, (1, 2, 3, 4))
     if name == "MarianSinusoidalPositionalEmbedding":
         module.weight.copy_(_sinusoids(*module.weight.shape))
     if name == "BloomGelu":  # writes sqrt(2/pi) with eight digits
@@ -95,7 +97,7 @@ def _sinusoids(n: int, d: int) -> Tensor:
 def _rms_norm(module: nn.Module, x: Tensor) -> Tensor:
     """Hugging Face's own formula without its detour through float32, which would hide errors below 1e-7."""
     eps = getattr(module, "eps", None) or module.variance_epsilon
-    offset = 1 if type(module).__name__.startswith("Gemma") else 0
+    offset = 1 if type(module).__name__.startswith(("Gemma", "Qwen3Next", "Qwen3_5")) else 0
     return (offset + module.weight) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
 
 
@@ -106,17 +108,24 @@ def _layer_norm(module: nn.Module, x: Tensor) -> Tensor:
     return normed if gamma is None else gamma * normed
 
 
-def _without_detours(forward: Callable[..., object]) -> Callable[..., object]:
+def _without_detours(forward: Callable[..., object], axes: Sequence[int] = (2, 4)) -> Callable[..., object]:
     @functools.wraps(forward)
     def wrapped(*args: object, **options: object) -> object:
-        with _NoDetours():
+        with _NoDetours(axes):
             return forward(*args, **options)
 
     return wrapped
 
 
 class _NoDetours(TorchFunctionMode):
-    """Leaves out what would compute in float32 within a float64 model: softmaxes, casts of queries, keys, routers."""
+    """Leaves out what would compute in float32 within a float64 model: softmaxes, casts of queries, keys, routers.
+
+    axes: of tensors whose casts are left out; the angles of rotary positions have 1 and 3.
+    """
+
+    def __init__(self, axes: Sequence[int]) -> None:
+        super().__init__()
+        self.axes = axes
 
     def __torch_function__(
         self,
@@ -132,7 +141,7 @@ class _NoDetours(TorchFunctionMode):
         if isinstance(x, Tensor) and x.dtype == torch.float64:
             if func is nn.functional.softmax or func is Tensor.softmax or func is torch.softmax:
                 options.pop("dtype", None)
-            if x.ndim in (2, 4) and (
+            if x.ndim in self.axes and (
                 func is Tensor.float or (func in (Tensor.to, Tensor.type) and torch.float32 in args)
             ):
                 return x

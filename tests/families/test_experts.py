@@ -116,7 +116,6 @@ def test_names_on_disk_are_not_those_in_memory(name: str, part: str, tmp_path: P
         ("qwen3-moe", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
         ("gpt-oss", {"swiglu_alpha": 1.0}, "swiglu_alpha=1.0"),
         ("gpt-oss", {"layer_types": ["full_attention", "linear"]}, "layer_types"),
-        ("gpt-oss", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
         ("mixtral", {"rope_scaling_of_tomorrow": 1}, "rope_scaling_of_tomorrow"),
     ],
 )

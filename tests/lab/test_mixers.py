@@ -246,7 +246,8 @@ def test_the_gradient_at_a_site_is_the_effect_of_a_small_edit(name: str) -> None
 def test_a_planned_sweep_gives_the_numbers_of_ordinary_edits(name: str) -> None:
     """Oracle: one full pass without a plan, in which every variant has rows of its own."""
     model, batch = build_mixed(name), asked()
-    places = ("hook_embed", "blocks.0.hook_resid_post", "blocks.0.attn.hook_v", "blocks.1.attn.hook_z")
+    inner = "v" if model.config.mixers[0].traits.valued else "gate"
+    places = ("hook_embed", "blocks.0.hook_resid_post", f"blocks.0.attn.hook_{inner}", "blocks.1.attn.hook_z")
     variants = [variant for site in places for variant in cells(model, batch, site)]
     assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, in_rows(model, batch, variants))
 

@@ -59,12 +59,12 @@ def test_unknown_keys_are_refused_by_name(extra: dict[str, object], message: str
         ({"position": Rotary(dim=6)}, "an even rotary dim in [2, 4], got 6"),
         ({"position": Rotary(), "d_head": 5}, "an even rotary dim in [2, 5], got 5"),
         ({"n_layers": 10_001}, "n_layers <= 10000, got 10001"),
-        ({"attn_scale": -1}, "attn_scale finite and above 0, got -1"),
+        ({"attn_scale": -1.0}, "attn_scale finite and above 0, got -1.0"),
         ({"attn_softcap": 0.0}, "attn_softcap finite and above 0, got 0.0"),
         ({"logit_softcap": -30.0}, "logit_softcap finite and above 0, got -30.0"),
         ({"embed_scale": float("inf")}, "embed_scale finite and above 0, got inf"),
         ({"residual_scale": float("nan")}, "residual_scale finite and above 0, got nan"),
-        ({"logit_scale": 0}, "logit_scale finite and above 0, got 0"),
+        ({"logit_scale": 0.0}, "logit_scale finite and above 0, got 0.0"),
     ],
 )
 def test_impossible_sizes_are_refused_with_what_arrived(change: dict[str, object], message: str) -> None:
@@ -72,6 +72,7 @@ def test_impossible_sizes_are_refused_with_what_arrived(change: dict[str, object
         ModelConfig(**{**SMALL, **change})
 
 
+@pytest.mark.kinds
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -182,7 +182,7 @@ def test_gradients_of_parameters_are_those_of_the_dense_sum(name: str) -> None:
     weights = mlp.weights(mlp.logits(x))
     dense = sum(weights[..., e, None] * mlp.expert(e, x) for e in range(kind(name).n_experts))
     if mlp.shared is not None:
-        dense = dense + mlp.shared(x)
+        dense = dense + mlp.shared(x) * (1 if mlp.shared_gate is None else mlp.shared_gate(x).sigmoid())
     try:
         found = torch.autograd.grad((mlp(x) * noise(x)).sum(), parameters)
         expected = torch.autograd.grad((dense * noise(x)).sum(), parameters)  # type: ignore[union-attr]
@@ -218,6 +218,7 @@ CONTRADICTIONS = {
         {"bias": True, "router": Router("sigmoid", weighs="input")},
         "without biases",
     ),
+    "a gate of no shared expert": ({"shared_gate": True}, "a shared expert for shared_gate"),
     "dense layers of nothing": ({"dense_layers": (0,)}, "a dense MLP for dense_layers"),
 }
 

@@ -89,7 +89,8 @@ def test_the_contract_holds_and_says_what_is_open(kind: str) -> None:
 
 
 NATIVE = (
-    "llama", "gpt2", "gemma2", "gpt_neox", "gpt_oss", "mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe",
+    "llama", "gpt2", "gemma2", "gpt_neox", "gpt_oss", "mixtral", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next",
+    "lfm2", "deepseek_v2", "deepseek_v3", "glm4_moe",
 )  # fmt: skip
 
 
@@ -259,7 +260,7 @@ def test_a_folder_is_wrapped_where_we_have_no_file_or_where_that_is_asked(tmp_pa
         HookedTransformer.from_pretrained("demo-attn-2l", wrapped=True)
     values = json.loads((tmp_path / "config.json").read_text())
     for more, message in (
-        ({"quantization_config": {"quant_method": "fp8"}}, r"quantization_config \(fp8\)"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
         ({"model_type": "interp"}, "'interp' cannot be wrapped"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(values | more))

@@ -6,7 +6,7 @@ import random
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ INSTEAD = {
 """What does what somebody wants who sets a field of a model that is built."""
 
 
+@runtime_checkable
 class User(Protocol):
     """What computes by a config."""
 

@@ -102,6 +102,8 @@ class LensBlock(Block):
 
 Inputs = Tensor | tuple[Tensor, Tensor, Tensor]
 """What queries, keys and values read: one normed stream, or three, each `[b p d]` or for every head `[b p h d]`."""
+Source = tuple[Tensor | None, Normalize | None, Tensor | None]
+"""Where they come from: the stream, its norm, and the position vectors that queries and keys get (shortformer)."""
 
 
 class LensAttention(Attention):
@@ -140,11 +142,11 @@ class LensAttention(Attention):
         only: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
         """z W_O + b_O; see `Attention`. Without a stream in `source` there are no sites of split inputs."""
-        place = place_of(shared)
-        return super().forward(x, (*source, place), shared, tap, only)  # type: ignore[arg-type]
+        heads = self.heads_of(x, tap, (*source, place_of(shared)))
+        return self._output(*heads, shared, tap, only)
 
     def _project(  # type: ignore[override]
-        self, x: Inputs, source: tuple[Tensor | None, Normalize | None, Tensor | None], tap: Scope | None
+        self, x: Inputs, source: Source, tap: Scope | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = three = self.inputs(x, source, tap)
         if q is k is v and q.ndim == 3:
@@ -156,9 +158,7 @@ class LensAttention(Attention):
             heads = [head.repeat_interleave(self.heads[0] // head.shape[2], 2) for head in heads]
         return tuple(at(tap, f"attn.hook_{part}", head) for part, head in zip("qkv", heads, strict=True))  # type: ignore[return-value]
 
-    def inputs(
-        self, x: Inputs, source: tuple[Tensor | None, Normalize | None, Tensor | None], tap: Scope | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def inputs(self, x: Inputs, source: Source, tap: Scope | None) -> tuple[Tensor, Tensor, Tensor]:
         """What queries, keys and values read, from the normed stream; `source`: stream, norm, position vectors."""
         resid, norm, place = source
         inputs = dict(zip("qkv", x if isinstance(x, tuple) else (x, x, x), strict=True))
@@ -169,9 +169,11 @@ class LensAttention(Attention):
                 inputs[part] = inputs[part] + (place if inputs[part].ndim == 3 else place[:, :, None])
         return inputs["q"], inputs["k"], inputs["v"]
 
-    def heads_of(self, inputs: Inputs, tap: Scope | None) -> tuple[Tensor, Tensor, Tensor]:
+    def heads_of(
+        self, inputs: Inputs, tap: Scope | None, source: Source = (None, None, None)
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, normed where the config says so."""
-        q, k, v = self._project(inputs, (None, None, None), tap)
+        q, k, v = self._project(inputs, source, tap)
         if self.q_norm is None or self.k_norm is None:
             return q, k, v
         return self.q_norm(q, tap), self.k_norm(k, tap), v
