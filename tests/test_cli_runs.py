@@ -210,6 +210,7 @@ def test_a_run_that_was_killed_before_its_page_gets_it_on_resume(
     assert "is finished: there is nothing to go on with" in err
 
 
+@pytest.mark.kinds
 def test_no_run_file_however_malformed_breaks_the_list(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

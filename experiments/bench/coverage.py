@@ -5,8 +5,9 @@ is the truth. From them n rows are drawn with replacement, a thousand times; eve
 analysis itself does it, and it is counted in how many cells `low` and `high` hold the truth. Cells in which the pool
 does not vary are left out. `composition` prints no interval but a law of chance: there it is counted how often the
 ratio of two matrices of so many directions in random frames lies in the middle 95 % of it. One JSON line per analysis
-and score. The mean of a few rows of a very skewed number (ranks;
-losses that are nearly always small) is covered less often by any interval that knows nothing else.
+and score; null where the analysis prints no interval of so few rows. The mean of a few rows of a very skewed number is
+covered less often by any interval that knows nothing else: such scores have none below as many rows as hold it, which
+`--unbound --rows 32 64 128 256 512 1024` shows.
 """
 
 import json
@@ -22,11 +23,13 @@ from torch import Tensor
 import interp
 from interp.attention.heads import head_scores
 from interp.causal.contrast import paired
+from interp.core import stats
 from interp.core.haar import Nakagami, haar_frames, overlap_null
 from interp.core.stats import Means, Partial
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.stream import prompt_source, windows_of
+from interp.features import sae_metrics
 from interp.passes.analysis import Analysis, Question, Questions
 from interp.passes.metrics import Metric
 from interp.passes.observe import as_model
@@ -34,6 +37,8 @@ from interp.passes.observe import as_model
 MODEL = "demo-4l"
 ROWS = (4, 8, 16, 32)
 """How many rows are drawn."""
+PLENTY = 1024
+"""Rows from which every score has its interval."""
 
 
 @dataclass(frozen=True)
@@ -78,22 +83,30 @@ class World:
 def coverage(world: World, n: int, repetitions: int, seed: int) -> dict[str, tuple[float, int]]:
     """How often the interval of n rows holds the pool's mean, by score, and in how many cells that was asked."""
     generator = torch.Generator().manual_seed(seed)
-    truth = world.answer(torch.arange(world.rows))
+    truth = world.answer(torch.arange(world.rows).repeat(-(-PLENTY // world.rows)))
     varies = ((truth.high - truth.low) > 1e-9).to_numpy() & truth.value.notnull().to_numpy()
-    held = np.zeros(truth.value.shape)
+    held, printed = np.zeros(truth.value.shape), np.zeros(truth.value.shape, dtype=bool)
     for _ in range(repetitions):
         found = world.answer(torch.randint(world.rows, (n,), generator=generator))
         held += ((found.low <= truth.value) & (truth.value <= found.high)).to_numpy()
+        printed |= found.low.notnull().to_numpy()
     share = xr.DataArray(held / repetitions, dims=truth.value.dims, coords=truth.value.coords).where(
-        xr.DataArray(varies, dims=truth.value.dims)  # where() by position
+        xr.DataArray(varies & printed, dims=truth.value.dims)  # where() by position
     )
     scores = share.groupby("score") if "score" in share.coords else [("value", share)]
     out = {}
     for score, cells in scores:
         known = cells.to_numpy()[~np.isnan(cells.to_numpy())]
         if len(known):
-            out[str(score)] = float(known.mean()), len(known)
+            out[str(score)] = round(float(known.mean()), 3), len(known)
     return out
+
+
+def unbind() -> None:
+    """Print every interval from three rows on, as if no number were skewed."""
+    bound = stats.t95
+    for module in (stats, sae_metrics):
+        module.t95 = lambda n, fewest=stats.FEWEST: bound(n)  # type: ignore[attr-defined]
 
 
 def plain(merged: Partial) -> xr.Dataset:
@@ -114,7 +127,8 @@ def worlds(model: interp.HookedTransformer, pool: int) -> Mapping[str, Callable[
     texts = [sentence.text for sentence in task.sentences()]
     random = interp.tasks.RepeatedTokens(period=20, repeats=2, rows=pool)
     batch = interp.Batch(random.tokens(model.cfg.d_vocab, 0), bos=True)
-    metric = interp.logit_difference()
+    metric, other = interp.logit_difference(), interp.metrics
+    attention_only = interp.HookedTransformer.from_pretrained("demo-attn-2l")
     facts, tokenizer = interp.tasks.fact_prompts()[:pool], model.text.tokenizer
     assert tokenizer is not None
     return {
@@ -126,6 +140,29 @@ def worlds(model: interp.HookedTransformer, pool: int) -> Mapping[str, Callable[
         ),
         "ablate": lambda: World.of(
             interp.causal.Ablate("head", change=interp.edits.Zero(), metric=metric), model, pairs
+        ),
+        **{
+            f"{change} {short}": lambda change=change, metric=metric: World.of(  # type: ignore[misc]
+                _changed(change, metric), model, pairs
+            )
+            for short, metric in (
+                ("probability", other.answer_probability()),
+                ("loss", other.answer_loss()),
+                ("divergence", other.kl_divergence()),
+            )
+            for change in ("patch", "ablate")
+        },
+        "term_importance": lambda: World.of(
+            interp.residual.TermImportance(),
+            attention_only,
+            interp.Batch(random.tokens(attention_only.cfg.d_vocab, 0), bos=True),
+        ),
+        "compare_methods logits": lambda: World.of(
+            interp.tokens.CompareMethods(
+                methods=("values", "gradient_x_input"), shares=(0.3,), measure="logits"
+            ),
+            model,
+            pairs,
         ),
         "edge_attribution": lambda: World.of(interp.circuits.EdgeAttribution(metric), model, pairs),
         "circuit_curve": lambda: World.of(
@@ -152,7 +189,9 @@ def worlds(model: interp.HookedTransformer, pool: int) -> Mapping[str, Callable[
         ),
         "sae_quality": lambda: World.of(_dictionary(model, batch), model, batch),
         "late_layers": lambda: World.of(
-            interp.lenses.LateLayers(frequencies=torch.ones(model.cfg.d_vocab)), model, pairs
+            interp.lenses.LateLayers(frequencies=torch.arange(1.0, model.cfg.d_vocab + 1).reciprocal()),
+            model,
+            pairs,
         ),
         "in_context": lambda: World.of(interp.dynamics.InContext(early=2, late=8), model, batch),
         "consensus": lambda: World.of(interp.dynamics.Consensus(), model, texts),
@@ -213,7 +252,21 @@ def _judged(model: interp.HookedTransformer, metric: Metric) -> interp.circuits.
     return interp.circuits.EvaluateCircuit(circuit, metric, subsets=4, draws=2)
 
 
-def main(names: Sequence[str] = (), repetitions: int = 1000, pool: int = 200, seed: int = 0) -> None:
+def _changed(change: str, metric: Metric) -> Question:
+    """The question what a change does to a metric."""
+    if change == "patch":
+        return interp.causal.Patch("z", metric, by=("layer", "head"))
+    return interp.causal.Ablate("head", change=interp.edits.Zero(), metric=metric)
+
+
+def main(
+    names: Sequence[str] = (),
+    repetitions: int = 1000,
+    pool: int = 200,
+    seed: int = 0,
+    rows: Sequence[int] = ROWS,
+    unbound: bool = False,
+) -> None:
     """Simulate and print.
 
     Args:
@@ -221,17 +274,22 @@ def main(names: Sequence[str] = (), repetitions: int = 1000, pool: int = 200, se
         repetitions: draws of each number of rows.
         pool: rows of the world.
         seed: of the draws.
+        rows: how many are drawn.
+        unbound: intervals from three rows on of every score.
     """
+    if unbound:
+        unbind()
     torch.set_num_threads(1)
     model = interp.HookedTransformer.from_pretrained(MODEL)
     for name, make in worlds(model, pool).items():
         if names and name not in names:
             continue
         world = make()
-        found = {n: coverage(world, n, repetitions, seed) for n in ROWS}
-        for score in found[ROWS[0]]:
-            line = {str(n): round(found[n][score][0], 3) for n in ROWS}
-            print(json.dumps({"bench": "coverage", "analysis": name, "score": score, "cells": found[ROWS[0]][score][1],
+        found = {n: coverage(world, n, repetitions, seed) for n in rows}
+        for score in dict.fromkeys(score for each in found.values() for score in each):
+            line = {str(n): found[n].get(score, (None, 0))[0] for n in rows}
+            cells = max(found[n].get(score, (None, 0))[1] for n in rows)
+            print(json.dumps({"bench": "coverage", "analysis": name, "score": score, "cells": cells,
                               "repetitions": repetitions, "coverage": line}), flush=True)  # fmt: skip
     if not names or "composition" in names:
         law = {str(n): round(share, 3) for n, share in composition_law(repetitions, seed).items()}

@@ -21,7 +21,7 @@ from interp.attention.heads import head_names
 from interp.core.boundary import public
 from interp.core.patterns import entropy
 from interp.core.results import Score, scored
-from interp.core.stats import MaskedMeans, Moments, Partial, wide
+from interp.core.stats import FEWEST, FEWEST_MASSES, MaskedMeans, Moments, Partial, over, wide
 from interp.core.temperature import log_n_factor
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -231,13 +231,17 @@ def _finish_keys(merged: Partial, config: ModelConfig, asked: Dispersion) -> xr.
         name: _up_to(longest, name, moments, _even(name, n_keys)) for name, moments in merged.moments.items()
     }
     coords = {**_coords(config), "n_keys": n_keys.tolist()}
-    attrs = _attrs(merged, asked.train_length) | {"null": "even attention: log n, no gap, 1 / n"}
+    attrs = _attrs(merged, asked.train_length) | {
+        "null": "even attention: log n, no gap, 1 / n",
+        "interval": f"{over('texts')}, of entropy and max_weight from {FEWEST_MASSES} on",
+    }
     return scored(asked.name, scores, (*HEAD, "n_keys"), coords=coords, attrs=attrs)
 
 
 def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, "n"]) -> Score:
     """One number by keys, NaN where no text has a query that sees so many."""
-    low, high = (end[..., :longest] for end in moments.interval())
+    fewest = FEWEST if name == "gap" else FEWEST_MASSES
+    low, high = (end[..., :longest] for end in moments.interval(fewest=fewest))
     if name in BOUNDS:
         low = high = torch.full_like(low, torch.nan)
     count = moments.count()[..., :longest]

@@ -27,7 +27,7 @@ from interp.causal.effects import SIGN, moments_of
 from interp.causal.spans import ROLES, Where, roles, spans, within
 from interp.core.boundary import Count, public
 from interp.core.results import labelled
-from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows, wide
+from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows, over, wide
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -473,19 +473,19 @@ def _finish(
     return labelled(
         question.name,
         {
-            **effect.estimate(CELLS),
+            **effect.estimate(CELLS, fewest=metric.fewest),
             "value": (CELLS, effect.mean.masked_fill(effect.count() == 0, torch.nan)),
             "spread": (CELLS, variance.mean.masked_fill(variance.count() == 0, torch.nan).sqrt()),
             "changed": (CELLS, moments["role_changed"].mean > 0),
             **own,
-            "total": (("estimate",), torch.stack((total.mean, *total.interval()))),
+            "total": (("estimate",), torch.stack((total.mean, *total.interval(fewest=metric.fewest)))),
         },
         coords={
             "layer": layers, "part": (("layer",), restored), "role": list(ROLES), "estimate": list(ESTIMATE), **coords,
         },
         units=metric.unit,
         attrs={
-            **_attrs(question, config), "metric": metric.name, "unit": metric.unit,
+            **_attrs(question, config, metric),
             "dropped": round(asked * (1 - known)),
         },
     )  # fmt: skip
@@ -519,7 +519,7 @@ def _first_answers(merged: Partial) -> str:
     )
 
 
-def _attrs(question: CausalTrace, config: ModelConfig) -> dict[str, str | float | int]:
+def _attrs(question: CausalTrace, config: ModelConfig, metric: Metric) -> dict[str, str | float | int]:
     """How the trace was made, and the conventions."""
     assert question.sigma is not None
     window = usual_window(config.n_layers) if question.window is None else question.window
@@ -533,7 +533,9 @@ def _attrs(question: CausalTrace, config: ModelConfig) -> dict[str, str | float 
         "sigma": question.sigma,
         "direction": "denoise",
         "effect": f"indirect effect, restored - corrupted: {SIGN}",
-        "interval": "95 % over prompts, normal approximation, after the mean over noise samples",
+        "interval": f"{over('prompts', metric.fewest)}, of means over noise samples",
         "null": "0: what is restored brings nothing back",
+        "metric": metric.name,
+        "unit": metric.unit,
         "roles": "every token has one at most; tokens of a role averaged inside a prompt",
     }

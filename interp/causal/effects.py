@@ -19,7 +19,7 @@ from torch import Tensor
 from interp.causal.graph import EdgeGraph
 from interp.core.boundary import nearest, public, shape_text
 from interp.core.results import labelled
-from interp.core.stats import Means, Moments, Partial, Rows
+from interp.core.stats import Means, Moments, Partial, Rows, over
 from interp.data.batch import Batch, Text
 from interp.model.config import ModelConfig
 from interp.model.parts import KINDS, Named, Part, axis_size, is_part
@@ -213,7 +213,7 @@ def _finish(merged: Partial, table: Table) -> xr.Dataset:
     }
     found = labelled(
         table.name,
-        {**effect.estimate(dims), **values},
+        {**effect.estimate(dims, fewest=table.metric.fewest), **values},
         coords={**counted, **given, **coords},
         units={
             **dict.fromkeys(("value", "low", "high", "each", *every), table.metric.unit),
@@ -221,7 +221,7 @@ def _finish(merged: Partial, table: Table) -> xr.Dataset:
         },
         attrs={
             **table.attrs, "metric": table.metric.name, "unit": table.metric.unit, "effect": SIGN,
-            "interval": "95 % over prompts",
+            "interval": over("prompts", table.metric.fewest),
         },
     )  # fmt: skip
     return found if table.graph is None else _of_edges(found, table.graph)

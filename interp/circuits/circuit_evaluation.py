@@ -35,7 +35,7 @@ from interp.circuits.edge_rankings import Rank, largest, worth
 from interp.circuits.interchange import CircuitPasses, Replacement, masks_of, reference_of
 from interp.core.boundary import Count, Seed, public
 from interp.core.results import Score, check_result, scored
-from interp.core.stats import Moments, Partial, Rows
+from interp.core.stats import Moments, Partial, Rows, over
 from interp.data.batch import Prompts
 from interp.data.sources import Data
 from interp.model.edits import Edit
@@ -244,7 +244,7 @@ def _curve(
     tried: Bool[Tensor, "c sender receiver"],
 ) -> xr.Dataset:
     assert isinstance(merged, Rows)
-    each = merged.rows["value"]
+    each, fewest = merged.rows["value"], as_metric(asked.metric).fewest
     shares = effect_shares(each)
     count, until = len(asked.fractions), partial(area, fractions=asked.fractions)
     curves = {
@@ -257,12 +257,15 @@ def _curve(
     kinds = KINDS if asked.draws else KINDS[:1]
     found = scored(
         asked.name,
-        {name: Score.of(Moments.of(curve), SHARE, _random_first(curve)) for name, curve in curves.items()},
+        {
+            name: Score.of(Moments.of(curve), SHARE, _random_first(curve), fewest=fewest)
+            for name, curve in curves.items()
+        },
         ("circuit", "fraction"),
         coords={"circuit": kinds, "fraction": list(asked.fractions)},
         others={"edges": (("fraction",), tried[2 : 2 + count].sum((1, 2)))},
         attrs={
-            **_attrs(attrs, each), "rank": asked.rank, "greedy": int(asked.greedy), "draws": asked.draws,
+            **_attrs(attrs, each, fewest), "rank": asked.rank, "greedy": int(asked.greedy), "draws": asked.draws,
             "seed": asked.seed,
         },
     )  # fmt: skip
@@ -314,7 +317,7 @@ def _checked(
     merged: Partial, asked: EvaluateCircuit, attrs: Mapping[str, str | float | int], knocked: _Knocked
 ) -> xr.Dataset:
     assert isinstance(merged, Rows)
-    each = merged.rows["value"]
+    each, fewest = merged.rows["value"], as_metric(asked.metric).fewest
     shares = effect_shares(each)
     removed, nodes = knocked.removed, knocked.nodes
     (k, n), draws = removed.shape, asked.draws
@@ -324,11 +327,15 @@ def _checked(
     faithful = _rows(shares, draws, n + k)
     table = {
         "faithfulness": Score.of(
-            Moments.of(faithful), SHARE, _random_first(faithful) if draws else torch.nan
+            Moments.of(faithful), SHARE, _random_first(faithful) if draws else torch.nan, fewest=fewest
         ),
-        "minimality": Score.of(Moments.of(torch.cat((nothing, own - single, own - some), 1)), SHARE),
+        "minimality": Score.of(
+            Moments.of(torch.cat((nothing, own - single, own - some), 1)), SHARE, fewest=fewest
+        ),
         "difference": Score.of(
-            Moments.of(torch.cat((nothing, torch.full_like(single, torch.nan), whole - some), 1)), SHARE
+            Moments.of(torch.cat((nothing, torch.full_like(single, torch.nan), whole - some), 1)),
+            SHARE,
+            fewest=fewest,
         ),
     }
     table["incompleteness"] = _size(table["difference"])
@@ -345,7 +352,8 @@ def _checked(
             "needed": (("part",), _needed((own - single).mean(0), some.mean(0), deeper.mean(0), removed)),
         },
         attrs={
-            **_attrs(attrs, each), "edges": len(asked.circuit.edges), "draws": draws, "subsets": k, "seed": asked.seed,
+            **_attrs(attrs, each, fewest),
+            "edges": len(asked.circuit.edges), "draws": draws, "subsets": k, "seed": asked.seed,
         },
     )  # fmt: skip
     found.overlap.attrs["unit"], found.needed.attrs["unit"] = "share of the circuit's edges", SHARE
@@ -447,13 +455,13 @@ def _knocked_out(
 
 
 def _attrs(
-    attrs: Mapping[str, str | float | int], each: Float[Tensor, "b c"]
+    attrs: Mapping[str, str | float | int], each: Float[Tensor, "b c"], fewest: int
 ) -> dict[str, str | float | int]:
     return {
         **attrs,
         "unit": SHARE,
         "prompts": len(each),
-        "interval": "95 % over prompts (delta method, Student's t)",
+        "interval": f"{over('prompts', fewest)} (delta method, Student's t)",
         "null": "as many random edges",
     }
 

@@ -28,7 +28,7 @@ from interp.circuits.edge_circuit import Circuit
 from interp.circuits.edge_scores import START, Change, check_edits
 from interp.core.boundary import public, shape_text
 from interp.core.results import labelled
-from interp.core.stats import Moments, Partial, Rows, wide
+from interp.core.stats import Moments, Partial, Rows, over, wide
 from interp.data.batch import Batch, Prompts, is_prompts
 from interp.data.sources import Data
 from interp.model.edits import ANSWERS, Edit, Function, Mean, Resample, Zero
@@ -322,10 +322,13 @@ def _finish(merged: Partial, name: str, passes: CircuitPasses) -> xr.Dataset:
     each = merged.rows["value"]
     return labelled(
         name,
-        {**Moments.of(each).estimate(("circuit",)), "each": (("prompt", "circuit"), each)},
+        {
+            **Moments.of(each).estimate(("circuit",), fewest=passes.metric.fewest),
+            "each": (("prompt", "circuit"), each),
+        },
         coords={"circuit": range(each.shape[1])},
         units=passes.metric.unit,
-        attrs={**passes.attrs, "interval": "95 % over prompts"},
+        attrs={**passes.attrs, "interval": over("prompts", passes.metric.fewest)},
     )
 
 

@@ -29,7 +29,7 @@ AXES: dict[str, str] = {
     "g": "key/value head",
     "d": "residual stream",
     "e": "per-head width",
-    "r": "per-head width of queries and keys, where it is another",
+    "r": "width of a query or key, where it is another",
     "w": "latent width",
     "m": "MLP neuron",
     "v": "vocabulary",
@@ -37,6 +37,9 @@ AXES: dict[str, str] = {
     "c": "component",
     "s": "source position",
     "x": "expert",
+    "n": "memory",
+    "j": "query/key head of memories",
+    "f": "width of a value",
     "1": "kept for broadcasting",
 }
 
@@ -138,6 +141,7 @@ def public(
                     check(f"{name}: {argument}", each, hints[argument])
             return function(*args, **kwargs)
 
+        checked.__dict__["public"] = True
         return checked
 
     return decorated

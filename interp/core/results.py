@@ -21,7 +21,7 @@ from torch import Tensor
 from interp.core import viewer
 from interp.core.boundary import public
 from interp.core.files import write_atomically
-from interp.core.stats import Moments
+from interp.core.stats import FEWEST, Moments
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,10 +170,16 @@ class Score(NamedTuple):
 
     @classmethod
     def of(
-        cls, moments: Moments, unit: str, null: Tensor | float = float("nan"), *, share: bool = False
+        cls,
+        moments: Moments,
+        unit: str,
+        null: Tensor | float = float("nan"),
+        *,
+        share: bool = False,
+        fewest: int = FEWEST,
     ) -> Score:
-        """From the moments over rows; null: the chance level, NaN where there is none; share: the rows are shares."""
-        low, high = moments.interval(share=share)
+        """From the moments over rows; null: the chance level, NaN where there is none; others: as for `interval`."""
+        low, high = moments.interval(share=share, fewest=fewest)
         chance = torch.as_tensor(null, dtype=moments.mean.dtype).to(moments.mean.device)
         return cls(moments.mean, low, high, moments.count(), chance.expand_as(moments.mean), unit)
 

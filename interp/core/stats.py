@@ -34,12 +34,18 @@ def wide(x: Tensor) -> Tensor:
 
 FEWEST = 3
 """Rows below which a mean gets no interval: with two, Student's t is 12.7 standard errors wide and says nothing."""
+FEWEST_MASSES = 64
+"""The same for numbers between two ends where most rows lie near one of them: attention masses, entropies."""
+FEWEST_LOSSES = 256
+"""The same for losses, log-probabilities and divergences: most rows lie near zero, some far above."""
+FEWEST_PROBABILITIES = 512
+"""The same for probabilities of one answer: they are near zero in most rows, and a few rows make the mean."""
 Z95 = 1.959963984540054
 """Half-width of a 95 % interval in standard errors of a normal mean whose spread is known."""
 
 
-def t95(n: Real[Tensor, "..."] | int | float) -> Float[Tensor, "..."]:
-    """Half-width of a 95 % interval of the mean of `n` rows, in standard errors (Student 1908); NaN below `FEWEST`.
+def t95(n: Real[Tensor, "..."] | int | float, fewest: int = FEWEST) -> Float[Tensor, "..."]:
+    """Half-width of a 95 % interval of the mean of `n` rows, in standard errors (Student 1908); NaN below `fewest`.
 
     n need not be whole: the effective number of rows that count in clusters.
 
@@ -51,7 +57,17 @@ def t95(n: Real[Tensor, "..."] | int | float) -> Float[Tensor, "..."]:
 
     rows = torch.as_tensor(n, dtype=torch.float64)
     found = torch.as_tensor(stdtrit((rows - 1).clamp_min(1.0).cpu().numpy(), 0.975)).to(rows)
-    return found.masked_fill(rows < FEWEST, torch.nan)
+    return found.masked_fill(rows < fewest, torch.nan)
+
+
+def over(rows: str, fewest: int = FEWEST) -> str:
+    """What an interval is over, in words.
+
+    Example:
+        >>> over("prompts", 64)
+        '95 % over prompts, from 64 on'
+    """
+    return f"95 % over {rows}" + (f", from {fewest} on" if fewest > FEWEST else "")
 
 
 def wilson(
@@ -287,16 +303,19 @@ class Moments:
         """Standard error of the mean over rows; NaN for a single row."""
         return self._error()[0]
 
-    def interval(self, *, share: bool = False) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-        """A 95 % interval of the mean by Student's t over rows, or over clusters with replicates; NaN below 3 rows.
+    def interval(
+        self, *, share: bool = False, fewest: int = FEWEST
+    ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+        """A 95 % interval of the mean by Student's t over rows, or over clusters with replicates.
 
+        fewest: NaN for fewer rows; more than `FEWEST` for skewed numbers, whose mean a few rows do not hold.
         share: the rows are 0 or 1, or shares themselves: Wilson's interval of as many trials as there are rows
         (clusters), which stays in [0, 1] and is no point where all are equal; conservative for shares between.
         """
         error, rows = self._error()
         if share:
             return wilson(self.mean, rows)
-        half = t95(rows) * error
+        half = t95(rows, fewest) * error
         return self.mean - half, self.mean + half
 
     def _error(self) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
@@ -309,14 +328,19 @@ class Moments:
         return error.masked_fill(n < 2, torch.nan), n
 
     def estimate(
-        self, dims: Sequence[str], *, null: Tensor | float | None = None, share: bool = False
+        self,
+        dims: Sequence[str],
+        *,
+        null: Tensor | float | None = None,
+        share: bool = False,
+        fewest: int = FEWEST,
     ) -> "dict[str, tuple[Sequence[str], Tensor]]":
         """The variables of a result that is one estimate per cell: `value`, `low`, `high`, `n` and, if given, `null`.
 
         value: the mean; low, high: the ends of its 95 % interval (`interval`); n: its rows; null: its chance
-        level, any shape that broadcasts against the mean. share: the rows are shares.
+        level, any shape that broadcasts against the mean. share, fewest: as there.
         """
-        low, high = self.interval(share=share)
+        low, high = self.interval(share=share, fewest=fewest)
         found = {"value": self.mean, "low": low, "high": high, "n": self.count()}
         if null is not None:
             found["null"] = (

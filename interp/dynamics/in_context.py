@@ -18,7 +18,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Replicates, Rows
+from interp.core.stats import FEWEST, MaskedMeans, MaskedMoments, Partial, Replicates, Rows
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -37,6 +37,8 @@ from interp.runs.run import answered
 if TYPE_CHECKING:
     import xarray as xr
 
+FEWEST_TEXTS = 1024
+"""Texts below which the mean loss of one index has no interval: where tokens repeat, few texts make all of it."""
 INDEX = "tokens before it in its text: 1 for the first after BOS"
 SHORTEST = 3
 """Tokens of a text that has two indices to compare."""
@@ -303,13 +305,13 @@ def _finish(merged: Partial, name: str, compared: Sequence[tuple[int, int]]) -> 
         )
     return scored(
         name,
-        {"loss": _score(loss, n), "in_context": _score(_of(changes, which), n, 0.0)},
+        {"loss": _score(loss, n, fewest=FEWEST_TEXTS), "in_context": _score(_of(changes, which), n, 0.0)},
         ("index",),
         coords={"index": range(1, n + 1)},
         attrs={
             "early": early, "late": late, "rows": reach[which], "unit": "nats", "token_index": INDEX,
             "contrast": "in_context is loss(index) - loss(early) within a text; negative = context helps",
-            "null": "0: no use of context", "interval": "95 % over texts",
+            "null": "0: no use of context", "interval": f"95 % over texts, of the loss from {FEWEST_TEXTS} on",
         },
     )  # fmt: skip
 
@@ -323,9 +325,9 @@ def _of(moments: MaskedMoments, which: int) -> MaskedMoments:
     return MaskedMoments(moments.n, mean, spread, drawn, counts=counts)
 
 
-def _score(moments: MaskedMoments, n: int, null: float = torch.nan) -> Score:
+def _score(moments: MaskedMoments, n: int, null: float = torch.nan, fewest: int = FEWEST) -> Score:
     """The first `n` indices; NaN where no text has one."""
-    found, absent = Score.of(moments, "nats", null), moments.counts == 0
+    found, absent = Score.of(moments, "nats", null, fewest=fewest), moments.counts == 0
     value, low, high = (x.masked_fill(absent, torch.nan)[:n] for x in (found.value, found.low, found.high))
     return Score(value, low, high, found.n[:n], found.null[:n], "nats")
 

@@ -19,7 +19,7 @@ from interp.core.boundary import public, shown
 from interp.core.covariance import Covariance, Covariances
 from interp.core.named import Parts, Several
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import Partial, t95
+from interp.core.stats import FEWEST, Partial, t95
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 RUNS = ("clean", "sae", "zero", "mean")
+FEWEST_TEXTS = 128
+"""Texts below which a loss, or a share of one, gets no interval."""
 """What stands at the site: itself, its reconstruction, 0, or its mean over the reference data."""
 NO_MEAN = "no reference data to take the mean of"
 
@@ -149,7 +151,7 @@ def sae_quality(
     `ce_clean`, `ce_sae`, `ce_zero`, `ce_mean`, the next-token loss in nats per predicted token with the site as it is,
     replaced by its reconstruction, by 0, or by its mean; `loss_recovered_zero` and `loss_recovered_mean`,
     (CE_ablated - CE_sae) / (CE_ablated - CE_clean) for either ablation: 1 = nothing is lost, 0 (the null) = as bad as
-    the ablation. Their intervals are 95 % over texts (of the ratio of sums, linearised; NaN below three texts).
+    the ablation. Their intervals are 95 % over texts (of the ratio of sums, linearised; NaN below 128 texts).
     Where an ablation lowers the loss there is nothing to recover: the share is NaN, and attrs such as
     `no_loss_recovered_zero` say so; `unsure_loss_recovered_zero` where the interval of what it costs holds 0.
     metric: any other number per text in place of the loss, at the position of its own: `metric_clean`, ...,
@@ -356,9 +358,15 @@ def counted_tokens(batch: Batch, bos_id: int | None, skip_bos: bool) -> Bool[Ten
 
 
 def ratio(
-    sums: Covariance, top: Float[Tensor, "f"], bottom: Float[Tensor, "f"], unit: str, null: float = torch.nan
+    sums: Covariance,
+    top: Float[Tensor, "f"],
+    bottom: Float[Tensor, "f"],
+    unit: str,
+    null: float = torch.nan,
+    *,
+    fewest: int = FEWEST,
 ) -> Score:
-    """sum(x . top) / sum(x . bottom) over rows x, with its 95 % interval (linearised, Student's t; NaN below 3 rows).
+    """sum(x . top) / sum(x . bottom) over rows x, with its 95 % interval (linearised, Student's t; NaN below `fewest`).
 
     The residuals x . (top - value bottom) sum to 0, so their squares are a form in the products of deviations.
     """
@@ -367,7 +375,7 @@ def ratio(
     value, whole = (mean @ top) / (mean @ bottom), (n * (mean @ bottom)).abs()
     residual = top - value * bottom
     squares = (residual @ sums.scatter @ residual).clamp_min(0.0)
-    half = t95(n.double()) * (squares * n / (n - 1)).sqrt() / whole
+    half = t95(n.double(), fewest) * (squares * n / (n - 1)).sqrt() / whole
     return Score(value, value - half, value + half, n, torch.full_like(value, null), unit)
 
 
@@ -470,10 +478,12 @@ def _finish_quality(merged: Partial, name: str, runs: Sequence[str], metric: Met
     stem, unit = ("ce", "nats per predicted token") if of_loss else ("metric", metric.unit)
     recovered, of_what = ("loss_recovered", "the loss") if of_loss else ("metric_recovered", metric.name)
     one = dict(zip((*runs, "tokens", "skipped"), torch.eye(len(runs) + 2).double(), strict=True))
-    scores = {f"{stem}_{run}": ratio(sums, one[run], one["tokens"], unit) for run in runs}
+    fewest = FEWEST_TEXTS if of_loss else max(FEWEST_TEXTS, metric.fewest)
+    scores = {f"{stem}_{run}": ratio(sums, one[run], one["tokens"], unit, fewest=fewest) for run in runs}
     reasons = {}
     for run in runs[2:]:
-        share = ratio(sums, one[run] - one["sae"], one[run] - one["clean"], f"share of {of_what}", 0.0)
+        lost, held = one[run] - one["sae"], one[run] - one["clean"]
+        share = ratio(sums, lost, held, f"share of {of_what}", 0.0, fewest=fewest)
         cost = ratio(sums, one[run] - one["clean"], one["tokens"], unit)
         if of_loss and float(cost.value) <= 0:
             none = torch.full_like(share.value, torch.nan)

@@ -19,7 +19,16 @@ from torch import Tensor
 from interp.attention.heads import last_attention
 from interp.core.boundary import public
 from interp.core.results import Score, scored
-from interp.core.stats import Means, Moments, Partial, two_sided_p, wide
+from interp.core.stats import (
+    FEWEST,
+    FEWEST_LOSSES,
+    FEWEST_MASSES,
+    FEWEST_PROBABILITIES,
+    Means,
+    Partial,
+    two_sided_p,
+    wide,
+)
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
@@ -53,6 +62,11 @@ SCORES = {
     "rank_change": RANKS, "first_attention": "attention mass", "log_prob": "nats", "rank": RANKS,
 }  # fmt: skip
 """What is measured, each with its unit."""
+FEWEST_PROMPTS = {
+    "attribution": 32, "first_attention": FEWEST_MASSES, "log_prob_change": FEWEST_LOSSES,
+    "log_prob": FEWEST_PROBABILITIES,
+}  # fmt: skip
+"""Prompts below which a score gets no interval, where they are more than usual."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,7 +325,9 @@ def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str) -
     for score, unit in SCORES.items():
         null = by_permutation.mean(-1) if score == "cosine" else nulls.get(score, torch.nan)
         scores[score] = _spread(
-            merged.moments[score], unit, null, whose.get(score, range(len(written))), len(parts)
+            Score.of(merged.moments[score], unit, null, fewest=FEWEST_PROMPTS.get(score, FEWEST)),
+            whose.get(score, range(len(written))),
+            len(parts),
         )
     sd, p = torch.full((2, len(parts), len(scores)), torch.nan, dtype=torch.float64)
     where = slice(len(written)), list(scores).index("cosine")
@@ -327,15 +343,15 @@ def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str) -
         attrs={
             "change": "without the part minus with it; its output is zero", "frequencies": frequencies,
             "null": f"changes and attribution: 0; cosine: {PERMUTATIONS} permutations of the frequencies",
-            "interval": "95 % over prompts", "prompts": merged.moments["log_prob"].n,
+            "interval": "95 % over prompts, from as many on as its number needs",
+            "prompts": merged.moments["log_prob"].n,
         },
     )  # fmt: skip
 
 
-def _spread(moments: Moments, unit: str, null: Tensor | float, where: range, count: int) -> Score:
+def _spread(some: Score, where: range, count: int) -> Score:
     """A score of some of the parts among all of them; NaN, of no prompts, for the others; ranks have no interval."""
-    some = Score.of(moments, unit, null)
-    if unit == RANKS:
+    if some.unit == RANKS:
         nothing = torch.full_like(some.value, torch.nan)
         some = some._replace(low=nothing, high=nothing)
 
@@ -345,4 +361,4 @@ def _spread(moments: Moments, unit: str, null: Tensor | float, where: range, cou
         return every
 
     value, low, high, chance = (whole(x, torch.nan) for x in (some.value, some.low, some.high, some.null))
-    return Score(value, low, high, whole(some.n, 0), chance, unit)
+    return Score(value, low, high, whole(some.n, 0), chance, some.unit)

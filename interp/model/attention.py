@@ -498,8 +498,8 @@ class Attention(nn.Module):
     def _mix(
         self,
         q: Float[Tensor, "b p h r"],
-        k: Float[Tensor, "b p g r"],
-        v: Float[Tensor, "b p g e"],
+        k: Float[Tensor, "b k g r"],
+        v: Float[Tensor, "b k g e"],
         mask: Mask,
         shared: Pass,
         tap: Scope | None,

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import Required, public, shape_text
-from interp.core.stats import wide
+from interp.core.stats import FEWEST, FEWEST_LOSSES, FEWEST_PROBABILITIES, wide
 from interp.data.batch import Answers, Batch, Text
 from interp.model.transformer import Transformer
 
@@ -72,6 +72,8 @@ class Metric:
     """Whether it looks at every column instead of one position of each row."""
     compares: bool = False
     """Whether it compares with a reference run."""
+    fewest: int = FEWEST
+    """Rows below which its means get no interval: more for skewed numbers (`docs/intervals.md`)."""
 
     def posed(self, batch: Batch, text: Text) -> Batch:
         """The batch with this metric's answers; its own where the metric brings none."""
@@ -122,13 +124,13 @@ def logit_difference(answer: Answers | None = None, wrong: Answers | None = None
 @public()
 def answer_probability(answer: Answers | None = None) -> Metric:
     """p(answer) at the last token."""
-    return Metric("probability", "probability", _probability, answer)
+    return Metric("probability", "probability", _probability, answer, fewest=FEWEST_PROBABILITIES)
 
 
 @public()
 def answer_loss(answer: Answers | None = None) -> Metric:
     """-log p(answer) at the last token, in nats."""
-    return Metric("loss", "nats", _loss, answer)
+    return Metric("loss", "nats", _loss, answer, fewest=FEWEST_LOSSES)
 
 
 @public()
@@ -137,7 +139,7 @@ def kl_divergence() -> Metric:
 
     The reference is the run the experiment starts from; every function says which one that is.
     """
-    return Metric("KL divergence", "nats", _kl, compares=True)
+    return Metric("KL divergence", "nats", _kl, compares=True, fewest=FEWEST_LOSSES)
 
 
 @public()
@@ -154,7 +156,10 @@ def choice_difference(options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]) -> 
     the greater-than task (Hanna et al. 2023, section 2): the years above the start, minus the others.
     """
     return Metric(
-        "probability difference", "probability", partial(_choice_difference, options=options, right=right)
+        "probability difference",
+        "probability",
+        partial(_choice_difference, options=options, right=right),
+        fewest=FEWEST_PROBABILITIES,
     )
 
 

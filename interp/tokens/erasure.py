@@ -21,7 +21,7 @@ from torch import Tensor
 
 from interp.core.boundary import Count, nearest, public
 from interp.core.results import Score, check_result, scored
-from interp.core.stats import Moments, Partial, Rows, wide
+from interp.core.stats import FEWEST, Moments, Partial, Rows, over, wide
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 RANDOM = "random"
 """The method that ranks tokens by chance: what every other one must beat."""
 SCORES = ("comprehensiveness", "sufficiency")
+FEWEST_ERASED = 128
+"""Prompts below which the mean fall of a probability gets no interval."""
 """What erasing tokens says of an attribution, in the order of `erased`."""
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 """The shares of tokens of Ferrando et al. 2022."""
@@ -57,6 +59,11 @@ class Removal:
     """What stands in for a removed token."""
     measure: Measure = "probability"
     """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
+
+    @property
+    def fewest(self) -> int:
+        """Prompts below which a mean gets no interval."""
+        return FEWEST_ERASED if self.measure == "probability" else FEWEST
 
     def __post_init__(self) -> None:
         if not self.shares or not all(0 < share <= 1 for share in self.shares):
@@ -157,7 +164,7 @@ class CompareMethods(Question):
             self.name,
             partial(_of_every, each=each, how=how, asked=self),
             Rows,
-            partial(_compared, name=self.name, methods=[*each, RANDOM], attrs=attrs),
+            partial(_compared, name=self.name, methods=[*each, RANDOM], attrs=attrs, fewest=how.fewest),
             reads=tuple(dict.fromkeys(read for analysis in each.values() for read in analysis.reads)),
             pose=posed,
         )
@@ -401,24 +408,29 @@ def _attrs(how: Removal) -> dict[str, str | float | int]:
         "replacement": str(how.replacement),
         "shares": ", ".join(f"{share:g}" for share in how.shares),
         "removable": "every token but a prepended BOS",
-        "interval": "95 % over prompts",
+        "interval": over("prompts", how.fewest),
     }
 
 
 def _finish(merged: Partial, name: str, how: Removal) -> xr.Dataset:
     assert isinstance(merged, Rows)
     each = merged.rows["each"]
-    scores = {score: Score.of(Moments.of(each[:, i]), how.measure) for i, score in enumerate(SCORES)}
+    scores = {
+        score: Score.of(Moments.of(each[:, i]), how.measure, fewest=how.fewest)
+        for i, score in enumerate(SCORES)
+    }
     return scored(name, scores, (), attrs=_attrs(how), others={"each": (("prompt", "score"), each)})
 
 
 def _compared(
-    merged: Partial, name: str, methods: Sequence[str], attrs: Mapping[str, str | float | int]
+    merged: Partial, name: str, methods: Sequence[str], attrs: Mapping[str, str | float | int], fewest: int
 ) -> xr.Dataset:
     assert isinstance(merged, Rows)
     each, unit = merged.rows["each"], str(attrs["unit"])
     moments = [Moments.of(each[..., i]) for i in range(len(SCORES))]
-    scores = {score: Score.of(m, unit, m.mean[-1]) for score, m in zip(SCORES, moments, strict=True)}
+    scores = {
+        score: Score.of(m, unit, m.mean[-1], fewest=fewest) for score, m in zip(SCORES, moments, strict=True)
+    }
     return scored(
         name,
         scores,

@@ -165,7 +165,8 @@ def copying(
     Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over the vocabulary's tokens), `null` (chance),
     `p` (two-sided, against random heads), `n`, and the coordinates `unit` and `part`. Scores: `eigenvalue` (see
     `eigenvalue_scores`, -1 to 1; exact: its interval is itself, n = 0); `top1`, the share of tokens whose own logit
-    none exceeds in their row of the full OV circuit (Wilson's interval); `mean_rank`, how many exceed it (0 = copies).
+    none exceeds in their row of the full OV circuit (Wilson's interval); `mean_rank`, how many exceed it (0 =
+    copies; no interval: a few tokens far down decide such a mean).
     `previous` adds `matching` (see `matching_scores`; exact).
     NaN: the circuit is zero.
     folded, embedding: as in `HeadCircuits`. ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; or without.
@@ -401,7 +402,7 @@ def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
         others={"p": (("layer", "head", "score"), torch.stack([p.get(name, missing) for name in scores], -1))},
         attrs={
             "folded": int(asked.folded), "embedding": asked.embedding,
-            "interval": "95 % over tokens of the vocabulary",
+            "interval": "95 % over tokens of the vocabulary: Wilson",
             "null": f"eigenvalues: the mean of {len(random.scores)} random heads in these embeddings; ranks: uniform",
             "p": "two-sided; eigenvalues: against the same random heads; ranks: against those of the same layer",
         },
@@ -416,18 +417,16 @@ def _sampled(d_vocab: int, sample: int | None) -> Int[Tensor, "n"] | None:
 
 
 def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> dict[str, Score]:
-    """top1 and mean_rank of every head with their intervals over tokens; NaN where the circuit is zero."""
+    """top1, with its interval over tokens, and mean_rank of every head; NaN where the circuit is zero."""
     config, cells, counts = circuits.config, list[Tensor](), list[Tensor]()
     for head in tqdm(head_names(config), desc="copying ranks", delay=1, leave=False):
         full = circuits.full_ov(head)
         ranks = (full if sources is None else _own_first(full, sources)).diagonal_ranks()
         first, rank = Moments.of((ranks == 0).double()), Moments.of(ranks.double())
         silent = full.norm() == 0
-        found = [
-            torch.stack((first.mean, *first.interval(share=True))),
-            torch.stack((rank.mean, *rank.interval())),
-        ]
-        cells.append(torch.stack(found, 1).masked_fill(silent, torch.nan))
+        shares = torch.stack((first.mean, *first.interval(share=True)))
+        places = torch.stack((rank.mean, *[torch.full_like(rank.mean, torch.nan)] * 2))
+        cells.append(torch.stack((shares, places), 1).masked_fill(silent, torch.nan))
         counts.append(torch.stack((first.count(), rank.count())).masked_fill(silent, 0))
     shape = (config.n_layers, config.n_heads)
     value, low, high = torch.stack(cells, 1).unflatten(1, shape)

@@ -94,9 +94,12 @@ def test_even_attention_is_the_null_of_every_score() -> None:
     nulls = {"max_weight": 1 / n, "entropy": np.log(n), "gap": 0 * n, "upper": 1 / n, "lower": 1 / n}
     for score, null in nulls.items():
         np.testing.assert_allclose(found.null.sel(score=score)[1, 2], null)
-        assert found.low.sel(score=score).notnull().any() == (score not in ("upper", "lower")), (
-            "bounds have none"
+        assert found.low.sel(score=score).notnull().any() == (score == "gap"), (
+            "few texts hold the gap's mean only"
         )
+    many = dispersion(HookedTransformer(build("gpt2")), some_tokens(rows=64))
+    held = many.low.notnull().any(("layer", "head", "n_keys"))
+    assert set(many.score.values[held.values]) == {"max_weight", "entropy", "gap"}, "bounds never"
     entropy = attention_entropy(HookedTransformer(build("gpt2")), some_tokens())
     assert bool((entropy.null.sel(score="relative") == 1).all())
 

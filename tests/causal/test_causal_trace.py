@@ -50,6 +50,10 @@ class Asked:
         return causal_trace(self.model, self.batch(side), SUBJECTS, self.answers, **given)
 
 
+FROM_THREE = replace(answer_probability(), fewest=3)
+"""The usual metric with intervals of a few prompts, whose formula is tested."""
+
+
 def asked(name: str, wrong: tuple[int, ...] = (), dtype: torch.dtype = torch.float64) -> Asked:
     model = build(name, dtype)
     rows = [row[:n] for row, n in zip(some_tokens(3, 8, seed=4), LENGTHS, strict=True)]
@@ -197,7 +201,7 @@ def test_the_subjects_embeddings_together_bring_everything_back(name: str) -> No
 
 @pytest.mark.parametrize("name", [n for n, c in CONFIGS.items() if c.unembed])
 def test_the_last_state_is_everything_and_what_cannot_reach_it_nothing(name: str) -> None:
-    found = asked(name).trace()
+    found = asked(name).trace(metric=FROM_THREE)
     causal = CONFIGS[name].causal
     total = found.clean - found.corrupt
     for i, (n, subject) in enumerate(zip(LENGTHS, SUBJECTS, strict=True)):
@@ -214,8 +218,15 @@ def test_the_last_state_is_everything_and_what_cannot_reach_it_nothing(name: str
     assert not found.changed.sel(layer=1, role="first subject") and last.changed
 
 
-def test_roles_are_means_inside_a_prompt_then_over_prompts() -> None:
+def test_few_prompts_give_no_interval_of_a_probability() -> None:
     found = asked("gpt2").trace()
+    assert (found.n == 3).any() and found.low.isnull().all() and found.high.isnull().all()
+    assert found.total.isnull().values.tolist() == [False, True, True]
+    assert found.attrs["interval"] == "95 % over prompts, from 512 on, of means over noise samples"
+
+
+def test_roles_are_means_inside_a_prompt_then_over_prompts() -> None:
+    found = asked("gpt2").trace(metric=FROM_THREE)
     columns = {
         "first subject": [[2], [], [3]], "middle subject": [[3], [], []], "last subject": [[4], [1], [4]],
         "first after": [[5], [2], []], "further": [[6], [3], []], "last token": [[7], [4], [5]],
@@ -373,7 +384,8 @@ def test_the_path_of_a_planted_fact_is_found() -> None:
     subjects = [range(i := int(d.int().argmax()), i + 1) for d in differs]
 
     def at_end(**how: object) -> list[float]:
-        found = causal_trace(model, planted.clean, subjects, planted.answer, noise=20.0, samples=4, **how)  # type: ignore[arg-type]
+        given: dict = {"noise": 20.0, "samples": 4, "metric": FROM_THREE} | how
+        found = causal_trace(model, planted.clean, subjects, planted.answer, **given)
         assert found.attrs["dropped"] == 0 and float(found.total.sel(estimate="low")) > 0.3
         return (found.value.sel(role="last token") / found.total.sel(estimate="value")).values.tolist()
 

@@ -410,7 +410,7 @@ def public_names() -> Iterator[tuple[str, Callable[..., object]]]:
         for name in module.__all__:
             value, full = getattr(module, name), f"{wing}.{name}".lstrip(".")
             looked_at = isinstance(value, type) and (
-                issubclass(value, Question) or hasattr(value.__init__, "__wrapped__")
+                issubclass(value, Question) or "public" in vars(value.__init__)
             )
             if id(value) in seen or not (inspect.isfunction(value) or looked_at) or value is Question:
                 continue

@@ -87,6 +87,13 @@ def test_the_interval_covers_the_truth_about_95_times_in_100(n: int) -> None:
     assert abs(covered - 0.95) < 0.006  # four standard errors of the simulation
 
 
+def test_skewed_numbers_have_an_interval_from_their_number_of_rows_on_alone() -> None:
+    samples = rows(6)
+    few, enough = (Moments.of(samples).interval(fewest=n) for n in (7, 6))
+    assert few[0].isnan().all() and few[1].isnan().all()
+    assert torch.equal(torch.stack(enough), torch.stack(Moments.of(samples).interval()))
+
+
 @pytest.mark.parametrize("n", [4, 8, 34])
 def test_the_interval_of_a_share_is_wilsons_and_covers_95_times_in_100_on_average_over_shares(n: int) -> None:
     """Counts are whole, so a single share is covered more or less often; Brown, Cai and DasGupta 2001."""

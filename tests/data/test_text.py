@@ -54,6 +54,7 @@ def test_ids_are_taken_as_they_are(text: Text) -> None:
     assert text.batch(given).tokens is given.tokens
 
 
+@pytest.mark.kinds
 def test_ids_may_be_numbers_and_arrays_of_any_library(text: Text) -> None:
     wanted = text.batch([[1, 2, 3], [4, 5, 6]]).tokens
     rows = torch.tensor([[1, 2, 3], [4, 5, 6]])

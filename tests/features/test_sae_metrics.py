@@ -25,6 +25,7 @@ from interp.features import (
     dictionary_match,
     reconstruction,
     reconstruction_quality,
+    sae_metrics,
     sae_quality,
 )
 from interp.features.sae_metrics import Fit, counted_tokens, fitted, ratio
@@ -98,7 +99,9 @@ def slow_loss(rows: list[list[int]], edits: list[Edit]) -> float:
 @over("kind", [ReLU(), TopK(3), JumpReLU()])
 def test_every_number_is_that_of_the_slow_loop(site: str, kind: ReLU | TopK | JumpReLU) -> None:
     sae = random_sae(kind, dims(site), 30)
-    found = sae_quality(model(), Batch.of(ROWS), sae, site, batch_size=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sae_metrics, "FEWEST_TEXTS", 3)
+        found = sae_quality(model(), Batch.of(ROWS), sae, site, batch_size=2)
     vectors = activations(site, ROWS)
     features, output, x = sae.encode(vectors).numpy(), sae(vectors).numpy(), vectors.numpy()
     error, mean = ((x - output) ** 2).sum(), x.mean(0)
@@ -129,6 +132,16 @@ def test_every_number_is_that_of_the_slow_loop(site: str, kind: ReLU | TopK | Ju
     assert found.attrs["vectors"] == len(x) and found.attrs["predicted_tokens"] == len(x) - len(ROWS)
 
 
+def test_few_texts_give_no_interval_of_a_loss_or_of_a_share_of_it() -> None:
+    few = sae_quality(model(), written(), random_sae(TopK(3), 24, 30), STREAM)
+    many = sae_quality(
+        model(), Batch(written().tokens[:1].repeat(128, 1)), random_sae(TopK(3), 24, 30), STREAM
+    )
+    for name in ("ce_clean", "ce_sae"):
+        assert np.isnan([score(few, name, "low"), score(few, name, "high")]).all()
+        assert np.isfinite([score(many, name, "low"), score(many, name, "high")]).all()
+
+
 def test_a_perfect_autoencoder_recovers_everything() -> None:
     found = sae_quality(model(), written(), identity_sae(24), STREAM)
     assert score(found, "explained_variance") == pytest.approx(1, abs=1e-12)
@@ -156,8 +169,9 @@ def test_where_an_ablation_helps_there_is_nothing_to_recover() -> None:
     assert "unsure_loss_recovered_mean" in found.attrs
 
 
-def test_any_metric_can_stand_in_place_of_the_loss() -> None:
+def test_any_metric_can_stand_in_place_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one number per text, at the position of its own; a slow loop of single passes knows the runs."""
+    monkeypatch.setattr(sae_metrics, "FEWEST_TEXTS", 3)
     metric, rows = interp.logit_difference(3, 4), [row[:5] for row in ROWS if len(row) >= 5]
     sae = random_sae(TopK(3), 24, 30)
     found = sae_quality(model(), Batch.of(rows), sae, STREAM, metric=metric)

@@ -137,7 +137,7 @@ def test_an_mlp_that_writes_the_average_token_is_found_and_its_removal_helps_a_r
     assert float(cosine.value) == pytest.approx(1.0, abs=1e-9)
     assert float(cosine.value) > float(cosine.null + 3 * cosine.null_sd)
     assert float(cosine.p) == pytest.approx(2 / 201)
-    assert float(mlp.high.sel(score="attribution")) < 0 < float(mlp.low.sel(score="log_prob_change"))
+    assert float(mlp.value.sel(score="attribution")) < 0 < float(mlp.value.sel(score="log_prob_change"))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "parallel"])
@@ -221,9 +221,13 @@ def test_the_function_is_the_record_applied_and_its_table_is_narrow() -> None:
         "rank": 3,
     }  # fmt: skip
     assert ((found.n == 3) == found.value.notnull()).all()
-    means = [name for name in found.score.values if "rank" not in name]
-    assert (found.low.notnull() == found.value.notnull()).sel(score=means).all()
-    assert found.low.isnull().sel(score=["rank", "rank_change"]).all(), "ranks have no interval"
+    few = found.low.notnull().any("part")
+    assert found.score.values[few.values].tolist() == ["cosine"], (
+        "three prompts hold no other mean, and ranks none"
+    )
+    many = late_layers(model, some_tokens().repeat(11, 1), 3, frequencies=FREQUENCIES)
+    assert many.low.sel(score="attribution").notnull().any(), "33 prompts hold an attribution"
+    assert many.low.sel(score=["rank", "rank_change", "log_prob"]).isnull().all()
 
 
 @pytest.mark.parametrize("name", LINEAR)

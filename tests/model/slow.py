@@ -173,9 +173,10 @@ def _experts(p: Sites, config: ModelConfig, name: str, x: Tensor, seen: Sites) -
     pre = _dense(p, f"{name}.shared.into", x)
     post = ACTIVATIONS[moe.act](pre[:, : moe.shared]) * pre[:, moe.shared :]
     seen[f"{name}.shared.hook_post"] = post
-    weight = _dense(p, f"{name}.shared_gate", x).sigmoid() if moe.shared_gate else torch.ones(len(x), 1).to(x)
-    seen[f"{name}.hook_shared_weight"] = weight
-    seen[f"{name}.hook_shared_out"] = _dense(p, f"{name}.shared.out", post) * weight
+    seen[f"{name}.hook_shared_out"] = _dense(p, f"{name}.shared.out", post)
+    if moe.shared_gate:
+        weight = seen[f"{name}.hook_shared_weight"] = _dense(p, f"{name}.shared_gate", x).sigmoid()
+        seen[f"{name}.hook_shared_out"] *= weight
     return outs.sum(1) + seen[f"{name}.hook_shared_out"]
 
 

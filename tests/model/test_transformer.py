@@ -303,6 +303,7 @@ def test_other_parameters_are_those_of_one_pass_and_the_model_stays_as_it_is_mea
     assert [n for n, p in model.named_parameters() if some[n] is not p] == [path]
 
 
+@pytest.mark.kinds
 def test_a_pass_of_what_is_no_tensor_of_ids_says_so() -> None:
     network = build("gpt2")
     for tokens in ([[1, 2]], torch.tensor([[True, False]]), torch.tensor([[1, 2]], dtype=torch.uint8)):

@@ -314,11 +314,11 @@ class Engine:
     def _calling(self, paths: set[str], setting: Setting) -> Iterator[None]:
         """Let the native model call these modules, and no others."""
         before = self._standing
-        now = {path: Detour(self._slots[path], self._current(path), setting) for path in paths}
+        now = {path: Detour.at(self._slots[path], self._current(path), setting) for path in paths}
         if "embed" in paths and self._has_native(
             "embed.ln"
         ):  # a part of the module, a part after it natively
-            now["embed.ln"] = Detour(self._slots["embed.ln"], nn.Identity(), setting)
+            now["embed.ln"] = Detour.at(self._slots["embed.ln"], nn.Identity(), setting)
         if before or now:
             self._place(before, now)
         try:
@@ -552,11 +552,16 @@ class Detour(nn.Module):
     """What stands in a place of the native model for one pass: a call of the module that users see there."""
 
     def __init__(self, slot: Slot, module: nn.Module, setting: Setting) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self._slot, self._module, self._setting = slot, (module,), setting
         self.name = getattr(slot.native, "name", slot.name)
         if isinstance(slot.native, Attention):
             self.layer, self.heads = slot.native.layer, slot.native.heads
+
+    @classmethod
+    def at(cls, slot: Slot, module: nn.Module, setting: Setting) -> "Detour":
+        """The detour of a place; that of a norm is a norm."""
+        return (NormDetour if isinstance(slot.native, Normalize) else cls)(slot, module, setting)
 
     def forward(self, x: Any, *given: Any) -> Tensor:
         """What the module gives for what the native part would have been given."""
@@ -606,6 +611,10 @@ class Detour(nn.Module):
         assert tokens is not None
         before = 0 if past is None else self._setting.entry(0).past_keys.shape[1]  # type: ignore[union-attr]
         return _tensor(module(tokens, before, self._setting.mask))
+
+
+class NormDetour(Detour, Normalize):  # type: ignore[misc]  # `heads` is of the place, whatever is there
+    """A detour in the place of a norm, with nothing of a norm but its type."""
 
 
 def _defined(kind: type, name: str) -> bool:

@@ -143,7 +143,7 @@ class LensAttention(Attention):
     ) -> Float[Tensor, "b n d"]:
         """z W_O + b_O; see `Attention`. Without a stream in `source` there are no sites of split inputs."""
         heads = self.heads_of(x, tap, (*source, place_of(shared)))
-        return self._output(*heads, shared, tap, only)
+        return self._output(*heads, x if isinstance(x, Tensor) else x[0], shared, tap, only)
 
     def _project(  # type: ignore[override]
         self, x: Inputs, source: Source, tap: Scope | None
