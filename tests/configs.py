@@ -99,6 +99,9 @@ CONFIGS: dict[str, ModelConfig] = {
             router=Router("sigmoid", correction=True, groups=3, top_groups=2, best=2, factor=1.7, wide=True),
         ),
     ),
+    "weighed-inputs": replace(
+        _LLAMA, mlp=MoE(4, 1, 14, renormalise=False, shared=10, router=Router("sigmoid", weighs="input")),
+    ),
     "gated-shared-expert": replace(
         _LLAMA,
         mlp=MoE(

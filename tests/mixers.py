@@ -29,8 +29,10 @@ from interp.lab import (
 from interp.model import (
     MLP,
     Alibi,
+    Chunks,
     GatedDelta,
     Latent,
+    LogSteps,
     ModelConfig,
     MoE,
     NoNorm,
@@ -110,6 +112,16 @@ _SCORES = {
         mixer=(Softmax(temperature=LogN(4, 0.8), sparsity=Strided(3)), Softmax()),
         window=4,
         norm=RMSNorm(),
+    ),
+    "chunks": replace(
+        _ROTARY,
+        mixer=(
+            Softmax(sparsity=Chunks(4), head_norm=1e-5),
+            Softmax(rotated=False, temperature=LogSteps(2, 0.7)),
+        ),
+    ),
+    "log-steps": replace(
+        _BASE, mixer=Softmax(sparsity=Chunks(5), temperature=LogSteps(2, 0.7)), position=NoPosition()
     ),
     "log-n-bidirectional": replace(_BASE, mixer=Softmax(temperature=LogN(4)), causal=False),
     "adaptive": replace(_ROTARY, mixer=Softmax(temperature=AdaptiveTemperature()), attn_scale=0.2),

@@ -1,8 +1,8 @@
 """Llama 4, text: layers that see chunks and are rotated, layers that see all and have no positions, experts in some.
 
-Rotated queries and keys are normed, after rotation there and before it here: a rotation changes no length. Scores of
-the layers without positions grow with the position, which is counted in kept tokens here, in columns there: rows that
-are padded on the left differ from Hugging Face's from `floor_scale` tokens on. Models with a vision tower are wrapped.
+Queries and keys that are rotated are normed after that. Scores of the layers without positions grow with the position,
+which is counted in kept tokens here, in columns in Hugging Face's code: rows that are padded on the left differ from
+theirs from `floor_scale` tokens on.
 """
 
 from dataclasses import replace
@@ -11,7 +11,6 @@ from interp.families import experts, llama_like
 from interp.families.spec import Family, Rule, Settings, transposed
 from interp.families.table import modules
 from interp.model.config import MLP, ModelConfig, MoE, Rotary, Router
-from interp.model.position import LongScaling, YarnScaling
 from interp.model.softmax import Chunks, LogSteps, Softmax
 
 DEFAULTS = {
@@ -74,11 +73,6 @@ def _mixers(settings: Settings, body: ModelConfig) -> list[Softmax]:
         raise ValueError("layers see chunks of attention, but attention_chunk_size is None")
     eps = settings.positive("rms_norm_eps", DEFAULTS["rms_norm_eps"])
     normed = settings.flag("use_qk_norm", True)
-    assert isinstance(body.position, Rotary)
-    if normed and isinstance(body.position.scaling, YarnScaling | LongScaling):
-        raise ValueError(
-            "Llama 4: use_qk_norm requires rotary positions that change no length, not yarn or longrope"
-        )
     steps = LogSteps(settings.count("floor_scale", 8192), settings.real("attn_scale", 0.1))
     tuned = settings.get("attn_temperature_tuning") not in (False, 0)  # a number in the first configs
     found = []

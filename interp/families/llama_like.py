@@ -103,7 +103,7 @@ def rotated_layers(settings: Settings, n_layers: int) -> list[bool]:
     """
     every = settings.integer("no_rope_layer_interval", 4)
     given = settings.get("no_rope_layers")
-    if given is None:
+    if given is None or given == []:  # as the files of Llama 4 say it
         return [(layer + 1) % every != 0 for layer in range(n_layers)]
     if not isinstance(given, list | tuple) or len(given) < n_layers or not set(given) <= {0, 1}:
         raise ValueError(f"no_rope_layers requires 0 or 1 for each of {n_layers} layers, got {given!r}")

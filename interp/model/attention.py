@@ -435,10 +435,11 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (self._head_norm(config, part) for part in "qk")
 
     def _head_norm(self, config: ModelConfig, part: str) -> HeadNorm | None:
-        if config.qk_norm is None or not config.mixers[self.layer].traits.queries:
+        found = config.mixers[self.layer].qk_norm(config)
+        if found is None:
             return None
-        n_heads = self.heads["qk".index(part)]
-        return HeadNorm(config.norm, n_heads, self.d_head, f"{self.name}.{part}_norm", config.qk_norm)
+        norm, kind = found
+        return HeadNorm(norm, self.heads["qk".index(part)], self.d_head, f"{self.name}.{part}_norm", kind)
 
     def _build(self, config: ModelConfig) -> None:
         """The matrices that queries, keys and values come from."""

@@ -273,6 +273,12 @@ class ModelConfig(Record):
         """The mixer of every layer."""
         return tuple(self._given[layer % len(self._given)] for layer in range(self.n_layers))
 
+    @property
+    def qk_norms(self) -> frozenset[Heads]:
+        """How queries and keys are normed in the layers where they are."""
+        found = [mixer.qk_norm(self) for mixer in self.mixers]
+        return frozenset(each[1] for each in found if each is not None and not isinstance(each[0], NoNorm))
+
     def at_layer(self, layer: int) -> ModelConfig:
         """The same with the mixer and the MLP of one layer in all of them; itself where they do not differ."""
         mlp = None if self.mlp is None else self.mlp.at_layer(layer)

@@ -19,6 +19,7 @@ from interp.core.boundary import check_fields, hints_of, nearest
 if TYPE_CHECKING:
     from interp.model.attention import Attention
     from interp.model.config import ModelConfig
+    from interp.model.norm import Heads, Norm
     from interp.model.sites import Site
 
 Json = dict[str, object]
@@ -114,6 +115,10 @@ class Mixer(Record):
     def traits(self) -> Traits:
         """What others may rely on."""
         return Traits()
+
+    def qk_norm(self, config: "ModelConfig") -> "tuple[Norm, Heads] | None":
+        """The norm of its queries and keys before rotation, and of which heads together: what the config says."""
+        return None if config.qk_norm is None or not self.traits.queries else (config.norm, config.qk_norm)
 
     def query_width(self, config: "ModelConfig") -> int:
         """Width of a head's queries and keys; that of its values and of z is `d_head`."""

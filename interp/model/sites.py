@@ -92,7 +92,7 @@ def _head_norm(part: str, letter: str) -> tuple[Site, ...]:
         return norm_sites(
             f"attn.{part}_norm",
             f"of {part}",
-            lambda c: c.normed and c.qk_norm in kinds and _queries(c),
+            lambda c: not c.qk_norms.isdisjoint(kinds),
             (scale, f"b p {letter} e"),
         )
 

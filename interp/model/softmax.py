@@ -26,9 +26,9 @@ from interp.model.attention import (
     row_softmax,
     visible,
 )
-from interp.model.norm import HeadNorm, Normalize, RMSNorm
+from interp.model.norm import Heads, Norm, Normalize, RMSNorm
 from interp.model.records import Mixer, Record, Traits, at_least_one, positive, requires
-from interp.model.sites import GATE, Site, norm_sites
+from interp.model.sites import GATE, Site
 from interp.model.tap import Scope, at
 
 if TYPE_CHECKING:
@@ -40,14 +40,6 @@ PIECES_FROM = 512
 """Keys from which runs of queries with gathered keys are quicker than one dense mask."""
 BLOCK = 1 << 24
 """Numbers of `[b q k h e]` held at once."""
-
-
-def _normed(part: str, letter: str) -> tuple[Site, Site]:
-    """The sites of the norm of queries or keys that stands after their rotation."""
-    axes = (f"b p {letter} 1", f"b p {letter} e")
-    return norm_sites(
-        f"attn.rot_{part}_norm", f"of {part} after rotation", axes=axes, before="attn.hook_attn_scores"
-    )
 
 
 class Temperature(Record):
@@ -121,7 +113,10 @@ class Softmax(Mixer):
     clip: float | None = None
     """Queries, keys and values are cut at plus and minus this number: after their sites, before any norm (MPT)."""
     head_norm: float | None = None
-    """Eps of an RMSNorm without gamma of each head's queries and keys, after rotation (Llama 4); None = no norm."""
+    """Eps of an RMSNorm of its own, without gamma, of each head's queries and keys (Llama 4); None = as `qk_norm` says.
+
+    It stands after their rotation, which changes no length: `attn.hook_rot_q` and `hook_rot_k` are rotated and normed.
+    """
     gate: bool = False
     """Whether z is multiplied by a sigmoid, made from what the block reads, before it is written (Qwen3-Next)."""
 
@@ -142,8 +137,6 @@ class Softmax(Mixer):
             "the pattern before its refinement; rows sum to 1",
             before="attn.hook_pattern",
         ),
-        *_normed("q", "h"),
-        *_normed("k", "g"),
         GATE,
     )
 
@@ -174,15 +167,21 @@ class Softmax(Mixer):
         """Whether nothing was done to it but that it may be left unrotated."""
         return replace(self, rotated=True) == Softmax()
 
+    def qk_norm(self, config: ModelConfig) -> tuple[Norm, Heads] | None:
+        """Its own, or that of the config."""
+        if self.head_norm is None:
+            return super().qk_norm(config)
+        return RMSNorm(self.head_norm, trained="nothing"), "head"
+
     def check(self, config: ModelConfig) -> None:
-        """ValueError for sinks, whose score stands beside plain scores only."""
+        """ValueError for sinks, whose score stands beside plain scores only, and for two norms of queries and keys."""
+        requires(self.head_norm is None or config.qk_norm is None, "no qk_norm beside head_norm")
         bounded = self.score != "dot" or self.refinement is not None or self.temperature is not None
         requires(not (bounded and config.sinks), f"no sinks beside the {self}")
 
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:
-        """Smeared keys, the pattern before a refinement, normed queries and keys, and a gate."""
-        normed = [self.head_norm is not None] * 4
-        has = (self.smeared_keys, self.refinement is not None, *normed, self.gate)
+        """Smeared keys, the pattern before a refinement, and a gate."""
+        has = (self.smeared_keys, self.refinement is not None, self.gate)
         return tuple(site for site, there in zip(self.own_sites, has, strict=True) if there)
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
@@ -214,16 +213,7 @@ class SoftmaxAttention(Attention):
         if kind.score != "dot":
             self.scale = 1.0
         by_row = kind.temperature is not None and kind.temperature.by_row
-        self.rot_norms = None if kind.head_norm is None else self._rot_norms(kind.head_norm)
         self.explicit = by_row or self.score is not None or self.refinement is not None
-
-    def _rot_norms(self, eps: float) -> nn.ModuleList:
-        """The norms of rotated queries and keys, which have no parameters."""
-        norm = RMSNorm(eps, trained="nothing")
-        return nn.ModuleList(
-            HeadNorm(norm, n, self.d_head, f"attn.rot_{part}_norm", "head")
-            for part, n in zip("qk", self.heads[:2], strict=True)
-        )
 
     def _project(
         self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
@@ -245,12 +235,33 @@ class SoftmaxAttention(Attention):
     ) -> tuple[Tensor, Tensor]:
         if self.smear is not None:
             k = at(tap, "attn.hook_smeared_k", self._smeared(k, self.smear, shared))
-        q, k = super()._placed(q, k, view, shared, tap)
-        if self.rot_norms is not None:
-            q, k = (norm(x, tap) for norm, x in zip(self.rot_norms, (q, k), strict=True))
+        place = super()._placed if self.kind.head_norm is None else self._turned_and_normed
+        q, k = place(q, k, view, shared, tap)
         if self.sharpness is None:
             return q, k
         return unit(q) * self.sharpness[:, None], unit(k)
+
+    def _normed(
+        self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, not yet normed by a `head_norm`."""
+        return (super()._normed if self.kind.head_norm is None else self._project)(x, source, tap)
+
+    def _turned_and_normed(
+        self,
+        q: Float[Tensor, "b p h e"],
+        k: Float[Tensor, "b p g e"],
+        view: View,
+        shared: Pass,
+        tap: Scope | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys rotated where they are, and then normed."""
+        assert self.q_norm is not None and self.k_norm is not None
+        rotation = view.rotation if self.rotated else None
+        if rotation is None:
+            return self.q_norm(q, tap), self.k_norm(k, tap)
+        q, k = self.q_norm(rotation.apply(q), tap), self.k_norm(rotation.apply(k), tap)
+        return at(tap, "attn.hook_rot_q", q), at(tap, "attn.hook_rot_k", k)
 
     def _finished(
         self, z: Float[Tensor, "b n h e"], x: Float[Tensor, "b n d"], tap: Scope | None

@@ -99,6 +99,7 @@ EXPERTS: dict[str, Case] = {
         interleave_moe_layer_step=1,
         attention_bias=True,
         tie_word_embeddings=True,
+        rope_parameters=YARN,
     ),
     "gpt-oss": _GPT_OSS,
     "gpt-oss-yarn": _GPT_OSS.but(rope_parameters=YARN),
