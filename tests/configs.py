@@ -27,6 +27,7 @@ from interp.model import (
     NoPosition,
     RMSNorm,
     Rotary,
+    Router,
     Sinusoidal,
     Softmax,
     Transformer,
@@ -90,6 +91,23 @@ CONFIGS: dict[str, ModelConfig] = {
     "granite-moe": replace(
         _LLAMA, mlp=MoE(4, 1, 20, renormalise=False), residual_scale=0.3, embed_scale=3.0, logit_scale=0.6,
         attn_scale=0.4,
+    ),
+    "glm4-moe": replace(
+        _LLAMA, position=Rotary(dim=4), qkv_bias=True, qk_norm="head",
+        mlp=MoE(
+            6, 2, 14, shared=10,
+            router=Router("sigmoid", correction=True, groups=3, top_groups=2, best=2, factor=1.7, wide=True),
+        ),
+    ),
+    "weighed-inputs": replace(
+        _LLAMA, mlp=MoE(4, 1, 14, renormalise=False, shared=10, router=Router("sigmoid", weighs="input")),
+    ),
+    "gated-shared-expert": replace(
+        _LLAMA,
+        mlp=MoE(
+            4, 2, 14, renormalise=False, shared=10, shared_gate=True,
+            router=Router(groups=2, factor=3.0, wide=True),
+        ),
     ),
     "cohere2": replace(
         _LLAMA, norm=LayerNorm(trained="gamma"), parallel=True, shared_norm=True, position=Rotary(interleaved=True),

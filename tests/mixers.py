@@ -29,12 +29,17 @@ from interp.lab import (
 from interp.model import (
     MLP,
     Alibi,
+    Chunks,
     GatedDelta,
+    Latent,
+    LogSteps,
     ModelConfig,
+    MoE,
     NoNorm,
     NoPosition,
     RMSNorm,
     Rotary,
+    Router,
     ShortConv,
     Softmax,
     Transformer,
@@ -108,6 +113,16 @@ _SCORES = {
         window=4,
         norm=RMSNorm(),
     ),
+    "chunks": replace(
+        _ROTARY,
+        mixer=(
+            Softmax(sparsity=Chunks(4), head_norm=1e-5),
+            Softmax(rotated=False, temperature=LogSteps(2, 0.7)),
+        ),
+    ),
+    "log-steps": replace(
+        _BASE, mixer=Softmax(sparsity=Chunks(5), temperature=LogSteps(2, 0.7)), position=NoPosition()
+    ),
     "log-n-bidirectional": replace(_BASE, mixer=Softmax(temperature=LogN(4)), causal=False),
     "adaptive": replace(_ROTARY, mixer=Softmax(temperature=AdaptiveTemperature()), attn_scale=0.2),
     "refined-simple": replace(_BASE, mixer=Softmax(refinement="simple")),
@@ -138,6 +153,20 @@ _MEMORIES = {
     ),
 }
 
+_GATED = MLP(20, act="silu", gated=True, bias=False)
+_LATENTS = {
+    "latent": replace(
+        _ROTARY, mixer=Latent(8, 5, 6), n_kv_heads=None, position=Rotary(dim=4, interleaved=True), qkv_bias=True,
+        mlp=MoE(
+            6, 2, 10, router=Router("sigmoid", correction=True, groups=3, top_groups=2, best=2, factor=1.7),
+            shared=14, dense=_GATED, dense_layers=(0,),
+        ),
+    ),
+    "latent-one-query-matrix": replace(
+        _BASE, mixer=(Latent(7, 3), Softmax()), position=NoPosition(), d_head=10, mlp=None
+    ),
+}  # fmt: skip
+
 MIXERS: dict[str, ModelConfig] = (
     {
         "pool": replace(_BASE, mixer=Pool()),
@@ -166,6 +195,7 @@ MIXERS: dict[str, ModelConfig] = (
     | _LINEAR_FAMILY
     | _SCORES
     | _MEMORIES
+    | _LATENTS
 )
 CAUSAL_MIXERS = tuple(name for name, config in MIXERS.items() if config.causal)
 

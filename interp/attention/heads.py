@@ -559,8 +559,10 @@ def _why_not_copied(config: ModelConfig) -> str | None:
         return f"the {config.d_vocab_out} outputs of this model are not its tokens"
     if why := config.block.why_not("matrices"):
         return why
-    splits = all(mixer.traits.additive for mixer in config.mixers)
-    return None if splits else "a mixer of this model makes no pattern of the values, or clips them"
+    if all(mixer.traits.additive for mixer in config.mixers):
+        bare = next((mixer for mixer in config.mixers if not mixer.traits.values), None)
+        return None if bare is None else f"there is no W_V in {bare}"
+    return "a mixer of this model makes no pattern of the values, or clips them"
 
 
 def _reduced(

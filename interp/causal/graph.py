@@ -74,7 +74,7 @@ class EdgeGraph:
             "norms the sum itself (post-norm blocks)": config.norm_place == "post",
             "also attends to the memory of an encoder": config.cross_attention,
             f"{config.block.unusual}, and the graph has one node": config.block.unusual is not None,
-            "has heads that read the stream otherwise than as queries, keys and values": not reads_by_qkv(
+            "has heads that read the stream otherwise than as queries, keys and values linear in it": not reads_by_qkv(
                 config
             ),
         }

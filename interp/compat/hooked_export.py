@@ -11,7 +11,6 @@ from torch import Tensor
 from interp.compat import hooked_layout
 from interp.core.boundary import public
 from interp.hooked import HookedTransformer
-from interp.model.block import Experts
 from interp.model.config import (
     MLP,
     Alibi,
@@ -29,6 +28,7 @@ from interp.model.config import (
     UsualBlock,
     YarnScaling,
 )
+from interp.model.experts import Experts
 from interp.model.norm import Normalize
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights

@@ -29,6 +29,8 @@ AXES: dict[str, str] = {
     "g": "key/value head",
     "d": "residual stream",
     "e": "per-head width",
+    "r": "width of a query or key, where it is another",
+    "w": "latent width",
     "m": "MLP neuron",
     "v": "vocabulary",
     "l": "layer",
@@ -37,7 +39,6 @@ AXES: dict[str, str] = {
     "x": "expert",
     "n": "memory",
     "j": "query/key head of memories",
-    "r": "width of a key",
     "f": "width of a value",
     "1": "kept for broadcasting",
 }

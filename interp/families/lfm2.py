@@ -40,7 +40,8 @@ def config(settings: Settings) -> ModelConfig:
     conv = ShortConv(settings.count("conv_L_cache", 3), settings.flag("conv_bias", False))
     kinds = [Softmax() if attends else conv for attends in _attention(settings, body.n_layers)]
     d_mlp = _width(settings, body.mlp.d_mlp)
-    return replace(body, mixer=llama_like.in_turn(kinds), mlp=replace(body.mlp, d_mlp=d_mlp), qk_norm="head")
+    body = replace(body, mlp=replace(body.mlp, d_mlp=d_mlp), qk_norm="head")
+    return llama_like.mixed(body, kinds)
 
 
 def _attention(settings: Settings, n_layers: int) -> list[bool]:

@@ -80,21 +80,34 @@ def decoder(
 
 def rotated(body: ModelConfig, layers: Sequence[bool]) -> ModelConfig:
     """The same, its rotary positions in some layers only: the others have no positions at all."""
-    n = len(layers)
-    if n != body.n_layers:
-        raise ValueError(f"whether a layer is rotated is required of {body.n_layers} layers, got {n}")
     if all(layers):
         return body
     kind = body.mixers[0]
     assert isinstance(kind, Softmax)
-    return replace(body, mixer=in_turn([replace(kind, rotated=turned) for turned in layers]))
+    return mixed(body, [replace(kind, rotated=turned) for turned in layers])
 
 
-def in_turn(mixers: Sequence[Mixer]) -> tuple[Mixer, ...]:
-    """The shortest run of mixers that, counted round, gives every layer its own."""
+def mixed(body: ModelConfig, mixers: Sequence[Mixer]) -> ModelConfig:
+    """The same with these mixers in its layers, as the shortest run that, counted round, gives every layer its own."""
     n = len(mixers)
+    if n != body.n_layers:
+        raise ValueError(f"a mixer for each of {body.n_layers} layers is required, got {n}")
     period = next(p for p in range(1, n + 1) if all(mixers[i] == mixers[i % p] for i in range(n)))
-    return tuple(mixers[:period])
+    return replace(body, mixer=tuple(mixers[:period]))
+
+
+def rotated_layers(settings: Settings, n_layers: int) -> list[bool]:
+    """Whether each layer is rotated: `no_rope_layers` (1 means yes), or all but every `no_rope_layer_interval`-th.
+
+    SmolLM3 and Llama 4 say so.
+    """
+    every = settings.integer("no_rope_layer_interval", 4)
+    given = settings.get("no_rope_layers")
+    if given is None or given == []:  # as the files of Llama 4 say it
+        return [(layer + 1) % every != 0 for layer in range(n_layers)]
+    if not isinstance(given, list | tuple) or len(given) < n_layers or not set(given) <= {0, 1}:
+        raise ValueError(f"no_rope_layers requires 0 or 1 for each of {n_layers} layers, got {given!r}")
+    return [flag == 1 for flag in given[:n_layers]]
 
 
 def without(settings: Settings, *keys: str) -> None:
@@ -113,16 +126,23 @@ def attention_rules(
 ) -> tuple[Rule, ...]:
     """The weight table without the MLPs' matrices. norms: their names in a block; None = those of `NORMS`."""
     ours, theirs = "blocks.{l}.", "model.layers.{l}."
+    return (
+        *outside_rules(config, norms),
+        *query_key_norms(config),
+        *modules({"attn.qkv": qkv}, ours=ours, theirs=theirs, bias=config.qkv_bias),
+        *modules({"attn.out": "self_attn.o_proj"}, ours=ours, theirs=theirs, bias=config.out_bias),
+    )
+
+
+def outside_rules(config: ModelConfig, norms: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
+    """The weight table outside attention and the MLPs: embedding, norms, unembedding."""
     inside = dict(norms or NORMS[config.norm_place])
     if config.shared_norm:
         del inside["ln2"]
     return (
         *modules({"embed": "model.embed_tokens"}, bias=False),
         *norm_rules({"ln_final": "model.norm"}, config.norm),
-        *norm_rules(inside, config.norm, ours=ours, theirs=theirs),
-        *query_key_norms(config),
-        *modules({"attn.qkv": qkv}, ours=ours, theirs=theirs, bias=config.qkv_bias),
-        *modules({"attn.out": "self_attn.o_proj"}, ours=ours, theirs=theirs, bias=config.out_bias),
+        *norm_rules(inside, config.norm, ours="blocks.{l}.", theirs="model.layers.{l}."),
         *unembedding(config),
     )
 

@@ -33,7 +33,7 @@ def config(settings: Settings) -> ModelConfig:
 
 def rules(config: ModelConfig) -> tuple[Rule, ...]:
     """The weight table."""
-    return experts.rules(config, "mlp", ("gate_proj", "up_proj", "down_proj"))
+    return experts.rules(config, "mlp")
 
 
 FAMILY = Family(

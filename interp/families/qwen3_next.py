@@ -47,6 +47,7 @@ def decoder(settings: Settings, *, renormalise: bool, same_for_texts: Sequence[s
         d_mlp=settings.count("moe_intermediate_size", 512),
         renormalise=renormalise,
         shared=settings.count("shared_expert_intermediate_size", 512),
+        shared_gate=True,
     )
     return replace(plain(settings, DEFAULTS | {"intermediate_size": 1}, same_for_texts), mlp=moe)
 
@@ -75,7 +76,7 @@ def hybrid(settings: Settings, body: ModelConfig) -> ModelConfig:
         eps=settings.real("rms_norm_eps", 1e-6),
     )
     kinds = [Softmax(gate=True) if attends else delta for attends in full]
-    return replace(body, mixer=llama_like.in_turn(kinds))
+    return llama_like.mixed(body, kinds)
 
 
 def rules(config: ModelConfig) -> tuple[Rule, ...]:
@@ -119,12 +120,10 @@ def hybrid_rules(config: ModelConfig, into: Sequence[Rule]) -> tuple[Rule, ...]:
 
 def expert_rules() -> tuple[Rule, ...]:
     """The experts, fused in memory and one by one in files, and the shared one."""
-    shared = f"{experts.BLOCK}mlp.shared_expert"
     return (
-        *experts.mixture_rules("mlp", ("gate_proj", "up_proj", "down_proj")),
-        Rule("blocks.{l}.mlp.shared.into.weight", (f"{shared}.gate_proj.weight", f"{shared}.up_proj.weight")),
-        Rule("blocks.{l}.mlp.shared.out.weight", (f"{shared}.down_proj.weight",)),
-        Rule("blocks.{l}.mlp.shared_gate.weight", (f"{shared}_gate.weight",)),
+        *experts.mixture_rules("mlp"),
+        *experts.gated_rules("mlp.shared", "mlp.shared_expert."),
+        Rule("blocks.{l}.mlp.shared_gate.weight", (f"{experts.BLOCK}mlp.shared_expert_gate.weight",)),
     )
 
 

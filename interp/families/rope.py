@@ -62,6 +62,23 @@ def context(settings: Settings, position: Rotary, default: int | None = None) ->
     return n_ctx
 
 
+def yarn_score_factor(settings: Settings) -> float:
+    """DeepSeek's factor on scores under a scaling rule: (0.1 m ln(factor) + 1)^2, m `mscale_all_dim`; 1 without m."""
+    rule = Settings(
+        {**settings.table("rope_scaling"), **settings.table("rope_parameters")}, "rope_parameters"
+    )
+    if rule.text("rope_type", rule.text("type", "default")) == "default" or not rule.real(
+        "mscale_all_dim", 0.0
+    ):
+        return 1.0
+    return _mscale(rule.positive("factor"), rule.real("mscale_all_dim")) ** 2
+
+
+def _mscale(factor: float, weight: float) -> float:
+    """YaRN's magnitude 0.1 weight ln(factor) + 1; 1 where nothing is stretched."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
 def _agreed(settings: Settings, rule: Settings, keys: tuple[str, str], default: float) -> float:
     """A number given beside the rotary table, inside it, or not at all; ValueError if both and different."""
     outside, inside = keys
@@ -97,11 +114,7 @@ def _yarn(rule: Settings, original: int, stretch: float) -> YarnScaling:
     """YaRN; without `attention_factor` it follows from the factor and DeepSeek's two `mscale` numbers."""
     factor = rule.real("factor", stretch)
     tops = [rule.real(key, 0.0) for key in ("mscale", "mscale_all_dim")]
-
-    def mscale(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-    own = mscale(tops[0]) / mscale(tops[1]) if all(tops) else mscale(1.0)
+    own = _mscale(factor, tops[0]) / _mscale(factor, tops[1]) if all(tops) else _mscale(factor, 1.0)
     return YarnScaling(
         factor=factor,
         original_n_ctx=original,

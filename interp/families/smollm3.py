@@ -22,7 +22,7 @@ def config(settings: Settings) -> ModelConfig:
         "max_window_layers"
     )  # of the Qwen models: here `layer_types` says which layers have the window
     body = llama_like.decoder(settings, DEFAULTS)
-    turned = _rotated(settings, body.n_layers)
+    turned = llama_like.rotated_layers(settings, body.n_layers)
     size = window_size(settings, None)
     windowed = settings.flag("use_sliding_window", False)
     window, layers = local_layers(
@@ -32,19 +32,6 @@ def config(settings: Settings) -> ModelConfig:
         lambda layer: windowed and size is not None and not turned[layer],
     )
     return llama_like.rotated(replace(body, window=window, local_layers=layers), turned)
-
-
-def _rotated(settings: Settings, n_layers: int) -> list[bool]:
-    """Whether each layer is rotated: `no_rope_layers` (1 means yes), or all but every `no_rope_layer_interval`-th."""
-    every = settings.integer("no_rope_layer_interval", 4)
-    given = settings.get("no_rope_layers")
-    if given is None:
-        return [(layer + 1) % every != 0 for layer in range(n_layers)]
-    if not isinstance(given, list | tuple) or len(given) < n_layers or not set(given) <= {0, 1}:
-        raise ValueError(
-            f"SmolLM3: no_rope_layers requires 0 or 1 for each of {n_layers} layers, got {given!r}"
-        )
-    return [flag == 1 for flag in given[:n_layers]]
 
 
 FAMILY = Family(

@@ -6,7 +6,7 @@ from einops import rearrange
 from torch import Tensor
 
 from interp.families.spec import Layout, Rule, same
-from interp.model.config import LayerNorm, ModelConfig, Norm
+from interp.model.config import ModelConfig, NoNorm, Norm
 
 
 def modules(
@@ -32,7 +32,7 @@ def modules(
 
 def norm_rules(names: Mapping[str, str], norm: Norm, *, ours: str = "", theirs: str = "") -> tuple[Rule, ...]:
     """The rules of norms of one kind: a weight and a bias where the kind has them."""
-    trained = norm.trained if isinstance(norm, LayerNorm) else "gamma"
+    trained = "nothing" if isinstance(norm, NoNorm) else norm.trained
     if trained == "nothing":
         return ()
     return modules(names, ours=ours, theirs=theirs, bias=trained == "gamma and beta")

@@ -23,7 +23,7 @@ from interp.model.tap import Scope, at
 class Pool(Mixer):
     """The mean of what came before minus the token itself, no parameter (MetaFormer's pooling; Yu et al. 2022)."""
 
-    traits = Traits(queries=False, reads_by_qkv=False, grouped=False)
+    traits = Traits(queries=False, rotated=False, reads_by_qkv=False, grouped=False)
 
     def check(self, config: ModelConfig) -> None:
         """ValueError unless heads are slices of the stream."""

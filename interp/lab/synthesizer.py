@@ -26,7 +26,13 @@ class Synthesizer(Mixer):
     """`dense`: two layers on what the query reads; `random`: one trained matrix `[query, key]` per head."""
 
     traits = Traits(
-        queries=False, reads_by_qkv=False, scaled=False, scored=True, distribution=True, grouped=False
+        queries=False,
+        rotated=False,
+        reads_by_qkv=False,
+        scaled=False,
+        scored=True,
+        distribution=True,
+        grouped=False,
     )
 
     def build(self, config: ModelConfig, layer: int) -> Attention:

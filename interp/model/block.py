@@ -1,4 +1,4 @@
-"""One block: attention and MLP (plain, gated or a mixture of experts) read the residual stream and add to it.
+"""One block: attention and MLP (plain, gated, or another one) read the residual stream and add to it.
 
 Norms stand where the family puts them.
 """
@@ -66,71 +66,6 @@ class MLP(AnyMLP):
         return FeedForward(self, d_model, name)
 
 
-@dataclass(frozen=True)
-class MoE(AnyMLP):
-    """A mixture of gated experts: a router picks `top_k` of them per token and weighs their outputs."""
-
-    n_experts: int
-    top_k: int
-    d_mlp: int
-    """Neurons of one expert."""
-    act: Activation = "silu"
-    bias: bool = False
-    """Whether the experts' matrices have biases."""
-    router_bias: bool = False
-    renormalise: bool = True
-    """Whether the chosen experts' weights sum to 1; False: they keep their share of the softmax over all experts."""
-    clamp: float | None = None
-    """Gate values are cut at this number, linear ones at plus and minus it (GPT-OSS)."""
-    linear_offset: float = 0.0
-    """Added to the linear branch before it multiplies the gate (GPT-OSS: 1)."""
-    shared: int | None = None
-    """Neurons of one more expert that every token passes, times a sigmoid gate of its own (Qwen3-Next); None = none."""
-
-    words: ClassVar[str] = "a mixture of experts"
-    no_matrices: ClassVar[str | None] = "a mixture of experts, whose matrices see only some tokens each"
-    own_sites = (
-        Site("mlp.hook_router_logits", "b p x", "the router's score of every expert", before=NEXT_ROW),
-        Site(
-            "mlp.hook_expert_weights",
-            "b p x",
-            "the weight of every expert, 0 where not chosen",
-            before=NEXT_ROW,
-        ),
-        Site(
-            "mlp.hook_expert_out", "b p x d", "each expert's weighted output", on_demand=True, before=NEXT_ROW
-        ),
-        Site(
-            "mlp.hook_shared_weight",
-            "b p 1",
-            "the weight of the expert that every token passes",
-            before=NEXT_ROW,
-        ),
-        Site("mlp.hook_shared_out", "b p d", "the weighted output of that expert", before=NEXT_ROW),
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(self, "d_mlp")
-        if not 1 <= self.top_k <= self.n_experts:
-            raise ValueError(f"MoE requires 1 <= top_k <= n_experts, got {self.top_k} and {self.n_experts}")
-        if self.shared is not None:
-            at_least_one(self, "shared")
-
-    @property
-    def width(self) -> int:
-        """Multiplications of one token, in units of d_model."""
-        return 3 * self.d_mlp * self.top_k + 3 * (self.shared or 0)
-
-    def sites(self, config: "ModelConfig") -> tuple[Site, ...]:
-        """The router, the experts, and the shared one where there is one."""
-        return self.own_sites if self.shared is not None else self.own_sites[:-2]
-
-    def build(self, d_model: int, layer: int, name: str) -> "Experts":
-        """The module."""
-        return Experts(self, d_model, name)
-
-
 def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
@@ -171,74 +106,6 @@ class FeedForward(nn.Module):
         else:
             post = self.act(at(tap, f"{self.name}.hook_pre", self.into(x)))
         return self.out(at(tap, f"{self.name}.hook_post", post))
-
-
-class Experts(nn.Module):
-    """sum over the chosen experts of weight_x * expert_x(x), every expert a gated MLP.
-
-    The router's softmax over its `top_k` largest logits weighs them (Shazeer et al. 2017); without `renormalise` they
-    keep their share of the softmax over all. A shared expert adds
-    sigmoid(x w) shared(x). Matrices are stacked `[expert, out, in]`, rows ordered gate, in. Sites
-    begin with `name`.
-    """
-
-    def __init__(self, moe: MoE, d_model: int, name: str = "mlp") -> None:
-        super().__init__()
-        self.name = name
-        self.kind = moe
-        self.act = ACTIVATIONS[moe.act]
-        self.router = nn.Linear(d_model, moe.n_experts, bias=moe.router_bias)
-        self.into = nn.Parameter(torch.empty(moe.n_experts, 2 * moe.d_mlp, d_model))
-        self.out = nn.Parameter(torch.empty(moe.n_experts, d_model, moe.d_mlp))
-        biases = [torch.zeros(moe.n_experts, 2 * moe.d_mlp), torch.zeros(moe.n_experts, d_model)]
-        into_bias, out_bias = [nn.Parameter(b) if moe.bias else None for b in biases]
-        self.into_bias, self.out_bias = into_bias, out_bias
-        self.shared = self.shared_gate = None
-        if moe.shared is not None:
-            self.shared = FeedForward(MLP(moe.shared, moe.act, gated=True, bias=False), d_model, name)
-            self.shared_gate = nn.Linear(d_model, 1, bias=False)
-
-    def forward(self, x: Float[Tensor, "b p d"], tap: Scope | None = None) -> Float[Tensor, "b p d"]:
-        """The mixture's output, that of the shared expert included."""
-        if self.shared is None or self.shared_gate is None:
-            return self._mixture(x, tap)
-        mixture = self._mixture(x, tap)
-        weight = at(tap, f"{self.name}.hook_shared_weight", self.shared_gate(x).sigmoid())
-        return mixture + at(tap, f"{self.name}.hook_shared_out", weight * self.shared(x))
-
-    def _mixture(self, x: Float[Tensor, "b p d"], tap: Scope | None) -> Float[Tensor, "b p d"]:
-        """That of the chosen experts; only those with a weight other than 0 are computed, unless all are observed."""
-        logits = at(tap, f"{self.name}.hook_router_logits", self.router(x))
-        shares_site, out_site = f"{self.name}.hook_expert_weights", f"{self.name}.hook_expert_out"
-        weights = at(tap, shares_site, self.weights(logits))
-        if tap is not None and (tap.wants(out_site) or tap.alters(shares_site)):
-            outs = torch.stack([self.expert(i, x) for i in range(self.kind.n_experts)], 2)
-            return at(tap, out_site, outs * weights[..., None]).sum(2)
-        flat, shares = x.flatten(0, 1), weights.flatten(0, 1)
-        out = torch.zeros_like(flat)
-        for i in range(self.kind.n_experts):
-            rows = shares[:, i].nonzero()[:, 0]
-            if len(rows):
-                out = out.index_add(0, rows, self.expert(i, flat[rows]) * shares[rows, i, None])
-        return out.view_as(x)
-
-    def weights(self, logits: Float[Tensor, "b p x"]) -> Float[Tensor, "b p x"]:
-        """The weight of every expert, 0 for those not chosen; the softmax runs in float32 at least."""
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        chosen = wide.topk(self.kind.top_k, -1)
-        share = chosen.values.softmax(-1)
-        if not self.kind.renormalise:
-            share = wide.softmax(-1).gather(-1, chosen.indices)
-        return torch.zeros_like(wide).scatter(-1, chosen.indices, share).to(logits.dtype)
-
-    def expert(self, i: int, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        """The output of one expert, unweighted."""
-        bias = None if self.into_bias is None else self.into_bias[i]
-        gate, linear = F.linear(x, self.into[i], bias).chunk(2, -1)
-        if self.kind.clamp is not None:
-            gate, linear = gate.clamp(max=self.kind.clamp), linear.clamp(-self.kind.clamp, self.kind.clamp)
-        post = self.act(gate) * (linear + self.kind.linear_offset if self.kind.linear_offset else linear)
-        return F.linear(post, self.out[i], None if self.out_bias is None else self.out_bias[i])
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from interp.model.block import MLP, Activation, MoE, UsualBlock
+from interp.model.block import MLP, Activation, UsualBlock
 from interp.model.delta import GatedDelta
+from interp.model.experts import MoE, Router
+from interp.model.latent import Latent
 from interp.model.norm import Heads, LayerNorm, NoNorm, Norm, NormPlace, RMSNorm
 from interp.model.position import (
     Alibi,
@@ -51,6 +53,7 @@ __all__ = [
     "FullSoftmax",
     "GatedDelta",
     "Json",
+    "Latent",
     "LayerNorm",
     "Learned",
     "LinearScaling",
@@ -66,6 +69,7 @@ __all__ = [
     "Position",
     "RMSNorm",
     "Rotary",
+    "Router",
     "Scaling",
     "ShortConv",
     "Sinusoidal",
@@ -92,7 +96,7 @@ class ModelConfig(Record):
     n_ctx: int
     d_vocab: int
     d_head: int | None = None
-    """Width of one head; None = d_model / n_heads."""
+    """Width of one head (of its values and of z, where its queries and keys have another); None = d_model / n_heads."""
     n_kv_heads: int | None = None
     """Key/value heads (grouped-query attention); None = n_heads. Query head h reads h // (n_heads / n_kv_heads)."""
     mlp: AnyMLP | None = None
@@ -122,7 +126,7 @@ class ModelConfig(Record):
     local_position: Rotary | None = None
     """Rotary positions of the layers with the window, where they differ (Gemma 3)."""
     attn_scale: float | None = None
-    """Factor on the scores; None = 1/sqrt(d_head)."""
+    """Factor on the scores; None = 1/sqrt(width of queries and keys), which is d_head but in `Latent`."""
     scale_by_layer: bool = False
     """Additionally divide the scores of layer l by l + 1 (a GPT-2 option)."""
     attn_softcap: float | None = None
@@ -189,12 +193,13 @@ class ModelConfig(Record):
         fits = self.n_heads % self.kv_heads == 0
         requires(fits, f"n_kv_heads to divide n_heads, got {self.kv_heads} and {self.n_heads}")
         requires(self.window is None or self.window >= 1, f"window >= 1, got {self.window}")
+        most = max(mixer.query_width(self) for mixer in self._given)
         for rotary in (self.position, self.local_position):
             if isinstance(rotary, Rotary):
                 rotated = self.head_width if rotary.dim is None else rotary.dim
                 requires(
-                    rotated % 2 == 0 and 0 < rotated <= self.head_width,
-                    f"an even rotary dim in [2, {self.head_width}], got {rotated}",
+                    rotated % 2 == 0 and 0 < rotated <= most,
+                    f"an even rotary dim in [2, {most}], got {rotated}",
                 )
         for mixer in self._given:
             self._check_mixer(mixer)
@@ -244,9 +249,9 @@ class ModelConfig(Record):
             requires(plain, f"no sinks and no attn_softcap under {name}")
         biased, place = isinstance(self.position, Alibi | Buckets), type(self.position).__name__
         requires(traits.scored or not biased, f"positions other than {place} under {name}")
-        plain = self.qk_norm is None and not isinstance(self.position, Rotary)
+        placed = traits.queries or traits.rotated or not isinstance(self.position, Rotary)
         requires(  # of layers that take turns those with queries have them
-            traits.queries or plain or isinstance(self.mixer, tuple),
+            isinstance(self.mixer, tuple) or (placed and (traits.queries or self.qk_norm is None)),
             f"no qk_norm and no rotary positions under {name}, which has no queries and keys",
         )
         fits = traits.grouped or self.kv_heads == self.n_heads
@@ -268,11 +273,18 @@ class ModelConfig(Record):
         """The mixer of every layer."""
         return tuple(self._given[layer % len(self._given)] for layer in range(self.n_layers))
 
+    @property
+    def qk_norms(self) -> frozenset[Heads]:
+        """How queries and keys are normed in the layers where they are."""
+        found = [mixer.qk_norm(self) for mixer in self.mixers]
+        return frozenset(each[1] for each in found if each is not None and not isinstance(each[0], NoNorm))
+
     def at_layer(self, layer: int) -> ModelConfig:
-        """The same with the mixer of one layer in all of them; itself where they do not differ."""
-        return (
-            dataclasses.replace(self, mixer=(self.mixers[layer],)) if isinstance(self.mixer, tuple) else self
-        )
+        """The same with the mixer and the MLP of one layer in all of them; itself where they do not differ."""
+        mlp = None if self.mlp is None else self.mlp.at_layer(layer)
+        if isinstance(self.mixer, Mixer) and mlp is self.mlp:
+            return self
+        return dataclasses.replace(self, mixer=(self.mixers[layer],), mlp=mlp)
 
     @property
     def stateful(self) -> bool:
@@ -360,7 +372,8 @@ class ModelConfig(Record):
 
     def score_scale(self, layer: int) -> float:
         """The factor between q . k and the attention score of `layer`."""
-        scale = self.head_width**-0.5 if self.attn_scale is None else self.attn_scale
+        width = self.mixers[layer].query_width(self)
+        scale = width**-0.5 if self.attn_scale is None else self.attn_scale
         return scale / (layer + 1) if self.scale_by_layer else scale
 
     def to_dict(self) -> Json:

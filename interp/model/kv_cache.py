@@ -35,8 +35,8 @@ class Past(Protocol):
         ...
 
     def append(
-        self, layer: int, k: Float[Tensor, "b n g e"], v: Float[Tensor, "b n g e"]
-    ) -> tuple[Float[Tensor, "b k g e"], Float[Tensor, "b k g e"]]:
+        self, layer: int, k: Float[Tensor, "b n g r"], v: Float[Tensor, "b n g e"]
+    ) -> tuple[Float[Tensor, "b k g r"], Float[Tensor, "b k g e"]]:
         """One layer's keys and values of everything seen, these new ones last."""
         ...
 
@@ -66,13 +66,16 @@ class KVCache:
         devices = [device] * config.n_layers if isinstance(device, torch.device) else device
         self.rows, self.n_max = rows, n_max
         tokens = [n_max if mixer.traits.keyed else 0 for mixer in config.mixers]
-        shapes = [(rows, n, config.kv_heads, config.head_width) for n in tokens]
+        widths = (
+            [mixer.query_width(config) for mixer in config.mixers],
+            [config.head_width] * config.n_layers,
+        )
         self.keys, self.values = (
             [
-                torch.empty(shape, device=where, dtype=dtype)
-                for shape, where in zip(shapes, devices, strict=True)
+                torch.empty((rows, n, config.kv_heads, width), device=where, dtype=dtype)
+                for n, width, where in zip(tokens, each, devices, strict=True)
             ]
-            for _ in range(2)
+            for each in widths
         )
         self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
         self.states: dict[int | tuple[int, str], tuple[Tensor, ...]] = {}
@@ -97,8 +100,8 @@ class KVCache:
         return torch.cat((past, ones[:, :n] if keep is None else keep), 1)
 
     def append(
-        self, layer: int, k: Float[Tensor, "b n g e"], v: Float[Tensor, "b n g e"]
-    ) -> tuple[Float[Tensor, "b k g e"], Float[Tensor, "b k g e"]]:
+        self, layer: int, k: Float[Tensor, "b n g r"], v: Float[Tensor, "b n g e"]
+    ) -> tuple[Float[Tensor, "b k g r"], Float[Tensor, "b k g e"]]:
         """Write one layer's new keys and values; returns views of everything seen so far."""
         end = self.length + k.shape[1]
         keys, values = self.keys[layer][:, :end], self.values[layer][:, :end]
@@ -143,8 +146,8 @@ class Prefix:
         return torch.cat((self._keep, keep), 1)
 
     def append(
-        self, layer: int, k: Float[Tensor, "b n g e"], v: Float[Tensor, "b n g e"]
-    ) -> tuple[Float[Tensor, "b k g e"], Float[Tensor, "b k g e"]]:
+        self, layer: int, k: Float[Tensor, "b n g r"], v: Float[Tensor, "b n g e"]
+    ) -> tuple[Float[Tensor, "b k g r"], Float[Tensor, "b k g e"]]:
         """The prefix's keys and values followed by these."""
         return self._joined(self._run.keys[layer], k), self._joined(self._run.values[layer], v)
 

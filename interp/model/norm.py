@@ -35,6 +35,8 @@ class RMSNorm(Record):
     eps: float = 1e-6
     unit_offset: bool = False
     """True: what is stored is gamma - 1 (Gemma)."""
+    trained: Literal["gamma", "nothing"] = "gamma"
+    """Whether the norm has its vector: queries and keys of Llama 4 are normed by none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,8 +66,8 @@ class Normalize(nn.Module):
         self.kind = norm
         self.name = name
         self.width, self.heads = d_model, heads
-        trained = norm.trained if isinstance(norm, LayerNorm) else "gamma"
-        plain = isinstance(norm, NoNorm) or trained == "nothing"
+        trained = "nothing" if isinstance(norm, NoNorm) else norm.trained
+        plain = trained == "nothing"
         self.unit_offset = isinstance(norm, RMSNorm) and norm.unit_offset
         size = d_model * (heads or 1)
         stored = torch.zeros(size) if self.unit_offset else torch.ones(size)
@@ -105,8 +107,8 @@ class Normalize(nn.Module):
         if isinstance(self.kind, LayerNorm):
             normed = F.layer_norm(x, (self.width,), fused, self.bias, self.kind.eps)
         else:
-            assert gamma is not None
-            normed = F.rms_norm(x.to(gamma.dtype), (self.width,), fused, self.kind.eps)
+            wide = x if gamma is None else x.to(gamma.dtype)
+            normed = F.rms_norm(wide, (self.width,), fused, self.kind.eps)
         return (normed * gamma if each and gamma is not None else normed).to(x.dtype)
 
     @torch.no_grad()

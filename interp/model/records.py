@@ -19,6 +19,7 @@ from interp.core.boundary import check_fields, hints_of, nearest
 if TYPE_CHECKING:
     from interp.model.attention import Attention
     from interp.model.config import ModelConfig
+    from interp.model.norm import Heads, Norm
     from interp.model.sites import Site
 
 Json = dict[str, object]
@@ -76,7 +77,8 @@ class Traits:
     valued: bool = True
     """Values of every key/value head, which are a site."""
     reads_by_qkv: bool = True
-    """Queries, keys and values are all that its heads read of the stream: no gate, no memory, no other scores."""
+    """Queries, keys and values, linear in the normed stream, are all that its heads read of it: no gate, no memory, no
+    other scores, no norm on the way."""
     bilinear: bool = False
     """Its weights come from q . k: there is a QK circuit."""
     rotated: bool = True
@@ -92,13 +94,18 @@ class Traits:
     distribution: bool = False
     """Rows of the pattern are shares: never negative, of sum 1 (with sinks less, without any similarity 0)."""
     additive: bool = True
-    """z = pattern @ values and nothing before or after it, so that heads split by source and have an OV circuit."""
+    """z = pattern @ values and nothing before or after it, so that heads split by source."""
     grouped: bool = True
     """Heads may share keys and values."""
     keyed: bool = True
     """A cache keeps keys and values of every token for it."""
     stateful: bool = False
     """It keeps a state of the past, so that a pass cannot go on from an arbitrary column of an earlier one."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether what a head moves is one linear map of the normed stream: there is an OV circuit."""
+        return self.additive and self.values
 
 
 class Mixer(Record):
@@ -108,6 +115,14 @@ class Mixer(Record):
     def traits(self) -> Traits:
         """What others may rely on."""
         return Traits()
+
+    def qk_norm(self, config: "ModelConfig") -> "tuple[Norm, Heads] | None":
+        """The norm of its queries and keys before rotation, and of which heads together: what the config says."""
+        return None if config.qk_norm is None or not self.traits.queries else (config.norm, config.qk_norm)
+
+    def query_width(self, config: "ModelConfig") -> int:
+        """Width of a head's queries and keys; that of its values and of z is `d_head`."""
+        return config.head_width
 
     def build(self, config: "ModelConfig", layer: int) -> "Attention":
         """The module of a layer: an `Attention` with its own `_mix`, matrices (`_build`) or `_project`."""
@@ -129,6 +144,10 @@ class AnyMLP(Record):
     def width(self) -> int:
         """Multiplications of one token, in units of d_model."""
         raise NotImplementedError
+
+    def at_layer(self, layer: int) -> "AnyMLP":
+        """What a layer has, where layers differ."""
+        return self
 
     def build(self, d_model: int, layer: int, name: str) -> nn.Module:
         """The module, whose sites begin with `name`."""
@@ -165,12 +184,13 @@ class FullSoftmax(Output):
 
 _LACKS = {
     "additive": "z = pattern @ values; {} makes no pattern of the values, or clips them",
+    "values": "a matrix W_V that makes values of the normed stream; there is none in {}",
     "distribution": "weights that are shares; those of {} may be negative or sum to anything",
 }
 
 
 def require(trait: str, mixers: Iterable[Mixer], what: str) -> None:
-    """ValueError for `what` unless all of these mixers are `additive`, or have a `distribution` (`Traits`).
+    """ValueError for `what` unless all of these mixers have a trait: `additive`, `values` or `distribution` (`Traits`).
 
     The one refusal of analyses that multiply patterns and values, or that read a pattern's rows as shares.
     """

@@ -25,7 +25,16 @@ DIMS = {
     "n": "value_head", "j": "key_head",
 }  # fmt: skip
 """The word for each axis along which cells of a site are told apart; the others hold vectors."""
-WORDS = {**DIMS, "d": "d_model", "e": "d_head", "v": "vocabulary", "c": "half", "f": "d_value", "r": "d_key"}
+WORDS = {
+    **DIMS,
+    "d": "d_model",
+    "e": "d_head",
+    "r": "d_key",
+    "f": "d_value",
+    "w": "d_latent",
+    "v": "vocabulary",
+    "c": "half",
+}
 """The word for every axis of a site but the batch row."""
 
 
@@ -83,7 +92,7 @@ def _head_norm(part: str, letter: str) -> tuple[Site, ...]:
         return norm_sites(
             f"attn.{part}_norm",
             f"of {part}",
-            lambda c: c.normed and c.qk_norm in kinds and _queries(c),
+            lambda c: not c.qk_norms.isdisjoint(kinds),
             (scale, f"b p {letter} e"),
         )
 
@@ -126,7 +135,9 @@ BLOCK_SITES: tuple[Site, ...] = (
     ),
     Site("hook_q_input", "b p h d", "residual read by each head's query, before ln1", _queries, on_demand=True),
     Site("hook_k_input", "b p g d", "residual read by each head's key, before ln1", _queries, on_demand=True),
-    Site("hook_v_input", "b p g d", "residual read by each head's value, before ln1", _valued, on_demand=True),
+    Site(
+        "hook_v_input", "b p g d", "residual read by each head's value, before ln1", _trait("values"), on_demand=True
+    ),
     *_ATTENTION[:3],
     *_head_norm("q", "h"),
     *_head_norm("k", "g"),
@@ -308,7 +319,7 @@ def _inner(short: str) -> str:
     known_shorts: dict[str, str] = {}
     for site in (*block_rows(), *MODEL_SITES):
         of_norm = "ln" in site.name or "norm." in site.name
-        if not of_norm and not site.name.startswith(("cross_", "mlp_before.")):
+        if not of_norm and not site.name.startswith(("cross_", "mlp_before.", "mlp.shared.")):
             known_shorts.setdefault(site.name.rpartition("hook_")[2], site.name)
     if short not in known_shorts:
         raise KeyError(f"unknown site shorthand {short!r}; {nearest(short, known_shorts)}")

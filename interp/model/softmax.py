@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from einops import einsum
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -26,8 +26,8 @@ from interp.model.attention import (
     row_softmax,
     visible,
 )
-from interp.model.norm import Normalize
-from interp.model.records import Mixer, Record, Traits, positive, requires
+from interp.model.norm import Heads, Norm, Normalize, RMSNorm
+from interp.model.records import Mixer, Record, Traits, at_least_one, positive, requires
 from interp.model.sites import GATE, Site
 from interp.model.tap import Scope, at
 
@@ -60,6 +60,42 @@ class Temperature(Record):
 
 
 @dataclass(frozen=True)
+class LogSteps(Temperature):
+    """Scores times 1 + weight ln(1 + floor(n / step)), n the keys a query sees, in float32 (Llama 4)."""
+
+    step: int
+    weight: float
+
+    by_count = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "step")
+
+    def factor(self, seen: Int[Tensor, "#b q"]) -> Float[Tensor, "#b q"]:
+        """1 up to step - 1 keys, then higher at every step."""
+        return 1.0 + self.weight * (seen.float() / self.step).floor().log1p()
+
+
+@dataclass(frozen=True)
+class Chunks(Sparsity):
+    """The keys of the query's own chunk: positions 0 to size - 1, size to 2 size - 1, and so on (Llama 4)."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "size")
+
+    def run_sees(
+        self, first: Int[Tensor, "..."], last: Int[Tensor, "..."], key: Int[Tensor, "..."]
+    ) -> Bool[Tensor, "..."]:
+        """Chunks from that of the first query to that of the last."""
+        begin, end, own = (torch.div(x, self.size, rounding_mode="floor") for x in (first, last, key))
+        return (begin <= own) & (own <= end)
+
+
+@dataclass(frozen=True)
 class Softmax(Mixer):
     """Softmax attention, multi-head, grouped or multi-query, and what has been done to its scores and pattern."""
 
@@ -76,12 +112,17 @@ class Softmax(Mixer):
     """False: rotary positions leave its queries and keys as they are, a layer without positions (SmolLM3, Cohere2)."""
     clip: float | None = None
     """Queries, keys and values are cut at plus and minus this number: after their sites, before any norm (MPT)."""
+    head_norm: float | None = None
+    """Eps of an RMSNorm of its own, without gamma, of each head's queries and keys (Llama 4); None = as `qk_norm` says.
+
+    It stands after their rotation, which changes no length: `attn.hook_rot_q` and `hook_rot_k` are rotated and normed.
+    """
     gate: bool = False
     """Whether z is multiplied by a sigmoid, made from what the block reads, before it is written (Qwen3-Next)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "clip")
+        positive(self, "clip", "head_norm")
 
     own_sites = (
         Site(
@@ -126,8 +167,15 @@ class Softmax(Mixer):
         """Whether nothing was done to it but that it may be left unrotated."""
         return replace(self, rotated=True) == Softmax()
 
+    def qk_norm(self, config: ModelConfig) -> tuple[Norm, Heads] | None:
+        """Its own, or that of the config."""
+        if self.head_norm is None:
+            return super().qk_norm(config)
+        return RMSNorm(self.head_norm, trained="nothing"), "head"
+
     def check(self, config: ModelConfig) -> None:
-        """ValueError for sinks, whose score stands beside plain scores only."""
+        """ValueError for sinks, whose score stands beside plain scores only, and for two norms of queries and keys."""
+        requires(self.head_norm is None or config.qk_norm is None, "no qk_norm beside head_norm")
         bounded = self.score != "dot" or self.refinement is not None or self.temperature is not None
         requires(not (bounded and config.sinks), f"no sinks beside the {self}")
 
@@ -187,10 +235,33 @@ class SoftmaxAttention(Attention):
     ) -> tuple[Tensor, Tensor]:
         if self.smear is not None:
             k = at(tap, "attn.hook_smeared_k", self._smeared(k, self.smear, shared))
-        q, k = super()._placed(q, k, view, shared, tap)
+        place = super()._placed if self.kind.head_norm is None else self._turned_and_normed
+        q, k = place(q, k, view, shared, tap)
         if self.sharpness is None:
             return q, k
         return unit(q) * self.sharpness[:, None], unit(k)
+
+    def _normed(
+        self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, not yet normed by a `head_norm`."""
+        return (super()._normed if self.kind.head_norm is None else self._project)(x, source, tap)
+
+    def _turned_and_normed(
+        self,
+        q: Float[Tensor, "b p h e"],
+        k: Float[Tensor, "b p g e"],
+        view: View,
+        shared: Pass,
+        tap: Scope | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys rotated where they are, and then normed."""
+        assert self.q_norm is not None and self.k_norm is not None
+        rotation = view.rotation if self.rotated else None
+        if rotation is None:
+            return self.q_norm(q, tap), self.k_norm(k, tap)
+        q, k = self.q_norm(rotation.apply(q), tap), self.k_norm(rotation.apply(k), tap)
+        return at(tap, "attn.hook_rot_q", q), at(tap, "attn.hook_rot_k", k)
 
     def _finished(
         self, z: Float[Tensor, "b n h e"], x: Float[Tensor, "b n d"], tap: Scope | None

@@ -222,7 +222,7 @@ class Weights:
     @property
     def OV(self) -> FactoredMatrix:
         """W_V W_O of every head `[layer, head, d, d]`, row convention: what a head writes is `x @ OV`."""
-        self.require("additive", "OV circuit")
+        self.require("moves", "OV circuit")
         return FactoredMatrix(self.W_V[:, self.kv_head()], self.W_O)
 
     @property

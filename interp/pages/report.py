@@ -280,7 +280,7 @@ def _check_model(config: ModelConfig) -> None:
     config.require_tokens("a page")
     if why := config.block.why_not("matrices"):
         raise ValueError(f"a page shows circuits and a backward lens, which are read off weights: {why}")
-    for trait in ("additive", "distribution"):
+    for trait in ("additive", "values", "distribution"):
         require(trait, config.mixers, "a page about heads")
     if config.unembed and (what := not_linear(config)):
         raise ValueError(f"a page requires logits that are linear in the normed stream; this model {what}")

@@ -242,8 +242,9 @@ def tile_floats(device: torch.device) -> int:
 
 def bytes_per_token(config: ModelConfig, columns: int, item: int, *, explicit: bool) -> int:
     """Upper estimate of what one token of a sweep holds at once; `explicit`: attention patterns included."""
-    heads = config.head_width * (config.n_heads + 2 * config.kv_heads)
+    wide = max(config.head_width, *(mixer.query_width(config) for mixer in config.mixers))
+    heads = wide * (config.n_heads + 2 * config.kv_heads)
     widest = 5 * config.d_model + max(2 * heads, 3 * config.mlp_width // 2)
-    kept = 4 * config.kv_heads * config.head_width
+    kept = 4 * config.kv_heads * wide
     patterns = 3 * config.n_heads * columns if explicit else 0
     return item * (widest + kept + patterns)

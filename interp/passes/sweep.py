@@ -171,7 +171,7 @@ def block_products(config: ModelConfig) -> int:
 
 Axes = tuple[str, ...]
 _AFTER_KEYS = (
-    "attn.hook_q", "attn.q_norm", "attn.hook_rot_q", "attn.hook_attn_scores", "attn.hook_pattern", "attn.hook_z",
+    "attn.hook_q", "attn.q_", "attn.hook_rot_q", "attn.hook_attn_scores", "attn.hook_pattern", "attn.hook_z",
     "attn.hook_result", "ln1_post.", "hook_attn_out", "hook_resid_mid", "hook_mlp_in", "ln2", "mlp.", "hook_mlp_out",
     "hook_resid_post", "hook_normalized_resid_post",
 )  # fmt: skip

@@ -495,7 +495,8 @@ def _check(config: ModelConfig) -> None:
         raise ValueError(
             f"path expansion is exact for attention-only models with an unembedding; this one {found[0]}"
         )
-    require("additive", config.mixers, "path expansion")
+    for trait in ("additive", "values"):
+        require(trait, config.mixers, "path expansion")
 
 
 class Frozen:

@@ -214,7 +214,7 @@ class HeadCircuits:
     def _ov(self, layer: int, *, cross: bool) -> FactoredMatrix:
         weights = Weights(self.network)
         if not cross:
-            weights.require("additive", "OV circuit", [layer])
+            weights.require("moves", "OV circuit", [layer])
         value, out = self._reading(layer, "v", cross=cross), weights.layer(layer, cross=cross).W_O
         return FactoredMatrix(
             value, output_norm(self.network, layer, _sublayer(cross)).through(out) if self.folded else out

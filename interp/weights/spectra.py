@@ -20,7 +20,7 @@ from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
 from interp.core.stats import wide
-from interp.model.block import Experts
+from interp.model.experts import Experts
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights
@@ -186,7 +186,7 @@ def _attention(views: LayerWeights, weights: Weights, layer: int, part: str) -> 
     yield _Named("W_O", rearrange(views.W_O, "h e d -> (h e) d"), layer, part)
     group = weights.kv_head().to(views.W_O.device)
     traits, cross = weights.config.mixers[layer].traits, part == "cross_attn"
-    if views.W_V is not None and (cross or traits.additive):
+    if views.W_V is not None and (cross or traits.moves):
         yield _Named("OV", FactoredMatrix(views.W_V[group], views.W_O), layer, part)
     if views.W_Q is not None and views.W_K is not None and (cross or traits.bilinear):
         yield _Named("QK", FactoredMatrix(views.W_Q, views.W_K[group].mT), layer, part)

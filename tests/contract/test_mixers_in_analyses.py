@@ -109,6 +109,9 @@ def test_paths_are_refused_where_heads_are_no_linear_maps(name: str) -> None:
     if config.mlp is None and lacking(name, "additive"):
         with pytest.raises(ValueError, match="no pattern of the values"):
             frozen_reads(config)
+    elif config.mlp is None and lacking(name, "values"):
+        with pytest.raises(ValueError, match="requires a matrix W_V"):
+            frozen_reads(config)
     elif config.mlp is None:
         found = orders(HookedTransformer(build_mixed(name)), some_tokens())
         assert found.attrs["completeness_error"] < 1e-9
@@ -136,8 +139,8 @@ def test_head_scores_leave_out_what_a_mixer_has_not(name: str) -> None:
     for layer in range(config.n_layers):
         known = table.value.sel(score="entropy", layer=layer).notnull().values
         assert bool(known.all()) != (layer in lacking(name, "distribution"))
-    assert ("copying" in table.score) == (not lacking(name, "additive"))
-    assert ("no_copying" in table.attrs) == bool(lacking(name, "additive"))
+    assert ("copying" in table.score) == (not lacking(name, "moves"))
+    assert ("no_copying" in table.attrs) == bool(lacking(name, "moves"))
 
 
 @EVERY
@@ -145,10 +148,10 @@ def test_functions_of_weights_refuse_circuits_that_do_not_exist(name: str) -> No
     model = HookedTransformer(build_mixed(name))
     kinds = set(interp.weights.spectra(model).kind.values)
     n = MIXERS[name].n_layers
-    for circuit, trait in (("OV", "additive"), ("QK", "bilinear")):
+    for circuit, trait in (("OV", "moves"), ("QK", "bilinear")):
         assert (circuit in kinds) == (len(lacking(name, trait)) < n)
     for function, trait in (
-        (interp.copying, "additive"), (lambda m: interp.composition(m, kind="V"), "additive"),
+        (interp.copying, "moves"), (lambda m: interp.composition(m, kind="V"), "moves"),
         (lambda m: interp.composition(m, kind="K"), "bilinear"),
     ):  # fmt: skip
         if lacking(name, trait):

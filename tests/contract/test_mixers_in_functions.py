@@ -116,6 +116,7 @@ def test_a_page_of_macaron_blocks_has_a_column_for_either_mlp() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
+        (MIXERS["latent"], "requires a matrix W_V"),
         (MIXERS["lightning"], "no pattern of the values"),
         (MIXERS["polar"], "no pattern of the values"),
         (MIXERS["memory-gate"], "no pattern of the values"),

@@ -27,6 +27,22 @@ _GRANITE = Case(hf.GraniteMoeConfig, hf.GraniteMoeForCausalLM, {
     **{k: v for k, v in _DECODER.items() if k != "head_dim"}, "embedding_multiplier": 1.7, "logits_scaling": 0.6,
     "residual_multiplier": 0.4, "attention_multiplier": 0.3,
 })  # fmt: skip
+_WITHOUT = ("num_local_experts", "head_dim", "num_key_value_heads")
+_ROUTED: Options = {
+    **{k: v for k, v in _DECODER.items() if k not in _WITHOUT}, "num_hidden_layers": 3, "n_routed_experts": 6,
+    "moe_intermediate_size": 10, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
+}  # fmt: skip
+_LATENT: Options = {
+    **_ROUTED, "kv_lora_rank": 12, "q_lora_rank": 14, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+_V2 = Case(hf.DeepseekV2Config, hf.DeepseekV2ForCausalLM, _LATENT)
+_V3 = Case(hf.DeepseekV3Config, hf.DeepseekV3ForCausalLM, {**_LATENT, "n_group": 3, "topk_group": 2})
+_GLM = Case(hf.Glm4MoeConfig, hf.Glm4MoeForCausalLM, {**_ROUTED, "num_key_value_heads": 2, "head_dim": 8})
+_LLAMA4 = Case(hf.Llama4TextConfig, hf.Llama4ForCausalLM, {
+    **_DECODER, "num_hidden_layers": 4, "head_dim": 8, "intermediate_size_mlp": 18, "attention_chunk_size": 6,
+    "interleave_moe_layer_step": 2,
+})  # fmt: skip
 _GPT_OSS = Case(hf.GptOssConfig, hf.GptOssForCausalLM, {**_DECODER, "sliding_window": 6})
 EXPERTS: dict[str, Case] = {
     "mixtral": _MIXTRAL,
@@ -42,6 +58,49 @@ EXPERTS: dict[str, Case] = {
     "qwen3-moe-tied": _QWEN.but(tie_word_embeddings=True, num_key_value_heads=1),
     "granite-moe": _GRANITE,
     "granite-moe-bias-tied": _GRANITE.but(attention_bias=True, tie_word_embeddings=True),
+    "deepseek-v2": _V2,
+    "deepseek-v2-grouped": _V2.but(
+        topk_method="group_limited_greedy", n_group=3, topk_group=2, q_lora_rank=None
+    ),
+    "deepseek-v2-yarn": _V2.but(
+        rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}, attention_bias=True
+    ),
+    "deepseek-v3": _V3,
+    "deepseek-v3-yarn": _V3.but(
+        rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        attention_bias=True,
+        norm_topk_prob=False,
+    ),
+    "deepseek-v3-halves": _V3.but(
+        rope_interleave=False,
+        q_lora_rank=None,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=0,
+        tie_word_embeddings=True,
+    ),
+    "glm4-moe": _GLM,
+    "glm4-moe-qk-norm": _GLM.but(
+        use_qk_norm=True,
+        attention_bias=True,
+        n_group=2,
+        topk_group=1,
+        norm_topk_prob=False,
+        first_k_dense_replace=2,
+    ),
+    "llama4": _LLAMA4,
+    "llama4-tuned": _LLAMA4.but(
+        floor_scale=3, attn_scale=0.7, no_rope_layers=[1, 0, 0, 1], moe_layers=[0, 3]
+    ),
+    "llama4-one-expert": _LLAMA4.but(
+        num_experts_per_tok=1,
+        use_qk_norm=False,
+        attn_temperature_tuning=False,
+        interleave_moe_layer_step=1,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters=YARN,
+    ),
     "gpt-oss": _GPT_OSS,
     "gpt-oss-yarn": _GPT_OSS.but(rope_parameters=YARN),
     "gpt-oss-no-rule": _GPT_OSS.but(rope_parameters={"rope_type": "default", "rope_theta": 500.0}),

@@ -82,8 +82,9 @@ def _widen(module: nn.Module) -> None:
 
 
 def _trained(model: nn.Module) -> list[Tensor]:
-    """Every trained parameter, and BART's bias of the logits, which is a buffer."""
-    biases = [buffer for name, buffer in model.named_buffers() if name.endswith("final_logits_bias")]
+    """Every trained parameter, and what is trained but kept as a buffer: BART's bias of the logits, a router's."""
+    kept = ("final_logits_bias", "e_score_correction_bias")
+    biases = [buffer for name, buffer in model.named_buffers() if name.endswith(kept)]
     return [*(p for p in model.parameters() if p.requires_grad), *biases]
 
 
@@ -135,11 +136,13 @@ class _NoDetours(TorchFunctionMode):
     ) -> object:
         options = dict(kwargs or {})
         x = args[0] if args else None
+        if func is torch.polar:  # of angles in float32, where it rounds otherwise than cos and sin
+            return torch.complex(args[0] * args[1].cos(), args[0] * args[1].sin())  # type: ignore[operator, attr-defined]
         if isinstance(x, Tensor) and x.dtype == torch.float64:
             if func is nn.functional.softmax or func is Tensor.softmax or func is torch.softmax:
                 options.pop("dtype", None)
             if x.ndim in self.axes and (
-                func is Tensor.float or (func is Tensor.to and torch.float32 in args)
+                func is Tensor.float or (func in (Tensor.to, Tensor.type) and torch.float32 in args)
             ):
                 return x
         return func(*args, **options)

@@ -15,8 +15,9 @@ REPRESENTATIVES = (
     "gemma2-mqa-untied", "gemma3", "phi3", "phi3-tied-mqa", "olmo2", "granite", "mixtral", "mixtral-mqa", "qwen3-moe",
     "gpt-oss", "gpt-oss-mqa", "gpt-bigcode", "codegen", "falcon", "falcon-groups", "falcon-rw", "mpt",
     "olmo-clipped-tied", "olmo3-yarn", "smollm3", "cohere-qk-norm", "cohere2", "stablelm", "stablelm-12b",
-    "granite-moe", "glm4", "qwen3-next", "qwen3.5", "qwen3.5-moe", "lfm2", "bert", "bert-no-head", "roberta",
-    "distilbert", "t5", "t5-v1.1", "bart", "marian",
+    "granite-moe", "deepseek-v2-grouped", "deepseek-v3", "deepseek-v3-yarn", "glm4-moe-qk-norm", "llama4",
+    "llama4-tuned", "llama4-one-expert", "glm4", "qwen3-next", "qwen3.5", "qwen3.5-moe", "lfm2", "bert", "bert-no-head",
+    "roberta", "distilbert", "t5", "t5-v1.1", "bart", "marian",
 )  # fmt: skip
 """Every family, with one and with several key/value heads; logits and sites of every other case: `test_parity`."""
 

@@ -29,11 +29,18 @@ def answers(name: str, *sites: str) -> list[Tensor]:
     return [tap.values[read] for read in tap.reads]
 
 
+def routed(name: str) -> list[int]:
+    """The layers that have experts."""
+    config = ours(name).config
+    assert isinstance(config.mlp, MoE)
+    return [layer for layer in range(config.n_layers) if layer not in config.mlp.dense_layers]
+
+
 @EVERY
 def test_router_logits_equal_hugging_faces(name: str) -> None:
     with torch.no_grad():
         expected = hf_model(name, torch.float64)(some_tokens(), output_router_logits=True).router_logits
-    found = answers(name, *(f"blocks.{i}.mlp.hook_router_logits" for i in range(2)))
+    found = answers(name, *(f"blocks.{i}.mlp.hook_router_logits" for i in routed(name)))
     for mine, theirs in zip(found, expected, strict=True):
         assert_close(mine.flatten(0, 1), theirs)
 
@@ -42,25 +49,26 @@ def test_router_logits_equal_hugging_faces(name: str) -> None:
 def test_patterns_and_hidden_states_equal_hugging_faces(name: str) -> None:
     with torch.no_grad():
         out = hf_model(name, torch.float64)(some_tokens(), output_attentions=True, output_hidden_states=True)
-    blocks = [f"blocks.{i}." for i in range(2)]
+    blocks = [f"blocks.{i}." for i in range(ours(name).config.n_layers)]
     found = answers(name, *(b + "attn.hook_pattern" for b in blocks), *(b + "hook_resid_pre" for b in blocks))
-    for mine, theirs in zip(found, (*out.attentions, *out.hidden_states[:2]), strict=True):
+    for mine, theirs in zip(found, (*out.attentions, *out.hidden_states[:-1]), strict=True):
         assert_close(mine, theirs)
 
 
 @EVERY
 def test_as_many_experts_as_chosen_have_a_weight_and_their_outputs_sum_to_the_mixture(name: str) -> None:
     sites = ("hook_expert_weights", "hook_expert_out")
-    weights, outs = answers(name, *(f"blocks.1.mlp.{site}" for site in sites))
-    kind = ours(name).config.mlp
+    layer, kind = routed(name)[-1], ours(name).config.mlp
     assert isinstance(kind, MoE)
+    weights, outs = answers(name, *(f"blocks.{layer}.mlp.{site}" for site in sites))
     assert bool(((weights != 0).sum(-1) == kind.top_k).all())
-    added = answers(name, "blocks.1.hook_mlp_out")[0]
-    assert_close(outs.sum(2) * ours(name).config.factor("mlp_out"), added)
+    added = answers(name, f"blocks.{layer}.hook_mlp_out")[0]
+    (shared,) = answers(name, f"blocks.{layer}.mlp.hook_shared_out") if kind.shared else (0,)
+    assert_close((outs.sum(2) + shared) * ours(name).config.factor("mlp_out"), added)
     if kind.renormalise:
-        assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
-    else:
-        assert bool((weights.sum(-1) < 1).all())
+        assert_close(weights.sum(-1), torch.full_like(weights[..., 0], kind.router.factor))
+    elif kind.router.scores == "softmax":
+        assert bool((weights.sum(-1) < kind.router.factor).all())
 
 
 def test_a_pattern_with_sinks_sums_to_less_than_one() -> None:

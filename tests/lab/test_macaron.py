@@ -26,7 +26,8 @@ from interp.model import (
     Weights,
     mean_next_token_loss,
 )
-from interp.model.block import Experts, FeedForward
+from interp.model.block import FeedForward
+from interp.model.experts import Experts
 from interp.model.norm import Normalize
 from interp.model.records import Json
 from interp.passes.sweep import Sweep

@@ -269,7 +269,7 @@ def test_attribution_sums_to_the_logit_difference_or_is_refused(name: str, parts
 @over("name", MIXERS)
 def test_circuits_that_a_mixer_has_not_are_refused(name: str) -> None:
     weights = Weights(build_mixed(name))
-    for circuit, trait in (("OV", "additive"), ("QK", "bilinear"), ("W_Q", "queries"), ("W_K", "queries")):
+    for circuit, trait in (("OV", "moves"), ("QK", "bilinear"), ("W_Q", "queries"), ("W_K", "queries")):
         if len(layers_with(name, trait)) < MIXERS[name].n_layers:
             with pytest.raises(AttributeError, match="has no"):
                 getattr(weights, circuit)

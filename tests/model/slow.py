@@ -159,15 +159,42 @@ def _experts(p: Sites, config: ModelConfig, name: str, x: Tensor, seen: Sites) -
     assert isinstance(moe, MoE)
     logits = _dense(p, f"{name}.router", x)
     weights, outs = torch.zeros_like(logits), torch.zeros(*logits.shape, config.d_model).to(x)
+    correction = p[f"{name}.correction"].tolist() if moe.router.correction else [0.0] * moe.n_experts
     for i, row in enumerate(logits.tolist()):
-        chosen = sorted(range(moe.n_experts), key=lambda e: -row[e])[: moe.top_k]
-        total = sum(math.exp(row[e]) for e in (chosen if moe.renormalise else range(moe.n_experts)))
-        for e in chosen:
-            weights[i, e] = math.exp(row[e]) / total
-            outs[i, e] = weights[i, e] * slow_expert(p, name, moe, e, x[i])
+        chosen, shares = _routed(moe, row, correction)
+        for e, share in zip(chosen, shares, strict=True):
+            weights[i, e] = share
+            read = x[i] * share if moe.router.weighs == "input" else x[i]
+            outs[i, e] = slow_expert(p, name, moe, e, read) * (1.0 if moe.router.weighs == "input" else share)
     seen[f"{name}.hook_router_logits"], seen[f"{name}.hook_expert_weights"] = logits, weights
     seen[f"{name}.hook_expert_out"] = outs
-    return outs.sum(1)
+    if not moe.shared:
+        return outs.sum(1)
+    pre = _dense(p, f"{name}.shared.into", x)
+    post = ACTIVATIONS[moe.act](pre[:, : moe.shared]) * pre[:, moe.shared :]
+    seen[f"{name}.shared.hook_post"] = post
+    seen[f"{name}.hook_shared_out"] = _dense(p, f"{name}.shared.out", post)
+    if moe.shared_gate:
+        weight = seen[f"{name}.hook_shared_weight"] = _dense(p, f"{name}.shared_gate", x).sigmoid()
+        seen[f"{name}.hook_shared_out"] *= weight
+    return outs.sum(1) + seen[f"{name}.hook_shared_out"]
+
+
+def _routed(moe: MoE, row: list[float], correction: list[float]) -> tuple[list[int], list[float]]:
+    """The experts that one token's logits choose, and their weights."""
+    rule, experts = moe.router, range(moe.n_experts)
+    total = sum(map(math.exp, row))
+    scores = [1 / (1 + math.exp(-x)) if rule.scores == "sigmoid" else math.exp(x) / total for x in row]
+    rank = [score + more for score, more in zip(scores, correction, strict=True)]
+    size = moe.n_experts // rule.groups
+
+    def of_group(g: int) -> float:
+        return sum(sorted(rank[g * size : (g + 1) * size])[-rule.best :])
+
+    groups = sorted(range(rule.groups), key=of_group)[-rule.top_groups :]
+    chosen = sorted((e for e in experts if e // size in groups), key=lambda e: -rank[e])[: moe.top_k]
+    whole = sum(scores[e] for e in chosen) if moe.renormalise else 1.0
+    return chosen, [rule.factor * scores[e] / whole for e in chosen]
 
 
 def slow_expert(p: Sites, name: str, moe: MoE, e: int, x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def test_the_written_config_has_every_field() -> None:
     ("extra", "message"),
     [
         ({"n_head": 2}, "ModelConfig has no field 'n_head'; nearest: n_heads"),
-        ({"position": {"kind": "Rotery"}}, "unknown record 'Rotery'; nearest: Rotary"),
+        ({"position": {"kind": "Rotarry"}}, "unknown record 'Rotarry'; nearest: Rotary"),
         ({"position": {"base": 3.0}}, "unknown record None"),
         ({"position": {"kind": "Rotary", "theta": 1e4}}, "Rotary has no field 'theta'"),
         ({"mlp": {"kind": "MLP", "d_mlp": 4, "gate": True}}, "MLP has no field 'gate'; nearest: gated"),
@@ -118,6 +118,7 @@ def test_a_config_is_a_value() -> None:
 
 
 def test_the_score_scale_is_the_root_of_the_head_width_unless_given() -> None:
-    assert ModelConfig(**SMALL).score_scale(1) == 0.5
-    assert ModelConfig(**SMALL, attn_scale=0.25).score_scale(1) == 0.25
-    assert [ModelConfig(**SMALL, scale_by_layer=True).score_scale(layer) for layer in (0, 3)] == [0.5, 0.125]
+    deep = {**SMALL, "n_layers": 4}
+    assert ModelConfig(**deep).score_scale(1) == 0.5
+    assert ModelConfig(**deep, attn_scale=0.25).score_scale(1) == 0.25
+    assert [ModelConfig(**deep, scale_by_layer=True).score_scale(layer) for layer in (0, 3)] == [0.5, 0.125]

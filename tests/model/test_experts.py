@@ -2,20 +2,24 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from interp.model import Edit, MoE, Read, Tap
-from interp.model.block import Experts
-from tests.configs import CONFIGS, build, some_tokens
+from interp.model import MLP, Edit, MoE, Read, Router, Tap, sites
+from interp.model.experts import Experts
+from tests.configs import CONFIGS, build, perturbed, some_tokens
+from tests.loops import over
 from tests.model.observed import everything, noise, plain_logits
 from tests.model.slow import slow_expert
 from tests.tolerances import assert_close
 
 MIXTURES = [name for name, config in CONFIGS.items() if isinstance(config.mlp, MoE)]
 EVERY = pytest.mark.parametrize("name", MIXTURES)
+PLAIN = pytest.mark.parametrize("name", ["gpt-oss", "granite-moe"])
+"""Those whose largest logits are always those of the chosen experts; `slow` says what the other routers choose."""
 LOGITS, WEIGHTS, OUT = (
     f"blocks.1.mlp.hook_{part}" for part in ("router_logits", "expert_weights", "expert_out")
 )
@@ -68,7 +72,7 @@ def test_an_expert_is_computed_on_the_tokens_that_chose_it_and_no_others(
     assert sum(n for _, n in calls) == 2 * 27 * kind(name).top_k
 
 
-@EVERY
+@PLAIN
 def test_an_expert_that_no_token_chose_is_not_computed_unless_it_is_observed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +89,7 @@ def test_an_expert_that_no_token_chose_is_not_computed_unless_it_is_observed(
 # --- what is chosen -----------------------------------------------------------------------------------------------
 
 
-@EVERY
+@PLAIN
 def test_as_many_experts_as_asked_have_a_weight_and_shares_sum_to_one_where_renormalised(name: str) -> None:
     weights, logits = everything(name)[WEIGHTS], everything(name)[LOGITS]
     assert ((weights != 0).sum(-1) == kind(name).top_k).all()
@@ -97,7 +101,7 @@ def test_as_many_experts_as_asked_have_a_weight_and_shares_sum_to_one_where_reno
     assert len((weights != 0).flatten(0, 1).unique(dim=0)) > 1, "all tokens choose alike"
 
 
-@EVERY
+@PLAIN
 def test_an_edit_of_the_router_changes_the_choice_and_the_output_is_that_experts(name: str) -> None:
     """Oracle: the experts chosen by the edit, one token at a time."""
     moe, model = kind(name), build(name)
@@ -120,13 +124,13 @@ def test_weighted_outputs_of_the_experts_sum_to_what_the_mixture_adds(name: str)
     for layer in (0, 1):
         outs = everything(name)[f"blocks.{layer}.mlp.hook_expert_out"]
         weights = everything(name)[f"blocks.{layer}.mlp.hook_expert_weights"]
-        assert_close(
-            outs.sum(2) * CONFIGS[name].residual_scale, everything(name)[f"blocks.{layer}.hook_mlp_out"]
-        )
+        shared = everything(name).get(f"blocks.{layer}.mlp.hook_shared_out", 0)
+        added = (outs.sum(2) + shared) * CONFIGS[name].residual_scale
+        assert_close(added, everything(name)[f"blocks.{layer}.hook_mlp_out"])
         assert (outs[weights == 0] == 0).all() and (outs[weights != 0] != 0).any(-1).all()
 
 
-@EVERY
+@PLAIN
 def test_a_weight_may_be_given_to_an_expert_that_was_not_chosen(name: str) -> None:
     """Weights are edited after the choice: every expert with a weight takes part."""
     moe, model = kind(name), build(name)
@@ -149,7 +153,8 @@ def test_the_gradient_at_every_weight_is_a_finite_difference_also_for_unchosen_e
     tap = Tap([read])
     (gradient,) = torch.autograd.grad((model(some_tokens(), tap) * direction).sum(), tap.live[read])
     unchosen = everything(name)[WEIGHTS] == 0
-    assert (gradient[unchosen] != 0).all()
+    squared = kind(name).router.weighs == "input"  # twice a factor of both branches: flat at a weight of 0
+    assert ((gradient[unchosen] == 0) == squared).all()
 
     def metric(x: int, by: float) -> Tensor:
         def change(weights: Tensor) -> Tensor:
@@ -170,11 +175,17 @@ def test_gradients_of_parameters_are_those_of_the_dense_sum(name: str) -> None:
     mlp = model.blocks[1].mlp
     assert isinstance(mlp, Experts)
     x = everything(name)["blocks.1.ln2.hook_normalized"]
-    parameters = list(mlp.parameters())
+    parameters = [
+        p for part, p in mlp.named_parameters() if part != "correction"
+    ]  # which the choice alone sees
     for parameter in parameters:
         parameter.requires_grad_(True)
-    weights = mlp.weights(mlp.router(x))
-    dense = sum(weights[..., e, None] * mlp.expert(e, x) for e in range(kind(name).n_experts))
+    weights = mlp.weights(mlp.logits(x))
+    inside = kind(name).router.weighs == "input"
+    every = [(e, weights[..., e, None]) for e in range(kind(name).n_experts)]
+    dense = sum(mlp.expert(e, x * weight) if inside else weight * mlp.expert(e, x) for e, weight in every)
+    if mlp.shared is not None:
+        dense = dense + mlp.shared(x) * (1 if mlp.shared_gate is None else mlp.shared_gate(x).sigmoid())
     try:
         found = torch.autograd.grad((mlp(x) * noise(x)).sum(), parameters)
         expected = torch.autograd.grad((dense * noise(x)).sum(), parameters)  # type: ignore[union-attr]
@@ -182,3 +193,41 @@ def test_gradients_of_parameters_are_those_of_the_dense_sum(name: str) -> None:
         mlp.requires_grad_(False)
     for one, other in zip(found, expected, strict=True):
         assert_close(one, other)
+
+
+# --- routers ------------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_with_a_dense_mlp_has_its_sites_and_the_others_those_of_experts() -> None:
+    dense = MLP(9, "silu", gated=True, bias=False)
+    config = replace(CONFIGS["glm4-moe"], mlp=replace(kind("glm4-moe"), dense=dense, dense_layers=(1,)))
+    first, second = (
+        {n.split(".", 2)[2] for n in sites.names(config) if f"blocks.{i}.mlp" in n} for i in (0, 1)
+    )
+    assert "mlp.hook_router_logits" in first and "mlp.hook_pre" not in first
+    assert second == {"mlp.hook_pre", "mlp.hook_pre_linear", "mlp.hook_post"}
+    model = perturbed(config)
+    reads = [Read(name) for name in sites.names(config, on_demand=True)]
+    tap = Tap(reads)
+    assert_close(model(some_tokens(), tap), model(some_tokens()))
+    assert tap.values[Read("blocks.1.mlp.hook_post")].shape[-1] == 9
+
+
+CONTRADICTIONS = {
+    "groups that do not divide": ({"router": Router(groups=4, top_groups=2)}, "groups that divide 6 experts"),
+    "groups too small": ({"router": Router(groups=6, top_groups=6, best=2)}, "hold 2 each"),
+    "too few in the groups": ({"top_k": 3, "router": Router(groups=3)}, "and 3 in 1 of them"),
+    "a bias without an input": (
+        {"bias": True, "router": Router("sigmoid", weighs="input")},
+        "without biases",
+    ),
+    "a gate of no shared expert": ({"shared_gate": True}, "a shared expert for shared_gate"),
+    "dense layers of nothing": ({"dense_layers": (0,)}, "a dense MLP for dense_layers"),
+}
+
+
+@over("case", CONTRADICTIONS)
+def test_mixtures_that_contradict_themselves_are_refused(case: str) -> None:
+    changes, message = CONTRADICTIONS[case]
+    with pytest.raises(ValueError, match=message):
+        replace(MoE(6, 2, 10), **changes)  # type: ignore[arg-type]

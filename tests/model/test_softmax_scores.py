@@ -9,7 +9,7 @@ from torch import Tensor
 
 from interp.data.batch import Batch
 from interp.lab import AdaptiveTemperature, LogN, Longformer, Strided
-from interp.model import ModelConfig, Softmax, Transformer
+from interp.model import Chunks, LogSteps, ModelConfig, Softmax, Transformer
 from interp.model import softmax as softmax_module
 from interp.model.attention import Mask
 from interp.model.softmax import Refinement, SoftmaxAttention
@@ -22,7 +22,7 @@ from tests.tolerances import assert_close
 
 NAMES = [
     "cosine", "cosine-adaptive", "additive", "additive-log-n", "log-n", "log-n-sparse", "log-n-bidirectional",
-    "adaptive", "refined-simple", "refined-value", "refined-alibi",
+    "adaptive", "chunks", "log-steps", "refined-simple", "refined-value", "refined-alibi",
 ]  # fmt: skip
 POLYNOMIAL = (-0.037, 0.481, -2.3, 4.917, -1.791)
 
@@ -33,6 +33,8 @@ def sees(config: ModelConfig, i: int, j: int) -> bool:
     assert isinstance(kind, Softmax)
     stride = kind.sparsity.stride if isinstance(kind.sparsity, Strided) else 1
     near = abs(i - j) < stride or (i - j) % stride == 0
+    if isinstance(kind.sparsity, Chunks):
+        near = i // kind.sparsity.size == j // kind.sparsity.size
     return near and (j <= i or not config.causal) and (config.window is None or abs(i - j) < config.window)
 
 
@@ -46,6 +48,9 @@ def slow_row(model: Transformer, q: Tensor, k: Tensor, h: int, i: int) -> Tensor
     if isinstance(kind.temperature, LogN):
         factor = math.log(len(seen)) / math.log(kind.temperature.train_length)
         factor = factor if kind.temperature.floor is None else max(factor, kind.temperature.floor)
+    if isinstance(kind.temperature, LogSteps):
+        steps = torch.tensor(float(len(seen) // kind.temperature.step))  # in float32, as the record says
+        factor = float(1 + kind.temperature.weight * steps.log1p())
     row = []
     for j in seen:
         if kind.score == "dot":
@@ -120,6 +125,10 @@ def agrees_with_the_loop(model: Transformer, n: int) -> None:
     for h in range(config.n_heads):
         g = h // (config.n_heads // config.kv_heads)
         mine, theirs = rotated(config, 0, q[:, h]), rotated(config, 0, k[:, g])
+        if kind.head_norm is not None:
+            mine, theirs = (
+                x / (x.square().mean(-1, keepdim=True) + kind.head_norm).sqrt() for x in (mine, theirs)
+            )
         pattern = torch.stack([slow_row(model, mine, theirs, h, i) for i in range(n)])
         if kind.refinement is not None:
             pattern = slow_refined(model, pattern, h)

@@ -10,7 +10,7 @@ import interp
 from interp.core.stats import Means
 from interp.data.batch import Batch
 from interp.model import ModelConfig, Read
-from interp.model.block import MoE
+from interp.model.experts import MoE
 from interp.passes.analysis import Analysis, Questions
 from interp.passes.memory import (
     MOST_ON_HOST,

@@ -87,7 +87,7 @@ def test_what_needs_unproven_matrices_is_refused_by_name() -> None:
         interp.composition(model)
     with pytest.raises(ValueError, match="is a wrapped network"):
         interp.find_circuit(model, CLEAN, CORRUPT, metric=METRIC, edges=3)
-    with pytest.raises(ValueError, match="wrapped network: through which norm"):
+    with pytest.raises(AttributeError, match="no OV circuit: it mixes positions by a wrapped network"):
         interp.copying(model)
     with pytest.raises(ValueError, match=r"a page shows circuits.*the matrices that make them are not"):
         interp.report(model, CLEAN[0])
