@@ -202,3 +202,9 @@ def _mlp(views: LayerWeights, model: Transformer, layer: int, part: str) -> Iter
         yield _Named("W_router", experts.router.weight.mT, layer, part)
         for name, stack in (("W_gate", gate), ("W_in", linear), ("W_out", experts.out)):
             yield _Named(name, stack, layer, part)
+        if experts.shared is not None:
+            gate, linear = experts.shared.into.weight.chunk(2)
+            for name, matrix in (("gate", gate), ("in", linear), ("out", experts.shared.out.weight)):
+                yield _Named(f"W_shared_{name}", matrix.mT, layer, part)
+        if experts.shared_gate is not None:
+            yield _Named("W_shared_weight", experts.shared_gate.weight.mT, layer, part)
