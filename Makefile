@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 BENCHES := $(filter-out %/mutations.py %/coverage.py %/calibration.py %/lower_bounds.py,$(sort $(wildcard experiments/bench/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-books test-browser test-shapes test-lowest lint format bench clean
+.PHONY: help demo docs test test-slow test-books test-browser test-shapes test-lowest lint format bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,9 @@ docs: $(READY) ## build the manual into site/, running the code on every page
 
 test: $(READY) ## run the test suite
 	$(BIN)/python -m pytest
+
+test-slow: $(READY) ## run the tests that take seconds each, which the test suite leaves out
+	$(BIN)/python -m pytest -m 'slow and not browser'
 
 test-books: $(READY) ## run every notebook, experiment and page of the manual, which the test suite leaves out
 	$(BIN)/python -m pytest -m books

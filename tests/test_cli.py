@@ -86,6 +86,7 @@ def test_what_cannot_be_parsed_ends_with_code_2(argv: list[str], capsys: pytest.
 # --- commands -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_report_is_written_and_written_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     for seed in ("1", "2"):
@@ -97,6 +98,7 @@ def test_a_report_is_written_and_written_again(tmp_path: Path, capsys: pytest.Ca
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_without_options_the_trained_model_answers_its_own_question(tmp_path: Path) -> None:
     assert main(["report", "--out", str(tmp_path / "out")]) == 0
     run = json.loads((tmp_path / "out" / "run.json").read_text())
@@ -242,6 +244,7 @@ def test_an_unwritable_folder_is_refused_before_the_model_is_loaded(
     assert "cannot make the folder" in message
 
 
+@pytest.mark.slow
 def test_nothing_stays_behind_after_a_failure_in_the_middle(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

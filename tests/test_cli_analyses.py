@@ -320,6 +320,7 @@ def test_one_checkpoint_has_no_phase_change(
     assert len(lines) == 3 and lines[1].split()[0] == "1200"
 
 
+@pytest.mark.slow
 def test_all_checkpoints_are_those_that_the_demo_model_ships(
     quick: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,6 +210,7 @@ def test_a_run_that_was_killed_before_its_page_gets_it_on_resume(
     assert "is finished: there is nothing to go on with" in err
 
 
+@pytest.mark.slow
 @pytest.mark.kinds
 def test_no_run_file_however_malformed_breaks_the_list(
     file: Path, capsys: pytest.CaptureFixture[str]
@@ -322,6 +323,7 @@ def test_compare_says_which_parameters_and_results_differ(
     ]
 
 
+@pytest.mark.slow
 def test_the_experiment_that_names_every_head_finds_the_planted_heads(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -252,6 +252,7 @@ def factor_of(model: HookedTransformer) -> float:
     return float((observe(model, LINE, [read]).trace[read] / plain).median())
 
 
+@pytest.mark.slow
 def test_blocks_left_in_any_order_take_away_what_they_brought() -> None:
     model, dice = hooked(), random.Random(0)
     for _ in range(1000):

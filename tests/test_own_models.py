@@ -39,6 +39,7 @@ def classifier(*, causal: bool = False, outputs: int = 3) -> HookedTransformer:
     return HookedTransformer(network)
 
 
+@pytest.mark.slow
 def test_every_model_of_the_page_has_learned_its_task(page: dict[str, object]) -> None:
     for name, tokens, columns, target in (
         ("brackets", "rows", 0, "whole"), ("voting", "counts", 0, "most"),

@@ -13,6 +13,7 @@ covered less often by any interval that knows nothing else: such scores have non
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -119,84 +120,81 @@ def plain(merged: Partial) -> xr.Dataset:
     return xr.Dataset(cells, {"score": ("cell", score)})
 
 
-def worlds(model: interp.HookedTransformer, pool: int) -> Mapping[str, Callable[[], World]]:
+Worlds = dict[str, Callable[[], World]]
+
+
+def worlds(model: interp.HookedTransformer, pool: int) -> Worlds:
     """Every analysis with its pool."""
     task = interp.tasks.IndirectObjects(pool, held_out=True)
     drawn = interp.causal.batches(model, task.pairs(model.text.tokenizer))
     pairs = paired(model.text, *drawn, prepend_bos=True)
     texts = [sentence.text for sentence in task.sentences()]
     random = interp.tasks.RepeatedTokens(period=20, repeats=2, rows=pool)
-    batch = interp.Batch(random.tokens(model.cfg.d_vocab, 0), bos=True)
+    return (
+        _of_pairs(model, pairs)
+        | _of_rows(model, random)
+        | _of_facts(model, pool)
+        | {
+            "consensus": lambda: World.of(interp.dynamics.Consensus(), model, texts),
+            "rank_collapse": lambda: World.of(interp.dynamics.RankCollapse(), model, texts),
+        }
+    )
+
+
+def _of_pairs(model: interp.HookedTransformer, pairs: Batch | Pairs) -> Worlds:
+    """What asks for a clean and a corrupt prompt, or for an answer."""
     metric, other = interp.logit_difference(), interp.metrics
+    by_metric = {"": metric, " probability": other.answer_probability(), " loss": other.answer_loss(),
+                 " divergence": other.kl_divergence()}  # fmt: skip
+    compared = partial(interp.tokens.CompareMethods, methods=("values", "gradient_x_input"), shares=(0.3,))
+    frequencies = torch.arange(1.0, model.cfg.d_vocab + 1).reciprocal()
+    asked: dict[str, Callable[[], Question]] = {
+        **{
+            f"patch{name}": partial(interp.causal.Patch, "z", m, by=("layer", "head"))
+            for name, m in by_metric.items()
+        },
+        **{
+            f"ablate{name}": partial(interp.causal.Ablate, "head", change=interp.edits.Zero(), metric=m)
+            for name, m in by_metric.items()
+        },
+        "attribution_patch": lambda: interp.causal.AttributionPatch("z", metric, by=("layer", "head")),
+        "edge_attribution": lambda: interp.circuits.EdgeAttribution(metric),
+        "circuit_curve": lambda: interp.circuits.CircuitCurve(_edges(model, metric), metric, draws=1),
+        "evaluate_circuit": lambda: _judged(model, metric),
+        "path_patch": lambda: interp.causal.PathPatch(metric=metric),
+        "knock_out": lambda: interp.causal.KnockOut([-1], [3, 4, 5], metric),
+        "short_circuit": lambda: interp.causal.ShortCircuit(metric=metric),
+        "compare_methods": compared,
+        "compare_methods logits": partial(compared, measure="logits"),
+        "late_layers": lambda: interp.lenses.LateLayers(frequencies=frequencies),
+    }
+    return {name: lambda make=make: World.of(make(), model, pairs) for name, make in asked.items()}  # type: ignore[misc]
+
+
+def _of_rows(model: interp.HookedTransformer, random: interp.tasks.RepeatedTokens) -> Worlds:
+    """What asks for rows of tokens alone."""
+    batch = interp.Batch(random.tokens(model.cfg.d_vocab, 0), bos=True)
     attention_only = interp.HookedTransformer.from_pretrained("demo-attn-2l")
-    facts, tokenizer = interp.tasks.fact_prompts()[:pool], model.text.tokenizer
-    assert tokenizer is not None
+    other = interp.Batch(random.tokens(attention_only.cfg.d_vocab, 0), bos=True)
     return {
         "heads": lambda: World.of(replace(head_scores(model.cfg, random), finish=plain), model, batch),
         "attention_entropy": lambda: World.of(interp.attention.AttentionEntropy(), model, batch),
-        "patch": lambda: World.of(interp.causal.Patch("z", metric, by=("layer", "head")), model, pairs),
-        "attribution_patch": lambda: World.of(
-            interp.causal.AttributionPatch("z", metric, by=("layer", "head")), model, pairs
-        ),
-        "ablate": lambda: World.of(
-            interp.causal.Ablate("head", change=interp.edits.Zero(), metric=metric), model, pairs
-        ),
-        **{
-            f"{change} {short}": lambda change=change, metric=metric: World.of(  # type: ignore[misc]
-                _changed(change, metric), model, pairs
-            )
-            for short, metric in (
-                ("probability", other.answer_probability()),
-                ("loss", other.answer_loss()),
-                ("divergence", other.kl_divergence()),
-            )
-            for change in ("patch", "ablate")
-        },
-        "term_importance": lambda: World.of(
-            interp.residual.TermImportance(),
-            attention_only,
-            interp.Batch(random.tokens(attention_only.cfg.d_vocab, 0), bos=True),
-        ),
-        "compare_methods logits": lambda: World.of(
-            interp.tokens.CompareMethods(
-                methods=("values", "gradient_x_input"), shares=(0.3,), measure="logits"
-            ),
-            model,
-            pairs,
-        ),
-        "edge_attribution": lambda: World.of(interp.circuits.EdgeAttribution(metric), model, pairs),
-        "circuit_curve": lambda: World.of(
-            interp.circuits.CircuitCurve(_edges(model, metric), metric, draws=1), model, pairs
-        ),
-        "evaluate_circuit": lambda: World.of(_judged(model, metric), model, pairs),
-        "path_patch": lambda: World.of(interp.causal.PathPatch(metric=metric), model, pairs),
-        "knock_out": lambda: World.of(interp.causal.KnockOut([-1], [3, 4, 5], metric), model, pairs),
-        "short_circuit": lambda: World.of(interp.causal.ShortCircuit(metric=metric), model, pairs),
-        "causal_trace": lambda: World.of(
-            interp.causal.CausalTrace(
-                [question.fact.subject for question in facts],
-                [tokenizer.encode(question.answer)[0] for question in facts],
-                sigma=0.5,
-                samples=2,
-            ),
-            model,
-            [question.prompt for question in facts],
-        ),
         "dispersion": lambda: World.of(interp.attention.Dispersion(), model, batch),
         "logit_lens": lambda: _by_depth(World.of(interp.lenses.LogitLens(), model, batch)),
-        "compare_methods": lambda: World.of(
-            interp.tokens.CompareMethods(methods=("values", "gradient_x_input"), shares=(0.3,)), model, pairs
-        ),
         "sae_quality": lambda: World.of(_dictionary(model, batch), model, batch),
-        "late_layers": lambda: World.of(
-            interp.lenses.LateLayers(frequencies=torch.arange(1.0, model.cfg.d_vocab + 1).reciprocal()),
-            model,
-            pairs,
-        ),
         "in_context": lambda: World.of(interp.dynamics.InContext(early=2, late=8), model, batch),
-        "consensus": lambda: World.of(interp.dynamics.Consensus(), model, texts),
-        "rank_collapse": lambda: World.of(interp.dynamics.RankCollapse(), model, texts),
+        "term_importance": lambda: World.of(interp.residual.TermImportance(), attention_only, other),
     }
+
+
+def _of_facts(model: interp.HookedTransformer, pool: int) -> Worlds:
+    """What asks for a subject and its object."""
+    facts, tokenizer = interp.tasks.fact_prompts()[:pool], model.text.tokenizer
+    assert tokenizer is not None
+    subjects = [question.fact.subject for question in facts]
+    answers = [tokenizer.encode(question.answer)[0] for question in facts]
+    trace = partial(interp.causal.CausalTrace, subjects, answers, sigma=0.5, samples=2)
+    return {"causal_trace": lambda: World.of(trace(), model, [question.prompt for question in facts])}
 
 
 def composition_law(repetitions: int, seed: int, cells: int = 20, d: int = 64) -> dict[int, float]:
@@ -250,13 +248,6 @@ def _judged(model: interp.HookedTransformer, metric: Metric) -> interp.circuits.
     graph = interp.causal.EdgeGraph.of(model.cfg)
     circuit = interp.circuits.Circuit.of(graph, kept, torch.from_numpy(scores.value.values)).pruned()
     return interp.circuits.EvaluateCircuit(circuit, metric, subsets=4, draws=2)
-
-
-def _changed(change: str, metric: Metric) -> Question:
-    """The question what a change does to a metric."""
-    if change == "patch":
-        return interp.causal.Patch("z", metric, by=("layer", "head"))
-    return interp.causal.Ablate("head", change=interp.edits.Zero(), metric=metric)
 
 
 def main(

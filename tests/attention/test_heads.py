@@ -329,6 +329,7 @@ def ways(model: HookedTransformer, edits: list[Edit], *data: object) -> Iterator
     yield interp.heads(model.edited(edits), *data)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_without_its_previous_token_head_a_planted_induction_head_is_at_its_null() -> None:
     model = HookedTransformer(planted.induction().model, groundtruth.Alphabet())
     assert float(interp.heads(model).value.sel(score="induction")[INDUCTION]) > 0.95

@@ -63,6 +63,7 @@ def test_a_threshold_between_the_planted_edges_and_the_rest_finds_them(name: str
     assert found(name, threshold=5.0, search="threshold", method="exact") == planted(name).edges
 
 
+@pytest.mark.slow
 def test_the_iterative_search_finds_the_chain_and_one_branch_of_an_or() -> None:
     edges = planted("induction").edges
     assert found("induction", 2, edges=len(edges), search="iterative") == edges

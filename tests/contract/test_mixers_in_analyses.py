@@ -117,6 +117,7 @@ def test_paths_are_refused_where_heads_are_no_linear_maps(name: str) -> None:
         assert found.attrs["completeness_error"] < 1e-9
 
 
+@pytest.mark.slow
 @EVERY
 def test_head_scores_leave_out_what_a_mixer_has_not(name: str) -> None:
     config, data = MIXERS[name], RepeatedTokens(period=6, repeats=3, rows=2)

@@ -93,6 +93,7 @@ def test_a_page_shows_what_such_heads_have(name: str) -> None:
     assert "V-composition" in page(found)
 
 
+@pytest.mark.slow
 def test_a_page_of_macaron_blocks_has_a_column_for_either_mlp() -> None:
     model = spoken(CONFIGS["macaron"])
     found = reported(model, CORRUPTED)

@@ -84,6 +84,7 @@ def test_parts_and_devices_of_a_packed_batch_keep_the_documents() -> None:
 # --- equal to the texts alone -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @EVERY
 def test_packed_texts_give_the_logits_and_every_site_of_the_texts_alone(name: str) -> None:
     model, batch = build(name), packed()

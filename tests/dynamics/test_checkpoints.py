@@ -177,6 +177,7 @@ def test_a_series_without_two_ascending_steps_is_refused() -> None:
             phase_change(series(values, steps))
 
 
+@pytest.mark.slow
 def test_the_demo_models_induction_rises_and_its_in_context_score_falls_where_its_log_says() -> None:
     rows = RepeatedTokens(rows=16)
 

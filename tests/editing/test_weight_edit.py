@@ -176,6 +176,7 @@ def test_overlapping_blocks_of_tied_matrices_and_of_the_same_edit_may_be_left_in
     assert same(before, state(model)) == []
 
 
+@pytest.mark.slow
 def test_a_thousand_random_nestings_with_exceptions_leave_the_sum_of_what_is_open() -> None:
     model, dice = writable("gpt2"), random.Random(0)
     values = matrices(model.transformer)

@@ -266,6 +266,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[torch.dtyp
     return written
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads /proc")
 @pytest.mark.parametrize(
     ("stored", "asked"), [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")]

@@ -174,6 +174,7 @@ def test_intervals_of_the_scores_hold_the_true_value_nineteen_times_in_twenty() 
         assert 0.92 <= float(covered) <= 0.98, name
 
 
+@pytest.mark.slow
 def test_the_bootstrap_is_that_of_resampled_examples() -> None:
     counts, generator = [12, 4, 3, 21], np.random.default_rng(0)
     truth, guess = np.repeat([1, 0, 1, 0], counts), np.repeat([1, 1, 0, 0], counts)

@@ -66,6 +66,7 @@ def state_of(folder: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_call_is_answered_or_refused_by_name_in_time(family: str, place: Path) -> None:
     make, least = FAMILIES[family]
@@ -101,6 +102,7 @@ def test_files_without_a_damage_are_read(name: str) -> None:
     loaders.LOADERS[name].read(folder)
 
 
+@pytest.mark.slow
 def test_the_line_that_is_changed_is_answered_and_every_option_of_it_is_changed(place: Path) -> None:
     found = collections.defaultdict[str, list[Case]](list)
     for case in commands.cases():

@@ -287,6 +287,7 @@ def test_half_precision_is_near_double(name: str) -> None:
     assert_close(low.double(), plain(name), torch.bfloat16)
 
 
+@pytest.mark.slow
 @over("name", of_each_kind)
 def test_a_model_is_stored_and_loaded(name: str, tmp_path: Path) -> None:
     model = build_mixed(name, torch.float32)

@@ -196,6 +196,7 @@ def test_a_model_is_stored_and_loaded(name: str, tmp_path: Path) -> None:
     assert torch.equal(load.from_folder(tmp_path / "model")(some_tokens()), model(some_tokens()))
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_of_either_layer() -> None:
     for name in KINDS:
         torch.manual_seed(0)

@@ -33,6 +33,7 @@ def writers(name: str) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LINEAR)
 def test_the_target_logit_is_the_parts_direct_attribution(name: str) -> None:
     model, tokens, answer = HookedTransformer(build(name)), some_tokens(), [3, 14, 7]
@@ -146,6 +147,7 @@ def test_the_function_is_the_record_applied() -> None:
     assert len(interp.frame(found).columns) <= 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_zeroed_head_gives_the_words_of_the_model_without_its_output(name: str) -> None:
     model, copy = HookedTransformer(build(name)), HookedTransformer(without_head(name))

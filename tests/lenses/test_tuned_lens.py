@@ -68,6 +68,7 @@ def test_the_true_affine_map_of_the_later_blocks_leaves_no_divergence() -> None:
     assert (tuned.top_token == tuned.top_token.isel(depth=-1)).all()
 
 
+@pytest.mark.slow
 def test_training_undoes_a_planted_affine_distortion() -> None:
     model, data = affine(), some_tokens(rows=64, n=12, seed=1)
     tuned = train_tuned_lens(model, data, steps=120, optimiser=lambda p: torch.optim.Adam(p, lr=0.1))

@@ -1,5 +1,6 @@
 """Fused and observed attention are one function; scores and pattern are what their names say."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ def values_of(
     return [logits, *(tap.values[read] for read in tap.reads)]
 
 
+@pytest.mark.slow
 @EVERY
 @over("dtype", TOLERANCES)
 @over("keep", [None, LEFT_PADDED])

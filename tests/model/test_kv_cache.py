@@ -31,6 +31,7 @@ def test_steps_equal_the_full_pass(name: str, sizes: list[int]) -> None:
     assert_close(in_steps(model, tokens, sizes), model(tokens))
 
 
+@pytest.mark.slow
 @EVERY
 @over("side", ["left", "right", "inside"])
 @over("sizes", [[1] * 9, [6, 3]])

@@ -42,6 +42,7 @@ def folder(bad: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_nothing_of_the_prompt_is_markup_and_nothing_hides(bad: Report) -> None:
     text = page(bad)
     assert text.count("<script") == 2 and text.count("</script>") == 2

@@ -98,6 +98,7 @@ def test_a_model_without_mlps_is_mapped_without_them() -> None:
     assert "mlp</th>" not in section(page_of(found), "ablation")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["zero", "resample"])
 def test_both_maps_show_the_rows_of_the_table_in_common_colours(planted: Report, change: str) -> None:
     text = unescape(section(page_of(planted), "ablation")).split('data-ablation="')

@@ -272,6 +272,7 @@ def test_a_corrupted_prompt_that_is_none_is_refused_before_any_work(
         report_of(planted_model, Question(PLANTED, "d", "e", corrupt), About("x"))
 
 
+@pytest.mark.slow
 def test_a_corrupted_prompt_with_markup_in_it_is_shown_and_never_obeyed() -> None:
     prompt, corrupt = "<b>x</b>", "<i>x</i>"
     text = page(report_of(hooked("gpt2"), Question(prompt, corrupt=corrupt), About("x")))

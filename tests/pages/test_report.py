@@ -131,6 +131,7 @@ def test_attribution_is_that_of_the_function_and_sums_to_the_logit_difference(
     assert (head.kind, head.layer, head["head"]) == ("head", 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["gpt2", "attention-only", "llama-gqa", "no-norm", "bloom", "gemma2", "olmo2", "gpt-oss"]
 )
@@ -200,6 +201,7 @@ def test_the_lens_is_that_of_the_function(planted: Report, planted_model: interp
 # --- questions ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_an_answer_the_models_first_two_tokens_are_compared(
     planted_model: interp.HookedTransformer,
 ) -> None:
@@ -212,6 +214,7 @@ def test_without_an_answer_the_models_first_two_tokens_are_compared(
     assert "came without an answer" in page(report)
 
 
+@pytest.mark.slow
 def test_without_a_wrong_answer_the_logit_itself_is_taken_apart(
     planted_model: interp.HookedTransformer,
 ) -> None:
@@ -229,6 +232,7 @@ def test_questions_that_contradict_themselves_are_refused() -> None:
         Question("abc", "d", "d")
 
 
+@pytest.mark.slow
 def test_a_prompt_too_long_for_the_page_says_how_much_fits(
     planted_model: interp.HookedTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,12 +242,14 @@ def test_a_prompt_too_long_for_the_page_says_how_much_fits(
     assert report_of(planted_model, Question(PLANTED[:8]), About("x")).tables["tokens"].shape[0] == 9
 
 
+@pytest.mark.slow
 def test_a_single_token_is_enough_for_a_page(planted_model: interp.HookedTransformer) -> None:
     report = report_of(planted_model, Question("a"), About("x"))
     assert report.tables["tokens"].token.tolist() == ["<|bos|>", "a"]
     assert "Tokens and losses" in page(report)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_tables(
     planted: Report, planted_model: interp.HookedTransformer
 ) -> None:
@@ -347,6 +353,7 @@ def test_the_card_of_a_trained_model_is_shown_with_its_definitions(planted: Repo
     assert "prefix-matching score, n = 10" in text
 
 
+@pytest.mark.slow
 def test_a_full_context_of_a_demo_sized_model_stays_within_three_megabytes(random_model: Path) -> None:
     model = interp.HookedTransformer.from_pretrained(random_model)
     prompt = (" to the store" * 100)[: 13 * 36]

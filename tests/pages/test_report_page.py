@@ -25,6 +25,7 @@ def shown(planted: Report) -> ReportPage:
     return ReportPage(planted)
 
 
+@pytest.mark.slow
 def test_the_function_gives_the_page_of_the_question(planted_model: interp.HookedTransformer) -> None:
     found = interp.report(planted_model, PLANTED, "d", "e", CORRUPTED, seed=3)
     assert found.report.question.corrupt == CORRUPTED and found.report.provenance["seed"] == 3
@@ -55,6 +56,7 @@ def test_the_frame_holds_the_whole_page_escaped(shown: ReportPage) -> None:
     assert html.unescape(held[1]).replace('<base href="about:srcdoc">', "", 1) == shown.html
 
 
+@pytest.mark.slow
 def test_a_script_typed_as_a_prompt_stays_in_the_frame() -> None:
     model = interp.HookedTransformer.from_pretrained("demo-4l")
     frame = interp.report(model, f"When Mary {EVIL}")._repr_html_()

@@ -148,6 +148,7 @@ def test_a_picture_that_cannot_be_drawn_says_why(result: xr.Dataset) -> None:
     assert "no picture: AttributeError" in html and "total" in html and "attribute" in html
 
 
+@pytest.mark.slow
 def test_what_a_result_says_is_escaped(result: xr.Dataset) -> None:
     evil = result.assign_attrs(unit="<script>alert(1)</script>")
     assert "<script" not in cards.card(evil) and "&lt;script" in cards.card(evil)
@@ -155,6 +156,7 @@ def test_what_a_result_says_is_escaped(result: xr.Dataset) -> None:
     assert "<b>m" not in contract._repr_html_() and "<i>claim" not in contract._repr_html_()
 
 
+@pytest.mark.slow
 def test_objects_have_a_text_a_plot_and_a_card(model: interp.HookedTransformer) -> None:
     circuit = interp.find_circuit(model, *PAIR, metric=interp.logit_difference(3, 4), edges=60)
     contract = interp.verify.Contract(
@@ -210,6 +212,7 @@ def test_models_caches_and_runs_are_cards_of_text(model: interp.HookedTransforme
     assert len(pictures(found._repr_html_())) == 1
 
 
+@pytest.mark.slow
 def test_a_crowded_picture_has_no_words_and_a_plot_has_them(model: interp.HookedTransformer) -> None:
     found = interp.logit_lens(model, some_tokens(rows=1, n=8))
     few, many = (found.isel(pos=np.arange(n) % 8) for n in (8, 200))

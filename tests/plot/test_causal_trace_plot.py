@@ -1,5 +1,7 @@
 """Maps and curves of a causal trace show its effects, their intervals, and what was restored."""
 
+from dataclasses import replace
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import xarray as xr
 
 from interp import Batch, HookedTransformer
 from interp.causal import causal_trace as trace
+from interp.metrics import answer_probability
 from interp.plot.causal_trace import causal_trace, causal_trace_curves
 from tests.configs import build, some_tokens
 
@@ -18,7 +21,8 @@ def traced(**how: object) -> xr.Dataset:
     model = build("gpt2")
     rows = [row[:n].tolist() for row, n in zip(some_tokens(3, 7), (7, 5, 6), strict=True)]
     answers = [int(model(torch.tensor([row]))[0, -1].argmax()) for row in rows]
-    return trace(HookedTransformer(model), Batch.of(rows), SUBJECTS, answers, samples=2, **how)  # type: ignore[arg-type]
+    given: dict = {"samples": 2, "metric": replace(answer_probability(), fewest=3)} | how
+    return trace(HookedTransformer(model), Batch.of(rows), SUBJECTS, answers, **given)
 
 
 @pytest.fixture(scope="module")

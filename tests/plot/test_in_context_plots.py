@@ -26,7 +26,9 @@ def load(revision: str) -> HookedTransformer:
 
 @pytest.fixture(scope="module")
 def curve() -> xr.Dataset:
-    return in_context(load("step4"), some_tokens(rows=5), early=2, late=7)
+    return in_context(
+        load("step4"), some_tokens(rows=1024), early=2, late=7
+    )  # as many as a mean loss asks for
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,7 @@ def test_a_stream_of_pairs_gives_the_effects_of_each_pair_asked_alone(expected: 
     np.testing.assert_allclose(found.value, found.each.mean("prompt"), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_many_entries_goes_on_to_the_same_bits(expected: Results, tmp_path: Path) -> None:
     folder, deaths = tmp_path / "run", 0
     while (code := attempt(partial(die, 1 + deaths, folder))) != 0:

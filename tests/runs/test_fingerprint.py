@@ -89,6 +89,7 @@ def test_a_change_of_what_a_users_function_is_or_holds_changes_its_fingerprint_a
     assert all(fingerprint(value) == fingerprint(written()[name]) for name, value in before.items())
 
 
+@pytest.mark.slow
 def test_fingerprints_are_the_same_in_every_process() -> None:
     code = "import json; from tests.runs.test_fingerprint import written; "
     code += "from interp.runs.fingerprint import fingerprint; print(json.dumps(fingerprint(written()), sort_keys=True))"

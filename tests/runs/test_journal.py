@@ -147,6 +147,7 @@ def test_what_was_written_is_there_again(least: int, tmp_path: Path, monkeypatch
         )
 
 
+@pytest.mark.slow
 def test_an_entry_torn_or_damaged_anywhere_costs_itself_and_what_follows(tmp_path: Path) -> None:
     sizes = ends(tmp_path / "sizes")
     (folder := tmp_path / "run").mkdir()

@@ -57,6 +57,7 @@ def assert_whole(folder: Path, log: Path, deaths: int) -> None:
     assert times.total() - len(times) <= deaths
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     """A few batches further each time, and a little later: while it computes, writes or folds."""
     folder, log, generator, deaths = tmp_path / "run", tmp_path / "log", random.Random(1), 0
@@ -78,6 +79,7 @@ def test_a_run_killed_at_random_moments_goes_on_to_the_same_bits(tmp_path: Path)
     assert_whole(folder, log, deaths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["rename", "write"])
 def test_a_run_killed_at_every_step_of_writing_goes_on_to_the_same_bits(at: str, tmp_path: Path) -> None:
     """Every attempt dies one step later than the last: halfway through an entry, or with a snapshot not yet named."""
@@ -93,6 +95,7 @@ def test_a_run_killed_at_every_step_of_writing_goes_on_to_the_same_bits(at: str,
     assert_whole(folder, log, deaths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [500, 3_000, 12_000])
 def test_a_full_disk_is_said_and_loses_nothing(limit: int, tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"

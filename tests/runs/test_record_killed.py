@@ -70,6 +70,7 @@ def check(root: Path) -> None:
     assert set(computations(root)) == set(NAMES)
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     (tmp_path / "timed").mkdir()
     assert attempt(partial(len, "")) == 0, "starts the process that the others are forked from"
@@ -92,6 +93,7 @@ def test_a_run_killed_at_random_moments_goes_on_to_the_same_numbers(tmp_path: Pa
     pytest.fail(f"{killed} of at least {MANY} attempts were killed: the moments are badly chosen")
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_of_its_writes_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     number, code = 0, -signal.SIGKILL
     while code != 0:

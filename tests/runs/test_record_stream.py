@@ -63,6 +63,7 @@ def interrupted(root: Path) -> tuple[Record, interp.runs.Results]:
     return record, found
 
 
+@pytest.mark.slow
 def test_a_stream_is_kept_with_its_model_data_results_and_rejected_rows(tmp_path: Path) -> None:
     with Record.create(tmp_path, "x", Nothing()) as record:
         found = streamed(record)
@@ -79,6 +80,7 @@ def test_a_stream_is_kept_with_its_model_data_results_and_rejected_rows(tmp_path
     assert "40 rows, " in (record.folder / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_resumed_record_does_not_run_a_finished_stream_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +113,7 @@ def test_a_job_of_an_array_ends_with_its_share_and_the_last_goes_on(tmp_path: Pa
                     ask()
 
 
+@pytest.mark.slow
 def test_a_share_that_ends_early_reads_as_finished(tmp_path: Path) -> None:
     record = Record.create(tmp_path, "x", Nothing())
     record.shared = ("0/3", tmp_path / "shared")
@@ -120,6 +123,7 @@ def test_a_share_that_ends_early_reads_as_finished(tmp_path: Path) -> None:
     assert "share 0/3 of all is done" in (record.folder / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_shards_on_the_command_line_give_the_numbers_of_one_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +138,7 @@ def test_shards_on_the_command_line_give_the_numbers_of_one_run(
     assert "without --resume" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_first_of_two_jobs_that_start_together_decides_on_the_batches(tmp_path: Path) -> None:
     """Each measures the memory that is free; what the other has written counts."""
     jobs = [

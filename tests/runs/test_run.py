@@ -70,6 +70,7 @@ def test_a_run_gives_what_a_slow_loop_over_the_rows_gives() -> None:
     assert found["by_position"].n.values.tolist() == counts
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(st.integers(1, 200), st.integers(1, 50))
 def test_no_batch_size_and_no_window_changes_a_number(tokens: int, window: int) -> None:
@@ -202,6 +203,7 @@ def interrupted(
             interp.run(asked, model(), stream(), out=folder, bootstrap=bootstrap)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 1, 5, 7])
 @pytest.mark.parametrize("least", [2**24, 1])
 def test_a_run_goes_on_where_it_was_and_gives_the_same_bits(

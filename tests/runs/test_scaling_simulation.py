@@ -108,6 +108,7 @@ def expected(windows: int) -> tuple[str, Tally]:
     return total.hex(), Tally(sum(t.rows for t in tallies), sum(t.tokens for t in tallies))
 
 
+@pytest.mark.slow
 def test_shards_that_come_in_any_order_some_in_two_attempts_give_the_bits_of_one_process() -> None:
     generator, together = random.Random(0), Progress()
     order = list(range(SHARDS))

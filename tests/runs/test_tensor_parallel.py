@@ -40,6 +40,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[Process]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
+@pytest.mark.slow
 @cases
 def test_every_answer_is_that_of_one_process(name: str, dtype: torch.dtype, processes: list[Process]) -> None:
     expected, found = in_one_process(name, dtype), processes[0]["answers"][label(name, dtype)]

@@ -38,6 +38,7 @@ def test_two_workers_give_the_bits_of_one_process_though_one_is_killed_at_work(t
     agree(found, whole())
 
 
+@pytest.mark.slow
 def test_a_worker_is_a_fresh_interpreter() -> None:
     """Everything that it is sent finds what it needs there; the other tests fork theirs."""
     rows = [interp.Batch(some_tokens(rows=2, n=9, seed=i)) for i in range(3)]

@@ -37,6 +37,7 @@ def test_a_port_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     assert "from 0 to 65535, got 70000" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_listens_on_the_loopback_only_and_ctrl_c_ends_it_quietly() -> None:
     pytest.importorskip("uvicorn", reason="no uvicorn: the extra `serve` is not installed")
     root = str(Path(__file__).parents[2])

@@ -74,6 +74,7 @@ def cases(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", chosen, ids="-".join)
 
 
+@pytest.mark.slow
 @every_case
 def test_clean_and_corrupt_differ_at_the_roles_of_the_task_and_nowhere_else(case: tuple[str, str]) -> None:
     found = drawn(case)
@@ -130,6 +131,7 @@ def test_no_drawn_word_is_unknown_to_the_tokenizer(case: tuple[str, str]) -> Non
         assert "<unk>" not in spoken(case, role) + spoken(case, role, "corrupt")
 
 
+@pytest.mark.slow
 @every_case
 def test_rows_follow_the_seed(case: tuple[str, str]) -> None:
     again = draw(case, seed=0)
@@ -139,6 +141,7 @@ def test_rows_follow_the_seed(case: tuple[str, str]) -> None:
     assert (other.clean, other.corrupt) != (again.clean, again.corrupt)
 
 
+@pytest.mark.slow
 def test_another_process_draws_the_same_rows() -> None:
     say = (  # a fresh interpreter: a fork would share what its hashes begin with
         "from interp.families.load import tokenizer_of; from interp.tasks import TASKS; from interp.zoo import catalog;"

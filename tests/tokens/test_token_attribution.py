@@ -68,6 +68,7 @@ def test_shares_are_positive_and_sum_to_one_for_every_position(name: str) -> Non
             assert not CONFIGS[name].causal or (score[:, columns(Batch(tokens), pos)[0] + 1 :] == 0).all()
 
 
+@pytest.mark.slow
 @over("method", METHODS)
 @over("side", ["left", "right"])
 def test_padding_and_batches_change_no_number(method: str, side: str) -> None:
@@ -242,6 +243,7 @@ def agree(found: xr.Dataset, expected: xr.Dataset) -> None:
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-11, err_msg=str(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGED)
 @over("part, method", [(part, m) for part in ("L0.mlp", "L0.attn", "L0H1", "L1H2") for m in METHODS])
 def test_an_edited_model_is_the_model_with_those_weights(name: str, part: str, method: str) -> None:

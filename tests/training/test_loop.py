@@ -124,6 +124,7 @@ def test_a_run_killed_at_any_step_goes_on_to_the_same_bits(kill_at: int, tmp_pat
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     assert attempt(partial(go_on, killed, dies=True)) == -signal.SIGKILL
@@ -272,6 +273,7 @@ def test_exactly_right_asks_for_every_token_and_the_end(monkeypatch: pytest.Monk
         exactly_right(model, replace(found, source=None))
 
 
+@pytest.mark.slow
 def test_greedy_decoding_agrees_with_teacher_forcing() -> None:
     """A row is exactly right if and only if each target token is the most probable one given those before it."""
     data = SequencePairs(5, 1, 2)

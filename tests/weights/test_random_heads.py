@@ -35,6 +35,7 @@ def seen(model: Transformer, pattern: str) -> dict[str, Tensor]:
     return {str(name): cache[name] for name in cache}
 
 
+@pytest.mark.slow
 @over("name", [*CAUSAL, *TURNED])
 def test_streams_and_logits_are_the_models_own_and_what_heads_give_is_not(name: str) -> None:
     model = network(name)

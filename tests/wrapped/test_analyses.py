@@ -47,6 +47,7 @@ def test_an_analysis_of_a_wrapped_network_is_that_of_our_own_code(name: str) -> 
             )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "falcon_h1", "gemma4_text"])
 def test_patching_by_a_sweep_is_one_pass_a_cell_whether_blocks_can_be_entered_or_not(kind: str) -> None:
     model = spoken(kind)

@@ -28,6 +28,7 @@ BY_HAND = 2e-3
 logits at least, so that this is rounding of theirs)."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plain_pass_is_the_networks_own_to_the_bit(kind: str) -> None:
     model = wrapped(kind)
@@ -94,6 +95,7 @@ NATIVE = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NATIVE)
 def test_a_wrapped_network_and_our_own_code_hold_the_same_at_every_shared_site(kind: str) -> None:
     ours, model = from_hf_model(network(kind)), wrapped(kind)

@@ -22,6 +22,7 @@ def demo(request: pytest.FixtureRequest) -> Shipped:
     return request.param, model, tokenizer.encode
 
 
+@pytest.mark.slow
 def test_measuring_again_gives_the_numbers_of_the_card(demo: Shipped) -> None:
     name, model, encode = demo
     stated = card(name)["measured"]

@@ -240,6 +240,7 @@ def shared(kind: str) -> tuple[HookedTransformer, Tensor]:
     return model, model(TOKENS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @over("field", sorted(field.name for field in fields(HookedTransformerConfig)))
 @over("way", ["set", "dict"])
@@ -321,6 +322,7 @@ def plain_attributes(model: HookedTransformer) -> Iterator[tuple[str, str]]:
                     yield path, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, "grouped", "sandwich"])
 @torch.no_grad()
 def test_every_attribute_of_a_module_is_followed_or_refused(kind: str) -> None:

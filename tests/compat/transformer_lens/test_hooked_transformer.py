@@ -138,6 +138,7 @@ def scaled(tensor: Tensor, hook: HookPoint) -> Tensor:
     return new.masked_fill(hidden, -torch.inf)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["neox", "gemma"])
 @torch.no_grad()
 def test_an_edit_at_any_point_does_the_same_in_the_native_model_and_in_the_modules(name: str) -> None:

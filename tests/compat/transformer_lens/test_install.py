@@ -47,6 +47,7 @@ def run(code: str) -> None:
     forked(executed, SETUP + code)
 
 
+@pytest.mark.slow
 def test_every_name_users_import_is_ours_until_it_is_undone() -> None:
     code = f"""
 import sys

@@ -59,6 +59,7 @@ def everywhere(logits: Tensor) -> Tensor:
     return logits.softmax(-1).square().sum() / logits[0].abs().max()
 
 
+@pytest.mark.slow
 @over("kind, name", SWEEPS)
 def test_every_ready_sweep_has_transformer_lens_numbers(kind: str, name: str) -> None:
     found = getattr(patching, name)(*given(kind), metric)
