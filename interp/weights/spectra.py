@@ -76,7 +76,8 @@ def spectra(model: Model, *, top: int = 10) -> xr.Dataset:
     (`L0H3` for OV and QK, `L0.attn`, `L0.mlp`, `L0E2` for an expert, `embed`, `logits` for W_U) and `layer` (-1 where
     it has none).
     W_Q, W_K, W_V, W_O are taken over all heads, as the parameter stands (`[d, h e]`); OV = W_V W_O and QK = W_Q W_K^T
-    by head, through their thin factors, of the layers that have these circuits. Raw weights: no norm is folded in, in
+    by head, through their thin factors, of the layers that have these circuits. The expert that every token passes has
+    matrices of its own (`blocks.0.mlp.shared.W_in`), of part `L0.mlp`. Raw weights: no norm is folded in, in
     float32 at least.
     Caveats: with rotary positions QK is the circuit at offset 0; the score's scale and biases are not in it. W_U of a
     tied model is W_E and listed once. Errors: ValueError for top < 1.
@@ -204,7 +205,8 @@ def _mlp(views: LayerWeights, model: Transformer, layer: int, part: str) -> Iter
             yield _Named(name, stack, layer, part)
         if experts.shared is not None:
             gate, linear = experts.shared.into.weight.chunk(2)
-            for name, matrix in (("gate", gate), ("in", linear), ("out", experts.shared.out.weight)):
-                yield _Named(f"W_shared_{name}", matrix.mT, layer, part)
+            stored = {"W_gate": gate, "W_in": linear, "W_out": experts.shared.out.weight}
+            for name, matrix in stored.items():
+                yield _Named(f"shared.{name}", matrix.mT, layer, part)
         if experts.shared_gate is not None:
-            yield _Named("W_shared_weight", experts.shared_gate.weight.mT, layer, part)
+            yield _Named("W_shared_gate", experts.shared_gate.weight.mT, layer, part)
