@@ -10,7 +10,7 @@ from dataclasses import replace
 from interp.families import experts, llama_like
 from interp.families.spec import Family, Rule, Settings, transposed
 from interp.families.table import modules
-from interp.model.config import MLP, ModelConfig, MoE, Rotary, Router
+from interp.model.config import MLP, MOST_LAYERS, ModelConfig, MoE, Rotary, Router
 from interp.model.softmax import Chunks, LogSteps, Softmax
 
 DEFAULTS = {
@@ -28,6 +28,8 @@ def config(settings: Settings) -> ModelConfig:
     """Our config of a Llama 4 text checkpoint."""
     llama_like.without(settings, "mlp_bias", "for_llm_compressor")
     layers = settings.count("num_hidden_layers", 48)
+    if layers > MOST_LAYERS:
+        raise ValueError(f"Llama 4: config requires num_hidden_layers in [1, {MOST_LAYERS}], got {layers}")
     moe = MoE(
         n_experts=settings.count("num_local_experts", 16),
         top_k=settings.count("num_experts_per_tok", 1),
@@ -55,7 +57,7 @@ def _routed(settings: Settings, n_layers: int) -> list[int]:
     given = settings.get("moe_layers")
     if given is None:
         return list(range(step - 1, n_layers, step))
-    if not isinstance(given, list | tuple) or not set(given) <= set(range(n_layers)):
+    if not isinstance(given, list | tuple) or any(layer not in range(n_layers) for layer in given):
         raise ValueError(f"Llama 4: moe_layers requires layers in [0, {n_layers - 1}], got {given!r}")
     return list(given)
 
@@ -66,7 +68,11 @@ def _mixers(settings: Settings, body: ModelConfig) -> list[Softmax]:
     kinds = settings.get("layer_types")
     if kinds is None:
         kinds = [KINDS[not each] for each in turned]
-    if not isinstance(kinds, list | tuple) or len(kinds) != body.n_layers or not set(kinds) <= set(KINDS):
+    if (
+        not isinstance(kinds, list | tuple)
+        or len(kinds) != body.n_layers
+        or any(kind not in KINDS for kind in kinds)
+    ):
         raise ValueError(f"layer_types requires {body.n_layers} of {' and '.join(KINDS)}, got {kinds!r}")
     size = settings.optional("attention_chunk_size", 8192)
     if KINDS[0] in kinds and size is None:

@@ -101,11 +101,15 @@ def rotated_layers(settings: Settings, n_layers: int) -> list[bool]:
 
     SmolLM3 and Llama 4 say so.
     """
-    every = settings.integer("no_rope_layer_interval", 4)
+    every = settings.count("no_rope_layer_interval", 4)
     given = settings.get("no_rope_layers")
     if given is None or given == []:  # as the files of Llama 4 say it
         return [(layer + 1) % every != 0 for layer in range(n_layers)]
-    if not isinstance(given, list | tuple) or len(given) < n_layers or not set(given) <= {0, 1}:
+    if (
+        not isinstance(given, list | tuple)
+        or len(given) < n_layers
+        or any(flag not in (0, 1) for flag in given)
+    ):
         raise ValueError(f"no_rope_layers requires 0 or 1 for each of {n_layers} layers, got {given!r}")
     return [flag == 1 for flag in given[:n_layers]]
 
