@@ -74,7 +74,27 @@ def signed_shares(rows: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
 
 def without_shares(config: ModelConfig) -> tuple[int, ...]:
     """The layers whose weights may be negative or sum to anything."""
-    return tuple(layer for layer, mixer in enumerate(config.mixers) if not mixer.traits.distribution)
+    return tuple(layer for layer in with_pattern(config) if not config.mixers[layer].traits.distribution)
+
+
+def with_pattern(config: ModelConfig) -> tuple[int, ...]:
+    """The layers whose heads have an attention pattern; others mix positions by a state or a convolution."""
+    return tuple(layer for layer, mixer in enumerate(config.mixers) if mixer.traits.patterned)
+
+
+def in_every_layer(found: Float[Tensor, "b k *rest"], config: ModelConfig) -> Float[Tensor, "b l *rest"]:
+    """What was found of the layers with a pattern, with zeros for the others."""
+    layers = with_pattern(config)
+    if len(layers) == config.n_layers:
+        return found
+    every = found.new_zeros(len(found), config.n_layers, *found.shape[2:])
+    every[:, list(layers)] = found
+    return every
+
+
+def without_pattern(config: ModelConfig) -> Bool[Tensor, "l 1"]:
+    """Whether a layer has no pattern, so that what is said of its attention is NaN."""
+    return torch.tensor([[not mixer.traits.patterned] for mixer in config.mixers])
 
 
 def last_attention(config: ModelConfig, layer: int) -> Read:
@@ -172,13 +192,14 @@ def _over_draws(rows: Float[Tensor, "b l h"]) -> Moments:
 
 
 def _last_rows(config: ModelConfig) -> tuple[Read, ...]:
-    return tuple(last_attention(config, layer) for layer in range(config.n_layers))
+    return tuple(last_attention(config, layer) for layer in with_pattern(config))
 
 
 def _name_masses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     """Attention of the last query `[b l h]` to each name."""
     masks = mention_masks(batch)
     rows = torch.stack([trace[read] for read in _last_rows(model.config)], 1).to(torch.float64)
+    rows = in_every_layer(rows, model.config)
     return {name: (rows * masks[:, i, None, None]).sum(-1) for i, name in enumerate(MENTIONS)}
 
 
@@ -202,6 +223,8 @@ def _direct_effects(result: xr.Dataset, config: ModelConfig) -> Float[Tensor, "b
 REPEATS = RepeatedTokens()
 """What heads are asked about unless told otherwise, beside `SHORT_SENTENCES`."""
 HEAD = ("layer", "head")
+BY_PATTERN = (*SCORES, "peak_distance", "to_receiver", "to_giver", "s_inhibition")
+"""The scores that say where heads look."""
 MASS = "attention mass"
 TO_VALUES = ("ln1.hook_scale", "ln1.hook_normalized", "hook_v_input", "attn.hook_v")
 """Sites between the stream and the values of a block's heads."""
@@ -278,6 +301,8 @@ def heads(
     n = 0; chance is the mean of random heads). `successor`: share of items (numbers, months, letters, ...) that the
     weights map to the next one.
     On indirect-object sentences: `to_receiver`, `to_giver`, `name_mover` (logits), `s_inhibition`.
+    Layers that mix positions without attention (a state, a convolution) are NaN in all that says where heads look, and
+    attrs `no_pattern` names them.
     Scores that the model does not allow are absent, and attrs `no_copying`, `no_sentences`, `no_successor` say why.
     random: so many models whose heads are random (`interp.weights.random_heads`: turned weights on this model's own
     streams) are asked the same, and `p` is how often a random head of the same layer is as far out, among n = `random`
@@ -291,8 +316,8 @@ def heads(
     `successor`) is NaN for a head whose values or output are edited, and the last two are absent where embeddings or
     the MLP of block 0 are; `name_mover` is absent where heads and MLPs are not all that writes the stream.
     Caveat: attention says where a head looks, not what it does; direct effects leave out what goes through later parts.
-    Errors: ValueError if the rows do not fit the context or the model is not causal; with `random`, under edits and
-    for heads that read the stream otherwise than by queries, keys and values.
+    Errors: ValueError if the rows do not fit the context, the model is not causal or no layer has a pattern; with
+    `random`, under edits and for heads that read the stream otherwise than by queries, keys and values.
 
     Example:
         >>> table = interp.heads(model)
@@ -322,6 +347,13 @@ def attention_kernel(
 def _check(config: ModelConfig, data: RepeatedTokens | Prompts) -> None:
     if not config.causal:
         raise ValueError("head scores on repeats require a causal model")
+    if not with_pattern(config):
+        why = (
+            config.block.why_not("blocks.0.attn.hook_pattern") or f"positions are mixed by {config.mixers[0]}"
+        )
+        raise ValueError(
+            f"head scores require an attention pattern, and no layer of this model has one: {why}"
+        )
     if isinstance(data, RepeatedTokens) and data.length > config.n_ctx:
         raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}")
 
@@ -334,6 +366,11 @@ def _heads(model: Subject, asked: Heads) -> xr.Dataset:
     scores |= said | weighed
     attrs |= why_not | why
     scores |= peak
+    unseen = without_pattern(config)
+    if unseen.any():
+        none = unseen[:, 0].nonzero().flatten().tolist()
+        attrs["no_pattern"] = f"layers {', '.join(map(str, none))} mix positions without attention"
+        scores |= {name: _without(scores[name], unseen) for name in BY_PATTERN if name in scores}
     if other := without_shares(config):
         attrs["no_shares"] = f"layers {', '.join(map(str, other))}: {NO_SHARES}"
         layers = torch.zeros(config.n_layers, 1, dtype=torch.bool)
@@ -405,7 +442,7 @@ def _on_own_rows(
 ) -> Found:
     """The scores of `SCORES` on any prompts, each beside that of attention spread over what the layer may see."""
     config = model.transformer.config
-    reads = tuple(Read(f"blocks.{layer}.attn.hook_pattern") for layer in range(config.n_layers))
+    reads = tuple(Read(f"blocks.{layer}.attn.hook_pattern") for layer in with_pattern(config))
     analysis = Analysis(
         "heads", partial(_copied, copies=copies or same_token, reads=reads), MaskedMeans, reads=reads
     )
@@ -450,7 +487,7 @@ def _copied(
         )
     repeats = repeats & pairs
     found = []
-    for layer, read in enumerate(reads):
+    for layer, read in zip(with_pattern(config), reads, strict=True):
         pattern = trace[read]
         signed = layer in without_shares(config)
         scores = copy_scores(signed_shares(pattern) if signed else pattern, repeats, place)
@@ -462,7 +499,8 @@ def _copied(
         seen = (back >= 0) & (place >= 0)[:, None, :] & (back < (window or back.shape[1]))
         even = seen.double() / seen.sum(-1, keepdim=True).clamp_min(1)
         chance[window] = copy_scores(even[:, None], repeats, place)[:, 0]
-    values, nulls = torch.stack(found, 1), torch.stack([chance[window] for window in windows], 1)
+    values = in_every_layer(torch.stack(found, 1), config)
+    nulls = torch.stack([chance[window] for window in windows], 1)
     table = dict(zip(SCORES, values.unbind(-1), strict=True))
     return table | {f"{name}_null": null for name, null in zip(SCORES, nulls.unbind(-1), strict=True)}
 
@@ -495,13 +533,15 @@ def _kernel(model: Subject, asked: AttentionKernel) -> xr.Dataset:
     config, data = model.transformer.config, asked.data
     kernel = _on_repeats(model, data, asked.batch_size)["kernel"]
     null = _even(config, data)[:, None, len(SCORES) :]
-    return labelled(
+    found = labelled(
         asked.name,
         kernel.estimate((*HEAD, "distance"), null=null),
         coords={**_coords(config), "distance": range(data.farthest + 1)},
         units=MASS,
         attrs=_attrs(data, kernel.n),
     )
+    seen = found.layer.isin(with_pattern(config))
+    return found.assign({name: found[name].where(seen) for name in ("value", "low", "high")})
 
 
 def _attrs(data: RepeatedTokens, rows: int) -> dict[str, str | int]:
@@ -536,12 +576,16 @@ def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> dict[s
 
 def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
     """What `heads` and `attention_kernel` read of batches that `data` made; its answer is the moments."""
-    layers, first = range(config.n_layers), partial(_sample, n=data.sample)
+    layers, first = with_pattern(config), partial(_sample, n=data.sample)
     plain, signed = (partial(_reduced, data=data, signed=signed) for signed in (False, True))
     vias = [signed if layer in without_shares(config) else plain for layer in layers]
-    patterns = [Read(f"blocks.{i}.attn.hook_pattern", via) for i, via in enumerate(vias)]
+    patterns = [
+        Read(f"blocks.{layer}.attn.hook_pattern", via) for layer, via in zip(layers, vias, strict=True)
+    ]
     values = [
-        Read(f"blocks.{layer}.attn.hook_v", first) for layer in layers if _why_not_copied(config) is None
+        Read(f"blocks.{layer}.attn.hook_v", first)
+        for layer in range(config.n_layers)
+        if _why_not_copied(config) is None
     ]
     return Analysis(
         name="heads",
@@ -589,7 +633,7 @@ def _compute(
 ) -> Mapping[str, Tensor]:
     if batch.keep is not None or batch.documents is not None:
         raise ValueError("head scores require the plain rows of RepeatedTokens, got a padded or packed batch")
-    numbers = torch.stack([trace[read] for read in patterns], 1)
+    numbers = in_every_layer(torch.stack([trace[read] for read in patterns], 1), model.config)
     scores, kernel = numbers[..., : len(SCORES)], numbers[..., len(SCORES) :]
     # Weights that are no shares have no entropy: NaN in the table, which a mean over rows would refuse.
     scores[:, list(without_shares(model.config)), :, SCORES.index("entropy")] = 0.0

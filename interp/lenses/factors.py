@@ -246,14 +246,20 @@ def full_name(layer: int, matrix: Matrix) -> str:
     return f"blocks.{layer}.{'mlp' if matrix in MATRICES[:3] else 'attn'}.{matrix}"
 
 
-def present(config: ModelConfig) -> tuple[Matrix, ...]:
-    """The matrices of a block that have factors."""
-    return tuple(matrix for matrix in MATRICES if why_not(config, matrix) is None)
+def present(config: ModelConfig, layers: Sequence[int] | None = None) -> tuple[Matrix, ...]:
+    """The matrices that have factors in each of these layers (None: in all)."""
+    return tuple(matrix for matrix in MATRICES if why_not(config, matrix, layers) is None)
 
 
-def why_not(config: ModelConfig, matrix: Matrix) -> str | None:
-    """Why a model has no factors of a matrix; None if it has."""
+def why_not(config: ModelConfig, matrix: Matrix, layers: Sequence[int] | None = None) -> str | None:
+    """Why a model has no factors of a matrix in these layers (None: in all); None if it has."""
+    if config.block.why_not("matrices"):
+        return config.block.unusual
     if matrix in MATRICES[3:]:
+        for layer in range(config.n_layers) if layers is None else layers:
+            mixer = config.mixers[layer]
+            if matrix != "W_O" and not getattr(mixer.traits, "values" if matrix == "W_V" else "queries"):
+                return f"has no {matrix} in layer {layer}, which mixes positions by {mixer}"
         return None
     if config.mlp is None:
         return "is attention-only"
@@ -292,20 +298,21 @@ def chosen(
         raise ValueError("a backward lens of a decoder with cross-attention is not defined here")
     if not config.unembed:
         raise ValueError("a backward lens requires logits; this model ends in its residual stream")
-    wanted = present(config) if matrices is None else tuple(matrices)
     every = range(config.n_layers) if layers is None else layers
+    if bad := [layer for layer in every if not 0 <= layer < config.n_layers]:
+        raise IndexError(f"layers are 0 to {config.n_layers - 1}, got {bad[0]}")
+    if config.block.why_not("matrices"):
+        raise ValueError(f"a backward lens requires known matrices; this model {config.block.unusual}")
+    wanted = present(config, every) if matrices is None else tuple(matrices)
     if not wanted or not every:
         raise ValueError(f"at least one matrix and one layer are required, got {wanted} and {list(every)}")
     for matrix in wanted:
         if matrix not in MATRICES:
             hint = nearest(matrix, MATRICES)
             raise ValueError(f"matrices are {', '.join(MATRICES)}, got {matrix!r}; {hint}")
-        if reason := why_not(config, matrix):
-            raise ValueError(
-                f"no factors of {matrix}: this model {reason}; it has {', '.join(present(config))}"
-            )
-    if bad := [layer for layer in every if not 0 <= layer < config.n_layers]:
-        raise IndexError(f"layers are 0 to {config.n_layers - 1}, got {bad[0]}")
+        if reason := why_not(config, matrix, every):
+            others = ", ".join(present(config, every))
+            raise ValueError(f"no factors of {matrix}: this model {reason}; it has {others}")
     return [(layer, matrix) for layer in every for matrix in wanted]
 
 

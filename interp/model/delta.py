@@ -69,6 +69,9 @@ class GatedDelta(Mixer):
         GATE,
     )
 
+    def __str__(self) -> str:
+        return "a gated delta net, which keeps a state of the past"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one(self, "key_heads", "value_heads", "d_key", "d_value", "kernel", "chunk")

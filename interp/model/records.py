@@ -111,6 +111,12 @@ class Traits:
 class Mixer(Record):
     """What mixes the positions of a block."""
 
+    def __str__(self) -> str:
+        """Its name and what is not as usual: `Softmax(gate=True)`."""
+        usual = {f.name: f.default for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        given = [f"{name}={getattr(self, name)!r}" for name in usual if getattr(self, name) != usual[name]]
+        return f"{type(self).__name__}({', '.join(given)})" if given else type(self).__name__
+
     @property
     def traits(self) -> Traits:
         """What others may rely on."""

@@ -39,6 +39,9 @@ class ShortConv(Mixer):
         GATE,
     )
 
+    def __str__(self) -> str:
+        return "a short convolution"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one(self, "kernel")

@@ -16,7 +16,6 @@ from interp.model.parts import Part
 from interp.pages.tables import head_names
 from interp.passes.observe import Subject, observe
 from interp.tokens import flow_routes
-from interp.tokens.flow_routes import why_no_routes
 from interp.tokens.mixing import SourceSplit, split_reads
 from interp.weights import head_tokens
 
@@ -35,17 +34,12 @@ MOST_LISTED = 30_000
 def about_flow(
     model: Subject, batch: Batch, attributed: xr.Dataset, names: Sequence[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
-    """How to make the tables of this file.
-
-    No `head_tokens` for a model that has layers without a QK circuit, no `flow_routes` for one without such shares.
-    """
-    config = model.transformer.config
-    work = {"value_norms": lambda: value_norms(model, batch, names)}
-    if all(mixer.traits.bilinear for mixer in config.mixers):
-        work["head_tokens"] = lambda: words_of_heads(model, batch)
-    if why_no_routes(config) is None:
-        work["flow_routes"] = lambda: shares(flow_routes(model, batch), attributed, names)
-    return work
+    """How to make the tables of this file."""
+    return {
+        "value_norms": lambda: value_norms(model, batch, names),
+        "head_tokens": lambda: words_of_heads(model, batch),
+        "flow_routes": lambda: shares(flow_routes(model, batch), attributed, names),
+    }
 
 
 def shares(result: xr.Dataset, attributed: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:

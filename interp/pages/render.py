@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from typing import TYPE_CHECKING
 
-import numpy as np
-from jaxtyping import Float
-
+from interp.attention.heads import with_pattern
 from interp.core.boundary import public
 from interp.lenses.backward_lens import NO_UPDATE
+from interp.model.config import ModelConfig
 from interp.pages import (
     view_ablation,
     view_attribution,
@@ -24,13 +24,17 @@ from interp.pages import (
 from interp.pages.report import Contrast, Corrupted, Report
 from interp.pages.tables import INDUCTION_THRESHOLD
 from interp.pages.templates import environment, script, style
-from interp.tokens.flow_routes import why_no_routes
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STYLES = ("report", "lattice", "causal")
 SCRIPTS = (
     "state", "cells", "attention", "lattice", "reading", "parts", "choosing", "keyboard", "causal", "start",
 )  # fmt: skip
 """The styles and scripts of the page in the order in which they apply."""
+OWN_CODE = "its own code"
+"""What a wrapped network does where nobody looked how."""
 COARSE = 250_000
 """Above this many attention weights each is stored in one byte instead of two, and shown with two digits."""
 
@@ -47,7 +51,7 @@ def _ready(report: Report) -> dict[str, object]:
     """What the template shows beside the report itself."""
     tables = report.tables
     names = [wording.visible(token) for token in tables["tokens"].token.tolist()]
-    heads = tables["heads"]
+    heads = tables.get("heads")
     shown, linked = ({}, {"first": [0, 0]}) if report.contrast is None else _answered(report, report.contrast)
     return {
         "facts": _facts(report),
@@ -56,12 +60,11 @@ def _ready(report: Report) -> dict[str, object]:
         "names": names,
         "scores": views.SCORES,
         "threshold": INDUCTION_THRESHOLD,
-        "head_maps": {score: views.head_map(heads, score) for score in views.SCORES},
-        "best": {score: views.best(heads, score) for score in views.SCORES},
+        "absent": report.absent,
+        "patterned": with_pattern(report.config),
         "kinds": views.KINDS,
-        "links": views.strongest(tables["composition"]),
-        "found": [head for head in views.scored(heads, "induction") if head.is_induction_head],
-        "profiles": views.profiles(heads, tables.get("attribution")),
+        "links": {} if "composition" in report.absent else views.strongest(tables["composition"]),
+        **({} if heads is None else _looked(heads, tables.get("attribution"))),
         "no_logits": wording.NO_LOGITS,
         "no_corrupted": wording.NO_CORRUPTED,
         "corrupted": report.corrupted,
@@ -71,9 +74,19 @@ def _ready(report: Report) -> dict[str, object]:
         "payload": {
             "names": names,
             "heads": report.config.n_heads,
-            "attention": _packed(tables["attention"].value.to_numpy()),
+            "attention": _packed(tables.get("attention"), report.config),
             **linked,
         },
+    }
+
+
+def _looked(heads: pd.DataFrame, parts: pd.DataFrame | None) -> dict[str, object]:
+    """What there is to show of where heads look."""
+    return {
+        "head_maps": {score: views.head_map(heads, score) for score in views.SCORES},
+        "best": {score: views.best(heads, score) for score in views.SCORES},
+        "found": [head for head in views.scored(heads, "induction") if head.is_induction_head],
+        "profiles": views.profiles(heads, parts),
     }
 
 
@@ -87,7 +100,9 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         "loss_scale": math.log(report.config.d_vocab),
         "nexts": nexts,
         "circuit_scores": views.CIRCUITS,
-        "circuit_maps": {score: views.circuit_map(tables["circuits"], score) for score in views.CIRCUITS},
+        "circuit_maps": {}
+        if "circuits" in report.absent
+        else {score: views.circuit_map(tables["circuits"], score) for score in views.CIRCUITS},
         "attribution": attribution,
         "grains": view_attribution.GRAINS,
         "ablation": view_ablation.ablation(tables["ablation"]),
@@ -95,13 +110,14 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         "ablation_side": view_ablation.SIDE,
         "ablation_room": view_ablation.ROOM,
         "lens": view_lens.lens(tables["logit_lens"], token),
-        "panels": view_lens.backward_lens(tables["backward_lens"], token, report.config.d_vocab),
+        "panels": []
+        if "backward_lens" in report.absent
+        else view_lens.backward_lens(tables["backward_lens"], token, report.config.d_vocab),
         "no_update": NO_UPDATE,
         "idle": view_lens.IDLE,
         "why_these": view_lens.why_these(report.config),
         "word_count": None,
         "flows": None,
-        "no_routes": why_no_routes(report.config),
     }
     linked = {
         "nexts": nexts,
@@ -109,9 +125,11 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         "ranks": [*tables["tokens"]["rank"].tolist()[1:], contrast.answer.rank],
         "first": view_attribution.speaker(tables["attribution"]),
         "reach": attribution.reach,
-        "moved": view_attribution.moved(tables["attribution_sources"]),
-        "values": view_lattice.values(tables["value_norms"]),
     }
+    if "attribution_sources" in tables:
+        linked["moved"] = view_attribution.moved(tables["attribution_sources"])
+    if "value_norms" in tables:
+        linked["values"] = view_lattice.values(tables["value_norms"])
     if "head_tokens" in tables:
         words, ids = tables["head_tokens"], tables["tokens"].token_id.tolist()
         shown["word_count"] = words.token_id.nunique()
@@ -154,22 +172,35 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     """The model in numbers, for the head of the page."""
     config, count = report.config, wording.count
     position, norm = type(config.position).__name__, type(config.norm).__name__
-    width, each = None if config.mlp is None else config.mlp.d_mlp, "a layer"
-    each = "in each of two a layer" if len(config.mlps) > 1 else each
     return [
         ("layers", str(config.n_layers)),
         ("heads a layer", str(config.n_heads)),
         ("d_model", count(config.d_model)),
-        ("MLP", "none (attention-only)" if width is None else f"{count(width)} neurons {each}"),
+        ("MLP", _mlp_in_words(config)),
         ("vocabulary", f"{count(config.d_vocab)} tokens"),
         ("context", f"{count(config.n_ctx)} tokens"),
-        ("positions", {"NoPosition": "none"}.get(position, position.lower())),
+        ("positions", OWN_CODE if config.block.proven else {"NoPosition": "none"}.get(position, position.lower())),
         ("norm", {"NoNorm": "none"}.get(norm, norm)),
         ("dtype", str(report.provenance["dtype"]).removeprefix("torch.")),
-    ]
+    ]  # fmt: skip
 
 
-def _packed(weights: Float[np.ndarray, "cells"]) -> dict[str, object]:
-    """Attention weights in [0, 1] as base64 of unsigned integers, little-endian, the largest standing for 1."""
+def _mlp_in_words(config: ModelConfig) -> str:
+    if config.mlp is None:
+        return "none (attention-only)"
+    if not config.mlp.d_mlp:
+        return OWN_CODE
+    return f"{wording.count(config.mlp.d_mlp)} neurons {'in each of two ' if len(config.mlps) > 1 else ''}a layer"
+
+
+def _packed(table: pd.DataFrame | None, config: ModelConfig) -> dict[str, object] | None:
+    """Attention weights in [0, 1] as base64 of unsigned integers, little-endian, the largest standing for 1.
+
+    `layers` are those that have weights, in their order. None for a model that has no pattern.
+    """
+    if table is None:
+        return None
+    weights = table.value.to_numpy()
     size = 2 if len(weights) <= COARSE else 1
-    return {"bytes": size, "cells": views.packed(views.fractions(weights, size))}
+    cells = views.packed(views.fractions(weights, size))
+    return {"bytes": size, "cells": cells, "layers": list(with_pattern(config))}

@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.attention import heads
+from interp.attention.heads import with_pattern
 from interp.core.boundary import public
 from interp.core.results import frame
 from interp.data.batch import Batch
@@ -21,14 +22,17 @@ from interp.lenses import backward_lens, logit_lens
 from interp.lenses.factors import Matrix, present
 from interp.model.config import Json, ModelConfig
 from interp.model.records import require
+from interp.model.sites import names as sites
 from interp.model.tap import Read
 from interp.pages import tables
 from interp.pages.ablated import ablation
-from interp.pages.corrupted import Pair, check_aligned, why_no_edges
+from interp.pages.absent import why_absent
+from interp.pages.corrupted import Pair, check_aligned
 from interp.pages.flow import about_flow
 from interp.passes.metrics import logit_difference
 from interp.passes.observe import Model, Subject, as_model, observe
 from interp.residual import attribute
+from interp.residual.attribution import Grain
 from interp.residual.decomposition import not_linear
 from interp.runs.provenance import provenance
 from interp.tasks import RepeatedTokens
@@ -106,8 +110,6 @@ class Corrupted:
     """The answer's logit after the corrupted prompt, minus the wrong answer's where there is one."""
     changes: tuple[tuple[int, str, str], ...]
     """Where the two prompts differ: position, the prompt's token, the corrupted one's."""
-    no_edges: str | None
-    """Why edges are not scored; None if they are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +126,8 @@ class Report:
     data: RepeatedTokens
     """What the head scores were measured on."""
     tables: Mapping[str, pd.DataFrame]
+    absent: Mapping[str, str]
+    """Why the model has no such table, by the table's name."""
     provenance: Json
 
 
@@ -142,11 +146,13 @@ def report_of(model: Model, question: Question, about: About, *, seed: int = 0) 
     """Every table of the page for one prompt; the seed draws the repeated tokens of the head scores.
 
     A model without logits has tables of attention, head scores and composition, and no `contrast`; a question without
-    a corrupted prompt has no tables of patching and edges, a model without an edge graph none of edges. Heads whose
-    scores do not come from q . k have no composition into queries and keys.
+    a corrupted prompt has no tables of patching and edges. `absent` says of every other table that this model lacks
+    why: a wrapped network has no circuits, layers that keep a state have no attention. Heads whose scores do not come
+    from q . k have no composition into queries and keys.
     Errors: ValueError for what is no model, for a prompt or an answer the model cannot take, for a prompt too long for
     the page, for a corrupted prompt that does not align with the prompt or that the model answers alike, for a model
-    that is not causal, whose mixers weigh no values, or not by shares, or whose logits are not linear in the stream.
+    that is not causal, whose heads do not write, whose patterns are no shares, or whose logits are not linear in the
+    stream.
     """
     model = as_model(model)
     batch = model.text.batch(question.prompt)
@@ -156,28 +162,20 @@ def report_of(model: Model, question: Question, about: About, *, seed: int = 0) 
     _check_size(config, batch.tokens.shape[1])
     data = fitting_repeats(config, seed)
     output_p, pattern_lhqk = _pass(model, batch)
-    answered = _answered(model, question, batch, output_p)
-    scored = heads(model, data)
+    answered, absent = _answered(model, question, batch, output_p), why_absent(config)
+    scored = None if "heads" in absent else heads(model, data)
     ids = batch.tokens[0].to(output_p.device)
     names = model.text.pieces(ids.tolist())
-    logits_pv = None if answered is None else answered.logits_pv
-    work: dict[str, Callable[[], pd.DataFrame]] = {
-        "tokens": lambda: tables.tokens(ids, logits_pv, model.text.pieces),
-        "heads": lambda: tables.heads(scored),
-        "composition": lambda: tables.composition(
-            {kind: composition(model, kind) for kind in _kinds(config)}
-        ),
-        "attention": lambda: tables.attention(pattern_lhqk, names),
-    }
+    work = _about_model(model, (ids, None if answered is None else answered.logits_pv), scored, pattern_lhqk)
     if answered is not None:
         work |= _about_logits(model, batch, answered, names)
         work["ablation"] = lambda: ablation(
             model, question.prompt, question.corrupt, answered.answer, answered.wrong, answered.attributed
         )
-        work["circuits"] = lambda: frame(
-            copying(model, ranks=False, previous=scored.value.sel(score="previous_token"))
-        )
+        previous = None if scored is None else scored.value.sel(score="previous_token")
+        work["circuits"] = lambda: frame(copying(model, ranks=False, previous=previous))
         work |= _about_corrupted(model, question, answered, names)
+    work = {name: make for name, make in work.items() if name not in absent}
     bar = tqdm(work.items(), desc="report", delay=1, leave=False)
     found = {name: make() for name, make in bar}
     contrast = None if answered is None else _contrast(model, question, answered)
@@ -188,7 +186,26 @@ def report_of(model: Model, question: Question, about: About, *, seed: int = 0) 
     }  # fmt: skip
     record = provenance(model.transformer, about.name, seed=seed, parameters=parameters)
     record["units"] = {name: dict(tables.UNITS[name]) for name in found}
-    return Report(about, config, question, contrast, other, data, found, record)
+    record["absent"] = absent
+    return Report(about, config, question, contrast, other, data, found, absent, record)
+
+
+def _about_model(
+    model: Subject, prompt: tuple[Tensor, Tensor | None], scored: xr.Dataset | None, pattern: Tensor | None
+) -> dict[str, Callable[[], pd.DataFrame]]:
+    """How to make the tables that every model has: of the prompt's ids and logits, its heads and its patterns."""
+    (ids, logits_pv), config = prompt, model.transformer.config
+    names = model.text.pieces(ids.tolist())
+    work: dict[str, Callable[[], pd.DataFrame]] = {
+        "tokens": lambda: tables.tokens(ids, logits_pv, model.text.pieces),
+        "composition": lambda: tables.composition(
+            {kind: composition(model, kind) for kind in _kinds(config)}
+        ),
+    }
+    if scored is not None and pattern is not None:
+        work["heads"] = lambda: tables.heads(scored)
+        work["attention"] = lambda: tables.attention(pattern, with_pattern(config), names)
+    return work
 
 
 def _answered(model: Subject, question: Question, batch: Batch, output_p: Tensor) -> _Answered | None:
@@ -200,7 +217,9 @@ def _answered(model: Subject, question: Question, batch: Batch, output_p: Tensor
             f"an answer ({question.answer!r}) requires a model with logits, this one ends in its residual stream"
         )
     answer, wrong = _answers(model, question, output_p[-1])
-    return _Answered(output_p, answer, wrong, attribute(model, batch, answer, wrong, parts="source"))
+    splits = any(mixer.traits.additive for mixer in model.transformer.config.mixers)
+    parts: Grain = "source" if splits else "head"
+    return _Answered(output_p, answer, wrong, attribute(model, batch, answer, wrong, parts=parts))
 
 
 def _about_logits(
@@ -225,12 +244,12 @@ def _about_corrupted(
     if question.corrupt is None:
         return {}
     pair = Pair(question.prompt, question.corrupt, logit_difference(answered.answer, answered.wrong))
-    work = {"patching": lambda: tables.patching(pair.patched(model), names)}
-    if why_no_edges(model.transformer.config) is None:
-        scores = cache(lambda: pair.edges(model))
-        work["edges"] = lambda: tables.edges(scores())
-        work["faithfulness"] = lambda: tables.faithfulness(*pair.curve(model, scores()))
-    return work
+    scores = cache(lambda: pair.edges(model))
+    return {
+        "patching": lambda: tables.patching(pair.patched(model), names),
+        "edges": lambda: tables.edges(scores()),
+        "faithfulness": lambda: tables.faithfulness(*pair.curve(model, scores())),
+    }
 
 
 def _corrupted(model: Subject, question: Question, answered: _Answered, batch: Batch) -> Corrupted | None:
@@ -246,8 +265,7 @@ def _corrupted(model: Subject, question: Question, answered: _Answered, batch: B
     places = (batch.tokens[0] != other.tokens[0]).nonzero().flatten().tolist()
     ours, theirs = (model.text.pieces(each.tokens[0, places].tolist()) for each in (batch, other))
     changes = tuple(zip(places, ours, theirs, strict=True))
-    no_edges = why_no_edges(model.transformer.config)
-    return Corrupted(question.corrupt, answer, wrong, float(total), changes, no_edges)
+    return Corrupted(question.corrupt, answer, wrong, float(total), changes)
 
 
 def _contrast(model: Subject, question: Question, answered: _Answered) -> Contrast:
@@ -278,10 +296,11 @@ def fitting_repeats(config: ModelConfig, seed: int) -> RepeatedTokens:
 def _check_model(config: ModelConfig) -> None:
     """ValueError before any pass for a model that half the page could say nothing about."""
     config.require_tokens("a page")
-    if why := config.block.why_not("matrices"):
-        raise ValueError(f"a page shows circuits and a backward lens, which are read off weights: {why}")
-    for trait in ("additive", "values", "distribution"):
-        require(trait, config.mixers, "a page about heads")
+    for layer in range(config.n_layers):
+        if (site := f"blocks.{layer}.attn.hook_z") not in sites(config):
+            why = config.block.why_not(site) or f"there is no {site}"
+            raise ValueError(f"a page shows what each head writes: {why}")
+    require("distribution", [config.mixers[layer] for layer in with_pattern(config)], "a page about heads")
     if config.unembed and (what := not_linear(config)):
         raise ValueError(f"a page requires logits that are linear in the normed stream; this model {what}")
 
@@ -294,7 +313,7 @@ def _kinds(config: ModelConfig) -> tuple[Kind, ...]:
 
 
 def _check_size(config: ModelConfig, n: int) -> None:
-    heads_in_all = config.n_layers * config.n_heads
+    heads_in_all = len(with_pattern(config)) * config.n_heads
     if heads_in_all * n * (n + 1) // 2 > MOST_CELLS:
         fits = int(((1 + 8 * MOST_CELLS / heads_in_all) ** 0.5 - 1) / 2)
         raise ValueError(
@@ -303,11 +322,11 @@ def _check_size(config: ModelConfig, n: int) -> None:
         )
 
 
-def _pass(model: Subject, batch: Batch) -> tuple[Float[Tensor, "p _"], Float[Tensor, "l h q k"]]:
-    """The logits (or the final stream, of a model without) and every head's pattern of the only row."""
-    reads = [Read(f"blocks.{i}.attn.hook_pattern") for i in range(model.transformer.config.n_layers)]
+def _pass(model: Subject, batch: Batch) -> tuple[Float[Tensor, "p _"], Float[Tensor, "l h q k"] | None]:
+    """The logits (or the final stream, of a model without) and every pattern of the only row, if there is any."""
+    reads = [Read(f"blocks.{i}.attn.hook_pattern") for i in with_pattern(model.transformer.config)]
     seen = observe(model.transformer, batch, reads)
-    return seen.output[0], torch.stack([seen.trace[read][0] for read in reads])
+    return seen.output[0], torch.stack([seen.trace[read][0] for read in reads]) if reads else None
 
 
 def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> tuple[int, int | None]:
@@ -328,7 +347,9 @@ def _lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
 def _backward_lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
     """Of a matrix that writes to the stream and one that reads it: those of the MLP, if it has factors."""
     config = model.transformer.config
-    matrices: tuple[Matrix, ...] = ("W_out", "W_in") if "W_out" in present(config) else ("W_O", "W_V")
+    there = present(config)
+    pair: tuple[Matrix, ...] = ("W_out", "W_in") if "W_out" in there else ("W_O", "W_V")
+    matrices = tuple(matrix for matrix in pair if matrix in there)
     found = backward_lens(model, batch, answer, matrices=matrices)
     return tables.backward_lens(found)
 

@@ -100,15 +100,21 @@ def next_tokens(logits: Float[Tensor, "p v"], pieces: Pieces, *, top: int) -> pd
     )
 
 
-def attention(pattern_lhqk: Float[Tensor, "l h q k"], names: Sequence[str]) -> pd.DataFrame:
-    """Every head's attention from each query to each key it can see (key <= query), in this nesting order."""
-    layers, heads, n, _ = pattern_lhqk.shape
+def attention(
+    pattern_lhqk: Float[Tensor, "l h q k"], layers: Sequence[int], names: Sequence[str]
+) -> pd.DataFrame:
+    """Every head's attention from each query to each key it can see (key <= query), in this nesting order.
+
+    layers: those that have a pattern.
+    """
+    count, heads, n, _ = pattern_lhqk.shape
     query, key = np.tril_indices(n)
-    layer, head, cell = (index.ravel() for index in np.indices((layers, heads, len(query))))
+    place, head, cell = (index.ravel() for index in np.indices((count, heads, len(query))))
+    layer = np.asarray(layers)[place]
     words = np.array(names, dtype=object)
     return pd.DataFrame(
         {
-            "part": head_names(layers, heads)[layer, head],
+            "part": head_names(max(layers) + 1, heads)[layer, head],
             "layer": layer,
             "head": head,
             "query": query[cell],

@@ -232,8 +232,11 @@ def speaker(table: pd.DataFrame) -> list[int]:
     return [int(first.layer.iloc[0]), int(first["head"].iloc[0])]
 
 
-def moved(table: pd.DataFrame) -> list[list[list[float]]]:
-    """Logits that each head moves to the last position, by layer, head and source position."""
+def moved(table: pd.DataFrame) -> list[list[list[float]] | None]:
+    """Logits that each head moves to the last position, by layer, head and source position.
+
+    None for a layer whose heads do not move single tokens.
+    """
     sizes = [1 + int(table[name].max()) for name in ("layer", "head", "source")]
-    values: list[list[list[float]]] = table.value.to_numpy(dtype=float).round(6).reshape(sizes).tolist()
-    return values
+    values = table.value.to_numpy(dtype=float).round(6).reshape(sizes)
+    return [None if np.isnan(layer).any() else layer.tolist() for layer in values]

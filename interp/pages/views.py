@@ -45,6 +45,8 @@ KINDS = {
     "V": "what the source writes is what the destination moves on",
 }
 """The kinds of composition in the order of the page."""
+UNSEEN, NO_PATTERN = "–", "no attention pattern: this layer mixes positions otherwise"
+"""What a cell shows of a head that attends to nothing, and its explanation."""
 BEST = 8
 """Heads listed with their intervals."""
 
@@ -123,7 +125,7 @@ def scored(table: pd.DataFrame, score: str) -> list[Scored]:
 
 def best(table: pd.DataFrame, score: str) -> list[Scored]:
     """The heads that score highest, best first."""
-    return sorted(scored(table, score), key=lambda head: -head.value)[:BEST]
+    return sorted(scored(table.dropna(subset="value"), score), key=lambda head: -head.value)[:BEST]
 
 
 def head_map(table: pd.DataFrame, score: str) -> Rows:
@@ -131,6 +133,8 @@ def head_map(table: pd.DataFrame, score: str) -> Rows:
     words = score.replace("_", " ")
 
     def cell(one: Scored) -> Cell:
+        if math.isnan(one.value):
+            return Cell(UNSEEN, 0.0, f"{one.part}\n{NO_PATTERN}", idle=True)
         tip = (
             f"{one.part}\n{words} score {one.value:.3f}\n"
             f"95 % interval {one.low:.3f} – {one.high:.3f}\nnull {one.null:.3f}"
@@ -189,9 +193,12 @@ def profiles(heads: pd.DataFrame, parts: pd.DataFrame | None) -> list[list[str]]
     lines: dict[int, list[str]] = {}
     for added, *scores in zip(direct, *(scored(heads, name) for name in SCORES), strict=True):
         words = [] if scores[0].label == "none" else [f"called: {scores[0].label}"]
-        words += [
-            f"{name.replace('_', ' ')} {one.value:.2f}" for name, one in zip(SCORES, scores, strict=True)
-        ]
+        if math.isnan(scores[0].value):
+            words.append(NO_PATTERN)
+        else:
+            words += [
+                f"{name.replace('_', ' ')} {one.value:.2f}" for name, one in zip(SCORES, scores, strict=True)
+            ]
         if added is not None:
             words.append(f"adds {number(added, 2, sign=True)} logits by itself")
         lines.setdefault(scores[0].layer, []).append("\n".join(words))

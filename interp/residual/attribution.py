@@ -157,7 +157,8 @@ def attribute(
     Returns Dataset[prompt, part] with `value`, in logits, and `total`[prompt], the model's own number;
     `attrs["completeness_error"]` is the largest relative difference between the sum over parts and that. With
     `parts="source"` there is also `by_source[prompt, layer, head, source]`, each head split by the token it moved
-    from, numbered from the prompt's first (`by_memory` for the heads of cross-attention).
+    from, numbered from the prompt's first (`by_memory` for the heads of cross-attention); NaN in layers that keep a
+    state of the past instead of moving tokens.
     Parts: `embed`, `pos_embed`, heads `L0H3` (of cross-attention `L0X3`), neurons `L0N17` (of the MLP before attention
     in Macaron blocks `L0B17`), sublayers `L0.attn` and `L0.mlp`, layers `L0`, output biases `L0.attn_bias`, betas of
     norms that stand in the stream (`L0.ln1_bias`), `final_bias` (beta W_U + b_U). Logits are those before a soft cap.
@@ -187,7 +188,7 @@ def _check(config: ModelConfig, parts: Grain, top: int | None) -> None:
         raise ValueError(f"parts must be one of {', '.join(get_args(Grain))}, got {parts!r}")
     if parts == "neuron" and not isinstance(config.mlp, MLP):
         raise ValueError(f"parts='neuron' requires a plain or gated MLP, this model is {config.mlp_in_words}")
-    if parts == "source":
+    if parts == "source" and not any(mixer.traits.additive for mixer in config.mixers):
         require("additive", config.mixers, "parts='source'")
     if top is None:
         return
@@ -357,12 +358,17 @@ def _last_query(pattern_bhqk: Tensor) -> Tensor:
     return pattern_bhqk[:, :, -1]
 
 
+def _splits(config: ModelConfig, layer: int, sublayer: str) -> bool:
+    """Whether the heads of a layer split by source: what keeps a state of the past does not."""
+    return sublayer == "cross_attn_out" or config.mixers[layer].traits.additive
+
+
 def _layer_reads(config: ModelConfig, parts: Grain, layer: int) -> Iterable[Read]:
     for sublayer in config.sublayers:
         mixer = sublayer.removesuffix("_out")
         if sublayer in WITH_HEADS and parts in ("head", "source"):
             yield Read(f"blocks.{layer}.{mixer}.hook_z", _last)
-            if parts == "source":
+            if parts == "source" and _splits(config, layer, sublayer):
                 yield Read(f"blocks.{layer}.{mixer}.hook_pattern", _last_query)
                 yield Read(f"blocks.{layer}.{mixer}.hook_v")
         elif sublayer in MLPS and parts == "neuron":
@@ -528,7 +534,7 @@ class Folded:
         folded = einsum(w.W_O.to(z), direction, "h e d, b d -> b h e")
         heads = (z * folded).sum(-1)
         columns = [heads, _dot(direction, w.b_O.to(z)) + beta]
-        if grain == "head":
+        if grain == "head" or not _splits(self.model.config, layer, sublayer):
             return columns, None
         v = self.last[f"blocks.{layer}.{mixer}.hook_v"][:, :, self.weights.kv_head()]
         pattern = self.last[f"blocks.{layer}.{mixer}.hook_pattern"]
@@ -577,8 +583,10 @@ def _finish(
     if parts == "source":
         for sublayer, (name, dim) in _SOURCES.items():
             if sublayer in config.sublayers:
-                each = [rows[f"{sublayer}_{layer}"] for layer in range(config.n_layers)]
-                values[name] = (("prompt", "layer", "head", dim), torch.stack(each, 1))
+                each = [rows.get(f"{sublayer}_{layer}") for layer in range(config.n_layers)]
+                none = torch.full_like(next(one for one in each if one is not None), torch.nan)
+                every = torch.stack([none if one is None else one for one in each], 1)
+                values[name] = (("prompt", "layer", "head", dim), every)
     unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
     return labelled(
         "attribute",

@@ -14,7 +14,7 @@ from torch import Tensor
 import interp
 from interp import Edit, HookedTransformer
 from interp.attention import AttentionKernel, Heads, attention_kernel
-from interp.attention.heads import same_token
+from interp.attention.heads import BY_PATTERN, same_token, with_pattern
 from interp.attention.labels import RULES
 from interp.core.patterns import SCORES, distance_kernel, even_attention
 from interp.data.batch import Batch
@@ -423,3 +423,31 @@ def test_rows_that_do_not_fit_and_models_that_see_ahead_are_refused() -> None:
         interp.heads(HookedTransformer(build("gpt2")))
     with pytest.raises(ValueError, match="causal"):
         interp.heads(HookedTransformer(build("bidirectional")), SMALL)
+
+
+@over("name", ["gated-delta-pairs", "short-conv"])
+def test_layers_without_attention_are_left_out_and_the_others_are_as_ever(name: str) -> None:
+    model = HookedTransformer(build_mixed(name))
+    layers, n_layers = with_pattern(model.cfg), model.cfg.n_layers
+    assert 0 < len(layers) < n_layers
+    data = RepeatedTokens(rows=6, period=6, repeats=3)
+    found = interp.heads(model, data, sentences=None)
+    kernel = attention_kernel(model, data).value
+    others = [layer for layer in range(n_layers) if layer not in layers]
+    where = [score for score in found.score.values if score in BY_PATTERN]
+    assert (
+        found.value.sel(layer=others, score=where).isnull().all() and kernel.sel(layer=others).isnull().all()
+    )
+    assert (found.label.sel(layer=others) == "none").all()
+    assert found.attrs["no_pattern"].startswith(f"layers {', '.join(map(str, others))} ")
+    tokens = data.tokens(model.cfg.d_vocab, 0)
+    for layer in layers:
+        site = f"blocks.{layer}.attn.hook_pattern"
+        pattern = observe(model, Batch(tokens, bos=True), [Read(site)]).trace[site]
+        for head in range(model.cfg.n_heads):
+            rows = [slow_scores(pattern[b, head], tokens[b].tolist())[0] for b in range(len(tokens))]
+            for score in SCORES:
+                mean = float(np.mean([row[score] for row in rows]))
+                value = found.value.sel(layer=layer, head=head, score=score)
+                assert float(value) == pytest.approx(mean, abs=1e-6)
+        assert kernel.sel(layer=layer).notnull().all()

@@ -5,16 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from markupsafe import escape
 
 import interp
 from interp import HookedTransformer
+from interp.attention.heads import with_pattern
 from interp.causal import CausalTrace
 from interp.causal.graph import EdgeGraph, reads_by_qkv
 from interp.circuits import Circuit, evaluate_circuit, interchange
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.lab import AdaptiveSoftmax
 from interp.model import ModelConfig
+from interp.model.tap import Read
 from interp.pages import About, Question, Report, page, report_of
+from interp.passes.observe import observe
 from tests.causal.slow_edges import writes
 from tests.causal.test_causal_trace import ALONE, LENGTHS, SAMPLES, Asked, slow
 from tests.circuits.test_interchange import CLEAN, CORRUPT, METRIC, run, slowly, some_circuits
@@ -84,7 +88,8 @@ def test_a_page_shows_what_such_heads_have(name: str) -> None:
     bilinear = all(mixer.traits.bilinear for mixer in MIXERS[name].mixers)
     assert set(found.tables["composition"].kind) == ({"Q", "K", "V"} if bilinear else {"V"})
     assert ("head_tokens" in found.tables) == bilinear
-    assert ("layers without a QK circuit" in page(found)) != bilinear
+    assert ("head_tokens" in found.absent) != bilinear
+    assert ("no QK circuit: positions are mixed by" in page(found)) != bilinear
     circuits = found.tables["circuits"]
     matching = circuits[circuits.score == "matching"].set_index("layer").value
     for layer in range(2):
@@ -110,16 +115,48 @@ def test_a_page_of_macaron_blocks_has_a_column_for_either_mlp() -> None:
     assert ["mlp_before", "mlp"] in [heads[i : i + 2] for i in range(len(heads))]
     assert {"mlp_before_out", "mlp_out"} <= set(found.tables["patching"].site)
     assert "edges" not in found.tables and found.corrupted is not None
-    assert "Macaron" in str(found.corrupted.no_edges)
+    assert "Macaron" in found.absent["edges"] and found.absent["edges"] in page(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("latent", {"circuits", "composition", "head_tokens", "edges", "faithfulness"}),
+        ("polar", {"attention", "heads", "attribution_sources", "value_norms", "flow_routes"}),
+        ("memory-gate", {"attention", "heads", "attribution_sources", "value_norms", "flow_routes"}),
+        ("gated-delta-pairs", {"value_norms", "circuits", "flow_routes"}),
+    ],
+)
+def test_a_page_says_of_each_table_that_such_heads_lack_why(name: str, lost: set[str]) -> None:
+    model = spoken(MIXERS[name])
+    found, patterned = reported(model), with_pattern(MIXERS[name])
+    assert found.contrast is not None and lost <= set(found.absent)
+    assert not set(found.absent) & set(found.tables)
+    assert float(found.tables["attribution"].value.sum()) == pytest.approx(found.contrast.total, rel=1e-9)
+    shown = page(found)
+    for table in lost - {"value_norms", "edges", "faithfulness"}:
+        assert escape(found.absent[table]) in shown
+    if patterned:
+        pattern = observe(
+            model, model.to_batch(PROMPT), [Read(f"blocks.{i}.attn.hook_pattern") for i in patterned]
+        )
+        for layer, rows in found.tables["attention"].groupby("layer"):
+            own = pattern.trace[f"blocks.{layer}.attn.hook_pattern"][0]
+            n = own.shape[-1]
+            expected = own[:, *torch.tril_indices(n, n)].flatten()
+            torch.testing.assert_close(
+                torch.tensor(rows.value.to_numpy()), expected.to(torch.float32).double(), check_dtype=False
+            )
+        scores = found.tables["heads"].query("score == 'induction'").set_index("layer").value
+        assert scores.isna().groupby("layer").all().tolist() == [
+            i not in patterned for i in range(model.cfg.n_layers)
+        ]
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (MIXERS["latent"], "requires a matrix W_V"),
-        (MIXERS["lightning"], "no pattern of the values"),
-        (MIXERS["polar"], "no pattern of the values"),
-        (MIXERS["memory-gate"], "no pattern of the values"),
+        (MIXERS["lightning"], "may be negative or sum to anything"),
         (MIXERS["pool"], "may be negative or sum to anything"),
         (replace(CONFIGS["gpt2"], output=AdaptiveSoftmax((10, 20))), "has the output layer AdaptiveSoftmax"),
     ],

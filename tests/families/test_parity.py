@@ -128,7 +128,9 @@ def test_a_cache_filled_in_two_steps_gives_hugging_faces_logits(name: str) -> No
     tokens, model = some_tokens(), network(name)
     cache = KVCache(model.config, 3, 20, device=model.device, dtype=model.dtype)
     steps = [model(part, cache=cache) for part in tokens.split([7, 13], 1)]
-    assert largest(torch.cat(steps, 1), hf_logits(hf_model(name), tokens)) <= 1e-4
+    theirs = hf_logits(hf_model(name), tokens)
+    rounding = largest(theirs, ours(name, torch.float64).transformer(tokens))
+    assert largest(torch.cat(steps, 1), theirs) <= max(1e-4, 2 * rounding)
 
 
 # --- round trips --------------------------------------------------------------------------------------------------

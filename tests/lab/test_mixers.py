@@ -256,7 +256,8 @@ def test_a_planned_sweep_gives_the_numbers_of_ordinary_edits(name: str) -> None:
 @over("parts", ["layer", "sublayer", "head", "source"])
 def test_attribution_sums_to_the_logit_difference_or_is_refused(name: str, parts: str) -> None:
     model, answer, wrong = build_mixed(name), torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
-    if parts == "source" and len(layers_with(name, "additive")) < model.config.n_layers:
+    splits = layers_with(name, "additive")
+    if parts == "source" and not splits:
         with pytest.raises(ValueError, match="no pattern of the values"):
             interp.attribute(HookedTransformer(model), some_tokens(), answer, wrong, parts=parts)
         return
@@ -264,6 +265,12 @@ def test_attribution_sums_to_the_logit_difference_or_is_refused(name: str, parts
     last = plain(name)[:, -1]
     rows = torch.arange(3)
     assert_close(torch.tensor(found.value.sum("part").values), last[rows, answer] - last[rows, wrong])
+    if parts == "source":
+        heads = [f"L{layer}H{head}" for layer in splits for head in range(model.config.n_heads)]
+        moved = found.by_source.sel(layer=list(splits)).sum("source").stack(part_of=("layer", "head"))
+        assert_close(torch.tensor(moved.values), torch.tensor(found.value.sel(part=heads).values))
+        others = [layer for layer in range(model.config.n_layers) if layer not in splits]
+        assert bool(found.by_source.sel(layer=others).isnull().all())
 
 
 @over("name", MIXERS)

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from markupsafe import escape
 
 import interp
 from interp import HookedTransformer, lenses
 from interp.model.edits import Edit, Set
 from interp.model.tap import Read, Tap
+from interp.pages.tables import UNITS
 from tests.tiny import gpt2_tokenizer
 from tests.wrapped.wrapping import spoken
 
@@ -89,5 +91,29 @@ def test_what_needs_unproven_matrices_is_refused_by_name() -> None:
         interp.find_circuit(model, CLEAN, CORRUPT, metric=METRIC, edges=3)
     with pytest.raises(AttributeError, match="no OV circuit: it mixes positions by a wrapped network"):
         interp.copying(model)
-    with pytest.raises(ValueError, match=r"a page shows circuits.*the matrices that make them are not"):
-        interp.report(model, CLEAN[0])
+    with pytest.raises(ValueError, match="requires known matrices; this model is a wrapped network"):
+        interp.backward_lens(model, CLEAN[0], " Mary")
+
+
+PAGES = {
+    "gemma4_text": {"circuits", "composition", "head_tokens", "backward_lens", "flow_routes", "edges", "faithfulness"},
+    "jamba": {"value_norms"},
+    "mamba": {"attention", "heads", "attribution_sources", "value_norms"},
+}  # fmt: skip
+"""What pages of wrapped networks lack: matrices everywhere, values or patterns in some layers or in all."""
+
+
+@pytest.mark.parametrize("kind", ["gemma4_text", pytest.param("jamba", marks=pytest.mark.slow), "mamba"])
+def test_a_page_of_a_wrapped_network_has_what_was_proven_and_says_why_it_has_no_more(kind: str) -> None:
+    model = spoken(kind)
+    found = interp.report(model, CLEAN[0], " Mary", " John", CORRUPT[0])
+    absent, tables = found.report.absent, found.tables
+    assert set(absent) == PAGES["gemma4_text"] | PAGES[kind]
+    assert all(str(escape(why)) in found.html for name, why in absent.items() if name != "faithfulness")
+    assert not set(absent) & set(tables) and set(absent) | set(tables) == set(UNITS)
+    expected = interp.attribute(model, CLEAN[0], " Mary", " John", parts="head")
+    assert tables["attribution"].value.to_numpy() == pytest.approx(expected.value.values[0], abs=1e-5)
+    assert tables["attribution"].value.sum() == pytest.approx(float(expected.total[0]), abs=1e-4)
+    patched = interp.patch(model, CLEAN[0], CORRUPT[0], "z", metric=METRIC).value.values.ravel()
+    drawn = tables["patching"].query("direction == 'denoise' and site == 'z'").value.to_numpy()
+    assert drawn == pytest.approx(patched, abs=1e-5)

@@ -1,11 +1,15 @@
 // --- attention weights: the lower triangle of every head, row by row, as unsigned integers -------------------------
 
-const cells = unpacked(data.attention.cells, data.attention.bytes === 2 ? Uint16Array : Uint8Array);
-const most = data.attention.bytes === 2 ? 65535 : 255;
-const digits = data.attention.bytes === 2 ? 4 : 2;
+const fine = data.attention?.bytes === 2;
+const cells = data.attention && unpacked(data.attention.cells, fine ? Uint16Array : Uint8Array);
+const [most, digits] = fine ? [65535, 4] : [255, 2];
 const triangle = (n * (n + 1)) / 2;
-const weight = (layer, head, query, key) =>
-  key > query ? 0 : cells[(layer * data.heads + head) * triangle + (query * (query + 1)) / 2 + key] / most;
+// Layers that mix positions without attention have no weights.
+const looks = (layer) => data.attention.layers.includes(layer);
+const weight = (layer, head, query, key) => {
+  const place = data.attention.layers.indexOf(layer);
+  return key > query || place < 0 ? 0 : cells[(place * data.heads + head) * triangle + (query * (query + 1)) / 2 + key] / most;
+};
 
 // What a head takes from a key: attention, or attention times the length of the value after W_O (Kobayashi et al. 2020).
 const lengths = data.values && unpacked(data.values.cells, Uint16Array);
@@ -106,15 +110,17 @@ const under = (event) => {
   const query = Math.floor((event.clientY - box.top - frame.top) / frame.cell);
   return key >= 0 && key <= query && query < n ? { query, key } : null;
 };
-canvas.addEventListener("pointermove", (event) => {
-  const cell = under(event);
-  if (!cell) return select({ pointed: null, key: null });
-  const [pointed, key] = state.direction === "from" ? [cell.query, cell.key] : [cell.key, cell.query];
-  if (pointed !== state.pointed || key !== state.key) select({ pointed, key });
-});
-canvas.addEventListener("pointerleave", () => select({ pointed: null, key: null }));
-canvas.addEventListener("click", () => state.pointed !== null && select({ pos: state.pointed }));
+if (data.attention) {
+  canvas.addEventListener("pointermove", (event) => {
+    const cell = under(event);
+    if (!cell) return select({ pointed: null, key: null });
+    const [pointed, key] = state.direction === "from" ? [cell.query, cell.key] : [cell.key, cell.query];
+    if (pointed !== state.pointed || key !== state.key) select({ pointed, key });
+  });
+  canvas.addEventListener("pointerleave", () => select({ pointed: null, key: null }));
+  canvas.addEventListener("click", () => state.pointed !== null && select({ pos: state.pointed }));
 
-drawings.push(drawThumbnails, drawPattern);
-new ResizeObserver(drawPattern).observe(one(".large"));
-one("#unscripted").remove();
+  drawings.push(drawThumbnails, drawPattern);
+  new ResizeObserver(drawPattern).observe(one(".large"));
+  one("#unscripted").remove();
+}

@@ -1,12 +1,12 @@
 // --- the views that follow the state -------------------------------------------------------------------------------
 
 const showHead = () => {
-  one("#head-name").textContent = headName(state.layer, state.head);
+  if (data.attention) one("#head-name").textContent = headName(state.layer, state.head);
   for (const element of all("[data-layer][data-head]")) {
     const chosen = +element.dataset.layer === state.layer && +element.dataset.head === state.head;
     element.classList.toggle("chosen", chosen);
     if (element.matches("button.thumb, button.cell, button.step")) element.setAttribute("aria-pressed", chosen);
-    if (chosen && element.matches(".thumb")) {
+    if (chosen && element.matches(".thumb, .unlooking")) {
       one("#head-profile").textContent = element.dataset.tip.split("\n").slice(1).join(" · ");
     }
   }
@@ -30,7 +30,7 @@ const showAttention = () => {
   const most = state.key === null ? " most" : "";
   const [query, key] = from ? [at, shown] : [shown, at];
   const [verb, side] = state.weighting === "value" ? ["takes", "from"] : ["looks", "at"];
-  one("#readout").textContent =
+  one("#readout").textContent = !looks(state.layer) ? `${headName(state.layer, state.head)} has no attention pattern` :
     `${data.names[query]} (${query}) ${verb}${from ? most : ""} ${side} ${data.names[key]} (${key}): ${number(values[shown], digits)}`;
   const [, , end, what] = one("#ramp .scale").children;
   end.textContent = state.weighting === "value" ? number(full, 3) : "1";
@@ -64,9 +64,11 @@ const showNext = () => {
 
 const showMoved = () => {
   const { layer, head } = state;
-  const moved = data.moved[layer][head];
+  const moved = data.moved[layer]?.[head];
   const signed = (x, digits) => (Number(x.toFixed(digits)) > 0 ? "+" : "") + number(x, digits);
   one("#moved-name").textContent = `What ${headName(layer, head)} moves to the end, by the token it comes from`;
+  one("#moved").hidden = !moved;
+  if (!moved) return void (one("#moved-sum").textContent = "Not split: this layer keeps a state of the past, not single tokens.");
   one("#moved-sum").textContent = `Logits, together ${signed(moved.reduce((a, b) => a + b, 0), 3)}: the head's cell above.`;
   all("#moved .chip").forEach((chip, i) => {
     shade(chip, Math.min(1, Math.abs(moved[i]) / data.reach));
@@ -95,4 +97,4 @@ const showCircuit = () => {
 };
 
 // A model without logits has neither next tokens nor an answer.
-views.push(showHead, showAttention, ...(data.nexts ? [showNext, showMoved] : []), ...(one(".graph") ? [showCircuit] : []));
+views.push(showHead, ...(data.attention ? [showAttention] : []), ...(data.nexts ? [showNext] : []), ...(data.moved ? [showMoved] : []), ...(one(".graph") ? [showCircuit] : []));
