@@ -40,24 +40,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from interp import lab  # config files may hold its records
-from interp.attention import heads
-from interp.causal import ablate, attribution_patch, causal_trace, patch, path_patch
-from interp.circuits import evaluate_circuit, find_circuit
-from interp.core import frame, viewer
-from interp.data import Batch, Stream
-from interp.edits import Edit
-from interp.encoder_decoder import HookedEncoderDecoder
-from interp.hooked import HookedTransformer
-from interp.lenses import backward_lens, logit_lens
-from interp.metrics import logit_difference
-from interp.model.parts import Part
-from interp.model.tap import Read
-from interp.passes import observe
-from interp.residual import attribute
-from interp.runs import run
-from interp.tokens import token_attribution
-from interp.weights import composition, copying
-from interp.zoo import DEMOS
+from interp.core import viewer
 
 if TYPE_CHECKING:
     from interp import (
@@ -87,7 +70,25 @@ if TYPE_CHECKING:
         weights,
         zoo,
     )
+    from interp.attention import heads
+    from interp.causal import ablate, attribution_patch, causal_trace, patch, path_patch
+    from interp.circuits import evaluate_circuit, find_circuit
+    from interp.core import frame
+    from interp.data import Batch, Stream
+    from interp.edits import Edit
+    from interp.encoder_decoder import HookedEncoderDecoder
+    from interp.hooked import HookedTransformer
+    from interp.lenses import backward_lens, logit_lens
+    from interp.metrics import logit_difference
+    from interp.model.parts import Part
+    from interp.model.tap import Read
     from interp.pages.report_page import report
+    from interp.passes import observe
+    from interp.residual import attribute
+    from interp.runs import run
+    from interp.tokens import token_attribution
+    from interp.weights import composition, copying
+    from interp.zoo import DEMOS
 
 __version__ = "0.1.0"
 
@@ -120,6 +121,37 @@ __all__ = [
     "run",
     "token_attribution",
 ]
+
+_HOMES = {
+    "Batch": "interp.data",
+    "DEMOS": "interp.zoo",
+    "Edit": "interp.edits",
+    "HookedEncoderDecoder": "interp.encoder_decoder",
+    "HookedTransformer": "interp.hooked",
+    "Part": "interp.model.parts",
+    "Read": "interp.model.tap",
+    "Stream": "interp.data",
+    "ablate": "interp.causal",
+    "attribute": "interp.residual",
+    "attribution_patch": "interp.causal",
+    "backward_lens": "interp.lenses",
+    "causal_trace": "interp.causal",
+    "composition": "interp.weights",
+    "copying": "interp.weights",
+    "evaluate_circuit": "interp.circuits",
+    "find_circuit": "interp.circuits",
+    "frame": "interp.core",
+    "heads": "interp.attention",
+    "logit_difference": "interp.metrics",
+    "logit_lens": "interp.lenses",
+    "observe": "interp.passes",
+    "patch": "interp.causal",
+    "path_patch": "interp.causal",
+    "report": "interp.pages.report_page",
+    "run": "interp.runs",
+    "token_attribution": "interp.tokens",
+}
+"""Where each name of `__all__` lives: imported at its first use, so that `import interp` costs little beside torch."""
 
 WINGS = (
     *(
@@ -175,11 +207,12 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """A wing or the report at its first use; for other names an error that says where they are."""
+    """A wing or a name of `__all__` at its first use; for others an error that says where they are."""
     if name in WINGS:
         return import_module(f"interp.{name}")
-    if name == "report":
-        return import_module("interp.pages.report_page").report
+    if name in _HOMES:
+        found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return found
     what = f"module 'interp' has no attribute {name!r}"
     if name in _EARLIER:
         raise AttributeError(f"{what}: it is called {_EARLIER[name]}")

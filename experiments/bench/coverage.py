@@ -26,14 +26,19 @@ from interp.attention.heads import head_scores
 from interp.causal.contrast import paired
 from interp.core import stats
 from interp.core.haar import Nakagami, haar_frames, overlap_null
-from interp.core.stats import Means, Partial
+from interp.core.named import Several
+from interp.core.stats import Means, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.stream import prompt_source, windows_of
+from interp.editing.edit_scores import labelled_scores
 from interp.features import sae_metrics
+from interp.features.top_examples import per_token
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question, Questions
 from interp.passes.metrics import Metric
-from interp.passes.observe import as_model
+from interp.passes.observe import Model, as_model
 
 MODEL = "demo-4l"
 ROWS = (4, 8, 16, 32)
@@ -134,6 +139,7 @@ def worlds(model: interp.HookedTransformer, pool: int) -> Worlds:
         _of_pairs(model, pairs)
         | _of_rows(model, random)
         | _of_facts(model, pool)
+        | _of_texts(model, texts)
         | {
             "consensus": lambda: World.of(interp.dynamics.Consensus(), model, texts),
             "rank_collapse": lambda: World.of(interp.dynamics.RankCollapse(), model, texts),
@@ -144,8 +150,11 @@ def worlds(model: interp.HookedTransformer, pool: int) -> Worlds:
 def _of_pairs(model: interp.HookedTransformer, pairs: Batch | Pairs) -> Worlds:
     """What asks for a clean and a corrupt prompt, or for an answer."""
     metric, other = interp.logit_difference(), interp.metrics
+    answers = paired_answers(pairs)
+    options = answers.unique()
     by_metric = {"": metric, " probability": other.answer_probability(), " loss": other.answer_loss(),
-                 " divergence": other.kl_divergence()}  # fmt: skip
+                 " divergence": other.kl_divergence(),
+                 " choice": other.choice_difference(options, options == answers[:, None])}  # fmt: skip
     compared = partial(interp.tokens.CompareMethods, methods=("values", "gradient_x_input"), shares=(0.3,))
     frequencies = torch.arange(1.0, model.cfg.d_vocab + 1).reciprocal()
     asked: dict[str, Callable[[], Question]] = {
@@ -171,6 +180,12 @@ def _of_pairs(model: interp.HookedTransformer, pairs: Batch | Pairs) -> Worlds:
     return {name: lambda make=make: World.of(make(), model, pairs) for name, make in asked.items()}  # type: ignore[misc]
 
 
+def paired_answers(pairs: Batch | Pairs) -> Tensor:
+    """The answer of every pair."""
+    assert isinstance(pairs, Batch) and pairs.answer is not None
+    return pairs.answer
+
+
 def _of_rows(model: interp.HookedTransformer, random: interp.tasks.RepeatedTokens) -> Worlds:
     """What asks for rows of tokens alone."""
     batch = interp.Batch(random.tokens(model.cfg.d_vocab, 0), bos=True)
@@ -194,7 +209,82 @@ def _of_facts(model: interp.HookedTransformer, pool: int) -> Worlds:
     subjects = [question.fact.subject for question in facts]
     answers = [tokenizer.encode(question.answer)[0] for question in facts]
     trace = partial(interp.causal.CausalTrace, subjects, answers, sigma=0.5, samples=2)
-    return {"causal_trace": lambda: World.of(trace(), model, [question.prompt for question in facts])}
+    return {
+        "causal_trace": lambda: World.of(trace(), model, [question.prompt for question in facts]),
+        "edit_table": lambda: _edited(model, pool),
+    }
+
+
+def _of_texts(model: interp.HookedTransformer, texts: Sequence[str]) -> Worlds:
+    """What asks for texts of several lengths, or for the ends of texts."""
+    halves = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in texts]
+    batch, span = interp.causal.continuations(model, halves)
+    ids = [model.text.ids(text) for text in texts]
+    lengths = np.random.default_rng(0).integers(6, 1 + min(map(len, ids)), len(texts))
+    rows = interp.Batch.of([each[:n] for each, n in zip(ids, lengths.tolist(), strict=True)])
+    return {
+        "recall": lambda: World.of(interp.causal.Recall(span, [0, 1, 2, 3]), model, batch),
+        "top_examples": lambda: _by_token(interp.features.TopExamples("L1.post"), model, rows),
+    }
+
+
+def _by_token(question: interp.features.TopExamples, model: interp.HookedTransformer, batch: Batch) -> World:
+    """The shares and means per token of a site's cells, without the lists of their largest places."""
+    world = World.of(question, model, batch)
+    reduction = world.analysis.reduction
+    assert isinstance(reduction, Several)
+    sums = reduction.reductions["sums"]
+
+    def finish(merged: Partial) -> xr.Dataset:
+        assert isinstance(merged, Means)
+        found = {
+            name: per_token(merged, part, "") for name, part in (("density", "active"), ("mean", "total"))
+        }
+        cells = {
+            key: (("score", "cell"), torch.stack([getattr(one, key) for one in found.values()]).numpy())
+            for key in ("value", "low", "high")
+        }
+        return xr.Dataset(cells, {"score": list(found)})
+
+    return replace(world, analysis=replace(world.analysis, reduction=sums, finish=finish))
+
+
+def _edited(model: interp.HookedTransformer, pool: int) -> World:
+    """The scores of one editor over single edits of facts."""
+    facts, tokenizer = interp.tasks.fact_prompts()[:pool], model.text.tokenizer
+    assert tokenizer is not None
+    answers = [tokenizer.encode(question.answer)[0] for question in facts]
+    cases = [
+        interp.editing.EditCase(
+            question.prompt, answers[(i + 1) % len(answers)], question.fact.subject,
+            {"neighbour": ((facts[(i + 7) % len(facts)].prompt, answers[(i + 7) % len(facts)]),)},
+        )
+        for i, question in enumerate(facts)
+    ]  # fmt: skip
+
+    def shift(model: Model, case: interp.editing.EditCase) -> interp.editing.WeightEdit:
+        return interp.editing.shift_edit(model, case.prompt, answer=case.answer, layer=2, eta=0.5)
+
+    table = interp.editing.edit_table(
+        model, cases, {"shift": shift}, text=[question.prompt for question in facts[:8]],
+        continuation=interp.editing.Continuation(length=24),
+    )  # fmt: skip
+    editors, names = (table[dim].values.tolist() for dim in ("editor", "score"))
+    each = torch.from_numpy(table.each.transpose("case", "editor", "score").values.copy())
+    each[..., -1] = each[..., -1].log()  # perplexity: the loss
+
+    def finish(merged: Partial) -> xr.Dataset:
+        assert isinstance(merged, Rows)
+        values = merged.rows["each"].movedim(0, -1)
+        return labelled_scores(values, editors, names, [""] * values.shape[-1])
+
+    analysis = Analysis("edit_table", nothing, Rows, finish)
+    return World(analysis, {"each": each})
+
+
+def nothing(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    """A world that was computed elsewhere asks for no pass."""
+    raise NotImplementedError
 
 
 def composition_law(repetitions: int, seed: int, cells: int = 20, d: int = 64) -> dict[int, float]:

@@ -179,7 +179,7 @@ def edit_table(
         return torch.stack(columns, 1)
 
     rows = [by_case("original", None), *(by_case(name, editor) for name, editor in editors.items())]
-    return _labelled(torch.stack(rows), ["original", *editors], names, [case.prompt for case in cases])
+    return labelled_scores(torch.stack(rows), ["original", *editors], names, [case.prompt for case in cases])
 
 
 def mean_loss(model: Subject, source: DataSource) -> Float[Tensor, ""]:
@@ -234,9 +234,10 @@ class _Posed:
         return torch.tensor([ngram_entropy(text) for text in texts], dtype=torch.float64).mean()
 
 
-def _labelled(
+def labelled_scores(
     values: Float[Tensor, "editor score case"], editors: list[str], names: list[str], prompts: list[str]
 ) -> xr.Dataset:
+    """The table of `edit_table` from the scores of every case; of perplexity, its logarithm."""
     cases, mean = values.shape[-1], values.mean(-1)
     low, high = wilson(mean, cases)
     normal = [i for i, name in enumerate(names) if name in UNITS]

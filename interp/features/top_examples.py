@@ -310,8 +310,8 @@ def _finish(
     chosen = range(len(top.rows)) if cells is None else cells
     parts = _parts(site, dim, chosen)
     scores = {
-        "density": _per_token(sums, "active", "share of tokens"),
-        "mean": _per_token(sums, "total", "units of the site"),
+        "density": per_token(sums, "active", "share of tokens"),
+        "mean": per_token(sums, "total", "units of the site"),
         "max" if rule.largest else "min": Score.exact(best[:, 0], "units of the site"),
     }
     found = scored(
@@ -359,7 +359,7 @@ def _worded(result: xr.Dataset, text: Text) -> xr.Dataset:
     return found.assign(text=(result.row.dims, texts))
 
 
-def _per_token(sums: Means, part: str, unit: str) -> Score:
+def per_token(sums: Means, part: str, unit: str) -> Score:
     """A sum over tokens that count, by their number, with its 95 % interval over texts (linearised, Student's t).
 
     The variance of total - ratio * number needs their covariance, which that of total + number holds.
