@@ -253,8 +253,12 @@ def _open(config: ModelConfig) -> Iterator[Line]:
     for option, analyses in {"gradients": "gradients", "start": "passes from a later block"}.items():
         why = config.block.why_not(option)
         yield Line(f"open to {analyses}", None, note=f"no: {why}" if why else "yes")
-    last = config.block.why_not("matrices")
-    yield Line("open to QK and OV circuits", None, note=f"no: {last}" if last else "yes")
+    for circuit, trait, matrix in (("OV circuits", "moves", "W_V"), ("QK circuits", "bilinear", "W_Q")):
+        closed = [layer for layer, mixer in enumerate(config.mixers) if not getattr(mixer.traits, trait)]
+        reasons = [config.block.why_not(f"blocks.{layer}.attn.{matrix}") for layer in closed]
+        where = "in no layer" if len(closed) == config.n_layers else f"not in layers {closed}"
+        note = f"{where}: {reasons[0] or 'heads move values otherwise'}" if closed else "in every layer"
+        yield Line(f"open to {circuit}", None, note=note)
 
 
 def _against(

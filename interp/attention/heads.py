@@ -601,11 +601,12 @@ def _why_not_copied(config: ModelConfig) -> str | None:
         return f"this model {what}"
     if config.d_vocab_out is not None:
         return f"the {config.d_vocab_out} outputs of this model are not its tokens"
-    if why := config.block.why_not("matrices"):
-        return why
     if all(mixer.traits.additive for mixer in config.mixers):
-        bare = next((mixer for mixer in config.mixers if not mixer.traits.values), None)
-        return None if bare is None else f"there is no W_V in {bare}"
+        bare = next((layer for layer, mixer in enumerate(config.mixers) if not mixer.traits.values), None)
+        if bare is None:
+            return None
+        why = config.block.why_not(f"blocks.{bare}.attn.W_V") or str(config.mixers[bare])
+        return f"there is no W_V in layer {bare}: {why}"
     return "a mixer of this model makes no pattern of the values, or clips them"
 
 

@@ -46,6 +46,8 @@ Check = tuple[str, str | int]
 """A prompt, and the one token that should be its argmax."""
 UNITS = {"n-gram": "bits", "perplexity": "exp(nats per token)"}
 """The units of the scores that are no shares of prompts."""
+FEWEST_CASES = 1024
+"""Cases below which perplexity gets no interval (`docs/intervals.md`)."""
 WEIGHTS = {2: 1 / 3, 3: 2 / 3}
 """Share of the entropies of bigrams and trigrams: the mean of 2/3 and 4/3 of them, as in ROME's code."""
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -141,7 +143,8 @@ def edit_table(
     `text`, `perplexity`: exp of the mean loss per predicted token, geometric mean over cases (one ruined edit does not
     drown the others).
     Intervals, 95 % over cases: Wilson's for shares (conservative where a case asks several prompts), Student's t for
-    n-gram and for the log of perplexity; `original` has the same text in every case, so its perplexity has no spread.
+    n-gram, and for the log of perplexity from 1 024 cases on: where few edits ruin the model no interval of fewer cases
+    holds the mean, so it is NaN. `original` has the same text in every case, so its perplexity has no spread.
     Errors: ValueError for no cases, cases with different checks, an editor called `original`, and everything an
     editor or the continuation refuses.
 
@@ -242,6 +245,8 @@ def labelled_scores(
     low, high = wilson(mean, cases)
     normal = [i for i, name in enumerate(names) if name in UNITS]
     low[:, normal], high[:, normal] = Moments.of(values[:, normal].movedim(-1, 0)).interval()
+    if names[-1] == "perplexity" and cases < FEWEST_CASES:
+        low[:, -1] = high[:, -1] = torch.nan
     if names[-1] == "perplexity":
         for of_loss in (mean, low, high, values):
             of_loss[:, -1] = of_loss[:, -1].exp()
@@ -257,7 +262,8 @@ def labelled_scores(
         },
         units="see the coordinate unit",
         attrs={
-            "interval": "95 % over cases: Wilson; n-gram: Student's t; perplexity: Student's t in the log",
+            "interval": "95 % over cases: Wilson; n-gram: Student's t; perplexity: Student's t in the log, from "
+            f"{FEWEST_CASES} cases on",
             "null": "the row `original`: no edit",
             "accuracy": "argmax is the expected token",
         },

@@ -46,6 +46,8 @@ CELLS = {"m": "neuron", "d": "coordinate", "h": "head", "g": "kv_head", "x": "ex
 """What the cells of a site are called, by the letter of their axis."""
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 RELATIVE_ERROR = 0.05
+FEWEST_TEXTS, FEWEST_SUMS = 256, 16
+"""Texts below which a density and a mean per token get no interval (`docs/intervals.md`)."""
 ROUNDING = 1e-12
 """A difference of sums that is smaller than this share of them is rounding."""
 _BOTH = " + counted"
@@ -151,7 +153,7 @@ def top_examples(
     (-1 where there are fewer than `top`); `text`, the context with the token between «». [neuron, rank, offset]:
     `tokens` (-1 beyond the ends of the text), `piece`, and the `activation` at each (NaN where it does not count).
     [neuron, score]: `value`, `low`, `high`, `n` of `density`, the share of tokens with a value above 0, of `mean` (95 %
-    over texts; NaN for a single one), and of `max` (`min` for the smallest), which has no interval. [neuron, q]:
+    over texts; NaN below 256 and 16 texts), and of `max` (`min` for the smallest), which has no interval. [neuron, q]:
     `quantiles`, to 5 % of the value, those below 1e-4 in size as 0. For patterns also `key`, `key_token`, `key_piece`.
     `examples_table` gives the tidy table of the lists, `interp.pages.top_examples.top_examples_page` a page.
     cells: which neurons (heads, features), in this order; None = all. Only these leave their layer, so a few cells of a
@@ -329,7 +331,7 @@ def _finish(
             "pos": "tokens before it in its text", "bos": "does not count" if skip_bos else "counts",
             "order": f"the {'largest' if rule.largest else 'smallest'} first; ties by row, then pos",
             "density": "share of tokens with a value above 0", "quantiles": f"to {RELATIVE_ERROR:.0%} of the value",
-            "interval": "95 % over texts",
+            "interval": f"95 % over texts, of the density from {FEWEST_TEXTS} on, of the mean from {FEWEST_SUMS}",
             "null": "none: the largest of many values is large by chance; compare with the quantiles",
         },
     )  # fmt: skip
@@ -362,6 +364,8 @@ def _worded(result: xr.Dataset, text: Text) -> xr.Dataset:
 def per_token(sums: Means, part: str, unit: str) -> Score:
     """A sum over tokens that count, by their number, with its 95 % interval over texts (linearised, Student's t).
 
+    Shares of rare events hold their mean from `FEWEST_TEXTS` texts on, sums from `FEWEST_SUMS`; NaN below.
+
     The variance of total - ratio * number needs their covariance, which that of total + number holds.
     """
     top, number, both = sums.moments[part], sums.moments["counted"], sums.moments[f"{part}{_BOTH}"]
@@ -370,5 +374,9 @@ def per_token(sums: Means, part: str, unit: str) -> Score:
     whole = top.spread + ratio.square() * number.spread
     spread = whole - 2 * ratio * covariance
     spread = spread.masked_fill(spread < ROUNDING * whole, 0.0)
-    half = t95(top.n) * (spread / max(top.n - 1, 1) / top.n).sqrt() / number.mean
+    half = (
+        t95(top.n, FEWEST_TEXTS if part == "active" else FEWEST_SUMS)
+        * (spread / max(top.n - 1, 1) / top.n).sqrt()
+        / number.mean
+    )
     return Score(ratio, ratio - half, ratio + half, top.count(), torch.full_like(ratio, torch.nan), unit)

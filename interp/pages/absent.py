@@ -15,12 +15,19 @@ LACKS = {
     "patterned": "attention pattern",
 }
 """What a layer without a trait lacks, in words."""
+SITES = {
+    "bilinear": "attn.W_Q",
+    "moves": "attn.W_V",
+    "additive": "attn.hook_v",
+    "patterned": "attn.hook_pattern",
+}
+"""By trait, what a wrapped network would have to offer."""
 
 
 def why_absent(config: ModelConfig) -> dict[str, str]:
     """The tables that a page about this model lacks, and why, but for those that need logits or a second prompt."""
     unseen = no_patterns(config)
-    unmoved = config.block.why_not("matrices") or without("moves", config)
+    unmoved = without("moves", config)
     edges = why_no_edges(config)
     factors = None if any(matrix in present(config) for matrix in WRITERS) else "its matrices are not known"
     reasons = {
@@ -51,5 +58,7 @@ def without(trait: str, config: ModelConfig) -> str | None:
     if not bare:
         return None
     mixers = " and ".join(dict.fromkeys(str(config.mixers[layer]) for layer in bare))
+    if why := config.block.why_not(f"blocks.{bare[0]}.{SITES.get(trait, '')}"):
+        mixers = f"{mixers} ({why})"
     where = f"layers {', '.join(map(str, bare))} have" if len(bare) > 1 else f"layer {bare[0]} has"
     return f"{where} no {LACKS[trait]}: positions are mixed by {mixers}"

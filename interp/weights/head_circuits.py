@@ -21,7 +21,7 @@ from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.stats import wide
 from interp.model.attention import Attention, CrossAttention
-from interp.model.config import Learned, ModelConfig, Rotary, Sinusoidal
+from interp.model.config import MLPS, Learned, ModelConfig, Rotary, Sinusoidal
 from interp.model.edits import Edit, Zero
 from interp.model.norm import HeadNorm
 from interp.model.parts import Named, Part, as_part
@@ -300,6 +300,10 @@ class HeadCircuits:
     def _alone(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
         """The stream of each token in a text of its own: after the embeddings, or after block 0 without attention."""
         parts = [site for site in embedding_parts(self.config) if site != "hook_embed"]
+        if self.embedding == "effective" and self.config.block.proven:  # no part of it runs by itself
+            others = [f"blocks.0.hook_{name}" for name in self.config.sublayers if name not in MLPS]
+            silent = [Edit(site, Zero()) for site in (*parts, *others)]
+            return self.network(ids[:, None], Tap(edits=silent), stop=1)[:, 0]
         alone = self.network(ids[:, None], Tap(edits=[Edit(site, Zero()) for site in parts]), stop=0)
         if self.embedding == "effective":
             alone = self.network.block(0).without_attention(alone.to(self._home(0))).to(self.network.device)

@@ -87,7 +87,9 @@ def _block(plan: Plan, registry: str, heads: tuple[int, int], before: tuple[str,
         for i, layer in enumerate(plan.layers)
         for site, why in _reasons(layer, registry, heads).items()
     ]
-    refused.append(("matrices", "queries, keys and values are known, the matrices that make them are not"))
+    refused.append(
+        ("matrices", "which matrices its MLPs have, and what its gradients meet there, is not known")
+    )
     if plan.embed is None:
         if not plan.pointwise_start:
             raise UnknownNetworkError(

@@ -22,6 +22,7 @@ from interp.model.kv_cache import Past
 from interp.model.norm import NoNorm, Normalize
 from interp.model.tap import Tap
 from interp.model.transformer import Transformer, check_extras, check_pass
+from interp.wrapped.maps import Reading
 from interp.wrapped.records import WrappedBlock
 from interp.wrapped.seams import (
     ATTENTION,
@@ -41,6 +42,8 @@ from interp.wrapped.seams import (
 )
 from interp.wrapped.search import Plan
 
+Matrix = tuple[Tensor, Tensor | None]
+"""A matrix `[h e d]` and its bias `[h e]`."""
 PASTS = ("past_key_values", "cache_params", "state")
 """What networks call the memory of the tokens before."""
 
@@ -49,13 +52,21 @@ def _is_padded(cache: Past) -> bool:
     return isinstance(cache, WrappedCache) and cache.keep is not None
 
 
-class OutputMap(Attention):
-    """What mixes the positions of a wrapped block, as far as its matrices are known: the last one, `out`."""
+class KnownMaps(Attention):
+    """What mixes the positions of a wrapped block, as far as its matrices are known: the last one, those of heads."""
 
-    def __init__(self, out: LinearView | None, layer: int, n_heads: int, why: str) -> None:
+    def __init__(
+        self,
+        out: LinearView | None,
+        layer: int,
+        n_heads: int,
+        why: str,
+        maps: Mapping[str, Matrix],
+        scale: float,
+    ) -> None:
         nn.Module.__init__(self)
-        self.layer, self._out, self._n_heads, self._why = layer, out, n_heads, why
-        self.sinks, self.q_norm, self.k_norm = None, None, None
+        self.layer, self._out, self._n_heads, self._why, self._maps = layer, out, n_heads, why, dict(maps)
+        self.sinks, self.q_norm, self.k_norm, self.scale = None, None, None, scale
 
     @property
     def out(self) -> LinearView:  # type: ignore[override]
@@ -69,21 +80,25 @@ class OutputMap(Attention):
         """Columns of z that belong to a head."""
         return self.out.weight.shape[1] // self._n_heads
 
-    def part(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """AttributeError: of a wrapped network queries, keys and values are known, their matrices are not."""
-        raise AttributeError(
-            f"this is a wrapped network: W_{name.upper()} of layer {self.layer} was not proven to be a linear map of "
-            "the normed stream alone"
-        )
+    def part(self, name: str) -> Matrix:
+        """The matrix and bias of queries, keys or values. AttributeError where they were not proven."""
+        if name not in self._maps:
+            raise AttributeError(
+                f"this is a wrapped network: W_{name.upper()} of layer {self.layer} was not proven to be a linear map "
+                "of the normed stream alone"
+            )
+        return self._maps[name]
 
 
 class KnownBlock(Block):
     """A wrapped block as analyses see it: its config, its last linear map, the norms of what it adds."""
 
-    def __init__(self, config: ModelConfig, attn: OutputMap, norms: Mapping[str, NormOf]) -> None:
+    def __init__(
+        self, config: ModelConfig, attn: KnownMaps, norms: Mapping[str, NormOf], before: Normalize | None
+    ) -> None:
         nn.Module.__init__(self)
         self.config, self.attn, self._norms = config, attn, dict(norms)
-        self.cross_attn = None
+        self.cross_attn, self._before = None, before
 
     def mlps(self) -> dict[str, nn.Module]:
         """None whose matrices are known."""
@@ -98,7 +113,9 @@ class KnownBlock(Block):
         return None
 
     def input_norm(self, sublayer: str) -> Normalize:
-        """ValueError: how a wrapped block reads the stream is not known."""
+        """The norm that queries, keys and values read. ValueError where that was not proven, and for MLPs."""
+        if sublayer == "attn_out" and self._before is not None:
+            return self._before
         raise ValueError(
             "this is a wrapped network: through which norm its blocks read the stream was not proven"
         )
@@ -230,9 +247,12 @@ class Wrapped(Transformer):
     nothing.
     """
 
-    def __init__(self, trees: Trees, plan: Plan, config: ModelConfig) -> None:
+    def __init__(
+        self, trees: Trees, plan: Plan, config: ModelConfig, readings: Mapping[int, Reading] | None = None
+    ) -> None:
         nn.Module.__init__(self)
         assert isinstance(config.block, WrappedBlock)
+        self.readings = dict(readings or {})
         install(trees, plan, config)
         self.config, self.plan, self.original = config, plan, trees.original
         self.wrapped, self.watched = trees.plain, trees.watched
@@ -290,7 +310,11 @@ class Wrapped(Transformer):
             for name, w in layer.writers.items()
             if w.norm is not None and config.norm_place == "sandwich" and name in names
         }
-        return KnownBlock(config, OutputMap(out, index, config.n_heads, why), norms)
+        how = self.readings.get(index)
+        maps = {} if how is None else {name: each.of(block) for name, each in how.maps.items()}
+        before = None if how is None else how.before(block, config.d_model).to(self.wrapped.dtype)  # type: ignore[arg-type]
+        scale = 1.0 if how is None else how.scale
+        return KnownBlock(config, KnownMaps(out, index, config.n_heads, why, maps, scale), norms, before)
 
     def forward(
         self,

@@ -21,10 +21,21 @@ from interp.model.edits import Edit
 from interp.model.sites import names
 from interp.model.tap import Read, Tap
 from interp.wrapped.claims import HEADS, claimed, settings
+from interp.wrapped.maps import Reading, agree, reading
 from interp.wrapped.network import Trees, Wrapped, copied, trees_of
 from interp.wrapped.records import WrappedBlock, WrappedMixer
-from interp.wrapped.seams import Value, first_tensor, given_to, replaced, with_first
-from interp.wrapped.search import COMPUTED, Plan, UnknownNetworkError, close, explored, fitted, numbers
+from interp.wrapped.seams import Running, Value, first_tensor, given_to, replaced, with_first
+from interp.wrapped.search import (
+    COMPUTED,
+    Calls,
+    Plan,
+    UnknownNetworkError,
+    close,
+    explored,
+    fitted,
+    numbers,
+    recorded,
+)
 
 SUMS, LOOSE = 1e-5, 1e-4
 """Allowed between sums of sites, and between whole passes computed in two ways (of float32, relative)."""
@@ -35,6 +46,8 @@ _HOOKED = ("hook_resid_pre", "hook_attn_out", "hook_mlp_out", "hook_more_out", "
 MOST_STARTS = 6
 """Blocks at which a later start is tried."""
 EMBEDDED = ("hook_embed", "hook_pos_embed")
+SINGLE = 24
+"""Tokens that stand alone, on which matrices of heads are found."""
 NORMS = {"attn_out": "ln1_post", "mlp_out": "ln2_post"}
 """The norm of what a sublayer adds."""
 Values = Mapping[str, Tensor]
@@ -61,8 +74,9 @@ def wrap(
     half = next(plain.parameters()).dtype not in (torch.float32, torch.float64)
     twin = copied(plain, torch.float32, None) if half else plain
     with torch.no_grad():
-        config, plan, registry = _proven(twin)
-    return Wrapped(trees_of(plain, registry=registry), plan, config).requires_grad_(False)
+        proof, registry = _proven(twin)
+    trees = trees_of(plain, registry=registry)
+    return Wrapped(trees, proof.plan, proof.config, proof.readings).requires_grad_(False)
 
 
 def _check(network: nn.Module) -> None:
@@ -77,8 +91,8 @@ def _check(network: nn.Module) -> None:
         raise UnknownNetworkError(f"{type(network).__name__} gives no logits of tokens")
 
 
-def _proven(plain: nn.Module) -> tuple[ModelConfig, Plan, bool]:
-    """The config that says what was proven, what was found, and whether our attention may be asked for."""
+def _proven(plain: nn.Module) -> tuple[_Proof, bool]:
+    """What was proven, and whether our attention may be asked for."""
     tokens = some_tokens(plain)
     logits = plain(input_ids=tokens, use_cache=False).logits
     other = tokens.clone()
@@ -106,8 +120,9 @@ def _proven(plain: nn.Module) -> tuple[ModelConfig, Plan, bool]:
         raise UnknownNetworkError(plan.reasons["ln_final.hook_scale"])
     proof = _Proof(trees, plan, claimed(trees, plan, why), tokens, logits)
     proof.sites()
+    proof.matrices()
     proof.options()
-    return proof.config, plan, registry
+    return proof, registry
 
 
 # --- the proof ------------------------------------------------------------------------------------------------------
@@ -127,6 +142,8 @@ class _Proof:
         self._sums: dict[int, bool] = {}
         """Of every layer, whether z was the pattern times the values when nothing was edited."""
         self._scales: dict[tuple[int, float | None], float] = {}
+        self.readings: dict[int, Reading] = {}
+        """By layer, how its heads read the stream, where that is linear."""
 
     def sites(self) -> None:
         """Take away every site that does not hold, until a pass that reads all the others and those that edit do."""
@@ -353,6 +370,55 @@ class _Proof:
                 more = (*block.refused, (site, "an edit of it does not do what it says"))
                 self._use(replace(self.config, block=replace(block, outside=left, refused=more)))
 
+    # --- the matrices of heads
+
+    def matrices(self) -> None:
+        """Find the matrices of queries, keys and values, where they are linear maps of the normed stream alone."""
+        first = some_tokens(self.trees.plain, SINGLE, 1)
+        alone, base = self._passed(tokens=first), self._passed()
+        if alone is None or base is None:
+            return
+        calls, _ = recorded(self.trees.plain, first, Running(self.trees.original, noted=[]))
+        mixers = list(self._mixers)
+        for layer, mixer in enumerate(mixers):
+            found = self._reading(layer, calls, alone, base)
+            why = "it was not found among linear maps of the normed stream alone"
+            if found is not None:
+                self.readings[layer] = found
+            maps = {} if found is None else found.maps
+            mixers[layer] = replace(mixer, values="v" in maps, queries={"q", "k", "v"} <= set(maps))
+            for name in "qkv":
+                if name not in maps:
+                    self._refuse(f"blocks.{layer}.attn.W_{name.upper()}", why)
+        self._use(replace(self.config, mixer=tuple(mixers)))
+
+    def _reading(self, layer: int, calls: Calls, alone: Values, base: Values) -> Reading | None:
+        """The maps of a layer: found on tokens that stand alone, and kept if they hold at every position."""
+        wanted = {"v": "attn.hook_v"} | dict(zip("qk", HEADS[:2], strict=True))
+        offered, root = self._mixers[layer].offered, f"{self.plan.blocks}.{layer}"
+        seen = {name: alone[f"blocks.{layer}.{site}"] for name, site in wanted.items() if site in offered}
+        stream = calls[root][0].given
+        if not seen or stream is None:
+            return None
+        inner = {
+            path.removeprefix(f"{root}."): one[0]
+            for path, one in calls.items()
+            if path.startswith(f"{root}.") and len(one) == 1
+        }
+        block = self.trees.plain.get_submodule(root)
+        found = reading(block, inner, stream, seen)
+        if found is None:
+            return None
+        x = found.before(block, stream.shape[-1])(base[f"blocks.{layer}.hook_resid_pre"])
+        made = {name: each.applied(block, x) for name, each in found.maps.items()}
+        there = {name: base[f"blocks.{layer}.{wanted[name]}"] for name in made}
+        scale = next((c for (at, _), c in self._scales.items() if at == layer), None)
+        turned = scale is not None and {"q", "k"} <= set(made)
+        turned = turned and agree((made["q"], made["k"]), (there["q"], there["k"]))
+        holds = {"v": "v" in made and close(made["v"], there["v"], 5 * COMPUTED), "q": turned, "k": turned}
+        maps = {name: each for name, each in found.maps.items() if holds[name]}
+        return replace(found, maps=maps, scale=scale or 1.0) if maps else None
+
     # --- options of a pass
 
     def options(self) -> None:
@@ -518,11 +584,11 @@ class _Proof:
     def _mixers(self) -> tuple[WrappedMixer, ...]:
         return self.config.mixers  # type: ignore[return-value]
 
-    def _passed(self, edits: Sequence[Edit] = ()) -> dict[str, Tensor] | None:
+    def _passed(self, edits: Sequence[Edit] = (), tokens: Tensor | None = None) -> dict[str, Tensor] | None:
         """Every site of a pass under these edits, and its logits; None if the network fails."""
         tap = Tap([Read(name) for name in names(self.config, on_demand=True)], edits)
         try:
-            logits = self.model(self.tokens, tap)
+            logits = self.model(self.tokens if tokens is None else tokens, tap)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
             return None
         return {read.site: value for read, value in tap.values.items()} | {"logits": logits}

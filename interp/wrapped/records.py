@@ -24,6 +24,10 @@ class WrappedMixer(Mixer):
     """Whether rows of the pattern were seen to be shares."""
     additive: bool = False
     """Whether z is the pattern times the values and nothing after it."""
+    values: bool = False
+    """Whether values are a known linear map of the normed stream."""
+    queries: bool = False
+    """Whether queries and keys are, and scores a factor times their product at each position."""
 
     own_sites = (
         _site("attn.hook_rot_q", "b p h e", "wrapped queries as scores are made of them: normed and rotated"),
@@ -34,7 +38,7 @@ class WrappedMixer(Mixer):
     def traits(self) -> Traits:
         """Those that were proven; a sweep treats every wrapped mixer as one that keeps a state."""
         return Traits(
-            queries=False, values=False, reads_by_qkv=False, rotated=False,
+            queries=self.queries, values=self.values, bilinear=self.queries, reads_by_qkv=False, rotated=False,
             scored="attn.hook_attn_scores" in self.offered,
             patterned="attn.hook_pattern" in self.offered,
             distribution=self.distribution, additive=self.additive, keyed=False, stateful=True,

@@ -142,8 +142,11 @@ def entropy_by_hand(text: str) -> float:
     return parts[0] / 3 + 2 * parts[1] / 3
 
 
-def test_scores_and_intervals_are_those_of_the_cases() -> None:
+def test_scores_and_intervals_are_those_of_the_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     model = hooked()
+    few = edit_table(model, answered(model), {"shift": shift}, text=list(CORPUS)).sel(score="perplexity")
+    assert bool(few.low.isnull().all() and few.high.isnull().all() and few.value.notnull().all())
+    monkeypatch.setattr("interp.editing.edit_scores.FEWEST_CASES", 3)
     table = edit_table(model, answered(model), {"shift": shift, "step": step}, text=list(CORPUS))
     shares = table.drop_sel(score="perplexity")
     np.testing.assert_allclose(shares.value, shares.each.mean("case"))

@@ -1,6 +1,7 @@
 """Maximum-activating examples: the lists are those of a slow loop over texts, whatever batches carry them."""
 
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -30,6 +31,7 @@ TEXTS = [
     for i in range(14)
 ]
 """Of many lengths; the first letter keeps two texts from having equal numbers anywhere but at BOS."""
+MODULE = sys.modules["interp.features.top_examples"]  # the wing has the function under this name
 TOP, BEFORE, AFTER = 4, 3, 2
 BLOCK = "blocks.1."
 CELLS = {"neuron": [3, 0, 17], "coordinate": [5, 2], "head": [1, 3], "kv_head": [1]}
@@ -43,6 +45,13 @@ SITES: dict[str, tuple[str, Callable[[Tensor], Tensor] | None]] = {
 }
 """Sites, what their cells are called, and what their value is."""
 Curves = list[tuple[list[int], Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def intervals_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals of as few texts as there are here, whether they hold the mean or not."""
+    monkeypatch.setattr(MODULE, "FEWEST_TEXTS", 3)
+    monkeypatch.setattr(MODULE, "FEWEST_SUMS", 3)
 
 
 @cache
@@ -294,6 +303,16 @@ def test_features_of_an_autoencoder_are_found_where_they_were_planted() -> None:
         model(), rows, "hook_embed", sae=sae, top=9, cells=[2], once_per_row=False, context=(1, 0)
     )
     np.testing.assert_allclose(some.activation, found.activation.sel(feature=[2]), rtol=1e-9, atol=1e-12)
+
+
+def test_few_texts_have_no_interval() -> None:
+    with pytest.MonkeyPatch.context() as fewer:
+        fewer.setattr(MODULE, "FEWEST_TEXTS", 8)
+        fewer.setattr(MODULE, "FEWEST_SUMS", 4)
+        for n, printed in ((3, [False, False]), (4, [False, True]), (8, [True, True])):
+            found = top_examples(hooked(), TEXTS[:1] * n, "L1.post", cells=[0], top=1)
+            ends = found[["low", "high"]].sel(score=["density", "mean"]).notnull()
+            assert ends.low.values[0].tolist() == ends.high.values[0].tolist() == printed
 
 
 def test_a_single_text_has_no_interval() -> None:
