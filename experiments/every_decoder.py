@@ -122,6 +122,12 @@ class EveryDecoder:
     """Seed of the parameters, the noise and the tokens."""
 
 
+OPENED = {
+    "parts": "parts", "heads": "heads", "writes": "writes of heads", "ov": "OV circuits", "qk": "QK circuits",
+}  # fmt: skip
+"""The columns that count layers, and what they are open to."""
+
+
 def main(job: EveryDecoder, record: Record) -> None:
     """Build, wrap and measure every type; keep the table, say the counts."""
     transformers.logging.set_verbosity_error()
@@ -138,9 +144,9 @@ def main(job: EveryDecoder, record: Record) -> None:
 def figure(table: pd.DataFrame) -> Figure:
     """How many types open to what, in all layers and in some."""
     opened = table[table.state == "opens"]
-    names = ["stream and lens", "parts", "heads", "writes of heads"]
-    columns = [opened.assign(stream=opened.layers)[name] for name in ("stream", "parts", "heads", "writes")]
-    drawn, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
+    names = ["stream and lens", *OPENED.values()]
+    columns = [opened.assign(stream=opened.layers)[name] for name in ("stream", *OPENED)]
+    drawn, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
     axes.barh(names, [int((column > 0).sum()) for column in columns], color="#c6d7ea", label="in some layers")
     every = [int((column == opened.layers).sum()) for column in columns]
     axes.barh(names, every, color="#2f6db0", label="in every layer")
@@ -153,12 +159,15 @@ def figure(table: pd.DataFrame) -> Figure:
 def summary(table: pd.DataFrame) -> str:
     """How many types open to what, and how far the worst edit is from the same edit by hand."""
     built, opened = table[table.state != "not built"], table[table.state == "opens"]
-    every = {name: int((opened[name] == opened.layers).sum()) for name in ("parts", "heads", "writes")}
-    some = {name: int((opened[name] > 0).sum()) for name in ("parts", "heads", "writes")}
+    every = {name: int((opened[name] == opened.layers).sum()) for name in OPENED}
+    some = {name: int((opened[name] > 0).sum()) for name in OPENED}
     return "\n".join(
         [
             f"{len(table)} types, {len(built)} built, {len(opened)} open: stream and lens in all of them",
-            *(f"{name}: in every layer of {every[name]} types, in some of {some[name]}" for name in every),
+            *(
+                f"{OPENED[name]}: in every layer of {every[name]} types, in some of {some[name]}"
+                for name in every
+            ),
             f"edits by hand in {int((opened.edits > 0).sum())} types, {int(opened.edits.sum())} edits, "
             f"worst relative difference of the logits {opened.error.max():.1e}",
         ]
@@ -390,7 +399,7 @@ def row(kind: str, job: EveryDecoder) -> dict[str, object]:
     native = any(kind in family.model_types for family in families.FAMILIES)
     empty: dict[str, object] = {
         "type": kind, "native": native, "state": "not built", "why": "", "layers": 0, "parts": 0, "heads": 0,
-        "writes": 0, "sources": 0, "refuses": "", "edits": 0, "error": float("nan"),
+        "writes": 0, "ov": 0, "qk": 0, "sources": 0, "refuses": "", "edits": 0, "error": float("nan"),
     }  # fmt: skip
     try:
         network = tiny(kind, job)
@@ -419,6 +428,8 @@ def row(kind: str, job: EveryDecoder) -> dict[str, object]:
         "parts": sum("hook_attn_out" in each for each in offered),
         "heads": sum("attn.hook_pattern" in each for each in offered),
         "writes": sum("attn.hook_z" in each for each in offered),
+        "ov": sum(mixer.traits.moves for mixer in mixers),
+        "qk": sum(mixer.traits.bilinear for mixer in mixers),
         "sources": sum(mixer.traits.additive for mixer in mixers),
         "refuses": ", ".join(name for name in options if model.config.block.why_not(name)),
         "edits": len(errors), "error": max(errors.values()),

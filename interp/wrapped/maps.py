@@ -63,7 +63,10 @@ class Reading:
         """The norm as one of ours."""
         if self.norm is None:
             return Normalize(NoNorm(), width, "ln1")
-        return NormOf(block.get_submodule(self.norm), self.kind, "ln1").module()
+        source = block.get_submodule(self.norm)
+        if next(source.parameters(recurse=False), None) is None:
+            return Normalize(self.kind, width, "ln1").requires_grad_(False)
+        return NormOf(source, self.kind, "ln1").module()
 
 
 def reading(

@@ -409,7 +409,8 @@ class _Proof:
         found = reading(block, inner, stream, seen)
         if found is None:
             return None
-        x = found.before(block, stream.shape[-1])(base[f"blocks.{layer}.hook_resid_pre"])
+        before = found.before(block, stream.shape[-1]).to(stream)
+        x = before(base[f"blocks.{layer}.hook_resid_pre"])
         made = {name: each.applied(block, x) for name, each in found.maps.items()}
         there = {name: base[f"blocks.{layer}.{wanted[name]}"] for name in made}
         scale = next((c for (at, _), c in self._scales.items() if at == layer), None)

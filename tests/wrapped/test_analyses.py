@@ -95,6 +95,36 @@ def test_what_needs_unproven_matrices_is_refused_by_name() -> None:
         interp.backward_lens(model, CLEAN[0], " Mary")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "deepseek_v3", "gemma4_text", "falcon_h1"])
+def test_an_indirect_object_study_runs_from_the_lens_to_the_page(kind: str) -> None:
+    """As `from_pretrained` opens them, wrapped or in our own code: each result against a plain pass."""
+    theirs = spoken(kind).transformer.wrapped  # type: ignore[attr-defined]
+    model = HookedTransformer.from_pretrained(theirs, tokenizer=gpt2_tokenizer())
+    clean, corrupt = (model.to_batch(each[:1]).tokens for each in (CLEAN, CORRUPT))
+    mary, john = (model.to_single_token(word) for word in (" Mary", " John"))
+    with torch.no_grad():
+        logits = [theirs(input_ids=each, use_cache=False).logits[0, -1] for each in (clean, corrupt)]
+    before, after = (float(each[mary] - each[john]) for each in logits)
+    parts = interp.attribute(model, CLEAN[0], " Mary", " John", parts="head")
+    assert float(parts.value.sum()) == pytest.approx(before, abs=1e-4)
+    lens = interp.logit_lens(model, CLEAN[0], answer=" Mary").isel(prompt=0, depth=-1, pos=-1)
+    assert float(lens.target_prob) == pytest.approx(float(logits[0].softmax(-1)[mary]), abs=1e-5)
+    last = interp.patch(model, CLEAN[0], CORRUPT[0], "resid_pre", metric=METRIC).value
+    assert float(last.isel(layer=0).sum("pos")) != 0
+    final = interp.patch(model, CLEAN[0], CORRUPT[0], "resid_post", metric=METRIC).value.isel(
+        layer=-1, pos=-1
+    )
+    assert float(final) == pytest.approx(before - after, abs=1e-4)
+    table = interp.heads(model)
+    known = table.value.sel(score="induction").notnull().any("head").values
+    assert known.tolist() == [mixer.traits.patterned for mixer in model.cfg.mixers]
+    page = interp.report(model, CLEAN[0], " Mary", " John", CORRUPT[0])
+    assert page.report.contrast is not None
+    assert page.report.contrast.total == pytest.approx(before, abs=1e-4)
+    assert {"patching", "attribution", "ablation", "logit_lens", "heads"} <= set(page.tables)
+
+
 PAGES = {
     "gemma4_text": {"circuits", "composition", "head_tokens", "backward_lens", "flow_routes", "edges", "faithfulness"},
     "jamba": {"value_norms"},
