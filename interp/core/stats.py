@@ -13,7 +13,7 @@ Pseudorandom Number Generators", OOPSLA 2014, figure 17, with the constants of V
 only: the bits are the same on every device. Two uses of one seed on the same rows are not independent of each other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import exp, factorial
@@ -25,6 +25,18 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from interp.core.boundary import shape_text
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no tensor holds NaN or infinity, in one look at their sums; False also where a sum is too large to tell.
+
+    Example:
+        >>> all_finite([torch.ones(3), torch.tensor([1.0, torch.nan])])
+        False
+    """
+    floats = [x for x in tensors if x.is_floating_point()]
+    sums = [x.sum(dtype=torch.promote_types(x.dtype, torch.float32)).to(floats[0].device) for x in floats]
+    return not sums or bool(torch.stack([total.float() for total in sums]).isfinite().all())
 
 
 def wide(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import nearest, public
-from interp.core.stats import Rows, wide
+from interp.core.stats import Rows, all_finite, wide
 from interp.data.batch import Answers, Batch, Prompts
 from interp.data.stream import prompt_source
 from interp.model.config import MLP, ModelConfig
@@ -214,9 +214,11 @@ def factors(
     pairs = {}
     for (layer, matrix), (given, gradient) in reads.items():
         x, delta = (trace[read].to(model.device).flatten(2) for read in (given, gradient))
-        if not bool(x.isfinite().all() & delta.isfinite().all()):
-            raise NotFiniteError(f"the factors of {full_name(layer, matrix)}'s gradient are NaN or infinite")
         pairs[full_name(layer, matrix)] = x, _at_output(model, layer, matrix, x, delta)
+    if not all_finite(each for pair in pairs.values() for each in pair):
+        for name, pair in pairs.items():
+            if not all(bool(each.isfinite().all()) for each in pair):
+                raise NotFiniteError(f"the factors of {name}'s gradient are NaN or infinite")
     return GradientFactors(model, batch, pairs, metric)
 
 

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from interp.core.stats import all_finite
 from interp.data.batch import Batch
 from interp.data.sources import Rejected
 from interp.data.stream import DataSource, Window
@@ -113,7 +114,12 @@ class Worker:
 
 
 def _fine(values: Mapping[str, Tensor], *, strict: bool) -> dict[str, Bool[Tensor, "n"]]:
-    """Which rows are finite, by value; unless strict those that have a number, in any of the values together."""
+    """Which rows are finite, by value; unless strict those that have a number, in any of the values together.
+
+    Empty where everything is finite.
+    """
+    if all_finite(values.values()):
+        return {}
     flat = {name: value.reshape(len(value), -1) for name, value in values.items() if value[:1].numel()}
     if strict:
         return {name: torch.isfinite(value).all(1) for name, value in flat.items()}
