@@ -14,10 +14,25 @@ from interp.wrapped import Wrapped, wrap
 
 
 def can_wrap(values: Mapping[str, object]) -> bool:
-    """Whether transformers itself, without code from a checkpoint, has a causal model of a config's `model_type`."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    """Whether transformers itself, without code from a checkpoint, has a causal model of a config's `model_type`, or
+    one of images and text, of which the text part is meant.
+    """
+    return any(str(values.get("model_type")) in names for names in _kinds().values())
 
-    return str(values.get("model_type")) in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+def _kinds() -> dict[str, Mapping[str, object]]:
+    """The model types that each way to open a checkpoint knows, in the order in which they are tried."""
+    from transformers.models.auto import modeling_auto as auto
+
+    return {
+        "AutoModelForCausalLM": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "AutoModelForImageTextToText": auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    }
+
+
+def _opener(values: Mapping[str, object]) -> str:
+    """The one that knows a config's `model_type`."""
+    return next(name for name, known in _kinds().items() if str(values.get("model_type")) in known)
 
 
 def vocabulary(values: Mapping[str, object]) -> int | None:
@@ -33,13 +48,12 @@ def wrapped_folder(
     """The wrapped model of a local folder. Errors: ValueError for what cannot be opened or is not understood."""
     import transformers
 
+    opener = getattr(transformers, _opener(values))
     if method_of(values) is None:
-        opened = transformers.AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=dtype or "auto", trust_remote_code=False
-        )
+        opened = opener.from_pretrained(str(folder), dtype=dtype or "auto", trust_remote_code=False)
         return wrap(opened, device=device)
     config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-    kind: type[nn.Module] = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # type: ignore[assignment]
+    kind: type[nn.Module] = opener._model_mapping[type(config)]
     network, said = on_our_numbers(kind, folder, values, dtype)
     found = wrap(network, device=device)
     found.dequantised = said
