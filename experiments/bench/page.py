@@ -131,7 +131,7 @@ def opened(page: Path, visits: int) -> list[tuple[float, float]]:
         running = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
         found = []
         for _ in range(visits):
-            tab = running.new_page(viewport={"width": 1400, "height": 900})
+            tab = running.new_page(viewport={"width": 1400, "height": 900}, bypass_csp=True)  # to be asked
             tab.goto(page.as_uri())
             tab.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
             found.append((float(tab.evaluate(PAINT)), float(tab.evaluate(READY))))

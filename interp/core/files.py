@@ -132,6 +132,10 @@ def named_path(path: Path | str) -> Path:
         raise ValueError(
             f"{_named(path)} is the name of no file: it has a zero byte, or a part of more than 255 bytes"
         )
+    try:
+        path.resolve()
+    except (RuntimeError, OSError) as cause:  # which of them depends on the version of Python
+        raise ValueError(f"{_named(path)} is the name of no file: {cause}") from cause
     return path
 
 

@@ -235,6 +235,7 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
         >>> list(frame(interp.ablate(model, prompt, "mlp", change=zero, metric=metric)))[:4]
         ['layer', 'part', 'value', 'low']
     """
+    import pandas as pd
     import xarray as xr
 
     if isinstance(result, xr.DataArray):
@@ -248,7 +249,10 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
     kept = [main] if variable else [name for name in names if set(result[name].dims) <= cells]
     first = [name for name in ESTIMATE if name in kept]
     order = [*first, *(name for name in kept if name not in first)]
-    table = result[order].to_dataframe(dim_order=[str(dim) for dim in result[main].dims]).reset_index()
+    if cells:
+        table = result[order].to_dataframe(dim_order=[str(dim) for dim in result[main].dims]).reset_index()
+    else:  # one number
+        table = pd.DataFrame({name: [result[name].item()] for name in (*result[order].coords, *order)})
     labels = [name for name in table.columns if name not in order]
     if "edge" in labels:
         table = table[table.edge != ""].reset_index(drop=True)

@@ -307,7 +307,9 @@ def chosen(
         raise ValueError(f"a backward lens requires known matrices; this model {config.block.unusual}")
     wanted = present(config, every) if matrices is None else tuple(matrices)
     if not wanted or not every:
-        raise ValueError(f"at least one matrix and one layer are required, got {wanted} and {list(every)}")
+        raise ValueError(
+            f"at least one matrix and one layer are required, got matrices={wanted} and layers={list(every)}"
+        )
     for matrix in wanted:
         if matrix not in MATRICES:
             hint = nearest(matrix, MATRICES)

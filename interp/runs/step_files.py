@@ -6,8 +6,9 @@ a disk that fills up fails in one place.
 
 import io
 import json
+import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +23,12 @@ from interp.runs.provenance import bytes_of
 from interp.runs.run_file import Kind
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     import xarray as xr
+    from numpy.typing import NDArray
 
+NUL = "\0"
 SUFFIX: Mapping[Kind, str] = {"dataset": ".nc", "frame": ".parquet", "tensors": ".safetensors"}
 EXACT = "interp_exact"
 """Global attribute of our netCDF files: dtypes and attributes as JSON, where netCDF itself would bend them."""
@@ -79,14 +83,17 @@ def decoded(kind: Kind, data: bytes) -> object:
 
 def _netcdf(value: "xr.Dataset") -> bytes:
     """netCDF bytes; attributes that netCDF knows are written as such too, for other readers."""
-    exact = {
-        "dtypes": {
-            str(name): each.dtype.str for name, each in value.variables.items() if each.dtype.kind in "OU"
-        },
+    dtypes = {str(name): each.dtype.str for name, each in value.variables.items() if each.dtype.kind in "OU"}
+    exact: Json = {
+        "dtypes": dtypes,
         "attrs": {str(name): _plain_attrs(each.attrs) for name, each in value.variables.items()},
         "dataset": _plain_attrs(value.attrs),
     }
+    texts = [name for name in dtypes if any(NUL in str(text) for text in value[name].values.flat)]
+    exact["escaped"] = list(texts)
     bare = value.copy()
+    for name in texts:  # netCDF ends a text at NUL, which is a token of byte vocabularies
+        bare[name] = bare[name].copy(data=_each(_escaped, bare[name].values))
     bare.attrs = _native(bare.attrs)
     for variable in bare.variables.values():
         variable.attrs, variable.encoding = _native(variable.attrs), {}
@@ -102,6 +109,8 @@ def _dataset(data: bytes) -> "xr.Dataset":
 
     found = xr.load_dataset(io.BytesIO(data), engine="h5netcdf")
     exact = json.loads(found.attrs.pop(EXACT))
+    for name in exact.get("escaped", ()):
+        found[name] = found[name].copy(data=_each(_plain, found[name].values))
     for name, dtype in exact["dtypes"].items():
         if found[name].dtype.str != dtype:
             found = (
@@ -113,6 +122,24 @@ def _dataset(data: bytes) -> "xr.Dataset":
         found[name].attrs = attrs
     found.attrs = exact["dataset"]
     return found
+
+
+def _each(change: Callable[[str], str], texts: "NDArray[np.object_]") -> "NDArray[np.object_]":
+    """The texts changed, whatever else stands among them left alone."""
+    import numpy as np
+
+    made = np.empty(texts.shape, dtype=object)
+    for place, text in np.ndenumerate(texts):
+        made[place] = change(str(text)) if isinstance(text, str) else text
+    return made
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace(NUL, "\\0")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\\(.)", lambda found: NUL if found[1] == "0" else found[1], text, flags=re.DOTALL)
 
 
 def _native(attrs: Mapping[object, object]) -> Json:

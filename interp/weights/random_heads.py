@@ -19,15 +19,20 @@ from interp.core.stats import wide
 from interp.model.attention import Attention
 from interp.model.transformer import Transformer
 
+MOST_RANDOM = 1_000_000
+"""Random heads beside each: every one is a model of its own, drawn and asked."""
+
 
 def random_heads(model: Transformer, n: int) -> Iterator[Transformer]:
     """The model with random heads, n times: `with_random_heads` of the seeds 0 to n - 1, one model at a time.
 
-    Errors: ValueError for fewer than 0, for a model whose heads read more of the stream than queries, keys and values,
-    and for one that is edited.
+    Errors: ValueError for fewer than 0 or more than `MOST_RANDOM`, for a model whose heads read more of the stream
+    than queries, keys and values, and for one that is edited.
     """
-    if n < 0:
-        raise ValueError(f"random, a number of random heads beside each head, must be at least 0, got {n}")
+    if not 0 <= n <= MOST_RANDOM:
+        raise ValueError(
+            f"random, a number of random heads beside each head, must be in [0, {MOST_RANDOM}], got {n}"
+        )
     for mixer in model.config.mixers if n else ():
         if not (mixer.traits.queries and mixer.traits.reads_by_qkv):
             raise ValueError(

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from interp.core.files import explained, write_atomically
+from interp.core.files import explained, named_path, write_atomically
 from tests.forking import forked
 from tests.loops import over
 
@@ -186,3 +186,9 @@ def test_a_disk_without_room_is_said_whoever_writes(write: Callable[[Path], obje
     number, said = forked(partial(small, write, tmp_path / "a.txt"))
     assert number == errno.EFBIG and "make room" in said and "a.txt" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loop_of_links_is_the_name_of_no_file(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(ValueError, match=r"loop'? is the name of no file"):
+        named_path(tmp_path / "loop" / "out")

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import xarray as xr
 
 from interp.core.results import frame, labelled, write_tables
 
@@ -36,6 +37,11 @@ def test_half_precision_is_widened_and_everything_else_kept(dtype: torch.dtype, 
 
 def test_values_that_carry_a_graph_are_detached() -> None:
     assert labelled("made_up", {"x": ((), torch.tensor(2.0, requires_grad=True))}).x == 2
+
+
+def test_a_frame_of_one_number_has_one_row() -> None:
+    found = frame(xr.Dataset({"value": 2.5, "n": 3, "each": ("prompt", [1.0, 4.0])}, {"depth": 7}))
+    assert found.to_dict("records") == [{"depth": 7, "value": 2.5, "n": 3}]
 
 
 def test_a_frame_has_one_row_per_cell_with_its_coordinates_as_columns() -> None:

@@ -28,6 +28,10 @@ DATASETS = {
         coords={"layer": [3, 7], "token": [" a", " bcd"], "pos": ("token", [5, 6]), "model": "demo", "depth": 2.5},
         attrs={"unit": "nats", "rows": 12, "low": 0.5, "kept": False, "sites": ["a", "b"], "none": None},
     ),
+    "tokens of bytes": xr.Dataset(
+        {"w": (("a", "b"), np.array([["a\0b", "\\0"], ["plain", "\0"]], object)), "x": (("a", "b"), np.eye(2))},
+        coords={"a": np.array(["x\0y", "z"], object), "text": ("b", np.array(["q", "\\\0r"], object))},
+    ),
     "empty": xr.Dataset(
         {"x": ("row", np.zeros(0)), "w": ("row", np.zeros(0, "<U3"))}, coords={"row": np.zeros(0, int)}
     ),

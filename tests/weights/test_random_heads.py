@@ -87,7 +87,7 @@ def test_patterns_are_those_of_the_turned_weights_on_the_models_own_stream() -> 
 
 def test_what_they_cannot_stand_beside_is_refused_by_name() -> None:
     model = HookedTransformer(build("gpt2"))
-    with pytest.raises(ValueError, match="must be at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"must be in \[0, 1000000\], got -1"):
         random_heads(model.transformer, -1)
     with pytest.raises(ValueError, match="random heads stand beside a model without edits"):
         interp.heads(model, ROWS, sentences=None, random=2, edits=[Edit("L0H1", Zero())])
