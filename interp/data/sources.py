@@ -376,12 +376,18 @@ class TableFile:
         self._idle.append((stop, values))
 
     def _values(self, group: int) -> Iterator[pa.Scalar]:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(self.path, buffer_size=BLOCK, pre_buffer=False) as table:
-            groups = range(group, len(self.starts) - 1)
-            for batch in table.iter_batches(STRIDE, row_groups=groups, columns=[self.column]):
-                yield from batch.column(0)
+        groups = range(group, len(self.starts) - 1)
+        try:
+            with pq.ParquetFile(self.path, buffer_size=BLOCK, pre_buffer=False) as table:
+                for batch in table.iter_batches(STRIDE, row_groups=groups, columns=[self.column]):
+                    yield from batch.column(0)
+        except (OSError, pa.ArrowException) as cause:
+            raise OSError(
+                f"{self.path} cannot be read as Parquet from row {self.starts[group]} on: {cause}"
+            ) from cause
 
     def _row(self, row: int, value: pa.Scalar) -> Row | Rejected:
         try:

@@ -190,5 +190,5 @@ def test_a_disk_without_room_is_said_whoever_writes(write: Callable[[Path], obje
 
 def test_a_loop_of_links_is_the_name_of_no_file(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(ValueError, match=r"loop'? is the name of no file"):
+    with pytest.raises(ValueError, match="loop/out is the name of no file"):
         named_path(tmp_path / "loop" / "out")

@@ -288,3 +288,12 @@ def test_a_table_is_decoded_once_when_read_in_order(tmp_path: Path, monkeypatch:
         "the group before is skipped"
     )
     assert list(source.rows(10, 12)) == texts[10:12] and opened == [0, 1, 0]
+
+
+def test_a_damaged_page_of_parquet_is_named_with_its_row(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.parquet", [{"text": f"row {i}"} for i in range(50)])
+    raw = bytearray(path.read_bytes())
+    raw[4:40] = bytes(36)  # the first page, behind the magic number
+    path.write_bytes(raw)
+    with pytest.raises(OSError, match=r"a\.parquet cannot be read as Parquet from row 0 on: "):
+        list(open_source(path).rows(0, 50))
