@@ -90,13 +90,15 @@ def test_every_site_has_the_shape_of_its_axes(name: str) -> None:
         "k": 9,
         "h": config.n_heads,
         "g": config.kv_heads,
-        "e": config.head_width,
     }
     sizes |= {"d": config.d_model, "v": config.d_vocab, "1": 1}
     for site, value in observed(name)[1].items():
-        axes = sites.find(site, config)[0].axes.split()
-        known = {axis: size for axis, size in zip(axes, value.shape, strict=True) if axis in sizes}
-        assert known == {axis: sizes[axis] for axis in known}, site
+        row, layer = sites.find(site, config)
+        of_z = row.name in ("attn.hook_z", "attn.hook_gate") and layer is not None
+        wide = config.mixers[layer].z_width(config) if of_z else config.head_width  # type: ignore[index]
+        expected = sizes | {"e": wide}
+        known = {a: size for a, size in zip(row.axes.split(), value.shape, strict=True) if a in expected}
+        assert known == {axis: expected[axis] for axis in known}, site
 
 
 @EVERY
