@@ -3,11 +3,17 @@
 from dataclasses import replace
 
 from interp.families import experts, granite, granitemoe, llama_like, mamba2
-from interp.families.spec import Family, Rule, Settings, in_layers
+from interp.families.spec import Family, Rule, Settings
 from interp.families.table import modules
-from interp.model.config import MLP, Mamba2, Mixer, ModelConfig, MoE, NoPosition, Softmax
+from interp.model.config import MLP, Mixer, ModelConfig, MoE, NoPosition, Softmax
 
-DEFAULTS = granite.DEFAULTS | {"hidden_size": 4096, "intermediate_size": 11_008, "num_attention_heads": 32}
+DEFAULTS = granite.DEFAULTS | {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
 ATTENTION, STATES = ("attention", "full_attention"), ("mamba", "linear_attention")
 """What files, and the library in memory, call the two kinds of layers."""
 
@@ -16,12 +22,13 @@ def config(settings: Settings) -> ModelConfig:
     """Our config of a Granite 4 checkpoint."""
     llama_like.without(settings, "mlp_bias")
     settings.require("hidden_act", "silu", "swish", None)
-    settings.present((*experts.TRAINING, "mamba_chunk_size"))
+    settings.require("normalization_function", "rmsnorm", None)
+    settings.present((*experts.TRAINING, "init_method"))
     body = granite.multiplied(settings, llama_like.decoder(settings, DEFAULTS))
     settings.require("position_embedding_type", "rope", "nope", None)
     if settings.get("position_embedding_type") != "rope":
         body = replace(body, position=NoPosition())
-    states = state_space(settings, body)
+    states = mamba2.state_space(settings, body)
     kinds: list[Mixer] = [Softmax() if attends else states for attends in _attention(settings, body.n_layers)]
     return llama_like.mixed(replace(body, mlp=_mlp(settings, body)), kinds)
 
@@ -37,30 +44,6 @@ def _mlp(settings: Settings, body: ModelConfig) -> MLP | MoE:
     if n_experts == 0:
         return replace(body.mlp, d_mlp=shared)
     return MoE(n_experts, top_k, body.mlp.d_mlp, shared=shared)
-
-
-def state_space(settings: Settings, body: ModelConfig) -> Mamba2:
-    """The mixer that the keys `mamba_...` describe."""
-    heads, wide = settings.count("mamba_n_heads", 128), settings.count("mamba_expand", 2) * body.d_model
-    width = settings.get("mamba_d_head")
-    d_value = wide // heads if width in (None, "auto") else settings.count("mamba_d_head")
-    if heads * d_value != wide:
-        raise ValueError(
-            f"config requires mamba_n_heads * mamba_d_head = mamba_expand * hidden_size = {wide}, got {heads * d_value}"
-        )
-    low, high = mamba2.step_limits(settings)
-    return Mamba2(
-        key_heads=settings.count("mamba_n_groups", 1),
-        value_heads=heads,
-        d_key=settings.count("mamba_d_state", 256),
-        d_value=d_value,
-        kernel=settings.count("mamba_d_conv", 4),
-        bias=settings.flag("mamba_proj_bias", False),
-        conv_bias=settings.flag("mamba_conv_bias", True),
-        eps=settings.real("rms_norm_eps", 1e-6),
-        step_min=low,
-        step_max=high,
-    )
 
 
 def _attention(settings: Settings, n_layers: int) -> list[bool]:
@@ -80,17 +63,7 @@ def _attention(settings: Settings, n_layers: int) -> list[bool]:
 
 def rules(config: ModelConfig) -> tuple[Rule, ...]:
     """The weight table."""
-    table = llama_like.attention_rules(config)
-    attention = tuple(rule for rule in table if ".attn." in rule.ours)
-    states = (
-        mamba2.mixer_rules(config, f"{experts.BLOCK}mamba.")
-        if any(isinstance(mixer, Mamba2) for mixer in config.mixers)
-        else ()
-    )
-    found = (*(rule for rule in table if ".attn." not in rule.ours), *_mlp_rules(config))
-    for kind, some in {Mamba2: states, Softmax: attention}.items():
-        found += in_layers(some, [i for i, mixer in enumerate(config.mixers) if isinstance(mixer, kind)])
-    return found
+    return (*mamba2.hybrid_rules(config, llama_like.attention_rules(config)), *_mlp_rules(config))
 
 
 def _mlp_rules(config: ModelConfig) -> tuple[Rule, ...]:

@@ -16,6 +16,7 @@ from torch import nn
 from interp.core.boundary import Device, nearest, public
 from interp.core.files import json_object, made_folder, write_atomically
 from interp.families import (
+    bamba,
     bart,
     bert,
     bloom,
@@ -113,6 +114,7 @@ FAMILIES: tuple[AnyFamily, ...] = (
     lfm2.FAMILY,
     mamba2.FAMILY,
     granitemoehybrid.FAMILY,
+    bamba.FAMILY,
     gpt_oss.FAMILY,
     granitemoe.FAMILY,
     deepseek.FAMILY,

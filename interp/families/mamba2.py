@@ -5,13 +5,13 @@ the stream has the dtype of the weights, so that in half precision it is rounded
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from einops import rearrange
 from torch import Tensor
 
-from interp.families.spec import Family, Layout, Rule, Settings
+from interp.families.spec import Family, Layout, Rule, Settings, in_layers
 from interp.families.table import modules, tied_to, unembedding
 from interp.model.config import Mamba2, ModelConfig, NoPosition, RMSNorm
 
@@ -57,6 +57,32 @@ def config(settings: Settings) -> ModelConfig:
         n_ctx=UNBOUNDED, d_vocab=settings.count("vocab_size", 32_768), mixer=mixer, position=NoPosition(), norm=norm,
         qkv_bias=False, out_bias=mixer.bias, tied=settings.flag("tie_word_embeddings", False),
     )  # fmt: skip
+
+
+def state_space(settings: Settings, body: ModelConfig) -> Mamba2:
+    """The mixer that the keys `mamba_...` of a hybrid describe; `body` the config without it."""
+    assert isinstance(body.norm, RMSNorm)
+    settings.present(("mamba_chunk_size",))
+    heads, wide = settings.count("mamba_n_heads", 128), settings.count("mamba_expand", 2) * body.d_model
+    width = settings.get("mamba_d_head")
+    d_value = wide // heads if width in (None, "auto") else settings.count("mamba_d_head")
+    if heads * d_value != wide:
+        raise ValueError(
+            f"config requires mamba_n_heads * mamba_d_head = mamba_expand * hidden_size = {wide}, got {heads * d_value}"
+        )
+    low, high = step_limits(settings)
+    return Mamba2(
+        key_heads=settings.count("mamba_n_groups", 1),
+        value_heads=heads,
+        d_key=settings.count("mamba_d_state", 256),
+        d_value=d_value,
+        kernel=settings.count("mamba_d_conv", 4),
+        bias=settings.flag("mamba_proj_bias", False),
+        conv_bias=settings.flag("mamba_conv_bias", True),
+        eps=body.norm.eps,
+        step_min=low,
+        step_max=high,
+    )
 
 
 def step_limits(settings: Settings) -> tuple[float, float | None]:
@@ -105,6 +131,17 @@ def mixer_rules(config: ModelConfig, theirs: str) -> tuple[Rule, ...]:
         *(Rule(f"{OURS}{ours}", (f"{theirs}{name}",)) for ours, name in vectors.items()),
         *modules({"gated_norm": "norm"}, ours=OURS, theirs=theirs, bias=False),
         *modules({"out": "out_proj"}, ours=OURS, theirs=theirs, bias=kind.bias),
+    )
+
+
+def hybrid_rules(config: ModelConfig, table: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The rules of a model of which some layers have Mamba-2, under `mamba`, and the others what `table` says."""
+    attends = [layer for layer, mixer in enumerate(config.mixers) if not isinstance(mixer, Mamba2)]
+    states = [layer for layer in range(config.n_layers) if layer not in attends]
+    return (
+        *(rule for rule in table if ".attn." not in rule.ours),
+        *in_layers([rule for rule in table if ".attn." in rule.ours], attends),
+        *(in_layers(mixer_rules(config, "model.layers.{l}.mamba."), states) if states else ()),
     )
 
 

@@ -218,6 +218,10 @@ _GRANITE4 = Case(hf.GraniteMoeHybridConfig, hf.GraniteMoeHybridForCausalLM, {
     "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 8, "mamba_d_head": 6, "mamba_n_groups": 2,
     "mamba_d_state": 5, "mamba_chunk_size": 8,
 })  # fmt: skip
+_BAMBA = Case(hf.BambaConfig, hf.BambaForCausalLM, {
+    **{k: v for k, v in _GRANITE4.options.items() if k in _BODY or k.startswith("mamba_")}, "head_dim": 8,
+    "attn_layer_indices": [1],
+})  # fmt: skip
 _STABLELM = Case(hf.StableLmConfig, hf.StableLmForCausalLM, {**_QWEN, "hidden_size": 32})
 _GLM = Case(hf.GlmConfig, hf.GlmForCausalLM, {**_BODY, "head_dim": 8})
 _GRANITE = Case(hf.GraniteConfig, hf.GraniteForCausalLM, {
@@ -335,6 +339,12 @@ HYBRIDS: dict[str, Case] = {
         time_step_limit=[0.2, 1.3],
     ),
     "granite4-states-alone": _GRANITE4.but(layer_types=None, num_hidden_layers=2, use_cache=False),
+    "bamba": _BAMBA,
+    "bamba-biases-tied": _BAMBA.but(
+        mamba_proj_bias=True, mamba_conv_bias=False, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
+        mamba_n_groups=1, mamba_d_conv=3, time_step_limit=[0.2, 1.3],
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    ),
 }  # fmt: skip
 """Decoders whose layers are not all attention."""
 CASES: dict[str, Case] = {**GPT2S, **AFTER_GPT2, **LLAMAS, **ROPES, **RELATIVES, **HYBRIDS}

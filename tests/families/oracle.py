@@ -22,7 +22,7 @@ CASES: dict[str, Case] = {**cases_decoders.CASES, **cases_others.CASES}
 ENCODER_DECODERS = tuple(name for name, case in CASES.items() if case.config().is_encoder_decoder)
 NAMES = tuple(name for name in CASES if name not in (*ENCODER_DECODERS, *cases_others.ENCODERS))
 """The decoders, with and without experts."""
-STATES = ("Mamba2Mixer", "Mamba2Block", "Mamba2ForCausalLM", "GraniteMoeHybridMambaLayer")
+STATES = ("Mamba2Mixer", "Mamba2Block", "Mamba2ForCausalLM", "GraniteMoeHybridMambaLayer", "BambaMixer")
 """Modules that compute in float32 in the middle of a Mamba-2 model in float64: states, norms, the stream, logits."""
 SPREAD = 0.25
 """Standard deviation of what is added to every parameter."""

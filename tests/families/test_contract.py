@@ -17,12 +17,12 @@ REPRESENTATIVES = (
     "olmo-clipped-tied", "olmo3-yarn", "smollm3", "cohere-qk-norm", "cohere2", "stablelm", "stablelm-12b",
     "granite-moe", "deepseek-v2-grouped", "deepseek-v3", "deepseek-v3-yarn", "glm4-moe-qk-norm", "llama4",
     "llama4-tuned", "llama4-one-expert", "glm4", "qwen3-next", "qwen3.5", "qwen3.5-moe", "lfm2", "mamba2",
-    "mamba2-steps", "granite4", "granite4-rope", "granite4-moe", "bert", "bert-no-head", "roberta", "distilbert",
-    "t5", "t5-v1.1", "bart", "marian",
+    "mamba2-steps", "granite4", "granite4-rope", "granite4-moe", "bamba", "bert", "bert-no-head", "roberta",
+    "distilbert", "t5", "t5-v1.1", "bart", "marian",
 )  # fmt: skip
 """Every family, with one and with several key/value heads; logits and sites of every other case: `test_parity`."""
 
-WITH_MEMORY = ("qwen3.5", "qwen3-next", "mamba2", "granite4")
+WITH_MEMORY = ("qwen3.5", "qwen3-next", "mamba2", "granite4", "bamba")
 """Families whose memory Hugging Face computes in float32 also within a float64 model."""
 
 

@@ -91,7 +91,7 @@ def test_the_contract_holds_and_says_what_is_open(kind: str) -> None:
 
 NATIVE = (
     "llama", "gpt2", "gemma2", "gpt_neox", "gpt_oss", "mixtral", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next",
-    "lfm2", "mamba2", "granitemoehybrid", "deepseek_v2", "deepseek_v3", "glm4_moe", "llama4_text",
+    "lfm2", "mamba2", "granitemoehybrid", "bamba", "deepseek_v2", "deepseek_v3", "glm4_moe", "llama4_text",
 )  # fmt: skip
 
 
