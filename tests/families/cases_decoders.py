@@ -335,7 +335,7 @@ HYBRIDS: dict[str, Case] = {
         attention_bias=True, tie_word_embeddings=True, mamba_n_groups=1,
     ),
     "granite4-moe": _GRANITE4.but(
-        num_local_experts=5, num_experts_per_tok=2, intermediate_size=14, experts_implementation="eager",
+        num_local_experts=5, num_experts_per_tok=2, intermediate_size=16, experts_implementation="eager",
         time_step_limit=[0.2, 1.3],
     ),
     "granite4-states-alone": _GRANITE4.but(layer_types=None, num_hidden_layers=2, use_cache=False),

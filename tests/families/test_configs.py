@@ -216,7 +216,7 @@ OLD: dict[str, tuple[str, dict[str, object]]] = {
     "granite 4": ("granite4-moe", {
         **_SIZES, "model_type": "granitemoehybrid", "attention_bias": False, "attention_multiplier": 0.3,
         "embedding_multiplier": 12.0, "hidden_act": "silu", "init_method": "mup", "num_hidden_layers": 3,
-        "intermediate_size": 14, "layer_types": ["mamba", "attention", "mamba"], "logits_scaling": 6.0,
+        "intermediate_size": 16, "layer_types": ["mamba", "attention", "mamba"], "logits_scaling": 6.0,
         "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 6, "mamba_d_state": 5,
         "mamba_expand": 2, "mamba_n_groups": 2, "mamba_n_heads": 8, "mamba_proj_bias": False,
         "normalization_function": "rmsnorm", "num_experts_per_tok": 2, "num_local_experts": 5,

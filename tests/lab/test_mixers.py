@@ -18,7 +18,7 @@ import interp
 from interp import HookedTransformer
 from interp.families import load
 from interp.lab import DualChunk, Linear, Linformer
-from interp.model import Alibi, Edit, ModelConfig, Read, Rotary, Tap, Weights, sites
+from interp.model import Alibi, Edit, Mamba2, ModelConfig, Read, Rotary, Tap, Weights, sites
 from interp.passes.sweep import Sweep
 from tests.configs import empty_cache, some_tokens
 from tests.loops import over
@@ -317,6 +317,8 @@ CONTRADICTIONS = {
     "more keys than there are": ({"mixer": Linformer(10_000), "causal": False}, "rank <= n_ctx"),
     "a future that leaks": ({"mixer": Linformer(4)}, "causal=False under Linformer"),
     "a state without an order": ({"mixer": Linear(), "causal": False}, "a causal model under Linear"),
+    "heads of z that cut a state": ({"mixer": Mamba2(1, 6, 4, 4)}, "n_heads = 4 to divide value_heads = 6"),
+    "states that cut a group": ({"mixer": Mamba2(3, 8, 4, 4)}, "key_heads = 3 to divide value_heads = 8"),
     "no mixer": ({"mixer": ()}, "a mixer or several"),
 }
 

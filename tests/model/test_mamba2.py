@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from interp.model import Read, Tap
+from interp.model import Edit, Mamba2, Read, Tap, Weights
+from interp.model.edits import Zero
 from interp.model.mamba2 import Mamba2Mixer, state_space
 from tests.configs import some_tokens
 from tests.loops import over
@@ -111,3 +112,36 @@ def test_a_layer_is_the_papers_recurrence_over_the_tokens(name: str, row: int) -
     expected = slow_mixer(attn, tap.values[stream][row])
     for read in sites:
         assert_close(tap.values[read][row].flatten(1), expected[read.site].flatten(1))
+
+
+def test_an_edit_of_the_step_sizes_changes_decay_and_input_and_one_of_the_decay_the_decay_alone() -> None:
+    """With steps of 0 nothing is written, so that D x is all; without decay all is a sum over the tokens so far."""
+    model, attn = build_mixed("mamba2"), "blocks.0.attn.hook_"
+    mixer = model.block(0).attn
+    assert isinstance(mixer, Mamba2Mixer)
+    reads = [Read(f"{attn}{site}") for site in ("read", "memory_q", "memory_k", "memory_v", "step")]
+
+    def seen(site: str) -> list[Tensor]:
+        tap = Tap(reads, [Edit(f"{attn}{site}", Zero())])
+        model(some_tokens(), tap)
+        return [tap.values[each] for each in reads]
+
+    found, _, _, v, _ = seen("step")
+    assert_close(found, mixer.skip[:, None] * v)
+    found, q, k, v, step = seen("log_decay")
+    groups = mixer.kind.value_heads // mixer.kind.key_heads
+    q, k = (x.repeat_interleave(groups, 2) for x in (q, k))
+    weights = torch.einsum("bpnr,bqnr,bqn->bnpq", q, k, step).tril()
+    assert_close(found, torch.einsum("bnpq,bqnf->bpnf", weights, v) + mixer.skip[:, None] * v)
+
+
+def test_w_o_of_layers_with_z_of_different_widths_is_asked_for_layer_by_layer() -> None:
+    weights = Weights(build_mixed("mamba2-softmax"))
+    assert [tuple(weights.layer(i).W_O.shape) for i in range(2)] == [(4, 14, 24), (4, 10, 24)]
+    with pytest.raises(AttributeError, match=r"no W_O of one shape in all layers: ask `layer\(i\)`"):
+        _ = weights.W_O
+
+
+def test_step_limits_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"step_min <= step_max, got 0\.5 and 0\.1"):
+        Mamba2(1, 4, 5, 6, step_min=0.5, step_max=0.1)
