@@ -33,6 +33,7 @@ from interp.model import (
     GatedDelta,
     Latent,
     LogSteps,
+    Mamba2,
     ModelConfig,
     MoE,
     NoNorm,
@@ -76,6 +77,21 @@ _LINEAR_FAMILY = {
     ),
     "short-conv": replace(
         _ROTARY, d_head=6, position=Rotary(), mixer=(ShortConv(3, bias=True), Softmax()), qk_norm="head"
+    ),
+    "mamba2": replace(_BASE, mixer=Mamba2(2, 4, 5, 6, bias=True, chunk=4), norm=RMSNorm(), mlp=None),
+    "mamba2-softmax": replace(
+        _ROTARY,
+        mixer=(
+            Mamba2(1, 8, 5, 7, kernel=2, conv_bias=False, step_min=0.05, step_max=1.2, chunk=3),
+            Softmax(),
+        ),
+    ),
+    "mamba2-delta": replace(
+        _BASE,
+        d_head=12,
+        mixer=(GatedDelta(2, 4, 5, 12, chunk=4), Mamba2(2, 4, 3, 5, chunk=4)),
+        norm=RMSNorm(),
+        embed_scale=8.0,  # else bfloat16 weights alone, in exact arithmetic, move its logits by 0.7
     ),
     "gated-softmax": replace(_BASE, mixer=Softmax(gate=True), d_head=10, n_kv_heads=2),
     "conv-softmax": replace(_BASE, mlp=ConvMLP(16, kernel=4), parallel=True),

@@ -25,11 +25,16 @@ def config(settings: Settings) -> ModelConfig:
 
 def rules(config: ModelConfig) -> tuple[Rule, ...]:
     """The weight table."""
+    return (*llama_like.attention_rules(config), *mixture_rules())
+
+
+def mixture_rules() -> tuple[Rule, ...]:
+    """The router and the experts of that table."""
     table, theirs = [], f"{experts.BLOCK}block_sparse_moe."
     for ours, (memory, file) in STORED.items():
         name = f"blocks.{{l}}.mlp.{ours}"
         table.append(Rule(name, (theirs + memory,), otherwise=Rule(name, (theirs + file,))))
-    return (*llama_like.attention_rules(config), *table)
+    return tuple(table)
 
 
 FAMILY = Family(

@@ -16,6 +16,7 @@ from torch import nn
 from interp.core.boundary import Device, nearest, public
 from interp.core.files import json_object, made_folder, write_atomically
 from interp.families import (
+    bamba,
     bart,
     bert,
     bloom,
@@ -39,9 +40,11 @@ from interp.families import (
     gptj,
     granite,
     granitemoe,
+    granitemoehybrid,
     lfm2,
     llama,
     llama4_text,
+    mamba2,
     marian,
     mistral,
     mixtral,
@@ -109,6 +112,9 @@ FAMILIES: tuple[AnyFamily, ...] = (
     qwen3_next.FAMILY,
     qwen3_5.FAMILY,
     lfm2.FAMILY,
+    mamba2.FAMILY,
+    granitemoehybrid.FAMILY,
+    bamba.FAMILY,
     gpt_oss.FAMILY,
     granitemoe.FAMILY,
     deepseek.FAMILY,

@@ -426,13 +426,17 @@ class Attention(nn.Module):
         traits = config.mixers[layer].traits
         self.rotated = traits.queries and traits.rotated
         self.heads = [config.n_heads, config.kv_heads, config.kv_heads]
-        self.d_head = config.head_width
+        self.d_head = self._width(config)
         self.scale = config.score_scale(layer)
         self.softcap = config.attn_softcap
         self.out = nn.Linear(config.n_heads * self.d_head, config.d_model, bias=config.out_bias)
         self._build(config)
         self.sinks = nn.Parameter(torch.zeros(config.n_heads)) if config.sinks else None
         self.q_norm, self.k_norm = (self._head_norm(config, part) for part in "qk")
+
+    def _width(self, config: ModelConfig) -> int:
+        """Width of a head's z."""
+        return config.mixers[self.layer].z_width(config)
 
     def _head_norm(self, config: ModelConfig, part: str) -> HeadNorm | None:
         found = config.mixers[self.layer].qk_norm(config)
@@ -595,6 +599,9 @@ class CrossAttention(Attention):
     """Queries from the decoder's stream, keys and values from the memory: matrices `q`, and `kv` with rows k, v."""
 
     name = "cross_attn"
+
+    def _width(self, config: ModelConfig) -> int:
+        return config.head_width
 
     def _build(self, config: ModelConfig) -> None:
         self.q = nn.Linear(config.d_model, self.heads[0] * self.d_head, bias=config.qkv_bias)

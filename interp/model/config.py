@@ -9,6 +9,7 @@ from interp.model.block import MLP, Activation, UsualBlock
 from interp.model.delta import GatedDelta
 from interp.model.experts import MoE, Router
 from interp.model.latent import Latent
+from interp.model.mamba2 import Mamba2
 from interp.model.norm import Heads, LayerNorm, NoNorm, Norm, NormPlace, RMSNorm
 from interp.model.position import (
     Alibi,
@@ -59,6 +60,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongScaling",
+    "Mamba2",
     "Mixer",
     "MoE",
     "ModelConfig",

@@ -18,7 +18,7 @@ from interp.model.attention import Attention, Pass, picked
 from interp.model.convolution import convolved
 from interp.model.norm import Normalize, RMSNorm
 from interp.model.records import Mixer, Traits, at_least_one, requires
-from interp.model.sites import GATE, Site, norm_sites
+from interp.model.sites import GATE, LOG_DECAY, MEMORY, READ, Site, norm_sites
 from interp.model.tap import Scope, at
 
 if TYPE_CHECKING:
@@ -50,19 +50,12 @@ class GatedDelta(Mixer):
         additive=False, keyed=False, stateful=True,
     )  # fmt: skip
     own_sites = (
-        Site("attn.hook_memory_q", "b p j r", "queries after convolution and SiLU", before="attn.hook_z"),
-        Site("attn.hook_memory_k", "b p j r", "keys after convolution and SiLU", before="attn.hook_z"),
-        Site("attn.hook_memory_v", "b p n f", "values after convolution and SiLU", before="attn.hook_z"),
+        *MEMORY,
         Site(
             "attn.hook_strength", "b p n", "the share of a correction that is written", before="attn.hook_z"
         ),
-        Site(
-            "attn.hook_log_decay",
-            "b p n",
-            "log of the share of the memory that is kept",
-            before="attn.hook_z",
-        ),
-        Site("attn.hook_read", "b p n f", "what the memory returns for the query", before="attn.hook_z"),
+        LOG_DECAY,
+        READ,
         *norm_sites(
             "attn.read_norm", "of what the memory returns", axes=("b p n 1", "b p n f"), before="attn.hook_z"
         ),

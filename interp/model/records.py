@@ -127,7 +127,11 @@ class Mixer(Record):
         return None if config.qk_norm is None or not self.traits.queries else (config.norm, config.qk_norm)
 
     def query_width(self, config: "ModelConfig") -> int:
-        """Width of a head's queries and keys; that of its values and of z is `d_head`."""
+        """Width of a head's queries and keys; that of its values is `d_head`."""
+        return config.head_width
+
+    def z_width(self, config: "ModelConfig") -> int:
+        """Width of a head's z: `d_head`, but in layers that are wider or narrower than attention."""
         return config.head_width
 
     def build(self, config: "ModelConfig", layer: int) -> "Attention":

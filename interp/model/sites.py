@@ -32,6 +32,7 @@ WORDS = {
     "r": "d_key",
     "f": "d_value",
     "w": "d_latent",
+    "u": "channel",
     "v": "vocabulary",
     "c": "half",
 }
@@ -191,6 +192,21 @@ MODEL_SITES: tuple[Site, ...] = (
 
 GATE = Site("attn.hook_gate", "b p h e", "what z is multiplied by", before="attn.hook_z")
 """A row that several mixers bring."""
+MEMORY = (
+    Site("attn.hook_memory_q", "b p j r", "queries (Mamba-2: C) after convolution and SiLU", before="attn.hook_z"),
+    Site("attn.hook_memory_k", "b p j r", "keys (Mamba-2: B) after convolution and SiLU", before="attn.hook_z"),
+    Site("attn.hook_memory_v", "b p n f", "values (Mamba-2: x) after convolution and SiLU", before="attn.hook_z"),
+)  # fmt: skip
+"""Rows of the mixers that keep a memory of keys' values."""
+LOG_DECAY = Site(
+    "attn.hook_log_decay", "b p n", "log of the share of the memory that is kept", before="attn.hook_z"
+)
+READ = Site(
+    "attn.hook_read",
+    "b p n f",
+    "what the memory returns for the query (Mamba-2: and D x)",
+    before="attn.hook_z",
+)
 
 EMBEDDING_SITES = tuple(s.name for s in MODEL_SITES if s.name.startswith(("hook_", "ln_embed")))
 _BLOCK_NAME = re.compile(r"blocks\.(-?\d+)\.(.+)")

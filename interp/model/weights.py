@@ -107,6 +107,10 @@ class Weights:
             raise AttributeError(
                 f"this model has no {name}: mlp={self.config.mlp}, mixer={self.config.mixer}"
             )
+        if len({p.shape for p in present}) > 1:
+            raise AttributeError(
+                f"this model has no {name} of one shape in all layers: ask `layer(i)` for each"
+            )
         return torch.stack(present)
 
     @property

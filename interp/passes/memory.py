@@ -242,7 +242,8 @@ def tile_floats(device: torch.device) -> int:
 
 def bytes_per_token(config: ModelConfig, columns: int, item: int, *, explicit: bool) -> int:
     """Upper estimate of what one token of a sweep holds at once; `explicit`: attention patterns included."""
-    wide = max(config.head_width, *(mixer.query_width(config) for mixer in config.mixers))
+    widths = [(mixer.query_width(config), mixer.z_width(config)) for mixer in config.mixers]
+    wide = max(config.head_width, *(width for each in widths for width in each))
     heads = wide * (config.n_heads + 2 * config.kv_heads)
     widest = 5 * config.d_model + max(2 * heads, 3 * config.mlp_width // 2)
     kept = 4 * config.kv_heads * wide

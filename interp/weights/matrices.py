@@ -167,7 +167,7 @@ def _outside(config: ModelConfig, name: str) -> Held:
 def _head_view(config: ModelConfig, matrix: str) -> Callable[[Tensor], Tensor]:
     width, bounds = config.head_width, [0, config.n_heads, config.kv_heads, config.kv_heads]
     if matrix == "W_O":
-        return lambda t: rearrange(t, "d (h e) -> h e d", e=width)
+        return lambda t: rearrange(t, "d (h e) -> h e d", h=config.n_heads)
     i = "QKV".index(matrix[2:])
     heads = slice(sum(bounds[: i + 1]), sum(bounds[: i + 2]))
     return lambda t: rearrange(t, "(n e) d -> n d e", e=width)[heads]

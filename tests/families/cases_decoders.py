@@ -208,6 +208,20 @@ _QWEN3_NEXT = Case(hf.Qwen3NextConfig, hf.Qwen3NextForCausalLM, {
 _LFM2 = Case(hf.Lfm2Config, hf.Lfm2ForCausalLM, {
     **_QWEN, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8,
 })  # fmt: skip
+_MAMBA2 = Case(hf.Mamba2Config, hf.Mamba2ForCausalLM, {
+    "num_hidden_layers": 2, "hidden_size": 24, "num_heads": 6, "head_dim": 8, "n_groups": 2, "state_size": 5,
+    "chunk_size": 8,
+})  # fmt: skip
+_GRANITE4 = Case(hf.GraniteMoeHybridConfig, hf.GraniteMoeHybridForCausalLM, {
+    **_BODY, "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "embedding_multiplier": 1.7,
+    "logits_scaling": 0.6, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "shared_intermediate_size": 28,
+    "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 8, "mamba_d_head": 6, "mamba_n_groups": 2,
+    "mamba_d_state": 5, "mamba_chunk_size": 8,
+})  # fmt: skip
+_BAMBA = Case(hf.BambaConfig, hf.BambaForCausalLM, {
+    **{k: v for k, v in _GRANITE4.options.items() if k in _BODY or k.startswith("mamba_")}, "head_dim": 8,
+    "attn_layer_indices": [1],
+})  # fmt: skip
 _STABLELM = Case(hf.StableLmConfig, hf.StableLmForCausalLM, {**_QWEN, "hidden_size": 32})
 _GLM = Case(hf.GlmConfig, hf.GlmForCausalLM, {**_BODY, "head_dim": 8})
 _GRANITE = Case(hf.GraniteConfig, hf.GraniteForCausalLM, {
@@ -309,6 +323,28 @@ HYBRIDS: dict[str, Case] = {
     "qwen3.5-moe": _QWEN35_MOE,
     "lfm2": _LFM2,
     "lfm2-bias-untied": _LFM2.but(conv_bias=True, tie_word_embeddings=False, block_auto_adjust_ff_dim=False),
-}
+    "mamba2": _MAMBA2,
+    "mamba2-biases-tied": _MAMBA2.but(
+        use_bias=True, use_conv_bias=False, tie_word_embeddings=True, conv_kernel=3, n_groups=3,
+        layer_norm_epsilon=0.1,
+    ),
+    "mamba2-steps": _MAMBA2.but(time_step_limit=[0.3, 1.1], n_groups=1, residual_in_fp32=False),
+    "granite4": _GRANITE4,
+    "granite4-rope": _GRANITE4.but(
+        position_embedding_type="rope", rms_norm_eps=0.1, mamba_proj_bias=True, mamba_conv_bias=False,
+        attention_bias=True, tie_word_embeddings=True, mamba_n_groups=1,
+    ),
+    "granite4-moe": _GRANITE4.but(
+        num_local_experts=5, num_experts_per_tok=2, intermediate_size=16, experts_implementation="eager",
+        time_step_limit=[0.2, 1.3],
+    ),
+    "granite4-states-alone": _GRANITE4.but(layer_types=None, num_hidden_layers=2, use_cache=False),
+    "bamba": _BAMBA,
+    "bamba-biases-tied": _BAMBA.but(
+        mamba_proj_bias=True, mamba_conv_bias=False, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
+        mamba_n_groups=1, mamba_d_conv=3, time_step_limit=[0.2, 1.3],
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    ),
+}  # fmt: skip
 """Decoders whose layers are not all attention."""
 CASES: dict[str, Case] = {**GPT2S, **AFTER_GPT2, **LLAMAS, **ROPES, **RELATIVES, **HYBRIDS}

@@ -22,6 +22,8 @@ CASES: dict[str, Case] = {**cases_decoders.CASES, **cases_others.CASES}
 ENCODER_DECODERS = tuple(name for name, case in CASES.items() if case.config().is_encoder_decoder)
 NAMES = tuple(name for name in CASES if name not in (*ENCODER_DECODERS, *cases_others.ENCODERS))
 """The decoders, with and without experts."""
+STATES = ("Mamba2Mixer", "Mamba2Block", "Mamba2ForCausalLM", "GraniteMoeHybridMambaLayer", "BambaMixer")
+"""Modules that compute in float32 in the middle of a Mamba-2 model in float64: states, norms, the stream, logits."""
 SPREAD = 0.25
 """Standard deviation of what is added to every parameter."""
 
@@ -71,7 +73,7 @@ def _widen(module: nn.Module) -> None:
         module.forward = functools.partial(_rms_norm, module)
     if name in ("OlmoLayerNorm", "CohereLayerNorm", "Cohere2LayerNorm"):
         module.forward = functools.partial(_layer_norm, module)
-    if name.endswith("GatedDeltaNet"):  # casts vectors and rates too
+    if name.endswith("GatedDeltaNet") or name in STATES:  # cast vectors and rates too
         module.forward = _without_detours(module.forward, (1, 2, 3, 4))
     if name == "MarianSinusoidalPositionalEmbedding":
         module.weight.copy_(_sinusoids(*module.weight.shape))

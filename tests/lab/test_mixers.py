@@ -18,7 +18,7 @@ import interp
 from interp import HookedTransformer
 from interp.families import load
 from interp.lab import DualChunk, Linear, Linformer
-from interp.model import Alibi, Edit, ModelConfig, Read, Rotary, Tap, Weights, sites
+from interp.model import Alibi, Edit, Mamba2, ModelConfig, Read, Rotary, Tap, Weights, sites
 from interp.passes.sweep import Sweep
 from tests.configs import empty_cache, some_tokens
 from tests.loops import over
@@ -90,13 +90,15 @@ def test_every_site_has_the_shape_of_its_axes(name: str) -> None:
         "k": 9,
         "h": config.n_heads,
         "g": config.kv_heads,
-        "e": config.head_width,
     }
     sizes |= {"d": config.d_model, "v": config.d_vocab, "1": 1}
     for site, value in observed(name)[1].items():
-        axes = sites.find(site, config)[0].axes.split()
-        known = {axis: size for axis, size in zip(axes, value.shape, strict=True) if axis in sizes}
-        assert known == {axis: sizes[axis] for axis in known}, site
+        row, layer = sites.find(site, config)
+        of_z = row.name in ("attn.hook_z", "attn.hook_gate") and layer is not None
+        wide = config.mixers[layer].z_width(config) if of_z else config.head_width  # type: ignore[index]
+        expected = sizes | {"e": wide}
+        known = {a: size for a, size in zip(row.axes.split(), value.shape, strict=True) if a in expected}
+        assert known == {axis: expected[axis] for axis in known}, site
 
 
 @EVERY
@@ -315,6 +317,8 @@ CONTRADICTIONS = {
     "more keys than there are": ({"mixer": Linformer(10_000), "causal": False}, "rank <= n_ctx"),
     "a future that leaks": ({"mixer": Linformer(4)}, "causal=False under Linformer"),
     "a state without an order": ({"mixer": Linear(), "causal": False}, "a causal model under Linear"),
+    "heads of z that cut a state": ({"mixer": Mamba2(1, 6, 4, 4)}, "n_heads = 4 to divide value_heads = 6"),
+    "states that cut a group": ({"mixer": Mamba2(3, 8, 4, 4)}, "key_heads = 3 to divide value_heads = 8"),
     "no mixer": ({"mixer": ()}, "a mixer or several"),
 }
 
