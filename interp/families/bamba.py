@@ -16,15 +16,16 @@ DEFAULTS = {
     "max_position_embeddings": 262_144,
     "partial_rotary_factor": 0.5,
 }
+NOT_READ = ("num_logits_to_keep", "z_loss_coefficient")
+"""Keys of generation, and of the loss in training."""
 OURS, THEIRS = "blocks.{l}.", "model.layers.{l}."
 
 
 def config(settings: Settings) -> ModelConfig:
-    """Our config of a Bamba checkpoint."""
+    """Our config of a Bamba checkpoint. Outside the rotary table Hugging Face reads no share of rotated dimensions."""
     settings.require("hidden_act", "silu", "swish", None)
-    settings.present(
-        ("num_logits_to_keep", "z_loss_coefficient")
-    )  # of generation, and of the loss in training
+    settings.present(NOT_READ)
+    settings.require("partial_rotary_factor", 0.5, None)
     body = llama_like.decoder(settings, DEFAULTS)
     settings.require("attn_rotary_emb", body.rotary_dim, None)
     states, attends = mamba2.state_space(settings, body), _attention(settings, body.n_layers)

@@ -314,6 +314,7 @@ def test_a_config_of_before_transformers_5_means_what_hugging_face_reads(kind: s
         ("granite4", {"mamba_d_head": 7}, r"mamba_d_head = mamba_expand \* hidden_size = 48, got 56"),
         ("granite4", {"mamba_n_heads": 6, "mamba_d_head": 8}, "requires n_heads = 4 to divide value_heads = 6"),
         ("bamba", {"attn_layer_indices": [3]}, "requires layers from 0 to 2 in attn_layer_indices"),
+        ("bamba", {"partial_rotary_factor": 0.25}, "asks for partial_rotary_factor=0.25, supported: 0.5"),
         ("bamba", {"attn_rotary_emb": 8}, "asks for attn_rotary_emb=8, supported: 4"),
         ("bamba", {"layer_types": ["linear_attention"] * 3}, "requires layer_types to agree with attn_layer_indices"),
         ("codegen", {"n_head": 2}, "requires a multiple of 4 for n_head, got 2"),
