@@ -40,6 +40,7 @@ AXES: dict[str, str] = {
     "n": "memory",
     "j": "query/key head of memories",
     "f": "width of a value",
+    "u": "channel",
     "1": "kept for broadcasting",
 }
 

@@ -134,8 +134,8 @@ def test_results_are_labelled_by_the_site_s_axes() -> None:
     assert patched(model, "blocks.1.attn.hook_z").layer.values.tolist() == [1]
     assert table.attrs["unit"] == "logits" and table.attrs["direction"] == "denoise"
     for site in block_rows():
-        # Summed over: the batch, widths, and the columns c of what only some mixers have.
-        assert set(site.axes.split()) - set("bdevfrw1c") <= set(DIMS), site.name
+        # Summed over: the batch, widths, channels, and the columns c of what only some mixers have.
+        assert set(site.axes.split()) - set("bdevfruw1c") <= set(DIMS), site.name
 
 
 def test_dims_left_out_are_summed_over() -> None:

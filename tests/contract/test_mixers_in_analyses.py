@@ -126,8 +126,9 @@ def test_head_scores_leave_out_what_a_mixer_has_not(name: str) -> None:
         with pytest.raises(ValueError, match="a causal model"):
             interp.heads(model, data, sentences=None)
         return
-    if lacking(name, "patterned"):
-        with pytest.raises(KeyError, match="hook_pattern"):
+    without = lacking(name, "patterned")
+    if len(without) == config.n_layers:
+        with pytest.raises(ValueError, match="head scores require an attention pattern"):
             interp.heads(model, data, sentences=None)
         return
     if isinstance(config.mlp, ConvMLP) and not lacking(name, "additive"):
@@ -135,7 +136,9 @@ def test_head_scores_leave_out_what_a_mixer_has_not(name: str) -> None:
             interp.heads(model, data, sentences=None)
         return
     table = interp.heads(model, data, sentences=None)
-    assert bool(table.value.sel(score="induction").notnull().all())
+    induction = table.value.sel(score="induction").notnull()
+    for layer in range(config.n_layers):
+        assert bool(induction.sel(layer=layer).all()) != (layer in without)
     for layer in range(config.n_layers):
         known = table.value.sel(score="entropy", layer=layer).notnull().values
         assert bool(known.all()) != (layer in lacking(name, "distribution"))
