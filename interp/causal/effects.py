@@ -187,6 +187,7 @@ def _compute(
 def _finish(merged: Partial, table: Table) -> xr.Dataset:
     every = dict(moments_of(merged))
     effect, changed, length = (every.pop(name) for name in ("effect", "changed", "length"))
+    error = {name: float(every.pop(name).mean) for name in ("completeness_error",) if name in every}
     if table.columns and bool(length.spread.any()):
         raise ValueError(f"effects by {', '.join(table.columns)} require prompts of one length{OTHERWISE}")
     dims, counted = table.dims, dict(zip(table.dims, map(range, effect.mean.shape), strict=True))
@@ -202,9 +203,10 @@ def _finish(merged: Partial, table: Table) -> xr.Dataset:
         values |= {name: ((), run.mean) for name, run in every.items()}
     if table.first_order and not bool(values["changed"][1].any()):
         where = f" at {table.attrs['site']}" if "site" in table.attrs else ""
+        rules = f", or the rules {table.attrs['rules']} leave none" if table.attrs.get("rules") else ""
         raise ValueError(
             f"{table.metric.name}: its gradient{where} is zero in every prompt; the metric is constant or saturated "
-            "there"
+            f"there{rules}"
         )
     if "clean" in every:
         values["normalised"] = (dims, _normalised(effect.mean, every, table))
@@ -220,7 +222,7 @@ def _finish(merged: Partial, table: Table) -> xr.Dataset:
             "normalised": "share of the difference between the runs",
         },
         attrs={
-            **table.attrs, "metric": table.metric.name, "unit": table.metric.unit, "effect": SIGN,
+            **table.attrs, **error, "metric": table.metric.name, "unit": table.metric.unit, "effect": SIGN,
             "interval": over("prompts", table.metric.fewest),
         },
     )  # fmt: skip
