@@ -139,8 +139,8 @@ def gradient_factors(
     """The two factors x and delta of each weight gradient of -log p(answer) at the last token, of prompts in memory.
 
     With `wrong` the loss is logit(wrong) - logit(answer); each prompt's loss is its own. None for `matrices` or
-    `layers`: all that the model has. rules: backward rules, as in `backward_lens`. It keeps vectors of every prompt and token, so it is no question for `interp.run`;
-    `backward_lens`, `gradient_rank` and `gradient_cosines` are.
+    `layers`: all that the model has. rules: backward rules, as in `backward_lens`. It keeps vectors of every prompt and
+    token, so it is no question for `interp.run`; `backward_lens`, `gradient_rank` and `gradient_cosines` are.
     Errors: those of `factors`, and ValueError for answers that are not one token, or none.
 
     Example:

@@ -18,7 +18,7 @@ from interp.core.boundary import nearest
 from interp.core.stats import wide
 from interp.data.batch import Batch
 from interp.model import sites
-from interp.model.block import MLP, UsualBlock
+from interp.model.block import MLP
 from interp.model.config import FullSoftmax, ModelConfig
 from interp.model.experts import MoE
 from interp.model.latent import Latent
@@ -38,8 +38,10 @@ cp-lrp: conservative propagation (Ali et al. 2022).
 """
 SUMMANDS = ("hook_embed", "hook_pos_embed", "hook_type_embed")
 """What the first block's stream is the sum of."""
-ROUNDING = 2000
-"""How many times the precision of the model a sum may be off, relative to the absolute values of its terms."""
+ROUNDING, AT_MOST = 200, 0.2
+"""How many times the precision of the model a sum may be off, relative to the absolute values of its terms; and how far
+at most, where that precision is low.
+"""
 Rules = str | Sequence[str]
 """Backward rules: the name of a preset, or the rules one by one; none of them for the gradient as it is."""
 
@@ -87,9 +89,10 @@ def rules_attrs(given: Rules) -> dict[str, str]:
 
 def _why_not(config: ModelConfig, rules: Sequence[Rule]) -> str | None:
     """What of a model the rules do not reach; None if they reach everything."""
-    if type(config.block) is not UsualBlock or config.cross_attention:
-        other = config.block.unusual or "has blocks of another kind"
-        return "this model attends to an encoder" if config.cross_attention else f"this model {other}"
+    if config.block.proven:
+        return f"this model {config.block.unusual}"
+    if config.cross_attention:
+        return "this model attends to an encoder"
     if config.output != FullSoftmax():
         return f"this model ends in {config.output}"
     if not isinstance(config.mlp, MLP | MoE | NoneType):
@@ -102,7 +105,8 @@ def _why_not(config: ModelConfig, rules: Sequence[Rule]) -> str | None:
 
 def _reached(mixer: Mixer, rules: Sequence[Rule]) -> bool:
     if isinstance(mixer, Softmax):
-        plain = mixer.score == "dot" and mixer.refinement is None and mixer.temperature is None
+        sharpened = mixer.temperature is not None and mixer.temperature.by_row
+        plain = mixer.score == "dot" and mixer.refinement is None and not sharpened
         return plain or "half" not in rules
     return isinstance(mixer, Latent)
 
@@ -122,7 +126,7 @@ def completeness(
     parts = torch.stack([(wide(x) * wide(g)).sum() for x, g in _slopes(model, batch, gradient)])
     whole, scale = (wide(stream) * wide(gradient)).sum(), parts.abs().sum()
     error = (parts.sum() - whole).abs() / scale.clamp_min(torch.finfo(scale.dtype).tiny)
-    if not float(error) <= ROUNDING * torch.finfo(model.dtype).eps:
+    if not float(error) <= min(ROUNDING * torch.finfo(model.dtype).eps, AT_MOST):
         raise ArithmeticError(
             f"under the rules {', '.join(sorted(model.rules))} the relevances of embeddings and biases should sum to "
             f"{float(whole):.6g}, they sum to {float(parts.sum()):.6g}"
