@@ -152,6 +152,7 @@ def test_the_parameters_are_listed_with_types_defaults_and_meaning(
         (["-p", "steps=1", "-p", "steps=2"], "parameter 'steps' holds one value, it was given 2"),
         (["--resume", "last"], "--resume last requires a run of adding in runs, there is none"),
         (["--resume", "nowhere"], "a run is required, got 'nowhere'"),
+        (["--resume", ""], "a run is required, its name or its folder, got ''"),
         (["--resume", "."], "the folder of a run of an experiment is required, . has no run.json"),
     ],
 )

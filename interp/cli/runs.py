@@ -203,6 +203,8 @@ def _found(name: str, root: Path) -> Path:
     from interp.core.boundary import nearest
 
     named_path(root)
+    if not name:
+        raise ValueError("a run is required, its name or its folder, got ''")
     if named_path(name).is_dir():
         return Path(name)
     names = [record.folder.name for record in _records(root)[0]]

@@ -244,6 +244,8 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
         known = ", ".join(map(str, result.data_vars))
         raise KeyError(f"this result has no variable {variable!r}; it has {known}")
     names = [str(name) for name in result.data_vars]
+    if not names:
+        raise ValueError("a result with variables is required, this one has none")
     main = variable or ("value" if "value" in names else names[0])
     cells = set(result[main].dims)
     kept = [main] if variable else [name for name in names if set(result[name].dims) <= cells]

@@ -5,6 +5,7 @@ the stream has the dtype of the weights, so that in half precision it is rounded
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -100,8 +101,9 @@ def _number(given: object) -> float:
     """A number of a config, which may write infinity as {"__float__": "Infinity"}; NaN for what is none."""
     if isinstance(given, Mapping) and given == {"__float__": "Infinity"}:
         return math.inf
-    plain = isinstance(given, int | float) and not isinstance(given, bool)
-    return float(given) if plain else math.nan  # type: ignore[arg-type]
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        return math.nan
+    return float(given) if abs(given) <= sys.float_info.max or isinstance(given, float) else math.nan
 
 
 def rules(config: ModelConfig) -> tuple[Rule, ...]:

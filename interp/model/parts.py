@@ -222,8 +222,14 @@ def is_part(given: object) -> TypeGuard[Named]:
 
 
 def as_part(given: Named, config: ModelConfig) -> Part:
-    """The part of this model that is meant; see `Part.of` and `Part.within`."""
-    return Part.of(given).within(config)
+    """The part of this model that is meant; see `Part.of` and `Part.within`, whose errors name what was given."""
+    part = Part.of(given)
+    try:
+        return part.within(config)
+    except (IndexError, KeyError) as error:
+        if not isinstance(given, str) or given in error.args[0]:
+            raise
+        raise type(error)(f"{given!r} means {error.args[0]}") from None
 
 
 def as_parts(

@@ -44,6 +44,11 @@ def test_a_frame_of_one_number_has_one_row() -> None:
     assert found.to_dict("records") == [{"depth": 7, "value": 2.5, "n": 3}]
 
 
+def test_a_result_without_variables_has_no_frame() -> None:
+    with pytest.raises(ValueError, match="a result with variables is required"):
+        frame(xr.Dataset())
+
+
 def test_a_frame_has_one_row_per_cell_with_its_coordinates_as_columns() -> None:
     result = labelled(
         "made_up", {"s": (("layer", "head"), torch.arange(4).reshape(2, 2))}, coords={"head": ["a", "b"]}

@@ -306,6 +306,7 @@ def test_a_config_of_before_transformers_5_means_what_hugging_face_reads(kind: s
         ("mamba2", {"expand": 3}, r"requires expand \* hidden_size = num_heads \* head_dim, got 72 and 48"),
         ("mamba2", {"n_groups": 4}, "requires key_heads = 4 to divide value_heads = 6 under Mamba2"),
         ("mamba2", {"time_step_limit": [0.5, 0.1]}, r"in order for time_step_limit, got \[0.5, 0.1\]"),
+        ("mamba2", {"time_step_limit": [0.0, 10**400]}, "two numbers from 0 on in order for time_step_limit"),
         ("mamba2", {"time_step_limit": ["a", "b"]}, "two numbers from 0 on in order for time_step_limit"),
         ("granite4", {"layer_types": ["mamba"] * 2}, "layer_types requires 3 of attention, full_attention, mamba"),
         ("granite4", {"layer_types": ["conv"] * 3}, "layer_types requires 3 of attention, full_attention, mamba"),

@@ -62,8 +62,11 @@ OTHER_WORDS: Mapping[str, str] = {
     "out": "to write to|a folder that is there",
     "part": "index of a head", "receivers": "index of a head", "by": "dims", "checkpoints": "revision",
     **dict.fromkeys(("first", "second", "name", "runs"), "folder of a run"), "reference": "prompt",
+    "resume": "a run is required",
 }  # fmt: skip
 """What else messages call an option."""
+MEANT = frozenset({("runs", "../..")})
+"""An option and a text that asks for what it says: a run that is to be written to that folder is written there."""
 SLOW: Mapping[str, float] = {"report": 30.0}
 """Seconds of the processor for what takes some even for the smallest model."""
 FILES: Mapping[str, str] = {"graph": "graph.json", "run": "adding.py"}
@@ -96,6 +99,8 @@ def cases() -> Iterator[Case]:
             yield _case(name, what, changed, changed)
         for option, place in places.items():
             for text in TEXTS:
+                if (option, text) in MEANT:
+                    continue
                 yield _case(
                     name, f"{option} = {text[:20]!r}", _with(right, place, option, text), [option, text]
                 )

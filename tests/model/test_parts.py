@@ -79,6 +79,7 @@ def test_what_names_no_part_is_refused(given: object, error: type[Exception], me
         ("gpt2", "L2H0", IndexError, "layers are 0 to 1 in this model"),
         ("gpt2", "L0H4", IndexError, "the index of a head is 0 to 3"),
         ("gpt2", "L0N99999", IndexError, "the index of a neuron"),
+        ("gpt2", "0.7", IndexError, "'0.7' means L0H7: the index of a head is 0 to 3"),
         ("attention-only", "L0.mlp", KeyError, "this model has no"),
         (
             "llama-gqa",
