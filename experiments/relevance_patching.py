@@ -6,7 +6,7 @@ stream, of what attention adds and of what MLPs add; and all edges. Jafari et al
 MLPs and the stream of GPT-2 small, and to harm a little for attention.
 
 Run: `interp run experiments/relevance_patching.py -p model=demo-4l`, or `-p model=deep` for a model of 12 layers, 64
-wide, that is trained on indirect objects first (six minutes on one CPU).
+wide, that is trained on indirect objects first (four minutes on one CPU).
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ SITES = {"resid_pre": "stream", "attn_out": "attention", "mlp_out": "MLPs"}
 EDGES = "edges"
 RULES = {"gradient": (), "relp": "relp", "attnlrp": "attnlrp", "cp-lrp": "cp-lrp"}
 ALL = 10**6
-TRAINING = Training(steps=6000)
+TRAINING = Training(steps=3000)
 
 
 @dataclass(frozen=True)
