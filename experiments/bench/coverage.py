@@ -39,6 +39,7 @@ from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question, Questions
 from interp.passes.metrics import Metric
 from interp.passes.observe import Model, as_model
+from interp.passes.rules import PRESETS
 
 MODEL = "demo-4l"
 ROWS = (4, 8, 16, 32)
@@ -177,7 +178,27 @@ def _of_pairs(model: interp.HookedTransformer, pairs: Batch | Pairs) -> Worlds:
         "compare_methods logits": partial(compared, measure="logits"),
         "late_layers": lambda: interp.lenses.LateLayers(frequencies=frequencies),
     }
-    return {name: lambda make=make: World.of(make(), model, pairs) for name, make in asked.items()}  # type: ignore[misc]
+    found: Worlds = {name: lambda make=make: World.of(make(), model, pairs) for name, make in asked.items()}  # type: ignore[misc]
+    for rules in ("", *PRESETS):
+        found[f"agreement {rules}".strip()] = partial(_agreeing, model, pairs, metric, rules)
+    return found
+
+
+def _agreeing(model: interp.HookedTransformer, pairs: Batch | Pairs, metric: Metric, rules: str) -> World:
+    """How well estimates by a gradient agree with patching, over half of the heads."""
+    question = interp.causal.AttributionPatch(
+        "z", metric, by=("layer", "head"), each=False, rules=rules or (), agreement=16
+    )
+    world = World.of(question, model, pairs)
+    label = world.analysis.finish
+
+    def finish(merged: Partial) -> xr.Dataset:
+        found = label(merged).rename(value="effect", low="effect_low", high="effect_high")
+        return found.rename(
+            agreement="value", agreement_low="low", agreement_high="high", coefficient="score"
+        )[["value", "low", "high"]]
+
+    return replace(world, analysis=replace(world.analysis, finish=finish))
 
 
 def paired_answers(pairs: Batch | Pairs) -> Tensor:

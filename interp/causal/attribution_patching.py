@@ -18,19 +18,32 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.causal.contrast import Contrast, Direction, Watched, paired, site_names
-from interp.causal.effects import Measured, Table, causal, dims_asked, site_coords, site_dims
-from interp.core.boundary import public
+from interp.causal.effects import (
+    COEFFICIENTS,
+    Measured,
+    Table,
+    causal,
+    dims_asked,
+    fisher_z,
+    site_coords,
+    site_dims,
+)
+from interp.causal.patching import Cells
+from interp.core.boundary import Count, public
 from interp.core.stats import wide
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
 from interp.model import sites
 from interp.model.edits import Edit
-from interp.model.sites import DIMS
+from interp.model.sites import DIMS, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, text_of
+from interp.passes.rules import Rules, completeness, rules_attrs, under_rules
+from interp.passes.sweep import Sweep
+from interp.passes.variants import Variant
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -51,10 +64,16 @@ class AttributionPatch(Question):
     """denoise: clean values into the corrupted run; noise: the other way round."""
     each: bool = True
     """Whether every prompt's effects are kept."""
+    rules: Rules = ()
+    """Backward rules, or the name of a preset; none = the gradient as it is."""
+    agreement: Count = 0
+    """How many cells, drawn at random, are patched too, to say how well the estimates agree with that."""
 
     def asked(self, model: Subject) -> Analysis:
         """Two forward passes and one backward pass per batch of pairs."""
-        config, metric = model.transformer.config, as_metric(self.metric)
+        config, metric = under_rules(model.transformer, self.rules).config, as_metric(self.metric)
+        if self.agreement < 0 or self.agreement == 1:
+            raise ValueError(f"agreement requires two cells or more, or 0 for none, got {self.agreement}")
         if self.direction == "noise" and metric.compares:
             raise ValueError(
                 f"{metric.name} compares with the clean run, where its gradient is 0: use direction='denoise'"
@@ -62,10 +81,13 @@ class AttributionPatch(Question):
         names = site_names(self.site, config)
         possible = site_dims(names)
         dims = dims_asked(possible if self.by is None else self.by, possible, self.site)
-        attrs = {"site": self.site, "direction": self.direction, "order": "first"}
+        attrs = {"site": self.site, "direction": self.direction, "order": "first", **rules_attrs(self.rules)}
         coords = site_coords(names, dims, config)
         table = Table(self.name, dims, coords, metric, model.text, attrs, first_order=True)
-        measure = partial(_measured, names=names, metric=metric, direction=self.direction, dims=dims)
+        measure = partial(
+            _measured, cells=Cells(names, dims), metric=metric, direction=self.direction, rules=self.rules,
+            compared=self.agreement,
+        )  # fmt: skip
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
@@ -80,6 +102,8 @@ def attribution_patch(
     by: Sequence[str] | None = None,
     direction: Direction = "denoise",
     each: bool = True,
+    rules: Rules = (),
+    agreement: Count = 0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -96,6 +120,15 @@ def attribution_patch(
     the clean prompts bring; the reference of one that compares (KL divergence) is the clean run.
     by: the dims to keep; None keeps all. The sum over a dim estimates the joint patch.
     each=False keeps only the moments over prompts, for data of any size.
+    rules: backward rules under which the gradient is taken (docs/analyses/backward_rules.md says which), or
+    a preset of them: "relp" is relevance patching (Jafari et al. 2025). Under norm, activation, gate and pattern the
+    relevances (value . gradient) of embeddings and biases sum to that of the final stream; `completeness_error` in
+    attrs says how nearly, relative to the sum of their sizes. Rules are no improvement as such: compare with `patch`.
+    agreement: so many cells, drawn at random, are patched as well, and the result says how well the estimates agree:
+    `agreement` over `coefficient` (pearson, spearman), the correlation of estimates and effects over these cells in a
+    prompt, averaged over prompts as Fisher's z, with the ends `agreement_low` and `agreement_high` of its 95 % interval
+    (NaN for fewer than 16 prompts). Cells that are alike in both runs of a prompt do not count there; NaN if in some
+    prompt fewer than two are left, or none moves the metric.
     Memory: three times the site's values in the layers, plus what a backward pass keeps.
     Caveats: exact only where the metric is linear in the site; an estimate says nothing about saturated softmaxes.
     Errors: ValueError for pairs that do not align, positions kept although lengths differ, a metric that compares with
@@ -107,30 +140,49 @@ def attribution_patch(
         ('layer', 'pos', 'head')
     """
     data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
-    question = AttributionPatch(site, metric, by, direction, each)
+    question = AttributionPatch(site, metric, by, direction, each, rules, agreement)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 def _measured(
     model: Transformer,
     batch: Batch,
-    names: Sequence[str],
+    cells: Cells,
     metric: Metric,
     direction: Direction,
-    dims: tuple[str, ...],
+    rules: Rules,
+    compared: int,
 ) -> Measured:
     """The estimates for some pairs, by layer, and the metric of their clean and corrupted runs."""
+    model, names, dims = under_rules(model, rules), cells.names, cells.dims
     pair, watched = Contrast.of(batch, direction), Watched(model, metric)
-    reads = [Read(name) for name in names]
+    reads, end = [Read(name) for name in names], Read(final_stream(model.config), grad=True)
     given = watched.recorded(pair.other, reads)
     watched = watched.beside(given.output, pair.other)  # a metric that compares has its clean run there
-    run = watched.differentiated(pair.own, [*reads, *(Read(name, grad=True) for name in names)])
+    run = watched.differentiated(pair.own, [*reads, *(Read(name, grad=True) for name in names), end])
     inner = tuple(dim for dim in dims if dim != "layer")
     products = torch.stack([_product(name, run.trace, given.trace, inner) for name in names], 1)
     effect = products if "layer" in dims else products.sum(1)
     with torch.no_grad():
         here, there = watched.value(run.output, pair.own), watched.value(given.output, pair.other)
-    return Measured(effect, effect != 0, pair.runs(here, there))
+        beside = completeness(model, pair.own, run.output, run.trace[end])
+        if compared:
+            values = {name: given.trace[Read(name)] for name in names}
+            beside |= _agreement(watched, pair.own, cells.variants(values)[0], effect, compared)
+    return Measured(effect, effect != 0, {**pair.runs(here, there), **beside})
+
+
+def _agreement(
+    watched: Watched, own: Batch, variants: Sequence[Variant], estimate: Float[Tensor, "b ..."], n: int
+) -> dict[str, Float[Tensor, "b"]]:
+    """Fisher's z of each prompt's correlations of estimates and effects, over patches that are alike in every batch."""
+    drawn = torch.randperm(len(variants), generator=torch.Generator().manual_seed(0))[:n].tolist()
+    found = Sweep(watched.model, own, [variants[i] for i in drawn]).run(watched.metric, watched.reference)
+    exact, changed = (found.values - found.base).mT, found.changed.mT
+    ours = estimate.flatten(1)[:, drawn].to(exact)
+    rows = [fisher_z(x[there], y[there]) for x, y, there in zip(ours, exact, changed, strict=True)]
+    values = torch.tensor(rows, dtype=torch.float64, device=exact.device)
+    return dict(zip(COEFFICIENTS, values.unbind(1), strict=True))
 
 
 def _product(name: str, own: Trace, other: Trace, kept: tuple[str, ...]) -> Float[Tensor, "b ..."]:

@@ -187,6 +187,8 @@ def _compute(
 def _finish(merged: Partial, table: Table) -> xr.Dataset:
     every = dict(moments_of(merged))
     effect, changed, length = (every.pop(name) for name in ("effect", "changed", "length"))
+    error = {name: float(every.pop(name).mean) for name in ("completeness_error",) if name in every}
+    agreed = {name: every.pop(name) for name in COEFFICIENTS if name in every}
     if table.columns and bool(length.spread.any()):
         raise ValueError(f"effects by {', '.join(table.columns)} require prompts of one length{OTHERWISE}")
     dims, counted = table.dims, dict(zip(table.dims, map(range, effect.mean.shape), strict=True))
@@ -202,10 +204,14 @@ def _finish(merged: Partial, table: Table) -> xr.Dataset:
         values |= {name: ((), run.mean) for name, run in every.items()}
     if table.first_order and not bool(values["changed"][1].any()):
         where = f" at {table.attrs['site']}" if "site" in table.attrs else ""
+        rules = f", or the rules {table.attrs['rules']} leave none" if table.attrs.get("rules") else ""
         raise ValueError(
             f"{table.metric.name}: its gradient{where} is zero in every prompt; the metric is constant or saturated "
-            "there"
+            f"there{rules}"
         )
+    if agreed:
+        coords["coefficient"] = list(agreed)
+        values |= _agreed(list(agreed.values()))
     if "clean" in every:
         values["normalised"] = (dims, _normalised(effect.mean, every, table))
     given = {
@@ -220,11 +226,21 @@ def _finish(merged: Partial, table: Table) -> xr.Dataset:
             "normalised": "share of the difference between the runs",
         },
         attrs={
-            **table.attrs, "metric": table.metric.name, "unit": table.metric.unit, "effect": SIGN,
+            **table.attrs, **error, "metric": table.metric.name, "unit": table.metric.unit, "effect": SIGN,
             "interval": over("prompts", table.metric.fewest),
         },
     )  # fmt: skip
     return found if table.graph is None else _of_edges(found, table.graph)
+
+
+def _agreed(rows: Sequence[Moments]) -> dict[str, tuple[Sequence[str], Tensor]]:
+    """The mean of every coefficient and its interval, as Fisher's z: correlations near 1 are skewed."""
+    each = [moments.estimate((), fewest=FEWEST_CORRELATIONS) for moments in rows]
+    names = {"agreement": "value", "agreement_low": "low", "agreement_high": "high"}
+    return {
+        name: (("coefficient",), torch.stack([found[part][1] for found in each]).tanh())
+        for name, part in names.items()
+    }
 
 
 def _check_differing(rows: Mapping[str, Tensor], table: Table) -> None:
@@ -367,6 +383,34 @@ def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, to
     largest = torch.tensor(sorted(tops[1]))
     same = float((ours[largest].sign() == theirs[largest].sign()).double().mean())
     return Agreement(correlation, len(tops[0] & tops[1]) / top, same, top, n)
+
+
+FEWEST_CORRELATIONS = 16
+"""Prompts from which the mean of their Fisher z gets an interval: below, those of 1 weigh too much."""
+COEFFICIENTS = ("pearson", "spearman")
+"""The correlations that say how well estimates agree with effects, in the order of `fisher_z`."""
+
+
+def fisher_z(estimate: Float[Tensor, "n"], exact: Float[Tensor, "n"]) -> tuple[float, float]:
+    """artanh of Pearson's and of Spearman's correlation; NaN for fewer than two things, or where one is constant.
+
+    That of 1 is infinite: Pearson's is cut at 1 - 1e-9, Spearman's half way from the ranks with one pair of neighbours
+    exchanged to those that agree, at 1 - 6 / (n (n^2 - 1)).
+
+    Example:
+        >>> [round(z, 3) for z in fisher_z(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([1.0, 2.0, 4.0, 8.0]))]
+        [10.708, 1.472]
+    """
+    ours, theirs, n = estimate.double(), exact.double(), len(exact)
+    if n < 2 or not bool((ours != ours[0]).any()) or not bool((theirs != theirs[0]).any()):
+        return float("nan"), float("nan")
+    pairs = (torch.stack((ours, theirs)), torch.stack((ranks(ours), ranks(theirs))))
+    most = (1 - 1e-9, 1 - 6 / (n * (n * n - 1)))
+    pearson, spearman = (
+        float(torch.corrcoef(pair)[0, 1].clamp(-cut, cut).atanh())
+        for pair, cut in zip(pairs, most, strict=True)
+    )
+    return pearson, spearman
 
 
 def ranks(values: Float[Tensor, "n"]) -> Float[Tensor, "n"]:

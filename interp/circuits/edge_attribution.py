@@ -25,11 +25,13 @@ from interp.core.boundary import Count, public
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
 from interp.model.edits import Edit
+from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Observation, Subject, text_of
+from interp.passes.rules import Rules, completeness, rules_attrs, under_rules
 from interp.runs.run import answered
 from interp.tokens.input_gradients import IntegratedGradients
 
@@ -103,10 +105,12 @@ class EdgeAttribution(Question):
     """denoise: clean values into the corrupted run; noise: the other way round."""
     each: bool = False
     """Whether every prompt's scores are kept."""
+    rules: Rules = ()
+    """Backward rules, or the name of a preset; none = the gradient as it is."""
 
     def asked(self, model: Subject) -> Analysis:
         """Two forward passes and a backward pass per batch of pairs, or one for every point of a line."""
-        network, metric = model.transformer, as_metric(self.metric)
+        network, metric = under_rules(model.transformer, self.rules), as_metric(self.metric)
         line, graph = Line(self.method, self.steps, self.rule), EdgeGraph.of(network.config)
         check_edits(network, gradients=True)
         if metric.compares and self.method == "eap" and self.direction == "noise":
@@ -116,9 +120,12 @@ class EdgeAttribution(Question):
             )
         how = {
             "method": self.method, "steps": len(line.points()[0]), "rule": self.rule, "direction": self.direction,
+            **rules_attrs(self.rules),
         }  # fmt: skip
         table = Table.of_edges(self.name, graph, metric, model.text, how)
-        measure = partial(_measured, graph=graph, metric=metric, line=line, direction=self.direction)
+        measure = partial(
+            _measured, graph=graph, metric=metric, line=line, direction=self.direction, rules=self.rules
+        )
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
@@ -134,6 +141,7 @@ def edge_attribution(
     rule: Rule = "released",
     direction: Direction = "denoise",
     each: bool = False,
+    rules: Rules = (),
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -163,6 +171,8 @@ def edge_attribution(
     particular.)
     metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
     the clean prompts bring; one that compares (KL divergence) compares with the clean run.
+    rules: backward rules under which gradients are taken, or a preset of them, as in `attribution_patch`; "relp" gives
+    EAP-RelP, under which edges into queries and keys score 0.
     Cost: one forward pass of the other prompts, and a forward and a backward pass of the own ones; the integrated
     methods take `steps` such passes, over activations that many for every sublayer and the input. Every point of a line
     is a row, and no pass has more rows than the batch (or 32). Memory: what a backward pass keeps, and the activations
@@ -178,14 +188,21 @@ def edge_attribution(
         ()
     """
     data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
-    question = EdgeAttribution(metric, method, steps, rule, direction, each)
+    question = EdgeAttribution(metric, method, steps, rule, direction, each, rules)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 def _measured(
-    model: Transformer, batch: Batch, graph: EdgeGraph, metric: Metric, line: Line, direction: Direction
+    model: Transformer,
+    batch: Batch,
+    graph: EdgeGraph,
+    metric: Metric,
+    line: Line,
+    direction: Direction,
+    rules: Rules,
 ) -> Measured:
     """The scores of some pairs, and the metric of their clean and corrupted runs."""
+    model = under_rules(model, rules)
     size = max(1, max(len(batch), ROWS) // len(line.points()[0]))
     pairs = (Contrast.of(some, direction) for some in batch.split(size))
     return Measured.joined([_scores(model, pair, metric, line, graph) for pair in pairs])
@@ -193,13 +210,15 @@ def _measured(
 
 def _scores(model: Transformer, pair: Contrast, metric: Metric, line: Line, graph: EdgeGraph) -> Measured:
     """The scores of pairs whose points of a line fit into one pass."""
-    watched, reads = Watched(model, metric), _reads(model, graph, line)
+    watched, reads, error = Watched(model, metric), _reads(model, graph, line), {}
     there = watched.recorded(pair.other, reads)
     if line.method == "eap":
         watched = watched.beside(there.output, pair.other)  # a metric that compares has its clean run there
         here = watched.differentiated(pair.own, [*reads, *_everywhere(model)])
         change = Change.between(model, here.trace, there.trace)
         found = edge_scores(graph, change, Gradients.of(model, here.trace, line.points()[1]))
+        end = here.trace[Read(final_stream(model.config), grad=True)]
+        error = completeness(model, pair.own, here.output, end)
     else:
         here = watched.recorded(pair.own, reads)
         watched = watched.beside(pair.runs(here.output, there.output)["clean"], pair.own)
@@ -208,7 +227,7 @@ def _scores(model: Transformer, pair: Contrast, metric: Metric, line: Line, grap
         found = along(watched, pair, Runs(change, **pair.runs(here.trace, there.trace)), line, graph)
     with torch.no_grad():
         own, other = watched.value(here.output, pair.own), watched.value(there.output, pair.other)
-    return Measured(found, found != 0, pair.runs(own, other))
+    return Measured(found, found != 0, {**pair.runs(own, other), **error})
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ gradient has, and how alike those of two layers are, comes from the same factors
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -44,6 +44,7 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.rules import Rules, under_rules
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -68,10 +69,12 @@ class _OfGradients(Question):
     """Which matrices of each layer, of `interp.lenses.factors.MATRICES`; None = all that have factors."""
     layers: Sequence[int] | None = None
     """Which layers; None = all."""
+    rules: Rules = field(default=(), kw_only=True)
+    """Backward rules under which the gradient is taken, or the name of a preset; none = the gradient as it is."""
 
     def asked(self, model: Subject) -> Analysis:
         """A forward and a backward pass per batch, and what is made of the factors of each matrix."""
-        config = model.transformer.config
+        config = under_rules(model.transformer, self.rules).config
         check_differentiable(model.transformer, chosen(config, self.matrices, self.layers))
         return Analysis(
             self.name,
@@ -96,7 +99,7 @@ class _OfGradients(Question):
 
 def _compute(trace: Trace, batch: Batch, model: Transformer, asked: _OfGradients) -> Mapping[str, Tensor]:
     """Every number of every matrix `[b matrix layer ...]`."""
-    found = factors(model, batch, asked.matrices, asked.layers)
+    found = factors(under_rules(model, asked.rules), batch, asked.matrices, asked.layers)
     by_matrix = [asked.of_matrix(found, matrix, layers) for matrix, layers in found.recorded().items()]
     values = {name: torch.stack([each[name] for each in by_matrix], 1) for name in by_matrix[0]}
     return values | {"token": batch.token_ids}
@@ -250,6 +253,7 @@ def backward_lens(
     top: int | None = None,
     projection: Projection = "normalised",
     threshold: float = THRESHOLD,
+    rules: Rules = (),
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -271,6 +275,8 @@ def backward_lens(
     and ranks are -1 and the word is "no update": even zero projects to some tokens, those of the final norm's beta.
     matrices: of W_in, W_gate, W_out, W_Q, W_K, W_V, W_O; None = all that the model has (of a mixture of experts:
     attention only).
+    rules: backward rules under which gradients are taken, or a preset of them, as in `interp.attribution_patch`; they
+    are then no gradients of a loss, but what relevance propagation would send back.
     projection: the vector v as the model would read it out, "final_norm" N_f(v) W_U + b_U with gamma and beta;
     "normalised" the same of v / ||v||, so that neither eps nor beta decides; "raw" v W_U alone. Vocabulary logits are
     streamed.
@@ -284,7 +290,7 @@ def backward_lens(
         >>> found.word.sel(matrix="W_out", layer=1).values[0, -1]
         >>> interp.frame(found).query("matrix == 'W_out'").nlargest(3, "relative_update")
     """
-    question = BackwardLens(answer, wrong, matrices, layers, top, projection, threshold)
+    question = BackwardLens(answer, wrong, matrices, layers, top, projection, threshold, rules=rules)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
@@ -298,6 +304,7 @@ def gradient_rank(
     matrices: Sequence[Matrix] | None = None,
     layers: Sequence[int] | None = None,
     tolerance: float | None = None,
+    rules: Rules = (),
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -307,7 +314,7 @@ def gradient_rank(
     Returns Dataset[prompt, matrix, layer] with `value`, from the factors alone in float64, and `tokens`[prompt], its
     upper bound. In the last block only the last token reaches the loss, so that the gradient of all but W_K and W_V has
     rank 1 there.
-    answer, wrong, matrices, layers: as in `backward_lens`.
+    answer, wrong, matrices, layers, rules: as in `backward_lens`.
     tolerance: as a share of the largest; None = max(rows, columns) times the epsilon of the model's dtype, as
     `torch.linalg.matrix_rank` of the gradient takes it.
     Errors: those of `backward_lens`, and ValueError for a tolerance outside [0, 1].
@@ -316,7 +323,7 @@ def gradient_rank(
         >>> int(gradient_rank(model, prompt, " Mary", matrices=["W_out"]).value[0, 0, -1])
         1
     """
-    question = GradientRank(answer, wrong, matrices, layers, tolerance)
+    question = GradientRank(answer, wrong, matrices, layers, tolerance, rules=rules)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
@@ -329,6 +336,7 @@ def gradient_cosines(
     *,
     matrices: Sequence[Matrix] | None = None,
     layers: Sequence[int] | None = None,
+    rules: Rules = (),
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -339,14 +347,14 @@ def gradient_cosines(
     both live in the stream, where layers can be compared. NaN where a vector is zero. There is no null: unrelated
     directions have 0 +- 1 / sqrt(d_model), but the stream carries a gradient past the layers, so that neighbours have
     about .9 in a model that nobody trained.
-    answer, wrong, matrices, layers: as in `backward_lens`.
+    answer, wrong, matrices, layers, rules: as in `backward_lens`.
     Errors: those of `backward_lens`.
 
     Example:
         >>> found = gradient_cosines(model, prompt, " Mary", matrices=["W_out"])
         >>> found.value.sel(matrix="W_out", layer=0, other_layer=1)
     """
-    question = GradientCosines(answer, wrong, matrices, layers)
+    question = GradientCosines(answer, wrong, matrices, layers, rules=rules)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 

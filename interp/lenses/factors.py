@@ -30,7 +30,8 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.analysis import Analysis, NotFiniteError, Posed
 from interp.passes.frozen import gradient_before, output_norm
-from interp.passes.observe import Model, Objective, as_model, observe
+from interp.passes.observe import Model, Objective, Studied, as_model, observe
+from interp.passes.rules import Rules, under_rules
 from interp.runs.run import reduced_over
 from interp.weights.matrices import between, held, side_by_side
 
@@ -130,6 +131,7 @@ def gradient_factors(
     *,
     matrices: Sequence[Matrix] | None = None,
     layers: Sequence[int] | None = None,
+    rules: Rules = (),
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -137,8 +139,8 @@ def gradient_factors(
     """The two factors x and delta of each weight gradient of -log p(answer) at the last token, of prompts in memory.
 
     With `wrong` the loss is logit(wrong) - logit(answer); each prompt's loss is its own. None for `matrices` or
-    `layers`: all that the model has. It keeps vectors of every prompt and token, so it is no question for `interp.run`;
-    `backward_lens`, `gradient_rank` and `gradient_cosines` are.
+    `layers`: all that the model has. rules: backward rules, as in `backward_lens`. It keeps vectors of every prompt and
+    token, so it is no question for `interp.run`; `backward_lens`, `gradient_rank` and `gradient_cosines` are.
     Errors: those of `factors`, and ValueError for answers that are not one token, or none.
 
     Example:
@@ -148,6 +150,7 @@ def gradient_factors(
         True
     """
     subject = as_model(model, edits)
+    subject = Studied(under_rules(subject.transformer, rules), subject.text)
     batch = subject.text.batch(data, prepend_bos=prepend_bos).to(subject.transformer.device)
     posed = Posed.of(subject.text, answer, wrong)
     if posed is not None and posed.rows not in (None, len(batch)):

@@ -23,6 +23,7 @@ from interp.model.kv_cache import Past
 from interp.model.norm import HeadNorm, Normalize
 from interp.model.position import Rotation
 from interp.model.records import Record
+from interp.model.rules import NO_RULES, Rule, halves, held
 from interp.model.tap import Scope, at
 
 if TYPE_CHECKING:
@@ -202,6 +203,7 @@ def attend(
     name: str = "attn",
     softcap: float | None = None,
     sinks: Float[Tensor, "h"] | None = None,
+    rules: frozenset[Rule] = NO_RULES,
 ) -> Float[Tensor, "b q h e"]:
     """softmax(scale * q k^T + bias + mask) v per head, `[batch, pos, head, d_head]`; key/value heads may be grouped.
 
@@ -212,8 +214,9 @@ def attend(
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     observed = tap is not None and tap.wants(f"{name}.hook_attn_scores", f"{name}.hook_pattern")
     if observed or softcap is not None:
-        z = _explicit(q, k, v, mask, scale, tap, name, softcap, sinks)
+        z = _explicit(q, k, v, mask, scale, tap, name, softcap, sinks, rules)
     else:
+        q, k = (held(halves(x, rules), rules) for x in (q, k))
         if sinks is not None:
             k, v, mask = _with_sink(k, v, mask, sinks, q.shape[2])
         width = v.shape[-1]
@@ -228,6 +231,7 @@ def attend(
         )[..., :width]  # fmt: skip
         if mask.bias is not None and mask.blind is not None:
             z = z.masked_fill(mask.blind, 0.0)
+        z = halves(z, rules)
     return z.transpose(1, 2)
 
 
@@ -286,12 +290,14 @@ def _explicit(
     name: str,
     softcap: float | None,
     sinks: Float[Tensor, "h"] | None,
+    rules: frozenset[Rule],
 ) -> Float[Tensor, "b h q e"]:
     """The same with scores and pattern as sites; the softmax runs in float32 at least."""
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    return attend_scores((q * scale) @ k.mT, v, mask, tap, name=name, softcap=softcap, sinks=sinks)
+    scores = halves((q * scale) @ k.mT, rules)
+    return attend_scores(scores, v, mask, tap, name=name, softcap=softcap, sinks=sinks, rules=rules)
 
 
 def attend_scores(
@@ -303,14 +309,15 @@ def attend_scores(
     name: str = "attn",
     softcap: float | None = None,
     sinks: Float[Tensor, "h"] | None = None,
+    rules: frozenset[Rule] = NO_RULES,
 ) -> Float[Tensor, "b h q e"]:
     """softmax(scores + bias + mask) v with scores and pattern as sites, from raw scores however they were made.
 
     The scores are the caller's own tensor and are written to.
     """
     scores_bhqk = at(tap, f"{name}.hook_attn_scores", hidden_scores(scores_bhqk, mask, softcap))
-    pattern_bhqk = at(tap, f"{name}.hook_pattern", row_softmax(scores_bhqk, mask, sinks).to(v.dtype))
-    return pattern_bhqk @ v
+    pattern_bhqk = held(row_softmax(scores_bhqk, mask, sinks).to(v.dtype), rules)
+    return halves(at(tap, f"{name}.hook_pattern", pattern_bhqk) @ v, rules)
 
 
 def hidden_scores(
@@ -418,6 +425,7 @@ class Attention(nn.Module):
     """Attention of one block. Queries, keys and values come from one fused matrix, rows ordered q, k, v."""
 
     name = "attn"
+    rules = NO_RULES
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -524,7 +532,7 @@ class Attention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, tap: Scope | None
     ) -> Float[Tensor, "b p h e"]:
         return attend(
-            q, k, v, mask, self.scale, tap, name=self.name, softcap=self.softcap, sinks=self.sinks
+            q, k, v, mask, self.scale, tap, name=self.name, softcap=self.softcap, sinks=self.sinks, rules=self.rules
         )  # fmt: skip
 
     def _with_earlier(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from interp.model.attention import CrossAttention, Pass, picked
 from interp.model.norm import NoNorm, Normalize
 from interp.model.records import AnyMLP, Record, at_least_one
+from interp.model.rules import NO_RULES, product, secant
 from interp.model.sites import Site
 from interp.model.tap import Scope, at
 
@@ -89,6 +90,8 @@ class FeedForward(nn.Module):
     A gated MLP keeps W_gate and W_in in one matrix, rows ordered gate, in. Its sites begin with `name`.
     """
 
+    rules = NO_RULES
+
     def __init__(self, mlp: MLP, d_model: int, name: str = "mlp") -> None:
         super().__init__()
         self.name = name
@@ -102,9 +105,10 @@ class FeedForward(nn.Module):
         if self.gated:
             gate, linear = self.into(x).chunk(2, -1)
             gate = at(tap, f"{self.name}.hook_pre", gate)
-            post = self.act(gate) * at(tap, f"{self.name}.hook_pre_linear", linear)
+            linear = at(tap, f"{self.name}.hook_pre_linear", linear)
+            post = product(secant(self.act, gate, self.rules), linear, self.rules)
         else:
-            post = self.act(at(tap, f"{self.name}.hook_pre", self.into(x)))
+            post = secant(self.act, at(tap, f"{self.name}.hook_pre", self.into(x)), self.rules)
         return self.out(at(tap, f"{self.name}.hook_post", post))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from interp.model.block import ACTIVATIONS, MLP, NEXT_ROW, Activation, FeedForward
 from interp.model.records import AnyMLP, Record, at_least_one, not_negative, requires
+from interp.model.rules import NO_RULES, constant, kept, product, secant
 from interp.model.sites import Site
 from interp.model.tap import Scope, at
 
@@ -178,6 +180,8 @@ class Experts(nn.Module):
     in. Sites begin with `name`.
     """
 
+    rules = NO_RULES
+
     def __init__(self, moe: MoE, d_model: int, name: str = "mlp") -> None:
         super().__init__()
         self.name = name
@@ -197,12 +201,14 @@ class Experts(nn.Module):
     def forward(self, x: Float[Tensor, "b p d"], tap: Scope | None = None) -> Float[Tensor, "b p d"]:
         """The mixture's output; only experts with a weight other than 0 are computed, unless all are observed."""
         weights = self.weights(at(tap, f"{self.name}.hook_router_logits", self.logits(x)))
+        weights = constant(weights, self.rules)
         mixed = self._mixed(x, at(tap, f"{self.name}.hook_expert_weights", weights), tap)
         if self.shared is None:
             return mixed
         shared = self.shared(x, tap)
         if self.shared_gate is not None:
-            shared = shared * at(tap, f"{self.name}.hook_shared_weight", self.shared_gate(x).sigmoid())
+            share = constant(self.shared_gate(x).sigmoid(), self.rules)
+            shared = shared * at(tap, f"{self.name}.hook_shared_weight", share)
         return mixed + at(tap, f"{self.name}.hook_shared_out", shared)
 
     def logits(self, x: Float[Tensor, "b p d"]) -> Float[Tensor, "b p x"]:
@@ -269,7 +275,14 @@ class Experts(nn.Module):
         """The output of one expert, unweighted."""
         bias = None if self.into_bias is None else self.into_bias[i]
         gate, linear = F.linear(x, self.into[i], bias).chunk(2, -1)
-        if self.kind.clamp is not None:
-            gate, linear = gate.clamp(max=self.kind.clamp), linear.clamp(-self.kind.clamp, self.kind.clamp)
-        post = self.act(gate) * (linear + self.kind.linear_offset if self.kind.linear_offset else linear)
+        most, offset = self.kind.clamp, self.kind.linear_offset
+        if most is not None:
+            gate = secant(partial(torch.clamp, max=most), gate, self.rules)
+            linear = secant(partial(torch.clamp, min=-most, max=most), linear, self.rules)
+        act = secant(self.act, gate, self.rules)
+        post = product(act, linear + offset if offset else linear, self.rules)
+        if (
+            offset and "gate" in self.rules
+        ):  # the offset is a constant, so that its share goes to the gate alone
+            post = kept(post, product(act, linear, self.rules) + act * offset)
         return F.linear(post, self.out[i], None if self.out_bias is None else self.out_bias[i])

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from interp.model.records import Record, not_negative
+from interp.model.rules import NO_RULES, kept
 from interp.model.tap import Scope, at
 
 Trained = Literal["gamma and beta", "gamma", "nothing"]
@@ -56,9 +57,13 @@ NormPlace = Literal["pre", "post", "sandwich", "output"]
 class Normalize(nn.Module):
     """One norm of the model. Fused, unless its scale is edited or differentiated.
 
+    Under the norm rule it has the derivative of `linear` at its scale.
+
     Formula: LayerNorm `(x - mean x) / sqrt(var x + eps) * gamma + beta` (biased variance, eps inside the root);
     RMSNorm `x / sqrt(mean x^2 + eps) * gamma`. Statistics are computed in float32 for half precision inputs.
     """
+
+    rules = NO_RULES
 
     def __init__(self, norm: Norm, d_model: int, name: str, heads: int | None = None) -> None:
         """heads: each of so many heads has a gamma of its own, one after another in `weight`; None = one for all."""
@@ -86,7 +91,8 @@ class Normalize(nn.Module):
             return self._fused(x)
         scale_site = f"{self.name}.hook_scale"
         if tap.alters(scale_site):
-            return self.linear(x, at(tap, scale_site, self.scale(x)))
+            scale = self.scale(x)
+            return self.linear(x, at(tap, scale_site, scale.detach() if "norm" in self.rules else scale))
         if tap.wants(scale_site):
             at(tap, scale_site, self._observed_scale(x))
         return self._fused(x)
@@ -109,7 +115,10 @@ class Normalize(nn.Module):
         else:
             wide = x if gamma is None else x.to(gamma.dtype)
             normed = F.rms_norm(wide, (self.width,), fused, self.kind.eps)
-        return (normed * gamma if each and gamma is not None else normed).to(x.dtype)
+        normed = (normed * gamma if each and gamma is not None else normed).to(x.dtype)
+        if "norm" not in self.rules or not x.requires_grad:
+            return normed
+        return kept(normed, self.linear(x, self.scale(x).detach()))
 
     @torch.no_grad()
     def _observed_scale(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b 1"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -28,6 +29,7 @@ from interp.model.attention import (
 )
 from interp.model.norm import Heads, Norm, Normalize, RMSNorm
 from interp.model.records import Mixer, Record, Traits, at_least_one, positive, requires
+from interp.model.rules import constant, halves, held, secant
 from interp.model.sites import GATE, Site
 from interp.model.tap import Scope, at
 
@@ -223,7 +225,9 @@ class SoftmaxAttention(Attention):
         most = self.kind.clip
         if most is None:
             return q, k, v
-        return q.clamp(-most, most), k.clamp(-most, most), v.clamp(-most, most)
+        cut = partial(torch.clamp, min=-most, max=most)
+        q, k, v = (secant(cut, x, self.rules) for x in (q, k, v))
+        return q, k, v
 
     def _placed(
         self,
@@ -268,7 +272,8 @@ class SoftmaxAttention(Attention):
     ) -> Float[Tensor, "b n h e"]:
         if self.gate is None:
             return z
-        return z * at(tap, GATE.name, self.gate(x).sigmoid().unflatten(-1, (-1, self.d_head)))
+        gate = constant(self.gate(x).sigmoid().unflatten(-1, (-1, self.d_head)), self.rules)
+        return z * at(tap, GATE.name, gate)
 
     def _smeared(
         self, k: Float[Tensor, "b p g e"], alpha: Float[Tensor, "g"], shared: Pass
@@ -312,7 +317,8 @@ class SoftmaxAttention(Attention):
             found = self._pieces(mask, total, shared, k.device)
             if self.kind.temperature is not None and self.kind.temperature.by_count:
                 q = q * self._factor(torch.cat([piece.allowed.sum(-1) for piece in found])[None], q)
-            return attend_pieces(q, k, v, found, self.scale)
+            q, k = (held(halves(x, self.rules), self.rules) for x in (q, k))
+            return halves(attend_pieces(q, k, v, found, self.scale), self.rules)
         return self._attended(q, k, v, self._mask(mask, n, total, shared, only, k.device), tap)
 
     def _attended(
@@ -338,7 +344,7 @@ class SoftmaxAttention(Attention):
         k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
         factor = self._factor(visible_keys(mask, q.shape[1], k.shape[1], q.device), q)
         if self.score is None:
-            scores = einsum(q * factor * self.scale, k, "b q h e, b k h e -> b h q k")
+            scores = halves(einsum(q * factor * self.scale, k, "b q h e, b k h e -> b h q k"), self.rules)
         else:
             scores = additive_scores(q, k, self.score) * factor.movedim(2, 1)
         scores = hidden_scores(scores, mask, self.softcap)
@@ -350,7 +356,8 @@ class SoftmaxAttention(Attention):
         self, pattern_bhqk: Float[Tensor, "b h q k"], v: Float[Tensor, "b k g e"], tap: Scope | None
     ) -> Float[Tensor, "b q h e"]:
         v = v.repeat_interleave(pattern_bhqk.shape[1] // v.shape[2], 2)
-        return einsum(at(tap, "attn.hook_pattern", pattern_bhqk), v, "b h q k, b k h e -> b q h e")
+        weights = at(tap, "attn.hook_pattern", held(pattern_bhqk, self.rules))
+        return halves(einsum(weights, v, "b h q k, b k h e -> b q h e"), self.rules)
 
     def _mask(
         self,

@@ -6,7 +6,7 @@ What a forward pass requires of its inputs is checked first: every error comes b
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,6 +24,7 @@ from interp.model.mapped import MappedFile
 from interp.model.norm import Normalize
 from interp.model.parts import Part
 from interp.model.position import Rotation, ScoreBias, depends_on_length, sinusoids, table
+from interp.model.rules import NO_RULES, Rule, secant
 from interp.model.tap import Scope, Tap, at
 
 ID_TYPES = (torch.int64, torch.int32)
@@ -171,6 +172,8 @@ class Transformer(nn.Module):
         linear = config.unembed and self.output is None
         self.unembed = nn.Linear(d, config.n_outputs, bias=config.unembed_bias) if linear else None
         self.devices: tuple[torch.device, ...] | None = None
+        self.rules = NO_RULES
+        """What its derivatives take for constant or linear; none but in what `ruled` returns."""
         self.edits: tuple[Edit, ...] = ()
         """What every pass of this model changes; empty but in what `edited` returns."""
         self.files: tuple[MappedFile, ...] = ()
@@ -230,6 +233,16 @@ class Transformer(nn.Module):
         memo = {id(each): each for each in kept}
         memo |= {id(self.get_parameter(name)): value for name, value in parameters.items()}
         return copy.deepcopy(self, memo)
+
+    def ruled(self, rules: Collection[Rule]) -> Transformer:
+        """This model under backward rules: another one of the same parameters, with other derivatives and no other
+        numbers. `interp.passes.rules` says which models the rules are defined for.
+        """
+        found = self.with_parameters({})
+        for module in found.modules():
+            if hasattr(module, "rules"):
+                module.rules = frozenset(rules)  # type: ignore[assignment]
+        return found
 
     def _with(self, edits: tuple[Edit, ...]) -> Transformer:
         found = copy.copy(self)
@@ -311,7 +324,10 @@ class Transformer(nn.Module):
         logits, cap = self.uncapped(resid, tap, columns=columns), self.config.logit_softcap
         if not self.config.unembed:
             return logits
-        if cap is not None:  # step by step: never three arrays of logits at once
+        if cap is not None and "activation" in self.rules:
+            logits = at(tap, "unembed.hook_uncapped", logits)
+            logits = secant(lambda x: (x / cap).tanh() * cap, logits, self.rules)
+        elif cap is not None:  # step by step: never three arrays of logits at once
             logits = at(tap, "unembed.hook_uncapped", logits) / cap
             logits = logits.tanh()
             logits = logits * cap
@@ -465,6 +481,8 @@ def _some_logits(
 class MaskedHead(nn.Module):
     """What BERT does before its unembedding: a dense layer, an activation and a norm. Not linear in the stream."""
 
+    rules = NO_RULES
+
     def __init__(self, act: str, norm: Norm, d_model: int) -> None:
         super().__init__()
         self.dense = nn.Linear(d_model, d_model)
@@ -473,7 +491,7 @@ class MaskedHead(nn.Module):
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """The input of the unembedding."""
-        return self.norm(self.act(self.dense(x)))
+        return self.norm(secant(self.act, self.dense(x), self.rules))
 
 
 _ZERO_AT_FIRST = (

@@ -111,8 +111,10 @@ def gradient_before(
     """The gradient at a norm's input x, given the one at its output: the scale moves with x, unlike in `back`.
 
     (C(gamma g) - n (n . gamma g) / d) / scale, n = C(x) / scale, C the centring of LayerNorm: a norm's Jacobian is
-    symmetric but for gamma.
+    symmetric but for gamma. Under the norm rule (`interp.passes.rules`) the scale is a constant, as in `back`.
     """
+    if "norm" in norm.rules:
+        return FrozenNorm(norm).of(x).back(gradient)
     if isinstance(norm.kind, NoNorm):
         return gradient
     scale, gamma = norm.scale(x), norm.gamma

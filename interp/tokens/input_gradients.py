@@ -20,10 +20,12 @@ from interp.core.boundary import Count, public
 from interp.core.stats import wide
 from interp.data.batch import Batch
 from interp.model.edits import Edit
+from interp.model.sites import final_stream
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import Observation, observe
+from interp.passes.rules import Rules, as_rules, completeness, under_rules
 
 _EMBED = "hook_embed"
 Baseline = Literal["zero", "mean"] | int
@@ -34,6 +36,12 @@ Rule = Literal["gauss", "midpoint"]
 @dataclass(frozen=True)
 class GradientTimesInput:
     """Embedding . gradient of the answer's logit: how it changes per relative length of each embedding."""
+
+    rules: Rules = ()
+    """Backward rules under which the gradient is taken, or a preset of them; none = the gradient as it is."""
+
+    def __post_init__(self) -> None:
+        as_rules(self.rules)
 
 
 @public()
@@ -107,19 +115,30 @@ def answer_logits(
 
 
 def gradient_x_input(
-    model: Transformer, batch: Batch, at: Int[Tensor, "b"], *, batch_size: int = 32
-) -> Float[Tensor, "b p"]:
-    """Embedding . gradient at every position. It sums to nothing in particular, unless the logit is linear.
+    model: Transformer, batch: Batch, at: Int[Tensor, "b"], *, rules: Rules = (), batch_size: int = 32
+) -> dict[str, Tensor]:
+    """Embedding . gradient at every position `[b p]`, as `value`. It sums to nothing in particular.
 
+    Under rules that make the model linear it sums, with `bias` (what biases and other embeddings are due), to `total`,
+    the logit (difference) before a soft cap, bias of the unembedding included; `completeness_error` says how nearly.
     Caveat: where a norm follows the token embeddings at once (BLOOM) their length changes nothing, so this is 0.
     Errors: ValueError without answers or logits.
     """
-    read, grad = Read(_EMBED), Read(_EMBED, grad=True)
+    model = under_rules(model, rules)
+    end = Read(final_stream(model.config), grad=True)
     found = []
     for rows in _chunks(len(batch), batch_size):
-        trace = _differentiated(model, batch.rows(rows), at[rows], (read, grad)).trace
-        found.append((wide(trace[read]) * wide(trace[grad])).sum(-1))
-    return torch.cat(found)
+        some = batch.rows(rows)
+        seen = _differentiated(model, some, at[rows], (Read(_EMBED), Read(_EMBED, grad=True), end))
+        value = (wide(seen.trace[Read(_EMBED)]) * wide(seen.trace[Read(_EMBED, grad=True)])).sum(-1)
+        chunk = {"value": value, **completeness(model, some, seen.output, seen.trace[end])}
+        if "completeness_error" in chunk:
+            with torch.no_grad():
+                there = some.to(model.device)
+                total = answer_logits(model, seen.output, there, at[rows].to(model.device))
+            chunk |= {"total": total, "bias": total - value.sum(1)}
+        found.append(chunk)
+    return {name: torch.cat([chunk[name] for chunk in found]) for name in found[0]}
 
 
 def integrated_gradients(

@@ -1,4 +1,4 @@
-"""Which tokens of a prompt the model's state, or its answer, rests on: ten ways with one signature.
+"""Which tokens of a prompt the model's state, or its answer, rests on: twelve ways with one signature.
 
 They answer different questions. Attention, rollout, flow, norms and ALTI say from where the state at one position was
 mixed together, whatever comes of it; ALTI-Logit and the gradients say what an answer's logit owes to each token. Which
@@ -28,6 +28,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.rules import LINEAR, under_rules
 from interp.runs.run import answered
 from interp.tokens.alti_logit import AltiLogit, alti_logit, check_alti_logit
 from interp.tokens.input_gradients import (
@@ -93,6 +94,8 @@ METHODS: dict[str, Method] = {
     "alti": Mixing("alti"),
     "alti_logit": AltiLogit(),
     "gradient_x_input": GradientTimesInput(),
+    "attnlrp": GradientTimesInput("attnlrp"),
+    "relp": GradientTimesInput("relp"),
     "integrated_gradients": IntegratedGradients(),
 }
 """Every method by name, with its usual settings."""
@@ -176,7 +179,9 @@ def token_attribution(
       `initial`, `mlp` and `bias` it makes `total`, the logit (difference); `error` is by how much it misses, relative;
     - integrated_gradients (Sundararajan et al. 2017): `total`, the logit's change from the baseline, up to `error`,
       relative, which falls with the steps;
-    - gradient_x_input: nothing in particular.
+    - gradient_x_input and attnlrp (Achtibat et al. 2024; its gradient under backward rules): nothing in particular;
+    - relp (the rules of Jafari et al. 2025): with `bias`, the share of biases and positions, `total`, the logit
+      (difference).
     Logits are those before a soft cap. pos: of each prompt, BOS counted; negative from its end.
     edits: patterns and values count as the edited pass has them; a head or attention that is zeroed or scaled counts by
     what is left of it. Edits that make the stream something else than what the model's parts wrote are refused by the
@@ -266,7 +271,9 @@ def _computed(model: Transformer, how: Method, batch_size: int) -> tuple[tuple[R
         sums_to = "what attention added to the logit (difference); with initial, mlp and bias: total"
         return (), _alti_logit, sums_to
     if isinstance(how, GradientTimesInput):
-        return (), partial(_gradient, batch_size=batch_size), "nothing in particular"
+        linear = set(LINEAR) <= set(under_rules(model, how.rules).rules) and not model.edits
+        sums_to = "total, the logit (difference), with bias" if linear else "nothing in particular"
+        return (), partial(_gradient, how=how, batch_size=batch_size), sums_to
     baseline_embedding(model, how.baseline)
     sums_to = "total, the logit (difference) minus that of the baseline, up to error"
     return (), partial(_integrated, how=how, batch_size=batch_size), sums_to
@@ -303,9 +310,14 @@ def _alti_logit(trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, 
 
 
 def _gradient(
-    trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"], batch_size: int
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    at: Int[Tensor, "b"],
+    how: GradientTimesInput,
+    batch_size: int,
 ) -> dict[str, Tensor]:
-    return {"value": gradient_x_input(model, batch, at, batch_size=batch_size)}
+    return gradient_x_input(model, batch, at, rules=how.rules, batch_size=batch_size)
 
 
 def _integrated(
@@ -326,7 +338,8 @@ def _finish(
     assert isinstance(merged, Rows)
     rows = dict(merged.rows)
     token = rows.pop("token")
-    error = {"completeness_error": float(rows["error"].max())} if "error" in rows else {}
+    missed = rows.pop("completeness_error", rows.get("error"))
+    error = {} if missed is None else {"completeness_error": float(missed.max())}
     units = dict.fromkeys(("value", "total", "initial", "mlp", "bias"), unit)
     return labelled(
         name,

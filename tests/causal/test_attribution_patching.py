@@ -5,20 +5,22 @@ from functools import partial
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 import xarray as xr
 from torch import Tensor
 
 from interp import Edit, HookedTransformer, Read, observe
-from interp.causal import attribution_patch
+from interp.causal import attribution_patch, patch
 from interp.causal.contrast import site_names
+from interp.causal.effects import fisher_z
 from interp.data.batch import Batch
 from interp.model import Tap, Transformer
 from interp.model.sites import DIMS, EMBEDDING_SITES, block_rows, names
 from interp.passes.metrics import kl_divergence, logit_difference, next_token_loss, of_logits
 from tests.causal.slow_edges import ANSWER, WRONG, difference
 from tests.circuits.test_edge_attribution import CLEAN, CORRUPT, linear, padded
-from tests.configs import CONFIGS, build
+from tests.configs import CONFIGS, build, some_tokens
 from tests.loops import over
 from tests.tiny import hooked
 from tests.tolerances import assert_close, student95
@@ -260,3 +262,65 @@ def test_what_cannot_be_estimated_is_refused_by_name() -> None:
         patched(build("gpt2"), "zz")
     with pytest.raises(KeyError, match=r"this model has no 'blocks.0.mlp.hook_post'"):
         patched(build("attention-only"), "mlp.hook_post")
+
+
+# agreement with exact patching
+
+
+def test_agreement_is_the_mean_fisher_z_of_patches_one_by_one() -> None:
+    """Every cell is drawn, so that the correlations are those of both whole maps, prompt by prompt."""
+    model = build("gpt2")
+    clean, corrupt = some_tokens(17, 6), some_tokens(17, 6, seed=1)
+    corrupt[:, :2] = clean[:, :2]  # cells that are alike in both runs, which do not count
+    both = {"metric": METRIC, "by": ("layer", "pos"), "each": True}
+    found = attribution_patch(HookedTransformer(model), clean, corrupt, "z", agreement=1000, **both)  # type: ignore[arg-type]
+    exact = patch(HookedTransformer(model), clean, corrupt, "z", **both)  # type: ignore[arg-type]
+    counts = exact.changed.values.copy()  # not layer 1 before the last position, which reaches nothing
+    assert counts.sum() == 5 and not counts[:, :2].any()
+    ours, theirs = (x["each"].values[:, counts] for x in (found, exact))
+    pearson = np.arctanh([np.corrcoef(x, y)[0, 1] for x, y in zip(ours, theirs, strict=True)])
+    ranked = np.array([scipy.stats.spearmanr(x, y)[0] for x, y in zip(ours, theirs, strict=True)])
+    assert ranked.max() > 0.99, "the cut is tried"
+    spearman = np.arctanh(ranked.clip(-1 + 6 / 120, 1 - 6 / 120))
+    for z, name in ((pearson, "pearson"), (spearman, "spearman")):
+        half = student95(17) * z.std(ddof=1) / 17**0.5
+        given = found.sel(coefficient=name)
+        np.testing.assert_allclose(given.agreement, np.tanh(z.mean()), rtol=1e-9)
+        np.testing.assert_allclose(given.agreement_low, np.tanh(z.mean() - half), rtol=1e-9)
+        np.testing.assert_allclose(given.agreement_high, np.tanh(z.mean() + half), rtol=1e-9)
+
+
+def test_cells_are_drawn_alike_whatever_the_batch_is() -> None:
+    model, clean, corrupt = (
+        HookedTransformer(build("llama-gqa")),
+        some_tokens(9, 6),
+        some_tokens(9, 6, seed=1),
+    )
+    one, other = (
+        attribution_patch(model, clean, corrupt, metric=METRIC, agreement=5, batch_size=size, each=False)
+        for size in (9, 2)
+    )
+    np.testing.assert_allclose(one.agreement, other.agreement, rtol=1e-9)
+    assert bool(one.agreement_low.isnull().all()), "9 prompts are too few for an interval"
+    every = attribution_patch(model, clean, corrupt, metric=METRIC, agreement=6 * 8, batch_size=9, each=False)
+    assert not np.allclose(one.agreement, every.agreement)
+
+
+def test_where_the_model_is_linear_estimates_are_the_effects() -> None:
+    found = attribution_patch(
+        HookedTransformer(linear()), CLEAN, CORRUPT, "z", metric=METRIC, by=("layer", "head"), agreement=8
+    )
+    np.testing.assert_allclose(found.agreement.sel(coefficient="pearson"), 1, atol=2e-9)
+    n = 8
+    np.testing.assert_allclose(found.agreement.sel(coefficient="spearman"), 1 - 6 / (n * (n * n - 1)))
+
+
+@pytest.mark.parametrize("cells", [1, -3])
+def test_a_correlation_takes_two(cells: int) -> None:
+    with pytest.raises(ValueError, match=f"two cells or more, or 0 for none, got {cells}"):
+        patched(build("gpt2"), agreement=cells)
+
+
+def test_a_correlation_of_constants_is_not_a_number() -> None:
+    one, two = torch.ones(3), torch.tensor([1.0, 2.0, 3.0])
+    assert all(np.isnan(z) for z in (*fisher_z(one, two), *fisher_z(two, one), *fisher_z(two[:1], two[:1])))

@@ -46,13 +46,13 @@ def test_gradient_x_input_is_the_change_per_relative_length_of_each_embedding(na
     length = torch.ones(3, 9, dtype=torch.float64, requires_grad=True)
     value = logit_difference(name, embedded(name) * length[..., None]).sum()
     (expected,) = torch.autograd.grad(value, length)
-    assert_close(gradient_x_input(build(name), BATCH, LAST), expected)
-    assert_close(gradient_x_input(build(name), BATCH, LAST, batch_size=2), expected)
+    assert_close(gradient_x_input(build(name), BATCH, LAST)["value"], expected)
+    assert_close(gradient_x_input(build(name), BATCH, LAST, batch_size=2)["value"], expected)
 
 
 def test_behind_a_norm_of_the_embeddings_their_length_counts_for_nothing() -> None:
     """Up to the norm's epsilon, which is not relative."""
-    bloom, post = (gradient_x_input(build(n), BATCH, LAST).abs().max() for n in ("bloom", "gpt2"))
+    bloom, post = (gradient_x_input(build(n), BATCH, LAST)["value"].abs().max() for n in ("bloom", "gpt2"))
     assert bloom < 1e-3 * post
 
 
