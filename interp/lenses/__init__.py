@@ -9,7 +9,7 @@ from interp.lenses.backward_lens import (
     gradient_rank,
 )
 from interp.lenses.factors import GradientFactors, gradient_factors
-from interp.lenses.imprint import imprint, logit_vjp, shift, top_vjp
+from interp.lenses.imprint import imprint, shift
 from interp.lenses.late_layers import LateLayers, late_layers
 from interp.lenses.lens import LogitLens, by_depth, logit_lens
 from interp.lenses.output_lens import OutputLens, output_lens
@@ -32,9 +32,7 @@ __all__ = [
     "imprint",
     "late_layers",
     "logit_lens",
-    "logit_vjp",
     "output_lens",
     "shift",
-    "top_vjp",
     "train_tuned_lens",
 ]
