@@ -9,6 +9,7 @@ from interp.lenses.backward_lens import (
     gradient_rank,
 )
 from interp.lenses.factors import GradientFactors, gradient_factors
+from interp.lenses.imprint import imprint, shift
 from interp.lenses.late_layers import LateLayers, late_layers
 from interp.lenses.lens import LogitLens, by_depth, logit_lens
 from interp.lenses.output_lens import OutputLens, output_lens
@@ -28,8 +29,10 @@ __all__ = [
     "gradient_cosines",
     "gradient_factors",
     "gradient_rank",
+    "imprint",
     "late_layers",
     "logit_lens",
     "output_lens",
+    "shift",
     "train_tuned_lens",
 ]

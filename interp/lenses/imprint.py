@@ -9,12 +9,14 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.boundary import public
 from interp.core.stats import wide
 from interp.model.weights import Weights
 from interp.passes.observe import Model, as_model
 from interp.residual.decomposition import not_linear
 
 
+@public()
 def imprint(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) -> Float[Tensor, "*b o"]:
     """By how much x W changes: eta ||x||^2 delta.
 
@@ -29,6 +31,7 @@ def imprint(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) 
     return eta * x.square().sum(-1, keepdim=True) * delta
 
 
+@public()
 def shift(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) -> Float[Tensor, "*b i o"]:
     """By how much each neuron's part of the output changes: eta x[j]^2 delta; over neurons the sum is `imprint`.
 

@@ -10,7 +10,13 @@ from interp.plot.ablation import ablation, recall_curve, recall_map
 from interp.plot.attention import attention
 from interp.plot.attention_rows import attention_entropy, dispersion
 from interp.plot.attribution import attribution, attribution_map
-from interp.plot.backward_lens import backward_lens
+from interp.plot.backward_lens import (
+    backward_lens,
+    backward_lens_curves,
+    backward_lens_grid,
+    gradient_cosines,
+    gradient_rank,
+)
 from interp.plot.cards import card, drawn
 from interp.plot.causal_trace import causal_trace, causal_trace_curves
 from interp.plot.circuit import circuit, circuit_checks, circuit_curve
@@ -35,6 +41,8 @@ __all__ = [
     "attribution",
     "attribution_map",
     "backward_lens",
+    "backward_lens_curves",
+    "backward_lens_grid",
     "causal_trace",
     "causal_trace_curves",
     "circuit",
@@ -50,6 +58,8 @@ __all__ = [
     "drawn",
     "eigenvalue_disc",
     "factored_spectrum",
+    "gradient_cosines",
+    "gradient_rank",
     "head_labels",
     "heads",
     "heads_over_training",
@@ -88,6 +98,8 @@ PICTURES.draws |= {
     "dispersion": dispersion,
     "evaluate_circuit": circuit_checks,
     "find_circuit": circuit,
+    "gradient_cosines": gradient_cosines,
+    "gradient_rank": gradient_rank,
     "heads": heads,
     "in_context": loss_by_index,
     "knock_out": ablation,

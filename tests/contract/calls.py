@@ -217,6 +217,7 @@ METRIC: Mapping[str, Made] = {"metric": lambda: interp.logit_difference(3, 4)}
 ON_PLAIN: Mapping[str, Made] = {"model": plain}
 PAIRED: Mapping[str, Made] = ON_PLAIN | METRIC
 TEXTS: Mapping[str, Made] = {"data": lambda: TEXT}
+FACTORS: Mapping[str, Made] = {"x": lambda: numbers(4), "delta": lambda: numbers(3)}
 NORMAL: Mapping[str, Made] = {"first": lambda: numbers(4), "paired": lambda: True}
 REPEATED: Mapping[str, Made] = {"data": lambda: TOKENS[:, [0, 1, 2, 3, 0, 1, 2, 3]]}
 
@@ -262,6 +263,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "causal.patch_preset": METRIC | {"preset": lambda: "resid_pre"},
     "backward_lens": {"answer": lambda: 5}, "lenses.gradient_rank": {"answer": lambda: 5},
     "lenses.gradient_cosines": {"answer": lambda: 5}, "lenses.gradient_factors": {"answer": lambda: 5},
+    "lenses.imprint": FACTORS, "lenses.shift": FACTORS,
     "attribute": {"answer": lambda: 5},
     "causal.batches": {"pairs": pairs},
     "causal_trace": TEXTS | {"answer": best, "samples": lambda: 1},

@@ -80,3 +80,58 @@ def test_a_result_is_drawn_by_its_most_telling_matrix_and_an_unknown_one_is_name
     assert "of W_V" in lens.sel(matrix=["W_V", "W_Q"]).view.plot().get_title()
     with pytest.raises(KeyError, match="no matrix 'W_up' in this result; it has W_in, W_out"):
         plot.backward_lens(lens, matrix="W_up")
+
+
+def test_the_grid_has_every_matrix_of_every_layer_at_one_token(lens: xr.Dataset) -> None:
+    ax = plot.backward_lens_grid(lens, pos=-1, threshold=0.2)
+    last = lens.isel(prompt=0, pos=int((~np.isnan(lens.delta.values[0, 0, 0])).sum()) - 1)
+    drawn = np.ma.filled(np.ma.asarray(ax.images[0].get_array()), np.nan)
+    np.testing.assert_allclose(10**drawn, (last.x * last.delta).transpose("layer", "matrix").values)
+    large = (last.relative_update > 0.2).transpose("layer", "matrix").values
+    expected = np.where(large, last.word.transpose("layer", "matrix").values, "")
+    assert words(ax) == {
+        (int(i), int(j)): printable(str(expected[i, j])) for i, j in np.argwhere(expected != "")
+    }
+    assert [label.get_text() for label in ax.get_xticklabels()] == lens.matrix.values.tolist()
+    with pytest.raises(IndexError, match="this prompt has"):
+        plot.backward_lens_grid(lens, pos=99)
+
+
+def test_curves_are_means_over_the_tokens_of_a_segment_and_the_prompts(lens: xr.Dataset) -> None:
+    ax = plot.backward_lens_curves(
+        lens, "target_rank", segments={"two": (-2, -1), "first": [0]}, matrix="W_in"
+    )
+    ranks = lens.target_rank.sel(matrix="W_in")
+    found = {
+        line.get_label(): line.get_ydata() for line in ax.lines if not str(line.get_label()).startswith("_")
+    }
+    for name, places in {"two": (-2, -1), "first": (0,)}.items():
+        rows = []
+        for prompt in range(2):
+            n = int((~np.isnan(lens.delta.values[prompt, 0, 0])).sum())
+            some = ranks[prompt, :, [i % n for i in places]].astype(float)
+            rows.append(some.where(some >= 0).mean("pos").values)
+        masked = np.ma.masked_invalid(rows)
+        np.testing.assert_allclose(np.asarray(found[name]), masked.mean(0).filled(np.nan))
+    assert len(ax.lines) == 6, "a thin line for each of both prompts"
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["two", "first"]  # type: ignore[union-attr]
+    assert len(plot.backward_lens_curves(lens).lines) == 9
+    with pytest.raises(KeyError, match="no number 'ranks'"):
+        plot.backward_lens_curves(lens, "ranks")
+    with pytest.raises(ValueError, match="no prompt has an update in the segment 'none'"):
+        plot.backward_lens_curves(lens, segments={"none": (99,)})
+
+
+def test_ranks_and_cosines_are_maps_of_means_over_prompts() -> None:
+    asked = ([PROMPT, "The cat sat on the"], [" Mary", " cat"])
+    ranks, cosines = (f(MODEL, *asked) for f in (interp.lenses.gradient_rank, interp.lenses.gradient_cosines))
+    drawn = ranks.view.plot().images[0]
+    np.testing.assert_allclose(np.asarray(drawn.get_array()), ranks.value.mean("prompt").values)
+    assert drawn.get_clim() == (0, float(ranks.tokens.mean()))
+    ax = plot.gradient_cosines(cosines, matrix="W_in")
+    np.testing.assert_allclose(
+        ax.images[0].get_array(), cosines.value.mean("prompt").sel(matrix="W_in").values
+    )
+    assert "W_in" in ax.get_title() and "W_out" in cosines.view.plot().get_title()
+    with pytest.raises(KeyError, match="no matrix 'W_up'"):
+        plot.gradient_cosines(cosines, matrix="W_up")
