@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 FORMAT = "interp Jacobian lens 1"
+ABOUT = ("skip", "precision", "ended", "left_out")
+"""What a result says of its fit."""
 
 
 @public()
@@ -68,6 +70,8 @@ class FittedJacobianLens:
     """J of each group of prompts."""
     sizes: Int[Tensor, "g"] | None = None
     """How many prompts each group has."""
+    about: Mapping[str, str | int | float] = field(default_factory=dict)
+    """How it was fitted, as the attributes of its result say: `skip`, `precision`, `ended`, `left_out`."""
 
     def __post_init__(self) -> None:
         d = as_network(self.model).config.d_model
@@ -94,6 +98,7 @@ class FittedJacobianLens:
         return cls(
             model, tuple(int(layer) for layer in result.layer.values), tensors["value"].to(like),
             int(result.attrs["prompts"]), tokens, tensors["error"], tensors["by_group"].to(like), tensors["prompts"],
+            {name: result.attrs[name] for name in ABOUT},
         )  # fmt: skip
 
     def __call__(self, site: str, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
@@ -138,9 +143,9 @@ class FittedJacobianLens:
         Errors: those of `logit_lens`; ValueError for a lens of some tokens alone, or no resample.
 
         Example:
-            >>> found = lens.read("The cat sat on", top=3)
-            >>> bool((found.low <= found.high).all())
-            True
+            >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
+            >>> lens.read("The cat sat on", top=3).stays.dims
+            ('prompt', 'depth', 'pos', 'rank')
         """
         if resamples < 1:
             raise ValueError(f"at least one resample is required, got {resamples}")
@@ -165,6 +170,7 @@ class FittedJacobianLens:
         Errors: ValueError for what is no single token, or a token that the lens was not fitted for.
 
         Example:
+            >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
             >>> lens.directions(5).shape[-1] == model.cfg.d_model
             True
         """
@@ -184,6 +190,7 @@ class FittedJacobianLens:
         """Edits that add a vector of length `scale` along the token's direction after each layer (None: of the lens).
 
         Example:
+            >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
             >>> model.edited(lens.steer(5, 2.0, layers=[0]))(tokens).shape == model(tokens).shape
             True
         """
@@ -199,6 +206,7 @@ class FittedJacobianLens:
         Errors: ValueError for one token twice, or tokens of one direction.
 
         Example:
+            >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
             >>> model.edited(lens.swap(5, 6, layers=[0]))(tokens).shape == model(tokens).shape
             True
         """
@@ -219,8 +227,8 @@ class FittedJacobianLens:
         more = {"error": self.error, "by_group": self.by_group, "sizes": self.sizes}
         tensors |= {name: value for name, value in more.items() if value is not None}
         flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        about = {"layers": self.layers, "prompts": self.prompts, "tokens": self.tokens}
-        header = {"format": FORMAT, "about": json.dumps(about)}
+        said = {"layers": self.layers, "prompts": self.prompts, "tokens": self.tokens}
+        header = {"format": FORMAT, "lens": json.dumps({**said, "about": dict(self.about)})}
         write_atomically(Path(path), lambda file: save_file(flat, file, metadata=header))
 
     @classmethod
@@ -237,12 +245,13 @@ class FittedJacobianLens:
                         f"{path}: a file of format {FORMAT!r} is required, got {header.get('format')!r}"
                     )
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-                about = json.loads(header["about"])
+                said = json.loads(header["lens"])
             sample, jacobian = tensors.pop("sample"), tensors.pop("jacobian")
-            tokens = None if about["tokens"] is None else tuple(about["tokens"])
+            tokens = None if said["tokens"] is None else tuple(said["tokens"])
             if not is_of(network, sample):
                 raise ValueError(f"{path} is a Jacobian lens of another model: its parameters differ")
-            return cls(model, tuple(about["layers"]), jacobian, about["prompts"], tokens, **tensors)
+            layers, prompts = tuple(said["layers"]), said["prompts"]
+            return cls(model, layers, jacobian, prompts, tokens, **tensors, about=said["about"])
         except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as cause:
             raise ValueError(f"{path} is not a readable Jacobian lens (truncated?): {cause}") from cause
 

@@ -107,7 +107,8 @@ def jacobian_lens(
     instead of one for each dimension: enough for `directions`, `steer` and `swap`.
     precision: no more prompts are asked for once the standard error over prompts, sqrt(sum of squares), is this share
     of J's norm in every layer, looked at after every `batch_size` prompts and from 8 on (in a stream after each of its
-    windows). Where the data end before, `error` of the result says how precise it is. None = all prompts are used.
+    windows); None = all prompts are used. Where the data end before, `about["ended"]` says so, and `error` how precise
+    it is.
     groups: prompts are kept as this many sums, by their numbers modulo `groups`, which resampling draws: 8 groups
     layers d^2 bytes.
     Caveats: a mean of linear maps: what a map does on one prompt alone is not in it. One prompt whose J is a hundred

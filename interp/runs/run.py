@@ -113,8 +113,7 @@ def run(
     on the same batches; those about weights alone need no data.
     data: texts, token ids, files, a folder, a data set, an iterator; `Pairs` of them for questions that compare two
     runs; a `Stream`; or batches as they are. There are as many tokens per batch as fit (predicted from the reads,
-    measured on some rows, halved if memory runs out all the same). Rows that cannot be used are set aside and counted,
-    in `rejected`.
+    measured on some rows, halved if memory runs out all the same). Unusable rows are set aside, in `rejected`.
     edits: interventions under which everything is asked: the model under study is the edited one.
     Means over rows carry 95 % intervals by Student's t (none below 3 rows); with `bootstrap` replicates rows of one
     identity, such as pieces of a text, count as one (`stats.Bootstrap`).
@@ -124,8 +123,7 @@ def run(
     devices: one worker process per device ("all" = every GPU, or every core), on windows of their own. engine="ray":
     one actor per device of a Ray cluster. shard="2/8": only the third eighth of the windows, for job arrays that share
     `out`; the call without `shard` takes in what they did, and does the rest.
-    Questions that say when they know enough (`Analysis.enough`) are asked after every window, and the run ends when all
-    do; runs of several processes and shards do all windows.
+    One process alone ends at the window after which all questions know enough (`Analysis.enough`); several do all.
     No number depends on batch size beyond rounding, and with as many threads per process no bit on restarts, devices,
     engine or shards.
     Errors: ValueError for no questions, two of one name, no rows, no usable row, or a folder of another run;

@@ -24,6 +24,7 @@ from interp.passes.observe import text_of
 from interp.runs.progress import Done, Progress
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
+from tests.tiny import CORPUS
 from tests.tolerances import assert_close
 
 EVERY = (
@@ -113,6 +114,7 @@ def test_with_frozen_patterns_and_norms_it_is_a_product_of_maps() -> None:
     centre, whole = torch.eye(d, dtype=torch.float64) - 1 / d, identity
     for layer in (1, 2):
         w, norm = Weights(model).layer(layer), model.block(layer).ln1
+        assert norm.gamma is not None and w.W_V is not None and w.W_O is not None
         ov = (centre * norm.gamma) @ w.W_V @ w.W_O
         pattern = (
             trace[f"blocks.{layer}.attn.hook_pattern"][0] / trace[f"blocks.{layer}.ln1.hook_scale"][0, :, 0]
@@ -386,7 +388,9 @@ def test_a_saved_lens_comes_back_as_it_was(tokens: list[int] | None, tmp_path: P
     again = FittedJacobianLens.load(tmp_path / "lens.safetensors", model)
     for name in ("jacobian", "error", "by_group", "sizes"):
         assert torch.equal(getattr(again, name), getattr(lens, name))
-    assert (again.layers, again.prompts, again.tokens) == (lens.layers, lens.prompts, lens.tokens)
+    for name in ("layers", "prompts", "tokens", "about"):
+        assert getattr(again, name) == getattr(lens, name)
+    assert again.about["ended"] == "at the end of the data"
     with pytest.raises(ValueError, match="is a Jacobian lens of another model"):
         FittedJacobianLens.load(tmp_path / "lens.safetensors", build("mqa"))
 
@@ -439,6 +443,33 @@ def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
     torch.save({"J": Path("x")}, tmp_path / "lens.pt")
     with pytest.raises(ValueError, match="refused, and nothing in it was run"):
         FittedJacobianLens.from_neuronpedia(tmp_path / "lens.pt", deep())
+
+
+@over("name", ["gpt2", "llama"])
+def test_the_fit_is_that_of_transformer_lens_and_reads_its_files(name: str, tmp_path: Path) -> None:
+    theirs = pytest.importorskip("transformer_lens.tools.analysis.jacobian_lens").JacobianLens  # of version 4
+    from interp.compat import from_bridge
+    from tests.compat.test_bridge import boot
+
+    bridge = boot(name)
+    model = from_bridge(bridge)
+    fit = theirs.fit(bridge, CORPUS, corpus="tiny", skip_first_positions=SKIP, show_progress=False)
+    ours = jacobian_lens(model, list(CORPUS), skip=SKIP)
+    assert_near(ours.jacobian[0], fit.jacobians[0])
+    assert ours.prompts == fit.n_prompts == 3
+    fit.save(str(tmp_path / "theirs.pt"), dtype=torch.float32)
+    read = FittedJacobianLens.from_neuronpedia(tmp_path / "theirs.pt", model)
+    assert torch.equal(read.jacobian[0].float(), fit.jacobians[0]) and read.prompts == 3
+    ours.to_neuronpedia(tmp_path / "ours.pt", dtype=torch.float32)
+    again = theirs.load(str(tmp_path / "ours.pt"))
+    assert torch.equal(again.jacobians[0], ours.jacobian[0].float()) and again.n_prompts == 3
+    told = again.readout(bridge, CORPUS[0], top_k=3).lens_topk_indices[0]
+    assert (told.numpy() == read.read(CORPUS[0], top=3).top_token.values[0, 0]).all()
+
+
+def assert_near(ours: Tensor, theirs: Tensor) -> None:
+    """To 1e-6 of the largest entry: their rows are averaged in float32."""
+    assert float((ours - theirs).abs().max() / ours.abs().max()) < 1e-6
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
