@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 FEWEST = 8
 """Prompts below which nobody can say how precise J is: norms of single prompts differ by two orders of magnitude."""
-TOGETHER = 2**11
-"""Tokens of all copies of a prompt in one pass (`experiments/jacobian_lens.py` compares)."""
+TOGETHER, TOGETHER_ON_GPU = 2**9, 2**14
+"""Tokens of all copies of a prompt in one pass: more cost a CPU its cache (`experiments/bench/jacobian_lens.py`)."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,8 @@ def prompt_jacobian(
     One forward pass of as many copies as rows are differentiated at once; one backward pass for each such part.
     """
     n = text.tokens.shape[1]
-    parts = -(-len(rows) // max(1, TOGETHER // n))
+    room = TOGETHER if model.device.type == "cpu" else TOGETHER_ON_GPU
+    parts = -(-len(rows) // max(1, room // n))
     size = -(-len(rows) // parts)
     copies = text.rows(torch.zeros(size, dtype=torch.long))
     reads = [Read(stream_after(model.config, layer), grad=True) for layer in layers]
