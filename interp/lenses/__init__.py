@@ -1,4 +1,4 @@
-"""What the model would say at every depth, and what gradients would write: logit, tuned, output and backward lens."""
+"""What the model would say at each depth, and what gradients would write: lenses, plain and fitted, and factors."""
 
 from interp.lenses.backward_lens import (
     BackwardLens,
@@ -9,7 +9,9 @@ from interp.lenses.backward_lens import (
     gradient_rank,
 )
 from interp.lenses.factors import GradientFactors, gradient_factors
+from interp.lenses.fitted_jacobian_lens import FittedJacobianLens
 from interp.lenses.imprint import imprint, shift
+from interp.lenses.jacobian_lens import JacobianLens, jacobian_lens
 from interp.lenses.late_layers import LateLayers, late_layers
 from interp.lenses.lens import LogitLens, by_depth, logit_lens
 from interp.lenses.output_lens import OutputLens, output_lens
@@ -17,9 +19,11 @@ from interp.lenses.tuned_lens import TunedLens, train_tuned_lens
 
 __all__ = [
     "BackwardLens",
+    "FittedJacobianLens",
     "GradientCosines",
     "GradientFactors",
     "GradientRank",
+    "JacobianLens",
     "LateLayers",
     "LogitLens",
     "OutputLens",
@@ -30,6 +34,7 @@ __all__ = [
     "gradient_factors",
     "gradient_rank",
     "imprint",
+    "jacobian_lens",
     "late_layers",
     "logit_lens",
     "output_lens",

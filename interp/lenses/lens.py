@@ -185,7 +185,7 @@ STATES = (
 
 @runtime_checkable
 class Translators(Protocol):
-    """What a state goes through before the final norm reads it; a `TunedLens` is one."""
+    """What a state goes through before the final norm reads it; a `TunedLens` is one, or a `FittedJacobianLens`."""
 
     def __call__(self, site: str, state: Float[Tensor, "r d"]) -> Float[Tensor, "r d"]:
         """The state of a site in the terms of the last one."""
@@ -211,7 +211,7 @@ class LogitLens(Question):
     pos: int | Sequence[int] | None = None
     """Which of each prompt's tokens, negative from its end; None = all."""
     translators: Translators | None = None
-    """A `TunedLens`, and the result is that of the tuned lens."""
+    """A `TunedLens` or a `FittedJacobianLens`, and the result is that of this lens."""
 
     def asked(self, model: Subject) -> Analysis:
         """The states to read and what to make of them."""
@@ -260,7 +260,8 @@ def logit_lens(
     sites: states to read in every block, of `STATES` (a post-norm block's `resid_mid` and `resid_post` are sums before
     their norm), or full names such as `blocks.3.hook_resid_mid`.
     pos: which of each prompt's tokens, negative from its end; None = all. Their numbers become the coordinate.
-    translators: a `TunedLens`, and the result is that of the tuned lens.
+    translators: a `TunedLens`, and the result is that of the tuned lens; or a `FittedJacobianLens`, with
+    `sites="resid_post"`.
     No more than 128 rows of logits, and as many of the last depth's, exist at a time. Caveat: in float32 `kl` is exact
     to about 1e-6 nats.
     Errors: ValueError for a site that does not hold the stream, translators of another model, or a model without an
@@ -329,7 +330,7 @@ def _compute(
     translators: Translators | None,
     top: int,
 ) -> Mapping[str, Tensor]:
-    columns, real = _columns(batch, positions)
+    columns, real = columns_of(batch, positions)
     cells = real.flatten().nonzero()[:, 0]
     row, column = cells // columns.shape[1], columns.flatten()[cells]
     target = targets(batch, model.config)[row, column]
@@ -371,7 +372,9 @@ def _read_out(
     return {name: torch.stack([each[name] for each in reversed(found)]) for name in found[0]}
 
 
-def _columns(batch: Batch, positions: Sequence[int] | None) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
+def columns_of(
+    batch: Batch, positions: Sequence[int] | None
+) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
     """The column of every position asked for, and whether there is a token."""
     tokens = batch.tokens
     keep = batch.real

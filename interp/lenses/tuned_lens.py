@@ -67,7 +67,7 @@ class TunedLens:
         names, d = lens_sites(network.config, sites)[:-1], network.config.d_model
         dtype = torch.promote_types(network.dtype, torch.float32)
         weight = torch.zeros(len(names), d, d, dtype=dtype, device=network.device)
-        return cls(names, weight, weight[:, 0].clone(), _sample(network))
+        return cls(names, weight, weight[:, 0].clone(), sample_of(network))
 
     def __call__(self, site: str, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """The state of a site in the terms of the last one, in the state's dtype. KeyError for a site without one."""
@@ -78,9 +78,7 @@ class TunedLens:
 
     def check(self, model: Transformer, sites: Sequence[str]) -> None:
         """ValueError unless this is the model it was made for (in its dtype or a narrower one), KeyError for a site."""
-        theirs = _sample(model)
-        ours = self.sample.to(theirs.device, model.dtype).to(theirs.dtype)
-        if ours.shape != theirs.shape or not torch.equal(ours, theirs):
+        if not is_of(model, self.sample):
             raise ValueError(
                 "the translators were trained on another model: its parameters differ from this one's"
             )
@@ -266,10 +264,17 @@ def _used(keep: Bool[Tensor, "b p"] | None) -> slice:
 
 
 @torch.no_grad()
-def _sample(model: Transformer) -> Float[Tensor, "n"]:
+def sample_of(model: Transformer) -> Float[Tensor, "n"]:
     """A few evenly spaced numbers of every parameter, in float32 at least."""
     picked = []
     for _, parameter in sorted(model.named_parameters()):
         where = torch.linspace(0, parameter.numel() - 1, SAMPLED, device=parameter.device).long()
         picked.append(wide(parameter.flatten()[where].to(model.device)))
     return torch.cat(picked)
+
+
+def is_of(model: Transformer, sample: Float[Tensor, "n"]) -> bool:
+    """Whether a sample is of this model, in its dtype or a narrower one."""
+    theirs = sample_of(model)
+    ours = sample.to(theirs.device, model.dtype).to(theirs.dtype)
+    return ours.shape == theirs.shape and torch.equal(ours, theirs)

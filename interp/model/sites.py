@@ -312,8 +312,13 @@ def embedding_parts(config: ModelConfig) -> tuple[str, ...]:
 
 def final_stream(config: ModelConfig) -> str:
     """The site of the residual stream that leaves the last block."""
+    return stream_after(config, config.n_layers - 1)
+
+
+def stream_after(config: ModelConfig, layer: int) -> str:
+    """The site of the residual stream that leaves a block."""
     last = "hook_normalized_resid_post" if config.norm_place == "post" else "hook_resid_post"
-    return f"blocks.{config.n_layers - 1}.{last}"
+    return f"blocks.{layer}.{last}"
 
 
 def attention_input(config: ModelConfig, layer: int) -> str:

@@ -178,6 +178,8 @@ class Analysis:
     """Whether every row must come with a corrupted prompt."""
     rows: int | None = None
     """How many rows the data must have, where the question holds something for each, such as its answers."""
+    enough: Callable[[Partial], bool] | None = None
+    """Whether what was kept of the first windows answers the question already; None = all rows are asked."""
 
     def __post_init__(self) -> None:
         if self.rows is None and isinstance(self.pose, Posed):
@@ -241,6 +243,12 @@ class Questions:
     def reduced(self, values: Values, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
         """The partial result of every analysis, from the values of these rows."""
         return {a.name: a.reduction.of(values[a.name], rows) for a in self.analyses}
+
+    def enough(self, partial: Mapping[str, Partial] | None) -> bool:
+        """Whether no analysis asks for more rows than these."""
+        if partial is None:
+            return False
+        return all(a.enough is not None and a.enough(partial[a.name]) for a in self.analyses)
 
     def finished(self, partial: Mapping[str, Partial]) -> dict[str, xr.Dataset]:
         """The labelled result of every analysis."""

@@ -70,7 +70,7 @@ class Results(Shown, Named):
     cut: int
     """Rows that were truncated or split."""
     complete: bool
-    """Whether all of the data is in: False where shards are missing."""
+    """Whether all of the data is in, or as much as the questions ask for: False where shards are missing."""
     rejected: pd.DataFrame
     """Rows set aside: `row`, `reason`, `excerpt`."""
 
@@ -113,8 +113,7 @@ def run(
     on the same batches; those about weights alone need no data.
     data: texts, token ids, files, a folder, a data set, an iterator; `Pairs` of them for questions that compare two
     runs; a `Stream`; or batches as they are. There are as many tokens per batch as fit (predicted from the reads,
-    measured on some rows, halved if memory runs out all the same). Rows that cannot be used are set aside and counted,
-    in `rejected`.
+    measured on some rows, halved if memory runs out all the same). Unusable rows are set aside, in `rejected`.
     edits: interventions under which everything is asked: the model under study is the edited one.
     Means over rows carry 95 % intervals by Student's t (none below 3 rows); with `bootstrap` replicates rows of one
     identity, such as pieces of a text, count as one (`stats.Bootstrap`).
@@ -124,6 +123,7 @@ def run(
     devices: one worker process per device ("all" = every GPU, or every core), on windows of their own. engine="ray":
     one actor per device of a Ray cluster. shard="2/8": only the third eighth of the windows, for job arrays that share
     `out`; the call without `shard` takes in what they did, and does the rest.
+    One process alone ends at the window after which all questions know enough (`Analysis.enough`); several do all.
     No number depends on batch size beyond rounding, and with as many threads per process no bit on restarts, devices,
     engine or shards.
     Errors: ValueError for no questions, two of one name, no rows, no usable row, or a folder of another run;
@@ -215,7 +215,7 @@ def _over_data(
         return _kept(work, folder, partial(_sized, data, shared, subject), begun=before is not None)
     progress = Progress()
     work.go(progress.due, progress, progress.add)
-    return _results(shared, source, progress)
+    return _results(shared, source, progress, stopped=work.enough(progress))
 
 
 @public()
@@ -272,17 +272,34 @@ class _Work:
     engine: Literal["ray"] | None
 
     def __post_init__(self) -> None:
-        several = self.share is not None or self.devices is not None or self.engine is not None
-        if several and self.source.windows is None:
+        if self._several and self.source.windows is None:
             raise ValueError("several processes require data that can be read again, got an iterator")
 
+    @property
+    def _several(self) -> bool:
+        return self.share is not None or self.devices is not None or self.engine is not None
+
     def go(self, due: Callable[[int], int | None], progress: Progress, take: Callable[[Done], None]) -> None:
-        """Do every window that is due, and hand over each batch's part."""
+        """Do every window that is due, or as many as are enough, and hand over each batch's part."""
+        if self.enough(progress):
+            return
         title = ", ".join(a.name for a in self.questions.analyses)
         with progress_bar(title, self.source.rows, progress) as bar:
             for done in self._done(self._windows(due), due):
                 take(done)
                 bar(done)
+                if done.last and self.enough(progress):
+                    return
+
+    def enough(self, progress: Progress) -> bool:
+        """Whether the first windows answer everything, however many they are: looked at where one process does all.
+
+        Several would stop wherever each of them happens to be, so they do all windows.
+        """
+        tree = progress.tree
+        if self._several or not all(a.enough for a in self.questions.analyses):
+            return False
+        return all(w in tree for w in range(len(tree))) and self.questions.enough(progress.total())
 
     def _done(self, windows: Iterable[int], due: Callable[[int], int | None]) -> Iterator[Done]:
         if self.engine == "ray":
@@ -324,7 +341,8 @@ def _kept(work: _Work, folder: Path, sized: Callable[[Json], DataSource], *, beg
     WORK.agree(folder, stored, asked)
     with opened(folder, questions, model, work.share) as place:
         work.go(place.due, place.journal.progress, place.take)
-        results = _results(questions, work.source, place.together())
+        together = place.together()
+        results = _results(questions, work.source, together, stopped=work.enough(together))
         if results.complete and place.writes:
             write_results(folder, results, results.rejected)
     return results
@@ -408,7 +426,7 @@ def _sized(
     return replace(source, tokens_per_batch=plan.tokens_per_batch)
 
 
-def _results(questions: Questions, source: DataSource, progress: Progress) -> Results:
+def _results(questions: Questions, source: DataSource, progress: Progress, *, stopped: bool) -> Results:
     total, tally = progress.total(), progress.finished
     rejected = sorted(tally.rejected, key=lambda each: each.row)
     if total is None:
@@ -422,7 +440,7 @@ def _results(questions: Questions, source: DataSource, progress: Progress) -> Re
     datasets = {name: _numbered(value, total[name]) for name, value in finished.items()}
     if rejected:  # a function gives its result alone, and rows must not get lost unseen
         datasets = {name: each.assign_attrs(rejected=len(rejected)) for name, each in datasets.items()}
-    complete = source.windows is None or len(progress.tree) == source.windows
+    complete = stopped or source.windows is None or len(progress.tree) == source.windows
     return Results(datasets, tally.rows, tally.tokens, tally.cut, complete, _rejected_table(rejected))
 
 

@@ -247,6 +247,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                      "variants": lambda: [Variant([Edit("L0.mlp", Zero())])]},
     "lenses.TunedLens": {"sites": lambda: ("blocks.0.hook_resid_pre",), "weight": lambda: numbers(1, 24, 24),
                   "bias": lambda: numbers(1, 24), "sample": lambda: numbers(4)},
+    "lenses.FittedJacobianLens": {"layers": lambda: (0,), "jacobian": lambda: numbers(1, 24, 24)},
     "editing.WeightEdit": {"name": lambda: "blocks.0.mlp.W_out", "change": lambda: numbers(40, 24)},
     # methods
     "HookedTransformer.from_pretrained": {"source": folder},
@@ -316,6 +317,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "features.top_examples": {"top": lambda: 2},
     "features.train_sae": {"activations": lambda: numbers(16, 6).float(), "kind": lambda: interp.features.TopK(2),
                   "d_sae": lambda: 8, "steps": lambda: 2, "batch_size": lambda: 4},
+    "lenses.jacobian_lens": {"skip": lambda: 1}, "lenses.JacobianLens": {"skip": lambda: 1},
     "lenses.train_tuned_lens": {"steps": lambda: 1},
     "editing.train_z": {"loss": lambda: lambda logits: logits.square().mean(), "names": lambda: ["blocks.0.mlp.W_out"],
                 "tuning": lambda: interp.editing.FineTuning(1)},

@@ -36,7 +36,15 @@ from interp.core.results import labelled
 from interp.core.stats import Means, Partial
 from interp.dynamics import Consensus, InContext, OneTokenLosses, RankCollapse
 from interp.features import SAE, ProbeNeurons, Reconstruction, SaeQuality, TopExamples, TopK
-from interp.lenses import BackwardLens, GradientCosines, GradientRank, LateLayers, LogitLens, OutputLens
+from interp.lenses import (
+    BackwardLens,
+    GradientCosines,
+    GradientRank,
+    JacobianLens,
+    LateLayers,
+    LogitLens,
+    OutputLens,
+)
 from interp.passes.analysis import Analysis
 from interp.residual import Attribute, Orders, Paths, TermImportance
 from interp.tokens import (
@@ -293,6 +301,15 @@ _LENSES: dict[str, Case] = {
             needs_mlp="N" in part,
         )
         for part in ("L0H1", "L1.attn", "L1N5")
+    },
+    **{
+        f"JacobianLens {what}": Case(
+            JacobianLens(tokens=tokens, skip=1, groups=3),
+            of("value", over=f"layer {row} in") | of("by_group", over=f"group layer {row} in")
+            | of("error", over="layer") | of("prompts", over="group"),
+            drawn_apart=lambda found: found.drop_vars(("by_group", "prompts")),
+        )
+        for what, row, tokens in (("whole", "out", None), ("tokens", "token", (3, 14)))
     },
     "LateLayers": Case(
         LateLayers(frequencies=torch.arange(1.0, D_VOCAB + 1)), of(*_SCORE, "null_sd", "p", over="part score")

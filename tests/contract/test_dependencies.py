@@ -52,6 +52,7 @@ RESERVED = {
         "families",
         "zoo",
         "lenses.tuned_lens",
+        "lenses.fitted_jacobian_lens",
         "features.sae_files",
         "runs.journal",
         "runs.step_files",

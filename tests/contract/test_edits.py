@@ -4,18 +4,22 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
 import interp
 from interp import Edit, HookedTransformer
 from interp.circuits import Circuit
 from interp.edits import Zero
+from interp.lenses import FittedJacobianLens
 from interp.model import Transformer
 from interp.passes.analysis import Askable, Question
 from tests.configs import build
 from tests.contract.case import Case, agree, by_hand, called
 from tests.contract.cases import CASES
+from tests.tolerances import assert_close
 
+Answer = xr.Dataset | Circuit | FittedJacobianLens
 HEADS = ("L0H1", "L1H1")
 OF_WEIGHTS = [
     name for name, case in CASES.items() if getattr(case.asked(case.models[0]), "of_weights", False)
@@ -30,7 +34,7 @@ def answer(
     return by_hand(question, network, [] if case.alone else [case.batch(model, batch_of).numbered()])
 
 
-def ways(case: Case, model: str, head: str, rows_of: Transformer) -> Iterator[xr.Dataset | Circuit]:
+def ways(case: Case, model: str, head: str, rows_of: Transformer) -> Iterator[Answer]:
     """The question about the model without a head, in the three spellings of that."""
     edits, hooked, question = [Edit(head, Zero())], HookedTransformer(build(model)), case.asked(model)
     batch = None if case.alone else case.batch(model, rows_of)
@@ -62,6 +66,11 @@ def test_a_zeroed_head_is_a_head_that_writes_nothing_or_is_refused(case: str) ->
                 each == first for each in others
             )
             told |= first != Circuit.of_result(plain, model=first.model)
+            continue
+        if isinstance(first, FittedJacobianLens):
+            found, before = (FittedJacobianLens.of_result(x, first.model).jacobian for x in (expected, plain))
+            assert_close(first.jacobian, found)
+            told |= not torch.allclose(found, before)
             continue
         assert isinstance(first, xr.Dataset)
         agree(its.of_others(first, head), its.of_others(expected, head))

@@ -16,6 +16,7 @@ import interp
 from interp import HookedTransformer
 from interp.circuits import Circuit
 from interp.features import SAE
+from interp.lenses import FittedJacobianLens
 from interp.passes.analysis import Question
 from interp.passes.observe import as_model
 from interp.runs.fingerprint import fingerprint, incomparable
@@ -100,6 +101,9 @@ def test_the_function_is_the_record_applied_bit_for_bit(case: str) -> None:
     found = called(question, network, None if its.alone else its.batch(model), **how)
     if isinstance(found, Circuit):
         assert found == Circuit.of_result(answer(case), model=network.name)
+        return
+    if isinstance(found, FittedJacobianLens):
+        assert equal(found, FittedJacobianLens.of_result(answer(case), found.model))
         return
     xr.testing.assert_identical(found, answer(case))
     assert found.attrs["interp_analysis"] == question.name

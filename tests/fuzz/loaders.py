@@ -176,6 +176,12 @@ def _lens(path: Path) -> None:
     interp.lenses.TunedLens.untrained(model()).save(path / "lens.safetensors")
 
 
+def _jacobian(path: Path) -> None:
+    lens = interp.lenses.jacobian_lens(model(), [[1, 2, 3, 4]] * 3, skip=1)
+    lens.save(path / "lens.safetensors")
+    lens.to_neuronpedia(path / "lens.pt")
+
+
 def _state(path: Path) -> None:
     torch.save({"model": state()[0], "config": state()[1]}, path / "state.pt")
     (path / "config.json").write_text(json.dumps(state()[1], default=str))
@@ -275,6 +281,16 @@ LOADERS: Mapping[str, Loader] = {
     ),
     "a tuned lens": Loader(
         _lens, lambda path: interp.lenses.TunedLens.load(path / "lens.safetensors", model()), ("lenses.TunedLens.load",)
+    ),
+    "a Jacobian lens": Loader(
+        _only("lens.safetensors", _jacobian),
+        lambda path: interp.lenses.FittedJacobianLens.load(path / "lens.safetensors", model()),
+        ("lenses.FittedJacobianLens.load",),
+    ),
+    "a Jacobian lens of others": Loader(
+        _only("lens.pt", _jacobian),
+        lambda path: interp.lenses.FittedJacobianLens.from_neuronpedia(path / "lens.pt", model()),
+        ("lenses.FittedJacobianLens.from_neuronpedia",),
     ),
     "a store": Loader(_store, _stored, ("runs.ActivationStore.open",)),
     "a store that goes on": Loader(_store, _store, ("runs.store_activations",)),
