@@ -245,8 +245,21 @@ def _of_texts(model: interp.HookedTransformer, texts: Sequence[str]) -> Worlds:
     rows = interp.Batch.of([each[:n] for each, n in zip(ids, lengths.tolist(), strict=True)])
     return {
         "recall": lambda: World.of(interp.causal.Recall(span, [0, 1, 2, 3]), model, batch),
+        "compare_lenses": lambda: World.of(
+            interp.lenses.CompareLenses({"logit lens": None}, {"logit lens": _Doubled()}), model, texts
+        ),
         "top_examples": lambda: _by_token(interp.features.TopExamples("L1.post"), model, rows),
     }
+
+
+class _Doubled:
+    """Another lens: every state and its numbers turned by one place."""
+
+    def __call__(self, site: str, state: Tensor) -> Tensor:
+        return state + state.roll(1, -1)
+
+    def check(self, model: Transformer, sites: Sequence[str]) -> None:
+        return
 
 
 def _by_token(question: interp.features.TopExamples, model: interp.HookedTransformer, batch: Batch) -> World:

@@ -8,6 +8,7 @@ from interp.lenses.backward_lens import (
     gradient_cosines,
     gradient_rank,
 )
+from interp.lenses.comparison import CompareLenses, compare_lenses
 from interp.lenses.factors import GradientFactors, gradient_factors
 from interp.lenses.fitted_jacobian_lens import FittedJacobianLens
 from interp.lenses.imprint import imprint, shift
@@ -19,6 +20,7 @@ from interp.lenses.tuned_lens import TunedLens, train_tuned_lens
 
 __all__ = [
     "BackwardLens",
+    "CompareLenses",
     "FittedJacobianLens",
     "GradientCosines",
     "GradientFactors",
@@ -30,6 +32,7 @@ __all__ = [
     "TunedLens",
     "backward_lens",
     "by_depth",
+    "compare_lenses",
     "gradient_cosines",
     "gradient_factors",
     "gradient_rank",

@@ -149,6 +149,8 @@ class Transformer(nn.Module):
 
     dequantised: str | None = None
     """How the checkpoint stores the weights that were dequantised as they were read; None for ordinary ones."""
+    rules: frozenset[Rule] = NO_RULES
+    """What its derivatives take for constant or linear; none but in what `ruled` returns."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -172,8 +174,6 @@ class Transformer(nn.Module):
         linear = config.unembed and self.output is None
         self.unembed = nn.Linear(d, config.n_outputs, bias=config.unembed_bias) if linear else None
         self.devices: tuple[torch.device, ...] | None = None
-        self.rules = NO_RULES
-        """What its derivatives take for constant or linear; none but in what `ruled` returns."""
         self.edits: tuple[Edit, ...] = ()
         """What every pass of this model changes; empty but in what `edited` returns."""
         self.files: tuple[MappedFile, ...] = ()

@@ -25,7 +25,7 @@ from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_
 from interp.plot.depth import consensus, rank_collapse
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
-from interp.plot.lens import lens_curve, logit_lens
+from interp.plot.lens import lens_comparison, lens_curve, logit_lens
 from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
 from interp.plot.probing import probing
@@ -63,6 +63,7 @@ __all__ = [
     "head_labels",
     "heads",
     "heads_over_training",
+    "lens_comparison",
     "lens_curve",
     "logit_lens",
     "loss_by_index",
@@ -92,6 +93,7 @@ PICTURES.draws |= {
     "backward_lens": backward_lens,
     "causal_trace": causal_trace,
     "circuit_curve": circuit_curve,
+    "compare_lenses": lens_comparison,
     "composition": composition,
     "consensus": consensus,
     "copying": copying,

@@ -63,12 +63,45 @@ def _words(
     return best.word.to_numpy().tolist() if "word" in best else ids.tolist()
 
 
+COMPARED = {
+    "kl": "KL(final || lens) (nats)",
+    "cross_entropy": "cross-entropy to the model's answer (nats)",
+    "top_agreement": "share of tokens with the model's top token",
+    "stability": "share of tokens with the other fit's top token",
+}
+"""Scores of several lenses, and their names on the axis."""
 UNITS = {
     "kl": "KL(final || lens) (nats)",
     "entropy": "entropy (nats)",
     "target_prob": "probability of the target",
 }
 """What a curve may show, and its name on the axis."""
+
+
+@public()
+def lens_comparison(result: xr.Dataset, value: str = "cross_entropy", *, ax: Axes | None = None) -> Axes:
+    """One score of several lenses against depth: a line with its 95 % band for each.
+
+    result: what `interp.lenses.compare_lenses` returned. value: cross_entropy, kl, top_agreement or stability; lenses
+    without that score are left out. Errors: KeyError for another score.
+
+    Example:
+        >>> found = interp.lenses.compare_lenses(model, ["The cat sat on", "The dog sat on the"], {"logit lens": None})
+        >>> lens_comparison(found, "top_agreement")
+    """
+    if value not in COMPARED:
+        raise KeyError(f"no score {value!r} of lenses; {nearest(value, COMPARED)}")
+    ax, place, cells = axes(ax, 5.6, 3.8), range(result.sizes["depth"]), result.sel(score=value)
+    for lens in cells.lens.values:
+        if bool(cells.value.sel(lens=lens).notnull().any()):
+            curve(ax, place, cells.sel(lens=lens), alpha=0.25, marker="o", markersize=4, label=str(lens))
+    ax.set_xticks(list(place), [str(depth) for depth in result.depth.values])
+    ax.set_xlabel("depth")
+    ax.set_ylabel(COMPARED[value])
+    ax.set_ylim(bottom=0.0)
+    ax.set_title(f"lenses by depth: mean and 95 % over {int(cells.n.max())} prompts")
+    legend(ax)
+    return ax
 
 
 @public()

@@ -317,6 +317,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "features.top_examples": {"top": lambda: 2},
     "features.train_sae": {"activations": lambda: numbers(16, 6).float(), "kind": lambda: interp.features.TopK(2),
                   "d_sae": lambda: 8, "steps": lambda: 2, "batch_size": lambda: 4},
+    "lenses.compare_lenses": {"lenses": lambda: {"logit lens": None}},
+    "lenses.CompareLenses": {"lenses": lambda: {"logit lens": None}},
     "lenses.jacobian_lens": {"skip": lambda: 1}, "lenses.JacobianLens": {"skip": lambda: 1},
     "lenses.train_tuned_lens": {"steps": lambda: 1},
     "editing.train_z": {"loss": lambda: lambda logits: logits.square().mean(), "names": lambda: ["blocks.0.mlp.W_out"],

@@ -38,6 +38,7 @@ from interp.dynamics import Consensus, InContext, OneTokenLosses, RankCollapse
 from interp.features import SAE, ProbeNeurons, Reconstruction, SaeQuality, TopExamples, TopK
 from interp.lenses import (
     BackwardLens,
+    CompareLenses,
     GradientCosines,
     GradientRank,
     JacobianLens,
@@ -311,6 +312,7 @@ _LENSES: dict[str, Case] = {
         )
         for what, row, tokens in (("whole", "out", None), ("tokens", "token", (3, 14)))
     },
+    "CompareLenses": Case(CompareLenses({"logit lens": None}), of(*_SCORE, over="lens depth score")),
     "LateLayers": Case(
         LateLayers(frequencies=torch.arange(1.0, D_VOCAB + 1)), of(*_SCORE, "null_sd", "p", over="part score")
     ),

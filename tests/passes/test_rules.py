@@ -27,6 +27,7 @@ from tests.configs import CONFIGS, build, some_tokens
 from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
 from tests.tolerances import assert_close
+from tests.wrapped.wrapping import wrapped
 
 TOKENS = some_tokens()
 METRIC = logit_difference(ANSWER, WRONG)
@@ -345,6 +346,19 @@ def test_models_that_rules_do_not_reach_are_refused(name: str) -> None:
     assert isinstance(mlp, ConvMLP | MLP | MoE | None) and (
         what in str(refused.value) or "layer" in str(refused.value)
     )
+
+
+def test_wrapped_networks_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match="rules are defined for softmax attention.*: this model is a wrapped network"
+    ):
+        attribution_patch(
+            HookedTransformer(wrapped("llama")),
+            CLEAN % 20,
+            CORRUPT % 20,
+            metric=logit_difference(1, 2),
+            rules="relp",
+        )
 
 
 @over("name", NO_PRODUCTS)
