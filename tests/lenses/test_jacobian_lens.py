@@ -1,5 +1,6 @@
 """The Jacobian lens: autograd's whole Jacobian, closed forms, finite differences, and TransformerLens' own fit."""
 
+import copy
 import importlib
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 import interp
 from interp import Batch, Edit, HookedTransformer, Read
 from interp.data.sources import open_source
-from interp.edits import Set
+from interp.edits import Add, Set
 from interp.lenses import FittedJacobianLens, JacobianLens, jacobian_lens
 from interp.lenses.fitted_jacobian_lens import lens_ranks, token_directions
 from interp.lenses.jacobian_lens import JacobianGroups, prompt_jacobian
@@ -22,10 +23,12 @@ from interp.model.sites import stream_after
 from interp.model.weights import Weights
 from interp.passes.observe import text_of
 from interp.runs.progress import Done, Progress
+from interp.wrapped import Wrapped, wrap
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
 from tests.tiny import CORPUS
 from tests.tolerances import assert_close
+from tests.wrapped import wrapping
 
 EVERY = (
     "gpt2", "llama-gqa", "mqa", "parallel", "gemma2", "gemma3", "olmo2", "post-norm", "window", "bidirectional",
@@ -70,6 +73,29 @@ def test_after_the_last_layer_it_is_the_identity() -> None:
 def test_it_is_the_mean_of_autograds_whole_jacobian(name: str) -> None:
     model, tokens = build(name), some_tokens()
     assert_close(fitted(model, tokens).jacobian[0], mean_jacobian(model, tokens, 0))
+
+
+@over("kind", ["olmo3", "falcon", "smollm3"])
+def test_a_wrapped_decoder_has_the_jacobian_of_the_same_weights_in_our_code(kind: str) -> None:
+    ours, tokens = HookedTransformer.from_pretrained(wrapping.network(kind)), wrapping.tokens()
+    assert not isinstance(ours.transformer, Wrapped)
+    found, expected = (fitted(x, tokens).jacobian for x in (wrapping.wrapped(kind), ours.transformer))
+    assert_close(found, expected)
+
+
+def test_a_wrapped_decoder_without_attention_says_where_a_change_arrives() -> None:
+    """In float64, along one direction of the stream."""
+    model, tokens = wrap(copy.deepcopy(wrapping.network("mamba")).double()), wrapping.tokens()
+    site, last = (stream_after(model.config, layer) for layer in (1, model.config.n_layers - 1))
+    towards = torch.randn(model.config.d_model, generator=torch.Generator().manual_seed(0)).double()
+    changes, step = [], 1e-5
+    for s in range(SKIP, tokens.shape[1] - 1):
+        edits = [Edit(site, Add(towards, way * step), at={"pos": s}) for way in (1, -1)]
+        up, down = (interp.observe(model, tokens, [Read(last)], [edit]).trace[last] for edit in edits)
+        changes.append((up - down)[:, SKIP:-1].sum(1).mean(0) / (2 * step))
+    expected = torch.stack(changes).mean(0)
+    found = fitted(model, tokens, layers=[1]).jacobian[0] @ towards
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_of_several_layers_every_one_is_its_own() -> None:
@@ -153,10 +179,10 @@ def test_the_error_is_that_of_the_mean_over_prompts() -> None:
     assert_close(error[0], expected)
 
 
-def test_it_stops_at_the_precision_and_not_before_eight_prompts() -> None:
+def test_it_stops_at_the_precision_and_not_before_sixteen_prompts() -> None:
     model = build("gpt2")
     same, other = some_tokens(rows=1).expand(20, -1), some_tokens(rows=12)
-    assert fitted(model, same, batch_size=3).prompts == 9
+    assert fitted(model, same, batch_size=3).prompts == 18
     found = fitted(model, other, precision=1e-9)
     assert found.prompts == 12 and found.error is not None and float(found.error[0]) > 1e-3
     assert fitted(model, same, precision=None).prompts == 20
@@ -166,7 +192,7 @@ def test_the_result_says_whether_the_data_ended_first() -> None:
     model, same = build("gpt2"), some_tokens(rows=1).expand(20, -1)
     batches = list(Batch(same).split(4))
     found = interp.run([JacobianLens(skip=SKIP)], model, batches)
-    assert found["jacobian_lens"].ended == "precise enough" and found.complete and found.rows == 8
+    assert found["jacobian_lens"].ended == "precise enough" and found.complete and found.rows == 16
     found = interp.run([JacobianLens(skip=SKIP)], model, batches[:1])
     assert found["jacobian_lens"].ended == "at the end of the data" and found.complete
     asked = [JacobianLens(skip=SKIP), interp.lenses.LogitLens(top=2)]
@@ -182,10 +208,10 @@ def test_a_run_that_goes_on_stops_where_one_that_was_not_interrupted_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build("gpt2")
-    data = stream(model, rows=16)
+    data = stream(model, rows=24)
     asked = [JacobianLens(skip=SKIP, precision=0.3)]
     expected = interp.run(asked, model, data)
-    assert expected["jacobian_lens"].ended == "precise enough" and expected.rows < 16
+    assert expected["jacobian_lens"].ended == "precise enough" and expected.rows < 24
     add, taken = Progress.add, list[object]()
 
     def dies(self: Progress, done: Done) -> None:
