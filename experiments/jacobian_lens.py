@@ -6,6 +6,7 @@ Two corpora of full rows: the package's sentences and facts, joined, and texts t
 prompt is a group of its own, so one fit gives the Jacobian of each. Needed for a precision p: var(J) / (p |J|)^2
 prompts, var the summed variance over prompts. Then lenses of few prompts read held-out text: how often does the rank
 of their top word under the lens of all other prompts lie where the interval of the few says (nominal: 95 %)?
+And fits that stop by themselves, in random orders of the prompts: how far from the mean of all are they?
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -24,6 +25,7 @@ import interp
 from interp import tasks
 from interp.lenses import FittedJacobianLens, JacobianLens
 from interp.lenses.fitted_jacobian_lens import lens_ranks
+from interp.lenses.jacobian_lens import FEWEST
 from interp.model.sites import stream_after
 from interp.passes import Sampling
 from interp.runs.record import Record
@@ -47,8 +49,10 @@ class JacobianLensRun:
     """Prompts of each of the small lenses whose intervals are checked."""
     read: int = 4
     """Held-out rows that are read."""
+    orders: int = 300
+    """Random orders of the prompts in which fits stop by themselves."""
     seed: int = 0
-    """Seed of the texts."""
+    """Seed of the texts and the orders."""
 
 
 def main(job: JacobianLensRun, record: Record) -> None:
@@ -65,11 +69,14 @@ def main(job: JacobianLensRun, record: Record) -> None:
         [checked(model, name, fit, corpora[name][: job.read], job) for name, fit in fits.items()],
         ignore_index=True,
     )
+    stops = pd.DataFrame([s for name, fit in fits.items() for s in stopped(name, fit, job)])
     record.table("needed", needs)
+    record.table("stops", stops)
     record.table("intervals", held)
     record.figure("jacobian_lens", figure(job.model, fits))
     record.say(needs.round(3).to_string(index=False))
     record.say(held.round(3).to_string(index=False))
+    record.say(stops.round(3).to_string(index=False))
 
 
 def sentences(model: interp.HookedTransformer, job: JacobianLensRun) -> Int[Tensor, "b p"]:
@@ -112,6 +119,44 @@ def needed(corpus: str, fit: xr.Dataset) -> pd.DataFrame:
             "needed": np.ceil(variance.values / PERCENT**2),
         }
     )  # fmt: skip
+
+
+def stopped(corpus: str, fit: xr.Dataset, job: JacobianLensRun) -> list[dict[str, object]]:
+    """Fits of the prompts in random orders that stop at a precision: after how many, and how far off they are.
+
+    The distance is that to the mean of all prompts, relative to its norm, the largest over layers; divided by sqrt(1 -
+    n / N), as it would be to the mean of infinitely many. "too_early": it is over twice the precision.
+    """
+    each = fit.by_group.transpose("layer", "group", "out", "in").values.astype(float)
+    n, layers = each.shape[1], [layer.reshape(each.shape[1], -1) for layer in each]
+    products = np.stack([flat @ flat.T for flat in layers])
+    generator, found = np.random.default_rng(job.seed), []
+    for precision in (PERCENT, 2 * PERCENT, 4 * PERCENT):
+        ends = [_stop(products, generator.permutation(n), precision) for _ in range(job.orders)]
+        off = np.array([distance for count, distance in ends if count < n])
+        found.append(
+            {
+                "corpus": corpus, "precision": precision, "prompts": np.median([count for count, _ in ends]),
+                "stopped": len(off) / len(ends), "distance": np.sqrt((off**2).mean()) if len(off) else np.nan,
+                "too_early": (off > 2 * precision).sum() / len(ends),
+            }
+        )  # fmt: skip
+    return found
+
+
+def _stop(
+    products: Float[np.ndarray, "l n n"], order: Int[np.ndarray, "n"], precision: float
+) -> tuple[int, float]:
+    """How many prompts of this order a fit takes, and its distance; all and NaN if it does not stop before the end."""
+    whole, every = products.mean((1, 2)), len(order)
+    for n in range(FEWEST, every, 8):
+        seen = order[:n]
+        square = products[:, seen][:, :, seen].mean((1, 2))
+        spread = products[:, seen, seen].sum(1) - n * square
+        if (np.sqrt(spread.clip(0) / (n - 1) / n / square) <= precision).all():
+            apart = square - 2 * products[:, seen].mean((1, 2)) + whole
+            return n, float(np.sqrt((apart.clip(0) / whole / (1 - n / every)).max()))
+    return every, np.nan
 
 
 def checked(

@@ -37,7 +37,7 @@ SMALL = {
         " training.evaluation_rows=4"
     ),
     "ioi": "model=demo-attn-2l prompts=2",
-    "jacobian_lens": "model=demo-attn-2l prompts=6 length=20 few=3 read=1",
+    "jacobian_lens": "model=demo-attn-2l prompts=6 length=20 few=3 read=1 orders=3",
     "mixers_and_induction": (
         "seeds=2 only=softmax only=pooling d_vocab=43 training.steps=2 training.rows=4 training.evaluation_rows=4"
     ),

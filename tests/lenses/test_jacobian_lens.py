@@ -8,7 +8,7 @@ import pytest
 import torch
 import xarray as xr
 from einops import einsum
-from torch import Tensor
+from torch import Tensor, nn
 
 import interp
 from interp import Batch, Edit, HookedTransformer, Read
@@ -23,10 +23,12 @@ from interp.model.weights import Weights
 from interp.passes.observe import text_of
 from interp.passes.rules import under_rules
 from interp.runs.progress import Done, Progress
+from interp.wrapped import Wrapped
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
 from tests.tiny import CORPUS
 from tests.tolerances import assert_close
+from tests.wrapped import wrapping
 
 EVERY = (
     "gpt2", "llama-gqa", "mqa", "parallel", "gemma2", "gemma3", "olmo2", "post-norm", "window", "bidirectional",
@@ -81,6 +83,33 @@ def test_under_rules_it_is_that_of_the_ruled_model(name: str) -> None:
     assert_close(lens.jacobian[0], mean_jacobian(under, tokens, 0))
     assert not torch.allclose(lens.jacobian, fitted(model, tokens).jacobian)
     assert lens.about["rules"] == "norm, activation, gate, pattern"
+
+
+@over("kind", ["olmo3", "falcon", "smollm3"])
+def test_a_wrapped_decoder_has_the_jacobian_of_the_same_weights_in_our_code(kind: str) -> None:
+    ours, tokens = HookedTransformer.from_pretrained(wrapping.network(kind)), wrapping.tokens()
+    assert not isinstance(ours.transformer, Wrapped)
+    found, expected = (fitted(x, tokens).jacobian for x in (wrapping.wrapped(kind), ours.transformer))
+    assert_close(found, expected)
+
+
+def test_a_wrapped_decoder_without_attention_has_the_gradients_of_its_own_code() -> None:
+    network, tokens = wrapping.network("mamba"), wrapping.tokens()
+    blocks, seen = network.get_submodule("backbone.layers"), list[Tensor]()
+    assert isinstance(blocks, nn.ModuleList)
+
+    def kept(block: nn.Module, given: object, out: Tensor) -> Tensor:
+        seen.append(out if out.requires_grad else out.detach().requires_grad_())
+        return seen[-1]
+
+    hooks = [blocks[i].register_forward_hook(kept) for i in (1, -1)]
+    network(tokens)
+    for hook in hooks:
+        hook.remove()
+    towards = torch.randn(seen[0].shape[-1], generator=torch.Generator().manual_seed(0))
+    (grad,) = torch.autograd.grad((seen[1][:, SKIP:-1] @ towards).sum(), seen[0])
+    found = fitted(wrapping.wrapped("mamba"), tokens, layers=[1]).jacobian[0]
+    assert_close(towards @ found, grad[:, SKIP:-1].mean((0, 1)))
 
 
 def test_of_several_layers_every_one_is_its_own() -> None:
@@ -164,10 +193,10 @@ def test_the_error_is_that_of_the_mean_over_prompts() -> None:
     assert_close(error[0], expected)
 
 
-def test_it_stops_at_the_precision_and_not_before_eight_prompts() -> None:
+def test_it_stops_at_the_precision_and_not_before_sixteen_prompts() -> None:
     model = build("gpt2")
     same, other = some_tokens(rows=1).expand(20, -1), some_tokens(rows=12)
-    assert fitted(model, same, batch_size=3).prompts == 9
+    assert fitted(model, same, batch_size=3).prompts == 18
     found = fitted(model, other, precision=1e-9)
     assert found.prompts == 12 and found.error is not None and float(found.error[0]) > 1e-3
     assert fitted(model, same, precision=None).prompts == 20
@@ -177,7 +206,7 @@ def test_the_result_says_whether_the_data_ended_first() -> None:
     model, same = build("gpt2"), some_tokens(rows=1).expand(20, -1)
     batches = list(Batch(same).split(4))
     found = interp.run([JacobianLens(skip=SKIP)], model, batches)
-    assert found["jacobian_lens"].ended == "precise enough" and found.complete and found.rows == 8
+    assert found["jacobian_lens"].ended == "precise enough" and found.complete and found.rows == 16
     found = interp.run([JacobianLens(skip=SKIP)], model, batches[:1])
     assert found["jacobian_lens"].ended == "at the end of the data" and found.complete
     asked = [JacobianLens(skip=SKIP), interp.lenses.LogitLens(top=2)]
@@ -193,10 +222,10 @@ def test_a_run_that_goes_on_stops_where_one_that_was_not_interrupted_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build("gpt2")
-    data = stream(model, rows=16)
+    data = stream(model, rows=24)
     asked = [JacobianLens(skip=SKIP, precision=0.3)]
     expected = interp.run(asked, model, data)
-    assert expected["jacobian_lens"].ended == "precise enough" and expected.rows < 16
+    assert expected["jacobian_lens"].ended == "precise enough" and expected.rows < 24
     add, taken = Progress.add, list[object]()
 
     def dies(self: Progress, done: Done) -> None:
