@@ -82,6 +82,11 @@ class FittedJacobianLens:
                 f"{shape_text(self.jacobian.shape)}"
             )
 
+    def __repr__(self) -> str:
+        what = "the whole of J" if self.tokens is None else f"{len(self.tokens)} tokens"
+        error = "" if self.error is None else f", standard error / |J| <= {float(self.error.max()):.3g}"
+        return f"FittedJacobianLens({what}, after blocks {list(self.layers)}, {self.prompts} prompts{error})"
+
     @classmethod
     def of_result(cls, result: xr.Dataset, model: Model) -> FittedJacobianLens:
         """The lens of a result of the question, `interp.run([JacobianLens(...)], model, data)["jacobian_lens"]`.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 FEWEST = 16
 """Prompts below which J is never precise enough: where a quarter of them has a J ten times as large as the others', a
-fit that may stop after 8 stops too early in 8 % of all orders, after 16 in 1 % (`experiments/jacobian_lens.py`)."""
+fit that may stop after 8 stops too early in 8 % of all orders, after 16 in 2 % (`experiments/jacobian_lens.py`)."""
 TOGETHER, TOGETHER_ON_GPU = 2**9, 2**14
 """Tokens of all copies of a prompt in one pass: more cost a CPU its cache (`experiments/bench/jacobian_lens.py`)."""
 

@@ -447,6 +447,9 @@ def test_a_result_of_a_run_is_the_lens_of_the_function() -> None:
     found = interp.run([JacobianLens(skip=SKIP)], model, batch)["jacobian_lens"]
     lens, expected = FittedJacobianLens.of_result(found, model), fitted(model, batch)
     assert torch.equal(lens.jacobian, expected.jacobian) and lens.prompts == 3
+    assert repr(lens).startswith(
+        "FittedJacobianLens(the whole of J, after blocks [0], 3 prompts, standard error"
+    )
 
 
 def test_neuronpedias_files_are_written_and_read(tmp_path: Path) -> None:
