@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from xarray import Dataset
 
 import interp
@@ -17,8 +18,9 @@ from interp.circuits import Circuit  # fmt: skip
 from interp.cli import ASKED, COMMANDS, main, parsed
 from interp.cli.asking import data_of, function_of, option_of
 from interp.core.boundary import hints_of
+from interp.lenses import FittedJacobianLens, jacobian_lens
 from interp.passes.analysis import function_name
-from interp.tasks import RepeatedTokens
+from interp.tasks import IndirectObjects, RepeatedTokens
 
 
 def test_models_lists_every_demo_model(
@@ -354,3 +356,41 @@ def test_circuit_prints_edges_and_how_much_they_keep(
     assert sizes == sorted(sizes, reverse=True)
     assert lines[-2].startswith(f"{len(circuit.edges)} of {len(circuit.graph)} edges keep ")
     assert (circuit.task, circuit.model) == ("copy", "demo-4l")
+
+
+def test_jacobian_lens_prints_what_the_fit_says_and_keeps_the_lens(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    texts = [sentence.text for sentence in IndirectObjects(17).sentences()]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    out = tmp_path / "lens.safetensors"
+    lines = printed(
+        capsys, "jacobian-lens", str(tmp_path / "texts.txt"), "--model", "demo-attn-2l", "--skip", "4",
+        "--precision", "None", "--prompt", CLEAN, "--top", "2", "--out", str(out),
+    )  # fmt: skip
+    lens = FittedJacobianLens.load(out, demo("demo-attn-2l"))
+    own = jacobian_lens(demo("demo-attn-2l"), texts, skip=4, precision=None)
+    assert torch.equal(lens.jacobian, own.jacobian) and lens.error is not None
+    assert lines[:2] == [
+        f"after block 0: standard error {float(lens.error[0]):.3f} of the norm of J",
+        "17 prompts; ended at the end of the data",
+    ]
+    read = lens.read(CLEAN, top=2).isel(prompt=0, pos=-1)
+    assert [line.split()[0] for line in lines[3:7]] == np.repeat(read.depth.values, 2).tolist()
+    for line, stays in zip(lines[3:7], read.stays.values.flatten(), strict=True):
+        assert line.endswith(f"{stays:.3f}")
+    assert main(["jacobian-lens", "a text", "--sort", "value"]) == 2
+    assert "leave --sort out" in capsys.readouterr().err
+
+
+def test_attribution_patch_prints_how_well_it_agrees_with_patching(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ("--rules", "relp", "--by", "layer", "head", "--agreement", "12", *ANSWERS)
+    lines = printed(capsys, "attribution-patch", CLEAN, CORRUPT, *asked)
+    metric = logit_difference(" Mary", " John")
+    found = interp.attribution_patch(
+        demo(), CLEAN, CORRUPT, metric=metric, by=("layer", "head"), rules="relp", agreement=12
+    )
+    pearson, spearman = found.agreement.values
+    assert f"agreement with patching: pearson {pearson:.3f}, spearman {spearman:.3f}" in lines

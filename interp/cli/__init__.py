@@ -15,7 +15,7 @@ import tyro
 from interp.attention import Heads
 from interp.causal import Ablate, AttributionPatch, CausalTrace, Patch, PathPatch
 from interp.cli.asking import asking
-from interp.cli.commands import Circuit, Graph, Models, Report, Serve, Verify
+from interp.cli.commands import Circuit, Graph, JacobianLensCommand, Models, Report, Serve, Verify
 from interp.cli.runs import Compare, List, Run, Show
 from interp.lenses import BackwardLens, LogitLens, OutputLens
 from interp.passes.analysis import function_name
@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, type[object]] = MappingProxyType(
     {
         "report": Report, "serve": Serve, "models": Models, "verify": Verify,
         **{function_name(command.question).replace("_", "-"): command for command in ASKED},
+        "jacobian-lens": JacobianLensCommand,
         "circuit": Circuit, "graph": Graph, "run": Run, "list": List, "show": Show, "compare": Compare,
     }
 )  # fmt: skip

@@ -95,7 +95,7 @@ class Asking:
     def answer_of(self, model: "HookedTransformer") -> "xr.Dataset":
         """The answer of the function of the same name."""
         function = function_of(self.question)
-        data = [_read(getattr(self, name)) for name in data_of(self.question)]
+        data = [read_data(getattr(self, name)) for name in data_of(self.question)]
         return function(model, *data, **self.fields())
 
     def fields(self) -> dict[str, object]:
@@ -301,7 +301,7 @@ def _alone(value: object) -> object:
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
-def _read(given: str | tuple[str, ...]) -> object:
+def read_data(given: str | tuple[str, ...]) -> object:
     """Data as typed: texts, or the file that has them."""
     text = _alone(given)
     if isinstance(text, str) and len(text) < 256 and "\n" not in text and Path(text).is_file():

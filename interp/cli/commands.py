@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from interp.circuits import FindCircuit
-from interp.cli.asking import Asking, asking, available, opened
+from interp.cli.asking import Asking, asking, available, opened, read_data
+from interp.lenses import JacobianLens
 
 if TYPE_CHECKING:
     from interp.pages import Question
@@ -253,3 +254,44 @@ class OfTask(Asking):
 
 
 Circuit = asking(FindCircuit, OfTask, edges=40)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCorpus(Asking):
+    """Fit the Jacobian lens on texts, print how precise it is, and read a prompt with it."""
+
+    data: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Texts, or one file of them, a text a line."""
+    prompt: str | None = None
+    """What to read: after every layer the words at its last token, with the ends of their ranks and their stability."""
+    top: int = 3
+    """How many words of each layer."""
+    out: Path | None = None
+    """File for the lens, in safetensors."""
+
+    def run(self) -> None:
+        """Print the standard error of every layer and the words of the prompt; write the lens if asked for."""
+        from interp.core.files import check_replaceable
+        from interp.core.results import frame
+        from interp.lenses import jacobian_lens
+
+        if odd := [f"--{name}" for name in ("checkpoints", "scores", "sort") if getattr(self, name)]:
+            raise ValueError(f"a lens is fitted on one model and has one table: leave {odd[0]} out")
+        if self.out is not None:
+            check_replaceable(self.out)
+        lens = jacobian_lens(opened(self.model, self.device), read_data(self.data), **self.fields())  # type: ignore[arg-type]
+        assert lens.error is not None
+        for layer, error in zip(lens.layers, lens.error.tolist(), strict=True):
+            print(f"after block {layer}: standard error {error:.3f} of the norm of J")
+        print(f"{lens.prompts} prompts; ended {lens.about['ended']}")
+        if self.prompt is not None:
+            words = lens.read(self.prompt, top=self.top).isel(prompt=0, pos=-1)
+            names = ["word", "top_prob", "low", "high", "stays"]
+            table = frame(words[names])[["depth", "rank", *names]]
+            print(table.head(self.most).to_string(index=False, float_format="{:.3f}".format))
+        if self.out is not None:
+            lens.save(self.out)
+            print(self.out)
+
+
+JacobianLensCommand = asking(JacobianLens, OfCorpus)

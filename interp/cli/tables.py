@@ -172,6 +172,16 @@ def _place(found: "xr.Dataset") -> str:
     return ", ".join(f"{name} {at}" for name, at in inner.items() if name not in ("step", "score", "unit"))
 
 
+def _agreements(result: "xr.Dataset") -> Iterator[str]:
+    """Every correlation of estimates with effects, and its interval where it has one."""
+    for name in result.coefficient.values:
+        value, low, high = (
+            float(result[key].sel(coefficient=name))
+            for key in ("agreement", "agreement_low", "agreement_high")
+        )
+        yield f"{name} {value:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low == low else "")
+
+
 def _about(result: "xr.Dataset", scores: Sequence[str]) -> Iterator[str]:
     """What the numbers are, and of which runs."""
     attrs = result.attrs
@@ -180,6 +190,8 @@ def _about(result: "xr.Dataset", scores: Sequence[str]) -> Iterator[str]:
     ]
     if single:
         yield f"{attrs.get('metric', 'metric')}: {', '.join(single)}"
+    if "agreement" in result:
+        yield f"agreement with patching: {', '.join(_agreements(result))}"
     unit = str(result.value.attrs.get("unit", "")) if "value" in result else ""
     if _has_scores(result):
         units = result.unit.sel(score=_scores(result, scores)).values
