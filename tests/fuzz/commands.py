@@ -55,6 +55,7 @@ WORDS: Mapping[str, str] = {
 """What a required option of this name is in a line that is right; of another name, something of its kind."""
 OF: Mapping[str, Mapping[str, str]] = {
     "causal-trace": {"model": "demo-4l", "answer": "e"}, "circuit": {"edges": "5", "pairs": "2"}, "list": {"runs": "."},
+    "jacobian-lens": {"skip": "1", "precision": "None"},
 }  # fmt: skip
 """Options of one command: a trace requires a fact that the model knows, and that model says this; small numbers."""
 OTHER_WORDS: Mapping[str, str] = {
