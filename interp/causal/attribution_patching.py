@@ -127,12 +127,12 @@ def attribution_patch(
     agreement: so many cells, drawn at random, are patched as well, and the result says how well the estimates agree:
     `agreement` over `coefficient` (pearson, spearman), the correlation of estimates and effects over these cells in a
     prompt, averaged over prompts as Fisher's z, with the ends `agreement_low` and `agreement_high` of its 95 % interval
-    (NaN for fewer than 16 prompts). Cells that are alike in both runs of a prompt do not count there; NaN if in some
-    prompt fewer than two are left, or none moves the metric.
+    (NaN for fewer than 16 prompts). Cells that are alike in both runs of a prompt do not count there.
     Memory: three times the site's values in the layers, plus what a backward pass keeps.
     Caveats: exact only where the metric is linear in the site; an estimate says nothing about saturated softmaxes.
     Errors: ValueError for pairs that do not align, positions kept although lengths differ, a metric that compares with
-    the very run it is differentiated at, and one without any gradient; KeyError for an unknown site or dim.
+    the very run it is differentiated at, one without any gradient, rules that a model has no use for, and an agreement
+    over cells of which fewer than two differ in some prompt; KeyError for an unknown site or dim.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -182,6 +182,11 @@ def _agreement(
     ours = estimate.flatten(1)[:, drawn].to(exact)
     rows = [fisher_z(x[there], y[there]) for x, y, there in zip(ours, exact, changed, strict=True)]
     values = torch.tensor(rows, dtype=torch.float64, device=exact.device)
+    if bool(values.isnan().any()):
+        raise ValueError(
+            f"agreement={n} requires two cells that differ, and effects that do, in every prompt; in some the cells drawn "
+            "have fewer: ask for more of them"
+        )
     return dict(zip(COEFFICIENTS, values.unbind(1), strict=True))
 
 

@@ -57,7 +57,7 @@ class CompareLenses(Question):
     def asked(self, model: Subject) -> Analysis:
         """The states, and what every lens makes of them."""
         if not self.lenses:
-            raise ValueError("at least one lens is required, got none")
+            raise ValueError("lenses requires at least one, by name, got none")
         if unknown := [name for name in self.others if name not in self.lenses]:
             raise KeyError(
                 f"another fit of {unknown[0]!r} requires that lens; there are {', '.join(self.lenses)}"

@@ -74,6 +74,8 @@ class FittedJacobianLens:
     """How it was fitted, as the attributes of its result say: `skip`, `precision`, `ended`, `left_out`, `rules`."""
 
     def __post_init__(self) -> None:
+        if self.tokens is not None and not self.tokens:
+            raise ValueError("tokens requires at least one, or None for the whole of J, got none")
         d = as_network(self.model).config.d_model
         shape = (len(self.layers), d if self.tokens is None else len(self.tokens), d)
         if tuple(self.jacobian.shape) != shape:

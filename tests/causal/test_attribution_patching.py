@@ -315,6 +315,21 @@ def test_where_the_model_is_linear_estimates_are_the_effects() -> None:
     np.testing.assert_allclose(found.agreement.sel(coefficient="spearman"), 1 - 6 / (n * (n * n - 1)))
 
 
+def test_cells_that_are_alike_in_a_prompt_say_nothing_of_it() -> None:
+    clean, corrupt = some_tokens(3, 6), some_tokens(3, 6, seed=1)
+    corrupt[0, :5] = clean[0, :5]  # its first prompt differs at the last token alone: one cell of a layer
+    with pytest.raises(ValueError, match="agreement=12 requires two cells that differ"):
+        attribution_patch(
+            HookedTransformer(build("gpt2")),
+            clean,
+            corrupt,
+            "resid_pre",
+            metric=METRIC,
+            by=("pos",),
+            agreement=12,
+        )
+
+
 @pytest.mark.parametrize("cells", [1, -3])
 def test_a_correlation_takes_two(cells: int) -> None:
     with pytest.raises(ValueError, match=f"two cells or more, or 0 for none, got {cells}"):

@@ -91,7 +91,7 @@ def test_a_lens_is_stable_against_itself(model: HookedTransformer) -> None:
 def test_what_makes_no_sense_is_refused(
     model: HookedTransformer, fits: tuple[Translators, Translators]
 ) -> None:
-    with pytest.raises(ValueError, match="at least one lens is required"):
+    with pytest.raises(ValueError, match="lenses requires at least one"):
         compare_lenses(model, TEXTS, {})
     with pytest.raises(KeyError, match="another fit of 'b' requires that lens; there are a"):
         compare_lenses(model, TEXTS, {"a": None}, others={"b": fits[0]})
