@@ -184,8 +184,8 @@ def _agreement(
     values = torch.tensor(rows, dtype=torch.float64, device=exact.device)
     if bool(values.isnan().any()):
         raise ValueError(
-            f"agreement={n} requires two cells that differ, and effects that do, in every prompt; in some the cells drawn "
-            "have fewer: ask for more of them"
+            f"agreement={n} requires two cells that differ, and effects that do, in every prompt; in some the cells "
+            "drawn have fewer: ask for more of them"
         )
     return dict(zip(COEFFICIENTS, values.unbind(1), strict=True))
 
