@@ -1,7 +1,7 @@
 """Why a head attends: its score for one query and one key as a sum over pairs of parts of the model.
 
 score(i, j) = c sum over a, b of (a_i W_Q)^T R(i, j) (b_j W_K) + position: a and b run over what was written to the
-stream at the query and at the key, with the norms at the scales of the pass. After the QK circuits of Elhage et al. 2021,
+stream at the query and at the key, norms at the scales of the pass. After the QK circuits of Elhage et al. 2021,
 "A Mathematical Framework for Transformer Circuits", here on a prompt.
 """
 

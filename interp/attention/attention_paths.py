@@ -17,12 +17,12 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.attention.attention_attribution import ends, sides_of, where
+from interp.attention.attention_attribution import sides_of
 from interp.attention.score_parts import KEY, QUERY, Position, ScoreParts, as_head, rows_of, score_parts
 from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
@@ -63,7 +63,7 @@ class AttentionPaths(Question):
         if isinstance(self.top, bool) or self.top < 1:
             raise ValueError(f"top must be at least one pair of parts, got {self.top!r}")
         compute = partial(_compute, head=head, asked=self, top=min(self.top, most))
-        finish = partial(_finish, head=head, name=self.name, config=config, text=model.text)
+        finish = partial(_finish, head=head, name=self.name, config=config)
         return Analysis(self.name, compute, Rows, finish, left=True, rows=rows_of(self.query, self.key))
 
 
@@ -113,7 +113,7 @@ def _compute(
     values: dict[str, Tensor] = {"value": pairs.flatten(1).gather(1, chosen), "parts": sides}
     for name, side in (("query", QUERY), ("key", KEY)):
         values[f"{name}_source"], values[f"{name}_moved"] = _moved(found, sides, side)
-    return values | {"total": found.total, "error": found.error} | where(found, batch)
+    return values | {"total": found.total, "error": found.error, "places": found.places}
 
 
 def _moved(
@@ -138,7 +138,7 @@ def _moved(
     return source, moved
 
 
-def _finish(merged: Partial, head: tuple[int, int], name: str, config: ModelConfig, text: Text) -> xr.Dataset:
+def _finish(merged: Partial, head: tuple[int, int], name: str, config: ModelConfig) -> xr.Dataset:
     assert isinstance(merged, Rows)
     rows, cells = merged.rows, ("prompt", "rank")
     names = {
@@ -156,7 +156,6 @@ def _finish(merged: Partial, head: tuple[int, int], name: str, config: ModelConf
             },
             "total": (("prompt",), rows["total"]),
         },
-        coords=ends(rows, text),
         units={"value": "score", "query_moved": "score", "key_moved": "score", "total": "score"},
         attrs={"part": str(Part("head", *head)), "completeness_error": float(rows["error"].max())},
     )
