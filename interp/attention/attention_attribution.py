@@ -69,7 +69,8 @@ class AttentionAttribution(Question):
             )
         compute = partial(_compute, head=head, asked=self)
         finish = partial(_finish, head=head, asked=self, config=config, text=model.text)
-        return Analysis(self.name, compute, Rows, finish, left=True, rows=rows_of(self.query, self.key))
+        rows = rows_of(self.query, self.key)
+        return Analysis(self.name, compute, Rows, finish, left=True, rows=rows, held="query or key positions")
 
 
 @public()

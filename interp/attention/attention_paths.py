@@ -64,7 +64,8 @@ class AttentionPaths(Question):
             raise ValueError(f"top must be at least one pair of parts, got {self.top!r}")
         compute = partial(_compute, head=head, asked=self, top=min(self.top, most))
         finish = partial(_finish, head=head, name=self.name, config=config)
-        return Analysis(self.name, compute, Rows, finish, left=True, rows=rows_of(self.query, self.key))
+        rows = rows_of(self.query, self.key)
+        return Analysis(self.name, compute, Rows, finish, left=True, rows=rows, held="query or key positions")
 
 
 @public()

@@ -178,6 +178,8 @@ class Analysis:
     """Whether every row must come with a corrupted prompt."""
     rows: int | None = None
     """How many rows the data must have, where the question holds something for each, such as its answers."""
+    held: str = "answers or labels"
+    """What it holds for each."""
 
     def __post_init__(self) -> None:
         if self.rows is None and isinstance(self.pose, Posed):

@@ -412,6 +412,8 @@ def test_what_cannot_be_split_is_refused_by_name() -> None:
         attention_attribution(network, tokens, "L1H0", query=2, key=5)
     with pytest.raises(ValueError, match="before L0H0 there is none"):
         attention_attribution(network, tokens, "L0H0", key=0, by="source")
+    with pytest.raises(ValueError, match="holds query or key positions for 3 prompts, got 2 rows"):
+        attention_attribution(network, tokens, "L1H0", key=[0, 1, 2])
     with pytest.raises(ValueError, match="2 queries and 3 keys"):
         AttentionAttribution("L1H0", [0, 1, 2], [5, 6]).asked(HookedTransformer(network))
     with pytest.raises(ValueError, match="by must be one of 'part', 'head', 'source'"):
