@@ -10,7 +10,7 @@ import xarray as xr
 from torch import Tensor
 
 import interp
-from interp import Batch, Edit, HookedTransformer
+from interp import Batch, Edit, HookedEncoderDecoder, HookedTransformer
 from interp.attention import AttentionAttribution, attention_attribution, attention_paths
 from interp.attention.score_parts import Split, score_parts
 from interp.data.batch import Side
@@ -24,7 +24,9 @@ from interp.zoo import planted
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
+from tests.model import test_encoder_decoder as pairs
 from tests.tolerances import assert_close
+from tests.wrapped.wrapping import wrapped
 
 MODELS = (*CONFIGS, *MIXERS)
 SPLITS: tuple[Split, ...] = ("part", "head")
@@ -445,3 +447,28 @@ def _strongest(network: Transformer, tokens: Tensor, head: str) -> xr.Dataset:
     return attention_attribution(
         network, tokens, part, key=scores[:, part.index, -1].argmax(-1).tolist(), by="head"
     )
+
+
+@pytest.mark.parametrize("name", pairs.CONFIGS)
+def test_a_decoder_that_attends_to_a_memory_has_its_heads_as_parts(name: str) -> None:
+    network = pairs.model(name)
+    given = HookedEncoderDecoder(network).given(pairs.SOURCE, pairs.TARGET)
+    decoder = HookedTransformer(network.decoder)
+    found = attention_attribution(decoder, given, "L2H1", query=6, key=4, by="source")
+    site = "blocks.2.attn.hook_attn_scores"
+    scores = interp.observe(decoder, given, [Read(site)]).trace[Read(site)]
+    whole = found.value.sum(("query_part", "key_part")) + found.position
+    assert_close(torch.tensor(whole.values), scores[:, 1, 6, 4])
+    assert {"L0X0", "L1X3", "L1H2"} <= set(found.key_part.values.tolist())
+    heads = found.value.sel(key_part=[f"L{layer}H{h}" for layer in (0, 1) for h in range(4)]).sum(
+        "query_part"
+    )
+    by_source = torch.tensor(found.by_key_source.sum("source").values).flatten(1)
+    assert_close(by_source, torch.tensor(heads.values))
+    with pytest.raises(ValueError, match="a head of self-attention is required, such as L1H2, got L2X1"):
+        attention_attribution(decoder, given, "L2X1", key=0)
+
+
+def test_wrapped_networks_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="not so of a wrapped network's own code"):
+        attention_attribution(wrapped("smollm3"), [[1, 2, 3]], "L1H0", key=0)
