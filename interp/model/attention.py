@@ -535,6 +535,10 @@ class Attention(nn.Module):
             q, k, v, mask, self.scale, tap, name=self.name, softcap=self.softcap, sinks=self.sinks, rules=self.rules
         )  # fmt: skip
 
+    def score_factor(self, seen: Int[Tensor, "#b q"], like: Tensor) -> Float[Tensor, "#b #q"]:
+        """What the products of queries that see so many keys are multiplied by to become raw scores."""
+        return like.new_full((1, 1), self.scale)
+
     def _with_earlier(
         self, k: Float[Tensor, "b p g r"], v: Float[Tensor, "b p g e"], shared: Pass
     ) -> tuple[Tensor, Tensor]:

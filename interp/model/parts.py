@@ -62,7 +62,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             name: Kind(f"L{{layer}}.{name}", None, None, (f"{{layer}}_{name}",))
             for name in (
                 "attn_bias", "cross_attn_bias", "mlp_bias", "mlp_before_bias", "mlp_rest", "mlp_before_rest",
-                "ln1_bias", "ln_cross_bias", "ln2_bias",
+                "ln1_bias", "ln_cross_bias", "ln2_bias", "q_bias", "k_bias",
             )
         },
         "embed": Kind("embed", "hook_embed"),

@@ -99,6 +99,9 @@ class Traits:
     """Heads may share keys and values."""
     keyed: bool = True
     """A cache keeps keys and values of every token for it."""
+    separable: bool = False
+    """A score is one product of queries and keys at the positions of the config, times a factor that the number of keys
+    of the query decides: parts on both sides sum to it."""
     stateful: bool = False
     """It keeps a state of the past, so that a pass cannot go on from an arbitrary column of an earlier one."""
 
@@ -195,14 +198,15 @@ class FullSoftmax(Output):
 _LACKS = {
     "additive": "z = pattern @ values; {} makes no pattern of the values, or clips them",
     "values": "a matrix W_V that makes values of the normed stream; there is none in {}",
+    "separable": "scores that are one product of queries and keys, linear in the normed stream; not so of {}",
     "distribution": "weights that are shares; those of {} may be negative or sum to anything",
 }
 
 
 def require(trait: str, mixers: Iterable[Mixer], what: str) -> None:
-    """ValueError for `what` unless all of these mixers have a trait: `additive`, `values` or `distribution` (`Traits`).
+    """ValueError for `what` unless all of these mixers have a trait: `additive`, `values`, `separable`, `distribution`.
 
-    The one refusal of analyses that multiply patterns and values, or that read a pattern's rows as shares.
+    The one refusal of analyses that multiply patterns and values, split scores, or read a pattern's rows as shares.
     """
     for mixer in mixers:
         if not getattr(mixer.traits, trait):

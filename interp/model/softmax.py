@@ -151,6 +151,7 @@ class Softmax(Mixer):
         """
         linear = self.clip is None
         bilinear = linear and self.score == "dot" and not self.smeared_keys and self.refinement is None
+        by_row = self.temperature is not None and self.temperature.by_row
         stateful = self.smeared_keys or self.refinement is not None
         return Traits(
             bilinear=bilinear,
@@ -161,6 +162,7 @@ class Softmax(Mixer):
             scored=True,
             softmax=True,
             distribution=True,
+            separable=bilinear and not by_row,
             stateful=stateful,
         )
 
@@ -329,6 +331,10 @@ class SoftmaxAttention(Attention):
         if self.kind.temperature is not None and self.kind.temperature.by_count:
             q = q * self._factor(visible_keys(mask, q.shape[1], k.shape[1], q.device), q)
         return super()._attended(q, k, v, mask, tap)
+
+    def score_factor(self, seen: Int[Tensor, "#b q"], like: Tensor) -> Float[Tensor, "#b #q"]:
+        """The scale, and the temperature where it goes by the number of keys."""
+        return super().score_factor(seen, like) * self._factor(seen, like)[:, :, 0, 0]
 
     def _factor(self, seen: Int[Tensor, "#b q"], like: Tensor) -> Float[Tensor, "#b #q 1 1"]:
         """What the raw scores of queries that see so many keys are multiplied by."""

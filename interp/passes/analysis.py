@@ -178,6 +178,8 @@ class Analysis:
     """Whether every row must come with a corrupted prompt."""
     rows: int | None = None
     """How many rows the data must have, where the question holds something for each, such as its answers."""
+    held: str = "answers or labels"
+    """What it holds for each."""
     enough: Callable[[Partial], bool] | None = None
     """Whether what was kept of the first windows answers the question already; None = all rows are asked."""
 

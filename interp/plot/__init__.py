@@ -8,6 +8,7 @@ from interp.core.factored import FactoredMatrix
 from interp.core.viewer import PICTURES
 from interp.plot.ablation import ablation, recall_curve, recall_map
 from interp.plot.attention import attention
+from interp.plot.attention_attribution import attention_attribution
 from interp.plot.attention_rows import attention_entropy, dispersion
 from interp.plot.attribution import attribution, attribution_map
 from interp.plot.backward_lens import (
@@ -37,6 +38,7 @@ from interp.verify import Contract
 __all__ = [
     "ablation",
     "attention",
+    "attention_attribution",
     "attention_entropy",
     "attribution",
     "attribution_map",
@@ -87,6 +89,7 @@ PICTURES.draws |= {
     FactoredMatrix: factored_spectrum,
     # labelled results, by the analysis that they name
     "ablate": ablation,
+    "attention_attribution": attention_attribution,
     "attention_entropy": attention_entropy,
     "attribute": attribution,
     "attribution_patch": patching,

@@ -50,6 +50,7 @@ from interp.residual.decomposition import (
     check_sum,
     logit_direction,
     not_linear,
+    places_before_attention,
 )
 from interp.residual.edited_sums import head_shares
 from interp.runs.run import answered
@@ -229,7 +230,7 @@ def _within(
 ) -> Mapping[str, Tensor]:
     """The same at positions of whole prompts: what was to be read at the last column is read at theirs."""
     whole = batch.left_aligned()
-    column = _places(whole, pos) + whole.tokens.shape[1] - whole.lengths
+    column = places_of(whole, pos) + whole.tokens.shape[1] - whole.lengths
     moved = {read: _there(read, column) for read in reads}
     seen = observe(model, whole, list(moved.values()), answers_only=True).trace
     return inner(Trace({read: seen[there] for read, there in moved.items()}), whole, model)
@@ -247,7 +248,7 @@ def _at(x: Tensor, column: Int[Tensor, "b"], axis: int) -> Tensor:
     return x.expand(len(column), *x.shape[1:]).movedim(axis, 1)[rows, column.to(x.device)]
 
 
-def _places(batch: Batch, pos: int | Sequence[int]) -> Int[Tensor, "b"]:
+def places_of(batch: Batch, pos: int | Sequence[int]) -> Int[Tensor, "b"]:
     """How many real tokens stand before the one asked for in each row, negative numbers counted from its end."""
     asked = torch.as_tensor(pos, device=batch.tokens.device).flatten()
     if len(asked) not in (1, len(batch)):
@@ -266,7 +267,7 @@ def cut_after(batch: Batch, pos: int | Sequence[int]) -> Batch:
     In a causal model nothing after a position changes what is computed there.
     Errors: ValueError for another number of positions than of rows; IndexError for a position that a row lacks.
     """
-    column, keep = _places(batch, pos), batch.real
+    column, keep = places_of(batch, pos), batch.real
     keep = keep & (keep.cumsum(1) <= column[:, None] + 1)
     aligned, width = replace(batch, keep=keep).left_aligned(), int(column.max()) + 1
     assert aligned.keep is not None
@@ -317,28 +318,37 @@ def _directions(answer: object, wrong: object, d_model: int) -> Float[Tensor, "n
 
 def labels(config: ModelConfig, parts: Grain) -> tuple[str, ...]:
     """The parts of one grain, in the order of the values."""
-    found = [Part.of(site) for site in embedding_parts(config)]
-    found += [Part("embed_bias")] if config.embed_norm and _has_beta(config) else []
+    found = _of_embeddings(config)
     for layer in range(config.n_layers):
-        found += [Part("block", layer)] if parts == "layer" else _of_layer(config, parts, layer)
+        whole = [Part("block", layer)]
+        each = (part for s in config.sublayers for part in _of_sublayer(config, parts, layer, s))
+        found += whole if parts == "layer" else each
     return (*map(str, found), "final_bias")
 
 
-def _of_layer(config: ModelConfig, grain: Grain, layer: int) -> list[Part]:
-    found: list[Part] = []
-    for sublayer in config.sublayers:
-        name = sublayer.removesuffix("_out")
-        head = {"attn": "head", "cross_attn": "cross_head"}.get(name)
-        if head and grain in ("head", "source"):
-            found += [Part(head, layer, h) for h in range(config.n_heads)] + [Part(f"{name}_bias", layer)]
-        elif grain == "neuron" and sublayer in MLPS and isinstance(config.mlp, MLP):
-            kind = _NEURONS[sublayer]
-            found += [Part(kind, layer, u) for u in range(config.mlp.d_mlp)] + [Part(f"{name}_bias", layer)]
-        else:
-            found.append(Part(name, layer))
-        if config.norm_place == "post" and _has_beta(config):
-            found.append(Part(f"{SUM_NORMS[sublayer]}_bias", layer))
-    return found
+def labels_before_attention(config: ModelConfig, layer: int, parts: Grain) -> tuple[str, ...]:
+    """Those of one grain (`sublayer` or `head`) that were written before attention of a layer reads."""
+    places = places_before_attention(config, layer)
+    written = [part for place in places for part in _of_sublayer(config, parts, *place)]
+    return tuple(map(str, [*_of_embeddings(config), *written]))
+
+
+def _of_embeddings(config: ModelConfig) -> list[Part]:
+    bias = [Part("embed_bias")] if config.embed_norm and _has_beta(config) else []
+    return [Part.of(site) for site in embedding_parts(config)] + bias
+
+
+def _of_sublayer(config: ModelConfig, grain: Grain, layer: int, sublayer: str) -> list[Part]:
+    name = sublayer.removesuffix("_out")
+    head = {"attn": "head", "cross_attn": "cross_head"}.get(name)
+    found = [Part(name, layer)]
+    if head and grain in ("head", "source"):
+        found = [Part(head, layer, h) for h in range(config.n_heads)] + [Part(f"{name}_bias", layer)]
+    elif grain == "neuron" and sublayer in MLPS and isinstance(config.mlp, MLP):
+        kind = _NEURONS[sublayer]
+        found = [Part(kind, layer, u) for u in range(config.mlp.d_mlp)] + [Part(f"{name}_bias", layer)]
+    post = config.norm_place == "post" and _has_beta(config)
+    return [*found, Part(f"{SUM_NORMS[sublayer]}_bias", layer)] if post else found
 
 
 def _mlps(config: ModelConfig) -> list[tuple[int, str]]:

@@ -4,7 +4,7 @@
 depth is the embedding plus everything the heads and MLPs before it added.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +15,14 @@ from torch import Tensor
 from interp.model.config import WITH_HEADS, FullSoftmax, ModelConfig
 from interp.model.parts import Named, Part
 from interp.model.records import require
-from interp.model.sites import embedding_parts, final_stream
+from interp.model.sites import attention_input, embedding_parts, final_stream
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.frozen import FrozenNorm, embedding_norm, output_norm, sum_norm
 
 Cache = Mapping[str, Tensor]
+Split = Callable[[int, str], dict[Part, Tensor]]
+"""From layer and name of a sublayer to its parts."""
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest error of a sum, relative to its largest part, by the dtype the model ran in."""
@@ -142,11 +144,7 @@ def by_sublayer(cache: Cache, model: Transformer, layer: int | None = None) -> D
     beta is a part of its own (`L0.ln1_bias`).
     """
 
-    def whole(i: int, sublayer: str) -> dict[Part, Tensor]:
-        site = f"blocks.{i}.hook_{sublayer}"
-        return {Part.of(site): cache[site]}
-
-    return _collected(cache, model, depth(model, layer), whole)
+    return _collected(cache, model, depth(model, layer), _whole(cache))
 
 
 def head_results(
@@ -164,8 +162,8 @@ def head_parts(cache: Cache, model: Transformer, layer: int, *, cross: bool = Fa
     """What each head of a block adds to the stream (`L0H3`, of cross-attention `L0X3`) and, last, their bias."""
     weights = Weights(model).layer(layer, cross=cross)
     z = cache[f"blocks.{layer}.{'cross_attn' if cross else 'attn'}.hook_z"]
-    results = einsum(z, weights.W_O, "b p h e, h e d -> h b p d")
-    bias = weights.b_O.expand_as(results[0])[None]
+    results = einsum(z, weights.W_O.to(z), "b p h e, h e d -> h b p d")
+    bias = weights.b_O.to(z).expand_as(results[0])[None]
     sublayer = "cross_attn_out" if cross else "attn_out"
     values = _added(model, layer, sublayer, torch.cat((results, bias)))
     whole = cache[f"blocks.{layer}.hook_{sublayer}"]
@@ -186,21 +184,33 @@ def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decom
     parts against the stream.
     """
 
-    def split(i: int, sublayer: str) -> dict[Part, Tensor]:
-        if sublayer not in WITH_HEADS:
-            site = f"blocks.{i}.hook_{sublayer}"
-            return {Part.of(site): cache[site]}
-        cross = sublayer == "cross_attn_out"
-        found = head_parts(cache, model, i, cross=cross)
-        return dict(zip(_heads(model.config, i, cross=cross), found.values, strict=True))
-
-    every = _collected(cache, model, depth(model, layer), split)
+    every = _collected(cache, model, depth(model, layer), _by_head(cache, model))
     is_head = [Part.of(name).kind in ("head", "cross_head") for name in every.parts]
     names = [name for name, head in zip(every.parts, is_head, strict=True) if head]
     heads = torch.tensor(is_head, device=every.values.device)
     rest = every.values[~heads].sum(0, keepdim=True)
     values = torch.cat((every.values[heads], rest))
     return Decomposition(values, (*names, REMAINDER), every.complete, every.error)
+
+
+def before_attention(cache: Cache, model: Transformer, layer: int, *, heads: bool = False) -> Decomposition:
+    """What was written to the stream that attention of block `layer` reads; checked to sum to it.
+
+    Embeddings and every sublayer, as in `by_sublayer`; with `heads` every head and its layer's bias in place of
+    attention. In Macaron blocks the MLP before attention is one of them.
+    """
+    split = _by_head(cache, model) if heads else _whole(cache)
+    whole = cache[attention_input(model.config, layer)]
+    return _collected(
+        cache, model, layer, split, before=places_before_attention(model.config, layer), whole=whole
+    )
+
+
+def places_before_attention(config: ModelConfig, layer: int) -> list[tuple[int, str]]:
+    """Layer and name of every sublayer that wrote to the stream which attention of block `layer` reads."""
+    order = config.sublayers
+    own = order[: order.index("attn_out")]
+    return [*((i, each) for i in range(layer) for each in order), *((layer, each) for each in own)]
 
 
 def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Float[Tensor, "h k b d"]:
@@ -213,8 +223,9 @@ def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Fl
     w = weights.layer(layer)
     pattern = cache[f"blocks.{layer}.attn.hook_pattern"][:, :, pos]
     v = cache[f"blocks.{layer}.attn.hook_v"][:, :, weights.kv_head()]
-    moved = einsum(v, w.W_O, "b k h e, h e d -> h k b d") * rearrange(pattern, "b h k -> h k b 1")
-    output = einsum(cache[f"blocks.{layer}.attn.hook_z"][:, pos], w.W_O, "b h e, h e d -> b d") + w.b_O
+    moved = einsum(v, w.W_O.to(v), "b k h e, h e d -> h k b d") * rearrange(pattern, "b h k -> h k b 1")
+    z = cache[f"blocks.{layer}.attn.hook_z"][:, pos]
+    output = einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
     moved = output_norm(model, layer, "attn_out").of(output).through(moved)
     heads = head_results(cache, model, layer)[:, :, pos]
     check_sum(rearrange(moved, "h k b d -> k h b d"), heads, f"sources of layer {layer}", model.dtype)
@@ -243,19 +254,51 @@ def by_neuron(
     return Decomposition(stacked, tuple(map(str, parts)))
 
 
+def _whole(cache: Cache) -> Split:
+    """Every sublayer as one part."""
+
+    def split(i: int, sublayer: str) -> dict[Part, Tensor]:
+        site = f"blocks.{i}.hook_{sublayer}"
+        return {Part.of(site): cache[site]}
+
+    return split
+
+
+def _by_head(cache: Cache, model: Transformer) -> Split:
+    """Sublayers with heads as their heads and their bias, others as one part."""
+
+    def split(i: int, sublayer: str) -> dict[Part, Tensor]:
+        if sublayer not in WITH_HEADS:
+            return _whole(cache)(i, sublayer)
+        cross = sublayer == "cross_attn_out"
+        found = head_parts(cache, model, i, cross=cross)
+        return dict(zip(_heads(model.config, i, cross=cross), found.values, strict=True))
+
+    return split
+
+
 def _collected(
-    cache: Cache, model: Transformer, n: int, split: Callable[[int, str], dict[Part, Tensor]]
+    cache: Cache,
+    model: Transformer,
+    n: int,
+    split: Split,
+    *,
+    before: Iterable[tuple[int, str]] | None = None,
+    whole: Float[Tensor, "b p d"] | None = None,
 ) -> Decomposition:
-    """Embeddings and the parts that `split` makes of every sublayer before depth `n`, as they stand in the stream."""
+    """Embeddings and the parts that `split` makes of every sublayer before depth `n`, as they stand in the stream.
+
+    before: which sublayers, by layer and name, where they end inside of a block; whole: what they then sum to.
+    """
     parts = _embedded(cache, model)
-    for i in range(n):
-        for sublayer in model.config.sublayers:
-            parts |= split(i, sublayer)
-            norm = sum_norm(model, i, sublayer)
-            if norm.norm is not None:
-                parts = _behind(norm.recorded(cache), parts, Part(f"{norm.norm.name}_bias", i))
-    stacked = torch.stack(list(parts.values()))
-    error = check_sum(stacked, stream(cache, model, n), f"parts before depth {n}", model.dtype)
+    every = [(i, sublayer) for i in range(n) for sublayer in model.config.sublayers]
+    for i, sublayer in every if before is None else before:
+        parts |= split(i, sublayer)
+        norm = sum_norm(model, i, sublayer)
+        if norm.norm is not None:
+            parts = _behind(norm.recorded(cache), parts, Part(f"{norm.norm.name}_bias", i))
+    stacked, whole = torch.stack(list(parts.values())), stream(cache, model, n) if whole is None else whole
+    error = check_sum(stacked, whole, f"parts before depth {n}", model.dtype)
     return Decomposition(stacked, tuple(map(str, parts)), n == model.config.n_layers, error)
 
 

@@ -207,7 +207,7 @@ def _over_data(
     for each in asked:
         if each.rows is not None and source.rows not in (None, each.rows):
             raise ValueError(
-                f"{each.name} holds answers or labels for {each.rows} prompts, got {source.rows} rows of data"
+                f"{each.name} holds {each.held} for {each.rows} prompts, got {source.rows} rows of data"
             )
     share = None if place.shard is None else Shard.of(place.shard)
     work = _Work(shared, network, source, share, devices, engine)

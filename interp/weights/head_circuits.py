@@ -215,7 +215,7 @@ class HeadCircuits:
         weights = Weights(self.network)
         if not cross:
             weights.require("moves", "OV circuit", [layer])
-        value, out = self._reading(layer, "v", cross=cross), weights.layer(layer, cross=cross).W_O
+        value, out = self.reading(layer, "v", cross=cross), weights.layer(layer, cross=cross).W_O
         return FactoredMatrix(
             value, output_norm(self.network, layer, _sublayer(cross)).through(out) if self.folded else out
         )
@@ -223,8 +223,8 @@ class HeadCircuits:
     def _qk(self, layer: int, offsets: Tensor | None, *, cross: bool) -> FactoredMatrix:
         if not cross:
             Weights(self.network).require("bilinear", "QK circuit", [layer])
-        query, key = (self._reading(layer, part, cross=cross) for part in "qk")
-        rotary, back = self._rotary(layer, cross=cross), torch.tensor(0) if offsets is None else offsets
+        query, key = (self.reading(layer, part, cross=cross) for part in "qk")
+        rotary, back = self.rotary(layer, cross=cross), torch.tensor(0) if offsets is None else offsets
         if rotary is None:  # of a layer that is not rotated, the same at every offset
             query, key = (each.expand(*back.shape, *each.shape) for each in (query, key))
         else:
@@ -234,7 +234,7 @@ class HeadCircuits:
             query = query * self._mixer(layer, cross=cross).scale
         return FactoredMatrix(query, key.mT)
 
-    def _reading(self, layer: int, part: str, *, cross: bool) -> Float[Tensor, "h d e"]:
+    def reading(self, layer: int, part: str, *, cross: bool = False) -> Float[Tensor, "h d e"]:
         """What maps the stream to the queries, keys or values of each query head; with `biases` a last row."""
         weights, mixer = Weights(self.network).layer(layer, cross=cross), self._mixer(layer, cross=cross)
         matrix, bias = getattr(weights, f"W_{part.upper()}"), getattr(weights, f"b_{part.upper()}")
@@ -256,7 +256,8 @@ class HeadCircuits:
         assert mixer is not None  # Weights has refused it
         return mixer
 
-    def _rotary(self, layer: int, *, cross: bool) -> Rotary | None:
+    def rotary(self, layer: int, *, cross: bool = False) -> Rotary | None:
+        """How queries and keys of a layer are rotated; None where they are not."""
         config = self.config
         kind = (config.local_position or config.position) if config.is_local(layer) else config.position
         turned = self.config.mixers[layer].traits.rotated and not cross

@@ -219,6 +219,7 @@ PAIRED: Mapping[str, Made] = ON_PLAIN | METRIC
 TEXTS: Mapping[str, Made] = {"data": lambda: TEXT}
 FACTORS: Mapping[str, Made] = {"x": lambda: numbers(4), "delta": lambda: numbers(3)}
 NORMAL: Mapping[str, Made] = {"first": lambda: numbers(4), "paired": lambda: True}
+LOOKED_AT: Mapping[str, Made] = {"key": lambda: 2}
 REPEATED: Mapping[str, Made] = {"data": lambda: TOKENS[:, [0, 1, 2, 3, 0, 1, 2, 3]]}
 
 CALLS: Mapping[str, Mapping[str, Made]] = {
@@ -285,6 +286,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "editing.finetune_edit": {"tuning": lambda: interp.editing.FineTuning(1)},
     "frame": {"result": attribution},
     "heads": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
+    "attention.attention_attribution": LOOKED_AT, "attention.attention_paths": LOOKED_AT,
     "attention.attention_kernel": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2)},
     "editing.interpolated": {"vectors": lambda: [numbers(2), numbers(2)], "weights": lambda: [0.5, 0.5]},
     "features.load_sae": {"folder": sae_folder},
@@ -371,6 +373,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                              "reference": lambda: "none"},
     # questions
     "attention.Heads": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
+    "attention.AttentionAttribution": LOOKED_AT, "attention.AttentionPaths": LOOKED_AT,
     "attention.AttentionKernel": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2)},
     "causal.Ablate": METRIC, "causal.CausalTrace": {"answer": lambda: 5, "sigma": lambda: 0.1},
     "circuits.CircuitCurve": METRIC, "circuits.EvaluateCircuit": METRIC,

@@ -8,7 +8,14 @@ import numpy as np
 import torch
 import xarray as xr
 
-from interp.attention import AttentionEntropy, AttentionKernel, Dispersion, Heads
+from interp.attention import (
+    AttentionAttribution,
+    AttentionEntropy,
+    AttentionKernel,
+    AttentionPaths,
+    Dispersion,
+    Heads,
+)
 from interp.attention.heads import MENTIONS, head_scores, name_attention
 from interp.causal import (
     Ablate,
@@ -198,6 +205,21 @@ _ATTENTION: dict[str, Case] = {
         of_others=_without_copying,
     ),
     "AttentionKernel": Case(AttentionKernel(DATA, 2), of(*_SCORE, over="layer head distance")),
+    **{
+        f"AttentionAttribution {by}": Case(
+            AttentionAttribution("L1H2", key=3, by=by),  # type: ignore[arg-type]
+            of("value", over="prompt query_part key_part")
+            | of("total", "position", over="prompt")
+            | (of("by_query_source", "by_key_source", over="prompt layer head source") if by == "source" else {}),
+        )
+        for by in ("part", "head", "source")
+    },
+    "AttentionPaths": Case(
+        AttentionPaths("L1H2", key=3, top=4),
+        of("value", "share", "query_source", "query_moved", "key_source", "key_moved", over="prompt rank")
+        | of("query_part", "key_part", "path", over="prompt rank")
+        | of("total", over="prompt"),
+    ),
     **{f"AttentionEntropy {m}": Case(AttentionEntropy(m), of(*_SCORE, over="layer head score")) for m in (None, 6)},
     **{f"Dispersion {m}": Case(Dispersion(m), of(*_SCORE, over="layer head n_keys score")) for m in (None, 6)},
 }  # fmt: skip
