@@ -42,8 +42,8 @@ FEWEST = 16
 """Prompts below which J is never precise enough: where a quarter of them has a J ten times as large as the others', a
 fit that may stop after 8 stops too early in 8 % of all orders, after 16 in 2 % (`experiments/jacobian_lens.py`)."""
 TOGETHER, TOGETHER_ON_GPU = 2**9, 2**14
-"""Tokens of all copies of a prompt in one pass: more cost a CPU its cache (`experiments/bench/jacobian_lens.py`); what is
-best on an accelerator nobody measured yet."""
+"""Tokens of all copies of a prompt in one pass: more cost a CPU its cache (`experiments/bench/jacobian_lens.py`); the
+second number, for accelerators, is not measured."""
 
 
 @dataclass(frozen=True)
