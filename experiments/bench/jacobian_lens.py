@@ -56,17 +56,17 @@ def main(repeats: int = 3) -> None:
 
 
 def beside_transformer_lens(model: transformers.GPT2LMHeadModel, repeats: int) -> None:
-    """Both fits of one prompt, and how far they stand apart."""
+    """Both fits of one prompt, and how far they stand apart; the bridge takes over the Hugging Face model."""
     from transformer_lens.model_bridge import TransformerBridge
     from transformer_lens.tools.analysis.jacobian_lens import JacobianLens
 
-    file = WEIGHTS / "demo-4l" / "tokenizer.json"
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<|bos|>")
-    bridge = TransformerBridge.boot_transformers("gpt2", hf_model=model, tokenizer=tokenizer, device="cpu")
     ours, prompt = (
         interp.HookedTransformer.from_pretrained(model),
         "The cat sat on the mat and said so. " * 20,
     )
+    file = WEIGHTS / "demo-4l" / "tokenizer.json"
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<|bos|>")
+    bridge = TransformerBridge.boot_transformers("gpt2", hf_model=model, tokenizer=tokenizer, device="cpu")
     tokens = bridge.to_tokens(prompt)[:, :LENGTH]
     calls: Calls = {
         "TransformerLens": lambda: (
