@@ -1,7 +1,8 @@
 """Claim: a Jacobian lens takes at most 1.05x the time of one backward pass for each row.
 
 One prompt of 128 and one of 24 tokens, a GPT-2 of 6 layers and width 384, all rows of J of 5 layers. "One by one": the
-same with one row at a time, the naive loop. "Together": `is_grads_batched`, 16 rows at a time on a single copy.
+same with one row at a time, the naive loop. "Together": `is_grads_batched`, 16 rows at a time on a single copy. Then
+the whole fit of a prompt of 128 tokens against TransformerLens 4's, on the same weights and tokens.
 """
 
 import torch
@@ -16,8 +17,9 @@ from interp.lenses.jacobian_lens import prompt_jacobian
 from interp.model import Transformer
 from interp.model.sites import stream_after
 from interp.model.tap import Tap
+from interp.zoo.catalog import WEIGHTS
 
-LAYERS, WIDTH, SKIP, CLAIM = 6, 384, 16, 1.05
+LAYERS, WIDTH, LENGTH, SKIP, CLAIM = 6, 384, 128, 16, 1.05
 
 
 def main(repeats: int = 3) -> None:
@@ -29,17 +31,18 @@ def main(repeats: int = 3) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        vocab_size=401,
-        n_positions=128,
+        vocab_size=1024,
+        n_positions=LENGTH,
         n_embd=WIDTH,
         n_layer=LAYERS,
         n_head=6,
         bos_token_id=None,
         eos_token_id=None,
     )
-    model = interp.HookedTransformer.from_pretrained(transformers.GPT2LMHeadModel(config).eval()).transformer
-    for length in (128, 24):
-        calls = systems(model, torch.randint(401, (1, length)))
+    network = transformers.GPT2LMHeadModel(config).eval()
+    model = interp.HookedTransformer.from_pretrained(network).transformer
+    for length in (LENGTH, 24):
+        calls = systems(model, torch.randint(1024, (1, length)))
         first, *others = (call() for call in calls.values())
         assert isinstance(first, torch.Tensor)
         assert all(isinstance(x, torch.Tensor) and largest_difference(x, first) < 1e-4 for x in others[:2])
@@ -49,6 +52,37 @@ def main(repeats: int = 3) -> None:
                 "jacobian_lens", system, f"J of 5 layers, {length} tokens, width {WIDTH}",
                 timing(seconds, system, "one by one"), memory(call), claim=CLAIM,
             )  # fmt: skip
+    beside_transformer_lens(network, repeats)
+
+
+def beside_transformer_lens(model: transformers.GPT2LMHeadModel, repeats: int) -> None:
+    """Both fits of one prompt, and how far they stand apart; the bridge takes over the Hugging Face model."""
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformer_lens.tools.analysis.jacobian_lens import JacobianLens
+
+    ours, prompt = (
+        interp.HookedTransformer.from_pretrained(model),
+        "The cat sat on the mat and said so. " * 20,
+    )
+    file = WEIGHTS / "demo-4l" / "tokenizer.json"
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<|bos|>")
+    bridge = TransformerBridge.boot_transformers("gpt2", hf_model=model, tokenizer=tokenizer, device="cpu")
+    tokens = bridge.to_tokens(prompt)[:, :LENGTH]
+    calls: Calls = {
+        "TransformerLens": lambda: (
+            JacobianLens.fit(bridge, [prompt], corpus="cat", show_progress=False).jacobians
+        ),
+        "interp": lambda: interp.lenses.jacobian_lens(ours, tokens).jacobian,
+    }
+    theirs, mine = (call() for call in calls.values())
+    assert isinstance(theirs, dict) and isinstance(mine, torch.Tensor)
+    apart = largest_difference(mine, torch.stack([theirs[layer] for layer in range(LAYERS - 1)]))
+    seconds = cpu_seconds(calls, repeats)
+    for system, call in calls.items():
+        report(
+            "jacobian_lens", system, f"the fit of one prompt of {LENGTH} tokens",
+            timing(seconds, system, "TransformerLens"), memory(call), largest_difference=apart,
+        )  # fmt: skip
 
 
 def systems(model: Transformer, tokens: torch.Tensor) -> Calls:

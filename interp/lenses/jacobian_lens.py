@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -43,7 +43,8 @@ FEWEST = 16
 """Prompts below which J is never precise enough: where a quarter of them has a J ten times as large as the others', a
 fit that may stop after 8 stops too early in 8 % of all orders, after 16 in 2 % (`experiments/jacobian_lens.py`)."""
 TOGETHER, TOGETHER_ON_GPU = 2**9, 2**14
-"""Tokens of all copies of a prompt in one pass: more cost a CPU its cache (`experiments/bench/jacobian_lens.py`)."""
+"""Tokens of all copies of a prompt in one pass: more cost a CPU its cache (`experiments/bench/jacobian_lens.py`); the
+second number, for accelerators, is not measured."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,9 @@ def jacobian_lens(
     of J's norm in every layer, looked at after every `batch_size` prompts and from 16 on (in a stream after each of its
     windows); None = all prompts are used. Where the data end before, `about["ended"]` says so, and `error` how precise
     it is.
-    groups: prompts are kept as this many sums, by their numbers modulo `groups`, which resampling draws: 8 groups
-    layers d^2 bytes.
     rules: backward rules under which the model is differentiated, or a preset, as in `interp.attribution_patch`.
+    groups: prompts are kept as this many sums, by their numbers modulo `groups`, which resampling draws.
+    Memory: 8 layers d^2 bytes for each group, and 4 to 8 for each of `batch_size` prompts.
     Caveats: a mean of linear maps: what a map does on one prompt alone is not in it. The precision is that of prompts
     like those seen: a fit that stops has not met the rare prompt whose J is a hundred times as large, and would be that
     prompt's own if it had.
@@ -267,7 +268,7 @@ class JacobianGroups:
     """A reduction: sums of Jacobians over groups of prompts, by the prompts' numbers."""
 
     count: int
-    refuses_nan = True
+    refuses_nan: ClassVar[bool] = True
 
     def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> JacobianSums:
         """The sums of one batch; rows without numbers are numbered by their places."""
