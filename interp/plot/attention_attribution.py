@@ -16,8 +16,8 @@ def attention_attribution(
 ) -> Axes:
     """The pairs of parts that make one score: parts at the query as rows, at the key as columns, signed.
 
-    result: what `interp.attention.attention_attribution` returned. top: at most so many rows and columns, those with
-    the largest values.
+    result: what `interp.attention.attention_attribution` returned. top: so many rows and columns at most, those of the
+    largest values; the others are not drawn.
     Errors: IndexError for a prompt that the result does not hold.
 
     Example:
