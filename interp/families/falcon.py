@@ -21,7 +21,7 @@ def config(settings: Settings) -> ModelConfig:
     settings.require("apply_residual_connection_post_layernorm", False, None)
     d_model = settings.integer("hidden_size", settings.integer("n_embed", -1))
     settings.require("n_embed", d_model, None)
-    n_heads = settings.integer("num_attention_heads")
+    n_heads = settings.count("num_attention_heads")
     bias = settings.flag("bias", False)
     position = rotary(settings, d_model // n_heads)
     n_ctx = context(settings, position, 2048)

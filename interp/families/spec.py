@@ -12,6 +12,7 @@ from interp.model.config import (
     EncoderDecoderConfig,
     ModelConfig,
 )
+from interp.model.records import MOST
 
 NOT_ARITHMETIC = frozenset(
     {
@@ -35,8 +36,6 @@ NOT_ARITHMETIC = frozenset(
 Scalar = str | int | float | bool | None
 LARGEST = 1e15
 """No number of a config is larger: what is, and NaN, comes from a damaged file and would fail far from it."""
-MOST = 10**9
-"""The largest count, size or number of ids of a config."""
 
 
 class Settings:

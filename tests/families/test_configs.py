@@ -318,6 +318,7 @@ def test_a_config_of_before_transformers_5_means_what_hugging_face_reads(kind: s
         ("bamba", {"partial_rotary_factor": 0.25}, "asks for partial_rotary_factor=0.25, supported: 0.5"),
         ("bamba", {"attn_rotary_emb": 8}, "asks for attn_rotary_emb=8, supported: 4"),
         ("bamba", {"layer_types": ["linear_attention"] * 3}, "requires layer_types to agree with attn_layer_indices"),
+        ("falcon", {"num_attention_heads": 0}, r"requires num_attention_heads in .*, got 0"),
         ("codegen", {"n_head": 2}, "requires a multiple of 4 for n_head, got 2"),
     ],
 )  # fmt: skip
