@@ -108,6 +108,12 @@ class FittedJacobianLens:
             {name: result.attrs[name] for name in ABOUT if name in result.attrs},
         )  # fmt: skip
 
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The states that it reads: the stream after each of its layers."""
+        config = as_network(self.model).config
+        return tuple(stream_after(config, layer) for layer in self.layers)
+
     def __call__(self, site: str, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """J x of the states of a site, in their dtype. KeyError for a site without J."""
         self._whole()

@@ -109,7 +109,10 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         "ablation_unchanged": view_ablation.UNCHANGED,
         "ablation_side": view_ablation.SIDE,
         "ablation_room": view_ablation.ROOM,
-        "lens": view_lens.lens(tables["logit_lens"], token),
+        "lenses": {
+            "Logit lens": view_lens.lens(tables["logit_lens"], token),
+            **(view_lens.fitted(tables["fitted_lenses"], token) if "fitted_lenses" in tables else {}),
+        },
         "panels": []
         if "backward_lens" in report.absent
         else view_lens.backward_lens(tables["backward_lens"], token, report.config.d_vocab),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 import torch
@@ -18,7 +20,7 @@ from interp.attention.heads import with_pattern
 from interp.core.boundary import public
 from interp.core.results import frame
 from interp.data.batch import Batch
-from interp.lenses import backward_lens, logit_lens
+from interp.lenses import FittedJacobianLens, TunedLens, backward_lens, logit_lens
 from interp.lenses.factors import Matrix, present
 from interp.model.config import Json, ModelConfig
 from interp.model.records import require
@@ -41,6 +43,8 @@ from interp.weights.composition import Kind
 
 TOP = 10
 """Next tokens listed per position, and tokens per cell of the lens."""
+Fitted = TunedLens | FittedJacobianLens
+"""Lenses that were fitted on texts."""
 MOST_CELLS = 1_300_000
 """Attention weights a page may hold: about 2 MB of the page, and a table that a spreadsheet still opens."""
 
@@ -142,9 +146,17 @@ class _Answered:
 
 
 @public()
-def report_of(model: Model, question: Question, about: About, *, seed: int = 0) -> Report:
+def report_of(
+    model: Model,
+    question: Question,
+    about: About,
+    *,
+    seed: int = 0,
+    lenses: Mapping[str, Fitted] = MappingProxyType({}),
+) -> Report:
     """Every table of the page for one prompt; the seed draws the repeated tokens of the head scores.
 
+    lenses: fitted lenses of this model by name, which the page shows beside the logit lens.
     A model without logits has tables of attention, head scores and composition, and no `contrast`; a question without
     a corrupted prompt has no tables of patching and edges. `absent` says of every other table that this model lacks
     why: a wrapped network has no circuits, layers that keep a state have no attention. Heads whose scores do not come
@@ -169,6 +181,8 @@ def report_of(model: Model, question: Question, about: About, *, seed: int = 0) 
     work = _about_model(model, (ids, None if answered is None else answered.logits_pv), scored, pattern_lhqk)
     if answered is not None:
         work |= _about_logits(model, batch, answered, names)
+        if lenses:
+            work["fitted_lenses"] = lambda: _fitted(model, batch, answered.answer, lenses)
         work["ablation"] = lambda: ablation(
             model, question.prompt, question.corrupt, answered.answer, answered.wrong, answered.attributed
         )
@@ -342,6 +356,17 @@ def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> 
 def _lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
     of_next, of_answer = (logit_lens(model, batch, answer=target) for target in (None, answer))
     return tables.logit_lens(of_next, of_answer)
+
+
+def _fitted(model: Subject, batch: Batch, answer: int, lenses: Mapping[str, Fitted]) -> pd.DataFrame:
+    """What each lens says; of a Jacobian lens also how sure its words are."""
+    found = {}
+    for name, lens in lenses.items():
+        how: dict[str, Any] = {"sites": lens.sites, "translators": lens}
+        of_answer = logit_lens(model, batch, answer=answer, **how)
+        read = lens.read(batch) if isinstance(lens, FittedJacobianLens) else logit_lens(model, batch, **how)
+        found[name] = tables.logit_lens(read, of_answer)
+    return tables.fitted_lenses(found)
 
 
 def _backward_lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -14,7 +15,7 @@ from markupsafe import Markup
 from interp.core.boundary import public
 from interp.pages.folder import replacing, write_report
 from interp.pages.render import page
-from interp.pages.report import About, Question, Report, report_of
+from interp.pages.report import About, Fitted, Question, Report, report_of
 from interp.passes.observe import Model
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def report(
     *,
     about: About | None = None,
     seed: int = 0,
+    lenses: Mapping[str, Fitted] = MappingProxyType({}),
 ) -> ReportPage:
     """The analysis page of one prompt: every standard analysis of it, with tables and provenance.
 
@@ -82,7 +84,8 @@ def report(
     token it is contrasted with. corrupt: the prompt once more, token for token, but for what changes its answer; with
     it the page has patching maps and a circuit. about: the model's name and what is known of it; None = its name
     alone (what was measured of a checkpoint may no longer hold of a model in memory). seed: draws the random tokens on
-    which heads are scored.
+    which heads are scored. lenses: tuned and Jacobian lenses of this model, by the names under which the page shows
+    them beside the logit lens.
     Errors: ValueError for a prompt or an answer that the model cannot take, for a prompt too long for the page, for a
     corrupted prompt that does not align with the prompt or that the model answers alike, and for a model that is not
     causal.
@@ -93,4 +96,6 @@ def report(
         (True, True)
     """
     told = About(str(getattr(model, "name", "model"))) if about is None else about
-    return ReportPage(report_of(model, Question(prompt, answer, wrong, corrupt), told, seed=seed))
+    return ReportPage(
+        report_of(model, Question(prompt, answer, wrong, corrupt), told, seed=seed, lenses=lenses)
+    )

@@ -44,6 +44,10 @@ UNITS: Mapping[str, Mapping[str, str]] = {
     "logit_lens": {
         **dict.fromkeys(("top_prob", "next_prob", "answer_prob"), "probability"), "entropy": "nats", "kl": "nats",
     },
+    "fitted_lenses": {
+        **dict.fromkeys(("top_prob", "next_prob", "answer_prob"), "probability"), "entropy": "nats", "kl": "nats",
+        **dict.fromkeys(("low", "high"), "rank"), "stays": "share of resamples",
+    },
     "backward_lens": {"x": "norm", "delta": "norm", "relative_update": "share of the prompt's largest"},
     "flow_routes": {"value": "share of the sum", "attribution": "logits"},
     "value_norms": {"value": "norm"},
@@ -232,7 +236,20 @@ def logit_lens(of_next: xr.Dataset, of_answer: xr.Dataset) -> pd.DataFrame:
     merged = of_next.merge(about.rename(target_rank="answer_rank", target_prob="answer_prob"))
     table = frame(merged.isel(prompt=0).reset_coords("prompt", drop=True))
     first = ["depth", "pos", "token", "rank", "top_token", "word", "top_prob", "entropy", "kl"]
-    return table[[*first, "next_rank", "next_prob", "answer_rank", "answer_prob"]]
+    sure = [name for name in ("low", "high", "stays") if name in table]
+    return table[[*first, "next_rank", "next_prob", "answer_rank", "answer_prob", *sure]]
+
+
+def fitted_lenses(found: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Several lenses as `logit_lens` has them, the column `lens` first.
+
+    `low` and `high` are the ends of a word's rank in 95 % of lenses that the same texts could have given, `stays` the
+    share of these that list it; NaN for lenses that are not resampled.
+    """
+    sure = ("low", "high", "stays")
+    each = [table.assign(lens=name) for name, table in found.items()]
+    every = dict.fromkeys(("lens", *each[0], *sure))
+    return pd.concat([table.reindex(columns=list(every)) for table in each], ignore_index=True)
 
 
 def backward_lens(result: xr.Dataset) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """The lenses made ready for the template: what the stream says at each depth, and what a training step would write."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -60,6 +61,16 @@ class LensRow:
 
 
 @dataclass(frozen=True)
+class FittedRow(LensRow):
+    """One row of the table of fitted lenses: how sure the word is, too."""
+
+    lens: str
+    low: float
+    high: float
+    stays: float
+
+
+@dataclass(frozen=True)
 class BackwardRow:
     """One row of the backward lens' table: the n-th most and least probable token of one layer and position."""
 
@@ -97,17 +108,47 @@ def lens(table: pd.DataFrame, answer: str) -> list[Depth]:
     return [Depth(name, label, row) for (name, row), label in zip(cells.items(), labels, strict=True)]
 
 
-def _lens_cell(ranked: list[LensRow], answer: str) -> Cell:
+def fitted(table: pd.DataFrame, answer: str) -> dict[str, list[Depth]]:
+    """The same of every fitted lens, by its name."""
+    found: dict[str, list[Depth]] = {}
+    for name, part in table.groupby("lens", sort=False):
+        cells: dict[str, list[Cell]] = {}
+        for (depth, _), rows in groupby(records(FittedRow, part), key=attrgetter("depth", "pos")):
+            cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
+        last = len(cells) - 1
+        found[str(name)] = [
+            Depth(depth, "output" if i == last else _label(depth), row)
+            for i, (depth, row) in enumerate(cells.items())
+        ]
+    return found
+
+
+def _label(depth: str) -> str:
+    """Where a state is, in words."""
+    part = Part.of(depth)
+    assert part.layer is not None
+    before = part.kind == "resid"
+    return "embedding" if before and not part.layer else f"after layer {part.layer - before}"
+
+
+def _lens_cell(ranked: Sequence[LensRow], answer: str) -> Cell:
     """One depth and position from the rows of its top tokens, best first."""
     first = ranked[0]
     lines = [
-        *(f"{probability(row.top_prob):>6}  {visible(row.word)}" for row in ranked[:LISTED]),
+        *(f"{probability(row.top_prob):>6}  {visible(row.word)}{_sure(row)}" for row in ranked[:LISTED]),
         f"entropy {first.entropy:.2f} nats, KL(final ‖ depth) {first.kl:.2f} nats",
     ]
     if first.next_rank >= 0:
         lines.append(f"next in the prompt: rank {first.next_rank}, {probability(first.next_prob)}")
     lines.append(f"the answer {visible(answer)}: rank {first.answer_rank}, {probability(first.answer_prob)}")
     return Cell(visible(first.word), first.top_prob, "\n".join(lines))
+
+
+def _sure(row: LensRow) -> str:
+    """How sure a word of a resampled lens is."""
+    if not isinstance(row, FittedRow) or row.stays != row.stays:
+        return ""
+    return f"  rank {row.low + 1:.0f} to {row.high + 1:.0f}, listed by {100 * row.stays:.0f} %"
 
 
 # --- backwards ------------------------------------------------------------------------------------------------------

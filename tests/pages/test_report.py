@@ -20,7 +20,7 @@ from interp.pages import About, Question, Report, page, report_of, tables, wordi
 from tests.configs import CONFIGS, perturbed
 from tests.pages.conftest import CORRUPTED, PLANTED
 from tests.pages.reports import page_of
-from tests.tiny import hooked
+from tests.tiny import CORPUS, hooked
 
 TABLES = {
     "tokens",
@@ -196,6 +196,38 @@ def test_the_lens_is_that_of_the_function(planted: Report, planted_model: interp
     assert table.word.tolist() == planted_model.text.pieces(table.top_token.tolist())
     output = table[table.depth == "L1.resid_post"].reset_index(drop=True)
     assert output.word.tolist() == planted.tables["next_tokens"].token.tolist()
+
+
+def test_fitted_lenses_stand_beside_the_logit_lens() -> None:
+    model, prompt = hooked("gpt2"), "The cat sat"
+    jacobian = interp.lenses.jacobian_lens(model, [*CORPUS, *CORPUS], skip=1)
+    tuned = interp.lenses.TunedLens.untrained(model)
+    report = report_of(
+        model, Question(prompt), About("tiny"), lenses={"Jacobian": jacobian, "untrained": tuned}
+    )
+    table = report.tables["fitted_lenses"]
+    mine = {name: part.reset_index(drop=True) for name, part in table.groupby("lens", sort=False)}
+    read = interp.frame(jacobian.read(prompt).isel(prompt=0).reset_coords("prompt", drop=True))
+    for name in ("top_token", "kl", "low", "high", "stays"):
+        np.testing.assert_array_equal(mine["Jacobian"][name], read[name])
+    same = report.tables["logit_lens"]  # translators that change nothing
+    pd.testing.assert_frame_equal(mine["untrained"][list(same)], same)
+    assert mine["untrained"][["low", "high", "stays"]].isna().all(axis=None)
+    text = page(report)
+    assert re.findall(r'name="lens" value="(.*?)"', text) == ["Logit lens", "Jacobian", "untrained"]
+    assert re.findall(r'data-lens="(.*?)"', text) == ["Logit lens", "Jacobian", "untrained"]
+    first = mine["Jacobian"].iloc[0]
+    said = f"rank {first.low + 1:.0f} to {first.high + 1:.0f}, listed by {100 * first.stays:.0f} %"
+    assert said in text
+    assert report.provenance["units"]["fitted_lenses"]["stays"] == "share of resamples"
+    plain = page(report_of(model, Question(prompt), About("tiny")))
+    assert "data-lens" not in plain and 'name="lens"' not in plain
+
+
+def test_a_lens_of_another_model_is_refused() -> None:
+    other = interp.lenses.TunedLens.untrained(hooked("llama-gqa"))
+    with pytest.raises((ValueError, KeyError), match="another model"):
+        report_of(hooked("gpt2"), Question("The cat sat"), About("tiny"), lenses={"x": other})
 
 
 # --- questions ----------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ onChange("direction", (direction) => select({ direction, pointed: null, key: nul
 onChange("weighting", (weighting) => select({ weighting }));
 onChange("edges", (edges) => select({ edges: +edges }));
 
-for (const name of ["score", "circuit", "kind", "grain", "matrix", "patching", "ablation"]) {
+for (const name of ["score", "circuit", "kind", "grain", "lens", "matrix", "patching", "ablation"]) {
   const show = (choice) => all(`[data-${name}]`).forEach((part) => { part.hidden = part.dataset[name] !== choice; });
   onChange(name, show);
   const first = one(`input[name=${name}]`);
