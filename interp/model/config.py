@@ -171,6 +171,7 @@ class ModelConfig(Record):
         super().__post_init__()
         requires(self._given, f"a mixer or several, got {self.mixer!r}")
         if self.d_head is None:
+            requires(self.n_heads >= 1, f"n_heads >= 1, got {self.n_heads}")
             requires(
                 self.d_model % self.n_heads == 0,
                 f"n_heads to divide d_model when d_head is not given, got {self.n_heads} and {self.d_model}",

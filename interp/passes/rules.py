@@ -20,6 +20,7 @@ from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.block import MLP
 from interp.model.config import FullSoftmax, ModelConfig
+from interp.model.edits import Project, Scale, Zero
 from interp.model.experts import MoE
 from interp.model.latent import Latent
 from interp.model.records import Mixer
@@ -111,17 +112,24 @@ def _reached(mixer: Mixer, rules: Sequence[Rule]) -> bool:
     return isinstance(mixer, Latent)
 
 
+def promises(model: Transformer) -> bool:
+    """Whether relevances sum to something: under the rules of `LINEAR`, with edits at most that bring no constant."""
+    linear = all(isinstance(edit.change, Zero | Scale | Project) for edit in model.edits)
+    return linear and set(LINEAR) <= model.rules
+
+
 def completeness(
     model: Transformer, batch: Batch, stream: Float[Tensor, "b p d"], gradient: Float[Tensor, "b p d"]
 ) -> dict[str, Float[Tensor, "b"]]:
     """How far relevances miss what they promise to sum to: `completeness_error`, the same for every row of the batch.
 
     A relevance is value . gradient; those of all embeddings and biases sum to (final stream . gradient) under the rules
-    of `LINEAR`. The error is relative to the sum of their absolute values. Nothing under other rules, or with edits.
+    of `LINEAR`. The error is relative to the sum of their absolute values. Nothing under other rules, or with edits that
+    bring constants.
     model: one under rules. stream, gradient: its final stream, and d metric / d final stream. It takes a pass more.
     Errors: ArithmeticError where they miss it beyond rounding.
     """
-    if not set(LINEAR) <= model.rules or model.edits:
+    if not promises(model):
         return {}
     parts = torch.stack([(wide(x) * wide(g)).sum() for x, g in _slopes(model, batch, gradient)])
     whole, scale = (wide(stream) * wide(gradient)).sum(), parts.abs().sum()

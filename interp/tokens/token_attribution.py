@@ -28,7 +28,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject
-from interp.passes.rules import LINEAR, under_rules
+from interp.passes.rules import promises, under_rules
 from interp.runs.run import answered
 from interp.tokens.alti_logit import AltiLogit, alti_logit, check_alti_logit
 from interp.tokens.input_gradients import (
@@ -271,7 +271,7 @@ def _computed(model: Transformer, how: Method, batch_size: int) -> tuple[tuple[R
         sums_to = "what attention added to the logit (difference); with initial, mlp and bias: total"
         return (), _alti_logit, sums_to
     if isinstance(how, GradientTimesInput):
-        linear = set(LINEAR) <= set(under_rules(model, how.rules).rules) and not model.edits
+        linear = promises(under_rules(model, how.rules))
         sums_to = "total, the logit (difference), with bias" if linear else "nothing in particular"
         return (), partial(_gradient, how=how, batch_size=batch_size), sums_to
     baseline_embedding(model, how.baseline)

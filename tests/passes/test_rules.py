@@ -11,7 +11,7 @@ from interp import HookedTransformer, Read, observe
 from interp.causal import attribution_patch
 from interp.circuits import edge_attribution
 from interp.data.batch import Batch
-from interp.edits import Add, Edit
+from interp.edits import Add, Edit, Scale, Zero
 from interp.lab import ConvMLP
 from interp.lenses import gradient_factors
 from interp.model import MLP, MoE, Tap, Transformer, Weights, sites
@@ -227,6 +227,30 @@ def test_a_promise_that_is_broken_is_an_error() -> None:
     stream = under(TOKENS, stop=under.config.n_layers).detach()
     with pytest.raises(ArithmeticError, match="should sum to"):
         completeness(under, Batch(TOKENS), stream, torch.randn_like(stream))
+
+
+PLACES = ("L0H1", "L0.mlp", "L1.attn", "embed", "blocks.1.attn.hook_v")
+CHANGES = [(place, change) for place in PLACES for change in (Zero(), Scale(0.5))]
+
+
+@over("name", ["gpt2", "llama-gqa", "gpt-oss", "olmo2"])
+@over(
+    "edit", [*CHANGES, ("blocks.1.ln2_post.hook_scale", Scale(0.5)), ("blocks.0.ln1.hook_scale", Scale(2.0))]
+)
+def test_edits_that_bring_no_constant_keep_the_promise(name: str, edit: tuple[str, Zero | Scale]) -> None:
+    where, change = edit
+    if where.endswith("scale") and where not in sites.names(CONFIGS[name]):
+        with pytest.raises(KeyError):
+            ruled(name).edited(Edit(where, change))
+        return
+    under = ruled(name).edited(Edit(where, change))
+    end = final_stream(under.config)
+    found = observe(
+        under, Batch(TOKENS), [Read(end, grad=True)], stop=under.config.n_layers,
+        metric=lambda stream: last(stream, under).sum(),
+    )  # fmt: skip
+    error = completeness(under, Batch(TOKENS), found.output, found.trace[end])["completeness_error"]
+    assert float(error.max()) < 1e-13
 
 
 def test_nothing_is_promised_under_other_rules_or_edits() -> None:
