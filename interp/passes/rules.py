@@ -124,8 +124,8 @@ def completeness(
     """How far relevances miss what they promise to sum to: `completeness_error`, the same for every row of the batch.
 
     A relevance is value . gradient; those of all embeddings and biases sum to (final stream . gradient) under the rules
-    of `LINEAR`. The error is relative to the sum of their absolute values. Nothing under other rules, or with edits that
-    bring constants.
+    of `LINEAR`. The error is relative to the sum of their absolute values. Nothing under other rules, or with edits
+    that bring constants.
     model: one under rules. stream, gradient: its final stream, and d metric / d final stream. It takes a pass more.
     Errors: ArithmeticError where they miss it beyond rounding.
     """
