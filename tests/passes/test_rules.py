@@ -350,7 +350,7 @@ def test_factors_are_those_of_the_ruled_model_s_weight_gradients(name: str) -> N
 
 
 def test_rules_are_named() -> None:
-    assert as_rules("relp") == as_rules(reversed(LINEAR)) == LINEAR  # type: ignore[arg-type]
+    assert as_rules("relp") == as_rules(LINEAR[::-1]) == LINEAR
     assert as_rules("norm") == ("norm",) and as_rules(()) == ()
     with pytest.raises(ValueError, match=r"presets relp, attnlrp, cp-lrp, got 'relpp'; nearest: relp"):
         as_rules("relpp")
