@@ -62,17 +62,17 @@ class CompareLenses(Question):
             raise KeyError(
                 f"another fit of {unknown[0]!r} requires that lens; there are {', '.join(self.lenses)}"
             )
-        fits = {(name, 0): lens for name, lens in self.lenses.items()} | {
-            (name, 1): lens for name, lens in self.others.items()
-        }
-        each = {
-            key: LogitLens(top=1, sites=self.sites, translators=lens).asked(model)
-            for key, lens in fits.items()
-        }
-        reads = next(iter(each.values())).reads
+        fits, others = (
+            {
+                name: LogitLens(top=1, sites=self.sites, translators=lens).asked(model)
+                for name, lens in some.items()
+            }
+            for some in (self.lenses, self.others)
+        )
+        reads = next(iter(fits.values())).reads
         return Analysis(
             self.name,
-            partial(_compute, each=each, names=tuple(self.lenses)),
+            partial(_compute, fits=fits, others=others),
             MaskedMeans,
             partial(_finish, name=self.name, names=tuple(self.lenses), sites=[read.site for read in reads]),
             reads=reads,
@@ -117,19 +117,19 @@ def _compute(
     trace: Trace,
     batch: Batch,
     model: Transformer,
-    each: Mapping[tuple[str, int], Analysis],
-    names: Sequence[str],
+    fits: Mapping[str, Analysis],
+    others: Mapping[str, Analysis],
 ) -> Mapping[str, Tensor]:
     """The scores of every text `[b lens depth]`."""
-    found = {key: analysis.compute(trace, batch, model) for key, analysis in each.items()}
-    kl = torch.stack([found[name, 0]["kl"] for name in names], 1).double()
-    entropy = found[names[0], 0]["entropy"][:, -1:].double()
-    top = torch.stack([found[name, 0]["top_token"][..., 0] for name in names], 1)
+    found = [analysis.compute(trace, batch, model) for analysis in fits.values()]
+    kl = torch.stack([each["kl"] for each in found], 1).double()
+    entropy = found[0]["entropy"][:, -1:].double()
+    top = torch.stack([each["top_token"][..., 0] for each in found], 1)
     real = top[:, :1, -1:] >= 0
     other = torch.full_like(top, -1)
-    for i, name in enumerate(names):
-        if (name, 1) in found:
-            other[:, i] = found[name, 1]["top_token"][..., 0]
+    for i, name in enumerate(fits):
+        if name in others:
+            other[:, i] = others[name].compute(trace, batch, model)["top_token"][..., 0]
     known = real & (other >= 0)
     return {
         "kl": _mean(kl, real),

@@ -30,7 +30,7 @@ def attention_attribution(
     ax = axes(ax, 2.6 + 0.55 * len(columns), 1.8 + 0.34 * len(rows))
     title = f"{result.attrs['part']} from {int(one['query'])} to {int(one['key'])}: score {float(one['total']):+.2f}"
     image = heat_map(ax, shown, Scale.signed(shown, "part of the score"), title=title)
-    annotate(ax, image, numbers(shown, "{:+.2f}"), size=7)
+    annotate(ax, image, numbers(shown, "{:+.2f}"), size=7.0)
     names = [one[dim].to_numpy()[kept] for dim, kept in (("query_part", rows), ("key_part", columns))]
     name_cells(ax, rows=[str(x) for x in names[0]], columns=[str(x) for x in names[1]], turned=True)
     ax.set_ylabel("part at the query")
