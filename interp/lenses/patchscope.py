@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import listed, public, shape_text
+from interp.core.boundary import listed, public, shape_text, shown
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows, wilson
 from interp.data.batch import Answers, Batch, Text
@@ -70,7 +70,10 @@ class Patchscope(Question):
                 "two models with an unembedding and as many output tokens are required, got "
                 f"{config.n_outputs if config.unembed else 'none'} and {other.n_outputs if other.unembed else 'none'}"
             )
-        batch = into.text.batch(self.target)
+        try:
+            batch = into.text.batch(self.target)
+        except ValueError as cause:
+            raise ValueError(f"target: {cause}") from cause
         where = int(columns_of(batch, (self.target_pos,))[0])
         sites, targets = lens_sites(config, "resid_pre"), lens_sites(other, "resid_pre")
         top = listed(self.top, 10, config.n_outputs)
@@ -171,10 +174,11 @@ def _mapped(state: Float[Tensor, "b d"], mapping: Mapped | None, model: Transfor
     """What is put in a state's place. ValueError for another width than the model's."""
     found = state if mapping is None else mapping(state)
     wanted = (len(state), model.config.d_model)
-    if tuple(found.shape) != wanted:
+    if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
+        got = shape_text(found.shape) if isinstance(found, Tensor) else shown(found)
         raise ValueError(
-            f"states of shape {shape_text(wanted)} are required by the model of the target prompt, got "
-            f"{shape_text(found.shape)}: give `mapping` where widths differ"
+            f"states of shape {shape_text(wanted)} are required by the model of the target prompt, got {got}: give "
+            "`mapping` where widths differ"
         )
     return found.to(model.embed.weight)
 
