@@ -321,6 +321,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                   "d_sae": lambda: 8, "steps": lambda: 2, "batch_size": lambda: 4},
     "lenses.compare_lenses": {"lenses": lambda: {"logit lens": None}},
     "lenses.CompareLenses": {"lenses": lambda: {"logit lens": None}},
+    **{f"lenses.{name}": {"target": lambda: TOKENS[0]} for name in ("patchscope", "Patchscope")},
     "lenses.jacobian_lens": {"skip": lambda: 1}, "lenses.JacobianLens": {"skip": lambda: 1},
     "lenses.train_tuned_lens": {"steps": lambda: 1},
     "editing.train_z": {"loss": lambda: lambda logits: logits.square().mean(), "names": lambda: ["blocks.0.mlp.W_out"],
