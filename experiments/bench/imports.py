@@ -1,4 +1,4 @@
-"""Claims, in fresh interpreters, by the CPU time of `import torch`: 1.3x at most for the model class, 0.6x for the help."""
+"""Claims, in fresh interpreters, by the CPU time of `import torch`: at most 1.3x for the model class, 0.6x for help."""
 
 import os
 import subprocess
