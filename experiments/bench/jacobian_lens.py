@@ -17,7 +17,7 @@ from interp.lenses.jacobian_lens import prompt_jacobian
 from interp.model import Transformer
 from interp.model.sites import stream_after
 from interp.model.tap import Tap
-from interp.zoo.catalog import WEIGHTS
+from interp.zoo.demos import WEIGHTS
 
 LAYERS, WIDTH, LENGTH, SKIP, CLAIM = 6, 384, 128, 16, 1.05
 
