@@ -41,7 +41,7 @@ from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, text_of
-from interp.passes.rules import Rules, completeness, promises, rules_attrs, under_rules
+from interp.passes.rules import Rules, completeness, rules_attrs, under_rules
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.runs.run import answered
@@ -157,16 +157,16 @@ def _measured(
     model, names, dims = under_rules(model, rules), cells.names, cells.dims
     pair, watched = Contrast.of(batch, direction), Watched(model, metric)
     reads, end = [Read(name) for name in names], Read(final_stream(model.config), grad=True)
-    checked = [end] if promises(model) else []
+    ends = [end] if model.rules else []  # for the check; and rules may leave no gradient at any other site
     given = watched.recorded(pair.other, reads)
     watched = watched.beside(given.output, pair.other)  # a metric that compares has its clean run there
-    run = watched.differentiated(pair.own, [*reads, *(Read(name, grad=True) for name in names), *checked])
+    run = watched.differentiated(pair.own, [*reads, *(Read(name, grad=True) for name in names), *ends])
     inner = tuple(dim for dim in dims if dim != "layer")
     products = torch.stack([_product(name, run.trace, given.trace, inner) for name in names], 1)
     effect = products if "layer" in dims else products.sum(1)
     with torch.no_grad():
         here, there = watched.value(run.output, pair.own), watched.value(given.output, pair.other)
-        beside = completeness(model, pair.own, run.output, run.trace[end]) if checked else {}
+        beside = completeness(model, pair.own, run.output, run.trace[end]) if ends else {}
         if compared:
             values = {name: given.trace[Read(name)] for name in names}
             beside |= _agreement(watched, pair.own, cells.variants(values)[0], effect, compared)
