@@ -47,13 +47,14 @@ from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject
 from interp.passes.rules import Rules, under_rules
 from interp.runs.run import answered
-from interp.weights.matrices import reads_memory
 
 if TYPE_CHECKING:
     import xarray as xr
 
 Projection = Literal["normalised", "final_norm", "raw"]
 NO_UPDATE = "no update"
+ELSEWHERE: tuple[Matrix, ...] = ("cross_attn.W_K", "cross_attn.W_V")
+"""Matrices that read the encoder's stream, at the tokens of the source."""
 THRESHOLD = 1e-6
 """Share of a prompt's largest update, over layers and tokens of a matrix, below which a cell counts as not updated."""
 _CELL = ("prompt", "matrix", "layer", "pos")
@@ -91,14 +92,16 @@ class _OfGradients(Question):
 
         W_K and W_V of cross-attention read the encoder's stream at source positions: ValueError if they are asked for.
         """
-        if elsewhere := [each for each in self.matrices or () if reads_memory(each)]:
+        if not config.cross_attention:
+            return self.matrices
+        if elsewhere := [each for each in self.matrices or () if each in ELSEWHERE]:
             raise ValueError(
                 f"{elsewhere[0]} reads the encoder's stream, which the unembedding does not read; `gradient_factors` "
                 "has its vectors, `gradient_rank` its rank"
             )
-        if self.matrices is not None or not config.cross_attention:
+        if self.matrices is not None:
             return self.matrices
-        return [each for each in present(config, self.layers) if not reads_memory(each)]
+        return [each for each in present(config, self.layers) if each not in ELSEWHERE]
 
     def of_matrix(
         self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]

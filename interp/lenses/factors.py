@@ -247,7 +247,7 @@ def factors(
 def _states(batch: Batch) -> Float[Tensor, "b s d"]:
     """What cross-attention reads."""
     assert batch.memory is not None
-    return batch.memory.states
+    return batch.memory.states.detach()
 
 
 def _columns(model: Transformer, batch: Batch) -> Int[Tensor, "b 1"] | None:
@@ -270,9 +270,13 @@ def encoder_factors(
     Errors: those of `factors`, and ValueError for another number of targets than sources.
 
     Example:
-        >>> target = pair.to_target("le chat").with_answers(torch.tensor([5]), None)
-        >>> found = encoder_factors(pair.model, pair.to_source("the cat"), target, ["W_out"])
-        >>> x, delta = found["blocks.0.mlp.W_out"]
+        >>> of = {"n_layers": 1, "d_model": 16, "n_heads": 2, "d_vocab": 30, "n_ctx": 12}
+        >>> encoder, decoder = ModelConfig(**of, causal=False, unembed=False), ModelConfig(**of, cross_attention=True)
+        >>> pair = EncoderDecoder(interp.model.EncoderDecoderConfig(encoder, decoder, start_token=0))
+        >>> target = Batch(torch.tensor([[0, 7]])).with_answers(torch.tensor([9]), None)
+        >>> found = encoder_factors(pair, Batch(torch.tensor([[5, 3, 8]])), target, ["W_V"])
+        >>> found.error("blocks.0.attn.W_V") < 1e-4
+        True
     """
     if len(source) != len(target):
         raise ValueError(
