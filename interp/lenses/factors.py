@@ -287,7 +287,7 @@ def encoder_factors(
 
     def of_states(states: Float[Tensor, "b s d"]) -> Float[Tensor, ""]:
         memory = Memory(states, source.keep)
-        return loss(model.decode(target.tokens, memory, keep=target.keep, logits_at=where))
+        return loss(model.decoder(target.tokens, keep=target.keep, logits_at=where, memory=memory))
 
     return factors(model.encoder, source, matrices, layers, loss=of_states)
 
