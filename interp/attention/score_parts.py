@@ -136,14 +136,50 @@ def score_parts(
     Errors: IndexError for a position that a row lacks; ValueError for a key that the query does not see;
     IncompleteSumError where the parts do not sum to the score, as under edits of the head's own queries or scores.
     """
-    layer, _ = head
     places = torch.stack([places_of(batch, _of_rows(pos, batch)) for pos in (query, key)], 1)
     columns = places + batch.tokens.shape[1] - batch.lengths[:, None]
+    return _split(model, batch, head, places, _seen(model, batch, head[0], columns, by), by)
+
+
+@torch.no_grad()
+def every_score(model: Transformer, batch: Batch, layer: int) -> Iterator[ScoreParts]:
+    """All scores of every head of a layer on one prompt, heads apart: a row for each query and each key that it sees.
+
+    Rows are in the order of queries, keys within. One pass; errors as in `score_parts`.
+    """
+    reads = {site: Read(site) for site in (*_sites(model, layer, "head"), _scores(layer))}
+    trace = observe(model, batch, list(reads.values()), answers_only=True).trace
+    every = {site: wide(trace[read]) for site, read in reads.items()}
+    for head in range(model.config.n_heads):
+        places = (every[_scores(layer)][0, head] > -torch.inf).nonzero()
+        rows = batch.rows(torch.zeros(len(places), dtype=torch.long))
+        seen = {site: _columns(x, places) for site, x in every.items() if site != _scores(layer)}
+        seen |= {_scores(layer): _rows(every[_scores(layer)], places)}
+        yield _split(model, rows, (layer, head), places, seen, "head")
+
+
+def _seen(
+    model: Transformer, batch: Batch, layer: int, columns: Int[Tensor, "b 2"], by: Split
+) -> dict[str, Tensor]:
+    """What a pass holds at the query and the key of every row."""
     reads = {site: Read(site, partial(_columns, columns=columns)) for site in _sites(model, layer, by)}
     reads |= {site: Read(site, partial(_rows, columns=columns)) for site in _weights_read(model, layer, by)}
     reads |= {site: Read(site) for site in _values_read(model, layer, by)}
     trace = observe(model, batch, list(reads.values()), answers_only=True).trace
-    seen = {site: wide(trace[read]) for site, read in reads.items()}
+    return {site: wide(trace[read]) for site, read in reads.items()}
+
+
+def _split(
+    model: Transformer,
+    batch: Batch,
+    head: tuple[int, int],
+    places: Int[Tensor, "b 2"],
+    seen: Mapping[str, Tensor],
+    by: Split,
+) -> ScoreParts:
+    """The scores at these places, from what was seen there."""
+    layer, _ = head
+    columns = places.cpu() + (batch.tokens.shape[1] - batch.lengths[:, None]).cpu()
     scores = seen[_scores(layer)][:, head[1]]
     recorded = scores[:, QUERY].gather(1, columns[:, KEY:].to(scores.device))[:, 0]
     _check_visible(recorded, places, head)

@@ -3,6 +3,7 @@
 from interp.lenses.factors import WRITERS, present
 from interp.model.config import ModelConfig
 from interp.pages.corrupted import why_no_edges
+from interp.pages.reasons import splitting
 from interp.tokens.flow_routes import why_no_routes
 
 OF_WEIGHTS = ("circuits", "composition")
@@ -10,6 +11,7 @@ OF_WEIGHTS = ("circuits", "composition")
 
 LACKS = {
     "bilinear": "QK circuit",
+    "separable": "scores that are one product of queries and keys",
     "moves": "OV circuit",
     "additive": "values that are moved token by token",
     "patterned": "attention pattern",
@@ -17,6 +19,7 @@ LACKS = {
 """What a layer without a trait lacks, in words."""
 SITES = {
     "bilinear": "attn.W_Q",
+    "separable": "attn.W_Q",
     "moves": "attn.W_V",
     "additive": "attn.hook_v",
     "patterned": "attn.hook_pattern",
@@ -34,6 +37,7 @@ def why_absent(config: ModelConfig) -> dict[str, str]:
         "attention": unseen,
         "heads": unseen,
         "attribution_sources": None if any(m.traits.additive for m in config.mixers) else without("additive", config),
+        "reasons": unseen or (None if splitting(config) else without("separable", config)),
         "value_norms": without("additive", config),
         "head_tokens": unmoved or without("bilinear", config),
         **dict.fromkeys(OF_WEIGHTS, unmoved),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 STYLES = ("report", "lattice", "causal")
 SCRIPTS = (
-    "state", "cells", "attention", "lattice", "reading", "parts", "choosing", "keyboard", "causal", "start",
+    "state", "cells", "attention", "lattice", "reading", "parts", "why", "choosing", "keyboard", "causal", "start",
 )  # fmt: skip
 """The styles and scripts of the page in the order in which they apply."""
 OWN_CODE = "its own code"
@@ -75,6 +75,7 @@ def _ready(report: Report) -> dict[str, object]:
             "names": names,
             "heads": report.config.n_heads,
             "attention": _packed(tables.get("attention"), report.config),
+            **({"reasons": {why.part: why.payload() for why in report.reasons}} if report.reasons else {}),
             **linked,
         },
     }

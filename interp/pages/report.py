@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from types import MappingProxyType
@@ -31,6 +31,7 @@ from interp.pages.ablated import ablation
 from interp.pages.absent import why_absent
 from interp.pages.corrupted import Pair, check_aligned
 from interp.pages.flow import about_flow
+from interp.pages.reasons import Reasons, reasons
 from interp.passes.metrics import logit_difference
 from interp.passes.observe import Model, Subject, as_model, observe
 from interp.residual import attribute
@@ -133,6 +134,8 @@ class Report:
     absent: Mapping[str, str]
     """Why the model has no such table, by the table's name."""
     provenance: Json
+    reasons: Sequence[Reasons] = ()
+    """What heads' scores on the prompt are made of; only on the page, which has no room for all of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +204,9 @@ def report_of(
     record = provenance(model.transformer, about.name, seed=seed, parameters=parameters)
     record["units"] = {name: dict(tables.UNITS[name]) for name in found}
     record["absent"] = absent
-    return Report(about, config, question, contrast, other, data, found, absent, record)
+    written = None if answered is None else answered.attributed
+    why = [] if "reasons" in absent else reasons(model.transformer, batch, written)
+    return Report(about, config, question, contrast, other, data, found, absent, record, why)
 
 
 def _about_model(

@@ -1,5 +1,6 @@
 """The page in a real browser: what a click or a hover shows are the numbers of the tables; nothing is fetched."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,6 +8,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import pytest
 
+from interp import HookedTransformer
+from interp.attention import attention_attribution
 from interp.pages.wording import visible
 from tests.loops import over
 from tests.pages.visits import Visit, needs_browser, numbers, visit
@@ -284,3 +287,43 @@ def test_the_matrix_switch_shows_that_backward_lens_and_a_cell_its_numbers(seen:
     assert f": rank {first.answer_rank}" in tip
     assert cells.nth(place).inner_text() == visible(names.iloc[place])
     assert "no update" in cells.nth(3 * n).inner_text().replace("\n", " ")
+
+
+def shown_reasons(seen: Visit) -> tuple[float, dict[str, dict[str, float]]]:
+    """The score of the chosen cell, and its parts by side."""
+    (score,) = seen.texts("#why-score")
+    sides = {}
+    for side in ("query", "key", "pair"):
+        names = seen.texts(f"#why-{side} bdi")
+        sides[side] = dict(zip(names, numbers(seen.texts(f"#why-{side} small")), strict=True))
+    return numbers([score.split()[1].rstrip(",")])[0], sides
+
+
+def test_a_click_on_a_cell_says_why_the_head_looks_there(seen: Visit) -> None:
+    """Its parts are those of `attention_attribution`, and with all others they sum to the score."""
+    run = json.loads((seen.folder / "run.json").read_text(encoding="utf-8"))
+    model, prompt = HookedTransformer.from_pretrained(run["model"]), run["parameters"]["prompt"]
+    choose(seen, 1, 5)
+    for query, key in ((11, 6), (9, 4)):
+        seen.page.locator("#pattern").scroll_into_view_if_needed()
+        at = seen.page.eval_on_selector("#pattern", "canvas => ({ ...canvas.dataset })")
+        margin, top, cell = (float(at[name]) for name in ("margin", "top", "cell"))
+        seen.page.click(
+            "#pattern", position={"x": margin + (key + 0.5) * cell, "y": top + (query + 0.5) * cell}
+        )
+        found = attention_attribution(model, prompt, "L1H5", query=query, key=key, by="head").isel(prompt=0)
+        score, sides = shown_reasons(seen)
+        assert score == pytest.approx(float(found.total), abs=6e-3)
+        assert f"({query}) to" in seen.texts("#why-name")[0]
+        for side, other in (("query", "key_part"), ("key", "query_part")):
+            values = found.value.sum(other)
+            rest = sides[side].pop("all others")
+            for name, value in sides[side].items():
+                assert value == pytest.approx(float(values.sel({f"{side}_part": name})), abs=6e-3)
+            assert rest + sum(sides[side].values()) == pytest.approx(float(found.total), abs=0.03)
+    seen.page.select_option("#why-other", "2")
+    found = attention_attribution(model, prompt, "L1H5", query=9, key=2, by="head")
+    assert shown_reasons(seen)[0] == pytest.approx(float(found.total[0]), abs=6e-3)
+    seen.page.select_option("#why-other", "12")
+    assert seen.texts("#why-score") == ["It does not see that token: there is no score."]
+    assert seen.complaints == []

@@ -118,7 +118,8 @@ if (data.attention) {
     if (pointed !== state.pointed || key !== state.key) select({ pointed, key });
   });
   canvas.addEventListener("pointerleave", () => select({ pointed: null, key: null }));
-  canvas.addEventListener("click", () => state.pointed !== null && select({ pos: state.pointed }));
+  canvas.addEventListener("click", () => state.pointed !== null && select({ pos: state.pointed, cell: state.direction === "from"
+    ? { query: state.pointed, key: state.key } : { query: state.key, key: state.pointed } }));
 
   drawings.push(drawThumbnails, drawPattern);
   new ResizeObserver(drawPattern).observe(one(".large"));

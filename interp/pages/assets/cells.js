@@ -8,5 +8,5 @@ for (const row of all("[data-cells] tbody tr")) {
   });
 }
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && event.target.matches("td[data-pos]")) select({ pos: +event.target.dataset.pos });
+  if (event.key === "Enter" && event.target.matches("td[data-pos]")) select({ pos: +event.target.dataset.pos, cell: null });
 });

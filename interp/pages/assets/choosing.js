@@ -9,7 +9,7 @@ document.addEventListener("click", (event) => {
   const part = event.target.closest("button[data-head], [data-part]");
   if (part) choosePart(part);
   const token = event.target.closest(":is(.chip, .link, td)[data-pos]");
-  if (token) select({ pos: +token.dataset.pos });
+  if (token) select({ pos: +token.dataset.pos, cell: null });
 });
 for (const node of all(".node, .dot[data-part]")) {
   node.addEventListener("keydown", (event) => {
@@ -29,7 +29,7 @@ for (const chip of all("#attended .chip")) {
 
 const onChange = (name, act) =>
   all(`input[name=${name}]`).forEach((input) => input.addEventListener("change", () => act(input.value)));
-onChange("direction", (direction) => select({ direction, pointed: null, key: null }));
+onChange("direction", (direction) => select({ direction, pointed: null, key: null, cell: null }));
 onChange("weighting", (weighting) => select({ weighting }));
 onChange("edges", (edges) => select({ edges: +edges }));
 

@@ -8,7 +8,7 @@ const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
 const unpacked = (text, Kind) => new Kind(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
 
-const state = { layer: 0, head: 0, pos: n - 1, pointed: null, key: null, direction: "from", part: null, edges: 0, weighting: "attention" };
+const state = { layer: 0, head: 0, pos: n - 1, pointed: null, key: null, cell: null, direction: "from", part: null, edges: 0, weighting: "attention" };
 const views = [];
 const select = (change) => {
   Object.assign(state, change);

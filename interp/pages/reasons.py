@@ -1,0 +1,119 @@
+"""Why each head attends where it does, for the page: the largest parts of every score, as small whole numbers.
+
+A score is a sum over pairs of parts, as `interp.attention.attention_attribution(by="head")` splits it. Of every score
+the page keeps the largest parts at the query and at the key (each times the whole other side) and the largest pairs;
+all pairs would be more than the rest of the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor
+
+from interp.attention.attention_attribution import sides_of
+from interp.attention.score_parts import ScoreParts, every_score
+from interp.data.batch import Batch
+from interp.model.config import ModelConfig
+from interp.model.parts import Part
+from interp.model.transformer import Transformer
+from interp.pages.views import packed
+
+SIDES = 3
+"""Parts of each side that are kept of a score."""
+PAIRS = 3
+"""Pairs that are kept of a score."""
+MOST_SCORES = 7_000
+"""Scores that are split: about 0.4 MB of the page, and half a second."""
+STEPS = 32_767
+"""The largest number of a head is kept as this whole number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reasons:
+    """The largest parts of the scores of one head on a prompt."""
+
+    part: str
+    """The head."""
+    query_parts: Sequence[str]
+    key_parts: Sequence[str]
+    unit: float
+    """What 1 stands for in the values of `cells`."""
+    cells: Int[np.ndarray, "pairs numbers"]
+    """By query, key within (those that it sees): the query and the key; the score; what positions add; parts of the
+    query and their values; parts of the key and theirs; the query parts of pairs, their key parts, and their values."""
+
+    def payload(self) -> dict[str, object]:
+        """What the script needs."""
+        names = {"query": list(self.query_parts), "key": list(self.key_parts)}
+        return {**names, "unit": self.unit, "width": self.cells.shape[1], "cells": packed(self.cells)}
+
+
+def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None) -> list[Reasons]:
+    """Those of all heads; of a model with too many scores those that write most of the answer.
+
+    written: the attribution to heads, which says how much they write; None = the first ones.
+    """
+    config, found = model.config, []
+    heads = [(layer, head) for layer in splitting(config) for head in range(config.n_heads)]
+    most = MOST_SCORES // (batch.tokens.shape[1] * (batch.tokens.shape[1] + 1) // 2)
+    if len(heads) > most and written is not None:
+        size = {
+            str(name): abs(float(x)) for name, x in zip(written.part.values, written.value[0], strict=True)
+        }
+        heads.sort(key=lambda head: -size.get(str(Part("head", *head)), 0.0))
+    chosen = set(heads[:most])
+    for layer in sorted({layer for layer, _ in chosen}):
+        sides = sides_of(config, layer, heads=True)
+        for head, scores in enumerate(every_score(model, batch, layer)):
+            if (layer, head) in chosen:
+                found.append(_largest(str(Part("head", layer, head)), scores, sides))
+    return found
+
+
+def splitting(config: ModelConfig) -> list[int]:
+    """The layers whose scores are sums over pairs of parts."""
+    known = not config.block.why_not("matrices")
+    return [layer for layer, mixer in enumerate(config.mixers) if known and mixer.traits.separable]
+
+
+def _largest(head: str, scores: ScoreParts, sides: dict[str, list[str]]) -> Reasons:
+    pairs = scores.pairs
+    at = [(marginal.gather(1, top), top) for marginal, top in _tops(pairs)]
+    best = pairs.flatten(1).abs().topk(min(PAIRS, pairs[0].numel())).indices
+    width = pairs.shape[2]
+    values = [
+        scores.total[:, None],
+        scores.position[:, None],
+        *(x for x, _ in at),
+        pairs.flatten(1).gather(1, best),
+    ]
+    unit = max(float(max(x.abs().max() for x in values)), torch.finfo(torch.float32).tiny) / STEPS
+    total, position, query, key, pair = ((x / unit).round().long() for x in values)
+    parts = [
+        scores.places,
+        total,
+        position,
+        at[0][1],
+        query,
+        at[1][1],
+        key,
+        best // width,
+        best % width,
+        pair,
+    ]
+    cells = torch.cat([x.cpu() for x in parts], 1).numpy().astype("<i2")
+    return Reasons(head, sides["query_part"], sides["key_part"], unit, cells)
+
+
+def _tops(pairs: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """What each part of the query adds, and each part of the key, with the largest of each."""
+    found = []
+    for marginal in (pairs.sum(2), pairs.sum(1)):
+        found.append((marginal, marginal.abs().topk(min(SIDES, marginal.shape[1])).indices))
+    return found

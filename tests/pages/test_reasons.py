@@ -1,0 +1,86 @@
+"""Why a head attends, on the page: the numbers kept are those of `attention_attribution`, the largest of each score."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import interp
+from interp.attention import attention_attribution
+from interp.attention.score_parts import every_score
+from interp.lab import Differential
+from interp.model import Softmax
+from interp.pages.absent import why_absent
+from interp.pages.reasons import PAIRS, SIDES, reasons, splitting
+from tests.configs import CONFIGS, build, some_tokens
+from tests.tolerances import assert_close
+
+NAMES = ["gpt2", "llama-gqa", "gemma2", "bloom", "t5", "window", "post-norm"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_score_of_a_layer_is_split_as_one_by_one(name: str) -> None:
+    model, tokens = interp.HookedTransformer(build(name)), some_tokens(1, 6)
+    for head, found in enumerate(every_score(model.transformer, model.text.batch(tokens), 1)):
+        assert len(found.total) > 6
+        for row in range(0, len(found.total), 5):
+            query, key = found.places[row].tolist()
+            one = attention_attribution(model, tokens, (1, head), query=query, key=key, by="head")
+            assert_close(found.pairs[row], torch.tensor(one.value.values[0]))
+            assert_close(found.total[row], torch.tensor(one.total.values[0]))
+
+
+def test_what_is_kept_are_the_largest_parts_of_every_score() -> None:
+    model = interp.HookedTransformer.from_pretrained("demo-4l")
+    prompt = "When Mary and John went to the store"
+    batch = model.text.batch(prompt)
+    found = {each.part: each for each in reasons(model.transformer, batch, None)}
+    assert len(found) == 32 and len(found["L2H3"].cells) == 9 * 10 // 2
+    for head, at in (("L0H2", 7), ("L1H5", 30), ("L3H5", 44)):
+        why, row = found[head], found[head].cells[at]
+        query, key = int(row[0]), int(row[1])
+        one = attention_attribution(model, prompt, head, query=query, key=key, by="head").isel(prompt=0)
+        close = {"abs": why.unit}
+        assert row[2] * why.unit == pytest.approx(float(one.total), **close)
+        assert row[3] == 0
+        for start, other, names in (
+            (4, "key_part", why.query_parts),
+            (4 + 2 * SIDES, "query_part", why.key_parts),
+        ):
+            side = one.value.sum(other)
+            order = np.abs(side.values).argsort()[::-1][:SIDES]
+            assert [names[i] for i in row[start : start + SIDES]] == [
+                str(x) for x in side[order].coords[side.dims[0]].values
+            ]
+            for value, expected in zip(
+                row[start + SIDES : start + 2 * SIDES], side.values[order], strict=True
+            ):
+                assert value * why.unit == pytest.approx(float(expected), **close)
+        last = 4 + 4 * SIDES
+        for i in range(PAIRS):
+            pair = one.value.sel(
+                query_part=why.query_parts[row[last + i]], key_part=why.key_parts[row[last + PAIRS + i]]
+            )
+            assert row[last + 2 * PAIRS + i] * why.unit == pytest.approx(float(pair), **close)
+        largest = np.sort(np.abs(one.value.values).ravel())[-PAIRS:]
+        assert np.abs(row[last + 2 * PAIRS :]).min() * why.unit == pytest.approx(largest[0], **close)
+
+
+def test_of_a_long_prompt_the_heads_that_write_the_answer_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = interp.HookedTransformer.from_pretrained("demo-4l")
+    prompt = "When Mary and John went to the store, John gave a drink to"
+    written = interp.attribute(model, prompt, " Mary", " John", parts="head")
+    monkeypatch.setattr("interp.pages.reasons.MOST_SCORES", 3 * 15 * 16 // 2)
+    found = [each.part for each in reasons(model.transformer, model.text.batch(prompt), written)]
+    heads = written.value[0][[str(part).count("H") == 1 for part in written.part.values]]
+    assert sorted(found) == sorted(map(str, heads.part.values[np.abs(heads.values).argsort()[::-1][:3]]))
+
+
+def test_layers_whose_scores_are_no_such_product_are_left_out_in_words() -> None:
+    plain = CONFIGS["gpt2"]
+    assert "reasons" not in why_absent(plain) and splitting(plain) == [0, 1]
+    both = replace(plain, mixer=(Differential(), Softmax()))
+    assert splitting(both) == [1]
+    none = why_absent(replace(plain, mixer=Differential()))
+    assert "no scores that are one product of queries and keys" in none["reasons"]
