@@ -26,7 +26,7 @@ class Subspace:
     """Directions at one site, as a method found them: to add, to remove, to swap between two runs.
 
     site: the full name of the site, whose last axis is as wide as the directions.
-    directions: one per row, `[k, d]`; they need not be orthogonal nor of length 1 (`add` adds them as long as they are).
+    directions: one per row, `[k, d]`; they need not be orthogonal nor of length 1 (`add` adds them as they are).
     at: which cells of the site, as in `Edit`: `{"pos": -1}`; all, where nothing is named.
     about: how it was found, by word.
 
@@ -61,7 +61,7 @@ class Subspace:
         if own:
             raise ValueError(f"one cell is required: name its {', '.join(map(str, own))}")
         rows = torch.from_numpy(np.atleast_2d(found.directions.values))
-        places = {dim: int(cell[dim]) for dim in ("pos", "head") if dim in cell}
+        places: dict[str, int] = {dim: int(cell[dim]) for dim in ("pos", "head") if dim in cell}
         said = {name: value for name, value in result.attrs.items() if isinstance(value, str | int | float)}
         return cls(str(found.site.values), rows, places, said)
 
